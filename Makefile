@@ -1,0 +1,77 @@
+# Every target is complete by itself on a machine with python3 >= 3.11, pip and make:
+#   make explore    make test    make test PYTHON=python3.12
+# `pip install --target` needs neither root nor the venv package, also where Python is managed by
+# the system; uv then makes the environment from the lock, by name, version and hash.
+
+LOCK := requirements/dev.txt
+DEFAULT_PYTHON := $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
+PYTHON ?= $(DEFAULT_PYTHON)
+
+# The interpreter that runs: PYTHON itself, or (a pyenv shim of a version that is not active fails)
+# the newest one of that name that pyenv has.
+PROBE = -c 'import sys; assert sys.version_info >= (3, 11); print(sys.executable)' 2>/dev/null
+PYENV_DIR := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
+INTERPRETER := $(shell $(PYTHON) $(PROBE) || \
+	$$(ls -d $(PYENV_DIR)/*/bin/$(PYTHON) 2>/dev/null | sort -V | tail -n 1) $(PROBE))
+
+# One environment per interpreter, so that switching does not break the other one.
+ifeq ($(PYTHON),$(DEFAULT_PYTHON))
+VENV := .venv
+else
+VENV := .venv-$(shell $(INTERPRETER) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+endif
+
+# The stamp carries the content of the lock: another lock (or other entry points) syncs again.
+STAMP := $(VENV)/.synced-$(shell cat $(LOCK) pyproject.toml | cksum | cut -d ' ' -f 1)
+UV := UV_PYTHON_DOWNLOADS=never .tools/bin/uv
+BIN := $(VENV)/bin
+# Two workers: the suite spends its time in XLA compiles, one core each.
+WORKERS ?= 2
+ARGS ?=
+
+.PHONY: setup explore test lint notebooks bench oracle lock clean
+
+setup: $(STAMP)
+
+explore: $(STAMP)
+	$(BIN)/shardalg explore $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+notebooks: $(STAMP)
+	$(BIN)/jupyter-execute --inplace $(wildcard notebooks/*.ipynb)
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+# What the installed XLA answers for the recorded programs, beside what is recorded.
+oracle: $(STAMP)
+	$(BIN)/python -m pytest -q tests/oracle $(ARGS)
+
+.tools/bin/uv: requirements/tools.txt
+	@test -n "$(INTERPRETER)" || { echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(INTERPRETER) -m pip install --quiet --disable-pip-version-check --upgrade --require-hashes \
+		--target .tools -r requirements/tools.txt
+	@touch $@
+
+$(STAMP): .tools/bin/uv
+	@test -n "$(INTERPRETER)" || { echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(UV) venv --quiet --allow-existing --python "$(INTERPRETER)" $(VENV)
+	$(UV) pip sync --quiet --python $(BIN)/python --require-hashes $(LOCK)
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/.synced-* && touch $@
+
+# Resolve again; run after a change of the dependencies in pyproject.toml.
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-header --no-annotate
+lock: .tools/bin/uv
+	$(COMPILE) pyproject.toml --group dev -o $(LOCK)
+	echo uv | $(COMPILE) - -o requirements/tools.txt
+
+clean:
+	rm -rf .venv .venv-* .tools out build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,64 @@
+"""shardalg: a sharding is an offset function, and everything else is derived from it.
+
+The public names load on first use, so that `import shardalg` starts neither jax, sympy, z3, pandas
+nor matplotlib:
+
+>>> import shardalg as sa
+>>> issubclass(sa.MeshError, sa.ShardalgError)
+True
+"""
+
+import importlib
+import sys
+from types import ModuleType
+
+__version__ = "0.1.0"
+
+# module -> the public names that it defines
+_PUBLIC = {
+    "shardalg.errors": (
+        "ShardalgError",
+        "MeshError",
+        "NotationError",
+        "ShardingError",
+        "TraceError",
+        "StrategyError",
+        "RoleError",
+        "RuleError",
+        "ProgramError",
+        "ProofError",
+        "PlanFileError",
+        "LoweringError",
+        "DeviceError",
+        "HardwareError",
+        "TableError",
+    ),
+    "shardalg.table": ("Table",),
+}
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from the module that defines it, once."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'shardalg' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, whether they are loaded or not."""
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """The package object: importing the module `plan` must not hide the public function `plan`."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
