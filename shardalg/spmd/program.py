@@ -1,0 +1,227 @@
+"""The single program that every device runs: local shapes, explicit collectives, masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import ITEM_SIZES, SHORT, Params
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """One value as a device holds it.
+
+    Attributes:
+      shape: local shape, padding included.
+      sharding: global shape and layout; `sharding.unreduced` are pending partial sums.
+      origin: the graph value it is a layout of; None for an intermediate of an emission.
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: Sharding
+    origin: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on one device."""
+        size = ITEM_SIZES.get(self.dtype, 4)
+        for n in self.shape:
+            size *= n
+        return size
+
+    def __repr__(self) -> str:
+        return f"{SHORT.get(self.dtype, self.dtype)}[{','.join(map(str, self.shape))}]"
+
+
+# Attributes of an instruction, one frozen class per kind; `Instruction.attributes` holds one of them.
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Run a JAX primitive on local operands. `params` are the parameters that differ from the node's own
+    (local shapes, dropped hints); `primitive` differs from the node's where an emission needs another.
+    `loops` are the digits on each sharded loop of the node's rule.
+    """
+
+    primitive: str
+    params: Params = ()
+    loops: tuple[tuple[str, Digits], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """Concatenate the blocks of the devices along `digits` (minor on `dim`)."""
+
+    dim: int
+    digits: Digits
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Combine over the devices along `digits`."""
+
+    digits: Digits
+    combine: str = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter:
+    """Combine over `digits` and keep the own block along `dim`."""
+
+    dim: int
+    digits: Digits
+    combine: str = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAll:
+    """Split `split_dim` and concatenate along `concat_dim` over `digits`."""
+
+    split_dim: int
+    concat_dim: int
+    digits: Digits
+
+
+@dataclass(frozen=True, slots=True)
+class CollectivePermute:
+    """Device at position `source` sends its block to position `target`, for each pair; `digits` are what changes."""
+
+    digits: Digits
+    pairs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicSlice:
+    """The own block `[p*block, (p+1)*block)` along `dim`, `p` the partition id of `digits`."""
+
+    dim: int
+    digits: Digits
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Pad `dim` with zeros at its end, or strip it, to `size` elements."""
+
+    dim: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Along `dim`, positions with `p*block + x >= size` become `fill` ("sum": 0, "max": lowest, ...)."""
+
+    dim: int
+    digits: Digits
+    block: int
+    size: int
+    fill: str = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """Add `p*scale` (clamped to `clamp` first) to an integer value: to all of it, or, with `component`,
+    to the slice of the last dimension with that number (gather and scatter indices).
+    """
+
+    digits: Digits
+    scale: int
+    component: int | None = None
+    clamp: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MaskIndexed:
+    """operands (gathered value, shifted indices): zero where an index component misses `[0, block)`; on the
+    first member, `fill` where the global index misses `[0, size)` (None: no such fill).
+
+    `components` are (component, digits, block, size); `batch_dims` the value's dimensions that the indices span.
+    """
+
+    components: tuple[tuple[int, Digits, int, int], ...]
+    batch_dims: tuple[int, ...]
+    fill: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FirstMember:
+    """The value on the devices whose partition id along `digits` is 0, the identity of `combine` elsewhere."""
+
+    digits: Digits
+    combine: str = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A scan: operands are (constants, initial carry, xs), results (carry, ys), body one `Block`.
+
+    Attributes:
+      node: graph node of the scan (its static parameters: `num_consts`, `num_carry`, `length`, `reverse`).
+    """
+
+    body: Block
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+
+
+Attributes = (
+    Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | DynamicSlice | Resize
+    | Mask | Offset | MaskIndexed | FirstMember | Loop
+)  # fmt: skip
+COLLECTIVES = (AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One step of a block.
+
+    Attributes:
+      operands, results: indices of `Local`s.
+      node: the graph node it was emitted for; None at the program's border.
+      phase: "forward", "backward" or "update"; role: of the value that moves ("activation", "weight", "gradient",
+        "constant", "optimizer_state" or "unknown").
+      why: for a collective, the reason in words.
+    """
+
+    attributes: Attributes
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    node: int | None
+    phase: str = "forward"
+    role: str = "unknown"
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A list of instructions with arguments and results (indices of `Local`s)."""
+
+    arguments: tuple[int, ...]
+    instructions: tuple[Instruction, ...]
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SpmdProgram:
+    """What every device of `mesh` runs.
+
+    Attributes:
+      locals: every local value, `locals[i].index == i`; those of loop bodies included.
+      block: the whole program; its arguments are the function's flattened arguments on `argument_shardings`.
+      argument_shardings, result_shardings: the layout at the border, one per flattened argument and result.
+    """
+
+    mesh: Mesh
+    locals: tuple[Local, ...]
+    block: Block
+    argument_shardings: tuple[Sharding, ...]
+    result_shardings: tuple[Sharding, ...]
+    constants: tuple[tuple[int, int], ...] = field(default=())
+    """(local, graph value) of the constants that the program starts with."""
