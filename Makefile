@@ -9,10 +9,11 @@ PYTHON ?= $(DEFAULT_PYTHON)
 
 # The interpreter that runs: PYTHON itself, or (a pyenv shim of a version that is not active fails)
 # the newest one of that name that pyenv has.
-PROBE = -c 'import sys; assert sys.version_info >= (3, 11); print(sys.executable)' 2>/dev/null
+PROBE = import sys; assert sys.version_info >= (3, 11); print(sys.executable)
 PYENV_DIR := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
-INTERPRETER := $(shell $(PYTHON) $(PROBE) || \
-	$$(ls -d $(PYENV_DIR)/*/bin/$(PYTHON) 2>/dev/null | sort -V | tail -n 1) $(PROBE))
+INTERPRETER := $(shell for python in "$(PYTHON)" \
+	"$$(ls -d $(PYENV_DIR)/*/bin/$(PYTHON) 2>/dev/null | sort -V | tail -n 1)"; \
+	do "$$python" -c '$(PROBE)' 2>/dev/null && break; done)
 
 # One environment per interpreter, so that switching does not break the other one.
 ifeq ($(PYTHON),$(DEFAULT_PYTHON))
@@ -28,6 +29,10 @@ BIN := $(VENV)/bin
 # Two workers: the suite spends its time in XLA compiles, one core each.
 WORKERS ?= 2
 ARGS ?=
+
+REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
+	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
+	exit 1; }
 
 .PHONY: setup explore test lint notebooks bench oracle lock clean
 
@@ -53,13 +58,13 @@ oracle: $(STAMP)
 	$(BIN)/python -m pytest -q tests/oracle $(ARGS)
 
 .tools/bin/uv: requirements/tools.txt
-	@test -n "$(INTERPRETER)" || { echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(REQUIRE_PYTHON)
 	$(INTERPRETER) -m pip install --quiet --disable-pip-version-check --upgrade --require-hashes \
 		--target .tools -r requirements/tools.txt
 	@touch $@
 
 $(STAMP): .tools/bin/uv
-	@test -n "$(INTERPRETER)" || { echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(REQUIRE_PYTHON)
 	$(UV) venv --quiet --allow-existing --python "$(INTERPRETER)" $(VENV)
 	$(UV) pip sync --quiet --python $(BIN)/python --require-hashes $(LOCK)
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
