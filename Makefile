@@ -53,7 +53,7 @@ notebooks: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# What the installed XLA answers for the recorded programs, beside what is recorded.
+# Only the programs with XLA's recorded answers.
 oracle: $(STAMP)
 	$(BIN)/python -m pytest -q tests/oracle $(ARGS)
 

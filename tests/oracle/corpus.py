@@ -1,0 +1,80 @@
+"""Load the recorded programs and the answers of XLA (README.md beside this file has the schema)."""
+
+import functools
+import importlib.util
+import json
+from pathlib import Path
+
+HERE = Path(__file__).parent
+COMPILERS = ("cpu_gspmd", "cpu_shardy", "tpu_gspmd", "tpu_shardy", "gpu_gspmd", "gpu_shardy")
+
+
+def names(*topics):
+    """The programs of these topics in alphabetical order, of all topics if none is given.
+
+    >>> names("ffn", "stack")
+    ['ffn_attempt1_fwd', 'ffn_attempt2_grad', 'ffn_final_fwd', 'scan_layers', 'scan_layers_remat']
+    """
+    index = json.loads((HERE / "index.json").read_text())
+    return sorted(name for topic in topics or index for name in index[topic])
+
+
+@functools.cache
+def facts(name):
+    """What XLA did with a program; shared between tests, not to be changed.
+
+    >>> facts("ffn_final_fwd")["cpu_gspmd"]["spmd"]["summary"]["all-gather[y]"]
+    [1, 1024, 4096, 3072]
+    """
+    return json.loads((HERE / "cases" / f"{name}.json").read_text())
+
+
+@functools.cache
+def program(name):
+    """The module of a program: MESH, SMALL, BIG, make; this starts jax."""
+    spec = importlib.util.spec_from_file_location(f"case_{name}", HERE / "cases" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def completed(name, compiler="cpu_gspmd"):
+    """One mapping per HLO instruction that carries a sharding after completion.
+
+    >>> completed("ffn_final_fwd")[0]["name"], completed("ffn_final_fwd")[0]["spec"]
+    ('x.1', [['x'], [], ['y']])
+    """
+    table = facts(name)[compiler]["completed"]
+    return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+
+
+def ring_bytes(collective):
+    """Bytes that a device sends in one execution; what is only read in slices is reduce-scattered.
+
+    An all-reduce of n bytes over g devices of which 1/k is read: a reduce-scatter over k of them,
+    `n (k-1)/k`, and an all-reduce of the rest over g/k, `2 n/k (g/k - 1)/(g/k)`.
+
+    >>> ar = {"kind": "all-reduce", "operand_bytes": 64, "group_size": 4, "wire_bytes": 96}
+    >>> ring_bytes(ar), ring_bytes(ar | {"sliced_by": 4.0}), ring_bytes(ar | {"sliced_by": 2.0})
+    (96, 48.0, 64.0)
+    """
+    sliced = min(collective.get("sliced_by", 1), collective["group_size"])
+    if sliced <= 1:
+        return collective["wire_bytes"]
+    size, rest = collective["operand_bytes"], collective["group_size"] / sliced
+    return size * (sliced - 1) / sliced + 2 * size / sliced * (rest - 1) / rest
+
+
+def wire_bytes(name, compiler="cpu_gspmd"):
+    """Bytes that a device sends in a whole step, right after partitioning.
+
+    >>> wire_bytes("ffn_final_fwd")
+    7168.0
+    """
+    spmd = facts(name)[compiler].get("spmd", {"collectives": ()})
+    return sum(ring_bytes(c) * c["mult"] for c in spmd["collectives"])
+
+
+def xla_failures():
+    """The programs that XLA partitions wrongly or aborts on."""
+    return json.loads((HERE / "xla_failures.json").read_text())["programs"]
