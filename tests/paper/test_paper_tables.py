@@ -1,4 +1,4 @@
-"""The transcript of the paper's tables is whole and agrees with the counts that the paper states."""
+"""The transcript of the tables is whole and agrees with the counts that the paper states."""
 
 import json
 import math
