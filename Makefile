@@ -28,6 +28,7 @@ UV := UV_PYTHON_DOWNLOADS=never .tools/bin/uv
 BIN := $(VENV)/bin
 # Two workers: the suite spends its time in XLA compiles, one core each.
 WORKERS ?= 2
+NOTEBOOKS ?= $(wildcard notebooks/*.ipynb)
 ARGS ?=
 
 REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
@@ -48,7 +49,8 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 
 notebooks: $(STAMP)
-	$(BIN)/jupyter-execute --inplace $(wildcard notebooks/*.ipynb)
+	@test -n "$(NOTEBOOKS)" || { echo 'error: no notebooks/*.ipynb here' >&2; exit 1; }
+	$(BIN)/jupyter-execute --inplace $(NOTEBOOKS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -10,5 +10,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
 
 
-def pytest_report_header(config):
-    return f"property tests: --hypothesis-seed={config.getoption('--hypothesis-seed')}"
+def pytest_terminal_summary(terminalreporter, config):
+    """The figures that tests showed, from all workers, and the seed (-q hides the header)."""
+    for report in terminalreporter.stats.get("passed", ()):
+        for name, text in report.user_properties:
+            if name == "shown":
+                terminalreporter.write_line(f"{report.nodeid}:\n{text}")
+    seed = config.getoption("--hypothesis-seed")
+    terminalreporter.write_line(f"property tests ran with --hypothesis-seed={seed}")

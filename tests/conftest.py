@@ -1,5 +1,6 @@
-"""Settings of the property tests, and the recorded answers of XLA as fixtures."""
+"""Settings of the property tests, and a way to print figures that survives capture and workers."""
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Deadlines measure the machine, not the code: the first call of anything in JAX compiles.
@@ -11,3 +12,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("shardalg")
+
+
+@pytest.fixture
+def show(record_property):
+    """`show(text)`: print a figure or a table at the end of the run, if the test passes."""
+    return lambda text: record_property("shown", str(text))

@@ -78,7 +78,7 @@ def imported(tree, module, is_package=False):
 
 
 def edges(path, known, package=PACKAGE):
-    """The modules of the package that `path` imports; a name taken from a folder may be a module."""
+    """The modules of the package that `path` imports; a name from a folder may be a module."""
     module = module_name(path, package)
     tree = ast.parse(path.read_text())
     for name, taken in imported(tree, module, path.name == "__init__.py"):
@@ -225,13 +225,13 @@ def percentile(values, share):
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def test_shape():
-    """The figures of the style's first table; `pytest -s` shows them."""
+def test_shape(show):
+    """The figures of the style's first table."""
     lengths = {(str(p), f.name, f.lineno): body_lines(f) for p, f in functions()}
     files = {str(p.relative_to(ROOT)): file_lines(p) for p in sources()}
     values = list(lengths.values())
-    print(
-        f"\n{len(values)} functions: median {statistics.median(values):.0f} lines, "
+    show(
+        f"{len(values)} functions: median {statistics.median(values):.0f} lines, "
         f"95th percentile {percentile(values, 0.95)}, "
         f"over 50: {sum(v > 50 for v in values) / len(values):.1%}\n"
         f"{len(files)} files: median {statistics.median(files.values()):.0f} lines, "
