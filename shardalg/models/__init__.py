@@ -1,0 +1,1 @@
+"""Plain JAX functions with their strategies."""

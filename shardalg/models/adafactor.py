@@ -1,0 +1,101 @@
+"""Adafactor with factored second moments (arXiv:1804.04235, algorithm 4), written plainly.
+
+A weight counts as the matrix from what it contracts (rows) to what it makes (columns): an
+attention projection (M, N, D) has M rows and N*D columns. Of the squared gradients only the
+means over rows and over columns are kept, in the layout of the remaining dimensions:
+    R = beta R + (1 - beta) mean_columns(G^2 + 1e-30),    C likewise over rows
+    U = G / sqrt(R C / mean(R)),    U = U / max(1, rms(U)),    beta = 1 - step^-0.8
+    W = W - max(1e-3, rms(W)) min(1e-2, 1 / sqrt(step)) U
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Array = jax.Array
+
+
+@dataclass(frozen=True)
+class Factoring:
+    """Which dimensions of a parameter are rows.
+
+    Attributes:
+      rows: dimensions that are rows; those after them are columns.
+      stacked: leading dimensions that only number independent matrices.
+
+    >>> Factoring(rows=1).split(("X", "Y", None))
+    (('X',), ('Y', None))
+    >>> Factoring(rows=2, stacked=1).split(("L", "N", "D", "M"))
+    (('L', 'N', 'D'), ('L', 'M'))
+    """
+
+    rows: int
+    stacked: int = 0
+
+    def split(self, dims: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What a tuple with one entry per dimension leaves to the row and to the column moment."""
+        border = self.stacked + self.rows
+        return dims[:border], dims[: self.stacked] + dims[border:]
+
+    def axes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The row dimensions and the column dimensions of a parameter of that rank."""
+        border = self.stacked + self.rows
+        return tuple(range(self.stacked, border)), tuple(range(border, rank))
+
+
+def init_moments(params: Any, factoring: Any) -> Any:
+    """Zero row and column moments per parameter; `factoring` is a tree like `params`."""
+
+    def zeros(parameter: Array, factors: Factoring) -> dict[str, Array]:
+        row, column = factors.split(parameter.shape)
+        return {"row": jnp.zeros(row, jnp.float32), "column": jnp.zeros(column, jnp.float32)}
+
+    return jax.tree.map(zeros, params, factoring)
+
+
+def init_state(params: Any, factoring: Any) -> dict[str, Any]:
+    """The state before the first step: {"step": 0, "moments": {"row", "column"} per parameter}."""
+    return {"step": jnp.zeros((), jnp.int32), "moments": init_moments(params, factoring)}
+
+
+def apply(params: Any, grads: Any, state: Any, factoring: Any) -> tuple[Any, dict[str, Any]]:
+    """One step: parameters and state after it."""
+    step = state["step"] + 1
+    weights, tree = jax.tree.flatten(params)
+    moments, factors = tree.flatten_up_to(state["moments"]), tree.flatten_up_to(factoring)
+    made = [
+        _update(w, g, moment, step=step, factors=f)
+        for w, g, moment, f in zip(weights, jax.tree.leaves(grads), moments, factors, strict=True)
+    ]
+    params, moments = (tree.unflatten(part) for part in zip(*made, strict=True))
+    return params, {"step": step, "moments": moments}
+
+
+def _update(
+    weight: Array, gradient: Array, moment: dict[str, Array], *, step: Array, factors: Factoring
+) -> tuple[Array, dict[str, Array]]:
+    rows, columns = factors.axes(weight.ndim)
+    time = step.astype(jnp.float32)
+    beta = 1.0 - time**-0.8
+    square = jnp.square(gradient) + 1e-30
+    row = beta * moment["row"] + (1.0 - beta) * jnp.mean(square, axis=columns)
+    column = beta * moment["column"] + (1.0 - beta) * jnp.mean(square, axis=rows)
+    update = gradient * _scale(row, column, rows, columns)
+    update = update / jnp.maximum(1.0, _rms(update, rows + columns))
+    rate = jnp.minimum(1e-2, lax.rsqrt(time)) * jnp.maximum(1e-3, _rms(weight, rows + columns))
+    return weight - rate * update, {"row": row, "column": column}
+
+
+def _scale(row: Array, column: Array, rows: tuple[int, ...], columns: tuple[int, ...]) -> Array:
+    """`1 / sqrt(R C / mean(R))`, a product of two thin factors until the last moment."""
+    share = row / jnp.mean(row, axis=rows, keepdims=True)
+    return jnp.expand_dims(lax.rsqrt(share), columns) * jnp.expand_dims(lax.rsqrt(column), rows)
+
+
+def _rms(x: Array, dims: tuple[int, ...]) -> Array:
+    return jnp.sqrt(jnp.mean(jnp.square(x), axis=dims, keepdims=True))

@@ -1,0 +1,144 @@
+"""The train step of the dense Transformer, and its parts as functions that can be planned alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardalg.errors import StrategyError
+from shardalg.models import adafactor, transformer
+from shardalg.models.transformer import ATTENTION, FFN, Config
+
+Array = jax.Array
+
+# Dimensions of each weight that it contracts: the rows of its second moments.
+ROWS = {"w_q": 1, "w_k": 1, "w_v": 1, "w_o": 2, "w_in": 1, "w_out": 1, "embedding": 1}
+
+
+def factoring(config: Config) -> dict[str, Any]:
+    """How Adafactor splits each parameter, in the tree of the parameters.
+
+    >>> factoring(Config(scan=True))["layers"]["w_o"]
+    Factoring(rows=2, stacked=1)
+    """
+    names = (*ATTENTION, *FFN)
+    layer = {name: adafactor.Factoring(ROWS[name], int(config.scan)) for name in names}
+    layers = layer if config.scan else (layer,) * config.L
+    return {"embedding": adafactor.Factoring(ROWS["embedding"]), "layers": layers}
+
+
+def init_opt_state(config: Config, params: Any) -> dict[str, Any]:
+    """Adafactor's state before the first step."""
+    return adafactor.init_state(params, factoring(config))
+
+
+def opt_state_types(config: Config) -> dict[str, Any]:
+    """Shapes and types of the optimizer state."""
+    return jax.eval_shape(partial(init_opt_state, config), transformer.param_types(config))
+
+
+def train_step(
+    config: Config, params: Any, opt_state: Any, tokens: Array, targets: Array
+) -> tuple[Any, Any, Array]:
+    """One step of training: (parameters, optimizer state, loss before the step)."""
+    objective = partial(transformer.loss, config)
+    loss, grads = jax.value_and_grad(objective)(params, tokens, targets)
+    params, opt_state = adafactor.apply(params, grads, opt_state, factoring(config))
+    return params, opt_state, loss
+
+
+@dataclass(frozen=True)
+class Part:
+    """A function of the model that can be planned alone.
+
+    Attributes:
+      weights: names of the weights in its first argument; () for the whole train step.
+      forward: `(config, weights, x) -> y` of a part of a layer.
+      gradient: `(weights, x, dy) -> (y, dweights, dx)` instead of `(weights, x) -> y`.
+    """
+
+    name: str
+    weights: tuple[str, ...] = ()
+    forward: Callable[..., Array] | None = None
+    gradient: bool = False
+
+    def function(self, config: Config) -> Callable[..., Any]:
+        """The JAX function of the part's arguments."""
+        if self.forward is None:
+            return partial(train_step, config)
+        forward = partial(self.forward, config)
+        return partial(value_and_pullback, forward) if self.gradient else forward
+
+    def arguments(self, config: Config) -> tuple[Any, ...]:
+        """Shapes and types of the function's arguments."""
+        if self.forward is None:
+            tokens = jax.ShapeDtypeStruct((config.B, config.S), jnp.int32)
+            return transformer.param_types(config), opt_state_types(config), tokens, tokens
+        shapes = config.weight_shapes()
+        weights = {name: jax.ShapeDtypeStruct(shapes[name], jnp.float32) for name in self.weights}
+        x = jax.ShapeDtypeStruct((config.B, config.S, config.M), config.dtype)
+        return (weights, x, x) if self.gradient else (weights, x)
+
+    def roles(self) -> tuple[str, ...]:
+        """The role of each argument."""
+        if self.forward is None:
+            return ("parameters", "optimizer_state", "data", "data")
+        return ("parameters", "data", "data") if self.gradient else ("parameters", "data")
+
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The arguments that the function's results replace."""
+        return (0, 1) if self.forward is None else ()
+
+    def random_arguments(self, config: Config, seed: int = 0) -> tuple[Any, ...]:
+        """Arguments with numbers in them, the same for the same seed."""
+        keys = jax.random.split(jax.random.key(seed), 2)
+        if self.forward is None:
+            params = transformer.init_params(config, seed)
+            ids = [jax.random.randint(k, (config.B, config.S), 0, config.V) for k in keys]
+            return params, init_opt_state(config, params), *ids
+        weights = transformer.init_layer(config, jax.random.key(seed))
+        x, dy = (jax.random.normal(k, (config.B, config.S, config.M), config.dtype) for k in keys)
+        chosen = {name: weights[name] for name in self.weights}
+        return (chosen, x, dy) if self.gradient else (chosen, x)
+
+
+def value_and_pullback(
+    forward: Callable[..., Array], weights: Mapping[str, Array], x: Array, dy: Array
+) -> tuple[Array, Mapping[str, Array], Array]:
+    """The value of `forward`, and the gradients of `sum(value * dy)` by weights and by `x`."""
+    y, pull = jax.vjp(forward, weights, x)
+    return (y, *pull(dy))
+
+
+_FORWARDS = (
+    ("ffn", FFN, transformer.ffn),
+    ("attention", ATTENTION, transformer.attention),
+    ("layer", (*ATTENTION, *FFN), transformer.layer),
+)
+PARTS = {
+    part.name: part
+    for part in (
+        *(Part(name, weights, forward) for name, weights, forward in _FORWARDS),
+        *(Part(f"{name}_gradient", weights, forward, True) for name, weights, forward in _FORWARDS),
+        Part("train_step"),
+    )
+}
+
+
+def part(name: str) -> Part:
+    """The part of that name: "ffn", "attention", "layer", any + "_gradient", or "train_step".
+
+    >>> part("ffn").arguments(Config(B=2, S=3, M=4, H=5, dtype="float32"))[1]
+    ShapeDtypeStruct(shape=(2, 3, 4), dtype=float32)
+
+    Raises:
+      StrategyError: there is no part of that name.
+    """
+    if name not in PARTS:
+        raise StrategyError(f"the Transformer has no part {name!r}; its parts are {list(PARTS)}.")
+    return PARTS[name]
