@@ -1,4 +1,4 @@
-"""Index expressions: integer maps, affine in named variables, with exact or floor division and modulo."""
+"""Index expressions: integer maps, affine in named variables, with division and modulo."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Index:
 
     def __mul__(self, factor: int) -> Index:
         self._linear()
-        return Index(tuple((n, c * factor) for n, c in self.terms if factor), self.constant * factor)
+        terms = tuple((n, c * factor) for n, c in self.terms if factor)
+        return Index(terms, self.constant * factor)
 
     def __sub__(self, other: str | int | Index) -> Index:
         return self + Index.of(other) * -1
@@ -71,8 +72,10 @@ class Index:
     @property
     def loop(self) -> str | None:
         """The loop that this expression is, unchanged; None otherwise."""
-        plain = self.constant == 0 and self.div == 1 and not self.mod
-        return self.terms[0][0] if plain and len(self.terms) == 1 and self.terms[0][1] == 1 else None
+        if self.constant or self.div > 1 or self.mod or len(self.terms) != 1:
+            return None
+        name, coefficient = self.terms[0]
+        return name if coefficient == 1 else None
 
     def at(self, values: Mapping[str, int]) -> int | None:
         """Value at a point; None where an exact division does not come out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 
@@ -65,11 +66,144 @@ def canonical(digits: Digits) -> Digits:
 
 
 def overlap(first: Digit, second: Digit) -> bool:
-    """Whether two digits of one position share places, so that they cannot vary independently.
+    """Whether two digits of one position cannot vary independently.
 
-    Exact where the strides and sizes divide one another (digits of one mesh).
+    Over the positions `0 .. N-1` of a mesh (`N` a multiple of both periods) two digits take every
+    pair of values equally often exactly if `gcd(s*n, t*m)` divides `s` or `t`: with `g` that gcd,
+    each digit depends on the other through `position mod g` alone, and there one of them is
+    uniform. Exact for digits of different meshes too, where neither period divides the other.
 
     >>> overlap(Digit(4, 2), Digit(1, 4)), overlap(Digit(2, 4), Digit(1, 4))
     (False, True)
+    >>> overlap(Digit(1, 2), Digit(1, 3)), overlap(Digit(1, 4), Digit(1, 6))
+    (False, True)
     """
-    return first.stride < second.stride * second.size and second.stride < first.stride * first.size
+    common = math.gcd(first.stride * first.size, second.stride * second.size)
+    return bool(first.stride % common and second.stride % common)
+
+
+def nested(first: Digit, second: Digit) -> bool:
+    """Whether one digit lies wholly above the other, as any two digits of one mesh do.
+
+    >>> nested(Digit(4, 2), Digit(1, 4)), nested(Digit(1, 2), Digit(1, 3))
+    (True, False)
+    """
+    above = second.stride % (first.stride * first.size) == 0
+    return above or first.stride % (second.stride * second.size) == 0
+
+
+def split_prefix(fine: Digits, coarse: Digits) -> Digits | None:
+    """What follows `coarse` in `fine` where `coarse` is its major part; None where it is not.
+
+    A digit of `fine` may be split for it, as the sub-axis `x:(1)2` is the major part of `x`.
+
+    >>> split_prefix((Digit(1, 8),), (Digit(4, 2),))
+    (Digit(stride=1, size=4),)
+    >>> split_prefix((Digit(1, 8),), (Digit(1, 2),)) is None
+    True
+    """
+    rest = list(canonical(fine))
+    for digit in canonical(coarse):
+        if not rest:
+            return None
+        head = rest.pop(0)
+        # equal tops, and the border of the coarse digit is a border inside the fine one
+        if head.stride * head.size != digit.stride * digit.size or digit.stride % head.stride:
+            return None
+        if digit.stride > head.stride:
+            rest.insert(0, Digit(head.stride, digit.stride // head.stride))
+    return tuple(rest)
+
+
+def complement(used: Digits, size: int) -> Digits | None:
+    """The digits, major first, that are left of `size` positions beside `used`.
+
+    None where `used` are no nested digits (they belong to different meshes).
+
+    >>> complement((Digit(4, 2),), 24)
+    (Digit(stride=8, size=3), Digit(stride=1, size=4))
+    """
+    left, below = [], 1
+    for digit in sorted(d for d in used if d.size > 1):
+        if digit.stride % below:
+            return None
+        left.append(Digit(below, digit.stride // below))
+        below = digit.stride * digit.size
+    if size % below:
+        return None
+    return canonical((Digit(below, size // below), *reversed(left)))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Partition ids by position, for device orders that are no digits of the mesh.
+
+    Attributes:
+      parts: per dimension, the number of partitions.
+      ids: per dimension, the partition id at each position.
+
+    >>> Table.of(((Digit(1, 2),), (Digit(2, 2),)), 4)
+    Table(parts=(2, 2), ids=((0, 1, 0, 1), (0, 0, 1, 1)))
+    """
+
+    parts: tuple[int, ...]
+    ids: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(dims: tuple[Digits, ...], size: int) -> Table:
+        """The table that digits write over `size` positions."""
+        ids = tuple(tuple(partition_id(d, p) for p in range(size)) for d in dims)
+        return Table(tuple(parts(d) for d in dims), ids)
+
+    def permuted(self, order: tuple[int, ...]) -> Table:
+        """The table whose position `i` holds what position `order[i]` of this one holds."""
+        return Table(self.parts, tuple(tuple(ids[i] for i in order) for ids in self.ids))
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether every tile is held by the same number of devices (a valid sharding)."""
+        cells = Counter(zip(*self.ids, strict=True))
+        return len(cells) == math.prod(self.parts) and len(set(cells.values())) == 1
+
+    def recognize(self) -> tuple[Digits, ...] | None:
+        """The digits of each dimension, or None where a dimension is not written by digits.
+
+        >>> Table((4,), ((0, 2, 1, 3),)).recognize()
+        ((Digit(stride=1, size=2), Digit(stride=2, size=2)),)
+        >>> Table((4,), ((0, 1, 3, 2),)).recognize() is None
+        True
+        """
+        found = tuple(_recognize(n, ids) for n, ids in zip(self.parts, self.ids, strict=True))
+        return None if None in found else found
+
+
+def _recognize(count: int, ids: tuple[int, ...]) -> Digits | None:
+    """Digits found from the minor end: the next one starts where the known ones fail to explain."""
+    import numpy as np
+
+    actual, positions = np.asarray(ids), np.arange(len(ids))
+    known = np.zeros(len(ids), dtype=actual.dtype)
+    weights: list[tuple[int, Digit]] = []
+    while (wrong := np.flatnonzero(actual != known)).size:
+        stride = int(wrong[0])
+        weight = int(actual[stride])
+        multiples = actual[::stride]
+        breaks = np.flatnonzero(multiples != weight * np.arange(len(multiples)))
+        digit = Digit(stride, int(breaks[0]) if breaks.size else -(-len(ids) // stride))
+        below = weights[-1][1] if weights else Digit(1, 1)
+        if digit.size < 2 or stride % (below.stride * below.size):
+            return None
+        weights.append((weight, digit))
+        known = known + weight * (positions // digit.stride % digit.size)
+    return _mixed_radix(weights, count)
+
+
+def _mixed_radix(weights: list[tuple[int, Digit]], count: int) -> Digits | None:
+    """Digits in the order of their weights, where these are the place values of a number."""
+    place, digits = 1, []
+    for weight, digit in sorted(weights):
+        if weight != place:
+            return None
+        place *= digit.size
+        digits.append(digit)
+    return canonical(tuple(reversed(digits))) if place == count else None

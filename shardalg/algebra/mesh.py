@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from shardalg.algebra.digits import Digit, Digits
 from shardalg.errors import MeshError
@@ -24,7 +26,8 @@ class AxisRef:
     size: int | None = None
 
     def __repr__(self) -> str:
-        return self.name if self.size is None else f"{self.name}:({self.pre}){self.size}"
+        name = self.name or "device"
+        return name if self.size is None else f"{name}:({self.pre}){self.size}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +37,9 @@ class Mesh:
     Args:
       axes: name to size, major first.
       device_ids: device number at each position; None means 0, 1, 2, ...
+
+    Raises:
+      MeshError: sizes below one, repeated names, or device ids that are not one per position.
 
     >>> mesh = Mesh({"X": 2, "Y": 4})
     >>> mesh, mesh.size, mesh.digit("X"), mesh.digit("Y")
@@ -51,23 +57,49 @@ class Mesh:
         device_ids: Iterable[int] | None = None,
     ) -> None:
         pairs = tuple(axes.items() if isinstance(axes, Mapping) else axes)
-        ids = None if device_ids is None else tuple(int(i) for i in device_ids)
         _check_axes(pairs)
-        size = math.prod(n for _, n in pairs)
-        if (ids is not None and sorted(ids) != sorted(set(ids))) or (ids and len(ids) != size):
-            raise MeshError(
-                f"device_ids of Mesh({_axes_text(pairs)}) must be {size} different numbers, "
-                f"got {ids}. List each device once, in row-major order of the axes."
-            )
-        digits, stride = {}, size
+        ids = _checked_ids(pairs, device_ids)
+        digits, stride = {}, math.prod(n for _, n in pairs)
         for name, n in pairs:
             stride //= n
             digits[name] = Digit(stride, n)
-        if ids == tuple(range(size)):
-            ids = None
         for key, value in (("axes", pairs), ("device_ids", ids), ("_digits", digits)):
             object.__setattr__(self, key, value)
         object.__setattr__(self, "_hash", hash((pairs, ids)))
+
+    @staticmethod
+    def unnamed(size: int, device_ids: Iterable[int] | None = None) -> Mesh:
+        """Devices without axis names: what HLO text alone tells of a mesh.
+
+        >>> Mesh.unnamed(8)
+        Mesh(8 unnamed devices)
+        """
+        return Mesh({"": size}, device_ids)
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether the axes have no names, so that no PartitionSpec can be written."""
+        return self.axis_names == ("",)
+
+    @staticmethod
+    def from_jax(jax_mesh: Any) -> Mesh:
+        """The mesh of a `jax.sharding.Mesh` or `AbstractMesh`.
+
+        Device ids are kept where they are not 0, 1, 2, ... in the order of the mesh.
+        """
+        return _conversions().mesh_from_jax(jax_mesh)
+
+    def to_jax(self, devices: Sequence[Any] | None = None) -> Any:
+        """A `jax.sharding.Mesh` with all axes Auto.
+
+        Args:
+          devices: JAX devices to take; default `jax.devices()`. A mesh with `device_ids` finds its
+            devices by their ids, another one takes the first ones in the order given.
+
+        Raises:
+          DeviceError: fewer devices than positions, or none with one of the ids.
+        """
+        return _conversions().mesh_to_jax(self, devices)
 
     def __hash__(self) -> int:
         return self._hash
@@ -98,10 +130,37 @@ class Mesh:
         """Number of devices."""
         return math.prod(n for _, n in self.axes)
 
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Device id at each position.
+
+        >>> Mesh({"x": 3}).order, Mesh({"x": 3}, device_ids=[2, 0, 1]).order
+        ((0, 1, 2), (2, 0, 1))
+        """
+        return tuple(range(self.size)) if self.device_ids is None else self.device_ids
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {device: position for position, device in enumerate(self.order)}
+
+    def position(self, device: int) -> int:
+        """Place of the device with id `device`.
+
+        >>> Mesh({"x": 3}, device_ids=[2, 0, 1]).position(2)
+        0
+        """
+        if device not in self._positions:
+            raise MeshError(
+                f"device {device} is not on {self!r}; its devices are {_listed(self.order)}."
+            )
+        return self._positions[device]
+
     def digit(self, name: str) -> Digit:
         """The digit of the device position that axis `name` is."""
         if name not in self._digits:
-            raise MeshError(f"axis {name!r} is not an axis of {self!r}; its axes are {list(self._digits)}.")
+            raise MeshError(
+                f"axis {name!r} is not an axis of {self!r}; its axes are {list(self._digits)}."
+            )
         return self._digits[name]
 
     def digits(self, names: Iterable[str]) -> Digits:
@@ -118,25 +177,89 @@ class Mesh:
         Raises:
           MeshError: the digit crosses the border of two axes.
         """
+        refs = self.axis_refs(digit)
+        if len(refs) != 1:
+            raise MeshError(f"{digit!r} is not an axis or a sub-axis of {self!r}.")
+        return refs[0]
+
+    def axis_refs(self, digit: Digit) -> tuple[AxisRef, ...]:
+        """The axes and sub-axes, major first, that `digit` joins.
+
+        >>> Mesh({"x": 4, "y": 2}).axis_refs(Digit(1, 4))
+        (x:(2)2, y)
+
+        Raises:
+          MeshError: the digit is not made of axes and sub-axes (it belongs to another mesh).
+        """
+        exact = [name for name, axis in self._digits.items() if digit == axis]
+        if exact:
+            return (AxisRef(exact[0]),)
+        refs, places = [], 1
         for name, axis in self._digits.items():
-            if digit == axis:
-                return AxisRef(name)
-        for name, axis in self._digits.items():
-            top = axis.stride * axis.size
-            inside = axis.stride <= digit.stride and digit.stride * digit.size <= top
-            if inside and digit.stride % axis.stride == 0 and top % (digit.stride * digit.size) == 0:
-                return AxisRef(name, top // (digit.stride * digit.size), digit.size)
-        raise MeshError(f"{digit!r} is not an axis or a sub-axis of {self!r}.")
+            ref = _common(name, axis, digit)
+            refs += [ref] if ref else []
+            places *= (ref.size or axis.size) if ref else 1
+        if places != digit.size:
+            raise MeshError(f"{digit!r} is not made of axes of {self!r}.")
+        return tuple(refs)
+
+
+def _common(name: str, axis: Digit, digit: Digit) -> AxisRef | None:
+    """The places of `digit` that are places of the axis."""
+    low, high = max(axis.stride, digit.stride), min(_top(axis), _top(digit))
+    if low >= high or low % axis.stride or low % digit.stride or high % low:
+        return None
+    if _top(axis) % high or _top(digit) % high:
+        return None
+    whole = low == axis.stride and high == _top(axis)
+    return AxisRef(name) if whole else AxisRef(name, _top(axis) // high, high // low)
+
+
+def _top(digit: Digit) -> int:
+    return digit.stride * digit.size
+
+
+def _conversions() -> Any:
+    """The module that knows jax. It builds meshes, so it is looked up when called."""
+    return importlib.import_module("shardalg.algebra.jax_types")
 
 
 def _axes_text(pairs: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"{name}={n}" for name, n in pairs)
+    return ", ".join(f"{name}={n}" if name else f"{n} unnamed devices" for name, n in pairs)
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    """The first few numbers of a long tuple."""
+    shown = ", ".join(map(str, numbers[:16]))
+    return f"[{shown}, ...]" if len(numbers) > 16 else f"[{shown}]"
 
 
 def _check_axes(pairs: tuple[tuple[str, int], ...]) -> None:
     names = [name for name, _ in pairs]
-    bad = [(name, n) for name, n in pairs if not isinstance(n, int) or n < 1]
+    unnamed = [name for name in names if not isinstance(name, str)]
+    if unnamed:
+        raise MeshError(f"mesh axes have text as names, got {unnamed}.")
+    bad = [(name, n) for name, n in pairs if type(n) is not int or n < 1]
     if bad:
         raise MeshError(f"axis sizes must be integers of at least 1, got {dict(bad)}.")
     if len(set(names)) != len(names):
         raise MeshError(f"a mesh names each axis once, got {names}.")
+
+
+def _checked_ids(
+    pairs: tuple[tuple[str, int], ...], device_ids: Iterable[int] | None
+) -> tuple[int, ...] | None:
+    """Device ids as integers; None where they are 0, 1, 2, ..."""
+    if device_ids is None:
+        return None
+    ids = tuple(int(i) for i in device_ids)
+    size = math.prod(n for _, n in pairs)
+    if len(set(ids)) != len(ids) or len(ids) != size or min(ids) < 0:
+        repeated = sorted({i for i in ids if ids.count(i) > 1})
+        fault = f"; {repeated} stand there more than once" if repeated else ""
+        raise MeshError(
+            f"device_ids of Mesh({_axes_text(pairs)}) must be {size} different numbers of at "
+            f"least 0, got {len(ids)}: {_listed(ids)}{fault}. List each device once, in row-major "
+            "order of the axes."
+        )
+    return None if ids == tuple(range(size)) else ids

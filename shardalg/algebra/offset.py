@@ -1,0 +1,139 @@
+"""Offsets, valid sizes and padding of one tensor dimension: numbers, and sympy expressions.
+
+A dimension of `size` elements in `n` parts has blocks of `s = ceil(size / n)` elements. With the
+partition id `p` of a device on that dimension (GSPMD, arXiv:2105.04663, section 3.1):
+
+    offset(p) = p * s        valid(p) = clip(size - p*s, 0, s)        padding(p) = s - valid(p)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import ShardingError
+
+if TYPE_CHECKING:
+    import sympy
+
+
+def block_size(size: int, count: int) -> int:
+    """Elements of every block, padding included: `ceil(size / count)`.
+
+    >>> block_size(10, 4)
+    3
+    """
+    return -(-size // count)
+
+
+def valid_size(size: int, block: int, partition: int) -> int:
+    """Elements of the block of `partition` that exist in the tensor.
+
+    >>> [valid_size(10, 3, p) for p in range(5)]
+    [3, 3, 3, 1, 0]
+    """
+    return min(max(size - partition * block, 0), block)
+
+
+def partition_symbol() -> sympy.Symbol:
+    """The partition id `p` of one dimension."""
+    import sympy
+
+    return sympy.Symbol("p", integer=True, nonnegative=True)
+
+
+def coordinate_symbol(name: str) -> sympy.Symbol:
+    """The coordinate of a device along the axis (or sub-axis) `name`: `c_name`."""
+    import sympy
+
+    return sympy.Symbol(f"c_{name}", integer=True, nonnegative=True)
+
+
+def partition_expr(digits: Digits, mesh: Mesh, *, by: str = "coordinates") -> sympy.Expr:
+    """The partition id that `digits` write, as an expression.
+
+    Args:
+      by: "coordinates" (one symbol `c_axis` per axis), "position" (the device's place in the mesh,
+        `d`), or "partition_id" (the symbol `p` itself).
+
+    >>> mesh = Mesh({"x": 2, "y": 4})
+    >>> partition_expr(mesh.digits(["y", "x"]), mesh)
+    c_x + 2*c_y
+    >>> partition_expr(mesh.digits(["x"]), mesh, by="position")
+    Mod(floor(d/4), 2)
+
+    Raises:
+      ShardingError: `by` is none of the three.
+    """
+    forms = {
+        "coordinates": _by_coordinates,
+        "position": _by_position,
+        "partition_id": lambda digits, mesh: partition_symbol(),
+    }
+    if by not in forms:
+        raise ShardingError(f"by={by!r} is not one of {sorted(forms)}.")
+    return forms[by](digits, mesh) if parts(digits) > 1 else _number(0)
+
+
+def offset_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
+    """`partition * ceil(size / count)`.
+
+    >>> offset_expr(64, 8, partition_symbol())
+    8*p
+    """
+    return partition * block_size(size, count)
+
+
+def valid_size_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
+    """`clip(size - partition*s, 0, s)`; the number `s` where `count` divides `size`.
+
+    >>> valid_size_expr(64, 8, partition_symbol()), valid_size_expr(10, 4, partition_symbol())
+    (8, Min(3, Max(0, 10 - 3*p)))
+    """
+    import sympy
+
+    block = block_size(size, count)
+    if size == block * count:
+        return _number(block)
+    return sympy.Min(block, sympy.Max(0, size - partition * block))
+
+
+def padding_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
+    """Elements of a block that do not exist in the tensor: `clip((partition+1)*s - size, 0, s)`.
+
+    >>> padding_expr(64, 8, partition_symbol()), padding_expr(10, 4, partition_symbol())
+    (0, Min(3, Max(0, 3*p - 7)))
+    """
+    import sympy
+
+    block = block_size(size, count)
+    if size == block * count:
+        return _number(0)
+    return sympy.Min(block, sympy.Max(0, (partition + 1) * block - size))
+
+
+def _number(value: int) -> sympy.Integer:
+    import sympy
+
+    return sympy.Integer(value)
+
+
+def _by_coordinates(digits: Digits, mesh: Mesh) -> sympy.Expr:
+    total = _number(0)
+    for digit in digits:
+        value = _number(0)
+        for ref in mesh.axis_refs(digit) if digit.size > 1 else ():
+            value = value * (ref.size or mesh.shape[ref.name]) + coordinate_symbol(repr(ref))
+        total = total * digit.size + value
+    return total
+
+
+def _by_position(digits: Digits, mesh: Mesh) -> sympy.Expr:
+    import sympy
+
+    position, total = sympy.Symbol("d", integer=True, nonnegative=True), _number(0)
+    for digit in digits:
+        place = sympy.floor(position / digit.stride)
+        total = total * digit.size + sympy.Mod(place, digit.size)
+    return total
