@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardalg.algebra.affine import Index
+from shardalg.errors import RuleError
 
 SUM, PRODUCT, MAX, MIN, AND, OR, XOR = "sum", "product", "max", "min", "and", "or", "xor"
 PICK, ARGMAX, ARGMIN, LOGSUMEXP, USER = "pick", "argmax", "argmin", "logsumexp", "user"
 COMBINES = (SUM, PRODUCT, MAX, MIN, AND, OR, XOR, PICK, ARGMAX, ARGMIN, LOGSUMEXP, USER)
+CLIP, DROP = "clip", "drop"
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,9 @@ class Access:
 
     operand: int
     dims: tuple[Index, ...]
+
+    def __str__(self) -> str:
+        return dims_text(self.dims)
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,9 @@ class Guard:
     loop: Index
     index: Index
 
+    def __str__(self) -> str:
+        return f"{self.loop}=={self.index}"
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -53,9 +62,20 @@ class Rule:
       whole: loops delivered to the point as one block (sort, fft): never sharded.
       local: loops iterated on every device and never sharded (taps of a pooling window).
       prefix: (loop, reverse) of a cumulative operator.
-      linear: operands in which the result is linear when the others are fixed: partial sums may pass through.
+      linear: operands in which the result is linear: partial sums may pass through.
+      addends: those of `linear` that are added up: they may be partial only all together
+        (`add`), while partial sums pass through one factor alone where the others are whole (`mul`).
       flops: floating-point operations of one iteration of the loops that no guard determines.
       family: which emission places the local numbers (`ops/emit.py`).
+      operand_shapes, result_shapes: what "inside" means; empty: every index covers its dimension.
+
+    Raises:
+      RuleError: the row contradicts itself.
+
+    >>> i, j, k = map(Index.of, "ijk")
+    >>> reads = (Access(0, (i, k)), Access(1, (k, j)))
+    >>> print(Rule("dot_general", (("i", 8), ("j", 4), ("k", 2)), (reads,), ((i, j),)))
+    dot_general: [i, k], [k, j] -> [i, j] sum [k]
     """
 
     primitive: str
@@ -70,11 +90,133 @@ class Rule:
     local: frozenset[str] = frozenset()
     prefix: tuple[str, bool] | None = None
     linear: frozenset[int] = frozenset()
+    addends: frozenset[int] = frozenset()
     flops: int = 0
     family: str = "same"
+    operand_shapes: tuple[tuple[int, ...], ...] = ()
+    result_shapes: tuple[tuple[int, ...], ...] = ()
     user: object = field(default=None, compare=False, repr=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        faults = [*self._name_faults(), *self._shape_faults()]
+        if faults:
+            raise RuleError(f"the row of {self.primitive} contradicts itself: {'; '.join(faults)}.")
+        maps = (self.primitive, self.loops, self.terms, self.results, self.combine)
+        rest = (self.guards, self.symbols, self.whole, self.local, self.prefix, self.flops)
+        shapes = (self.operand_shapes, self.result_shapes)
+        object.__setattr__(self, "_hash", hash((maps, rest, shapes)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def _name_faults(self) -> Iterator[str]:
+        names = [name for name, _ in self.loops]
+        known = {*names, *(symbol.name for symbol in self.symbols)}
+        used = {v for index in self._every_index() for v in index.variables}
+        if len(set(names)) != len(names):
+            yield f"loops {names} are not distinct"
+        if used - known:
+            yield f"indices use {sorted(used - known)}, which are neither loops nor symbols"
+        marked = {*self.whole, *self.local, *([self.prefix[0]] if self.prefix else [])}
+        if marked - set(names):
+            yield f"{sorted(marked - set(names))} are marked but are no loops"
+        if any(n < 0 for _, n in self.loops):
+            yield f"extents {dict(self.loops)} must not be negative"
+        if self.combine not in COMBINES:
+            yield f"combine {self.combine!r} is none of {', '.join(COMBINES)}"
+        if not self.addends <= self.linear or not self.linear <= set(self.operands):
+            yield f"linear {sorted(self.linear)} must hold addends {sorted(self.addends)} and be operands"
+
+    def _shape_faults(self) -> Iterator[str]:
+        for k, dims in self.operands.items() if self.operand_shapes else ():
+            if len(dims) != len(self.operand_shapes[k]):
+                yield f"operand {k} of shape {self.operand_shapes[k]} has indices {dims_text(dims)}"
+        for shape, dims in zip(self.result_shapes, self.results, strict=False):
+            if len(dims) != len(shape):
+                yield f"a result of shape {shape} has indices {dims_text(dims)}"
+
+    def _every_index(self) -> Iterator[Index]:
+        for term in self.terms:
+            yield from (index for access in term for index in access.dims)
+        yield from (index for dims in self.results for index in dims)
+        yield from self.init.dims if isinstance(self.init, Access) else ()
+        yield from (index for symbol in self.symbols for index in symbol.dims)
+        yield from (index for guard in self.guards for index in (guard.loop, guard.index))
 
     @cached_property
     def extents(self) -> dict[str, int]:
         """Loop to extent."""
         return dict(self.loops)
+
+    @cached_property
+    def operands(self) -> dict[int, tuple[Index, ...]]:
+        """Operand to the index per dimension with which it is read, as data, start value or run-time number."""
+        init = [self.init] if isinstance(self.init, Access) else []
+        accesses = [*(a for term in self.terms for a in term), *init, *self.symbols]
+        return {a.operand: a.dims for a in reversed(accesses)}
+
+    def indices(self, tensor: int) -> tuple[Index, ...]:
+        """Index per dimension of operand `tensor`, or of result `~tensor` if negative (-1 is result 0)."""
+        return self.operands.get(tensor, ()) if tensor >= 0 else self.results[~tensor]
+
+    def shape(self, tensor: int) -> tuple[int, ...] | None:
+        """Shape of that tensor; None in a row that was made without shapes."""
+        shapes = self.operand_shapes if tensor >= 0 else self.result_shapes
+        return shapes[tensor if tensor >= 0 else ~tensor] if shapes else None
+
+    @cached_property
+    def tensors(self) -> tuple[int, ...]:
+        """Operands with a map, then the results as -1, -2, ..."""
+        return (*sorted(self.operands), *(~r for r in range(len(self.results))))
+
+    @cached_property
+    def result_loops(self) -> frozenset[str]:
+        """Loops in the index of a result."""
+        return frozenset(v for dims in self.results for index in dims for v in index.variables)
+
+    @cached_property
+    def operand_loops(self) -> frozenset[str]:
+        """Loops in the index of an operand."""
+        maps = self.operands.values()
+        return frozenset(v for dims in maps for index in dims for v in index.variables)
+
+    @cached_property
+    def guarded(self) -> frozenset[str]:
+        """Loops that a guard names: selected at run time."""
+        pairs = [(guard.loop, guard.index) for guard in self.guards]
+        names = [v for pair in pairs for index in pair for v in index.variables]
+        return frozenset(v for v in names if v in self.extents)
+
+    @cached_property
+    def reduced(self) -> tuple[str, ...]:
+        """Loops that are in no result and no block: their iterations are combined."""
+        return tuple(
+            name
+            for name, _ in self.loops
+            if name not in self.result_loops and name not in self.whole
+        )
+
+    def __str__(self) -> str:
+        reads = " | ".join(", ".join(map(str, term)) for term in self.terms)
+        line = [f"{self.primitive}: {reads} ->".replace(":  ->", ": ->")]
+        line.append(", ".join(map(dims_text, self.results)))
+        if self.reduced:
+            line.append(f"{self.combine} [{', '.join(self.reduced)}]")
+        elif self.init is not None:
+            line.append(self.combine)
+        if self.prefix:
+            line.append(f"prefix {self.combine} {self.prefix[0]}" + " reverse" * self.prefix[1])
+        if self.init is not None:
+            line.append(f"init {self.init}")
+        if self.guards:
+            line.append("where " + ", ".join(map(str, self.guards)))
+        for word, names in (("whole", self.whole), ("local", self.local)):
+            if names:
+                line.append(f"{word} [{', '.join(sorted(names))}]")
+        return " ".join(line)
+
+
+def dims_text(dims: tuple[Index, ...]) -> str:
+    """Index expressions as `[b, 2*o+r-1]`."""
+    return f"[{', '.join(map(str, dims))}]"

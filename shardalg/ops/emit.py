@@ -1,0 +1,220 @@
+"""How a primitive spells its local configuration: one function per family, which only places numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shardalg.algebra.affine import Index
+from shardalg.errors import RuleError
+from shardalg.graph.ir import Params, Signature
+from shardalg.ops.families.indexing import numbers
+from shardalg.ops.loops import moved
+from shardalg.ops.rule import CLIP, PRODUCT, SUM, Rule
+
+Blocks = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class IndexShift:
+    """Add `sign * p * block` to run-time numbers, `p` and `block` those of `loop`; `clamp` before that.
+
+    Attributes:
+      operand: whose numbers; None for the result.
+      component: of the index vector (the last dimension); None for all numbers.
+    """
+
+    operand: int | None
+    component: int | None
+    loop: str
+    sign: int
+    clamp: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What a device binds in place of the global operator.
+
+    Attributes:
+      params: parameters of the primitive that differ from the global ones.
+      shifts: numbers that depend on the partition id.
+      owned: (component, loop): the gathered value counts only where that shifted index is in
+        `[0, min(block, extent - p*block))`; zero elsewhere, then summed.
+      batch_dims: dimensions of that value which the indices span.
+      fill: what a globally missing index gives, on one member; None: none can miss.
+      first_member: operand that enters the combination on one member only.
+    """
+
+    params: Params = ()
+    shifts: tuple[IndexShift, ...] = ()
+    owned: tuple[tuple[int, str], ...] = ()
+    batch_dims: tuple[int, ...] = ()
+    fill: int | float | None = None
+    first_member: int | None = None
+
+
+def emit(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """Local configuration of the operator when loop `l` runs over `blocks[l]` iterations per device.
+
+    Args:
+      blocks: local extent of every loop: `ceil(extent / parts)`, the extent where not sharded.
+
+    Raises:
+      RuleError: a loop of `unsupported_loops(rule)` is sharded.
+
+    >>> from shardalg.graph.ir import ValueType
+    >>> from shardalg.ops.table import rules
+    >>> s = Signature("iota", (("dimension", 1),), (), (ValueType((4, 8), "int32"),))
+    >>> emission = emit(s, rules(s)[0], {"d0": 4, "d1": 2})
+    >>> emission.params, [(shift.loop, shift.sign) for shift in emission.shifts]
+    ((('shape', (4, 2)),), [('d1', 1)])
+    """
+    split = sharded(rule, blocks)
+    bad = sorted(split & unsupported_loops(rule))
+    if bad:
+        raise RuleError(
+            f"{rule} cannot be partitioned on loop {', '.join(bad)}: nothing emits it yet. "
+            "Gather the operand along it."
+        )
+    return EMITTERS[rule.family](signature, rule, blocks)
+
+
+def sharded(rule: Rule, blocks: Blocks) -> frozenset[str]:
+    """Loops that a device runs only a part of."""
+    return frozenset(name for name, extent in rule.loops if blocks.get(name, extent) != extent)
+
+
+def unsupported_loops(rule: Rule) -> frozenset[str]:
+    """Loops that must stay whole on every device, because the row says so or nothing emits them yet."""
+    prefix = {rule.prefix[0]} if rule.prefix else set()
+    windows = {
+        name
+        for guard in rule.guards
+        if any(v in rule.extents for v in guard.index.variables)
+        for index in (guard.loop, guard.index)
+        for name in index.variables
+        if name in rule.extents
+    }
+    return rule.whole | rule.local | prefix | windows | UNSUPPORTED.get(rule.family, moved)(rule)
+
+
+def _reduced(rule: Rule) -> frozenset[str]:
+    return frozenset(rule.reduced)
+
+
+def _divided(rule: Rule) -> frozenset[str]:
+    """Loops under a floor or a modulo: a reshape whose factors do not nest."""
+    maps = [index for tensor in rule.tensors for index in rule.indices(tensor)]
+    return frozenset(v for i in maps if i.div > 1 or i.mod for v in i.variables)
+
+
+# Family to the loops that its emission does not split; loops in an index of several terms otherwise.
+UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
+    "arg": _reduced,
+    "shape": _divided,
+}
+
+
+def local_shape(rule: Rule, result: int, blocks: Blocks) -> tuple[int, ...]:
+    """Shape of a result when every loop runs over its block."""
+    dims, shape = rule.results[result], rule.result_shapes[result]
+    return tuple(_span(i, blocks) if i.terms else n for i, n in zip(dims, shape, strict=True))
+
+
+def _span(index: Index, blocks: Blocks) -> int:
+    if any(blocks[name] == 0 for name in index.variables):
+        return 0
+    total = sum(abs(c) * (blocks[name] - 1) for name, c in index.terms) + 1
+    return index.mod or -(-total // index.div)
+
+
+def _same(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """Nothing in the parameters depends on a size."""
+    return Emission()
+
+
+def _shape(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    name = "new_sizes" if signature.param("new_sizes") is not None else "shape"
+    return Emission(((name, local_shape(rule, 0, blocks)),)) if sharded(rule, blocks) else Emission()
+
+
+def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    split = sharded(rule, blocks)
+    loop = f"d{signature.param('dimension')}"
+    shifts = (IndexShift(None, None, loop, 1),) if loop in split else ()
+    return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else Emission()
+
+
+def _window(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """The limits of a slice on dimensions that it takes whole; nothing else holds a size."""
+    limits = signature.param("limit_indices")
+    split = sharded(rule, blocks)
+    if limits is None or not split:
+        return Emission()
+    loops = [index.variables[0] for index in rule.results[0]]
+    local = (blocks[n] if n in split else limit for n, limit in zip(loops, limits, strict=True))
+    return Emission((("limit_indices", tuple(local)),))
+
+
+def _dynamic(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    has_sizes = signature.param("slice_sizes") is not None and sharded(rule, blocks)
+    return Emission((("slice_sizes", local_shape(rule, 0, blocks)),)) if has_sizes else Emission()
+
+
+def _shifts(rule: Rule, components: tuple[int, ...], split: frozenset[str]) -> tuple[IndexShift, ...]:
+    """Shift of the index component of every guarded loop that is sharded."""
+    symbols = {symbol.name: symbol for symbol in rule.symbols}
+    shifts = []
+    for guard in rule.guards:
+        if guard.loop.loop in split:
+            symbol = symbols[guard.index.variables[0]]
+            component = components.index(int(symbol.name[2:]))
+            clamp = (0, symbol.high) if symbol.mode == CLIP else None
+            shifts.append(IndexShift(1, component, guard.loop.loop, -1, clamp))
+    return tuple(shifts)
+
+
+UNSORTED: Params = (("indices_are_sorted", False), ("unique_indices", False))
+
+
+def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """A miss gives the fill value or a clipped read; `owned` says where it counts."""
+    n, split = numbers(signature), sharded(rule, blocks)
+    if not split:
+        return Emission()
+    windows = n.window_of(len(signature.operands[0].shape))
+    sizes = enumerate(signature.param("slice_sizes"))
+    local = tuple(blocks[f"w{d}"] if d in windows else size for d, size in sizes)
+    params: Params = (("slice_sizes", local), *UNSORTED)
+    shifts = _shifts(rule, n.selected, split)
+    if not shifts:
+        return Emission(params)
+    if rule.init is None:
+        params = (*params, ("mode", "CLIP"))
+    rank = len(signature.results[0].shape)
+    spans = tuple(d for d in range(rank) if d not in n.window)
+    owned = tuple((shift.component, shift.loop) for shift in shifts)
+    return Emission(params, shifts, owned, spans, rule.init)
+
+
+def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """Indices shifted out of the block drop their update; the operand is added once."""
+    split = sharded(rule, blocks)
+    shifts = _shifts(rule, numbers(signature).selected, split)
+    adds = rule.combine in (SUM, PRODUCT) and split & set(rule.reduced)
+    params: Params = (*UNSORTED, ("mode", "FILL_OR_DROP")) if shifts else ()
+    return Emission(params, shifts, first_member=0 if adds else None)
+
+
+EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {
+    "arg": _same,
+    "dynamic": _dynamic,
+    "gather": _gather,
+    "iota": _iota,
+    "prefix": _same,
+    "same": _same,
+    "scatter": _scatter,
+    "shape": _shape,
+    "terms": _same,
+    "window": _window,
+}

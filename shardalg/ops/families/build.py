@@ -1,0 +1,59 @@
+"""What every family needs: names of loops, maps of whole shapes, the type of a builder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from shardalg.algebra.affine import Index
+from shardalg.graph.ir import Plain, Signature
+from shardalg.ops.rule import Access, Rule
+
+Builder = Callable[[Signature], tuple[Rule, ...]]
+FLOATS = {"bfloat16": (8, 8), "float16": (11, 5), "float32": (24, 8), "float64": (53, 11)}
+"""Floating type to (bits of precision, bits of exponent)."""
+
+
+def names(prefix: str, count: int) -> tuple[str, ...]:
+    """`("d0", "d1", ...)`.
+
+    >>> names("d", 2)
+    ('d0', 'd1')
+    """
+    return tuple(f"{prefix}{i}" for i in range(count))
+
+
+def letters(prefix: str, count: int) -> tuple[str, ...]:
+    """The prefix itself if there is one loop of the kind, else numbered.
+
+    >>> letters("k", 1), letters("k", 2)
+    (('k',), ('k0', 'k1'))
+    """
+    return (prefix,) if count == 1 else names(prefix, count)
+
+
+def indices(items: Iterable[str | int | Index]) -> tuple[Index, ...]:
+    """Loops, numbers and indices as indices."""
+    return tuple(map(Index.of, items))
+
+
+def access(operand: int, items: Iterable[str | int | Index]) -> Access:
+    """A read of `operand`."""
+    return Access(operand, indices(items))
+
+
+def record(value: Plain, fields: str) -> dict[str, tuple[int, ...]]:
+    """A named tuple of jax as plain data (its values in order, or (name, value) pairs) by its field names.
+
+    >>> record(((2,), (0,)), "offset_dims collapsed_slice_dims")
+    {'offset_dims': (2,), 'collapsed_slice_dims': (0,)}
+    """
+    assert isinstance(value, tuple)
+    named = bool(value) and isinstance(value[0], tuple) and len(value[0]) == 2
+    if named and isinstance(value[0][0], str):
+        return dict(value)
+    return dict(zip(fields.split(), value, strict=True))
+
+
+def is_number(dtype: str) -> bool:
+    """Whether sums of this type are sums: not bool, not a key."""
+    return dtype in FLOATS or dtype.startswith(("int", "uint", "complex"))
