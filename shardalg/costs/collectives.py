@@ -1,0 +1,141 @@
+"""What one collective puts on the wire, and how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.hardware import Hardware
+from shardalg.spmd.program import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Attributes,
+    CollectivePermute,
+    ReduceScatter,
+)
+
+KINDS: dict[type, str] = {
+    AllGather: "all_gather",
+    AllReduce: "all_reduce",
+    ReduceScatter: "reduce_scatter",
+    AllToAll: "all_to_all",
+    CollectivePermute: "collective_permute",
+}
+
+# Bytes that one device of a ring of n sends when it holds b bytes before the collective; the
+# numbers may be symbols, so a formula divides only what `step_wire_bytes` made exact.
+_RING_BYTES: dict[str, Callable[[Any, Any], Any]] = {
+    "all_gather": lambda b, n: b * (n - 1),
+    "all_reduce": lambda b, n: 2 * b * (n - 1) / n,
+    "reduce_scatter": lambda b, n: b * (n - 1) / n,
+    "all_to_all": lambda b, n: b * (n - 1) / n,
+    "collective_permute": lambda b, n: b,
+}
+# Messages that follow one another: what the latency of a link is paid for.
+_RING_HOPS: dict[str, Callable[[int], int]] = {
+    "all_gather": lambda n: n - 1,
+    "all_reduce": lambda n: 2 * (n - 1),
+    "reduce_scatter": lambda n: n - 1,
+    "all_to_all": lambda n: n - 1,
+    "collective_permute": lambda n: min(n - 1, 1),
+}
+
+
+def step_wire_bytes(kind: str, *, group_size: Any, local_bytes: Any) -> Any:
+    """Bytes that each device sends in one execution of a collective, on a ring.
+
+    With `n = group_size` devices that each hold `b = local_bytes` before it:
+    all_gather `b*(n-1)`, reduce_scatter and all_to_all `b*(n-1)/n`, all_reduce `2*b*(n-1)/n`,
+    collective_permute `b`; a group of one sends nothing. Exact: an int, or a Fraction where a
+    block does not divide; sympy numbers give a sympy formula.
+
+    Args:
+      kind: a name of `KINDS`.
+      local_bytes: bytes of the operand on one device, padding included.
+
+    >>> step_wire_bytes("all_gather", group_size=4, local_bytes=1024)
+    3072
+    >>> step_wire_bytes("all_reduce", group_size=4, local_bytes=1024)
+    1536
+    >>> step_wire_bytes("reduce_scatter", group_size=3, local_bytes=4)
+    Fraction(8, 3)
+
+    Source: bandwidth-optimal ring algorithms, Patarasu and Yuan, "Bandwidth optimal all-reduce
+    algorithms for clusters of workstations", JPDC 69 (2009).
+    """
+    if group_size == 1:
+        return 0
+    exact = _RING_BYTES[kind](Fraction(1) * local_bytes, group_size)
+    return exact.numerator if isinstance(exact, Fraction) and exact.denominator == 1 else exact
+
+
+def is_collective(attributes: Attributes) -> bool:
+    """Whether an instruction moves bytes between devices."""
+    return type(attributes) in KINDS
+
+
+def group_size(attributes: Attributes) -> int:
+    """Devices that take part in one group of a collective.
+
+    >>> from shardalg.algebra.digits import Digit
+    >>> group_size(AllReduce((Digit(4, 2), Digit(1, 4))))
+    8
+    """
+    return parts(attributes.digits)
+
+
+def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
+    """Bytes that each device sends in one execution of a collective instruction, on a ring.
+
+    The same price as `step_wire_bytes`, so that the planner chooses by what the program costs.
+    0 for an instruction that is no collective, and for a permute that sends to nobody else.
+
+    >>> from shardalg.algebra.digits import Digit
+    >>> wire_bytes(ReduceScatter(0, (Digit(1, 4),)), 1024)
+    768
+    """
+    if not is_collective(attributes) or _stays(attributes):
+        return 0
+    return step_wire_bytes(
+        KINDS[type(attributes)], group_size=group_size(attributes), local_bytes=local_in_bytes
+    )
+
+
+def _stays(attributes: Attributes) -> bool:
+    """Whether every pair of a permute is a device and itself."""
+    pairs = attributes.pairs if type(attributes) is CollectivePermute else ((0, 1),)
+    return all(source == target for source, target in pairs)
+
+
+def seconds(
+    attributes: Attributes, local_in_bytes: int, *, mesh: Mesh, hardware: Hardware
+) -> float:
+    """Seconds of one execution: bytes over the slowest link of its axes, and latency per hop.
+
+    `wire_bytes / link_bytes_per_s + hops * latency_s`; a ring of n takes n-1 hops, an all_reduce
+    2(n-1), a permute one.
+
+    >>> mesh = Mesh({"X": 2, "Y": 4})
+    >>> slow = Hardware("slow", link_bytes_per_s=1e6, latency_s=1e-3)
+    >>> seconds(AllGather(0, mesh.digits("Y")), 1_000_000, mesh=mesh, hardware=slow)
+    3.003
+    """
+    sent = wire_bytes(attributes, local_in_bytes)
+    if not sent:
+        return 0.0
+    hops = _RING_HOPS[KINDS[type(attributes)]](group_size(attributes))
+    link = hardware.link(axis_names(mesh, attributes.digits))
+    return float(sent) / link + hops * hardware.latency_s
+
+
+def axis_names(mesh: Mesh, digits: Digits) -> tuple[str, ...]:
+    """The mesh axes that digits belong to, major first, each once.
+
+    >>> axis_names(Mesh({"X": 2, "Y": 4}), Mesh({"X": 2, "Y": 4}).digits("YX"))
+    ('Y', 'X')
+    """
+    return tuple(dict.fromkeys(mesh.axis_ref(d).name for d in digits if d.size > 1))

@@ -1,0 +1,211 @@
+"""One chip, or one core of it: its rates and capacities, every figure with its source."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from shardalg.errors import HardwareError
+from shardalg.table import Table
+
+SCHEMA = "shardalg.hardware/1"
+FILES = Path(__file__).parent / "hardware"
+UNITS = {
+    "peak_flops_per_s": "flop/s",
+    "hbm_bytes": "B",
+    "hbm_bytes_per_s": "B/s",
+    "link_bytes_per_s": "B/s",
+    "latency_s": "s",
+}
+_PEAK = "peak_flops_per_s."
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a figure was found. Several of one figure that differ are kept, the first is used."""
+
+    figure: str
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What one device can do. A rate that is not given is infinite: it then never bounds a step.
+
+    Attributes:
+      peak_flops_per_s: (item type, flop/s); a type that is not listed runs at the slowest of them.
+      hbm_bytes, hbm_bytes_per_s: capacity and bandwidth of the device's own memory.
+      link_bytes_per_s: what a device sends along one mesh axis, one way.
+      latency_s: of one hop.
+      axis_link_bytes_per_s: (axis name, bytes/s) of axes on other links, such as between hosts.
+      sources: where each figure is from, conflicting ones included.
+
+    Raises:
+      HardwareError: a figure that is negative, zero (but for the latency) or not a number.
+
+    >>> Hardware("toy", (("bfloat16", 2e12), ("float32", 1e12))).peak("int32")
+    1000000000000.0
+    """
+
+    name: str
+    peak_flops_per_s: tuple[tuple[str, float], ...] = ()
+    hbm_bytes: float = math.inf
+    hbm_bytes_per_s: float = math.inf
+    link_bytes_per_s: float = math.inf
+    latency_s: float = 0.0
+    axis_link_bytes_per_s: tuple[tuple[str, float], ...] = ()
+    sources: tuple[Source, ...] = ()
+
+    def __post_init__(self) -> None:
+        bad = {name: value for name, value in self._figures() if not _possible(name, value)}
+        if bad:
+            raise HardwareError(
+                f"hardware {self.name!r}: impossible figures {bad}. "
+                "A rate or a capacity is a number above 0, a latency is not negative."
+            )
+
+    def _figures(self) -> Iterable[tuple[str, Any]]:
+        yield from ((_PEAK + dtype, value) for dtype, value in self.peak_flops_per_s)
+        yield from ((f"link_bytes_per_s.{axis}", v) for axis, v in self.axis_link_bytes_per_s)
+        yield from ((name, getattr(self, name)) for name in UNITS if name != "peak_flops_per_s")
+
+    def peak(self, dtype: str) -> float:
+        """Floating-point operations per second on items of `dtype`."""
+        rates = dict(self.peak_flops_per_s)
+        return rates.get(dtype, min(rates.values(), default=math.inf))
+
+    def link(self, axes: Iterable[str]) -> float:
+        """Bytes per second of the slowest link among mesh axes."""
+        other = dict(self.axis_link_bytes_per_s)
+        return min((other.get(axis, self.link_bytes_per_s) for axis in axes), default=math.inf)
+
+    def with_links(self, links: Mapping[str, float]) -> Hardware:
+        """The same device with other links along the named mesh axes, in bytes per second."""
+        return replace(self, axis_link_bytes_per_s=tuple(links.items()))
+
+    def table(self) -> Table:
+        """Every figure with its unit and source; `used` is False for one that another one beats."""
+        first = {s.figure: s for s in reversed(self.sources)}
+        rows = (
+            (s.figure, s.value, UNITS[s.figure.split(".")[0]], s is first[s.figure], s.source)
+            for s in self.sources
+        )
+        return Table(("figure", "value", "unit", "used", "source"), tuple(rows))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` reads; a figure without a source names this object's name."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for s in self.sources:
+            found.setdefault(s.figure, []).append({"value": s.value, "source": s.source})
+        for figure, value in self._figures():
+            if math.isfinite(value) and figure not in found:
+                found[figure] = [{"value": value, "source": self.name}]
+        return {"schema": SCHEMA, "name": self.name, "figures": found}
+
+
+def _possible(name: str, value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    return number and (value >= 0 if name == "latency_s" else value > 0)
+
+
+def from_json(data: Any, *, where: str = "hardware") -> Hardware:
+    """A `Hardware` from plain data.
+
+    `{"schema": ..., "name": ..., "figures": {figure: [{"value": ..., "source": ...}]}}`
+
+    The first value of a figure is used, the others are kept as conflicting sources.
+
+    Raises:
+      HardwareError: another schema, an unknown figure, a figure without a value or a source.
+
+    >>> entry = [{"value": 1e9, "source": "data sheet"}]
+    >>> data = {"schema": SCHEMA, "name": "toy", "figures": {"link_bytes_per_s": entry}}
+    >>> from_json(data).link(["X"])
+    1000000000.0
+    """
+    sources = tuple(_sources(data, where))
+    used = {s.figure: s.value for s in reversed(sources)}
+    peaks = tuple((k[len(_PEAK) :], v) for k, v in used.items() if k.startswith(_PEAK))
+    links = tuple(
+        (k[len("link_bytes_per_s.") :], v)
+        for k, v in used.items()
+        if k.startswith("link_bytes_per_s.")
+    )
+    plain = {k: v for k, v in used.items() if "." not in k}
+    return Hardware(
+        data["name"],
+        tuple(reversed(peaks)),
+        axis_link_bytes_per_s=tuple(reversed(links)),
+        sources=sources,
+        **plain,
+    )
+
+
+def _sources(data: Any, where: str) -> Iterable[Source]:
+    """The figures of the data, checked one by one."""
+    entry = '{"schema", "name", "figures": {figure: [{"value", "source"}]}}'
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise HardwareError(f"{where}: schema {found!r}, but {SCHEMA!r} is read: {entry}.")
+    if not isinstance(data.get("name"), str) or not isinstance(data.get("figures"), dict):
+        raise HardwareError(f"{where}: 'name' or 'figures' is missing; write {entry}.")
+    for figure, entries in data["figures"].items():
+        if not _known(figure):
+            raise HardwareError(
+                f"{where}: unknown figure {figure!r}; the figures are {', '.join(UNITS)} "
+                "(peak_flops_per_s.<item type>, link_bytes_per_s.<axis>)."
+            )
+        yield from _entries(figure, entries, where)
+
+
+def _known(figure: str) -> bool:
+    base, dot, detail = figure.partition(".")
+    if base == "peak_flops_per_s":
+        return bool(detail)
+    return base in UNITS and (not dot or (base == "link_bytes_per_s" and bool(detail)))
+
+
+def _entries(figure: str, entries: Any, where: str) -> Iterable[Source]:
+    whole = isinstance(entries, list) and bool(entries)
+    for entry in entries if whole else (entries,):
+        good = isinstance(entry, dict) and isinstance(entry.get("source"), str)
+        if not whole or not good or not _possible(figure, entry.get("value")):
+            raise HardwareError(
+                f"{where}: {figure} is {entry!r}; each figure is a list of "
+                '{"value": a positive number, "source": where it is from}.'
+            )
+        yield Source(figure, entry["value"], entry["source"])
+
+
+@lru_cache(maxsize=32)
+def load(name: str) -> Hardware:
+    """The hardware of that name, or of a JSON file at that path.
+
+    Raises:
+      HardwareError: no such name or file, or a malformed file.
+
+    >>> load("tpu_v3").peak("bfloat16")
+    61500000000000.0
+    """
+    path = Path(name) if name.endswith(".json") else FILES / f"{name}.json"
+    if not path.is_file():
+        raise HardwareError(
+            f"no hardware {name!r}: the names are {', '.join(names())}; "
+            "or give the path of a .json file, or measure this machine."
+        )
+    try:
+        data = json.loads(path.read_text())
+    except ValueError as error:
+        raise HardwareError(f"{path}: not JSON ({error}). Is the file cut short?") from None
+    return from_json(data, where=str(path))
+
+
+def names() -> tuple[str, ...]:
+    """Names of the hardware files that come with the package."""
+    return tuple(sorted(path.stem for path in FILES.glob("*.json")))

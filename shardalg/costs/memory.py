@@ -1,0 +1,251 @@
+"""Peak memory of a program on one device, by liveness of its local values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from shardalg.costs.collectives import is_collective
+from shardalg.costs.compute import contracts
+from shardalg.graph.ir import Graph
+from shardalg.spmd.program import Apply, Block, Instruction, Loop, SpmdProgram
+from shardalg.table import Table
+
+# Class of a local value that is neither argument, constant nor result, by the role of the graph
+# value that it is a layout of. A second layout of an argument is a copy, hence a transient.
+_CLASS = {
+    "activation": "activations",
+    "gradient": "gradients",
+    "constant": "constants",
+    "unknown": "unknown",
+    None: "transients",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A local value in memory at the peak: its class, name and bytes on one device."""
+
+    local: int
+    memory_class: str
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """Memory of one device over a program.
+
+    Attributes:
+      peak_bytes: the most bytes alive at once.
+      instruction: the one that runs at the peak; None where the arguments alone are the peak.
+      alive: the values alive then, largest first.
+      argument_bytes, result_bytes: at the border of the program, padding included.
+    """
+
+    peak_bytes: int
+    instruction: Instruction | None
+    alive: tuple[Alive, ...]
+    argument_bytes: int
+    result_bytes: int
+
+    @property
+    def by_class(self) -> dict[str, int]:
+        """Bytes alive at the peak per class.
+
+        Arguments: "parameters", "optimizer_state", "data"; the rest: "activations", "gradients",
+        "constants", "results", "transients"; "unknown" without a role.
+        """
+        found: dict[str, int] = {}
+        for value in self.alive:
+            found[value.memory_class] = found.get(value.memory_class, 0) + value.bytes
+        return found
+
+    def table(self) -> Table:
+        """The values alive at the peak, largest first."""
+        rows = ((a.name, a.memory_class, a.bytes) for a in self.alive if a.bytes)
+        return Table(("value", "memory_class", "bytes"), tuple(rows))
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name} {size}" for name, size in self.by_class.items() if size)
+        return f"Liveness(peak_bytes={self.peak_bytes}: {parts})"
+
+
+def liveness(
+    program: SpmdProgram,
+    graph: Graph | None = None,
+    *,
+    roles: Sequence[str] | None = None,
+    donated: Sequence[int] = (),
+) -> Liveness:
+    """The peak of the bytes alive on one device while the program runs.
+
+    A value lives from the instruction that makes it to the last one that reads it; arguments that
+    are not donated, constants and results live to the end. While an instruction runs, its operands
+    and its results are alive together, unless it may write over an operand that dies: pointwise
+    operators do, contractions and collectives do not. A loop holds its operands, its stacked
+    results, its carry, and on top the peak of its body, where one slice of each xs and the next
+    carry are alive. A compiler that fuses keeps fewer intermediates; one that does not
+    reuse a buffer keeps more.
+
+    Args:
+      graph: without it no instruction is known to write over its operand.
+      roles: per graph value (`ops.roles.roles`); without it the classes read "unknown".
+      donated: positions of the flattened arguments whose buffers the program may take over.
+
+    The model is that of buffer assignment in XLA (`xla/service/buffer_assignment.h`), less layouts
+    and fragmentation.
+    """
+    scan = _Scan(program, graph, tuple(roles or ()))
+    return scan.run(frozenset(program.block.arguments[i] for i in donated))
+
+
+@dataclass
+class _Timeline:
+    """What is alive in a block, instruction by instruction."""
+
+    alive: dict[int, int]
+    total: int = 0
+    peak: int = 0
+    at: int = -1
+    inner: dict[int, int] = field(default_factory=dict)
+
+    def add(self, value: int, size: int) -> None:
+        self.total += size - self.alive.get(value, 0)
+        self.alive[value] = size
+
+    def drop(self, value: int) -> None:
+        self.total -= self.alive.pop(value, 0)
+
+
+@dataclass(frozen=True)
+class _Scan:
+    program: SpmdProgram
+    graph: Graph | None
+    roles: tuple[str, ...]
+
+    def run(self, donated: frozenset[int]) -> Liveness:
+        program, block = self.program, self.program.block
+        constants = [local for local, _ in program.constants]
+        start = dict.fromkeys([*block.arguments, *constants])
+        sizes = {value: program.locals[value].bytes for value in start}
+        pinned = frozenset(start) - donated
+        first = self.peak(block, sizes, pinned)
+        alive = self.peak(block, sizes, pinned, stop=first.at)
+        held = {**alive.alive, **alive.inner}
+        rows = (Alive(v, self.memory_class(v), self.name(v), size) for v, size in held.items())
+        return Liveness(
+            first.peak,
+            block.instructions[first.at] if first.at >= 0 else None,
+            tuple(sorted(rows, key=lambda row: (-row.bytes, row.local))),
+            sum(program.locals[v].bytes for v in block.arguments),
+            sum(program.locals[v].bytes for v in set(block.results)),
+        )
+
+    def peak(
+        self, block: Block, start: dict[int, int], pinned: frozenset[int], stop: int | None = None
+    ) -> _Timeline:
+        """The peak of a block whose `start` values have these sizes.
+
+        With `stop`: what is alive while instruction `stop` runs, -1 being the start.
+        """
+        last = _last_uses(block)
+        line = _Timeline(dict(start), sum(start.values()))
+        line.peak = line.total
+        if stop == -1:
+            return line
+        for value in start:
+            if value not in last and value not in pinned:
+                line.drop(value)
+        for i, instruction in enumerate(block.instructions):
+            inner = self.inside(instruction)
+            dying = [v for v in dict.fromkeys(instruction.operands) if last[v] == i]
+            dying = [v for v in dying if v not in pinned]
+            for value in self.overwritten(instruction, dying):
+                line.drop(value)
+            for value in instruction.results:
+                line.add(value, self.program.locals[value].bytes)
+            now = line.total + (inner.peak if inner else 0)
+            if now > line.peak:
+                line.peak, line.at = now, i
+            if i == stop:
+                line.inner = self.inside(instruction, stop=inner.at).alive if inner else {}
+                break
+            for value in (*dying, *(v for v in instruction.results if v not in last)):
+                line.drop(value)
+        return line
+
+    def inside(self, instruction: Instruction, stop: int | None = None) -> _Timeline | None:
+        """What the body of a loop holds beyond the loop's own operands and results."""
+        loop = instruction.attributes
+        if type(loop) is not Loop:
+            return None
+        outside = loop.num_consts + loop.num_carry
+        start = {
+            value: self.program.locals[value].bytes if i >= outside else 0
+            for i, value in enumerate(loop.body.arguments)
+        }
+        line = self.peak(loop.body, start, frozenset(loop.body.arguments[:outside]), stop)
+        line.alive.update(line.inner)
+        return line
+
+    def overwritten(self, instruction: Instruction, dying: list[int]) -> Iterator[int]:
+        """The dying operands whose memory a result takes over."""
+        held, written = self.program.locals, set()
+        free = set(dying)
+        for operand, result in self.in_place(instruction):
+            fits = held[operand].bytes == held[result].bytes
+            if operand in free and result not in written and fits:
+                free.remove(operand)
+                written.add(result)
+                yield operand
+
+    def in_place(self, instruction: Instruction) -> Iterator[tuple[int, int]]:
+        """Pairs (operand, result) of which the result may be written over the operand."""
+        loop = instruction.attributes
+        if type(loop) is Loop:
+            carry = instruction.operands[loop.num_consts : loop.num_consts + loop.num_carry]
+            yield from zip(carry, instruction.results, strict=False)
+        elif not self.writes_apart(instruction):
+            taken = instruction.results[:1]
+            yield from ((operand, result) for result in taken for operand in instruction.operands)
+
+    def writes_apart(self, instruction: Instruction) -> bool:
+        """Whether the result needs memory of its own while the operands are still read."""
+        if type(instruction.attributes) is not Apply:
+            return is_collective(instruction.attributes)
+        if self.graph is None or instruction.node is None:
+            return self.graph is None
+        return contracts(self.graph.nodes[instruction.node].signature)
+
+    def memory_class(self, value: int) -> str:
+        """The class of a local value; see `Liveness.by_class`."""
+        block = self.program.block
+        if value in block.arguments:
+            return self.role(value) or "unknown"
+        if any(value == local for local, _ in self.program.constants):
+            return "constants"
+        if value in block.results:
+            return "results"
+        return _CLASS.get(self.role(value), "transients")
+
+    def role(self, value: int) -> str | None:
+        """Role of the graph value that `value` is a layout of; None for an intermediate."""
+        origin = self.program.locals[value].origin
+        if origin is None:
+            return None
+        return self.roles[origin] if origin < len(self.roles) else "unknown"
+
+    def name(self, value: int) -> str:
+        """The name of the graph value that `value` is a layout of."""
+        origin = self.program.locals[value].origin
+        if origin is None or self.graph is None:
+            return f"%{value}"
+        return self.graph.values[origin].name
+
+
+def _last_uses(block: Block) -> dict[int, int]:
+    """Per value, the last instruction that reads it; one past the end for a result."""
+    last = {value: i for i, ins in enumerate(block.instructions) for value in ins.operands}
+    last.update(dict.fromkeys(block.results, len(block.instructions)))
+    return last

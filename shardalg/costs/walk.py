@@ -1,0 +1,41 @@
+"""The instructions of a program in order, loop bodies with their trip counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardalg.spmd.program import Block, Instruction, Local, Loop, SpmdProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An instruction, how often it runs per call of the program, and the `Loop`s around it.
+
+    Attributes:
+      loops: the instructions of the loops around it, outermost first.
+    """
+
+    instruction: Instruction
+    count: int
+    loops: tuple[Instruction, ...] = ()
+
+
+def walk(program: SpmdProgram) -> Iterator[Step]:
+    """Every instruction that runs; a loop's body comes before the loop itself."""
+    yield from _walk(program.block, 1, ())
+
+
+def _walk(block: Block, count: int, loops: tuple[Instruction, ...]) -> Iterator[Step]:
+    for instruction in block.instructions:
+        attributes = instruction.attributes
+        if type(attributes) is Loop:
+            inner = (*loops, instruction)
+            yield from _walk(attributes.body, count * attributes.length, inner)
+        yield Step(instruction, count, loops)
+
+
+def local_bytes(program: SpmdProgram, values: tuple[int, ...]) -> int:
+    """Bytes on one device of several local values together."""
+    held: tuple[Local, ...] = program.locals
+    return sum(held[value].bytes for value in values)

@@ -1,0 +1,1 @@
+"""Tables, figures and pages about plans, programs, proofs and measurements."""

@@ -1,0 +1,116 @@
+"""Tables of a plan: its shardings, its collectives, and strategies side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from shardalg.costs.collectives import KINDS, axis_names, group_size, wire_bytes
+from shardalg.costs.step_time import number
+from shardalg.costs.walk import Step, local_bytes, walk
+from shardalg.graph.ir import Graph, Node
+from shardalg.spmd.program import SpmdProgram
+from shardalg.table import Table
+
+if TYPE_CHECKING:
+    from shardalg.propagate import ShardedGraph
+
+COLLECTIVE_COLUMNS = (
+    "kind", "axes", "group_size", "count", "operand_bytes", "result_bytes", "wire_bytes",
+    "role", "phase", "region", "op", "source", "why",
+)  # fmt: skip
+PHASES = ("forward", "backward", "update")
+
+
+def collectives(program: SpmdProgram, graph: Graph) -> Table:
+    """Every collective of a program, in order of execution.
+
+    Bytes are per device and execution (ring bytes: `costs.collectives.step_wire_bytes`); `count`
+    includes trip counts, so a step's total is `wire_bytes * count`. `op` is the graph node that
+    needs the collective, `source` the user's line; both are empty at the program's border.
+    """
+    steps = (s for s in walk(program) if type(s.instruction.attributes) in KINDS)
+    return Table(COLLECTIVE_COLUMNS, tuple(_collective(program, graph, step) for step in steps))
+
+
+def _collective(program: SpmdProgram, graph: Graph, step: Step) -> tuple[object, ...]:
+    instruction, attributes = step.instruction, step.instruction.attributes
+    node = None if instruction.node is None else graph.nodes[instruction.node]
+    operand_bytes = local_bytes(program, instruction.operands)
+    return (
+        KINDS[type(attributes)],
+        ",".join(axis_names(program.mesh, attributes.digits)),
+        group_size(attributes),
+        step.count,
+        operand_bytes,
+        local_bytes(program, instruction.results),
+        number(wire_bytes(attributes, operand_bytes)),
+        instruction.role,
+        instruction.phase,
+        _region(graph, node),
+        "border" if node is None else node.primitive,
+        "" if node is None else node.source,
+        instruction.why,
+    )
+
+
+def _region(graph: Graph, node: Node | None) -> str:
+    """Kinds of the regions around a node, outermost first: "root", "scan", "scan/remat"."""
+    kinds, region = [], None if node is None else graph.regions[node.region]
+    while region is not None and region.parent is not None:
+        kinds.append(region.kind)
+        region = graph.regions[region.parent]
+    return "/".join(reversed(kinds)) or "root"
+
+
+def shardings(sharded: ShardedGraph) -> Table:
+    """Every value of a completed graph: global shape, sharding, local shape, and the reason."""
+    rows = (
+        (
+            value.name,
+            repr(value.type),
+            sharding.text(),
+            "x".join(map(str, sharding.shard_shape)),
+            str(reason),
+        )
+        for value, sharding, reason in zip(
+            sharded.graph.values, sharded.shardings, sharded.reasons, strict=True
+        )
+    )
+    return Table(("value", "shape", "sharding", "local_shape", "why"), tuple(rows))
+
+
+def strategies(tables: Mapping[str, Table]) -> Table:
+    """Collectives of several strategies, summed over equal phase, kind, axes and role.
+
+    Args:
+      tables: name of the strategy to its `collectives` table.
+
+    >>> one = ("all_gather", "Y", 4, 2, 8, 32, 24, "activation", "forward", "root", "dot", "", "")
+    >>> strategies({"final": Table(COLLECTIVE_COLUMNS, (one, one))})
+    strategy  phase    kind        axes  role        count  wire_bytes
+    final     forward  all_gather  Y     activation      4          96
+    """
+    sums: dict[tuple[object, ...], list[float]] = {}
+    for name, table in tables.items():
+        for row in table:
+            key = (name, row["phase"], row["kind"], row["axes"], row["role"])
+            count, moved = sums.setdefault(key, [0, 0])
+            sums[key] = [count + row["count"], moved + row["count"] * row["wire_bytes"]]
+    order = {phase: place for place, phase in enumerate(PHASES)}
+    names = {name: place for place, name in enumerate(tables)}
+    keys = sorted(sums, key=lambda k: (names[k[0]], order.get(k[1], len(order))))
+    columns = ("strategy", "phase", "kind", "axes", "role", "count", "wire_bytes")
+    return Table(columns, tuple((*key, *sums[key]) for key in keys))
+
+
+def totals(tables: Mapping[str, Table]) -> Table:
+    """Wire bytes per device and step of several strategies, by phase and together."""
+    rows = []
+    for name, table in tables.items():
+        moved = dict.fromkeys(PHASES, 0)
+        for row in table:
+            moved[row["phase"]] = moved.get(row["phase"], 0) + row["count"] * row["wire_bytes"]
+        rows.append((name, len(table), *(moved[p] for p in PHASES), sum(moved.values())))
+    columns = (f"{phase}_wire_bytes" for phase in PHASES)
+    return Table(("strategy", "collectives", *columns, "wire_bytes"), tuple(rows))
