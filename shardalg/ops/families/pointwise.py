@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from shardalg.graph.ir import Signature, ValueType
 from shardalg.ops.families.build import FLOATS, Builder, access, indices, is_number, names
 from shardalg.ops.rule import Access, Rule
@@ -64,6 +66,21 @@ def pointwise(signature: Signature) -> tuple[Rule, ...]:
             flops=1,
         ),
     )
+
+
+@lru_cache(maxsize=65536)
+def broadcast_operands(signature: Signature) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Operands that are repeated along a size-1 dimension, with the shape that they are repeated to.
+
+    >>> x, y = ValueType((4, 8), "float32"), ValueType((4, 1), "float32")
+    >>> broadcast_operands(Signature("sub", (), (x, y), (x,)))
+    ((1, (4, 8)),)
+    """
+    if ROWS.get(signature.primitive) is not pointwise:
+        return ()
+    shape = signature.results[0].shape
+    shapes = [value.shape for value in signature.operands]
+    return tuple((k, shape) for k, own in enumerate(shapes) if own and own != shape)
 
 
 def linearity(signature: Signature) -> tuple[frozenset[int], bool]:
