@@ -1,0 +1,101 @@
+"""Record the flops of XLA's matrix products per device: `python -m tests.oracle.record_flops`.
+
+XLA's own `cost` counts a loop body once and every operator; what two partitioners may be compared
+by is the products that a device executes in a step. They are read off the program right after
+partitioning (`*after_spmd-partitioning*`), a loop body counting its trips. Written beside this
+file as dot_flops.json; the tests read that, so that they need no compile and no GSPMD in XLA.
+"""
+
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.oracle import corpus
+
+TOPICS = ("einsum", "ffn", "attention", "stack")
+FACTS = corpus.HERE / "dot_flops.json"
+COMMAND = "XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.oracle.record_flops"
+_SHAPE = re.compile(r"^\s*(?:ROOT )?%([\w.\-]+) = \w+\[([\d,]*)\]")
+_DOT = re.compile(r" dot\(%([\w.\-]+), .*?lhs_contracting_dims=\{([\d,]*)\}")
+_WHILE = re.compile(r" while\(.*body=%([\w.\-]+)")
+
+
+def numbers(text):
+    return [int(n) for n in text.split(",") if n]
+
+
+def dot_flops(hlo, trips):
+    """2 * (elements of the result) * (elements contracted), over all products of a step.
+
+    >>> dot_flops('''ENTRY %f () -> f32[] {
+    ...   %a = f32[4,3] parameter(0)
+    ...   %b = f32[3,2] parameter(1)
+    ...   %c = f32[4,2]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+    ... }''', 1)
+    48
+    """
+    bodies, shapes, total, here = set(_WHILE.findall(hlo)), {}, 0, ""
+    for line in hlo.splitlines():
+        if line.endswith("{") and "->" in line:
+            here = line.removeprefix("ENTRY ").split(" ", 1)[0].lstrip("%")
+            shapes = {}
+        shape = _SHAPE.match(line)
+        if shape:
+            shapes[shape[1]] = numbers(shape[2])
+        dot = _DOT.search(line)
+        if dot:
+            contracted = math.prod(shapes[dot[1]][d] for d in numbers(dot[2]))
+            total += 2 * math.prod(shapes[shape[1]]) * contracted * (trips if here in bodies else 1)
+    return total
+
+
+def partitioned(name):
+    """HLO text of a program right after XLA partitioned it."""
+    import jax
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+    program = corpus.program(name)
+    function, arguments, results = program.make(**program.SMALL)
+    sizes, names = tuple(program.MESH.values()), tuple(program.MESH)
+    devices = jax.devices()[: math.prod(sizes)]
+    types = (AxisType.Auto,) * len(sizes)
+    mesh = jax.make_mesh(sizes, names, axis_types=types, devices=devices)
+
+    def place(spec):
+        return None if spec is None else NamedSharding(mesh, spec)
+
+    given = {"in_shardings": tuple(place(spec) for _, _, spec in arguments.values())}
+    if results is not None:
+        is_spec = {"is_leaf": lambda leaf: isinstance(leaf, PartitionSpec)}
+        given["out_shardings"] = jax.tree.map(place, results, **is_spec)
+    types = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in arguments.values()]
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(function, **given).trace(*types).lower()
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "spmd"}
+        lowered.compile(compiler_options=options)
+        (dump,) = Path(folder).glob("*after_spmd-partitioning*")
+        return dump.read_text()
+
+
+def record():
+    import jax
+
+    flops = {}
+    for partitioner in ("gspmd", "shardy"):
+        jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
+        flops[f"cpu_{partitioner}"] = {
+            name: dot_flops(partitioned(name), corpus.program(name).SMALL.get("L", 1))
+            for name in corpus.names(*TOPICS)
+        }
+    return {"command": COMMAND, "jax": jax.__version__, **flops}
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    FACTS.write_text(json.dumps(record(), indent=1) + "\n")
+    sys.stdout.write(FACTS.read_text())

@@ -1,0 +1,92 @@
+"""A train step that is not ours: planned, explained and run by what stands at its border alone."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+import shardalg as sa
+from tests.third_party import foreign
+
+STEPS = 20
+MESH = sa.Mesh({"X": 2, "Y": 4})
+
+
+@pytest.fixture(scope="module")
+def step():
+    return foreign.build()
+
+
+@pytest.fixture(scope="module")
+def plan(step):
+    return sa.plan(
+        step.step,
+        *step.arguments,
+        mesh=MESH,
+        in_shardings=step.in_shardings,
+        out_shardings=step.out_shardings,
+        roles=foreign.ROLES,
+        donate_argnums=(0, 1),
+    )
+
+
+def train(run, step, check=lambda state: None):
+    params, state, *data = jax.tree.map(jax.numpy.array, step.arguments)
+    losses = []
+    for _ in range(STEPS):
+        params, state, loss = run(params, state, *data)
+        check((params, state))
+        losses.append(float(loss))
+    return losses
+
+
+def places(specs):
+    mesh = MESH.to_jax()
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=foreign.is_spec)
+
+
+def test_twenty_steps_equal_one_device(step, plan):
+    expected = jax.tree.leaves(places(step.out_shardings[:2]))
+
+    def stays(state):
+        for leaf, place in zip(jax.tree.leaves(state), expected, strict=True):
+            assert leaf.sharding.is_equivalent_to(place, leaf.ndim)
+
+    got = train(plan.lower(), step, stays)
+    want = train(jax.jit(step.step), step)
+    assert want[-1] < 0.6 * want[0]
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_state_is_donated(step, plan):
+    arguments = jax.device_put(step.arguments, places(step.in_shardings))
+    jax.block_until_ready(plan.lower()(*arguments))
+    deleted = [leaf.is_deleted() for leaf in jax.tree.leaves(arguments[:2])]
+    assert sum(deleted) > 0.9 * len(deleted)
+    assert not any(leaf.is_deleted() for leaf in arguments[2:])
+
+
+def test_no_byte_is_moved_for_want_of_a_row(plan, show):
+    moved = plan.collectives()
+    total = (moved["wire_bytes"] * moved["count"]).sum()
+    fallback = plan.warnings()["wire_bytes"].sum()
+    show(f"foreign step: fallback gathers {fallback:.0f} of {total:.0f} wire bytes per step")
+    assert total > 0
+    assert fallback == 0
+    assert set(moved["role"]) <= {"weight", "activation", "gradient"}
+
+
+def test_every_value_is_explained(plan):
+    table = plan.shardings()
+    assert table["why"].str.len().min() > 0
+    for value in table["value"].sample(20, random_state=0):
+        assert len(plan.explain(value)) > 0
+
+
+def test_arrays_that_carry_shardings_need_no_specs(step, plan):
+    arguments = jax.device_put(step.arguments, places(step.in_shardings))
+    other = sa.plan(
+        step.step, *arguments, out_shardings=step.out_shardings, roles=foreign.ROLES
+    )
+    assert other.mesh == plan.mesh
+    assert other.collectives().equals(plan.collectives())
