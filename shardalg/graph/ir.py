@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
+
+from shardalg.errors import TraceError
 
 ITEM_SIZES = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "bfloat16": 2, "float16": 2,
@@ -123,8 +126,9 @@ class Node:
 class Region:
     """A body: the whole program ("root"), a "scan" body, or a "remat" span behind its barrier.
 
-    A remat region has no arguments of its own: its nodes read the results of the
-    `optimization_barrier` node that opens it.
+    A remat region has no arguments or results of its own: its nodes stand in the list of the region
+    around it as well, read the results of the `optimization_barrier` node before them (where JAX
+    asks for one), and hand their values out directly.
 
     Attributes:
       node: the call that owns it; None for root and remat.
@@ -147,10 +151,10 @@ class Region:
 class Tie:
     """Two values on the two sides of a region's border that share a sharding.
 
-    `target = source` but for `drop` leading dimensions that one side lacks:
-    kind "const", "init" (outer to body argument), "xs" (outer to body argument, leading dimension dropped),
-    "carry" (body result to body argument), "result" (body result to outer result), "ys" (body result to outer
-    result, leading dimension added).
+    `target = source` but for `drop` leading dimensions that one side lacks. Kinds: "const" and
+    "init" (outer to body argument), "xs" (outer to body argument, leading dimension dropped),
+    "carry" (body result to body argument), "result" (body result to outer result), "ys" (body
+    result to outer result, leading dimension added).
     """
 
     call: int
@@ -177,7 +181,8 @@ class Site:
       node: index of the identity node ("annotate") that marks the place.
       name: of `annotate(x, name)`, else None.
       spec: per dimension the axis names, major first; None for a site that only a strategy fills.
-      unspecified_dims: dimensions left to completion.
+      unspecified_dims: dimensions left to completion; with `spec` None those that `vmap` added,
+        which the strategy's spec does not count.
     """
 
     node: int
@@ -186,7 +191,14 @@ class Site:
     unspecified_dims: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A constant that a saved graph left out for its size; `sha256` of its bytes."""
+
+    sha256: str
+
+
+@dataclass(frozen=True, repr=False)
 class Graph:
     """A JAX function as data.
 
@@ -195,7 +207,6 @@ class Graph:
       arguments, results: value indices of the flattened pytrees.
       argument_paths: `params['w']`, one per argument; result_paths likewise.
       constants: (value index, array) of literals and of what the function closes over.
-      literals: indices of rank-0 constants that are numbers, not data.
       bindings: per node index, jax's own (primitive, params); empty in a loaded graph.
       trees: (arguments' treedef, results' treedef) of jax; None in a loaded graph.
     """
@@ -242,3 +253,148 @@ class Graph:
             for body in node.bodies:
                 yield from self.walk(body)
             yield node
+
+    @cached_property
+    def literals(self) -> frozenset[int]:
+        """Constants that are numbers (rank 0), not data."""
+        return frozenset(i for i, _ in self.constants if not self.values[i].type.shape)
+
+    def check(self) -> None:
+        """Raise unless the graph is well-formed.
+
+        Raises:
+          TraceError: an index, a type, a definition, a border of a region or a name is wrong.
+        """
+        found = list(islice(_problems(self), 5))
+        if found:
+            raise TraceError(f"the graph is broken: {'; '.join(found)}. Trace the function again.")
+
+    def __repr__(self) -> str:
+        counts = (len(self.arguments), len(self.nodes), len(self.regions), len(self.results))
+        return "Graph({} arguments, {} nodes, {} regions, {} results)".format(*counts)
+
+    def __str__(self) -> str:
+        return "\n".join(_text(self))
+
+
+def _text(graph: Graph) -> Iterator[str]:
+    """One line per node, bodies indented before their call."""
+    yield f"graph({_typed(graph, graph.arguments)}):"
+    yield from _region_lines(graph, graph.regions[0], "  ")
+    pairs = zip(graph.result_paths, graph.results, strict=True)
+    yield f"  return {', '.join(f'{path} = {_short(graph, i)}' for path, i in pairs)}"
+
+
+def _region_lines(graph: Graph, region: Region, indent: str) -> Iterator[str]:
+    for node in (graph.nodes[i] for i in region.nodes):
+        for body in (graph.regions[i] for i in node.bodies):
+            arguments = _typed(graph, body.arguments)
+            head = f"region {body.index} ({body.kind}, {body.trip_count} times)"
+            yield f"{indent}{head}({arguments}):"
+            yield from _region_lines(graph, body, indent + "  ")
+            yield f"{indent}  yield {', '.join(_short(graph, i) for i in body.results)}"
+        yield indent + _node_line(graph, node)
+
+
+def _node_line(graph: Graph, node: Node) -> str:
+    results = ", ".join(f"%{i}: {graph.values[i].type}" for i in node.results)
+    operands = ", ".join(_short(graph, i) for i in node.operands)
+    params = ", ".join(f"{name}={value!r}" for name, value in node.signature.params)
+    remat = f"remat {node.region}" if graph.regions[node.region].kind == "remat" else ""
+    notes = " ".join(filter(None, (node.phase, node.source, remat)))
+    options = f" {{{params}}}" if params else ""
+    return f"{results} = {node.primitive}({operands}){options}  # {notes}"
+
+
+def _typed(graph: Graph, indices: tuple[int, ...]) -> str:
+    return ", ".join(f"%{i} {graph.values[i].name}: {graph.values[i].type}" for i in indices)
+
+
+def _short(graph: Graph, index: int) -> str:
+    """A number as itself, any other value by its index."""
+    return graph.values[index].name if index in graph.literals else f"%{index}"
+
+
+def _problems(graph: Graph) -> Iterator[str]:
+    """What is wrong, in the order in which later checks rely on earlier ones."""
+    for check in (_wrong_numbers, _wrong_types, _wrong_order, _wrong_regions, _wrong_ties):
+        found = list(check(graph))
+        yield from found
+        if found:
+            return
+
+
+def _wrong_numbers(graph: Graph) -> Iterator[str]:
+    for what, items in (("value", graph.values), ("node", graph.nodes), ("region", graph.regions)):
+        yield from (f"{what} {i} says {x.index}" for i, x in enumerate(items) if x.index != i)
+    size = len(graph.values)
+    for node in graph.nodes:
+        if not all(0 <= i < size for i in (*node.operands, *node.results)):
+            yield f"node {node.index} names a value that does not exist"
+    if len({value.name for value in graph.values}) != size:
+        yield "two values have one name"
+
+
+def _wrong_types(graph: Graph) -> Iterator[str]:
+    values = graph.values
+    for node in graph.nodes:
+        sides = ((node.signature.operands, node.operands), (node.signature.results, node.results))
+        for types, indices in sides:
+            if types != tuple([values[i].type for i in indices]):
+                found = [values[i].type for i in indices]
+                yield f"{node.primitive} (node {node.index}) expects {list(types)}, has {found}"
+
+
+def _wrong_order(graph: Graph) -> Iterator[str]:
+    """Every value is made once, before it is read, by something its reader can see."""
+    shared = {i for i, _ in graph.constants}
+    made = set(shared)
+    visible = {0: {*shared, *graph.arguments}}
+    for node in graph.walk():
+        home = _home(graph, node.region)
+        seen = visible.setdefault(home, {*shared, *graph.regions[home].arguments})
+        hidden = [graph.values[i].name for i in node.operands if i not in seen]
+        again = [graph.values[i].name for i in node.results if i in made]
+        if hidden or again:
+            fault = f"reads {hidden} before it is made" if hidden else f"makes {again} again"
+            yield f"{node.primitive} (node {node.index}) {fault}"
+        seen.update(node.results)
+        made.update(node.results)
+    for region in (r for r in graph.regions if r.kind != "remat"):
+        seen = visible.get(region.index, {*shared, *region.arguments})
+        missing = [graph.values[i].name for i in region.results if i not in seen]
+        if missing:
+            yield f"region {region.index} hands on {missing}, which it does not have"
+
+
+def _home(graph: Graph, region: int) -> int:
+    """The region whose values a node of `region` sees: a remat region is a part of its parent."""
+    while graph.regions[region].kind == "remat":
+        region = graph.regions[region].parent
+    return region
+
+
+def _wrong_regions(graph: Graph) -> Iterator[str]:
+    inside = [set(region.nodes) for region in graph.regions]
+    for node in graph.nodes:
+        if node.index not in inside[node.region]:
+            yield f"node {node.index} is not in its region {node.region}"
+        for body in (graph.regions[i] for i in node.bodies):
+            trips = graph.trip_count(node) * (node.signature.param("length") or 1)
+            if (body.node, body.trip_count) != (node.index, trips):
+                yield f"region {body.index} runs {body.trip_count} times for node {body.node}"
+    if (graph.regions[0].arguments, graph.regions[0].results) != (graph.arguments, graph.results):
+        yield "region 0 has other arguments or results than the graph"
+
+
+def _wrong_ties(graph: Graph) -> Iterator[str]:
+    tied = {tie.target for tie in graph.ties}
+    for tie in graph.ties:
+        source, target = graph.values[tie.source], graph.values[tie.target]
+        if source.type.shape[tie.source_drop :] != target.type.shape[tie.target_drop :]:
+            sides = [(value.name, value.type) for value in (source, target)]
+            yield f"the tie {tie.kind} joins {sides}"
+    for region in graph.regions[1:]:
+        loose = [graph.values[i].name for i in region.arguments if i not in tied]
+        if loose:
+            yield f"region {region.index} has arguments without a tie: {loose}"

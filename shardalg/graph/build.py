@@ -1,0 +1,289 @@
+"""A jaxpr as a `Graph`: calls inlined, control flow as regions. No jax: it reads attributes only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from shardalg.errors import TraceError
+from shardalg.graph.calls import CALLS, INLINED, Call
+from shardalg.graph.ir import Graph, Node, Region, Site, Tie, ValueType
+from shardalg.graph.parts import Parts
+from shardalg.graph.phase import Draft, phases
+from shardalg.graph.source import Sources
+
+_SCAN_PARAMS = ("length", "num_carry", "num_consts", "reverse")
+
+
+@dataclass(slots=True)
+class _Span:
+    """A region while its nodes are collected."""
+
+    index: int
+    kind: str
+    parent: int | None
+    trip_count: int
+    arguments: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    node: int | None = None
+    nodes: list[int] = field(default_factory=list)
+
+    def region(self) -> Region:
+        """The finished region."""
+        ends = (self.node, self.arguments, self.results)
+        return Region(self.index, self.kind, self.parent, *ends, tuple(self.nodes), self.trip_count)
+
+
+class _Place(NamedTuple):
+    """Where an equation stands.
+
+    Attributes:
+      spans: its region, then those around it that list its nodes too (a remat within its parent).
+      source, flags: of the equation, or inherited from the call that it is inlined from.
+    """
+
+    spans: tuple[_Span, ...]
+    source: str = ""
+    flags: int = 0
+
+
+class Builder:
+    """Reads equations into nodes, and collects the regions, ties and sites among them.
+
+    Args:
+      primitives: JAX's objects of the nodes that stand for no equation ("annotate",
+        "optimization_barrier"), for `Graph.bindings`.
+    """
+
+    def __init__(self, primitives: Mapping[str, object]) -> None:
+        self.primitives = primitives
+        self.parts = Parts()
+        self.ties: list[Tie] = []
+        self.sites: list[Site] = []
+        self._sources = Sources()
+        self._drafts: list[Draft] = []
+        self._bindings: list[object] = []
+        self._spans = [_Span(0, "root", None, 1)]
+
+    def graph(
+        self, closed: Any, argument_paths: Sequence[str], result_paths: Sequence[str]
+    ) -> Graph:
+        """The graph of a closed jaxpr whose inputs and outputs have these paths."""
+        root = self._spans[0]
+        variables = getattr(closed, "jaxpr", closed).invars
+        types = [self.parts.type_of(var.aval) for var in variables]
+        named = zip(types, argument_paths, strict=True)
+        root.arguments = tuple(self.parts.value(t, "argument", path) for t, path in named)
+        root.results = tuple(self.run(closed, root.arguments, _Place((root,))))
+        return Graph(
+            values=tuple(self.parts.values),
+            nodes=self._nodes(),
+            regions=tuple(span.region() for span in self._spans),
+            ties=tuple(self.ties),
+            arguments=root.arguments,
+            results=root.results,
+            argument_paths=tuple(argument_paths),
+            result_paths=tuple(result_paths),
+            sites=tuple(self.sites),
+            constants=tuple(self.parts.constants),
+            bindings=tuple(self._bindings),
+        )
+
+    def _nodes(self) -> tuple[Node, ...]:
+        found = phases(self._drafts, {span.index: span.results for span in self._spans})
+        return tuple(
+            Node(i, d.signature, d.operands, d.results, d.source, phase, d.region, d.bodies)
+            for i, (d, phase) in enumerate(zip(self._drafts, found, strict=True))
+        )
+
+    def run(self, body: Any, arguments: Iterable[int], place: _Place) -> list[int]:
+        """Read the equations of a body, closed or open; the values of its results."""
+        jaxpr = getattr(body, "jaxpr", body)
+        env = dict(zip(jaxpr.invars, arguments, strict=True))
+        if jaxpr.constvars:
+            for var, array in zip(jaxpr.constvars, body.consts, strict=True):
+                env[var] = self.parts.constant(var.aval, array)
+        for equation in jaxpr.eqns:
+            operands = [self._read(atom, env) for atom in equation.invars]
+            info = equation.source_info
+            source = self._sources.line(info.traceback) or place.source
+            here = _Place(place.spans, source, place.flags | self._sources.flags(info.name_stack))
+            handler = HANDLERS.get(equation.primitive.name, _node)
+            env.update(zip(equation.outvars, handler(self, equation, operands, here), strict=True))
+        return [self._read(atom, env) for atom in jaxpr.outvars]
+
+    def _read(self, atom: Any, env: Mapping[Any, int]) -> int:
+        # A literal holds its value, and cannot be hashed.
+        return self.parts.constant(atom.aval, atom.val) if hasattr(atom, "val") else env[atom]
+
+    def open(self, kind: str, parent: _Span, trips: int = 1) -> _Span:
+        """A new region inside `parent`."""
+        span = _Span(len(self._spans), kind, parent.index, parent.trip_count * trips)
+        self._spans.append(span)
+        return span
+
+    def node(
+        self,
+        binding: tuple[object, Mapping[str, object]],
+        operands: Sequence[int],
+        results: tuple[int, ...],
+        *,
+        place: _Place,
+        bodies: tuple[int, ...] = (),
+    ) -> int:
+        """A node of the primitive in `binding`, with parameters as plain data."""
+        primitive, params = binding
+        shown = {k: params[k] for k in _SCAN_PARAMS} if bodies else params
+        plain = self.parts.plain(primitive.name, shown)
+        signature = self.parts.signature(primitive.name, plain, operands=operands, results=results)
+        where = (place.source, place.flags, place.spans[0].index, bodies)
+        index = len(self._drafts)
+        self._drafts.append(Draft(signature, tuple(operands), results, *where))
+        self._bindings.append(binding)
+        for span in place.spans:
+            span.nodes.append(index)
+        return index
+
+
+def _node(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+    """An equation that is one node."""
+    parts, primitive = builder.parts, equation.primitive
+    types = [parts.type_of(var.aval) for var in equation.outvars]
+    results = parts.results(types, parts.label(primitive.name, place.source))
+    builder.node((primitive, equation.params), operands, results, place=place)
+    return results
+
+
+def _inline(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+    return builder.run(equation.params[INLINED[equation.primitive.name]], operands, place)
+
+
+def _scan(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+    """A loop: its body once, in a region of its own."""
+    parts, params = builder.parts, equation.params
+    counts = (params["num_consts"], params["num_carry"])
+    name, at = parts.label("scan", place.source)
+    span = builder.open("scan", place.spans[0], int(params["length"]))
+    variables = getattr(params["jaxpr"], "jaxpr", params["jaxpr"]).invars
+    labels = _border_labels(*counts, total=len(variables))
+    span.arguments = tuple(
+        parts.value(parts.type_of(var.aval), "region_argument", f"{name}{at}/{label}")
+        for var, label in zip(variables, labels, strict=True)
+    )
+    inside = place._replace(spans=(span,))
+    span.results = tuple(builder.run(params["jaxpr"], span.arguments, inside))
+    types = [parts.type_of(var.aval) for var in equation.outvars]
+    results = parts.results(types, (name, at))
+    binding = (equation.primitive, params)
+    span.node = builder.node(binding, operands, results, place=place, bodies=(span.index,))
+    call = Call(span.node, counts, operands, span.arguments, span.results, results)
+    builder.ties.extend(CALLS["scan"](call))
+    return results
+
+
+def _border_labels(constants: int, carried: int, *, total: int) -> list[str]:
+    """`const0`, `carry0`, `xs0`: what a scan's body arguments are called."""
+    runs = (("const", constants), ("carry", carried), ("xs", total - constants - carried))
+    return [f"{kind}{i}" for kind, count in runs for i in range(count)]
+
+
+def _remat(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+    """A recomputation in the backward pass: a region, behind a barrier that holds off CSE."""
+    params = equation.params
+    if not params.get("differentiated", True):
+        return builder.run(params["jaxpr"], operands, place)
+    guard = params.get("prevent_cse", True)
+    guards = (guard,) * len(operands) if isinstance(guard, bool) else tuple(guard)
+    guarded = [v for v, on in zip(operands, guards, strict=True) if on]
+    passed = _barrier(builder, guarded, place)
+    inner = [passed.get(v, v) if on else v for v, on in zip(operands, guards, strict=True)]
+    span = builder.open("remat", place.spans[0])
+    return builder.run(params["jaxpr"], inner, place._replace(spans=(span, *place.spans)))
+
+
+def _barrier(builder: Builder, operands: Sequence[int], place: _Place) -> dict[int, int]:
+    """Operand to what a barrier hands on; constants need none."""
+    parts = builder.parts
+    held = [v for v in dict.fromkeys(operands) if parts.values[v].kind != "constant"]
+    if not held:
+        return {}
+    types: list[ValueType] = [parts.values[v].type for v in held]
+    results = parts.results(types, parts.label("optimization_barrier", place.source))
+    binding = (builder.primitives["optimization_barrier"], {})
+    builder.node(binding, held, results, place=place)
+    return dict(zip(held, results, strict=True))
+
+
+def _annotation(
+    builder: Builder, equation: Any, operands: list[int], place: _Place
+) -> Sequence[int]:
+    """Our own identity: a site."""
+    return _site(builder, operands, equation.params, place)
+
+
+def _constraint(
+    builder: Builder, equation: Any, operands: list[int], place: _Place
+) -> Sequence[int]:
+    """JAX's constraint: a site that keeps the axis names of its spec, and nothing of its mesh."""
+    params = equation.params
+    sharding = params.get("sharding", params.get("dst_sharding"))
+    spec = getattr(sharding, "spec", None)
+    if spec is None:
+        raise TraceError(
+            f"the constraint at {place.source or 'an unknown line'} names devices and no axes: "
+            f"{sharding}. Constrain with a PartitionSpec or a NamedSharding."
+        )
+    rank = len(equation.outvars[0].aval.shape)
+    return _site(builder, operands, site_params(spec, rank), place)
+
+
+def _device_put(
+    builder: Builder, equation: Any, operands: list[int], place: _Place
+) -> Sequence[int]:
+    """A placement inside the function: a constraint if it names axes, else nothing."""
+    results = []
+    for value, device in zip(operands, equation.params["devices"], strict=True):
+        spec = getattr(device, "spec", None)
+        if spec is not None:
+            rank = len(builder.parts.values[value].type.shape)
+            (value,) = _site(builder, [value], site_params(spec, rank), place)
+        results.append(value)
+    return results
+
+
+def site_params(spec: Iterable[object], rank: int) -> dict[str, Any]:
+    """Parameters of our annotation for a PartitionSpec; an entry that is no axis leaves it open.
+
+    >>> site_params(("x", None, ("y", "z")), 4)["spec"]
+    (('x',), (), ('y', 'z'), ())
+    """
+    entries = [*spec, *[None] * rank][:rank]
+    axes = [e if isinstance(e, tuple) else (e,) if isinstance(e, str) else () for e in entries]
+    open_dims = [i for i, e in enumerate(entries) if not (e is None or isinstance(e, str | tuple))]
+    return {"name": None, "spec": tuple(axes), "unspecified_dims": tuple(open_dims)}
+
+
+def _site(
+    builder: Builder, operands: list[int], params: Mapping[str, Any], place: _Place
+) -> Sequence[int]:
+    parts = builder.parts
+    label = parts.label("annotate", place.source)
+    types = [parts.values[operands[0]].type]
+    name = params["name"]
+    results = parts.results(types, (name, "") if name else label)
+    binding = (builder.primitives["annotate"], dict(params))
+    node = builder.node(binding, operands, results, place=place)
+    builder.sites.append(Site(node, name, params["spec"], params["unspecified_dims"]))
+    return results
+
+
+# (builder, equation, operands, place) -> results; all other primitives are `_node`.
+HANDLERS: dict[str, Callable[[Builder, Any, list[int], _Place], Sequence[int]]] = {
+    **dict.fromkeys(INLINED, _inline),
+    "scan": _scan,
+    **dict.fromkeys(("remat2", "remat", "checkpoint"), _remat),
+    "annotate": _annotation,
+    **dict.fromkeys(("sharding_constraint", "reshard"), _constraint),
+    "device_put": _device_put,
+}

@@ -1,0 +1,234 @@
+"""Run a graph node by node through JAX's own primitives: the reference for every check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import jax.extend.core.primitives as extended
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from shardalg.errors import TraceError
+from shardalg.graph.annotate import annotate_p
+from shardalg.graph.ir import Graph, Missing, Node, Params, Plain
+from shardalg.graph.plain import HINTS, is_opaque
+
+# What `graph.bindings` holds for a node: JAX's primitive and its parameters.
+Binding = tuple[Any, Mapping[str, Any]]
+Annotate = Callable[[Node, Any], Any]
+
+
+def evaluate(graph: Graph, *arrays: Any, annotate: Annotate | None = None) -> list[Any]:
+    """The results of the graph on flat arguments, on one device; also inside `jax.jit`.
+
+    Args:
+      arrays: one per argument, of its shape and type.
+      annotate: called as `annotate(node, value)` at every site, in place of the identity.
+
+    Raises:
+      TraceError: wrong arguments, or a loaded graph without what a node needs (a large constant,
+        code as a parameter).
+
+    >>> from shardalg.graph.trace import trace
+    >>> graph = trace(lambda x: {"twice": x + x}, jnp.zeros(2))
+    >>> evaluate(graph, jnp.ones(2))[0].tolist()
+    [2.0, 2.0]
+    """
+    _check_arguments(graph, arrays)
+    env: dict[int, Any] = {index: _present(graph, index, a) for index, a in graph.constants}
+    run = _Run(graph, annotate or (lambda node, value: value), dict(env))
+    env.update(zip(graph.arguments, map(_device_array, arrays), strict=True))
+    run.region(0, env)
+    return [_device_array(env[index]) for index in graph.results]
+
+
+def apply(
+    primitive_name: str, binding: Binding | None, params_override: Params, operands: Sequence[Any]
+) -> list[Any]:
+    """Run one primitive.
+
+    Args:
+      binding: JAX's own primitive and parameters; where it is None, or of another primitive, the
+        primitive is looked up by its name.
+      params_override: plain parameters that replace those of the binding (local shapes).
+
+    Raises:
+      TraceError: no such primitive, or a parameter that is code and has no binding.
+
+    >>> apply("broadcast_in_dim", None, (("broadcast_dimensions", ()), ("shape", (2,))), [np.ones(())])
+    [Array([1., 1.], dtype=float32)]
+    """
+    fits = binding is not None and binding[0].name == primitive_name
+    primitive, params = binding if fits else (find_primitive(primitive_name), {})
+    # A hint names the sharding of a global value: no local one has it.
+    kept = {name: None if name in HINTS else value for name, value in params.items()}
+    if not fits and primitive_name in _HINTED:
+        kept[_HINTED[primitive_name]] = None
+    changed = {name: jax_param(name, value, primitive_name) for name, value in params_override}
+    bound = primitive.get_bind_params({**kept, **changed})
+    # Before 0.10 the functions of a call came apart from its parameters.
+    functions, bound = bound if isinstance(bound, tuple) else ((), bound)
+    results = primitive.bind(*functions, *operands, **bound)
+    return list(results) if primitive.multiple_results else [results]
+
+
+@cache
+def find_primitive(name: str) -> Any:
+    """JAX's primitive called `name`.
+
+    >>> find_primitive("scatter-add").name
+    'scatter-add'
+    """
+    if name == "annotate":
+        return annotate_p
+    if name == "optimization_barrier":
+        return jax.make_jaxpr(lax.optimization_barrier)(0.0).eqns[0].primitive
+    attribute = f"{name.replace('-', '_')}_p"
+    for module in (lax, extended):
+        if hasattr(module, attribute):
+            return getattr(module, attribute)
+    raise TraceError(
+        f"no primitive {name!r} is known to jax {jax.__version__}. Trace the function again "
+        "instead of using the saved graph."
+    )
+
+
+def jax_param(name: str, value: Plain, primitive: str) -> Any:
+    """A plain parameter as JAX takes it: the inverse of `plain.plain`.
+
+    >>> jax_param("new_dtype", "bfloat16", "convert_element_type")
+    dtype(bfloat16)
+    """
+    if is_opaque(value):
+        raise TraceError(
+            f"the parameter {name} of {primitive} is code ({value}), which a saved graph lacks. "
+            "Trace the function again."
+        )
+    return _DECODERS[name](value) if name in _DECODERS and value is not None else value
+
+
+def _dimension_numbers(value: Plain) -> Any:
+    named = bool(value) and bool(value[0]) and isinstance(value[0][0], str)
+    return _NUMBERINGS[value[0][0]](**dict(value)) if named else value
+
+
+def _precision(value: Plain) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_precision, value))
+    return lax.Precision[value] if value in lax.Precision.__members__ else value
+
+
+_NUMBERINGS: dict[str, Callable[..., Any]] = {
+    "offset_dims": lax.GatherDimensionNumbers,
+    "update_window_dims": lax.ScatterDimensionNumbers,
+    "lhs_spec": lax.ConvDimensionNumbers,
+}
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(
+        ("new_dtype", "dtype", "index_dtype", "out_dtype", "preferred_element_type"), jnp.dtype
+    ),
+    "dimension_numbers": _dimension_numbers,
+    "mode": lambda name: lax.GatherScatterMode[name] if isinstance(name, str) else name,
+    "precision": _precision,
+    "rounding_method": lambda name: lax.RoundingMethod[name],
+    "fft_type": lambda name: lax.FftType[name],
+    "algorithm": lambda name: lax.RandomAlgorithm[name],
+}
+# The layout hint that a primitive demands, and that plain parameters leave out.
+_HINTED = {
+    "broadcast_in_dim": "sharding",
+    "convert_element_type": "sharding",
+    "dot_general": "out_sharding",
+    "gather": "out_sharding",
+    "iota": "sharding",
+    "reduce_sum": "out_sharding",
+    "reshape": "sharding",
+    "conv_general_dilated": "out_sharding",
+}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One evaluation; `constants` are what the nodes of a body may read from outside."""
+
+    graph: Graph
+    annotate: Annotate
+    constants: Mapping[int, Any]
+
+    def region(self, index: int, env: dict[int, Any]) -> None:
+        """Run the nodes of a region in place."""
+        for number in self.graph.regions[index].nodes:
+            node = self.graph.nodes[number]
+            operands = [env[value] for value in node.operands]
+            results = _HANDLERS.get(node.primitive, _apply_node)(self, node, operands)
+            env.update(zip(node.results, results, strict=True))
+
+
+def _apply_node(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
+    binding = run.graph.bindings[node.index] if run.graph.bindings else None
+    override = () if binding is not None else node.signature.params
+    return apply(node.primitive, binding, override, operands)
+
+
+def _apply_annotation(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
+    return [run.annotate(node, operands[0])]
+
+
+def _apply_scan(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
+    body = run.graph.regions[node.bodies[0]]
+    split = node.signature.param("num_consts")
+    carried = node.signature.param("num_carry")
+    constants, carry, xs = (
+        operands[:split],
+        operands[split : split + carried],
+        operands[split + carried :],
+    )
+
+    def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        env = {**run.constants, **dict(zip(body.arguments, [*constants, *carry, *xs], strict=True))}
+        run.region(body.index, env)
+        made = [_device_array(env[value]) for value in body.results]
+        return made[:carried], made[carried:]
+
+    length, reverse = node.signature.param("length"), node.signature.param("reverse")
+    carry, ys = lax.scan(step, carry, xs, length=length, reverse=reverse)
+    return [*carry, *ys]
+
+
+_HANDLERS: dict[str, Callable[[_Run, Node, list[Any]], list[Any]]] = {
+    "annotate": _apply_annotation,
+    "scan": _apply_scan,
+}
+
+
+def _device_array(array: Any) -> Any:
+    return array if isinstance(array, jax.Array) else jnp.asarray(array)
+
+
+def _check_arguments(graph: Graph, arrays: Sequence[Any]) -> None:
+    if len(arrays) != len(graph.arguments):
+        raise TraceError(
+            f"the graph has {len(graph.arguments)} arguments "
+            f"({', '.join(graph.argument_paths[:8])}), got {len(arrays)}. Pass one array for each."
+        )
+    bad = [
+        f"{path} is {np.shape(array)}, traced as {graph.values[index].type}"
+        for path, index, array in zip(graph.argument_paths, graph.arguments, arrays, strict=True)
+        if tuple(np.shape(array)) != graph.values[index].type.shape
+    ]
+    if bad:
+        raise TraceError(f"arguments of another shape: {'; '.join(bad[:8])}. Trace again for them.")
+
+
+def _present(graph: Graph, index: int, array: Any) -> Any:
+    if isinstance(array, Missing):
+        raise TraceError(
+            f"the constant {graph.values[index].name} of type {graph.values[index].type} was too "
+            "large to be saved. Trace the function again."
+        )
+    return array

@@ -1,0 +1,91 @@
+"""Parameters of primitives as plain data, by one table of types. No jax here.
+
+Plain data hashes, compares, prints and saves alike in every process; code (jaxprs, functions) and
+shardings are named, not kept: `("opaque", "jaxpr:1f0c...")`.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from functools import singledispatch
+
+import numpy as np
+
+from shardalg.graph.ir import Params, Plain
+
+# Layout hints of JAX's own: layouts are what a plan decides.
+HINTS = frozenset({"sharding", "out_sharding"})
+OPAQUE = "opaque"
+
+
+@singledispatch
+def plain(value: object) -> Plain:
+    """`value` as plain data; what is neither number, text nor a tuple of them becomes opaque.
+
+    A named tuple becomes (field, value) pairs, an enum its name, a dtype its name, a set sorted.
+
+    >>> plain([np.int64(3), np.dtype("float32"), {2, 1}])
+    (3, 'float32', (1, 2))
+    >>> plain(plain)
+    ('opaque', 'shardalg.graph.plain.plain')
+    """
+    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        return (OPAQUE, f"jaxpr:{_digest(value)}")
+    name = getattr(value, "__qualname__", None)
+    kind = type(value)
+    text = f"{value.__module__}.{name}" if name else f"{kind.__module__}.{kind.__qualname__}"
+    return (OPAQUE, text)
+
+
+def _same(value: Plain) -> Plain:
+    return value
+
+
+def _items(value: Iterable[object]) -> Plain:
+    fields = getattr(value, "_fields", None)
+    if fields is not None:
+        return tuple((f, plain(item)) for f, item in zip(fields, value, strict=True))
+    return tuple(plain(item) for item in value)
+
+
+for _type in (bool, int, float, str, type(None)):
+    plain.register(_type, _same)
+for _type in (tuple, list):
+    plain.register(_type, _items)
+for _type in (set, frozenset):
+    plain.register(_type, lambda value: tuple(sorted(plain(item) for item in value)))
+plain.register(np.dtype, lambda value: value.name)
+plain.register(np.generic, lambda value: value.item())
+plain.register(enum.Enum, lambda value: value.name)
+plain.register(
+    type, lambda value: np.dtype(value).name if issubclass(value, np.generic) else str(value)
+)
+
+
+def plain_params(params: Mapping[str, object]) -> Params:
+    """All parameters of an equation, sorted by name, without layout hints.
+
+    >>> plain_params({"shape": (2, 3), "sharding": None, "dtype": np.dtype("int32")})
+    (('dtype', 'int32'), ('shape', (2, 3)))
+    """
+    return tuple((name, plain(params[name])) for name in sorted(params) if name not in HINTS)
+
+
+def is_opaque(value: Plain) -> bool:
+    """Whether code hides in `value`, so that it cannot be rebuilt from plain data.
+
+    >>> is_opaque((("key_shape", (2,)), ("seed", ("opaque", "threefry_seed"))))
+    True
+    """
+    if not isinstance(value, tuple):
+        return False
+    return (len(value) == 2 and value[0] == OPAQUE) or any(is_opaque(item) for item in value)
+
+
+def _digest(value: object) -> str:
+    # Addresses of functions differ between processes; the rest of the text does not.
+    text = re.sub(r"0x[0-9a-f]+", "0x", str(value))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,213 @@
+"""A JAX function to a `Graph`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cache
+from traceback import walk_tb
+from typing import Any
+
+import jax
+from jax.tree_util import keystr, tree_flatten_with_path, tree_structure, treedef_is_leaf
+
+from shardalg.errors import RoleError, StrategyError, TraceError
+from shardalg.graph.annotate import annotate_p
+from shardalg.graph.build import Builder
+from shardalg.graph.ir import Graph
+from shardalg.graph.source import Sources
+
+
+def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | None = None) -> Graph:
+    """The program of `fn(*args)` as data; nothing is computed.
+
+    Args:
+      fn: any function that JAX can trace; a jitted one is unwrapped.
+      args: arrays, numbers or `jax.ShapeDtypeStruct`s, in any pytrees. Where they lie is ignored.
+      mesh_shape: axis sizes for a `with_sharding_constraint` with a bare spec inside `fn`; only the
+        names of its axes are kept.
+
+    Raises:
+      TraceError: a leaf of `args` is no array, JAX cannot trace `fn`, or it has side effects.
+
+    >>> shape = jax.ShapeDtypeStruct((4, 4), "float32")
+    >>> print(trace(lambda params, x: jax.numpy.sin(x) + params["w"], {"w": shape}, shape))
+    graph(%0 params['w']: f32[4,4], %1 x: f32[4,4]):
+      %2: f32[4,4] = sin(%1) {accuracy=None}  # forward <doctest ...>:1
+      %3: f32[4,4] = add(%2, %0)  # forward <doctest ...>:1
+      return result = %3
+    """
+    paths, leaves, tree = _leaves(fn, args)
+    specs = [_spec(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
+    closed, shapes = _jaxpr(fn, jax.tree.unflatten(tree, specs), mesh_shape)
+    if closed.effects:
+        raise TraceError(
+            f"{_name(fn)} has side effects that a plan cannot keep: "
+            f"{', '.join(sorted(map(str, closed.effects)))}. Remove prints and callbacks from it."
+        )
+    result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
+    builder = Builder({"annotate": annotate_p, "optimization_barrier": _barrier_primitive()})
+    graph = replace(
+        builder.graph(closed, paths, result_paths), trees=(tree, tree_structure(shapes))
+    )
+    graph.check()
+    return graph
+
+
+def _leaves(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[str], list[Any], Any]:
+    """Path and value of every leaf of the arguments, and the tree of them all."""
+    names = parameter_names(fn, len(args))
+    paths, leaves = [], []
+    for name, arg in zip(names, args, strict=True):
+        for path, leaf in tree_flatten_with_path(arg)[0]:
+            paths.append(f"{name}{keystr(path)}")
+            leaves.append(leaf)
+    return paths, leaves, tree_structure(tuple(args))
+
+
+def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """What the positional arguments of `fn` are called: `x`, `args[0]`, or `arg0` if unknown.
+
+    >>> parameter_names(lambda x, *rest: x, 3)
+    ['x', 'rest[0]', 'rest[1]']
+    """
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    star = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), None)
+    rest = [f"{star}[{i}]" if star else f"arg{len(plain) + i}" for i in range(count - len(plain))]
+    return [*plain[:count], *rest]
+
+
+def _spec(path: str, leaf: Any) -> Any:
+    """Shape, type and weak type of a leaf; its placement is not the graph's."""
+    if isinstance(leaf, bool | int | float | complex):
+        return leaf
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        raise TraceError(
+            f"{path} is a {type(leaf).__name__} ({leaf!r:.60}), no array. Pass arrays or "
+            "jax.ShapeDtypeStructs, and bind everything else with functools.partial."
+        )
+    weak = bool(getattr(leaf, "weak_type", False))
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
+
+
+def _jaxpr(
+    fn: Callable[..., Any], args: Sequence[Any], mesh_shape: Mapping[str, int] | None
+) -> tuple[Any, Any]:
+    with _hinted(mesh_shape):
+        try:
+            return jax.make_jaxpr(fn, return_shape=True)(*args)
+        except _UNTRACEABLE as error:
+            message = str(error).split("\n")[0]
+            raise TraceError(
+                f"JAX cannot trace {_name(fn)}{_place(error)}: {message} "
+                "Compute what Python decides on outside the function, or with jax.numpy and "
+                "jax.lax.cond."
+            ) from None
+        except TypeError as error:
+            if "JAX type" not in str(error) and "JAX array type" not in str(error):
+                raise
+            raise TraceError(
+                f"{_name(fn)} cannot be planned{_place(error)}: {error} "
+                "Return and pass arrays only."
+            ) from None
+        except RuntimeError as error:
+            if "mesh" not in str(error):
+                raise
+            raise TraceError(
+                f"a constraint in {_name(fn)}{_place(error)} needs a mesh: {error} "
+                "Give the mesh to the plan, or use a NamedSharding or mesh_split."
+            ) from None
+
+
+_UNTRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.UnexpectedTracerError,
+)
+
+
+def _hinted(mesh_shape: Mapping[str, int] | None) -> AbstractContextManager[object]:
+    if not mesh_shape:
+        return nullcontext()
+    kinds = (jax.sharding.AxisType.Auto,) * len(mesh_shape)
+    mesh = jax.sharding.AbstractMesh(
+        tuple(mesh_shape.values()), tuple(mesh_shape), axis_types=kinds
+    )
+    return jax.sharding.use_abstract_mesh(mesh)
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _place(error: BaseException) -> str:
+    """` (model.py:41)`, the user's innermost line on the way to the error."""
+    sources, place = Sources(), ""
+    for frame, line in walk_tb(error.__traceback__):
+        file = sources.file(frame.f_code.co_filename)
+        place = f" ({file}:{line})" if file else place
+    return place
+
+
+@cache
+def _barrier_primitive() -> object:
+    return jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0].primitive
+
+
+def flatten_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
+    """The entry of `prefix` for every leaf of `tree`, in order.
+
+    Args:
+      prefix: a pytree like `tree` but cut off anywhere: an entry holds for all leaves below it.
+        None is an entry.
+      what: what the prefix is called in messages, such as "in_shardings".
+
+    Raises:
+      StrategyError: `prefix` is no prefix of `tree` (RoleError where `what` is "roles").
+
+    >>> flatten_prefix(("p", {"a": 1, "b": None}), ([0, 0], {"a": 0, "b": [0, 0]}), "roles")
+    ['p', 'p', 1, None, None]
+    """
+    return _matched(prefix, tree, what)
+
+
+def _matched(prefix: Any, tree: Any, where: str) -> list[Any]:
+    """`where` is the place in `prefix`, as text."""
+    if prefix is None or treedef_is_leaf(tree_structure(prefix)):
+        return [prefix] * tree_structure(tree).num_leaves
+    entries, children = _children(prefix), _children(tree)
+    if entries.keys() != children.keys():
+        raise _mismatch(where, entries, children)
+    found = [_matched(entries[key], children[key], f"{where}{key}") for key in entries]
+    return [entry for part in found for entry in part]
+
+
+def _children(tree: Any) -> dict[str, Any]:
+    """Text of its key to each child of the uppermost node; empty for a leaf."""
+    if treedef_is_leaf(tree_structure(tree)):
+        return {}
+    flat, _ = tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+    return {keystr(path): child for path, child in flat}
+
+
+def _mismatch(where: str, entries: Mapping[str, Any], children: Mapping[str, Any]) -> StrategyError:
+    missing = [key for key in children if key not in entries]
+    extra = [key for key in entries if key not in children]
+    parts = [f"has no entry for {', '.join(missing)}"] if missing else []
+    parts += [f"has an entry for {', '.join(extra)}, which does not exist"] if extra else []
+    what = where.split("[")[0].split(".")[0]
+    return _PREFIX_ERRORS.get(what, StrategyError)(
+        f"{where} fits no prefix of the arguments: it {' and '.join(parts)}. The arguments have "
+        f"{', '.join(children) or 'a single array'} there. Mirror them, or give one entry for all."
+    )
+
+
+_PREFIX_ERRORS = {"roles": RoleError}
