@@ -1,0 +1,168 @@
+"""What each value is to training: parameter, data, activation, gradient. Derived from rows and the arguments' roles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from shardalg.errors import RoleError
+from shardalg.graph.ir import Graph, Signature
+from shardalg.ops.loops import dim_loops
+from shardalg.ops.table import rules
+
+PARAMETERS, OPTIMIZER_STATE, DATA = "parameters", "optimizer_state", "data"
+ARGUMENT_ROLES = (PARAMETERS, OPTIMIZER_STATE, DATA)
+ACTIVATION, GRADIENT, WEIGHT, CONSTANT, UNKNOWN = (
+    "activation", "gradient", "weight", "constant", "unknown",
+)  # fmt: skip
+
+
+def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[str, ...]:
+    """Role of every value.
+
+    An argument has the role given. A derived value is, in this order:
+    constant: it depends on no argument, or has a data dimension and depends on no data (a mask);
+    unknown: it depends on an argument whose role is not given;
+    activation: it depends on data and has a data dimension;
+    gradient: it depends on data otherwise (an update, the loss); weight: it depends on none.
+    Data dimensions are those that loops join to a dimension of a data argument, and to none of a
+    parameter: an activation [B, S, M] shares M with the weights, and still has B and S.
+
+    Args:
+      argument_roles: one of "parameters", "optimizer_state", "data" or None for each flattened
+        argument; None for all means that every role is "unknown".
+
+    Raises:
+      RoleError: another word, or not one role per argument.
+    """
+    if argument_roles is None or not any(argument_roles):
+        return (UNKNOWN,) * len(graph.values)
+    _check(graph, argument_roles)
+    given = dict(zip(graph.arguments, argument_roles, strict=True))
+    edges = _dependencies(graph)
+    tainted = _reachable(edges, [v for v, role in given.items() if role == DATA])
+    unsure = _reachable(edges, [v for v, role in given.items() if role is None])
+    known = _reachable(edges, graph.arguments)
+    spread = _data_dimensions(graph, given)
+    found = [
+        _derived(bool(known[i]), bool(unsure[i]), bool(tainted[i]), bool(spread[i]))
+        for i in range(len(graph.values))
+    ]
+    for value, role in given.items():
+        found[value] = role or UNKNOWN
+    return tuple(found)
+
+
+def _derived(known: bool, unsure: bool, tainted: bool, spread: bool) -> str:
+    if not known or (spread and not tainted and not unsure):
+        return CONSTANT
+    if unsure:
+        return UNKNOWN
+    if not tainted:
+        return WEIGHT
+    return ACTIVATION if spread else GRADIENT
+
+
+def _check(graph: Graph, argument_roles: Sequence[str | None]) -> None:
+    if len(argument_roles) != len(graph.arguments):
+        raise RoleError(
+            f"{len(argument_roles)} roles for {len(graph.arguments)} arguments "
+            f"({', '.join(graph.argument_paths[:8])}): give one role, or None, to each."
+        )
+    pairs = zip(graph.argument_paths, argument_roles, strict=True)
+    bad = [f"{path}: {role!r}" for path, role in pairs if role not in (None, *ARGUMENT_ROLES)]
+    if bad:
+        known = ", ".join(map(repr, ARGUMENT_ROLES))
+        raise RoleError(f"unknown roles {'; '.join(bad[:8])}. A role is one of {known}, or None.")
+
+
+def _dependencies(graph: Graph) -> list[list[int]]:
+    """Per value, the values that are computed from it; through the bodies of calls by their ties."""
+    edges: list[list[int]] = [[] for _ in graph.values]
+    for node in graph.nodes:
+        for value in node.operands if not node.bodies else ():
+            edges[value].extend(node.results)
+    for tie in graph.ties:
+        edges[tie.source].append(tie.target)
+    return edges
+
+
+def _reachable(edges: list[list[int]], start: Iterable[int]) -> bytearray:
+    seen = bytearray(len(edges))
+    stack = list(start)
+    for value in stack:
+        seen[value] = 1
+    while stack:
+        for target in edges[stack.pop()]:
+            if not seen[target]:
+                seen[target] = 1
+                stack.append(target)
+    return seen
+
+
+class _Classes:
+    """Union-find over numbers."""
+
+    def __init__(self, size: int) -> None:
+        self.parent = list(range(size))
+
+    def root(self, item: int) -> int:
+        parent = self.parent
+        while parent[item] != item:
+            parent[item] = parent[parent[item]]
+            item = parent[item]
+        return item
+
+    def join(self, first: int, second: int) -> None:
+        a, b = self.root(first), self.root(second)
+        if a != b:
+            self.parent[b] = a
+
+
+@lru_cache(maxsize=65536)
+def joined_dims(signature: Signature) -> tuple[tuple[int, int, int, int], ...]:
+    """(position, dimension, position, dimension) pairs of equal loops; positions as operands, then results.
+
+    A dimension that nests several loops counts as its major one.
+    """
+    first: dict[str, tuple[int, int]] = {}
+    pairs = []
+    for number, rule in enumerate(rules(signature) or ()):
+        for tensor in rule.tensors:
+            result = len(signature.operands) + number + ~tensor
+            position = tensor if tensor >= 0 else result
+            for dim in range(len(rule.indices(tensor))):
+                for loop, _ in dim_loops(rule, tensor, dim)[:1]:
+                    at = first.setdefault(loop, (position, dim))
+                    pairs.append((*at, position, dim))
+    return tuple(pair for pair in pairs if pair[:2] != pair[2:])
+
+
+def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
+    """Per value, 1 if one of its dimensions is joined to one of the data and to none of the parameters."""
+    base = [0]
+    for value in graph.values:
+        base.append(base[-1] + len(value.type.shape))
+    classes = _Classes(base[-1])
+    for node in graph.nodes:
+        at = (*node.operands, *node.results)
+        for i, d, j, e in joined_dims(node.signature) if not node.bodies else ():
+            classes.join(base[at[i]] + d, base[at[j]] + e)
+    for tie in graph.ties:
+        rank = len(graph.values[tie.source].type.shape) - tie.source_drop
+        for d in range(rank):
+            source = base[tie.source] + tie.source_drop + d
+            classes.join(source, base[tie.target] + tie.target_drop + d)
+    return _marked(graph, given, base, classes)
+
+
+def _marked(
+    graph: Graph, given: dict[int, str | None], base: list[int], classes: _Classes
+) -> bytearray:
+    def owned(*owners: str) -> set[int]:
+        mine = [v for v, role in given.items() if role in owners]
+        return {classes.root(i) for v in mine for i in range(base[v], base[v + 1])}
+
+    spread = owned(DATA) - owned(PARAMETERS, OPTIMIZER_STATE)
+    roots = [classes.root(i) in spread for i in range(base[-1])]
+    return bytearray(any(roots[base[v] : base[v + 1]]) for v in range(len(graph.values)))
