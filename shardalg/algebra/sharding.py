@@ -142,8 +142,14 @@ class Sharding:
     @cached_property
     def key(self) -> tuple[object, ...]:
         """The layout alone: canonical digits of each dimension, then of the other classes."""
-        rest = (tuple(sorted(canonical(d))) for d in (self.unreduced, self.manual))
-        return (self.shape, *self.canonical_dims, *rest)
+        return (self.shape, *self.canonical_dims, *(self.classes[:2]))
+
+    @cached_property
+    def classes(self) -> tuple[Digits, Digits, Digits]:
+        """Unreduced, manual and explicitly replicated digits as canonical sets, major first."""
+        held = (self.unreduced, self.manual, self.replicated)
+        first, second, third = (canonical(tuple(sorted(d, reverse=True))) for d in held)
+        return first, second, third
 
     @property
     def is_replicated(self) -> bool:
