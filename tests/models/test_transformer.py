@@ -1,7 +1,7 @@
 """The model alone, on one device: it learns, its parts agree with plain references."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 
 import jax
@@ -24,7 +24,9 @@ def close(got, want, tolerance=MOST):
         assert np.abs(a - b).max() <= tolerance * max(1.0, np.abs(b).max())
 
 
+@cache
 def losses(config, steps=5):
+    """Losses of the first steps, parameters and state after them."""
     params, state, tokens, targets = training.part("train_step").random_arguments(config)
     step = jax.jit(partial(training.train_step, config))
     seen = []
@@ -44,9 +46,9 @@ def test_the_loss_falls(dtype):
 
 @pytest.mark.parametrize("change", [{"scan": True}, {"remat": True}, {"scan": True, "remat": True}])
 def test_every_form_is_the_same_model(change):
-    want, params, _ = losses(F32, 3)
+    want, params, _ = losses(F32)
     config = replace(F32, **change)
-    got, others, _ = losses(config, 3)
+    got, others, _ = losses(config)
     assert got == pytest.approx(want, rel=MOST)
     if config.scan:
         params = {**params, "layers": jax.tree.map(lambda *w: jnp.stack(w), *params["layers"])}
