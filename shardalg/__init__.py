@@ -34,6 +34,13 @@ _PUBLIC = {
         "TableError",
     ),
     "shardalg.table": ("Table",),
+    "shardalg.algebra.mesh": ("Mesh", "AxisRef"),
+    "shardalg.algebra.sharding": ("Sharding",),
+    "shardalg.merge.compatible": ("merge", "compatible", "refines"),
+    "shardalg.merge.verdict": ("Verdict",),
+    "shardalg.propagate.strategy": ("Strategy", "Options"),
+    "shardalg.graph.annotate": ("annotate",),
+    "shardalg.plan": ("Plan", "plan"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted(_HOME)

@@ -1,0 +1,190 @@
+"""One node: operands into the chosen layouts, the local operator, results home."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Node
+from shardalg.ops.emit import Emission, emit
+from shardalg.ops.rule import PICK, SUM, Rule
+from shardalg.ops.table import rules
+from shardalg.partition.assign import Choice, NodeKey, choose, reduced_digits
+from shardalg.partition.context import Cause, PartitionContext
+from shardalg.partition.reshard import tile
+from shardalg.spmd.program import (
+    AllReduce,
+    Apply,
+    Attributes,
+    FirstMember,
+    Mask,
+    MaskIndexed,
+    Offset,
+)
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """What every node of one key emits.
+
+    Attributes:
+      before: (operand, attributes) on operands; after: attributes on every result.
+      indexed: (operand that was shifted, attributes) of the mask behind a gather.
+      deferrable: operands whose partial sums may pass through.
+    """
+
+    choice: Choice
+    before: tuple[tuple[int, Attributes], ...]
+    apply: Apply
+    after: tuple[Attributes, ...]
+    indexed: tuple[int, MaskIndexed] | None
+    why: str
+
+
+def node_plan(key: NodeKey) -> NodePlan:
+    """Choose the assignment and derive from the row what stands around the local operator."""
+    choice = choose(key)
+    rows = rules(key.signature)
+    primitive = key.signature.primitive
+    if rows is None:
+        return NodePlan(choice, (), Apply(primitive), (), None, f"{primitive} has no row")
+    loops = dict(choice.loops)
+    extents = {name: extent for rule in rows for name, extent in rule.loops}
+    blocks = {n: tile(e, parts(loops.get(n, ()))) for n, e in extents.items()}
+    emission = emit(key.signature, rows[0], blocks) if len(rows) == 1 else Emission()
+    before = (*_masks(rows, loops), *_shifts(emission, loops, blocks))
+    if emission.first_member is not None:
+        pending = reduced_digits(rows[0], loops)
+        if pending:
+            before += ((emission.first_member, FirstMember(pending, rows[0].combine)),)
+    after = _result_shifts(emission, loops, blocks) + _combines(rows[0], loops)
+    apply = Apply(primitive, emission.params, choice.loops)
+    return NodePlan(
+        choice, before, apply, after, _indexed(emission, loops, (blocks, extents)), primitive
+    )
+
+
+def _masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[tuple[int, Attributes], ...]:
+    """Mask every operand along a combined loop that does not divide: its padding would be counted."""
+    found: dict[tuple[int, Attributes], None] = {}
+    for rule in rows:
+        for operand, dims in rule.operands.items() if rule.combine != PICK else ():
+            for dim, index in enumerate(dims):
+                mask = _mask(rule, index.loop, loops) if index.loop in rule.reduced else None
+                if mask:
+                    found[operand, Mask(dim, *mask, rule.combine)] = None
+    return tuple(found)
+
+
+def _mask(rule: Rule, loop: str, loops: dict[str, Digits]) -> tuple[Digits, int, int] | None:
+    """(digits, block, size) of a sharded loop with padding."""
+    digits, extent = loops.get(loop, ()), rule.extents[loop]
+    return (digits, tile(extent, parts(digits)), extent) if extent % parts(digits) else None
+
+
+def _shifts(
+    emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
+) -> tuple[tuple[int, Attributes], ...]:
+    return tuple(
+        (s.operand, Offset(loops[s.loop], s.sign * blocks[s.loop], s.component, s.clamp))
+        for s in emission.shifts
+        if s.operand is not None and loops.get(s.loop)
+    )
+
+
+def _result_shifts(
+    emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
+) -> tuple[Attributes, ...]:
+    return tuple(
+        Offset(loops[s.loop], s.sign * blocks[s.loop], s.component, s.clamp)
+        for s in emission.shifts
+        if s.operand is None and loops.get(s.loop)
+    )
+
+
+def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
+    """A combine other than a sum is finished at once; sums stay pending."""
+    digits = reduced_digits(rule, loops)
+    return (AllReduce(digits, rule.combine),) if digits and rule.combine not in (SUM, PICK) else ()
+
+
+def _indexed(
+    emission: Emission, loops: dict[str, Digits], sizes: tuple[dict[str, int], dict[str, int]]
+) -> tuple[int, MaskIndexed] | None:
+    blocks, extents = sizes
+    owned = [(c, loop) for c, loop in emission.owned if loops.get(loop)]
+    if not owned:
+        return None
+    operand = next(s.operand for s in emission.shifts if s.operand is not None)
+    components = tuple((c, loops[loop], blocks[loop], extents[loop]) for c, loop in owned)
+    return operand, MaskIndexed(components, emission.batch_dims, emission.fill)
+
+
+def partition_node(
+    context: PartitionContext, node: Node, plan: NodePlan, homes: tuple[Sharding, ...]
+) -> None:
+    """Emit `node` by its plan and hold its results, at home unless their sums are deferred."""
+    why = f"{plan.why} needs"
+    cause = context.cause(node, why)
+    operands = [
+        context.demand(value, layout, cause)
+        for value, layout in zip(node.operands, plan.choice.demands, strict=True)
+    ]
+    for position, attributes in plan.before:
+        operands[position] = _apply_on(context, operands[position], attributes, cause)
+    produced = plan.choice.produced
+    results = tuple(
+        context.new_local(layout.shard_shape, context.graph.values[v].type.dtype, layout, v)
+        for v, layout in zip(node.results, produced, strict=True)
+    )
+    context.emit(plan.apply, tuple(operands), results, cause)
+    if plan.indexed:
+        operand, mask = plan.indexed
+        results = (_apply_on(context, results[0], mask, cause, operands[operand]),)
+    for attributes in plan.after:
+        results = tuple(_apply_on(context, r, attributes, cause) for r in results)
+    for value, local, layout, home in zip(node.results, results, produced, homes, strict=True):
+        settle(context, node, (value, local, layout), home)
+
+
+def _apply_on(
+    context: PartitionContext, local: int, attributes: Attributes, cause: Cause, *more: int
+) -> int:
+    like = context.locals[local]
+    made = context.new_local(like.shape, like.dtype, like.sharding, like.origin)
+    role = context.roles[like.origin] if like.origin is not None else "unknown"
+    context.emit(
+        attributes, (local, *more), (made,), Cause(cause.node, cause.phase, role, cause.why)
+    )
+    return made
+
+
+def settle(
+    context: PartitionContext, node: Node, made: tuple[int, int, Sharding], home: Sharding
+) -> None:
+    """Bring a result home; leave its partial sums pending where its only user can pass them on."""
+    value, local, layout = made
+    if layout.unreduced and defers(context, node, value, layout):
+        context.hold(value, layout, local, "")
+        return
+    why = f"{node.primitive} leaves partial sums" if layout.unreduced else f"{node.primitive} gives"
+    cause = Cause(node.index, node.phase, context.roles[value], why)
+    at_home = context.move(local, layout, home, cause) if layout != home else local
+    context.hold(value, home, at_home, "")
+    if layout != home and not layout.unreduced:
+        context.hold(value, layout, local, "")
+
+
+def defers(context: PartitionContext, node: Node, value: int, layout: Sharding) -> bool:
+    """Whether partial sums of `value` may wait: its only user is linear in it, in the same region."""
+    graph = context.graph
+    users = graph.users[value]
+    if len(users) != 1 or value in context.outputs:
+        return False
+    user = graph.nodes[users[0]]
+    rows = rules(user.signature)
+    if user.region != node.region or not rows or len(rows) > 1 or rows[0].combine != SUM:
+        return False
+    positions = [i for i, v in enumerate(user.operands) if v == value]
+    return len(positions) == 1 and positions[0] in rows[0].linear

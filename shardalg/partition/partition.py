@@ -1,0 +1,139 @@
+"""`partition(sharded) -> SpmdProgram`: walk the graph once and make every movement explicit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Node
+from shardalg.partition.assign import NodeKey
+from shardalg.partition.calls import border, close_body, loop, open_body
+from shardalg.partition.context import Cause, Held, PartitionContext
+from shardalg.partition.node import NodePlan, node_plan, partition_node, settle
+from shardalg.partition.simplify import simplify
+from shardalg.propagate.sharded import ShardedGraph
+from shardalg.propagate.strategy import Options
+from shardalg.spmd.check import check
+from shardalg.spmd.program import Block, Instruction, SpmdProgram
+
+
+class Partitioner:
+    """One run: the context, the homes of all values, and what was decided per distinct node."""
+
+    def __init__(self, sharded: ShardedGraph, roles: Sequence[str], options: Options) -> None:
+        self.sharded = sharded
+        self.graph = sharded.graph
+        self.homes = _plain(sharded.shardings)
+        self.context = PartitionContext(self.graph, tuple(roles), options.keep_gathers)
+        self.plans: dict[NodeKey, NodePlan] = {}
+
+    def run(self) -> SpmdProgram:
+        """The whole program."""
+        graph, context = self.graph, self.context
+        arguments = tuple(self._argument(v) for v in graph.arguments)
+        constants = tuple((self._constant(v), v) for v, _ in graph.constants)
+        context.outputs = frozenset(
+            [*graph.results, *(v for region in graph.regions for v in region.results)]
+        )
+        self._region(0)
+        results_at = _plain(self.sharded.results)
+        results = tuple(
+            context.demand(v, layout, Cause(None, self._phase(v), "unknown", "the result is"))
+            for v, layout in zip(graph.results, results_at, strict=True)
+        )
+        program = SpmdProgram(
+            mesh=self.sharded.mesh,
+            locals=tuple(context.locals),
+            block=Block(arguments, tuple(context.instructions), results),
+            argument_shardings=tuple(self.homes[v] for v in graph.arguments),
+            result_shardings=results_at,
+            constants=constants,
+        )
+        return check(simplify(program))
+
+    def _phase(self, value: int) -> str:
+        producer = self.graph.producer[value]
+        return "forward" if producer is None else self.graph.nodes[producer].phase
+
+    def _argument(self, value: int) -> int:
+        return self._given(value, self.homes[value])
+
+    def _constant(self, value: int) -> int:
+        home = self.homes[value]
+        return self._given(value, Sharding(home.mesh, home.shape, ((),) * len(home.shape)))
+
+    def _given(self, value: int, layout: Sharding) -> int:
+        type_ = self.graph.values[value].type
+        local = self.context.new_local(layout.shard_shape, type_.dtype, layout, value)
+        self.context.held[value] = [Held(layout, local, "")]
+        return local
+
+    def _region(self, index: int) -> None:
+        for number in self.graph.regions[index].nodes:
+            node = self.graph.nodes[number]
+            if node.bodies:
+                self._call(node)
+            else:
+                self._node(node)
+
+    def _node(self, node: Node) -> None:
+        sources = tuple(self.context.sources(v) for v in node.operands)
+        homes = tuple(self.homes[v] for v in node.results)
+        key = NodeKey(node.signature, sources, homes)
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = self.plans[key] = node_plan(key)
+        partition_node(self.context, node, plan, homes)
+
+    def _call(self, node: Node) -> None:
+        context = self.context
+        region = self.graph.regions[node.bodies[0]]
+        outer_in, arguments, results, outer_out = border(node, region, self.homes)
+        cause = context.cause(node, "the loop takes")
+        operands = tuple(
+            context.demand(v, layout, cause)
+            for v, layout in zip(node.operands, outer_in, strict=True)
+        )
+        outer_held, outer_instructions = context.held, context.instructions
+        body_held = {
+            v: [h[0]] for v, h in outer_held.items() if self.graph.values[v].kind == "constant"
+        }
+        context.held, context.instructions = body_held, []
+        body_arguments = open_body(context, region, arguments)
+        self._region(region.index)
+        body_results = close_body(context, node, region, results)
+        body: list[Instruction] = context.instructions
+        context.held, context.instructions = outer_held, outer_instructions
+        made = tuple(
+            context.new_local(layout.shard_shape, self.graph.values[v].type.dtype, layout, v)
+            for v, layout in zip(node.results, outer_out, strict=True)
+        )
+        context.emit(loop(node, body_arguments, body, body_results), operands, made, cause)
+        for value, local, layout in zip(node.results, made, outer_out, strict=True):
+            settle(context, node, (value, local, layout), self.homes[value])
+
+
+def _plain(shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
+    """The layouts alone, one object per distinct layout."""
+    seen: dict[Sharding, Sharding] = {}
+    layouts: dict[tuple[object, ...], Sharding] = {}
+    out = []
+    for sharding in shardings:
+        if sharding not in seen:
+            plain = Sharding(sharding.mesh, sharding.shape, sharding.dims)
+            seen[sharding] = layouts.setdefault((plain.shape, plain.dims), plain)
+        out.append(seen[sharding])
+    return tuple(out)
+
+
+def partition(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> SpmdProgram:
+    """Turn completed shardings into the program that every device runs.
+
+    Each node is computed where its operands and results suggest, on the most devices and then with
+    the fewest wire bytes; what has to move is moved by explicit collectives (GSPMD,
+    arXiv:2105.04663, section 4). Partial sums stay pending while linear operators pass them on.
+
+    Args:
+      roles: of every graph value, for the table of collectives.
+    """
+    return Partitioner(sharded, roles, options).run()

@@ -1,0 +1,336 @@
+"""The Plan: one JAX function on one mesh under one strategy, and every question one can ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import LoweringError, StrategyError
+from shardalg.graph.ir import Graph
+try:
+    from shardalg.graph.serial import graph_hash
+except ImportError:
+    graph_hash = None
+from shardalg.graph.trace import trace
+from shardalg.ops.normalise import normalise
+from shardalg.ops.roles import roles
+from shardalg.partition.partition import partition
+from shardalg.propagate import propagate
+from shardalg.propagate.sharded import ShardedGraph
+from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
+from shardalg.report import tables
+from shardalg.spmd.program import SpmdProgram
+from shardalg.spmd.text import program_text
+from shardalg.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shardalg.costs.hardware import Hardware
+    from shardalg.costs.step_time import Cost
+    from shardalg.lower import Lowered
+    from shardalg.partition.verify import Report
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """What planning needs of a function, on any mesh: traced once, planned many times.
+
+    Attributes:
+      graph: normalised.
+      argument_roles: per flattened argument, "parameters", "optimizer_state", "data" or None.
+      own_shardings: per flattened argument, the NamedSharding it already carries, or None.
+      donated: indices of flattened arguments whose memory the step may reuse.
+      fn: the function; None in a loaded plan.
+    """
+
+    graph: Graph
+    argument_roles: tuple[str | None, ...]
+    own_shardings: tuple[Any, ...] = ()
+    donated: tuple[int, ...] = ()
+    fn: Callable[..., Any] | None = None
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        """Role of every value."""
+        return roles(self.graph, self.argument_roles)
+
+    @cached_property
+    def hash(self) -> str:
+        """Of the graph: tells whether a function is the one that was planned."""
+        return graph_hash(self.graph)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A planned function: completed shardings, the program that every device runs, and its tables.
+
+    Made by `plan` and `load_plan`; `replan` makes another one from the same trace.
+    """
+
+    traced: Traced
+    annotations: Annotations
+    options: Options
+    sharded: ShardedGraph = field(repr=False)
+    program: SpmdProgram = field(repr=False)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that the plan is for."""
+        return self.annotations.mesh
+
+    @property
+    def graph(self) -> Graph:
+        """The traced function."""
+        return self.traced.graph
+
+    def replan(self, strategy: Strategy, *, options: Options | None = None) -> Plan:
+        """The same trace under another mesh or strategy.
+
+        >>> import jax, shardalg as sa
+        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+        >>> from jax.sharding import PartitionSpec as P
+        >>> first = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"x": 4}), in_shardings=(P("x"),))
+        >>> first.collectives()["kind"].tolist()
+        ['all_reduce']
+        >>> first.replan(sa.Strategy(first.mesh, in_shardings=(P(None, "x"),))).collectives().empty
+        True
+        """
+        return _planned(self.traced, strategy, options or self.options)
+
+    def shardings(self) -> pd.DataFrame:
+        """Every value: name, shape, completed sharding, local shape, and why it is so."""
+        return tables.shardings(self.sharded).df
+
+    def collectives(self) -> pd.DataFrame:
+        """Every collective, in order of execution; bytes are per device and execution.
+
+        `count` includes trip counts: a step's wire bytes are the sum of `wire_bytes * count`.
+        """
+        return self.collectives_table.df
+
+    @cached_property
+    def collectives_table(self) -> Table:
+        """The table behind `collectives()`."""
+        return tables.collectives(self.program, self.graph)
+
+    def warnings(self) -> pd.DataFrame:
+        """What costs more than it needs to: operators without a row, with source line and bytes."""
+        return self.warnings_table.df
+
+    @cached_property
+    def warnings_table(self) -> Table:
+        """The table behind `warnings()`."""
+        return tables.warnings(self.program, self.graph)
+
+    def explain(self, value: str) -> Table:
+        """Why a value is sharded as it is: the chain of steps back to the annotations.
+
+        Args:
+          value: a name that `shardings()` prints: `params['w']`, a site's name,
+            `dot_general:3@model.py:41`.
+
+        Raises:
+          StrategyError: no value has that name.
+        """
+        return tables.explanation(self.sharded, value)
+
+    def verify(self) -> Report:
+        """Every claim on which the program's equality with the function rests, with its proof.
+
+        `.ok` only if each claim is proved or trusted.
+        """
+        return self._report
+
+    @cached_property
+    def _report(self) -> Report:
+        from shardalg.partition.verify import verify
+
+        return verify(self.sharded, self.program)
+
+    def cost(self, hardware: str | Hardware) -> Cost:
+        """Step time, communication, peak memory and flops on a chip, as numbers."""
+        from shardalg.costs.hardware import Hardware, load
+        from shardalg.costs.step_time import estimate
+
+        chip = hardware if isinstance(hardware, Hardware) else load(hardware)
+        return estimate(
+            self.program,
+            self.graph,
+            roles=self.traced.roles,
+            hardware=chip,
+            donated=self.traced.donated,
+        )
+
+    def lower(
+        self, devices: Sequence[Any] | None = None, *, fn: Callable[..., Any] | None = None
+    ) -> Lowered:
+        """The program as a JAX executable; call it on global arrays.
+
+        Args:
+          devices: as many as the mesh has positions; None takes jax's first ones.
+          fn: of a loaded plan, the function again; its graph must be the planned one.
+
+        Raises:
+          LoweringError: a loaded plan without the function, another function, a refuted claim.
+        """
+        from shardalg.lower import lower
+
+        traced = self._bound(fn)
+        refuted = self.__dict__.get("_report")
+        if refuted is not None and refuted.refuted:
+            raise LoweringError(
+                f"the plan has {len(refuted.refuted)} refuted claims, the first: {refuted.refuted[0]}. "
+                "It would compute something else; see plan.verify()."
+            )
+        sites = {
+            site.node: sharding
+            for site, sharding in zip(traced.graph.sites, self.annotations.sites, strict=True)
+            if sharding is not None
+        }
+        return lower(self.program, traced.graph, devices, donate=traced.donated, sites=sites)
+
+    def _bound(self, fn: Callable[..., Any] | None) -> Traced:
+        if self.traced.graph.bindings and fn is None:
+            return self.traced
+        if fn is None:
+            raise LoweringError(
+                "a loaded plan has no function to run: pass it, as plan.lower(fn=train_step)."
+            )
+        from shardalg.graph.arguments import argument_structs
+
+        types = argument_structs(self.graph)
+        again = normalise(trace(fn, *types, mesh_shape=self.mesh.shape))
+        if graph_hash(again) != self.traced.hash:
+            raise LoweringError(
+                f"the function's graph is {graph_hash(again)[:12]}, the plan was made for "
+                f"{self.traced.hash[:12]}: it is another function, or another jax. Plan it again."
+            )
+        return replace(self.traced, graph=again, fn=fn)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a JSON file, atomically; `load_plan` reads it."""
+        from shardalg.plan_file import save
+
+        save(self, path)
+
+    def text(self) -> str:
+        """The program with source lines."""
+        return program_text(self.program, self.graph)
+
+    def __repr__(self) -> str:
+        table = self.collectives_table
+        moved = sum(row["count"] * row["wire_bytes"] for row in table)
+        proofs = "not verified" if "_report" not in self.__dict__ else self._report.summary()
+        return (
+            f"Plan on {self.mesh!r}: {len(self.graph.nodes)} nodes, {len(table)} collectives, "
+            f"{moved:,.0f} wire bytes per device and step, {proofs}"
+        )
+
+
+def plan(
+    fn: Callable[..., Any],
+    *args: Any,
+    mesh: Mesh | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    roles: Any = None,
+    donate_argnums: int | Sequence[int] = (),
+    options: Options | None = None,
+    strategy: Strategy | None = None,
+) -> Plan:
+    """Plan a JAX function on a mesh: complete its shardings and make every collective explicit.
+
+    Args:
+      fn: any function that jax can trace; a jitted one is unwrapped.
+      args: arrays or `jax.ShapeDtypeStruct`s, any pytree. Only shapes and types are used; an
+        argument that carries a `NamedSharding` keeps it where `in_shardings` says nothing.
+      mesh: devices and axes; None takes the mesh of the arguments' own shardings.
+      in_shardings: as in `jax.jit`, a prefix of the tuple of arguments: PartitionSpec, Sharding,
+        NamedSharding, or None to let completion decide.
+      out_shardings: the same for the result.
+      roles: a prefix of "parameters", "optimizer_state" and "data".
+      donate_argnums: positional arguments whose memory the step may reuse.
+      options: policy and switches.
+      strategy: mesh, shardings and sites in one value, in place of the three above.
+
+    Raises:
+      TraceError: jax cannot trace the function. StrategyError: a specification does not fit.
+
+    >>> import jax, shardalg as sa
+    >>> from jax.sharding import PartitionSpec as P
+    >>> x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 16), (16, 32)))
+    >>> specs = (P("X", "Y"), P("X", "Y"))
+    >>> p = sa.plan(lambda x, w: x @ w, x, w, mesh=sa.Mesh({"X": 2, "Y": 4}), in_shardings=specs)
+    >>> p.collectives()[["kind", "axes", "wire_bytes"]].values.tolist()
+    [['all_gather', 'Y', 192], ['all_gather', 'X', 256]]
+    """
+    if strategy is None:
+        strategy = Strategy(mesh, in_shardings=in_shardings, out_shardings=out_shardings)
+    elif not (mesh is None and in_shardings is None and out_shardings is None):
+        raise StrategyError(
+            "plan() takes a strategy, or mesh and shardings, not both: put them into the Strategy."
+        )
+    traced = _traced(fn, args, strategy.mesh, (roles, donate_argnums))
+    if strategy.mesh is None:
+        strategy = replace(strategy, mesh=_mesh_of(traced))
+    return _planned(traced, strategy, options or Options())
+
+
+def _traced(
+    fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | None, given: tuple[Any, Any]
+) -> Traced:
+    from shardalg.graph.arguments import donated_leaves, own_shardings
+    from shardalg.graph.trace import flatten_prefix
+
+    named, donate_argnums = given
+    own = own_shardings(args)
+    shape = mesh.shape if mesh is not None else None
+    graph = normalise(trace(fn, *args, mesh_shape=shape))
+    donated = donated_leaves(args, donate_argnums)
+    leaf_roles = tuple(flatten_prefix(named, args, "roles"))
+    return Traced(graph, leaf_roles, own, donated, fn)
+
+
+def _mesh_of(traced: Traced) -> Mesh:
+    meshes = {s.mesh for s in traced.own_shardings if s is not None}
+    if len(meshes) != 1:
+        raise StrategyError(
+            f"plan() needs a mesh: the arguments carry shardings on {len(meshes)} meshes. "
+            "Pass mesh=sa.Mesh({'X': 8, 'Y': 16}) or a Strategy."
+        )
+    return Mesh.from_jax(meshes.pop())
+
+
+def _planned(traced: Traced, strategy: Strategy, options: Options) -> Plan:
+    annotations = _with_own(resolve(traced.graph, strategy), traced)
+    return from_annotations(traced, annotations, options)
+
+
+def _with_own(annotations: Annotations, traced: Traced) -> Annotations:
+    """An argument's own NamedSharding counts where the strategy says nothing."""
+    from shardalg.algebra.jax_types import from_named_sharding
+
+    types = [traced.graph.values[v].type for v in traced.graph.arguments]
+    own = traced.own_shardings or (None,) * len(types)
+    arguments = tuple(
+        given if given is not None or carried is None else from_named_sharding(carried, type_.shape)
+        for given, carried, type_ in zip(annotations.arguments, own, types, strict=True)
+    )
+    return replace(annotations, arguments=arguments)
+
+
+def from_annotations(traced: Traced, annotations: Annotations, options: Options) -> Plan:
+    """Complete, partition and check: the one way in which a Plan comes about."""
+    sharded = propagate(traced.graph, annotations, options)
+    program = partition(sharded, traced.roles, options)
+    made = Plan(traced, annotations, options, sharded, program)
+    if options.strict and len(made.warnings_table):
+        raise StrategyError(
+            f"strict=True, and the plan has warnings:\n{made.warnings_table}\nAdd a row, or allow them."
+        )
+    return made

@@ -1,0 +1,132 @@
+"""A program as text, in the notation `f32[16@X,128@Y]`: local sizes with the axes that cut them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.graph.ir import SHORT, Graph
+from shardalg.spmd.program import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Apply,
+    Block,
+    CollectivePermute,
+    DynamicSlice,
+    FirstMember,
+    Instruction,
+    Local,
+    Loop,
+    Mask,
+    MaskIndexed,
+    Offset,
+    ReduceScatter,
+    Resize,
+    SpmdProgram,
+)
+
+
+def axes_text(mesh: Mesh, digits: Digits) -> str:
+    """Axes of `digits`, major first: `X`, `X,Y`, `X:(2)4`."""
+    return ",".join(repr(mesh.axis_ref(d)) for d in digits)
+
+
+def local_text(local: Local) -> str:
+    """`bf16[8@X,1024]`, with `{U:Y}` for sums that are pending along Y."""
+    mesh = local.sharding.mesh
+    sizes = [str(n) for n in local.shape]
+    if len(local.sharding.dims) == len(sizes):
+        sizes = [
+            size + (f"@{axes_text(mesh, digits)}" if digits else "")
+            for size, digits in zip(sizes, local.sharding.dims, strict=True)
+        ]
+    pending = local.sharding.unreduced
+    mark = f"{{U:{axes_text(mesh, pending)}}}" if pending else ""
+    return f"{SHORT.get(local.dtype, local.dtype)}[{','.join(sizes)}]{mark}"
+
+
+_TEXT: dict[type, Callable[..., str]] = {
+    Apply: lambda a, m: (
+        a.primitive
+        + (f" [{', '.join(f'{n}@{axes_text(m, d)}' for n, d in a.loops)}]" if a.loops else "")
+    ),
+    AllGather: lambda a, m: f"all_gather dim={a.dim} axes={axes_text(m, a.digits)}",
+    AllReduce: lambda a, m: f"all_reduce {a.combine} axes={axes_text(m, a.digits)}",
+    ReduceScatter: lambda a, m: (
+        f"reduce_scatter {a.combine} dim={a.dim} axes={axes_text(m, a.digits)}"
+    ),
+    AllToAll: lambda a, m: (
+        f"all_to_all split={a.split_dim} concat={a.concat_dim} axes={axes_text(m, a.digits)}"
+    ),
+    CollectivePermute: lambda a, m: f"collective_permute axes={axes_text(m, a.digits)}",
+    DynamicSlice: lambda a, m: (
+        f"dynamic_slice dim={a.dim} at p({axes_text(m, a.digits)})*{a.block}"
+    ),
+    Resize: lambda a, m: f"resize dim={a.dim} to {a.size}",
+    Mask: lambda a, m: (
+        f"mask dim={a.dim} where p({axes_text(m, a.digits)})*{a.block}+x >= {a.size} with {a.fill}"
+    ),
+    Offset: lambda a, m: (
+        f"offset p({axes_text(m, a.digits)})*{a.scale}"
+        + ("" if a.component is None else f" on component {a.component}")
+    ),
+    MaskIndexed: lambda a, m: (
+        "mask_indexed " + ", ".join(f"component {c} in [0,{b})" for c, _, b, _ in a.components)
+    ),
+    FirstMember: lambda a, m: f"first_member axes={axes_text(m, a.digits)}",
+    Loop: lambda a, m: f"loop {a.length} times" + (" in reverse" if a.reverse else ""),
+}
+
+
+def instruction_text(program: SpmdProgram, instruction: Instruction) -> str:
+    """`%7 = f32[8@X,256@Y] dot_general [m@Y] %2 %5`."""
+    results = ", ".join(f"%{r}" for r in instruction.results)
+    types = ", ".join(local_text(program.locals[r]) for r in instruction.results)
+    operands = " ".join(f"%{o}" for o in instruction.operands)
+    kind = _TEXT[type(instruction.attributes)](instruction.attributes, program.mesh)
+    return f"{results} = {types} {kind} {operands}"
+
+
+def program_text(program: SpmdProgram, graph: Graph | None = None) -> str:
+    """The whole program; with the graph, source lines stand behind the collectives and operators."""
+    head = [f"SpmdProgram on {program.mesh!r}, every device runs:"]
+    for local in program.block.arguments:
+        head.append(
+            f"  %{local} = {local_text(program.locals[local])} argument{_name(program, local, graph)}"
+        )
+    lines = [*head, *_lines(program, program.block, graph, "  ")]
+    return "\n".join(lines)
+
+
+def _name(program: SpmdProgram, local: int, graph: Graph | None) -> str:
+    origin = program.locals[local].origin
+    return f" {graph.values[origin].name}" if graph is not None and origin is not None else ""
+
+
+def _lines(program: SpmdProgram, block: Block, graph: Graph | None, indent: str) -> Iterator[str]:
+    for instruction in block.instructions:
+        yield indent + instruction_text(program, instruction) + _comment(instruction, graph)
+        if isinstance(instruction.attributes, Loop):
+            body = instruction.attributes.body
+            arguments = ", ".join(f"%{a}: {local_text(program.locals[a])}" for a in body.arguments)
+            yield f"{indent}  body({arguments})"
+            yield from _lines(program, body, graph, indent + "    ")
+    yield indent + "return " + " ".join(f"%{r}" for r in block.results)
+
+
+def _comment(instruction: Instruction, graph: Graph | None) -> str:
+    source = (
+        "" if graph is None or instruction.node is None else graph.nodes[instruction.node].source
+    )
+    words = [
+        w for w in (instruction.why if instruction.why and _moves(instruction) else "", source) if w
+    ]
+    return f"  # {'; '.join(words)}" if words else ""
+
+
+def _moves(instruction: Instruction) -> bool:
+    return isinstance(
+        instruction.attributes, AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute
+    )
