@@ -1,4 +1,4 @@
-"""A jaxpr as a `Graph`: calls inlined, control flow as regions. No jax: it reads attributes only."""
+"""A jaxpr as a `Graph`: calls inlined, control flow as regions. No jax: it reads attributes."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def apply(
     Raises:
       TraceError: no such primitive, or a parameter that is code and has no binding.
 
-    >>> apply("broadcast_in_dim", None, (("broadcast_dimensions", ()), ("shape", (2,))), [np.ones(())])
+    >>> params = (("broadcast_dimensions", ()), ("shape", (2,)))
+    >>> apply("broadcast_in_dim", None, params, [np.ones(())])
     [Array([1., 1.], dtype=float32)]
     """
     fits = binding is not None and binding[0].name == primitive_name

@@ -348,11 +348,10 @@ def _wrong_types(graph: Graph) -> Iterator[str]:
 def _wrong_order(graph: Graph) -> Iterator[str]:
     """Every value is made once, before it is read, by something its reader can see."""
     shared = {i for i, _ in graph.constants}
-    made = set(shared)
-    visible = {0: {*shared, *graph.arguments}}
+    made = {*shared, *(i for region in graph.regions for i in region.arguments)}
+    visible = {region.index: {*shared, *region.arguments} for region in graph.regions}
     for node in graph.walk():
-        home = _home(graph, node.region)
-        seen = visible.setdefault(home, {*shared, *graph.regions[home].arguments})
+        seen = visible[_home(graph, node.region)]
         hidden = [graph.values[i].name for i in node.operands if i not in seen]
         again = [graph.values[i].name for i in node.results if i in made]
         if hidden or again:
@@ -361,7 +360,7 @@ def _wrong_order(graph: Graph) -> Iterator[str]:
         seen.update(node.results)
         made.update(node.results)
     for region in (r for r in graph.regions if r.kind != "remat"):
-        seen = visible.get(region.index, {*shared, *region.arguments})
+        seen = visible[region.index]
         missing = [graph.values[i].name for i in region.results if i not in seen]
         if missing:
             yield f"region {region.index} hands on {missing}, which it does not have"
