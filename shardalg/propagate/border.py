@@ -1,0 +1,106 @@
+"""Where completion begins and ends: annotations in, uneven borders and loop carries out."""
+
+from __future__ import annotations
+
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Graph
+from shardalg.propagate.layouts import Layouts
+from shardalg.propagate.strategy import Annotations
+
+
+def seed(graph: Graph, annotations: Annotations, layouts: Layouts) -> dict[int, int]:
+    """Layout numbers of the annotated values.
+
+    An annotation inside also fixes the value it is put on, if that has none and the annotation has
+    no open dimension; the last annotation goes first. An argument takes it as its layout but stays
+    free to refine.
+    """
+    seeds: dict[int, int] = {}
+    nodes = [graph.nodes[site.node] for site in graph.sites]
+    given = [*zip(graph.arguments, annotations.arguments, strict=True)]
+    given += [(node.results[0], s) for node, s in zip(nodes, annotations.sites, strict=True)]
+    for value, sharding in given:
+        if sharding is not None:
+            seeds[value] = _fixed(sharding, layouts)
+    constants = {value for value, _ in graph.constants}
+    arguments = set(graph.arguments)
+    for node, sharding in reversed([*zip(nodes, annotations.sites, strict=True)]):
+        value = node.operands[0]
+        if sharding is None or sharding.unspecified_dims or value in seeds or value in constants:
+            continue
+        fixed = value not in arguments
+        seeds[value] = layouts.number(sharding.shape, sharding.dims, fixed=fixed)
+    return seeds
+
+
+def _fixed(sharding: Sharding, layouts: Layouts) -> int:
+    return layouts.number(
+        sharding.shape, sharding.dims, fixed=True, open_dims=sharding.unspecified_dims
+    )
+
+
+def start(
+    graph: Graph, annotations: Annotations, layouts: Layouts, seeds: dict[int, int]
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """A layout number per value and per annotated result; and (value, number of the extra value) of
+    the latter.
+
+    Constants and rank-0 values stay replicated: a device cuts its block of a constant out of it for
+    nothing.
+    """
+    constants = {value for value, _ in graph.constants}
+    numbers = [
+        seeds[v.index] if v.index in seeds
+        else layouts.whole(v.type.shape, fixed=v.index in constants or not v.type.shape)
+        for v in graph.values
+    ]  # fmt: skip
+    exits = []
+    for value, sharding in zip(graph.results, annotations.results, strict=True):
+        if sharding is not None:
+            exits.append((value, len(numbers)))
+            numbers.append(_fixed(sharding, layouts))
+    return numbers, exits
+
+
+def settle_borders(
+    graph: Graph, annotations: Annotations, layouts: Layouts, numbers: list[int]
+) -> list[int]:
+    """Replicate completed arguments and results whose size does not divide; returns the values
+    changed.
+
+    JAX takes and returns even shards only; this is what XLA's propagation does at the program's
+    border.
+    """
+    ends = [*zip(graph.arguments, annotations.arguments, strict=True)]
+    ends += zip(graph.results, annotations.results, strict=True)
+    changed = []
+    for value, given in ends:
+        number = numbers[value]
+        if given is None and not layouts.fixed[number] and not layouts.sharding(number).is_even:
+            numbers[value] = layouts.whole(layouts.shapes[number])
+            changed.append(value)
+    return changed
+
+
+def settle_loops(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[int]:
+    """Give body results and results of a loop the layout of the body argument that carries them;
+    the values changed.
+
+    A carry has one layout, its body argument's. Only annotated values keep another, and are
+    resharded at the loop's border; so are initial values and constants, which may have other
+    readers.
+    """
+    carried = {tie.source: tie.target for tie in graph.ties if tie.kind == "carry"}
+    repairs = [(source, target) for source, target in carried.items()]
+    repairs += [
+        (tie.target, carried[tie.source])
+        for tie in graph.ties
+        if tie.kind == "result" and tie.source in carried
+    ]
+    changed = []
+    for value, like in repairs:
+        number = numbers[value]
+        if not layouts.fixed[number] and layouts.dims[number] != layouts.dims[numbers[like]]:
+            numbers[value] = layouts.number(layouts.shapes[number], layouts.dims[numbers[like]])
+            changed.append(value)
+    return changed

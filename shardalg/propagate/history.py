@@ -1,0 +1,108 @@
+"""What completion did, as objects: made when asked for, from the compact trail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardalg.graph.ir import Graph
+from shardalg.propagate.fixpoint import Fixpoint
+from shardalg.propagate.kinds import Dims, Kind
+from shardalg.propagate.layouts import extends
+from shardalg.propagate.priority import BACKWARD, FORWARD
+from shardalg.propagate.sharded import Conflict, Reason
+from shardalg.propagate.step import Numbers, offers, wishes
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A finished completion.
+
+    Attributes:
+      seeds: value to its first layout number, of annotated values.
+      looped, uneven: values that the ends changed (see `border.py`).
+    """
+
+    graph: Graph
+    fixpoint: Fixpoint
+    seeds: dict[int, int]
+    looped: tuple[int, ...]
+    uneven: tuple[int, ...]
+
+
+def history(record: Record) -> tuple[Reason, ...]:
+    """Every change of every value, in order."""
+    return tuple(_reasons(record))
+
+
+def _reasons(record: Record) -> Iterator[Reason]:
+    fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
+    sites = {record.graph.nodes[site.node].results[0] for site in record.graph.sites}
+    named = sites | set(record.graph.arguments)
+    for value, number in record.seeds.items():
+        own = value in named and layouts.fixed[number]
+        yield Reason(value, layouts.sharding(number), "annotated" if own else "annotated operand")
+    steps = fixpoint.index
+    for change in fixpoint.trail:
+        if change.value < len(record.graph.values):
+            tensors = steps.tensors[change.step]
+            yield Reason(
+                change.value, layouts.sharding(change.number), "completed",
+                steps.nodes[change.step], change.direction, _inside(tensors, change.sources,
+                record), steps.kinds[change.step].role, change.level,
+            )  # fmt: skip
+    for kind, values in (("loop", record.looped), ("border", record.uneven)):
+        for value in values:
+            yield Reason(value, layouts.sharding(fixpoint.numbers[value]), kind)
+
+
+def _inside(tensors: Numbers, positions: Numbers, record: Record) -> Numbers:
+    """Source values; an annotated result's stand-in is the result itself."""
+    count = len(record.graph.values)
+    values = [tensors[k] for k in positions]
+    return tuple(v if v < count else tensors[0] for v in values)
+
+
+def conflicts(record: Record) -> tuple[Conflict, ...]:
+    """Layouts that a step still asks for and that its free target does not have.
+
+    They are what the order of steps decided, so where a cost may decide otherwise; each (value,
+    layout) once.
+    """
+    found: dict[tuple[int, Dims], Conflict] = {}
+    memo: dict[tuple[Kind, Numbers], tuple[tuple[int, str, Dims, Numbers], ...]] = {}
+    fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
+    steps = fixpoint.index
+    for position, kind in enumerate(steps.kinds):
+        key = (kind, steps.pick[position](fixpoint.numbers))
+        if key not in memo:
+            memo[key] = tuple(_refused(*key, fixpoint))
+        for target, direction, dims, sources in memo[key]:
+            value = steps.tensors[position][target]
+            if value < len(record.graph.values) and (value, dims) not in found:
+                found[value, dims] = Conflict(
+                    value, steps.nodes[position], direction,
+                    _inside(steps.tensors[position], sources, record),
+                    layouts.sharding(fixpoint.numbers[value]),
+                    layouts.sharding(layouts.number(layouts.shapes[fixpoint.numbers[value]], dims)),
+                )  # fmt: skip
+    return tuple(found.values())
+
+
+def _refused(
+    kind: Kind, numbers: Numbers, fixpoint: Fixpoint
+) -> Iterator[tuple[int, str, Dims, Numbers]]:
+    """(target, direction, layout asked for, sources) that a free target does not extend."""
+    layouts = fixpoint.layouts
+    for target in kind.results:
+        for dims, sources in offers(kind, numbers, layouts, target):
+            if not layouts.fixed[numbers[target]] and not extends(
+                layouts.dims[numbers[target]], dims
+            ):
+                yield target, FORWARD, dims, sources
+    for target in kind.operands:
+        for dims, sources in wishes(kind, numbers, layouts, target):
+            if not layouts.fixed[numbers[target]] and not extends(
+                layouts.dims[numbers[target]], dims
+            ):
+                yield target, BACKWARD, dims, sources

@@ -1,0 +1,165 @@
+"""What completion knows of a node: its role class and, per tensor dimension, the loops that carry its digits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shardalg.algebra.digits import Digits
+from shardalg.graph.ir import Signature
+from shardalg.ops.loops import row_class
+from shardalg.ops.rule import Rule
+from shardalg.propagate import priority
+from shardalg.propagate.maps import Map, row_maps
+
+Dims = tuple[Digits, ...]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Image:
+    """The operand of a convolution that a window slides over, and what its dimensions are."""
+
+    operand: int
+    window_dims: tuple[int, ...]
+    batch_dims: tuple[int, ...]
+    feature_dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """All that a step depends on besides layouts; tensors are numbered operands first, then
+    results.
+
+    Attributes:
+      role: role class, a key of `priority.LEVELS`.
+      maps: per tensor and dimension its loops (see `maps.py`).
+      shapes, bytes: global shape and size of every tensor.
+      single: per result, whether exactly one node reads it.
+    """
+
+    role: str
+    maps: tuple[Map, ...]
+    shapes: tuple[Shape, ...]
+    bytes: tuple[int, ...]
+    num_operands: int
+    single: tuple[bool, ...]
+    image: Image | None = None
+
+    @property
+    def operands(self) -> range:
+        """Numbers of the operands."""
+        return range(self.num_operands)
+
+    @property
+    def results(self) -> range:
+        """Numbers of the results."""
+        return range(self.num_operands, len(self.maps))
+
+    def project(self, source: int, target: int, dims: Dims) -> Dims:
+        """The layout that tensor `source` on `dims` asks of tensor `target`.
+
+        >>> from shardalg.algebra.digits import Digit
+        >>> merge = Kind("layout", (((("i", 4),), (("j", 8),)), ((("i", 4), ("j", 8)),)), ((4, 8), (32,)), (128, 128), 1, (True,))
+        >>> merge.project(0, 1, ((Digit(2, 4),), (Digit(1, 2),)))
+        ((Digit(stride=2, size=4), Digit(stride=1, size=2)),)
+        >>> merge.project(1, 0, ((Digit(1, 2),),))
+        ((Digit(stride=1, size=2),), ())
+        """
+        loops: dict[str, Digits] = {}
+        for digits, entry in zip(dims, self.maps[source], strict=True):
+            if digits:
+                _spread(digits, entry, loops)
+        used: set[str] = set()
+        return tuple(_gathered(entry, loops, used) for entry in self.maps[target])
+
+
+def _spread(digits: Digits, entry: tuple[tuple[str, int], ...], loops: dict[str, Digits]) -> None:
+    """Give a dimension's digits to its loops, major first: the next loop starts where one is used up."""
+    rest = digits
+    for loop, extent in entry:
+        taken, filled = _prefix(rest, extent)
+        if taken:
+            loops.setdefault(loop, taken)
+        rest = rest[len(taken) :]
+        if not rest or not filled:
+            return
+
+
+def _prefix(digits: Digits, extent: int) -> tuple[Digits, bool]:
+    """The digits that divide `extent` (0: all of them), and whether they split it to single elements."""
+    if not extent:
+        return digits, False
+    count, number = 0, 1
+    while count < len(digits) and extent % (number * digits[count].size) == 0:
+        number *= digits[count].size
+        count += 1
+    return digits[:count], number == extent
+
+
+def _gathered(
+    entry: tuple[tuple[str, int], ...], loops: dict[str, Digits], used: set[str]
+) -> Digits:
+    """The digits of a dimension from those of its loops; a loop serves one dimension of a tensor."""
+    out: Digits = ()
+    for loop, extent in entry:
+        digits = () if loop in used else loops.get(loop, ())
+        taken, filled = _prefix(digits, extent)
+        used.add(loop)
+        out += taken
+        if not filled or len(taken) < len(digits):
+            break
+    return out
+
+
+def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, ...]) -> Kind | None:
+    """The kind of a node; None where nothing is inferred through it."""
+    maps = row_maps(signature, rules)
+    if not any(entry for tensor in maps for entry in tensor):
+        return None
+    types = (*signature.operands, *signature.results)
+    role = row_class(rules[0])
+    return Kind(
+        role,
+        maps,
+        tuple(t.shape for t in types),
+        tuple(math.prod(t.shape) * t.itemsize for t in types),
+        len(signature.operands),
+        single,
+        _image(rules[0], maps) if role == priority.CONVOLUTION else None,
+    )
+
+
+def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> Kind:
+    """The kind of a tie: one tensor on both sides, but for leading dimensions that one side lacks."""
+    rank = len(shape)
+    inner = tuple(((f"d{i}", 0),) for i in range(rank))
+    maps = tuple(((),) * extra + inner for extra in drop)
+    shapes = tuple((0,) * extra + shape for extra in drop)
+    role = priority.STACK if any(drop) else priority.LOOP
+    return Kind(role, maps, shapes, (0, 0), 1, (single,))
+
+
+def _image(rule: Rule, maps: tuple[Map, ...]) -> Image:
+    """Reads off a convolution's maps which operand the window slides over."""
+    (out,) = maps[-1:]
+    results = {loop for entry in out for loop, _ in entry}
+    reads = rule.terms[0]
+    windows = [
+        [d for d, index in enumerate(read.dims) if len(index.variables) > 1] for read in reads
+    ]
+    position = max(range(len(reads)), key=lambda k: len(windows[k]))
+    image, other = reads[position], reads[1 - position]
+    shared = {loop for index in other.dims for loop in index.variables}
+    plain = [(d, index.loop) for d, index in enumerate(image.dims) if index.loop]
+    slid = tuple(d for d in windows[position] if _slides(maps[image.operand][d], results))
+    return Image(
+        image.operand,
+        slid,
+        tuple(d for d, loop in plain if loop not in shared),
+        tuple(d for d, loop in plain if loop in shared and loop not in results),
+    )
+
+
+def _slides(entry: tuple[tuple[str, int], ...], results: set[str]) -> bool:
+    return bool(entry) and entry[0][0] in results

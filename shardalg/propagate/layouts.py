@@ -1,0 +1,117 @@
+"""Layouts of one completion, each a number: interned, so that a step is looked up by a tuple of integers."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.merge.compatible import merge
+
+Dims = tuple[Digits, ...]
+
+
+class Layouts:
+    """Numbers for (shape, dims, fixed, open dimensions), and the rule by which one replaces
+    another.
+
+    `fixed` layouts were annotated: only their open dimensions change, and only where merging is on.
+    """
+
+    def __init__(self, mesh: Mesh, policy: str) -> None:
+        self.mesh, self.policy = mesh, policy
+        self.dims: list[Dims] = []
+        self.tiles: list[int] = []
+        self.fixed: list[bool] = []
+        self.open: list[tuple[int, ...]] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._shardings: dict[int, Sharding] = {}
+        self.improve = cache(self._improve)
+
+    def number(
+        self,
+        shape: tuple[int, ...],
+        dims: Dims,
+        *,
+        fixed: bool = False,
+        open_dims: tuple[int, ...] = (),
+    ) -> int:
+        """The number of a layout."""
+        key = (shape, dims, fixed, open_dims)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.dims)
+            self.dims.append(dims)
+            self.tiles.append(math.prod(parts(digits) for digits in dims))
+            self.fixed.append(fixed)
+            self.open.append(open_dims)
+            self.shapes.append(shape)
+        return self._numbers[key]
+
+    def whole(self, shape: tuple[int, ...], *, fixed: bool = False) -> int:
+        """The number of the replicated layout."""
+        return self.number(shape, ((),) * len(shape), fixed=fixed)
+
+    def sharding(self, number: int) -> Sharding:
+        """The layout as a value; one object per number."""
+        if number not in self._shardings:
+            self._shardings[number] = Sharding(
+                self.mesh, self.shapes[number], self.dims[number], self.open[number]
+            )
+        return self._shardings[number]
+
+    def merged(self, shape: tuple[int, ...], first: Dims, second: Dims) -> Dims | None:
+        """The common refinement of two layouts of one tensor; None where there is none."""
+        verdict = merge(
+            Sharding(self.mesh, shape, first),
+            Sharding(self.mesh, shape, second),
+            policy=self.policy,
+        )
+        return verdict.sharding.dims if verdict else None
+
+    def _improve(self, number: int, dims: Dims, merging: bool, replace: bool) -> int:
+        """The layout that a value on `number` takes when `dims` is offered to it.
+
+        Nothing is offered over a closed annotation. With `merging` a common refinement is taken;
+        else more tiles win where they refine every dimension, or, with `replace`, at all.
+        """
+        if self.fixed[number]:
+            return self._fill(number, dims) if merging else number
+        old, shape = self.dims[number], self.shapes[number]
+        offered = math.prod(parts(digits) for digits in dims)
+        if self.tiles[number] == 1:
+            return self.number(shape, dims) if offered > 1 else number
+        if merging:
+            both = self.merged(shape, old, dims)
+            if both is not None:
+                new = self.number(shape, both)
+                if self.tiles[new] > max(self.tiles[number], offered):
+                    return new
+        if offered > self.tiles[number] and (replace or extends(dims, old)):
+            return self.number(shape, dims)
+        return number
+
+    def _fill(self, number: int, dims: Dims) -> int:
+        """An annotated layout whose open dimensions take what merges with the closed ones."""
+        open_dims, shape = self.open[number], self.shapes[number]
+        if not open_dims:
+            return number
+        offered = tuple(d if i in open_dims else () for i, d in enumerate(dims))
+        both = self.merged(shape, self.dims[number], offered)
+        if both is None:
+            return number
+        new = self.number(shape, both, fixed=True, open_dims=open_dims)
+        return new if self.tiles[new] > self.tiles[number] else number
+
+
+def extends(fine: Dims, coarse: Dims) -> bool:
+    """Whether every dimension's digits start with the coarse ones.
+
+    >>> from shardalg.algebra.digits import Digit
+    >>> x, y = Digit(2, 2), Digit(1, 2)
+    >>> extends(((x, y), ()), ((x,), ())), extends(((y, x), ()), ((x,), ()))
+    (True, False)
+    """
+    return all(new[: len(old)] == old for new, old in zip(fine, coarse, strict=True))

@@ -1,0 +1,40 @@
+"""When a step may act: a table (role class, direction) -> level. No operator is named here.
+
+The levels are XLA's aggressiveness of sharding propagation (`xla/service/sharding_propagation.cc`):
+each is run to its fixed point before the next. Pass-through operators first, then those that merge,
+then broadcasts towards their operand, and last broadcasts forward, since a broadcast's own layout
+says nothing about where its result should be.
+"""
+
+from __future__ import annotations
+
+FORWARD, BACKWARD = "forward", "backward"
+POINTWISE, LAYOUT, LOOP, STACK = "pointwise", "layout", "loop", "stack"
+DYNAMIC_SLICE, GATHER, REDUCE, CONTRACTION = "dynamic_slice", "gather", "reduce", "contraction"
+CONVOLUTION, WINDOW, BROADCAST = "convolution", "window", "broadcast"
+
+LEVELS: dict[str, tuple[int, int]] = {
+    POINTWISE: (0, 0),
+    LAYOUT: (0, 0),
+    LOOP: (0, 0),
+    STACK: (0, 1),
+    DYNAMIC_SLICE: (0, 1),
+    GATHER: (1, 1),
+    REDUCE: (1, 1),
+    CONTRACTION: (1, 1),
+    CONVOLUTION: (1, 1),
+    WINDOW: (1, 1),
+    BROADCAST: (3, 2),
+}
+MERGING_LEVEL = 1
+"""From this level on two partial layouts of one value merge."""
+LAST_LEVEL = 3
+
+
+def level(role: str, direction: str) -> int:
+    """First level at which a step of this role acts in this direction.
+
+    >>> level("broadcast", "forward"), level("broadcast", "backward"), level("pointwise", "backward")
+    (3, 2, 0)
+    """
+    return LEVELS[role][direction == BACKWARD]

@@ -1,0 +1,109 @@
+"""The completed graph: a layout per value, each with the reason it has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Graph
+from shardalg.propagate.strategy import Annotations
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a value has its layout.
+
+    Attributes:
+      value: the value; layout: what it became.
+      kind: "annotated", "annotated operand" (of an annotation), "completed", "border" (uneven
+        argument or result),
+        "loop" (made equal to the value that a loop carries) or "replicated" (nothing reached it).
+      node: the node it came through (of a loop's border: the call), None without one.
+      direction: "forward", "backward" or "".
+      sources: the values whose layouts it took.
+      role, level: role class of the node and the priority level it happened at.
+    """
+
+    value: int
+    layout: Sharding
+    kind: str
+    node: int | None = None
+    direction: str = ""
+    sources: tuple[int, ...] = ()
+    role: str = ""
+    level: int = 0
+
+    def text(self, graph: Graph) -> str:
+        """The reason in words."""
+        if self.kind != "completed":
+            return {
+                "replicated": "nothing reaches it",
+                "border": "uneven at the border: replicated",
+            }.get(self.kind, self.kind)
+        names = ", ".join(graph.values[v].name for v in self.sources)
+        through = "the program's border" if self.node is None else graph.nodes[self.node].primitive
+        side = "from" if self.direction == "forward" else "for"
+        return (
+            f"{side} {names} through {through} ({self.role}, {self.direction}, level {self.level})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A choice that order decided: `value` kept one layout and refused another that a node asked for."""
+
+    value: int
+    node: int | None
+    direction: str
+    sources: tuple[int, ...]
+    kept: Sharding
+    refused: Sharding
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedGraph:
+    """A graph with a layout for every value.
+
+    Attributes:
+      shardings: one per value.
+      results: one per result of the function: its annotation, or its value's layout.
+      fixed: values that annotations determine.
+      options: what the completion was asked for.
+    """
+
+    graph: Graph
+    mesh: Mesh
+    shardings: tuple[Sharding, ...]
+    results: tuple[Sharding, ...]
+    fixed: frozenset[int]
+    annotations: Annotations
+    _history: Callable[[], tuple[Reason, ...]] = field(repr=False)
+    _conflicts: Callable[[], tuple[Conflict, ...]] = field(repr=False)
+
+    @cached_property
+    def history(self) -> tuple[Reason, ...]:
+        """Every change of every value, in order."""
+        return self._history()
+
+    @cached_property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Per value, why it has its layout: its last change."""
+        last = {reason.value: reason for reason in self.history}
+        none = enumerate(self.shardings)
+        return tuple(last.get(v) or Reason(v, sharding, "replicated") for v, sharding in none)
+
+    @cached_property
+    def conflicts(self) -> tuple[Conflict, ...]:
+        """Layouts that nodes still ask for and that values without annotation do not have."""
+        return self._conflicts()
+
+    def why(self, value: int) -> str:
+        """Why a value has its layout, in words."""
+        return self.reasons[value].text(self.graph)
+
+    def __repr__(self) -> str:
+        tiled = sum(not s.is_replicated for s in self.shardings)
+        return f"ShardedGraph({len(self.shardings)} values on {self.mesh!r}, {tiled} partitioned, {len(self.fixed)} annotated)"

@@ -1,0 +1,193 @@
+"""One node: what its tensors' layouts ask of its results (forward) and operands (backward).
+
+Pure functions of (kind, layouts, merging); `fixpoint.py` looks their outcomes up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardalg.algebra.digits import parts
+from shardalg.propagate import priority
+from shardalg.propagate.kinds import Dims, Kind
+from shardalg.propagate.layouts import Layouts
+
+Numbers = tuple[int, ...]
+Offer = tuple[Dims, Numbers]
+"""A layout that a step asks of a tensor, and the tensors (of the step) whose layouts ask for it."""
+MATRIX = (priority.CONTRACTION, priority.CONVOLUTION)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """New layouts of a step's targets: its results, or its operands.
+
+    Attributes:
+      layouts: per target, its layout after the step.
+      sources: per target, the tensors whose layouts it took; () where nothing changed.
+      changed: positions of the changed targets.
+      retry: whether merging would change more.
+      other: what the other order of two operands gives, where both want one axis on different
+        dimensions of the result, so that the layout that later nodes want may decide.
+      wanted: what each operand alone would make of the result, in the order tried.
+    """
+
+    layouts: Numbers
+    sources: tuple[Numbers, ...]
+    changed: tuple[int, ...]
+    retry: bool = False
+    other: Outcome | None = None
+    wanted: tuple[Dims, ...] = ()
+
+
+def step(
+    kind: Kind, numbers: Numbers, layouts: Layouts, *, direction: str, merging: bool
+) -> Outcome | None:
+    """The outcome of one node; None where nothing changes, now or with merging.
+
+    Args:
+      numbers: layouts of its tensors, operands first.
+    """
+    act = DIRECTIONS[direction]
+    outcome = act(kind, numbers, layouts, merging)
+    if merging:
+        return outcome if outcome.changed else None
+    n = kind.num_operands
+    is_forward = direction == priority.FORWARD
+    after = numbers[:n] + outcome.layouts if is_forward else outcome.layouts + numbers[n:]
+    retry = bool(act(kind, after, layouts, True).changed)
+    return replace(outcome, retry=retry) if outcome.changed or retry else None
+
+
+def forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome:
+    """Results from operands: with merging each in turn, else from the one with most tiles."""
+    if kind.role in MATRIX:
+        return _matrix_forward(kind, numbers, layouts, merging)
+    after = []
+    for target, single in zip(kind.results, kind.single, strict=True):
+        found = offers(kind, numbers, layouts, target)
+        if not merging:
+            found = sorted(found, key=lambda offer: -_tiles(offer[0]))[:1]
+        may_replace = single and (not merging or kind.num_operands == 1)
+        after.append(_in_turn(numbers[target], found, layouts, (merging, may_replace)))
+    return _outcome(numbers[kind.num_operands :], after)
+
+
+def backward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome:
+    """Operands from results, each by itself; for a contraction from the other operand too."""
+    after = [
+        _in_turn(numbers[k], wishes(kind, numbers, layouts, k), layouts, (merging, False))
+        for k in kind.operands
+    ]
+    return _outcome(numbers[: kind.num_operands], after)
+
+
+DIRECTIONS = {priority.FORWARD: forward, priority.BACKWARD: backward}
+
+
+def _outcome(before: Numbers, after: Sequence[tuple[int, Numbers]]) -> Outcome:
+    changed = tuple(k for k, (new, _) in enumerate(after) if new != before[k])
+    return Outcome(tuple(new for new, _ in after), tuple(sources for _, sources in after), changed)
+
+
+def _in_turn(
+    number: int, found: Sequence[Offer], layouts: Layouts, how: tuple[bool, bool]
+) -> tuple[int, Numbers]:
+    """A value's layout after some offers, and the tensors it took something from."""
+    sources: Numbers = ()
+    for dims, origin in found:
+        new = layouts.improve(number, dims, *how)
+        if new != number:
+            number, sources = new, (*sources, *origin)
+    return number, tuple(dict.fromkeys(sources))
+
+
+def _tiles(dims: Dims) -> int:
+    return math.prod(parts(digits) for digits in dims)
+
+
+def offers(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
+    """What each operand asks of the result `target`, in order; nothing is left out."""
+    found = []
+    for source in kind.operands:
+        if layouts.tiles[numbers[source]] > 1:
+            dims = kind.project(source, target, _seen(kind, source, numbers, layouts))
+            if any(dims):
+                found.append((dims, (source,)))
+    return found
+
+
+def _seen(kind: Kind, source: int, numbers: Numbers, layouts: Layouts) -> Dims:
+    """An operand's layout as far as the result follows it.
+
+    XLA lets the result of a convolution with a sharded window dimension follow the image alone, and
+    only its batch dimensions where the image's features are sharded too
+    (`sharding_propagation.cc`, InferConvolutionShardingFromOperands).
+    """
+    dims, image = layouts.dims[numbers[source]], kind.image
+    if image is None:
+        return dims
+    seen = layouts.dims[numbers[image.operand]]
+    if not any(seen[d] for d in image.window_dims):
+        return dims
+    if source != image.operand:
+        return ((),) * len(dims)
+    if any(seen[d] for d in image.feature_dims):
+        return tuple(digits if d in image.batch_dims else () for d, digits in enumerate(dims))
+    return dims
+
+
+def _matrix_forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome:
+    """Of two operands that would each improve the result, the larger first, or as look-ahead says."""
+    (target,) = kind.results
+    number, how = numbers[target], (merging, False)
+    useful = [
+        offer
+        for offer in offers(kind, numbers, layouts, target)
+        if layouts.improve(number, offer[0], *how) != number
+    ]
+    useful.sort(key=lambda offer: -kind.bytes[offer[1][0]])
+    first = _in_turn(number, useful, layouts, how)
+    outcome = _outcome((number,), [first])
+    second = _in_turn(number, useful[::-1], layouts, how)
+    if len(useful) != 2 or first[0] == second[0]:
+        return outcome
+    alone = [layouts.improve(number, dims, *how) for dims, _ in useful]
+    return replace(
+        outcome,
+        other=_outcome((number,), [second]),
+        wanted=tuple(layouts.dims[new] for new in alone),
+    )
+
+
+def wishes(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
+    """What a node wants for its operand `target`: nothing through a convolution's window."""
+    found: list[Offer] = []
+    for source in () if kind.image is not None and kind.image.window_dims else kind.results:
+        if layouts.tiles[numbers[source]] > 1:
+            dims = kind.project(source, target, layouts.dims[numbers[source]])
+            if any(dims):
+                found.append((dims, (source,)))
+    if kind.role == priority.CONTRACTION and kind.num_operands == 2:
+        return _with_other(kind, numbers, layouts, (target, found))
+    return found
+
+
+def _with_other(
+    kind: Kind, numbers: Numbers, layouts: Layouts, wish: tuple[int, list[Offer]]
+) -> list[Offer]:
+    """A contraction's operand from result and other operand: both if they merge, else more tiles."""
+    target, found = wish
+    other = 1 - target
+    side = kind.project(other, target, layouts.dims[numbers[other]])
+    if not any(side):
+        return found
+    if not found:
+        return [(side, (other,))]
+    ((dims, origin),) = found
+    both = layouts.merged(kind.shapes[target], dims, side)
+    if both is not None:
+        return [(both, (*origin, other))]
+    return [(side, (other,))] if _tiles(side) > _tiles(dims) else found

@@ -1,0 +1,179 @@
+"""Single nodes: which layouts pass, which merge, and who wins."""
+
+import pytest
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.propagate import Options, propagate
+from tests.propagate.small import Builder, annotations, axes, layout
+
+
+def complete(builder, results, **given):
+    graph = builder.graph(*results)
+    return propagate(graph, annotations(graph, **given))
+
+
+ONE_OPERAND = [
+    # primitive, parameters, operand, result, operand's axes, axes expected on the result
+    ("transpose", {"permutation": (1, 0)}, (8, 16), (16, 8), ("x", "y"), (("y",), ("x",))),
+    ("reduce_sum", {"axes": (1,)}, (8, 16), (8,), ("x", "y"), (("x",),)),
+    ("broadcast_in_dim", {"shape": (3, 8), "broadcast_dimensions": (1,)}, (8,), (3, 8), ("y",), ((), ("y",))),
+    ("reshape", {"new_sizes": (4, 2, 6), "dimensions": None}, (8, 6), (4, 2, 6), ("y", "x"), (("y",), (), ("x",))),
+    ("reshape", {"new_sizes": (2, 4, 6), "dimensions": None}, (8, 6), (2, 4, 6), (("x", "y"), None), (("x",), ("y",), ())),
+    ("reshape", {"new_sizes": (2, 4, 6), "dimensions": None}, (8, 6), (2, 4, 6), ("y", None), ((), (), ())),
+    ("reshape", {"new_sizes": (8, 6), "dimensions": None}, (2, 4, 6), (8, 6), ("x", "y", None), (("x", "y"), ())),
+    ("reshape", {"new_sizes": (16, 6), "dimensions": None}, (4, 4, 6), (16, 6), ("x", "y", None), (("x",), ())),
+    ("reshape", {"new_sizes": (16, 6), "dimensions": None}, (4, 4, 6), (16, 6), (None, "y", None), ((), ())),
+    ("squeeze", {"dimensions": (0,)}, (1, 8), (8,), (None, "y"), (("y",),)),
+    ("cumsum", {"axis": 0, "reverse": False}, (8, 4), (8, 4), ("x", "y"), (("x",), ("y",))),
+    ("slice", {"start_indices": (1, 0), "limit_indices": (7, 8), "strides": None}, (8, 8), (6, 8), ("x", "y"), (("x",), ("y",))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ONE_OPERAND, ids=lambda case: f"{case[0]}-{case[2]}-{case[4]}")
+def test_forward_through_one_operand(case):
+    primitive, params, shape, out, given, expected = case
+    b = Builder()
+    made = b.node(primitive, (b.argument(*shape),), out, **params)
+    done = complete(b, [made], given={0: layout(shape, *given)})
+    assert axes(done.shardings[made]) == expected
+
+
+@pytest.mark.parametrize("case", ONE_OPERAND[:3], ids=lambda case: case[0])
+def test_backward_through_one_operand(case):
+    primitive, params, shape, out, given, expected = case
+    b = Builder()
+    a = b.argument(*shape)
+    made = b.node(primitive, (a,), out, **params)
+    names = [e[0] if e else None for e in expected]
+    done = complete(b, [made], wanted={0: layout(out, *names)})
+    reachable = {n for e in expected for n in e}
+    assert axes(done.shardings[a]) == tuple((n,) if n in reachable else () for n in given)
+
+
+def test_dot_merges_both_operands_and_infers_an_operand_from_the_other():
+    b = Builder()
+    x, w = b.argument(8, 16), b.argument(16, 32)
+    made = b.dot(x, w)
+    done = complete(b, [made], given={0: layout((8, 16), "x"), 1: layout((16, 32), None, "y")})
+    assert axes(done.shardings[made]) == (("x",), ("y",))
+    reason = done.reasons[made]
+    assert (reason.role, reason.direction, set(reason.sources)) == (
+        "contraction",
+        "forward",
+        {x, w},
+    )
+    done = complete(b, [made], given={0: layout((8, 16), None, "y")})
+    assert axes(done.shardings[w]) == (("y",), ())
+    assert done.reasons[w].sources == (x,)
+
+
+@pytest.mark.parametrize("wide", [64, 4])
+def test_the_larger_operand_wins_an_axis_that_both_want_and_the_conflict_is_kept(wide):
+    b = Builder()
+    x, w = b.argument(16, 8), b.argument(8, wide)
+    made = b.dot(x, w)
+    done = complete(b, [made], given={0: layout((16, 8), "x"), 1: layout((8, wide), None, "x")})
+    expected = ((), ("x",)) if wide > 16 else (("x",), ())
+    assert axes(done.shardings[made]) == expected
+    (conflict,) = [c for c in done.conflicts if c.value == made]
+    assert axes(conflict.kept) == expected
+    assert axes(conflict.refused) == expected[::-1]
+    assert conflict.sources == (x if wide > 16 else w,)
+
+
+def test_look_ahead_overrules_the_larger_operand():
+    b = Builder()
+    x, w = b.argument(16, 8), b.argument(8, 64)
+    made = b.dot(x, w)
+    kept = b.node("neg", (made,), (16, 64))
+    given = {0: layout((16, 8), "x"), 1: layout((8, 64), None, "x")}
+    plain = complete(b, [kept], given=given)
+    assert axes(plain.shardings[made]) == ((), ("x",))
+    b = Builder()
+    x, w, g = b.argument(16, 8), b.argument(8, 64), b.argument(16, 64)
+    made = b.dot(x, w)
+    # A broadcast acts after contractions, so that the chain's end is not passed back before.
+    summed = b.node("reduce_sum", (made,), (16,), axes=(1,))
+    done = complete(b, [summed], given=given, wanted={0: layout((16,), "x")})
+    assert axes(done.shardings[made]) == (("x",), ())
+
+
+def test_pointwise_takes_the_operand_of_most_tiles_first_then_merges():
+    b = Builder()
+    p, q = b.argument(8, 8), b.argument(8, 8)
+    made = b.add(p, q)
+    done = complete(b, [made], given={0: layout((8, 8), "x"), 1: layout((8, 8), None, "y")})
+    assert axes(done.shardings[made]) == (("x",), ("y",))
+    changes = [r for r in done.history if r.value == made]
+    assert [axes(r.layout) for r in changes] == [((), ("y",)), (("x",), ("y",))]
+    assert [r.level for r in changes] == [0, 1]
+
+
+def test_partial_layouts_merge_for_the_whole_tensor_or_not_at_all():
+    b = Builder()
+    p, q = b.argument(8, 8, 8), b.argument(8, 8, 8)
+    made = b.add(p, q)
+    done = complete(
+        b, [made], given={0: layout((8, 8, 8), "x", "y"), 1: layout((8, 8, 8), None, "x", "y")}
+    )
+    assert axes(done.shardings[made]) == (("x",), ("y",), ())
+
+
+def test_broadcasts_act_backward_before_forward():
+    b = Builder()
+    row = b.argument(8)
+    wide = b.broadcast(row, (4, 8), (1,))
+    x = b.argument(4, 8)
+    made = b.add(x, wide)
+    done = complete(b, [made], given={1: layout((4, 8), "x", "y")})
+    assert axes(done.shardings[row]) == (("y",),)
+    assert axes(done.shardings[wide]) == (("x",), ("y",))
+    assert done.reasons[row].level == 2
+
+
+def test_uneven_completed_borders_are_replicated_and_annotated_ones_are_kept():
+    b = Builder()
+    x, w = b.argument(6, 8), b.argument(8, 8)
+    made = b.dot(x, w)
+    done = complete(b, [made], given={0: layout((6, 8), "y")})
+    assert axes(done.shardings[x]) == (("y",), ())
+    assert axes(done.shardings[made]) == ((), ())
+    assert done.reasons[made].kind == "border"
+    done = complete(b, [made], given={0: layout((6, 8), "y")}, wanted={0: layout((6, 8), "y")})
+    assert axes(done.results[0]) == (("y",), ())
+    assert axes(done.shardings[made]) == (("y",), ())
+
+
+def test_constants_and_nodes_without_a_rule_stop_propagation():
+    b = Builder()
+    x = b.argument(8, 8)
+    c = b.value((8, 8), "constant")
+    b.constants.append((c, None))
+    made = b.add(x, c)
+    odd = b.node("no_such_primitive", (made,), (8, 8))
+    done = complete(b, [odd], given={0: layout((8, 8), "x", "y")})
+    assert axes(done.shardings[made]) == (("x",), ("y",))
+    assert done.shardings[c].is_replicated
+    assert done.shardings[odd].is_replicated
+    assert done.reasons[odd].kind == "replicated"
+
+
+def test_a_result_annotation_leaves_the_value_free_where_it_is_annotated_itself():
+    b = Builder()
+    x = b.argument(8, 8)
+    done = complete(
+        b, [x, x], given={0: layout((8, 8), "x")}, wanted={1: layout((8, 8), None, "y")}
+    )
+    assert [axes(s) for s in done.results] == [(("x",), ()), ((), ("y",))]
+
+
+@pytest.mark.parametrize("axes_of_mesh", [{"x": 1, "y": 1}, {}, {"x": 1, "y": 4}])
+def test_axes_of_size_one_and_one_device_are_legal(axes_of_mesh):
+    mesh = Mesh(axes_of_mesh)
+    b = Builder()
+    made = b.dot(b.argument(8, 0), b.argument(0, 1))
+    graph = b.graph(made)
+    names = list(axes_of_mesh)
+    given = {0: layout((8, 0), *names, mesh=mesh)}
+    done = propagate(graph, annotations(graph, given=given, mesh=mesh), Options())
+    assert done.shardings[made].parts == (1, 1)
