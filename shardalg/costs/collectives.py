@@ -26,14 +26,14 @@ KINDS: dict[type, str] = {
     CollectivePermute: "collective_permute",
 }
 
-# Bytes that one device of a ring of n sends when it holds b bytes before the collective; the
-# numbers may be symbols, so a formula divides only what `step_wire_bytes` made exact.
-_RING_BYTES: dict[str, Callable[[Any, Any], Any]] = {
-    "all_gather": lambda b, n: b * (n - 1),
-    "all_reduce": lambda b, n: 2 * b * (n - 1) / n,
-    "reduce_scatter": lambda b, n: b * (n - 1) / n,
-    "all_to_all": lambda b, n: b * (n - 1) / n,
-    "collective_permute": lambda b, n: b,
+# Numerator and denominator of the bytes that one device of a ring of n sends when it holds b bytes
+# before the collective; both may be symbols.
+_RING_BYTES: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+    "all_gather": lambda b, n: (b * (n - 1), 1),
+    "all_reduce": lambda b, n: (2 * b * (n - 1), n),
+    "reduce_scatter": lambda b, n: (b * (n - 1), n),
+    "all_to_all": lambda b, n: (b * (n - 1), n),
+    "collective_permute": lambda b, n: (b, 1),
 }
 # Messages that follow one another: what the latency of a link is paid for.
 _RING_HOPS: dict[str, Callable[[int], int]] = {
@@ -69,8 +69,20 @@ def step_wire_bytes(kind: str, *, group_size: Any, local_bytes: Any) -> Any:
     """
     if group_size == 1:
         return 0
-    exact = _RING_BYTES[kind](Fraction(1) * local_bytes, group_size)
-    return exact.numerator if isinstance(exact, Fraction) and exact.denominator == 1 else exact
+    above, below = _RING_BYTES[kind](local_bytes, group_size)
+    return above if below == 1 else quotient(above, below)
+
+
+def quotient(above: Any, below: Any) -> Any:
+    """`above / below` without rounding: an int where it comes out, else a Fraction or a formula.
+
+    >>> quotient(12, 4), quotient(3, 4)
+    (3, Fraction(3, 4))
+    """
+    if type(above) is int and type(below) is int:
+        whole, rest = divmod(above, below)
+        return Fraction(above, below) if rest else whole
+    return above / below
 
 
 def is_collective(attributes: Attributes) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.collectives import KINDS, axis_names, group_size, wire_bytes
 from shardalg.costs.step_time import number
@@ -71,11 +71,9 @@ def shardings(sharded: ShardedGraph) -> Table:
             repr(value.type),
             sharding.text(),
             "x".join(map(str, sharding.shard_shape)),
-            str(reason),
+            sharded.why(value.index),
         )
-        for value, sharding, reason in zip(
-            sharded.graph.values, sharded.shardings, sharded.reasons, strict=True
-        )
+        for value, sharding in zip(sharded.graph.values, sharded.shardings, strict=True)
     )
     return Table(("value", "shape", "sharding", "local_shape", "why"), tuple(rows))
 
@@ -114,3 +112,49 @@ def totals(tables: Mapping[str, Table]) -> Table:
         rows.append((name, len(table), *(moved[p] for p in PHASES), sum(moved.values())))
     columns = (f"{phase}_wire_bytes" for phase in PHASES)
     return Table(("strategy", "collectives", *columns, "wire_bytes"), tuple(rows))
+
+
+def beside(ours: Table, xla: Table) -> Table:
+    """Our collectives beside XLA's: executions and wire bytes of one step, by kind and axes.
+
+    Args:
+      ours, xla: tables with columns kind, axes, count and wire_bytes (per execution). With columns
+        sliced_by and group_size, an all_reduce of which only a block is kept counts as the
+        reduce_scatter that it stands for.
+
+    >>> columns = ("kind", "axes", "count", "wire_bytes")
+    >>> ours = Table(columns, (("reduce_scatter", "Y", 1, 10), ("all_gather", "X", 2, 5)))
+    >>> beside(ours, Table(columns, (("all_reduce", "Y", 1, 20), ("all_gather", "X", 2, 5))))
+    kind            axes  count  xla_count  wire_bytes  xla_wire_bytes
+    all_gather      X         2          2          10              10
+    all_reduce      Y         0          1           0              20
+    reduce_scatter  Y         1          0          10               0
+    all                       3          3          20              30
+    """
+    mine, other = _by_kind(ours), _by_kind(xla)
+    rows = [
+        (*key, *(n for pair in _pairs(mine, other, key) for n in pair))
+        for key in sorted(mine.keys() | other.keys())
+    ]
+    total = tuple(sum(column) for column in list(zip(*rows, strict=True))[2:] or ((0,),) * 4)
+    columns = ("kind", "axes", "count", "xla_count", "wire_bytes", "xla_wire_bytes")
+    return Table(columns, (*rows, ("all", "", *total)))
+
+
+def _pairs(mine: dict, other: dict, key: tuple[str, str]) -> zip:
+    return zip(mine.get(key, (0, 0)), other.get(key, (0, 0)), strict=True)
+
+
+def _by_kind(table: Table) -> dict[tuple[str, str], tuple[int, float]]:
+    """Executions and wire bytes of a step per (kind, axes)."""
+    sums: dict[tuple[str, str], tuple[int, float]] = {}
+    for row in table:
+        key = _kind(row), ",".join(sorted(row["axes"].replace(" ", "").split(",")))
+        count, moved = sums.get(key, (0, 0))
+        sums[key] = (count + row["count"], moved + row["count"] * row["wire_bytes"])
+    return sums
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    scattered = row.get("sliced_by") is not None and row["sliced_by"] >= row["group_size"]
+    return "reduce_scatter" if scattered else row["kind"]

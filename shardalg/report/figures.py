@@ -1,0 +1,290 @@
+"""Figures: partitioned programs, wire bytes per strategy, measured times."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardalg.graph.ir import Graph
+from shardalg.report.diagram import Box, Token, boxes
+from shardalg.spmd.program import SpmdProgram
+from shardalg.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, FAINT = "#22262b", "#8a9099"
+AXIS_COLORS = ("#1565c0", "#c62828", "#2e7d32", "#6a1b9a", "#ef6c00", "#00838f")
+KIND_COLORS = {
+    "all_gather": "#ffd98a",
+    "reduce_scatter": "#a9dcb0",
+    "all_reduce": "#f5a9a0",
+    "all_to_all": "#c9b8ec",
+    "collective_permute": "#a6d3ee",
+    "einsum": "#e3e6ea",
+    "local": "#ffffff",
+}
+# Inches: a column, a lane, and the box in it.
+COLUMN, LANE, WIDTH, HEIGHT = 1.42, 1.0, 0.86, 0.36
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One program of a drawing.
+
+    Attributes:
+      nodes: the graph nodes to draw; None draws the top level of the program.
+      dim_names: global dimension size to its letter.
+    """
+
+    title: str
+    program: SpmdProgram
+    graph: Graph
+    nodes: Collection[int] | None = None
+    dim_names: Mapping[int, str] | None = None
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """What is drawn."""
+        return boxes(self.program, self.graph, nodes=self.nodes, dim_names=self.dim_names)
+
+
+def png(figure: Figure, *, dpi: int = 144) -> bytes:
+    """The figure as a PNG image."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    out = io.BytesIO()
+    FigureCanvasAgg(figure).print_figure(out, format="png", dpi=dpi, facecolor="white")
+    return out.getvalue()
+
+
+def draw_program(
+    program: SpmdProgram,
+    graph: Graph,
+    *,
+    nodes: Collection[int] | None = None,
+    dim_names: Mapping[int, str] | None = None,
+    title: str = "",
+) -> Figure:
+    """A partitioned program, left to right: local values, einsums, collectives.
+
+    A dimension is written as in the paper's figures: a capital letter whole, a small one with its
+    mesh axes below where partitioned, `Σ` for sums still pending along axes. Below a collective
+    stand the bytes that each device sends.
+    """
+    return draw_programs((Panel(title, program, graph, nodes, dim_names),))
+
+
+def draw_programs(panels: Sequence[Panel]) -> Figure:
+    """Several programs one below the other, to compare strategies (GSPMD, figure 7)."""
+    from matplotlib.figure import Figure
+
+    drawn = [panel.boxes for panel in panels]
+    spans = [_span(found) for found in drawn]
+    width = max(columns for columns, _, _ in spans) * COLUMN + 0.3
+    heights = [(high - low + 1) * LANE + 0.45 for _, low, high in spans]
+    figure = Figure(figsize=(max(width, 6.0), sum(heights) + 0.5))
+    total = figure.get_figheight()
+    top = total - 0.35
+    for panel, found, span, height in zip(panels, drawn, spans, heights, strict=True):
+        top -= height
+        axes = figure.add_axes((0, top / total, 1, height / total))
+        _paint(axes, panel, found, span)
+    _legend(figure, panels, drawn)
+    return figure
+
+
+def _span(found: Sequence[Box]) -> tuple[int, int, int]:
+    """Columns, lowest lane, highest lane."""
+    lanes = [box.lane for box in found] or [0]
+    return max((box.column for box in found), default=0) + 1, min(lanes), max(lanes)
+
+
+def _paint(
+    axes: Axes, panel: Panel, found: Sequence[Box], span: tuple[int, int, int]
+) -> None:
+    _, low, high = span
+    figure = axes.get_figure()
+    axes.set_xlim(0, figure.get_figwidth())
+    axes.set_ylim((low - 0.62) * LANE, (high + 0.38) * LANE + 0.45)
+    axes.axis("off")
+    axes.text(
+        0.15, (high + 0.38) * LANE + 0.22, panel.title, fontsize=11, weight="bold", color=INK
+    )
+    colors = _axis_colors(panel)
+    for box in found:
+        for i in box.inputs:
+            _arrow(axes, found[i], box)
+    for box in found:
+        _box(axes, box, colors)
+
+
+def _place(box: Box) -> tuple[float, float]:
+    return 0.62 + box.column * COLUMN, box.lane * LANE
+
+
+def _box(axes: Axes, box: Box, colors: Mapping[str, str]) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    x, y = _place(box)
+    if box.kind != "value":
+        corner = (x - WIDTH / 2, y - HEIGHT / 2)
+        face = KIND_COLORS[box.kind]
+        style = "round,pad=0,rounding_size=0.08"
+        axes.add_patch(
+            FancyBboxPatch(
+                corner, WIDTH, HEIGHT, boxstyle=style, fc=face, ec=INK, lw=0.8, zorder=3
+            )
+        )
+    above, below, size = (0.11, 0.13, 8.5) if box.kind == "value" else (0, 0.33, 9.5)
+    _tokens(axes, (x, y + above), box.label, colors, size=size)
+    _tokens(axes, (x, y - below), box.value, colors, size=10)
+    if box.wire_bytes:
+        axes.text(x, y - 0.53, si_bytes(box.wire_bytes), fontsize=6.5, color=FAINT, ha="center")
+
+
+def _tokens(
+    axes: Axes,
+    at: tuple[float, float],
+    tokens: Sequence[Token],
+    colors: Mapping[str, str],
+    size: float,
+) -> None:
+    """A line of tokens centred on a point, axis names as coloured subscripts."""
+    from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea
+
+    pieces = []
+    for token in tokens:
+        color = colors.get(token.axes[0], INK) if token.axes else INK
+        below = "".join(token.axes)
+        text = _escaped(token.text) + (f"$_{{\\mathrm{{{below}}}}}$" if below else "")
+        properties = {"fontsize": size, "color": color}
+        if token.axes:
+            properties["weight"] = "bold"
+        pieces.append(TextArea(text, textprops=properties))
+    if pieces:
+        line = HPacker(children=pieces, align="baseline", pad=0, sep=3)
+        axes.add_artist(AnnotationBbox(line, at, frameon=False, pad=0, zorder=4))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("$", r"\$")
+
+
+def _arrow(axes: Axes, start: Box, end: Box) -> None:
+    """An arrow between boxes; one that jumps over columns of its own lane is bent."""
+    (x0, y0), (x1, y1) = _place(start), _place(end)
+    jumps = start.lane == end.lane and end.column - start.column > 1
+    bend = f"arc3,rad={-0.18 if jumps else 0}"
+    style = {"arrowstyle": "-|>,head_width=0.14,head_length=0.28", "color": FAINT, "lw": 0.9}
+    style |= {"connectionstyle": bend, "shrinkA": 0, "shrinkB": 0}
+    inset = WIDTH / 2 + 0.03
+    aside = 0.09 * ((start.lane > end.lane) - (start.lane < end.lane))
+    axes.annotate("", (x1 - inset, y1 + aside), (x0 + inset, y0), arrowprops=style, zorder=1)
+
+
+def _axis_colors(panel: Panel) -> dict[str, str]:
+    names = panel.program.mesh.axis_names
+    return {name: AXIS_COLORS[i % len(AXIS_COLORS)] for i, name in enumerate(names)}
+
+
+def _legend(figure: Figure, panels: Sequence[Panel], drawn: Sequence[Sequence[Box]]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    kinds = {box.kind for found in drawn for box in found}
+    shown = [k for k in KIND_COLORS if k in kinds and k != "local"]
+    handles = [Patch(fc=KIND_COLORS[k], ec=INK, lw=0.6, label=k.replace("_", " ")) for k in shown]
+    axes = {name: color for panel in panels for name, color in _axis_colors(panel).items()}
+    handles += [Line2D([], [], color=c, lw=3, label=f"mesh axis {n}") for n, c in axes.items()]
+    figure.legend(
+        handles=handles, loc="upper left", ncols=len(handles), fontsize=8, frameon=False,
+        handlelength=1.2, columnspacing=1.4, bbox_to_anchor=(0.005, 1.0),
+    )  # fmt: skip
+
+
+def si_bytes(size: float) -> str:
+    """Bytes in decimal units.
+
+    >>> si_bytes(384), si_bytes(1_536_000)
+    ('384 B', '1.54 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.3g} {unit}"
+
+
+def wire_bytes_bars(strategies: Table) -> Figure:
+    """Bytes that each device sends in one step: a bar per strategy and phase, stacked by kind.
+
+    Args:
+      strategies: the table of `report.tables.strategies`.
+    """
+    from matplotlib.figure import Figure
+
+    bars = list(dict.fromkeys(zip(strategies["strategy"], strategies["phase"], strict=True)))
+    figure = Figure(figsize=(8.4, 0.42 * len(bars) + 1.3), layout="constrained")
+    axes = figure.add_subplot()
+    left = dict.fromkeys(bars, 0.0)
+    for kind in (k for k in KIND_COLORS if k in strategies["kind"]):
+        sizes = dict.fromkeys(bars, 0.0)
+        for row in strategies.where(kind=kind):
+            sizes[row["strategy"], row["phase"]] += row["wire_bytes"]
+        places = [-i for i in range(len(bars))]
+        axes.barh(
+            places, [sizes[b] for b in bars], left=[left[b] for b in bars], height=0.66,
+            color=KIND_COLORS[kind], ec=INK, lw=0.6, label=kind.replace("_", " "),
+        )  # fmt: skip
+        left = {b: left[b] + sizes[b] for b in bars}
+    for i, bar in enumerate(bars):
+        axes.text(left[bar], -i, f" {si_bytes(left[bar])}", va="center", fontsize=8, color=INK)
+    axes.set_yticks([-i for i in range(len(bars))], [f"{name} · {phase}" for name, phase in bars])
+    axes.set_xlim(0, max(left.values(), default=1) * 1.14 or 1)
+    axes.set_xlabel("bytes sent per device and step")
+    axes.xaxis.set_major_formatter(lambda value, _: si_bytes(value))
+    axes.spines[["top", "right"]].set_visible(False)
+    _legend_above(axes)
+    return figure
+
+
+def _legend_above(axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0)}
+        axes.legend(handles, labels, fontsize=8, frameon=False, ncols=len(handles), **place)
+
+
+def measured_times(measured: Mapping[str, Table]) -> Figure:
+    """Median step times of ours beside XLA's, with the quartiles as spread.
+
+    Args:
+      measured: label to the table of a `Measurement` (columns executable, median_s, quartile_1_s,
+        quartile_3_s).
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 0.62 * len(measured) + 1.3), layout="constrained")
+    axes = figure.add_subplot()
+    colors = {"shardalg": "#1565c0", "xla": "#b0b7bf"}
+    seen: set[str] = set()
+    for i, table in enumerate(measured.values()):
+        for k, row in enumerate(table):
+            name, median = row["executable"], row["median_s"] * 1e3
+            spread = [[median - row["quartile_1_s"] * 1e3], [row["quartile_3_s"] * 1e3 - median]]
+            axes.barh(
+                -i - 0.34 * k + 0.17, median, height=0.32, xerr=spread, ec=INK, lw=0.6,
+                color=colors.get(name, "#ffd98a"), error_kw={"lw": 1.2, "capsize": 3},
+                label=None if name in seen else name,
+            )  # fmt: skip
+            seen.add(name)
+    axes.set_yticks([-i for i in range(len(measured))], list(measured))
+    axes.set_xlim(left=0)
+    axes.set_xlabel("milliseconds per step: median, and quartiles of the runs")
+    axes.spines[["top", "right"]].set_visible(False)
+    _legend_above(axes)
+    return figure

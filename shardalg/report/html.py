@@ -1,0 +1,195 @@
+"""A page of text, tables and figures: one HTML file without links, and the same as Markdown."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardalg.table import Table
+
+STYLE = """
+:root { --ink: #22262b; --faint: #6b7280; --line: #e2e5e9; --paper: #fff; --head: #f4f6f8;
+  --link: #1565c0; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2rem 1.5rem 6rem; max-width: 76rem; color: var(--ink);
+  background: var(--paper); font: 16px/1.55 system-ui, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 1.9rem; margin: 0 0 .3rem; } .lead { color: var(--faint); margin: 0 0 1.5rem; }
+h2 { font-size: 1.3rem; margin: 2.6rem 0 .7rem; padding-top: .8rem;
+  border-top: 1px solid var(--line); }
+nav { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; font-size: .92rem; }
+nav a { color: var(--link); text-decoration: none; } nav a:hover { text-decoration: underline; }
+p { max-width: 52rem; } code { background: var(--head); padding: .08em .3em; border-radius: 3px; }
+code, pre { font: .84em/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
+pre { background: var(--head); padding: .9rem 1rem; border-radius: 6px; overflow: auto;
+  max-height: 32rem; }
+.scroll { overflow: auto; max-height: 34rem; border: 1px solid var(--line); border-radius: 6px;
+  margin: .8rem 0 1.4rem; width: fit-content; max-width: 100%; }
+table { border-collapse: separate; border-spacing: 0; font-size: .86rem; }
+th { position: sticky; top: 0; background: var(--head); text-align: left; font-weight: 600;
+  border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .34rem .75rem; vertical-align: top; } td { white-space: nowrap;
+  border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
+tr:last-child td { border-bottom: 0; } tr:hover td { background: #fafbfc; }
+td.wide { white-space: normal; min-width: 18rem; max-width: 34rem; } .n { text-align: right; }
+figure { margin: 1rem 0 1.6rem; } img { max-width: 100%; height: auto; display: block; }
+figcaption { color: var(--faint); font-size: .88rem; margin-top: .4rem; max-width: 52rem; }
+@media print { .scroll, pre { max-height: none; } }
+"""
+WIDE_CELL = 44
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG image with its caption; `name` is its file's, without the ending."""
+
+    name: str
+    png: bytes
+    caption: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Text that is shown as it stands, such as a program."""
+
+    text: str
+
+
+Part = str | Table | Picture | Listing
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, and under it paragraphs (with `code` and **bold**), tables and pictures."""
+
+    title: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report. `lead` is a sentence below the title."""
+
+    title: str
+    lead: str
+    sections: tuple[Section, ...]
+
+    def to_html(self) -> str:
+        """One self-contained file: images inside, nothing loaded from elsewhere."""
+        head = f"<title>{html.escape(self.title)}</title><style>{STYLE}</style>"
+        links = "".join(f'<a href="#s{i}">{_inline(s.title)}</a>' for i, s in self._numbered())
+        body = "\n".join(
+            f'<h2 id="s{i}">{_inline(section.title)}</h2>\n'
+            + "\n".join(_HTML[type(part)](part) for part in section.parts)
+            for i, section in self._numbered()
+        )
+        return (
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1">{head}</head>\n'
+            f'<body><h1>{_inline(self.title)}</h1><p class="lead">{_inline(self.lead)}</p>'
+            f"<nav>{links}</nav>\n{body}\n</body></html>\n"
+        )
+
+    def to_markdown(self) -> str:
+        """The same for a terminal or a repository; pictures are files beside it."""
+        sections = (
+            f"## {section.title}\n\n"
+            + "\n\n".join(_MARKDOWN[type(part)](part) for part in section.parts)
+            for section in self.sections
+        )
+        return "\n\n".join((f"# {self.title}", self.lead, *sections)) + "\n"
+
+    def pictures(self) -> tuple[Picture, ...]:
+        """The pictures of all sections, in order."""
+        parts = (part for section in self.sections for part in section.parts)
+        return tuple(part for part in parts if type(part) is Picture)
+
+    def write(self, folder: Path | str, name: str = "report") -> tuple[Path, ...]:
+        """Write `name.html`, `name.md` and the PNG files into `folder`; returns the paths."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        written = [folder / f"{name}.html", folder / f"{name}.md"]
+        written[0].write_text(self.to_html(), encoding="utf-8")
+        written[1].write_text(self.to_markdown(), encoding="utf-8")
+        for picture in self.pictures():
+            written.append(folder / f"{picture.name}.png")
+            written[-1].write_bytes(picture.png)
+        return tuple(written)
+
+    def _numbered(self) -> enumerate[Section]:
+        return enumerate(self.sections, 1)
+
+
+def _inline(text: str) -> str:
+    """Escaped text with `code` and **bold**.
+
+    >>> _inline("**a < b** in `f(x)`")
+    '<b>a &lt; b</b> in <code>f(x)</code>'
+    """
+    safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+    return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", safe)
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{_inline(text)}</p>"
+
+
+def _picture(picture: Picture) -> str:
+    data = base64.b64encode(picture.png).decode("ascii")
+    caption = html.escape(picture.caption)
+    return (
+        f'<figure><img alt="{caption}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{_inline(picture.caption)}</figcaption></figure>"
+    )
+
+
+def _listing(listing: Listing) -> str:
+    return f"<pre>{html.escape(listing.text, quote=False)}</pre>"
+
+
+def _table(table: Table) -> str:
+    """A table in a scrolling frame, numbers flush right with thousands separated."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
+    body = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in table.rows)
+    return f'<div class="scroll"><table><tr>{head}</tr>\n{body}</table></div>'
+
+
+def _cell(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Table knows how a formula is written; a single cell of it is its HTML without the frame.
+    text = number_text(value) if is_number else _one_cell(value)
+    wide = isinstance(value, str) and len(value) > WIDE_CELL
+    kind = ' class="n"' if is_number else ' class="wide"' if wide else ""
+    return f"<td{kind}>{text}</td>"
+
+
+def _one_cell(value: Any) -> str:
+    shown = Table(("x",), ((value,),)).to_html()
+    return shown.split("<td>", 1)[1].rsplit("</td>", 1)[0]
+
+
+def number_text(value: float) -> str:
+    """A number for reading: integers with separators, floats with four digits.
+
+    >>> number_text(134217728), number_text(0.00123456), number_text(12.0)
+    ('134,217,728', '0.001235', '12')
+    """
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+_HTML: dict[type, Callable[[Any], str]] = {
+    str: _paragraph,
+    Table: _table,
+    Picture: _picture,
+    Listing: _listing,
+}
+_MARKDOWN: dict[type, Callable[[Any], str]] = {
+    str: str,
+    Table: lambda table: table.to_markdown(),
+    Picture: lambda picture: f"![{picture.caption}]({picture.name}.png)\n\n*{picture.caption}*",
+    Listing: lambda listing: f"```\n{listing.text}\n```",
+}
