@@ -1,0 +1,5 @@
+"""Programs on real devices: an SPMD program as `jax.shard_map`, its XLA twin, measurements."""
+
+from shardalg.lower.shard_map import Lowered, lower
+
+__all__ = ["Lowered", "lower"]

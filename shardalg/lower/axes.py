@@ -1,0 +1,123 @@
+"""The mesh that a program runs on: its axes are the places of the device's position.
+
+`jax.lax` collectives name mesh axes. A program may use sub-axes (`x:(1)2`), so the position is cut
+at every border of a digit that occurs; each piece, a place, becomes an axis, and every digit is
+then a tuple of neighbouring axes. Where only whole axes occur this is the user's own mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import Mesh as JaxMesh
+
+from shardalg.algebra.digits import Digit, Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import LoweringError
+from shardalg.spmd.program import Block, Loop, MaskIndexed, SpmdProgram
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Names for digits.
+
+    Attributes:
+      places: (axis name, digit), major first; together they write the whole position.
+      mesh: the JAX mesh with these axes.
+    """
+
+    places: tuple[tuple[str, Digit], ...]
+    mesh: JaxMesh
+
+    def names(self, digits: Digits) -> tuple[str, ...]:
+        """The axes that write the partition id of `digits`, major first."""
+        return tuple(name for digit in digits for name in _inside(self.places, digit))
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Every axis: their common index is the position."""
+        return tuple(name for name, _ in self.places)
+
+    def spec(self, sharding: Sharding) -> PartitionSpec:
+        """The layout of `sharding` over these axes."""
+        return PartitionSpec(*(self.names(digits) or None for digits in sharding.dims))
+
+    def named(self, sharding: Sharding) -> NamedSharding:
+        """`sharding` as JAX's, over these axes."""
+        return NamedSharding(self.mesh, self.spec(sharding))
+
+
+def _inside(places: Iterable[tuple[str, Digit]], digit: Digit) -> list[str]:
+    top = digit.stride * digit.size
+    return [n for n, place in places if digit.stride <= place.stride < top and place.size > 1]
+
+
+def used_digits(program: SpmdProgram) -> Iterator[Digit]:
+    """Every digit that an instruction, a constant or a border of `program` names."""
+    borders = [*program.argument_shardings, *program.result_shardings]
+    borders += [program.locals[index].sharding for index, _ in program.constants]
+    for sharding in borders:
+        for digits in sharding.dims:
+            yield from digits
+    yield from _block_digits(program.block)
+
+
+def _block_digits(block: Block) -> Iterator[Digit]:
+    for instruction in block.instructions:
+        attributes = instruction.attributes
+        yield from getattr(attributes, "digits", ())
+        if isinstance(attributes, MaskIndexed):
+            for _, digits, _, _ in attributes.components:
+                yield from digits
+        if isinstance(attributes, Loop):
+            yield from _block_digits(attributes.body)
+
+
+def user_axes(mesh: Mesh, jax_mesh: JaxMesh) -> Axes:
+    """The user's own mesh; a digit that is no whole axis has no name on it."""
+    return Axes(tuple((name, mesh.digit(name)) for name in mesh.axis_names), jax_mesh)
+
+
+def on_whole_axes(mesh: Mesh, digits: Iterable[Digit]) -> bool:
+    """Whether every digit is an axis of `mesh`, or names one device."""
+    whole = {mesh.digit(name) for name in mesh.axis_names}
+    return all(digit.size == 1 or digit in whole for digit in digits)
+
+
+def run_axes(program: SpmdProgram, jax_mesh: JaxMesh) -> Axes:
+    """The user's mesh if it can name every digit of `program`, else a mesh of places over it.
+
+    Raises:
+      LoweringError: two digits cut the position at borders of which neither divides the other.
+    """
+    mesh, digits = program.mesh, set(used_digits(program))
+    if on_whole_axes(mesh, digits):
+        return user_axes(mesh, jax_mesh)
+    digits |= {mesh.digit(name) for name in mesh.axis_names}
+    borders = sorted({edge for d in digits if d.size > 1 for edge in (d.stride, d.stride * d.size)})
+    for low, high in pairwise(borders):
+        if high % low:
+            raise LoweringError(
+                f"the program cuts the device position of {mesh!r} both at {low} and at {high}, "
+                "and neither divides the other: no mesh has both as axes. Use sub-axes that nest."
+            )
+    taken = set(mesh.axis_names)
+    places = [Digit(low, high // low) for low, high in pairwise(borders)][::-1]
+    named = tuple((_place_name(mesh, place, taken), place) for place in places)
+    shape = tuple(place.size for place in places)
+    devices = np.asarray(jax_mesh.devices).reshape(shape)
+    names = tuple(name for name, _ in named)
+    return Axes(named, JaxMesh(devices, names, axis_types=(AxisType.Auto,) * len(names)))
+
+
+def _place_name(mesh: Mesh, place: Digit, taken: set[str]) -> str:
+    ref = mesh.axis_ref(place)
+    name = ref.name if ref.size is None else f"{ref.name}_{ref.pre}_{ref.size}"
+    while ref.size is not None and name in taken:
+        name += "_"
+    return name

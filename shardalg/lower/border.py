@@ -1,0 +1,172 @@
+"""The border of a lowered program: global arrays of true size to padded shards and back.
+
+Inside, every device holds `ceil(size / parts)` elements of a dimension. JAX arrays cannot be
+uneven, so an uneven dimension is padded on its way in, and on its way out it is stripped and laid
+out on the longest prefix of its axes that divides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import LoweringError
+from shardalg.graph.ir import Graph
+from shardalg.lower.axes import Axes, on_whole_axes
+
+
+@dataclass(frozen=True)
+class Border:
+    """One flattened argument or result.
+
+    Attributes:
+      path: its name in the user's pytree.
+      sharding: as planned, perhaps uneven.
+      inner: JAX's sharding of the padded array that the executable takes or returns.
+      outer: JAX's sharding of the array of true size; the longest even prefix of `sharding`.
+    """
+
+    path: str
+    dtype: str
+    sharding: Sharding
+    inner: NamedSharding
+    outer: NamedSharding
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """Global shape with every device's block full."""
+        sharding = self.sharding
+        return tuple(
+            n * block for n, block in zip(sharding.parts, sharding.shard_shape, strict=True)
+        )
+
+    @property
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """The padded array, for tracing."""
+        return jax.ShapeDtypeStruct(self.padded_shape, self.dtype, sharding=self.inner)
+
+    def fits(self, array: Any) -> bool:
+        """Whether `array` has the true or the padded shape, and the item type once JAX holds it."""
+        shape, dtype = np.shape(array), getattr(array, "dtype", None)
+        if dtype is None:
+            dtype = np.asarray(array).dtype
+        known = shape in (self.sharding.shape, self.padded_shape)
+        return known and jax.dtypes.canonicalize_dtype(dtype) == jax.numpy.dtype(self.dtype)
+
+    def enter(self, array: Any) -> jax.Array:
+        """Padded and placed; an array that already is so is returned itself."""
+        if np.shape(array) == self.padded_shape:
+            return put(array, self.inner)
+        if isinstance(array, jax.Array):
+            return _padder(self.padded_shape, self.inner)(put(array, self.outer))
+        widths = zip(self.padded_shape, np.shape(array), strict=True)
+        return jax.device_put(np.pad(array, [(0, full - n) for full, n in widths]), self.inner)
+
+    def true(self, array: Any) -> Any:
+        """`array` without padding, wherever it is."""
+        shape = self.sharding.shape
+        return array if np.shape(array) == shape else array[tuple(map(slice, shape))]
+
+    def leave(self, array: jax.Array) -> jax.Array:
+        """Stripped of padding; an even result is returned itself."""
+        if self.sharding.is_even:
+            return array
+        return _stripper(self.sharding.shape, self.outer)(array)
+
+
+def even_prefix(sharding: Sharding) -> Sharding:
+    """`sharding` on the longest prefix of each dimension's axes that divides the dimension.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh = Mesh({"x": 2, "y": 3})
+    >>> even_prefix(Sharding(mesh, (10,), (mesh.digits("xy"),))).text()
+    '[x]'
+    """
+    dims = zip(sharding.shape, sharding.dims, strict=True)
+    return sharding.with_dims(tuple(_prefix(size, digits) for size, digits in dims))
+
+
+def _prefix(size: int, digits: Digits) -> Digits:
+    best: Digits = ()
+    for k in range(1, len(digits) + 1):
+        if size % parts(digits[:k]):
+            break
+        best = digits[:k]
+    return best
+
+
+def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) -> Border:
+    """The border of one value: over the user's mesh where its axes can say it."""
+    outer = even_prefix(sharding)
+    return Border(path, dtype, sharding, _named(sharding, run, user), _named(outer, run, user))
+
+
+def _named(sharding: Sharding, run: Axes, user: Axes) -> NamedSharding:
+    digits = [digit for dim in sharding.dims for digit in dim]
+    return (user if on_whole_axes(sharding.mesh, digits) else run).named(sharding)
+
+
+def put(array: Any, target: NamedSharding) -> jax.Array:
+    """`array` laid out as `target`; itself where it already is."""
+    if isinstance(array, jax.Array) and (
+        array.sharding == target or array.sharding.is_equivalent_to(target, array.ndim)
+    ):
+        return array
+    return jax.device_put(array, target)
+
+
+def place(
+    graph: Graph, borders: Sequence[Border], args: Sequence[Any], *, padded: bool = True
+) -> list[jax.Array]:
+    """`args` flattened, checked, padded unless told otherwise, and laid out as `borders` say.
+
+    Raises:
+      LoweringError: the pytree, a shape or an item type is another than what was planned.
+    """
+    leaves, tree = jax.tree.flatten(tuple(args))
+    if graph.trees is not None and tree != graph.trees[0]:
+        raise LoweringError(
+            f"the arguments have the structure\n  {tree}\nbut the plan was made for\n  "
+            f"{graph.trees[0]}\nPass the arguments that were given to plan()."
+        )
+    if len(leaves) != len(borders):
+        raise LoweringError(f"the plan takes {len(borders)} arrays, got {len(leaves)}.")
+    pairs = list(zip(borders, leaves, strict=True))
+    bad = [
+        f"  {b.path}: got {jax.typeof(x)}, planned for {b.dtype}{list(b.sharding.shape)}"
+        for b, x in pairs
+        if not b.fits(x)
+    ]
+    if bad:
+        raise LoweringError(
+            "arguments of other shapes or item types than planned:\n" + "\n".join(bad) + "\nPass "
+            "arrays as planned, or plan again for these."
+        )
+    return [b.enter(x) if padded else put(b.true(x), b.outer) for b, x in pairs]
+
+
+@lru_cache
+def _padder(shape: tuple[int, ...], target: NamedSharding) -> Any:
+    return jax.jit(partial(_pad, shape=shape), out_shardings=target)
+
+
+def _pad(x: jax.Array, *, shape: tuple[int, ...]) -> jax.Array:
+    return jax.numpy.pad(x, [(0, full - n) for full, n in zip(shape, x.shape, strict=True)])
+
+
+@lru_cache
+def _stripper(shape: tuple[int, ...], target: NamedSharding) -> Any:
+    return jax.jit(partial(_strip, shape=shape), out_shardings=target)
+
+
+def _strip(x: jax.Array, *, shape: tuple[int, ...]) -> jax.Array:
+    return lax.slice(x, (0,) * x.ndim, shape)

@@ -1,0 +1,241 @@
+"""XLA's HLO text as data: computations, instructions, how often each runs. No jax here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+_BYTES = {
+    "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4,
+    "s64": 8, "u64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16,
+    "f8e4m3fn": 1, "f8e5m2": 1, "token": 0, "opaque": 0,
+}  # fmt: skip
+_OPEN, _CLOSE = "([{", ")]}"
+_NO_OPERANDS = ("constant", "parameter", "iota", "partition-id", "replica-id")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([^\s(]+)\s*\(.*\{\s*$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([^\s=]+) = ")
+_ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\]")
+
+Leaf = tuple[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class HloInstruction:
+    """One line of HLO text.
+
+    Attributes:
+      leaves: (item type, dimensions) of the result, or of each element of a tuple.
+      literal: what stands in the parentheses of a constant or a parameter.
+    """
+
+    name: str
+    opcode: str
+    leaves: tuple[Leaf, ...]
+    operands: tuple[str, ...]
+    attributes: Mapping[str, str]
+    computation: str
+    literal: str = ""
+
+    @property
+    def op_name(self) -> str:
+        """JAX's name for the operation that it came from; "" if none."""
+        match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes.get("metadata", ""))
+        return match[1] if match else ""
+
+    @property
+    def bytes(self) -> int:
+        """Of the result."""
+        return leaves_bytes(self.leaves)
+
+
+Computation = dict[str, HloInstruction]
+
+
+@dataclass(frozen=True)
+class HloModule:
+    """Computations by name, each its instructions by name in order; `roots` are their results."""
+
+    computations: dict[str, Computation]
+    roots: dict[str, HloInstruction]
+    entry: str
+
+
+def leaves_bytes(leaves: tuple[Leaf, ...]) -> int:
+    """Bytes of arrays.
+
+    >>> leaves_bytes((("bf16", (2, 3)), ("f32", ())))
+    16
+    """
+    return int(sum(_BYTES.get(dtype, 4) * math.prod(dims) for dtype, dims in leaves))
+
+
+def split_top(text: str) -> list[str]:
+    """`text` cut at the commas outside brackets and quotes.
+
+    >>> split_top('a, f(b, c), "d,e"')
+    ['a', 'f(b, c)', '"d,e"']
+    """
+    pieces, start = [], 0
+    for index, char, depth in _depths(text):
+        if char == "," and depth == 0:
+            pieces.append(text[start:index].strip())
+            start = index + 1
+    last = text[start:].strip()
+    return [*pieces, last] if last else pieces
+
+
+def _depths(text: str) -> Iterator[tuple[int, str, int]]:
+    """(index, character, bracket depth after it) outside quotes."""
+    depth, quoted, escaped = 0, False, False
+    for index, char in enumerate(text):
+        if char == '"' and not escaped:
+            quoted = not quoted
+        escaped = char == "\\" and not escaped
+        if not quoted:
+            depth += (char in _OPEN) - (char in _CLOSE)
+            yield index, char, depth
+
+
+def _bracket_end(text: str) -> int:
+    """Index past the bracket group that `text` starts with."""
+    for index, char, depth in _depths(text):
+        if depth == 0 and char in _CLOSE:
+            return index + 1
+    raise AssertionError(f"HLO text with an open bracket: {text[:80]}")
+
+
+def parse_leaves(text: str) -> tuple[Leaf, ...]:
+    """Shapes in HLO text, layouts dropped.
+
+    >>> parse_leaves("(bf16[2,3]{1,0:T(8,128)}, s32[])")
+    (('bf16', (2, 3)), ('s32', ()))
+    """
+    text = text.strip()
+    if text.startswith("("):
+        return tuple(leaf for part in split_top(text[1:-1]) for leaf in parse_leaves(part))
+    match = _ARRAY.match(text)
+    if not match:
+        return ((text.split("[")[0], ()),)
+    return ((match[1], tuple(int(n.lstrip("<=")) for n in match[2].split(",") if n.strip())),)
+
+
+def parse(text: str) -> HloModule:
+    """HLO text of a dump or of `Compiled.as_text()`, CPU, GPU and TPU alike."""
+    computations: dict[str, Computation] = {}
+    roots: dict[str, HloInstruction] = {}
+    entry = current = ""
+    for line in text.splitlines():
+        header = _COMPUTATION.match(line)
+        if header and not line.startswith(("HloModule", " ")):
+            current = header[2]
+            computations[current] = {}
+            entry = current if header[1] else entry
+        match = _INSTRUCTION.match(line)
+        if match and current:
+            rest = re.sub(r"/\*.*?\*/", "", line[match.end() :])
+            instruction = _instruction(match[2], rest, current)
+            computations[current][instruction.name] = instruction
+            if match[1]:
+                roots[current] = instruction
+    return HloModule(computations, roots, entry)
+
+
+def _instruction(name: str, text: str, computation: str) -> HloInstruction:
+    end = _bracket_end(text) if text.startswith("(") else text.index(" ")
+    shape, text = text[:end], text[end:].strip()
+    opcode, rest = text[: text.index("(")], text[text.index("(") :]
+    end = _bracket_end(rest)
+    inner = rest[1 : end - 1]
+    has_operands = opcode not in _NO_OPERANDS
+    return HloInstruction(
+        name,
+        opcode,
+        parse_leaves(shape),
+        tuple(re.sub(r"^.*%", "", o) for o in split_top(inner)) if has_operands else (),
+        _attributes(rest[end:].lstrip(", ")),
+        computation,
+        "" if has_operands else inner,
+    )
+
+
+def _attributes(text: str) -> dict[str, str]:
+    attributes: dict[str, str] = {}
+    for part in split_top(text):
+        key, _, value = part.partition("=")
+        if key == "device_ids" and "replica_groups" in attributes:
+            # mesh[..], device_ids=(..) {..} is one value
+            attributes["replica_groups"] += f", device_ids={value}"
+        else:
+            attributes[key] = value
+    return attributes
+
+
+def walk(module: HloModule) -> Iterator[tuple[HloInstruction, int, bool]]:
+    """Every instruction that runs, with its executions and whether that number is exact."""
+    yield from _walk(module, module.entry, 1, True)
+
+
+def _walk(
+    module: HloModule, name: str, count: int, exact: bool
+) -> Iterator[tuple[HloInstruction, int, bool]]:
+    for instruction in module.computations[name].values():
+        yield instruction, count, exact
+        trips = trip_count(module, instruction) if instruction.opcode == "while" else 1
+        for callee in _callees(instruction):
+            if callee in module.computations:
+                yield from _walk(module, callee, count * (trips or 1), exact and trips is not None)
+
+
+def _callees(instruction: HloInstruction) -> list[str]:
+    a = instruction.attributes
+    keys = {
+        "while": ("body",),
+        "call": ("to_apply",),
+        "conditional": ("true_computation", "false_computation", "branch_computations"),
+    }.get(instruction.opcode, ("calls",))
+    found = ",".join(a[key] for key in keys if key in a)
+    return [name.strip().lstrip("%") for name in found.strip("{}").split(",") if name.strip()]
+
+
+def trip_count(module: HloModule, loop: HloInstruction) -> int | None:
+    """Executions of a while: what the compiler noted, or its condition's bound; else None."""
+    config = loop.attributes.get("backend_config", "")
+    noted = re.search(r'known_trip_count"?:\s*\{"n":\s*"?(\d+)', config)
+    if noted:
+        return int(noted[1])
+    name = loop.attributes.get("condition", "").lstrip("%")
+    root = module.roots.get(name)
+    if root is not None and root.opcode == "fusion":
+        inner = root.attributes.get("calls", "").lstrip("%")
+        bounds = _constants(module, name) + _constants(module, inner)
+        return max(bounds, default=None)
+    if root is None or root.attributes.get("direction") != "LT":
+        return None
+    return _constant(module, name, root.operands[1], loop)
+
+
+def _constants(module: HloModule, computation: str) -> list[int]:
+    body = module.computations.get(computation, {}).values()
+    literals = [i.literal for i in body if i.opcode == "constant"]
+    return [int(text) for text in literals if text.isdigit()]
+
+
+def _constant(
+    module: HloModule, computation: str, name: str, loop: HloInstruction | None
+) -> int | None:
+    """The number that a value is; one that enters by the loop's tuple is looked up outside."""
+    instruction = module.computations[computation].get(name)
+    if instruction is None:
+        return None
+    if instruction.opcode == "constant":
+        return int(instruction.literal) if instruction.literal.lstrip("-").isdigit() else None
+    if instruction.opcode in ("copy", "convert", "bitcast", "reshape"):
+        return _constant(module, computation, instruction.operands[0], loop)
+    if instruction.opcode == "get-tuple-element" and loop is not None:
+        start = module.computations[loop.computation].get(loop.operands[0])
+        if start is not None and start.opcode == "tuple":
+            index = int(instruction.attributes["index"])
+            return _constant(module, loop.computation, start.operands[index], None)
+    return None

@@ -1,0 +1,91 @@
+"""The XLA twin: the same function, partitioned by XLA from the same annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.evaluate import evaluate
+from shardalg.graph.ir import Graph, Node
+from shardalg.lower.axes import Axes
+from shardalg.lower.border import Border, place
+
+
+@dataclass(frozen=True, eq=False)
+class Twin:
+    """`jax.jit` of the traced function with our shardings at its border and at its sites.
+
+    JAX takes no uneven arguments or results: at the border each has its longest even prefix, and
+    an uneven one is constrained to its full sharding right inside.
+
+    Attributes:
+      axes: of the mesh on which XLA partitions.
+      sites: annotation node to sharding.
+      donated: flattened arguments that a call consumes.
+    """
+
+    graph: Graph
+    arguments: tuple[Border, ...]
+    results: tuple[Border, ...]
+    axes: Axes
+    sites: Mapping[int, Sharding]
+    donated: tuple[int, ...] = ()
+
+    def _function(self, *leaves: jax.Array) -> tuple[jax.Array, ...]:
+        leaves = [self._uneven(b, x) for b, x in zip(self.arguments, leaves, strict=True)]
+        results = evaluate(self.graph, *leaves, annotate=self._constrain)
+        return tuple(self._uneven(b, x) for b, x in zip(self.results, results, strict=True))
+
+    def _uneven(self, border: Border, x: jax.Array) -> jax.Array:
+        if border.sharding.is_even:
+            return x
+        return jax.lax.with_sharding_constraint(x, self.axes.named(border.sharding))
+
+    def _constrain(self, node: Node, x: jax.Array) -> jax.Array:
+        sharding = self.sites.get(node.index)
+        if sharding is None:
+            return x
+        spec = list(self.axes.spec(sharding))
+        for dim in sharding.unspecified_dims:
+            spec[dim] = jax.sharding.PartitionSpec.UNCONSTRAINED
+        target = jax.sharding.NamedSharding(self.axes.mesh, jax.sharding.PartitionSpec(*spec))
+        return jax.lax.with_sharding_constraint(x, target)
+
+    @cached_property
+    def stage(self) -> Any:
+        """JAX's lowered (not yet partitioned) program."""
+        structs = [
+            jax.ShapeDtypeStruct(b.sharding.shape, b.dtype, sharding=b.outer)
+            for b in self.arguments
+        ]
+        jitted = jax.jit(
+            self._function,
+            in_shardings=tuple(b.outer for b in self.arguments),
+            out_shardings=tuple(b.outer for b in self.results),
+            donate_argnums=self.donated,
+        )
+        with jax.sharding.use_abstract_mesh(self.axes.mesh.abstract_mesh):
+            return jitted.lower(*structs)
+
+    @cached_property
+    def compiled(self) -> Any:
+        """JAX's compiled program."""
+        return self.stage.compile()
+
+    def place(self, *args: Any) -> list[jax.Array]:
+        """The flattened arguments as the executable takes them."""
+        return place(self.graph, self.arguments, args, padded=False)
+
+    def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+        """The results are at their true sizes already."""
+        return list(outputs)
+
+    def __call__(self, *args: Any) -> Any:
+        """The function's results."""
+        outputs = list(self.compiled(*self.place(*args)))
+        return outputs if self.graph.trees is None else self.graph.trees[1].unflatten(outputs)

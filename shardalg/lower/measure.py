@@ -1,0 +1,189 @@
+"""Two executables of one function timed in turns, with their memory and their difference."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from shardalg.table import Table
+
+
+class Executable(Protocol):
+    """What can be measured: `Lowered` and its XLA twin."""
+
+    donated: tuple[int, ...]
+    compiled: Any
+
+    def place(self, *args: Any) -> list[jax.Array]:
+        """The arguments as the executable takes them."""
+
+    def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+        """Its results at their true sizes."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each run of one executable."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """Middle run."""
+        return statistics.median(self.seconds)
+
+    @cached_property
+    def quartiles_s(self) -> tuple[float, float]:
+        """First and third quartile: half of the runs lie between them."""
+        if len(self.seconds) < 2:
+            return self.seconds[0], self.seconds[0]
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return low, high
+
+    def __str__(self) -> str:
+        low, high = self.quartiles_s
+        return f"{self.median_s * 1e3:.3f} ms ({low * 1e3:.3f} to {high * 1e3:.3f})"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device, as the compiler counts them; `in_use` is the backend's own peak."""
+
+    argument_bytes: int
+    result_bytes: int
+    temp_bytes: int
+    alias_bytes: int
+    in_use_bytes: int | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Arguments, results and temporaries, a donated argument counted once."""
+        return self.argument_bytes + self.result_bytes + self.temp_bytes - self.alias_bytes
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Ours beside XLA's own partitioning of the same function on the same devices.
+
+    Attributes:
+      max_relative_error: over all results, of `max |ours - xla| / max |xla|`.
+      verified: how far the plan was proved, in words.
+    """
+
+    ours: Timing
+    xla: Timing
+    memory: Memory
+    xla_memory: Memory
+    max_relative_error: float
+    verified: str
+    device: str
+
+    @property
+    def ratio(self) -> float:
+        """Median of ours over median of XLA's: below 1 is faster."""
+        return self.ours.median_s / self.xla.median_s
+
+    def table(self) -> Table:
+        """One row per executable."""
+        rows = [
+            _row("shardalg", self.ours, self.memory),
+            _row("xla", self.xla, self.xla_memory),
+        ]
+        return Table(_COLUMNS, rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"Measurement on {self.device}, {len(self.ours.seconds)} runs each, in turns\n"
+            f"  shardalg {self.ours}   memory {self.memory.total_bytes:,} bytes per device\n"
+            f"  xla      {self.xla}   memory {self.xla_memory.total_bytes:,} bytes per device\n"
+            f"  ratio {self.ratio:.3f}, relative error {self.max_relative_error:.1e}, "
+            f"plan {self.verified}"
+        )
+
+
+_COLUMNS = (
+    "executable", "median_s", "quartile_1_s", "quartile_3_s", "runs", "argument_bytes",
+    "result_bytes", "temp_bytes", "total_bytes", "in_use_bytes",
+)  # fmt: skip
+
+
+def _row(name: str, timing: Timing, memory: Memory) -> tuple[object, ...]:
+    times = (timing.median_s, *timing.quartiles_s, len(timing.seconds))
+    compiled = (memory.argument_bytes, memory.result_bytes, memory.temp_bytes, memory.total_bytes)
+    return (name, *times, *compiled, memory.in_use_bytes)
+
+
+def measure(
+    ours: Executable, xla: Executable, args: Sequence[Any], *, repeats: int, verified: str
+) -> Measurement:
+    """Run both `repeats` times in turns after one warm-up each.
+
+    Placing the arguments, and copying those that are donated, is outside the time.
+    """
+    both = (ours, xla)
+    placed = [executable.place(*args) for executable in both]
+    results = [
+        executable.leave(_once(executable, arguments)[1])
+        for executable, arguments in zip(both, placed, strict=True)
+    ]
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for turn in range(repeats):
+        for which in (0, 1) if turn % 2 == 0 else (1, 0):
+            seconds[which].append(_once(both[which], placed[which])[0])
+    return Measurement(
+        ours=Timing(tuple(seconds[0])),
+        xla=Timing(tuple(seconds[1])),
+        memory=memory(ours),
+        xla_memory=memory(xla),
+        max_relative_error=max(map(relative_error, *results), default=0.0),
+        verified=verified,
+        device=_device(ours).device_kind,
+    )
+
+
+def _once(executable: Executable, arguments: Sequence[jax.Array]) -> tuple[float, Any]:
+    arguments = [
+        x.copy() if index in executable.donated else x for index, x in enumerate(arguments)
+    ]
+    jax.block_until_ready(arguments)
+    start = time.perf_counter()
+    outputs = jax.block_until_ready(executable.compiled(*arguments))
+    return time.perf_counter() - start, outputs
+
+
+def _device(executable: Executable) -> jax.Device:
+    shardings = jax.tree.leaves(executable.compiled.output_shardings)
+    return sorted(shardings[0].device_set, key=lambda device: device.id)[0]
+
+
+def memory(executable: Executable) -> Memory:
+    """What the compiler and the backend say of an executable's memory."""
+    stats = executable.compiled.memory_analysis()
+    backend = _device(executable).memory_stats() or {}
+    return Memory(
+        stats.argument_size_in_bytes,
+        stats.output_size_in_bytes,
+        stats.temp_size_in_bytes,
+        stats.alias_size_in_bytes,
+        backend.get("peak_bytes_in_use"),
+    )
+
+
+def relative_error(first: Any, second: Any) -> float:
+    """`max |first - second| / max |second|`, in double precision; 0 where both have no elements.
+
+    >>> relative_error(np.array([1.0, 2.0]), np.array([1.0, 2.5]))
+    0.2
+    """
+    a, b = (np.asarray(x).astype(np.complex128) for x in (first, second))
+    if a.size == 0:
+        return 0.0
+    scale = max(float(np.max(np.abs(b))), np.finfo(np.float32).tiny)
+    return float(np.max(np.abs(a - b))) / scale

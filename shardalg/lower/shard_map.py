@@ -1,0 +1,187 @@
+"""An SPMD program as one `jax.shard_map`, compiled ahead of its first call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import Mesh as JaxMesh
+
+from shardalg.algebra.jax_types import mesh_to_jax
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import LoweringError
+from shardalg.graph.ir import Graph
+from shardalg.lower.axes import Axes, on_whole_axes, run_axes, user_axes
+from shardalg.lower.border import Border, border, place
+from shardalg.lower.emit import Emitter, body
+from shardalg.lower.jit import Twin
+from shardalg.lower.measure import Measurement, measure
+from shardalg.spmd.program import SpmdProgram
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """A program that runs: call it on the function's own arguments.
+
+    Attributes:
+      user, run: axes of the user's mesh, and of the mesh that the collectives name.
+      donate: flattened arguments whose memory the results may take.
+      sites: graph node of an annotation to its sharding; the XLA twin constrains them.
+    """
+
+    program: SpmdProgram
+    graph: Graph
+    user: Axes
+    run: Axes
+    donate: tuple[int, ...] = ()
+    sites: Mapping[int, Sharding] = field(default_factory=dict)
+
+    @cached_property
+    def arguments(self) -> tuple[Border, ...]:
+        """One border per flattened argument."""
+        dtypes = [self.program.locals[index].dtype for index in self.program.block.arguments]
+        return self._borders(self.graph.argument_paths, dtypes, self.program.argument_shardings)
+
+    @cached_property
+    def results(self) -> tuple[Border, ...]:
+        """One border per flattened result."""
+        dtypes = [self.program.locals[index].dtype for index in self.program.block.results]
+        return self._borders(self.graph.result_paths, dtypes, self.program.result_shardings)
+
+    def _borders(
+        self, paths: Sequence[str], dtypes: Sequence[str], shardings: Sequence[Sharding]
+    ) -> tuple[Border, ...]:
+        rows = zip(paths, dtypes, shardings, strict=True)
+        return tuple(border(*row, run=self.run, user=self.user) for row in rows)
+
+    @cached_property
+    def donated(self) -> tuple[int, ...]:
+        """The arguments of `donate` whose memory some result fits."""
+        free = Counter((b.inner.shard_shape(b.padded_shape), b.dtype) for b in self.results)
+        taken = []
+        for index in self.donate:
+            b = self.arguments[index]
+            key = (b.inner.shard_shape(b.padded_shape), b.dtype)
+            if free[key] > 0:
+                free[key] -= 1
+                taken.append(index)
+        return tuple(taken)
+
+    @cached_property
+    def stage(self) -> Any:
+        """JAX's lowered (not yet compiled) program."""
+        tiled = self.run.mesh.devices.flat[0].platform != "cpu"
+        function = jax.shard_map(
+            body(Emitter(self.program, self.graph, self.run, tiled)),
+            mesh=self.run.mesh,
+            in_specs=tuple(self.run.spec(b.sharding) for b in self.arguments),
+            out_specs=tuple(self.run.spec(b.sharding) for b in self.results),
+            check_vma=False,
+        )
+        jitted = jax.jit(
+            function,
+            in_shardings=tuple(b.inner for b in self.arguments),
+            out_shardings=tuple(b.inner for b in self.results),
+            donate_argnums=self.donated,
+        )
+        # Whatever mesh the caller has set, inside this program there is only ours.
+        with jax.sharding.use_abstract_mesh(self.run.mesh.abstract_mesh):
+            return jitted.lower(*(b.struct for b in self.arguments))
+
+    @cached_property
+    def compiled(self) -> Any:
+        """JAX's compiled program: `memory_analysis()`, `as_text()`."""
+        return self.stage.compile()
+
+    def __call__(self, *args: Any) -> Any:
+        """The function's results, on the user's mesh, uneven ones on their longest even prefix.
+
+        Args:
+          args: the function's arguments, global arrays of numpy or JAX; padded ones too.
+        """
+        return self._restore(self.leave(self.compiled(*self.place(*args))))
+
+    def padded(self, *args: Any) -> Any:
+        """As a call, but uneven results keep their padding and their full layout."""
+        return self._restore(list(self.compiled(*self.place(*args))))
+
+    def strip(self, results: Any) -> Any:
+        """Results of `padded` at their true sizes."""
+        return self._restore(self.leave(jax.tree.leaves(results)))
+
+    def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+        """The executable's results at their true sizes."""
+        return [b.leave(x) for b, x in zip(self.results, outputs, strict=True)]
+
+    def place(self, *args: Any) -> list[jax.Array]:
+        """The flattened arguments, padded and laid out as the executable takes them.
+
+        Raises:
+          LoweringError: the pytree, a shape or an item type is another than what was planned.
+        """
+        return place(self.graph, self.arguments, args)
+
+    def _restore(self, leaves: list[Any]) -> Any:
+        return leaves if self.graph.trees is None else self.graph.trees[1].unflatten(leaves)
+
+    def jit(self) -> Twin:
+        """The same function partitioned by XLA, with the same shardings at the same places."""
+        return Twin(
+            self.graph, self.arguments, self.results, self._twin_axes, self.sites, self.donated
+        )
+
+    @property
+    def _twin_axes(self) -> Axes:
+        digits = [d for s in self.sites.values() for dim in s.dims for d in dim]
+        return self.user if on_whole_axes(self.program.mesh, digits) else self.run
+
+    def measure(self, *args: Any, repeats: int = 20, verified: str = "not verified") -> Measurement:
+        """Both executables timed in turns on `args`."""
+        return measure(self, self.jit(), args, repeats=repeats, verified=verified)
+
+    def __repr__(self) -> str:
+        return (
+            f"Lowered({len(self.arguments)} arguments, {len(self.results)} results, "
+            f"{self.program.mesh!r} on {self.run.mesh.devices.flat[0].platform})"
+        )
+
+
+def lower(
+    program: SpmdProgram,
+    graph: Graph,
+    devices: Sequence[jax.Device] | None = None,
+    *,
+    donate: Sequence[int] = (),
+    mesh: JaxMesh | None = None,
+    sites: Mapping[int, Sharding] | None = None,
+) -> Lowered:
+    """`program` on real devices.
+
+    Args:
+      devices: position `i` of the mesh is `devices[device_ids[i]]`; None: all of the backend.
+      donate: numbers of the *flattened* arguments that a call may consume.
+      mesh: the user's own JAX mesh, whose axes results are named on; None: made from `devices`.
+      sites: annotation node to sharding, for the XLA twin.
+
+    Raises:
+      LoweringError: the graph was loaded from a file and has no functions to run, `mesh` has other
+        axes than the program's, or the program's digits do not nest.
+      DeviceError: too few devices.
+    """
+    if not graph.bindings and graph.nodes:
+        raise LoweringError(
+            "this graph was loaded from a file and holds no JAX functions. Trace the function "
+            "again and lower with its graph."
+        )
+    jax_mesh = mesh_to_jax(program.mesh, devices) if mesh is None else mesh
+    if dict(jax_mesh.shape) != program.mesh.shape:
+        raise LoweringError(
+            f"the program was planned on {program.mesh!r}, the JAX mesh has {dict(jax_mesh.shape)}."
+        )
+    user = user_axes(program.mesh, jax_mesh)
+    run = run_axes(program, jax_mesh)
+    return Lowered(program, graph, user, run, tuple(donate), dict(sites or {}))

@@ -1,0 +1,82 @@
+"""Global arrays to one block per device position and back, on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardalg.algebra.digits import Digits, partition_id
+from shardalg.algebra.sharding import Sharding
+from shardalg.spmd.identity import extreme, is_float
+
+Stack = list[np.ndarray]
+"""One array per device position; positions that surely hold the same share one object."""
+
+
+def item_type(dtype: str) -> np.dtype:
+    """The numpy type called `dtype`; importing ml_dtypes makes `bfloat16` one."""
+    import ml_dtypes  # noqa: F401
+
+    return np.dtype(dtype)
+
+
+def garbage(dtype: str) -> int | float | bool:
+    """What padding holds before a mask: NaN, the largest integer, True."""
+    return float("nan") if is_float(dtype) else extreme(dtype, highest=True)
+
+
+def ids(sharding: Sharding, position: int) -> tuple[int, ...]:
+    """Partition id of the device at `position` along every dimension."""
+    return tuple(partition_id(digits, position) for digits in sharding.dims)
+
+
+def valid(sharding: Sharding, position: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The part of a local block of `shape` that is not padding.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh = Mesh({"x": 4})
+    >>> uneven = Sharding(mesh, (5,), (mesh.digits("x"),))
+    >>> [valid(uneven, position, (2,))[0].stop for position in range(4)]
+    [2, 2, 1, 0]
+    """
+    own = zip(sharding.shape, sharding.shard_shape, ids(sharding, position), shape, strict=True)
+    return tuple(slice(0, min(max(size - p * n, 0), n, local)) for size, n, p, local in own)
+
+
+def split(array: np.ndarray, sharding: Sharding, fill: int | float | bool) -> Stack:
+    """The block of every position, padding filled with `fill`."""
+    blocks: dict[tuple[int, ...], np.ndarray] = {}
+    for position in range(sharding.mesh.size):
+        key = ids(sharding, position)
+        if key not in blocks:
+            starts = [p * n for p, n in zip(key, sharding.shard_shape, strict=True)]
+            extents = zip(starts, sharding.shard_shape, strict=True)
+            part = array[tuple(slice(start, start + n) for start, n in extents)]
+            block = np.full(sharding.shard_shape, fill, array.dtype)
+            block[tuple(slice(0, n) for n in part.shape)] = part
+            blocks[key] = block
+    return [blocks[ids(sharding, position)] for position in range(sharding.mesh.size)]
+
+
+def join(stack: Stack, sharding: Sharding) -> np.ndarray:
+    """The global array, padding stripped; of replicas the last position's copy."""
+    array = np.zeros(sharding.shape, stack[0].dtype)
+    for position, block in enumerate(stack):
+        inside = valid(sharding, position, block.shape)
+        starts = [p * n for p, n in zip(ids(sharding, position), sharding.shard_shape, strict=True)]
+        place = tuple(slice(s, s + part.stop) for s, part in zip(starts, inside, strict=True))
+        array[place] = block[inside]
+    return array
+
+
+def groups(digits: Digits, size: int) -> list[list[int]]:
+    """Positions that differ in `digits` alone, each group in the order of its partition ids.
+
+    >>> from shardalg.algebra.digits import Digit
+    >>> groups((Digit(2, 2),), 8), groups((), 2)
+    ([[0, 2], [1, 3], [4, 6], [5, 7]], [[0], [1]])
+    """
+    found: dict[int, list[int]] = {}
+    for position in range(size):
+        rest = position - sum(digit.at(position) * digit.stride for digit in digits)
+        found.setdefault(rest, []).append(position)
+    return [sorted(group, key=lambda p: partition_id(digits, p)) for group in found.values()]
