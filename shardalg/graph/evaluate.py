@@ -12,6 +12,7 @@ import jax.extend.core.primitives as extended
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import Primitive
 
 from shardalg.errors import TraceError
 from shardalg.graph.annotate import annotate_p
@@ -78,25 +79,28 @@ def apply(
     return list(results) if primitive.multiple_results else [results]
 
 
-@cache
 def find_primitive(name: str) -> Any:
     """JAX's primitive called `name`.
 
-    >>> find_primitive("scatter-add").name
-    'scatter-add'
+    >>> find_primitive("add_any").name, find_primitive("scatter-add").name
+    ('add_any', 'scatter-add')
     """
-    if name == "annotate":
-        return annotate_p
-    if name == "optimization_barrier":
-        return jax.make_jaxpr(lax.optimization_barrier)(0.0).eqns[0].primitive
-    attribute = f"{name.replace('-', '_')}_p"
-    for module in (lax, extended):
-        if hasattr(module, attribute):
-            return getattr(module, attribute)
-    raise TraceError(
-        f"no primitive {name!r} is known to jax {jax.__version__}. Trace the function again "
-        "instead of using the saved graph."
-    )
+    found = _primitives().get(name)
+    if found is None:
+        raise TraceError(
+            f"no primitive {name!r} is public in jax {jax.__version__}. Trace the function again "
+            "instead of using the saved graph."
+        )
+    return found
+
+
+@cache
+def _primitives() -> dict[str, Any]:
+    """Name to primitive: our own, then all that jax shows."""
+    shown = [p for module in (extended, lax) for p in vars(module).values()]
+    barrier = jax.make_jaxpr(lax.optimization_barrier)(0.0).eqns[0].primitive
+    own = [annotate_p, barrier]
+    return {p.name: p for p in (*shown, *own) if isinstance(p, Primitive)}
 
 
 def jax_param(name: str, value: Plain, primitive: str) -> Any:

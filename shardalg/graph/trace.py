@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache
 from traceback import walk_tb
 from typing import Any
 
@@ -15,8 +14,8 @@ import jax
 from jax.tree_util import keystr, tree_flatten_with_path, tree_structure, treedef_is_leaf
 
 from shardalg.errors import RoleError, StrategyError, TraceError
-from shardalg.graph.annotate import annotate_p
 from shardalg.graph.build import Builder
+from shardalg.graph.evaluate import find_primitive
 from shardalg.graph.ir import Graph
 from shardalg.graph.source import Sources
 
@@ -49,7 +48,7 @@ def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | No
             f"{', '.join(sorted(map(str, closed.effects)))}. Remove prints and callbacks from it."
         )
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
-    builder = Builder({"annotate": annotate_p, "optimization_barrier": _barrier_primitive()})
+    builder = Builder({name: find_primitive(name) for name in ("annotate", "optimization_barrier")})
     with _uncollected():
         graph = builder.graph(closed, paths, result_paths)
         graph.check()
@@ -58,7 +57,7 @@ def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | No
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection: all that is built stays, and walking JAX's own heap doubles the time."""
+    """No garbage collection: all that is built stays, and walking JAX's heap doubles the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -167,11 +166,6 @@ def _place(error: BaseException) -> str:
         file = sources.file(frame.f_code.co_filename)
         place = f" ({file}:{line})" if file else place
     return place
-
-
-@cache
-def _barrier_primitive() -> object:
-    return jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0].primitive
 
 
 def flatten_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
