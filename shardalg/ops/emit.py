@@ -112,6 +112,7 @@ def _divided(rule: Rule) -> frozenset[str]:
 UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
     "arg": _reduced,
     "shape": _divided,
+    "user": _reduced,
 }
 
 
@@ -216,5 +217,6 @@ EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {
     "scatter": _scatter,
     "shape": _shape,
     "terms": _same,
+    "user": _same,
     "window": _window,
 }

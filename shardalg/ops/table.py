@@ -6,11 +6,19 @@ from dataclasses import replace
 from functools import lru_cache
 
 from shardalg.graph.ir import Signature
-from shardalg.ops.families import contraction, indexing, layout, pointwise, window
+from shardalg.ops.families import (
+    block,
+    contraction,
+    convolution,
+    indexing,
+    layout,
+    pointwise,
+    window,
+)
 from shardalg.ops.families.build import Builder
 from shardalg.ops.rule import Rule
 
-FAMILIES = (pointwise, contraction, layout, indexing, window)
+FAMILIES = (pointwise, contraction, layout, indexing, window, convolution, block)
 BUILDERS: dict[str, Builder] = {k: v for family in FAMILIES for k, v in family.ROWS.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardalg.graph.ir import Signature
 from shardalg.ops.families.build import Builder, access, indices, is_number, letters, names
-from shardalg.ops.rule import AND, ARGMAX, ARGMIN, MAX, MIN, OR, PRODUCT, SUM, XOR, Rule
+from shardalg.ops.rule import AND, ARGMAX, ARGMIN, MAX, MIN, OR, PRODUCT, SUM, USER, XOR, Rule
 
 REDUCTIONS = {
     "reduce_sum": SUM,
@@ -58,6 +58,26 @@ def arg(signature: Signature) -> tuple[Rule, ...]:
     return (_reduced(signature, signature.param("axes"), ARGS[signature.primitive]),)
 
 
+def reduce_by(signature: Signature) -> tuple[Rule, ...]:
+    """`[d0, d1], [d0, d1] -> [d0], [d0] user [d1]`: a function of the user joins tuples of results."""
+    count = len(signature.results)
+    shape, axes = signature.operands[0].shape, signature.param("dimensions")
+    loops = names("d", len(shape))
+    kept = indices(name for d, name in enumerate(loops) if d not in axes)
+    return (
+        Rule(
+            signature.primitive,
+            tuple(zip(loops, shape, strict=True)),
+            (tuple(access(k, loops) for k in range(count)),),
+            (kept,) * count,
+            USER,
+            access(count, ()),
+            flops=1,
+            family="user",
+        ),
+    )
+
+
 def _reduced(signature: Signature, axes: tuple[int, ...], combine: str) -> Rule:
     shape = signature.operands[0].shape
     loops = names("d", len(shape))
@@ -77,4 +97,5 @@ ROWS: dict[str, Builder] = {
     "dot_general": dot_general,
     **dict.fromkeys(REDUCTIONS, reduction),
     **dict.fromkeys(ARGS, arg),
+    "reduce": reduce_by,
 }

@@ -169,6 +169,8 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
             fill,
             chosen.guards,
             chosen.symbols,
+            # A shift to the block's start would wrap round.
+            local=frozenset(chosen.extents if "uint" in signature.operands[1].dtype else ()),
             linear=frozenset({0} if not fill and is_number(signature.results[0].dtype) else ()),
             family="gather",
         ),

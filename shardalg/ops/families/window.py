@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import accumulate
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
 from shardalg.ops.families.build import Builder, access, indices, is_number, names
-from shardalg.ops.rule import LOGSUMEXP, MAX, MIN, PICK, PRODUCT, SUM, Rule
+from shardalg.ops.rule import LOGSUMEXP, MAX, MIN, PICK, PRODUCT, SUM, USER, Access, Rule
 
 CUMULATIVE = {
     "cumsum": SUM,
@@ -140,43 +141,61 @@ def cumulative(signature: Signature) -> tuple[Rule, ...]:
     )
 
 
-def window_index(o: str, r: str | None, *, stride: int, dilation: int, low: int, base: int) -> Index:
-    """`(stride*o + dilation*r - low) / base`; no tap loop where the window has one tap."""
-    index = Index.of(o) * stride - low
-    return (index + Index.of(r) * dilation if r else index).over(base)
+@dataclass(frozen=True)
+class Taps:
+    """One dimension of a window: `count` taps `dilation` apart, every `stride` positions of an
+    operand that is padded by `low` in front and dilated by `base`.
+    """
+
+    count: int
+    stride: int
+    dilation: int
+    low: int
+    base: int
+
+
+def window_index(dim: int, taps: Taps) -> Index:
+    """`(stride*o + dilation*r - low) / base`; no tap loop where the window has one tap.
+
+    >>> print(window_index(0, Taps(3, stride=2, dilation=1, low=1, base=1)))
+    2*o0+r0-1
+    """
+    index = Index.of(f"o{dim}") * taps.stride - taps.low
+    return (index + Index.of(f"r{dim}") * taps.dilation if taps.count > 1 else index).over(taps.base)
 
 
 def reduce_window(signature: Signature) -> tuple[Rule, ...]:
     """`[o0, 2*o1+r1] -> [o0, o1] max [r1] local [r1]`."""
+    combine = POOLING[signature.primitive]
+    return (_pooled(signature, combine, None),)
+
+
+def reduce_window_by(signature: Signature) -> tuple[Rule, ...]:
+    """The same with a function of the user, several operands, and a start value for each."""
+    return (_pooled(signature, USER, access(len(signature.results), ())),)
+
+
+def _pooled(signature: Signature, combine: str, init: Access | None) -> Rule:
     shape, window = signature.results[0].shape, signature.param("window_dimensions")
     param = dict(signature.params)
-    taps = [f"r{d}" if n > 1 else None for d, n in enumerate(window)]
-    dims = [
-        window_index(
-            f"o{d}",
-            taps[d],
-            stride=param["window_strides"][d],
-            dilation=param["window_dilation"][d],
-            low=param["padding"][d][0],
-            base=param["base_dilation"][d],
-        )
-        for d in range(len(shape))
-    ]
-    combine = POOLING[signature.primitive]
+    low = tuple(pair[0] for pair in param["padding"])
+    spaced = (param["window_strides"], param["window_dilation"], low, param["base_dilation"])
+    taps = [Taps(*row) for row in zip(window, *spaced, strict=True)]
+    dims = [window_index(d, t) for d, t in enumerate(taps)]
     loops = names("o", len(shape))
-    extents = dict(zip(loops, shape, strict=True)) | {f"r{d}": n for d, n in enumerate(window) if n > 1}
-    return (
-        Rule(
-            signature.primitive,
-            tuple(extents.items()),
-            ((access(0, dims),),),
-            (indices(loops),),
-            combine,
-            local=frozenset(filter(None, taps)),
-            linear=frozenset({0} if combine == SUM else ()),
-            flops=1,
-            family="window",
-        ),
+    tap_loops = {f"r{d}": t.count for d, t in enumerate(taps) if t.count > 1}
+    results = len(signature.results)
+    return Rule(
+        signature.primitive,
+        (*zip(loops, shape, strict=True), *tap_loops.items()),
+        (tuple(access(k, dims) for k in range(results)),),
+        (indices(loops),) * results,
+        combine,
+        init,
+        local=frozenset(tap_loops),
+        linear=frozenset({0} if combine == SUM else ()),
+        flops=1,
+        family="window",
     )
 
 
@@ -188,4 +207,5 @@ ROWS: dict[str, Builder] = {
     "split": split,
     **dict.fromkeys(CUMULATIVE, cumulative),
     **dict.fromkeys(POOLING, reduce_window),
+    "reduce_window": reduce_window_by,
 }

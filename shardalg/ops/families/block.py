@@ -1,0 +1,110 @@
+"""Whole loops: the operator sees a block, never a part of it (sort, fft, factorisations, random bits)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shardalg.graph.ir import Signature
+from shardalg.ops.families.build import Builder, access, indices, names
+from shardalg.ops.rule import Rule
+
+LINEAR_ALGEBRA = """
+approx_top_k cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product
+lu lu_pivots_to_permutation ormqr qr schur svd symmetric_product tridiagonal tridiagonal_solve
+"""
+RANDOM = """
+random_bits random_clone random_fold_in random_gamma random_seed random_split random_unwrap
+random_wrap rng_bit_generator rng_uniform
+"""
+VECTORS = ("tridiagonal_solve", "lu_pivots_to_permutation")
+
+
+def blocks(
+    signature: Signature, reads: Sequence[Sequence[str]], writes: Sequence[Sequence[str]], flops: int
+) -> Rule:
+    """A row whose upper-case loops are whole."""
+    extents: dict[str, int] = {}
+    values = (*signature.operands, *signature.results)
+    for value, loops in zip(values, (*reads, *writes), strict=True):
+        extents.update(zip(loops, value.shape, strict=True))
+    return Rule(
+        signature.primitive,
+        tuple(extents.items()),
+        (tuple(access(k, loops) for k, loops in enumerate(reads)),),
+        tuple(indices(loops) for loops in writes),
+        whole=frozenset(name for name in extents if name[0].isupper()),
+        flops=flops,
+    )
+
+
+def sort(signature: Signature) -> tuple[Rule, ...]:
+    """`[d0, L], [d0, L] -> [d0, L], [d0, L] whole [L]`; log2(L) comparisons per element."""
+    shape = signature.operands[0].shape
+    axis = signature.param("dimension")
+    loops = ["L" if d == axis else f"d{d}" for d in range(len(shape))]
+    levels = math.ceil(math.log2(max(shape[axis], 2)))
+    every = [loops] * len(signature.operands)
+    return (blocks(signature, every, every, levels),)
+
+
+def top_k(signature: Signature) -> tuple[Rule, ...]:
+    """`[d0, L] -> [d0, K], [d0, K] whole [K, L]`."""
+    rank = len(signature.operands[0].shape)
+    axis = signature.param("axis", -1) % rank
+    read = ["L" if d == axis else f"d{d}" for d in range(rank)]
+    write = ["K" if d == axis else f"d{d}" for d in range(rank)]
+    return (blocks(signature, [read], [write] * len(signature.results), 1),)
+
+
+def fft(signature: Signature) -> tuple[Rule, ...]:
+    """`[d0, F1] -> [d0, H1]`: 5 log2(n) operations per element."""
+    shape, sizes = signature.operands[0].shape, signature.param("fft_lengths")
+    kept = names("d", len(shape) - len(sizes))
+    around = range(len(kept), len(shape))
+    levels = math.ceil(math.log2(max(math.prod(sizes), 2)))
+    read, write = ([*kept, *(f"{letter}{d}" for d in around)] for letter in "FH")
+    return (blocks(signature, [read], [write], 5 * levels),)
+
+
+def triangular_solve(signature: Signature) -> tuple[Rule, ...]:
+    """`[d0, I, J], [d0, I, c] -> [d0, I, c]`: each column of the right side on its own."""
+    batch = names("d", len(signature.operands[0].shape) - 2)
+    right = ["I", "c"] if signature.param("left_side") else ["c", "I"]
+    order = signature.operands[0].shape[-1]
+    row = blocks(signature, [[*batch, "I", "J"], [*batch, *right]], [[*batch, *right]], order)
+    return (row,)
+
+
+def linear_algebra(signature: Signature) -> tuple[Rule, ...]:
+    """Leading dimensions of the first operand are a batch; all others are whole."""
+    core = 1 if signature.primitive in VECTORS else 2
+    count = max(len(signature.operands[0].shape) - core, 0)
+    return (_batched(signature, count),)
+
+
+def opaque(signature: Signature) -> tuple[Rule, ...]:
+    """Every dimension whole: each device computes all of it."""
+    return (_batched(signature, 0),)
+
+
+def _batched(signature: Signature, count: int) -> Rule:
+    numbered = 0
+    maps = []
+    for value in (*signature.operands, *signature.results):
+        extra = max(len(value.shape) - count, 0)
+        rest = [f"W{numbered + k}" for k in range(extra)]
+        maps.append([*names("d", len(value.shape) - extra), *rest])
+        numbered += extra
+    split = len(signature.operands)
+    return blocks(signature, maps[:split], maps[split:], 1)
+
+
+ROWS: dict[str, Builder] = {
+    "sort": sort,
+    "top_k": top_k,
+    "fft": fft,
+    "triangular_solve": triangular_solve,
+    **dict.fromkeys(LINEAR_ALGEBRA.split(), linear_algebra),
+    **dict.fromkeys(RANDOM.split(), opaque),
+}
