@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
+from shardalg.costs.fusion import expands, materialised
 from shardalg.graph.ir import Graph
 from shardalg.spmd.program import Apply, Block, Instruction, Loop, SpmdProgram
 from shardalg.table import Table
@@ -83,13 +84,14 @@ def liveness(
     A value lives from the instruction that makes it to the last one that reads it; arguments that
     are not donated, constants and results live to the end. While an instruction runs, its operands
     and its results are alive together, unless it may write over an operand that dies: pointwise
-    operators do, contractions and collectives do not. A loop holds its operands, its stacked
+    operators do, contractions and collectives do not. A broadcast whose readers are all pointwise
+    counts as what it repeats. A loop holds its operands, its stacked
     results, its carry, and on top the peak of its body, where one slice of each xs and the next
     carry are alive. A compiler that fuses keeps fewer intermediates; one that does not
     reuse a buffer keeps more.
 
     Args:
-      graph: without it no instruction is known to write over its operand.
+      graph: without it no instruction is known to write over its operand, or to be a broadcast.
       roles: per graph value (`ops.roles.roles`); without it the classes read "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
 
@@ -150,6 +152,7 @@ class _Scan:
         With `stop`: what is alive while instruction `stop` runs, -1 being the start.
         """
         last = _last_uses(block)
+        whole = materialised(block, self.graph) if self.graph else frozenset()
         line = _Timeline(dict(start), sum(start.values()))
         line.peak = line.total
         if stop == -1:
@@ -161,10 +164,10 @@ class _Scan:
             inner = self.inside(instruction)
             dying = [v for v in dict.fromkeys(instruction.operands) if last[v] == i]
             dying = [v for v in dying if v not in pinned]
-            for value in self.overwritten(instruction, dying):
+            for value in self.overwritten(instruction, dying, line.alive):
                 line.drop(value)
             for value in instruction.results:
-                line.add(value, self.program.locals[value].bytes)
+                line.add(value, self.size(instruction, value, line.alive, whole))
             now = line.total + (inner.peak if inner else 0)
             if now > line.peak:
                 line.peak, line.at = now, i
@@ -189,12 +192,23 @@ class _Scan:
         line.alive.update(line.inner)
         return line
 
-    def overwritten(self, instruction: Instruction, dying: list[int]) -> Iterator[int]:
+    def size(
+        self, instruction: Instruction, value: int, alive: dict[int, int], whole: frozenset[int]
+    ) -> int:
+        """Bytes that a result takes: of a broadcast that fuses with its readers, its operands'."""
+        own = self.program.locals[value].bytes
+        if self.graph is None or value in whole or not expands(instruction, self.graph):
+            return own
+        return min(own, sum(alive.get(operand, 0) for operand in instruction.operands))
+
+    def overwritten(
+        self, instruction: Instruction, dying: list[int], alive: dict[int, int]
+    ) -> Iterator[int]:
         """The dying operands whose memory a result takes over."""
         held, written = self.program.locals, set()
         free = set(dying)
         for operand, result in self.in_place(instruction):
-            fits = held[operand].bytes == held[result].bytes
+            fits = alive[operand] == held[result].bytes if operand in alive else False
             if operand in free and result not in written and fits:
                 free.remove(operand)
                 written.add(result)

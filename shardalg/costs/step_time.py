@@ -15,6 +15,7 @@ from shardalg.costs.compute import (
     signature_local_flops,
     useful_flops,
 )
+from shardalg.costs.fusion import fused
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness, liveness
 from shardalg.costs.walk import Step, local_bytes, walk
@@ -156,7 +157,7 @@ def estimate(
       roles: per graph value, for the classes of memory; None reads "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
     """
-    pricing = _Pricing(program, graph, hardware, _fused(program, graph))
+    pricing = _Pricing(program, graph, hardware, fused(program, graph))
     sums: dict[tuple[str, tuple[str, ...], str, str], list] = defaultdict(lambda: [0, 0, 0, 0.0])
     steps = (s for s in walk(program) if type(s.instruction.attributes) is not Loop)
     for step in steps:
@@ -215,24 +216,3 @@ class _Pricing:
         traffic = local_bytes(self.program, tuple(v for v in moved if v not in self.fused))
         time_s = max(time_s, traffic / self.hardware.hbm_bytes_per_s)
         return (kind, (), "", instruction.phase), (1, flops, 0, time_s)
-
-
-def _fused(program: SpmdProgram, graph: Graph) -> frozenset[int]:
-    """Values that pointwise instructions make and only such instructions read: never in memory."""
-    made, kept = set(), set(program.block.results)
-    for step in walk(program):
-        instruction = step.instruction
-        (made if _fuses(instruction, graph) else kept).update(instruction.results)
-        if not _fuses(instruction, graph):
-            kept.update(instruction.operands)
-        for loop in step.loops:
-            kept.update(loop.attributes.body.results)
-    return frozenset(made - kept)
-
-
-def _fuses(instruction: Instruction, graph: Graph) -> bool:
-    """Whether an instruction is neither a contraction, a collective nor a loop."""
-    attributes = instruction.attributes
-    if type(attributes) is not Apply:
-        return type(attributes) not in KINDS and type(attributes) is not Loop
-    return instruction.node is None or not contracts(graph.nodes[instruction.node].signature)
