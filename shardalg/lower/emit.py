@@ -67,8 +67,13 @@ def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Arr
 
 def _apply(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
     attributes, node = instruction.attributes, instruction.node
-    binding = emitter.graph.bindings[node] if node is not None else None
-    return apply(attributes.primitive, binding, attributes.params, operands)
+    binding, params = None, attributes.params
+    if node is not None:
+        binding = emitter.graph.bindings[node]
+        if binding is None:  # a node that normalising made
+            own = dict(emitter.graph.nodes[node].signature.params)
+            params = tuple({**own, **dict(params)}.items())
+    return apply(attributes.primitive, binding, params, operands)
 
 
 def _all_gather(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:

@@ -27,6 +27,7 @@ _KINDS = {
     "all-to-all": "all_to_all",
     "collective-permute": "collective_permute",
 }
+_AFTER = re.compile(r"after_(tpu-)?spmd-partitioning")
 _THROUGH = ("reshape", "bitcast", "copy", "transpose", "convert")
 
 
@@ -151,7 +152,8 @@ def compile_with_collectives(stage: Any, mesh: Mesh) -> tuple[Any, tuple[HloColl
     with tempfile.TemporaryDirectory(prefix="shardalg-hlo-") as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "spmd"}
         compiled = stage.compile(compiler_options=options)
-        dumps = [p.read_text() for p in sorted(Path(folder).glob("*after*spmd-partitioning*.txt"))]
+        after = [p for p in Path(folder).iterdir() if _AFTER.search(p.name)]
+        dumps = [path.read_text() for path in sorted(after)]
     text = max(dumps, key=len) if dumps else compiled.as_text()
     return compiled, collectives(text, mesh)
 
