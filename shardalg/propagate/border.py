@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
+from shardalg.propagate.index import Index
 from shardalg.propagate.layouts import Layouts
 from shardalg.propagate.strategy import Annotations
 
@@ -40,26 +41,25 @@ def _fixed(sharding: Sharding, layouts: Layouts) -> int:
 
 
 def start(
-    graph: Graph, annotations: Annotations, layouts: Layouts, seeds: dict[int, int]
-) -> tuple[list[int], list[tuple[int, int]]]:
-    """A layout number per value and per annotated result; and (value, number of the extra value) of
-    the latter.
+    graph: Graph, annotations: Annotations, layouts: Layouts, index: Index
+) -> tuple[list[int], dict[int, int]]:
+    """A layout number per value and per stand-in of a result, and those of annotated values.
 
     Constants and rank-0 values stay replicated: a device cuts its block of a constant out of it for
-    nothing.
+    nothing. So does the stand-in of a result without annotation: it asks for nothing.
     """
-    constants = {value for value, _ in graph.constants}
-    numbers = [
-        seeds[v.index] if v.index in seeds
-        else layouts.whole(v.type.shape, fixed=v.index in constants or not v.type.shape)
-        for v in graph.values
-    ]  # fmt: skip
-    exits = []
-    for value, sharding in zip(graph.results, annotations.results, strict=True):
-        if sharding is not None:
-            exits.append((value, len(numbers)))
-            numbers.append(_fixed(sharding, layouts))
-    return numbers, exits
+    seeds = seed(graph, annotations, layouts)
+    wholes = [layouts.whole(shape, fixed=not shape) for shape in index.shapes]
+    numbers = [wholes[shape] for shape in index.shape_of]
+    for value, _ in graph.constants:
+        numbers[value] = layouts.whole(layouts.shapes[numbers[value]], fixed=True)
+    for value, number in seeds.items():
+        numbers[value] = number
+    for stand_in, sharding in enumerate(annotations.results, len(graph.values)):
+        shape = layouts.shapes[numbers[stand_in]]
+        given = layouts.whole(shape, fixed=True) if sharding is None else _fixed(sharding, layouts)
+        numbers[stand_in] = given
+    return numbers, seeds
 
 
 def settle_borders(

@@ -15,9 +15,11 @@ from shardalg.propagate.layouts import Layouts
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options
 
+DEFAULT = Options()
+
 
 def propagate(
-    graph: Graph, annotations: Annotations, options: Options = Options(), *, table: Rules = rules
+    graph: Graph, annotations: Annotations, options: Options = DEFAULT, *, table: Rules = rules
 ) -> ShardedGraph:
     """Complete the shardings of a graph.
 
@@ -30,27 +32,34 @@ def propagate(
     (arXiv:2105.04663), section 3.5.
     """
     layouts = Layouts(annotations.mesh, options.policy)
-    seeds = border.seed(graph, annotations, layouts)
-    numbers, exits = border.start(graph, annotations, layouts, seeds)
-    fixpoint = Fixpoint(index(graph, table, tuple(exits)), layouts, numbers, options.priorities)
+    steps = index(graph, table)
+    numbers, seeds = border.start(graph, annotations, layouts, steps)
+    fixpoint = Fixpoint(steps, layouts, numbers, options.priorities)
     fixpoint.run()
     looped = border.settle_loops(graph, layouts, numbers)
     uneven = border.settle_borders(graph, annotations, layouts, numbers)
     record = Record(graph, fixpoint, seeds, tuple(looped), tuple(uneven))
-    shardings = tuple([layouts.sharding(n) for n in numbers])
+    known = layouts.shardings()
+    shardings = tuple([known[number] for number in numbers])
     return ShardedGraph(
-        graph, annotations.mesh, shardings[: len(graph.values)], _results(annotations, graph,
-        shardings), frozenset(v for v, number in seeds.items() if layouts.fixed[number]),
-        annotations, partial(history, record), partial(conflicts, record),
-    )  # fmt: skip
+        graph,
+        annotations.mesh,
+        shardings[: len(graph.values)],
+        _results(graph, annotations, shardings),
+        frozenset(value for value, number in seeds.items() if layouts.fixed[number]),
+        annotations,
+        partial(history, record),
+        partial(conflicts, record),
+    )
 
 
 def _results(
-    annotations: Annotations, graph: Graph, shardings: tuple[Sharding, ...]
+    graph: Graph, annotations: Annotations, shardings: tuple[Sharding, ...]
 ) -> tuple[Sharding, ...]:
-    """A result's layout at the border: its annotation, completed where that is open, else its value's."""
-    stand_ins = iter(shardings[len(graph.values) :])
+    """A result's layout at the border: its annotation, completed where open, else its value's."""
     return tuple(
-        shardings[value] if given is None else next(stand_ins)
-        for value, given in zip(graph.results, annotations.results, strict=True)
+        shardings[value if given is None else stand_in]
+        for stand_in, (value, given) in enumerate(
+            zip(graph.results, annotations.results, strict=True), len(graph.values)
+        )
     )

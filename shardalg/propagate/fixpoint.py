@@ -1,18 +1,18 @@
 """Sweeps forward and backward until nothing refines, level by level.
 
-A step is visited again only when a layout of its tensors changed (a byte per step and direction;
-`bytearray.find` walks to the next due one), in the order of full sweeps, since order decides
-conflicts. Equal (kind, layouts) are decided once.
+A step is visited again only when a layout of its tensors changed, in the order of full sweeps, since
+order decides conflicts: a byte per step and per value says what is due, and `bytearray.find` walks
+to the next one. Equal (kind, layouts) are decided once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import compress
+from typing import NamedTuple
 
 from shardalg.propagate import priority
 from shardalg.propagate.index import Index
-from shardalg.propagate.kinds import Dims, Kind
+from shardalg.propagate.kinds import Dims
 from shardalg.propagate.layouts import Layouts, extends
 from shardalg.propagate.priority import BACKWARD, FORWARD
 from shardalg.propagate.step import Numbers, Outcome, step, wishes
@@ -22,8 +22,7 @@ LONGEST_CHAIN = 20
 """Steps that look-ahead follows a chain of single readers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """A value's new layout, and the step that gave it."""
 
     value: int
@@ -36,7 +35,7 @@ class Change:
 
 @dataclass(eq=False)
 class Fixpoint:
-    """State of one completion: a layout number per value, and which steps are due."""
+    """State of one completion: a layout number per value, and what is due."""
 
     index: Index
     layouts: Layouts
@@ -45,30 +44,22 @@ class Fixpoint:
     trail: list[Change] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        steps, values = len(self.index.kinds), len(self.numbers)
-        self.level = 0
-        self.merging = False
-        self.due_steps = bytearray(steps)
-        self.due_places = bytearray(values)
-        self.retry_steps = bytearray(steps)
-        self.retry_places = bytearray(values)
-        self.memos: dict[tuple[str, bool], dict[Kind, Memo]] = {
-            (d, m): {} for d in (FORWARD, BACKWARD) for m in (False, True)
+        index, layouts = self.index, self.layouts
+        steps, values = len(index.tensors), len(self.numbers)
+        self.level, self.merging = 0, False
+        self.due_steps, self.due_places = bytearray(steps), bytearray(values)
+        self.retry_steps, self.retry_places = bytearray(steps), bytearray(values)
+        self.first = {d: [self._level(k.role, d) for k in index.kinds] for d in DIRECTIONS}
+        self.memos: dict[tuple[str, bool], list[Memo]] = {
+            (d, merging): [{} for _ in index.kinds]
+            for d in DIRECTIONS
+            for merging in (False, True)
         }
-        self._prepare()
+        closed = [fixed and not free for fixed, free in zip(layouts.fixed, layouts.open, strict=True)]
+        self.closed = bytes([closed[number] for number in self.numbers])
 
-    def _prepare(self) -> None:
-        """Who becomes due when a value changes: the steps that touch it, and the open operands of those."""
-        levels = {kind: self._levels(kind) for kind in dict.fromkeys(self.index.kinds)}
-        self.first_forward = bytearray(levels[kind][0] for kind in self.index.kinds)
-        self.first_backward = bytearray(levels[kind][1] for kind in self.index.kinds)
-        layouts = self.layouts
-        self.closed = [layouts.fixed[n] and not layouts.open[n] for n in self.numbers]
-
-    def _levels(self, kind: Kind) -> tuple[int, int]:
-        if not self.priorities:
-            return priority.MERGING_LEVEL, priority.MERGING_LEVEL
-        return priority.level(kind.role, FORWARD), priority.level(kind.role, BACKWARD)
+    def _level(self, role: str, direction: str) -> int:
+        return priority.level(role, direction) if self.priorities else priority.MERGING_LEVEL
 
     def run(self) -> None:
         """All levels, each to its fixed point."""
@@ -81,118 +72,97 @@ class Fixpoint:
         """Make due what begins to act at this level, and what merging may now change."""
         self.level, self.merging = level, level >= priority.MERGING_LEVEL
         index = self.index
-        self.forward_memo = self._tables(FORWARD)
-        self.backward_memo = self._tables(BACKWARD)
-        starts = bytes(n == level for n in range(256))
-        begin = self.first_forward.translate(starts)
-        turn = self.first_backward.translate(starts)
+        begins = {d: [n == level for n in first] for d, first in self.first.items()}
+        forward, backward = begins[FORWARD], begins[BACKWARD]
+        self.due_steps = _either(self.due_steps, bytes([forward[k] for k in index.kind_of_step]))
+        due = bytearray(len(self.due_places))
+        for kind, values in zip(index.kind_of_step, index.tensors, strict=True):
+            if backward[kind]:
+                for value in values[: index.kinds[kind].num_operands]:
+                    due[index.place[value]] = 1
+        self.due_places = _either(self.due_places, due)
         if level == priority.MERGING_LEVEL:
-            begin = bytes(map(max, begin, self.retry_steps))
-        self.due_steps[:] = bytes(map(max, self.due_steps, begin))
-        for position in compress(range(len(turn)), turn):
-            kind, tensors = index.kinds[position], index.tensors[position]
-            for value in tensors[: kind.num_operands]:
-                self._mark_place(value)
-        if level == priority.MERGING_LEVEL:
-            self.due_places[:] = bytes(map(max, self.due_places, self.retry_places))
-
-    def _tables(self, direction: str) -> list[Memo]:
-        memos = self.memos[direction, self.merging]
-        for kind in dict.fromkeys(self.index.kinds):
-            memos.setdefault(kind, {})
-        return [memos[kind] for kind in self.index.kinds]
-
-    def _mark_place(self, value: int) -> None:
-        if not self.closed[value]:
-            self.due_places[self.index.place[value]] = 1
-
-    def _outcome(self, position: int, direction: str) -> Outcome | None:
-        """The step's outcome on the present layouts, looked up."""
-        table = (self.forward_memo if direction == FORWARD else self.backward_memo)[position]
-        numbers = self.index.pick[position](self.numbers)
-        if numbers not in table:
-            table[numbers] = step(
-                self.index.kinds[position],
-                numbers,
-                self.layouts,
-                direction=direction,
-                merging=self.merging,
-            )
-        return table[numbers]
+            self.due_steps = _either(self.due_steps, self.retry_steps)
+            self.due_places = _either(self.due_places, self.retry_places)
 
     def _forward_sweep(self) -> bool:
-        due, first, changed = self.due_steps, self.first_forward, False
-        position = due.find(1)
+        due, index, numbers = self.due_steps, self.index, self.numbers
+        memos, first = self.memos[FORWARD, self.merging], self.first[FORWARD]
+        changed, position = False, due.find(1)
         while position >= 0:
             due[position] = 0
-            if first[position] <= self.level:
-                outcome = self._outcome(position, FORWARD)
+            kind = index.kind_of_step[position]
+            if first[kind] <= self.level:
+                key = index.pick[position](numbers)
+                outcome = memos[kind].get(key, UNKNOWN)
+                if outcome is UNKNOWN:
+                    outcome = memos[kind][key] = self._step(kind, key, FORWARD)
                 if outcome is not None:
                     changed |= self._write_results(position, outcome)
             position = due.find(1, position + 1)
         return changed
 
+    def _step(self, kind: int, key: Numbers, direction: str) -> Outcome | None:
+        kinds = self.index.kinds
+        return step(kinds[kind], key, self.layouts, direction=direction, merging=self.merging)
+
     def _write_results(self, position: int, outcome: Outcome) -> bool:
         self.retry_steps[position] = outcome.retry
         if outcome.other is not None:
             outcome = self._looked_ahead(position, outcome)
-        kind, tensors = self.index.kinds[position], self.index.tensors[position]
+        values = self.index.tensors[position]
+        start = len(values) - len(outcome.layouts)
         for k in outcome.changed:
-            value = tensors[kind.num_operands + k]
-            self._write(
-                Change(value, outcome.layouts[k], position, FORWARD, outcome.sources[k], self.level)
-            )
+            new, sources = outcome.layouts[k], outcome.sources[k]
+            self._write(Change(values[start + k], new, position, FORWARD, sources, self.level))
         return bool(outcome.changed)
 
     def _write(self, change: Change) -> None:
-        self.numbers[change.value] = change.number
+        value = change.value
+        self.numbers[value] = change.number
         self.trail.append(change)
-        index, due, places = self.index, self.due_steps, self.due_places
-        for position in index.touching[change.value]:
+        due, places = self.due_steps, self.due_places
+        for position in self.index.touching[value]:
             due[position] = 1
-            if self.first_backward[position] <= self.level:
-                for value in index.tensors[position][: index.kinds[position].num_operands]:
-                    if not self.closed[value]:
-                        places[index.place[value]] = 1
+        for place in self.index.near[value]:
+            places[place] = 1
 
     def _backward_sweep(self) -> bool:
-        due, order, changed = self.due_places, self.index.order, False
+        due, order, closed, changed = self.due_places, self.index.order, self.closed, False
         place = due.rfind(1)
         while place >= 0:
             due[place] = 0
-            changed |= self._visit_value(order[place], place)
+            if not closed[order[place]]:
+                changed |= self._visit_value(order[place], place)
             place = due.rfind(1, 0, place)
         return changed
 
     def _visit_value(self, value: int, place: int) -> bool:
         """Offer a value what each of its readers wants, in program order."""
-        changed, retry = False, 0
-        for position, k in self.index.readers[value]:
-            if self.first_backward[position] > self.level:
+        index, numbers, level = self.index, self.numbers, self.level
+        memos, first = self.memos[BACKWARD, self.merging], self.first[BACKWARD]
+        changed, retry = False, False
+        for position, k in index.readers[value]:
+            kind = index.kind_of_step[position]
+            if first[kind] > level:
                 continue
-            outcome = self._outcome(position, BACKWARD)
+            key = index.pick[position](numbers)
+            outcome = memos[kind].get(key, UNKNOWN)
+            if outcome is UNKNOWN:
+                outcome = memos[kind][key] = self._step(kind, key, BACKWARD)
             if outcome is None:
                 continue
             retry |= outcome.retry
             if k in outcome.changed:
-                self._write(
-                    Change(
-                        value,
-                        outcome.layouts[k],
-                        position,
-                        BACKWARD,
-                        outcome.sources[k],
-                        self.level,
-                    )
-                )
+                new, sources = outcome.layouts[k], outcome.sources[k]
+                self._write(Change(value, new, position, BACKWARD, sources, level))
                 changed = True
         self.retry_places[place] = retry
         return changed
 
     def _looked_ahead(self, position: int, outcome: Outcome) -> Outcome:
-        """The order of two operands after which the result is what later nodes want, if that tells them apart."""
-        (value,) = self.index.tensors[position][self.index.kinds[position].num_operands :]
-        ahead = self._ahead(value)
+        """The order after which a result is what later nodes want, if that tells the two apart."""
+        ahead = self._ahead(self.index.tensors[position][-1])
         if ahead is None:
             return outcome
         fits = [extends(ahead, dims) for dims in outcome.wanted]
@@ -208,32 +178,39 @@ class Fixpoint:
         for position, k in reversed(chain):
             numbers = list(index.pick[position](self.numbers))
             numbers[-1] = layouts.number(layouts.shapes[numbers[-1]], dims)
-            wished = wishes(index.kinds[position], tuple(numbers), layouts, k)
+            wished = wishes(index.kind(position), tuple(numbers), layouts, k)
             if not wished:
                 return None
             dims = wished[0][0]
         return dims
 
     def _chain(self, value: int) -> list[tuple[int, int]] | None:
-        """(step, operand position) from a value to the first partitioned one, each the only reader; None where there is none."""
+        """(step, operand position) from a value to the first partitioned one, each the only reader."""
         chain: list[tuple[int, int]] = []
         while len(chain) < LONGEST_CHAIN:
             readers = self.index.readers[value]
-            position, k = readers[0] if readers else (-1, 0)
-            if not readers or any(p != position for p, _ in readers):
+            if not readers or any(position != readers[0][0] for position, _ in readers):
                 return None
-            kind = self.index.kinds[position]
-            border = (
-                kind.role in (priority.LOOP, priority.STACK)
-                and self.index.nodes[position] is not None
-            )
-            if border or len(kind.results) != 1:
+            position, kind = readers[0][0], self.index.kind(readers[0][0])
+            leaves = kind.role in BORDERS and self.index.nodes[position] is not None
+            if leaves or len(kind.results) != 1:
                 return None
-            chain.append((position, k))
+            chain.append(readers[0])
             value = self.index.tensors[position][-1]
-            number = self.numbers[value]
-            if self.layouts.tiles[number] > 1:
+            if self.layouts.tiles[self.numbers[value]] > 1:
                 return chain
-            if self.layouts.fixed[number]:
+            if self.layouts.fixed[self.numbers[value]]:
                 return None
         return None
+
+
+DIRECTIONS = (FORWARD, BACKWARD)
+BORDERS = (priority.LOOP, priority.STACK)
+UNKNOWN: Outcome = Outcome((), (), ())
+"""What a memo gives for a key that it does not hold; None is an outcome."""
+
+
+def _either(first: bytes, second: bytes) -> bytearray:
+    """Bytewise or, as one long integer."""
+    number = int.from_bytes(first, "little") | int.from_bytes(second, "little")
+    return bytearray(number.to_bytes(len(first), "little"))

@@ -49,7 +49,7 @@ def _reasons(record: Record) -> Iterator[Reason]:
             yield Reason(
                 change.value, layouts.sharding(change.number), "completed",
                 steps.nodes[change.step], change.direction, _inside(tensors, change.sources,
-                record), steps.kinds[change.step].role, change.level,
+                record), steps.kind(change.step).role, change.level,
             )  # fmt: skip
     for kind, values in (("loop", record.looped), ("border", record.uneven)):
         for value in values:
@@ -73,8 +73,8 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
     memo: dict[tuple[Kind, Numbers], tuple[tuple[int, str, Dims, Numbers], ...]] = {}
     fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
     steps = fixpoint.index
-    for position, kind in enumerate(steps.kinds):
-        key = (kind, steps.pick[position](fixpoint.numbers))
+    for position in range(len(steps.tensors)):
+        key = (steps.kind(position), steps.pick[position](fixpoint.numbers))
         if key not in memo:
             memo[key] = tuple(_refused(*key, fixpoint))
         for target, direction, dims, sources in memo[key]:

@@ -1,140 +1,201 @@
-"""A graph as completion sweeps it: steps in order of execution, who touches whom. Independent of mesh and annotations."""
+"""A graph as completion sweeps it: steps in order of execution, and who touches whom.
+
+Independent of mesh and annotations, so made once per graph.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 
-from shardalg.graph.ir import Graph, Node, Signature, Tie
+from shardalg.graph.ir import Graph, Signature, Tie
 from shardalg.ops.rule import Rule
 from shardalg.propagate.kinds import Kind, kind_of, pass_through
 
 Rules = Callable[[Signature], tuple[Rule, ...] | None]
+Step = tuple[int, tuple[int, ...], int | None]
+"""(number of its kind, its values: operands then results, its node or call)."""
+ENTER = ("const", "init", "xs")
+"""Ties by which values enter a loop's body; the others leave it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Steps (nodes with a rule, and ties of control flow) in sweep order.
+    """Steps (nodes with a rule, ties of control flow, then one per result) in sweep order.
+
+    Each result of the function has a stand-in, a value numbered after the graph's: it carries the
+    result's annotation, while the value itself stays free.
 
     Attributes:
-      kinds, tensors: per step, its kind and its values (operands, then results).
-      nodes: per step, the node it is (for a tie: the call).
+      kinds: the distinct kinds; kind_of_step: per step, the number of its kind.
+      tensors: per step, its values; pick: the same as a function of a list of layouts.
+      nodes: per step, the node it is (of a tie the call, of a result None).
       readers: per value, (step, operand position) of every read, in order.
       touching: per value, the steps that it is a tensor of.
-      order: values by first appearance; `place` is its inverse.
+      near: per value, the places of those steps' operands.
+      order: values by first appearance; place: its inverse.
+      shapes, shape_of: the distinct shapes, and per value the number of its shape.
     """
 
     kinds: list[Kind]
+    kind_of_step: list[int]
     tensors: list[tuple[int, ...]]
-    nodes: list[int | None]
     pick: list[itemgetter]
+    nodes: list[int | None]
     readers: list[list[tuple[int, int]]]
     touching: list[list[int]]
+    near: list[tuple[int, ...]]
     order: list[int]
     place: list[int]
+    shapes: list[tuple[int, ...]]
+    shape_of: list[int]
+
+    def kind(self, step: int) -> Kind:
+        """The kind of a step."""
+        return self.kinds[self.kind_of_step[step]]
 
 
-def index(graph: Graph, rules: Rules, exits: tuple[tuple[int, int], ...] = ()) -> Index:
-    """Index of a graph. `exits` are (value, number) of extra values that stand for annotated results."""
-    singles = _single_readers(graph)
-    known: dict[object, Kind | None] = {}
-    steps = [*_steps(graph, rules, singles, known), *_exits(graph, exits, known)]
-    count = len(graph.values) + len(exits)
-    readers: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    touching: list[list[int]] = [[] for _ in range(count)]
-    order = dict.fromkeys(graph.arguments)
-    for position, (kind, tensors, _) in enumerate(steps):
-        for k in range(kind.num_operands):
-            readers[tensors[k]].append((position, k))
-        for value in set(tensors):
-            touching[value].append(position)
-        order.update(dict.fromkeys(tensors))
+def index(graph: Graph, rules: Rules) -> Index:
+    """The index of a graph, remembered on it as a cached property is."""
+    memo = vars(graph).setdefault("_completion_index", {})
+    if rules not in memo:
+        memo[rules] = _index(graph, _Kinds(graph, rules))
+    return memo[rules]
+
+
+def _index(graph: Graph, kinds: _Kinds) -> Index:
+    steps = [*_region(graph, kinds, 0), *_exits(graph, kinds)]
+    count = len(graph.values) + len(graph.results)
+    tensors = [values for _, values, _ in steps]
+    readers, touching = _neighbours(kinds.found, steps, count)
+    order = list(_appearance(graph, tensors, count))
     place = [0] * count
     for position, value in enumerate(order):
         place[value] = position
-    kinds, tensors, nodes = (
-        (list(column) for column in zip(*steps, strict=True)) if steps else ([], [], [])
-    )
+    shapes = {shape: i for i, shape in enumerate(dict.fromkeys(v.type.shape for v in graph.values))}
+    shape_of = [shapes[v.type.shape] for v in graph.values]
     return Index(
-        kinds,
+        kinds.found,
+        [kind for kind, _, _ in steps],
         tensors,
-        nodes,
-        [itemgetter(*t) for t in tensors],
+        [itemgetter(*values) for values in tensors],
+        [node for _, _, node in steps],
         readers,
         touching,
-        list(order),
+        _near(kinds.found, steps, (touching, place)),
+        order,
         place,
+        list(shapes),
+        shape_of + [shape_of[v] for v in graph.results],
     )
+
+
+@dataclass(eq=False)
+class _Kinds:
+    """The kinds found so far, by what they are made from."""
+
+    graph: Graph
+    rules: Rules
+    found: list[Kind] = field(default_factory=list)
+    numbers: dict[object, int | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.single = _single_readers(self.graph)
+        self.ties: dict[int, list[Tie]] = {}
+        for tie in self.graph.ties:
+            self.ties.setdefault(tie.call, []).append(tie)
+
+    def of_node(self, signature: Signature, results: tuple[int, ...]) -> int | None:
+        single = self.single
+        key = (signature, single[results[0]] if len(results) == 1 else tuple(single[v] for v in results))
+        if key not in self.numbers:
+            rows = self.rules(signature) if signature.operands else None
+            flags = tuple(single[v] for v in results)
+            self.numbers[key] = self._add(kind_of(signature, rows, flags) if rows else None)
+        return self.numbers[key]
+
+    def of_tie(self, shape: tuple[int, ...], single: bool, drop: tuple[int, int] = (0, 0)) -> int:
+        key = (shape, single, drop)
+        if key not in self.numbers:
+            self.numbers[key] = self._add(pass_through(shape, single, drop))
+        return self.numbers[key]
+
+    def _add(self, kind: Kind | None) -> int | None:
+        if kind is not None:
+            self.found.append(kind)
+        return None if kind is None else len(self.found) - 1
 
 
 def _single_readers(graph: Graph) -> list[bool]:
-    """Per value, whether exactly one node or tie reads it."""
+    """Per value, whether it has exactly one user: a node, a tie, or the program's results."""
     counts = [len(users) for users in graph.users]
     for node in graph.nodes:
-        if node.bodies:
-            for value in set(node.operands):
-                counts[value] -= 1
+        for value in set(node.operands) if node.bodies else ():
+            counts[value] -= 1
     for tie in graph.ties:
         counts[tie.source] += 1
+    for value in set(graph.results):
+        counts[value] += 1
     return [n == 1 for n in counts]
 
 
-Step = tuple[Kind, tuple[int, ...], int | None]
-
-
-def _steps(
-    graph: Graph, rules: Rules, singles: list[bool], known: dict[object, Kind | None]
-) -> Iterator[Step]:
+def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
     """Steps in order of execution: a call's incoming ties, its body, its outgoing ties."""
-    ties: dict[int, list[Tie]] = {}
-    for tie in graph.ties:
-        ties.setdefault(tie.call, []).append(tie)
-
-    def region(number: int) -> Iterator[Step]:
-        for position in graph.regions[number].nodes:
-            node = graph.nodes[position]
-            if node.bodies:
-                mine = ties.get(position, [])
-                yield from (tied(t) for t in mine if t.kind in ENTER)
-                for body in node.bodies:
-                    yield from region(body)
-                yield from (tied(t) for t in mine if t.kind not in ENTER)
-                continue
-            kind = _kind(node, rules, singles, known)
+    for position in graph.regions[number].nodes:
+        node = graph.nodes[position]
+        if not node.bodies:
+            kind = kinds.of_node(node.signature, node.results)
             if kind is not None:
                 yield kind, node.operands + node.results, position
-
-    def tied(tie: Tie) -> Step:
-        drop = (tie.source_drop, tie.target_drop)
-        shape = graph.values[tie.source].type.shape[drop[0] :]
-        key = (shape, drop, singles[tie.target])
-        if key not in known:
-            known[key] = pass_through(shape, singles[tie.target], drop)
-        return known[key], (tie.source, tie.target), tie.call
-
-    return region(0)
+            continue
+        ties = kinds.ties.get(position, [])
+        yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind in ENTER)
+        for body in node.bodies:
+            yield from _region(graph, kinds, body)
+        yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind not in ENTER)
 
 
-ENTER = ("const", "init", "xs")
+def _tied(graph: Graph, kinds: _Kinds, tie: Tie) -> Step:
+    drop = (tie.source_drop, tie.target_drop)
+    shape = graph.values[tie.source].type.shape[drop[0] :]
+    return kinds.of_tie(shape, kinds.single[tie.target], drop), (tie.source, tie.target), tie.call
 
 
-def _kind(
-    node: Node, rules: Rules, singles: list[bool], known: dict[object, Kind | None]
-) -> Kind | None:
-    key = (node.signature, tuple([singles[v] for v in node.results]))
-    if key not in known:
-        rows = rules(node.signature) if node.operands else None
-        known[key] = kind_of(node.signature, rows, key[1]) if rows else None
-    return known[key]
-
-
-def _exits(
-    graph: Graph, exits: tuple[tuple[int, int], ...], known: dict[object, Kind | None]
-) -> Iterator[Step]:
-    for value, number in exits:
+def _exits(graph: Graph, kinds: _Kinds) -> Iterator[Step]:
+    for number, value in enumerate(graph.results, len(graph.values)):
         shape = graph.values[value].type.shape
-        key = (shape, (0, 0), False)
-        if key not in known:
-            known[key] = pass_through(shape, False)
-        yield known[key], (value, number), None
+        if shape:
+            yield kinds.of_tie(shape, False), (value, number), None
+
+
+def _neighbours(
+    kinds: list[Kind], steps: list[Step], count: int
+) -> tuple[list[list[tuple[int, int]]], list[list[int]]]:
+    readers: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    touching: list[list[int]] = [[] for _ in range(count)]
+    for position, (kind, values, _) in enumerate(steps):
+        for k in kinds[kind].operands:
+            readers[values[k]].append((position, k))
+        for value in dict.fromkeys(values):
+            touching[value].append(position)
+    return readers, touching
+
+
+def _near(
+    kinds: list[Kind], steps: list[Step], where: tuple[list[list[int]], list[int]]
+) -> list[tuple[int, ...]]:
+    touching, place = where
+    operands = [[place[v] for v in values[: kinds[k].num_operands]] for k, values, _ in steps]
+    return [
+        tuple(dict.fromkeys(p for step in positions for p in operands[step]))
+        for positions in touching
+    ]
+
+
+def _appearance(graph: Graph, tensors: list[tuple[int, ...]], count: int) -> dict[int, None]:
+    order = dict.fromkeys(graph.arguments)
+    for values in tensors:
+        order.update(dict.fromkeys(values))
+    order.update(dict.fromkeys(range(count)))
+    return order

@@ -28,7 +28,7 @@ class Layouts:
         self.open: list[tuple[int, ...]] = []
         self.shapes: list[tuple[int, ...]] = []
         self._numbers: dict[tuple[object, ...], int] = {}
-        self._shardings: dict[int, Sharding] = {}
+        self._shardings: list[Sharding] = []
         self.improve = cache(self._improve)
 
     def number(
@@ -56,11 +56,17 @@ class Layouts:
 
     def sharding(self, number: int) -> Sharding:
         """The layout as a value; one object per number."""
-        if number not in self._shardings:
-            self._shardings[number] = Sharding(
-                self.mesh, self.shapes[number], self.dims[number], self.open[number]
-            )
-        return self._shardings[number]
+        known = self._shardings
+        while len(known) <= number:
+            new = len(known)
+            known.append(Sharding(self.mesh, self.shapes[new], self.dims[new], self.open[new]))
+        return known[number]
+
+    def shardings(self) -> list[Sharding]:
+        """All layouts, by number."""
+        if self.dims:
+            self.sharding(len(self.dims) - 1)
+        return self._shardings
 
     def merged(self, shape: tuple[int, ...], first: Dims, second: Dims) -> Dims | None:
         """The common refinement of two layouts of one tensor; None where there is none."""
