@@ -164,7 +164,7 @@ def _tile_digits(read: HloText, order: tuple[int, ...], mesh: Mesh) -> tuple[Dig
 
 
 def _subgroups(sharding: Sharding) -> list[tuple[str, Digits]]:
-    """Kind and digits of the subgroup dimensions, in XLA's order of kinds."""
+    """Kind and digits of the subgroup dimensions, in the order in which XLA prints them."""
     digits = [d for held in (*sharding.dims, sharding.unreduced, sharding.manual) for d in held]
     rest = complement(tuple(digits), sharding.mesh.size)
     if rest is None:
@@ -172,7 +172,7 @@ def _subgroups(sharding: Sharding) -> list[tuple[str, Digits]]:
             f"{sharding!r} splits by digits of different meshes, and what is left of the devices "
             "is no digit: it has no HLO text. Reshard it onto one mesh first."
         )
-    kinds = zip(SUBGROUPS, (rest, sharding.manual, sharding.unreduced), strict=True)
+    kinds = (("manual", sharding.manual), ("unreduced", sharding.unreduced), ("replicated", rest))
     return [(kind, held) for kind, held in kinds if any(d.size > 1 for d in held)]
 
 

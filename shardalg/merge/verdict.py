@@ -165,7 +165,7 @@ def _tile_witness(verdict: Verdict) -> Witness:
     """The tile that too few devices hold: one that none holds, if there is one."""
     assert verdict.failure is not None
     places, devices = verdict.failure.dims, verdict.operands[0].mesh.order
-    owners = [_owner(verdict, nth, place) for nth, place in enumerate(places)]
+    owners = [owner(verdict, nth, place) for nth, place in enumerate(places)]
     split = [digits_at(s, place) for s, place in zip(owners, places, strict=True)]
     held = Counter(
         tuple(
@@ -181,7 +181,7 @@ def _tile_witness(verdict: Verdict) -> Witness:
     return Witness(dims=places, tile=tile, count=held[tile], expected=expected)
 
 
-def _owner(verdict: Verdict, nth: int, place: int | str) -> Sharding:
+def owner(verdict: Verdict, nth: int, place: int | str) -> Sharding:
     """The operand that splits the place; of an overlapping pair the second one's is the second."""
     pair = verdict.operands if nth == 0 else verdict.operands[::-1]
     return next(s for s in pair if digits_at(s, place))

@@ -1,0 +1,112 @@
+"""What can be sent to the solver: statements about shardings and masks, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import ProofError
+from shardalg.merge.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class MergeClaim:
+    """`result` is the merge of two shardings; None: there is no merge.
+
+    A result is right if it gives the offsets of each operand on every dimension that the operand
+    splits, splits no other dimension, and is balanced. Under the shardy policy an operand's blocks
+    need only be the major part of the result's.
+
+    Attributes:
+      failure: for None, the verdict that names what refuses the merge.
+    """
+
+    first: Sharding
+    second: Sharding
+    result: Sharding | None
+    policy: str = "gspmd"
+    verdict: Verdict | None = None
+
+    def __post_init__(self) -> None:
+        shapes = {s.shape for s in (self.first, self.second, self.result) if s is not None}
+        if len(shapes) > 1:
+            raise ProofError(f"the shardings of a merge are of one shape, got {sorted(shapes)}.")
+
+    def text(self) -> str:
+        """The statement in words."""
+        verb = "there is no" if self.result is None else f"{self.result.text()} is the"
+        return f"{verb} merge of {self.first.text()} and {self.second.text()}"
+
+
+@dataclass(frozen=True)
+class RefineClaim:
+    """Every block of `fine` lies inside the device's block of `coarse`.
+
+    Attributes:
+      holds: False states the opposite, of which `device` is an example.
+    """
+
+    fine: Sharding
+    coarse: Sharding
+    holds: bool = True
+    device: int | None = None
+
+    def text(self) -> str:
+        """The statement in words."""
+        verb = "refines" if self.holds else "does not refine"
+        return f"{self.fine.text()} {verb} {self.coarse.text()}"
+
+
+@dataclass(frozen=True)
+class MaskClaim:
+    """`p*block + x < bound` holds exactly for the positions that exist, on every device.
+
+    Those are `x < clip(size - p*s, 0, s)` with `s = ceil(size / n)`, for each partition id
+    `0 <= p < n` and local position `0 <= x < s`.
+
+    Attributes:
+      size: elements of the global dimension.
+      digits: what splits it (their number of values is `n`).
+      block, bound: what the program compares with; the right ones are `s` and `size`.
+    """
+
+    size: int
+    digits: Digits
+    block: int
+    bound: int
+
+    @property
+    def parts(self) -> int:
+        """Number of partitions."""
+        return parts(self.digits)
+
+    def text(self) -> str:
+        """The statement in words."""
+        return (
+            f"p*{self.block} + x < {self.bound} holds exactly for the elements that exist of "
+            f"{self.size} in {self.parts} parts"
+        )
+
+
+@dataclass(frozen=True)
+class RadixLemma:
+    """`q*m + r` with `0 <= r < m` determines q and r, and is less than `a*m` for `q < a`.
+
+    What the all-size encoding takes as known of the uninterpreted `radix(q, r, m)`.
+    """
+
+    def text(self) -> str:
+        """The statement in words."""
+        return "q*m + r with 0 <= r < m determines q and r, and stays below a*m for q < a"
+
+
+def of_verdict(verdict: Verdict) -> MergeClaim | RefineClaim:
+    """The claim that a verdict makes."""
+    first, second = verdict.operands
+    if verdict.relation == "refines":
+        device = None if verdict.witness is None else verdict.witness.device
+        return RefineClaim(first, second, bool(verdict), device)
+    if verdict:
+        return MergeClaim(first, second, verdict.sharding, verdict.policy)
+    return MergeClaim(first, second, None, verdict.policy, verdict)

@@ -1,0 +1,135 @@
+"""Proofs: z3 judges a verdict or a claim, for the devices at hand or for all mesh sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardalg.errors import ProofError
+from shardalg.merge.claims import MaskClaim, MergeClaim, RadixLemma, RefineClaim, of_verdict
+from shardalg.merge.verdict import Verdict
+
+if TYPE_CHECKING:
+    from shardalg.merge.obligations import Obligation
+    from shardalg.merge.solve import Outcome
+
+Claim = MergeClaim | RefineClaim | MaskClaim | RadixLemma
+SIZES = ("concrete", "all")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What z3 said of a claim. True as itself only if it is proved.
+
+    Attributes:
+      status: "proved", "refuted" or "unknown".
+      ms: time in the solver, milliseconds.
+      smt2: the formulas as SMT-LIB text, each the negation of what is to be shown: `unsat` is
+        the proof.
+      witness: of a refuted claim, a concrete case; None otherwise.
+      sizes: "concrete" (the mesh at hand) or "all" (every size of at least 2 of every axis, or
+        sub-axis, that is longer than 1).
+      reason: why the status is unknown.
+      z3_version: the solver that was asked.
+    """
+
+    claim: Claim
+    status: str
+    ms: float
+    smt2: str
+    witness: object = None
+    sizes: str = "concrete"
+    reason: str = ""
+    z3_version: str = ""
+
+    def __bool__(self) -> bool:
+        return self.status == "proved"
+
+    def __repr__(self) -> str:
+        scope = "for all sizes" if self.sizes == "all" else "for these sizes"
+        tail = f": {self.reason}" if self.reason else ""
+        shown = "" if self.witness is None else f", witness {self.witness!r}"
+        return f"Proof({self.status} {scope}: {self.claim.text()}{shown}{tail})"
+
+
+def prove(claim: Verdict | Claim, sizes: str = "concrete", *, timeout_s: float = 30.0) -> Proof:
+    """Let z3 judge a verdict, or any claim of `shardalg.merge.claims`.
+
+    Args:
+      sizes: "concrete" or "all"; see `Proof`.
+      timeout_s: solver time per formula; running out of it gives the status "unknown".
+
+    Raises:
+      ProofError: no claim, or other `sizes`.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> from shardalg.algebra.sharding import Sharding
+    >>> from shardalg.merge.compatible import merge
+    >>> mesh = Mesh({"x": 2, "y": 4})
+    >>> x, y = (Sharding.from_axes(e, mesh, (8, 8)) for e in (["x"], [None, "y"]))
+    >>> prove(merge(x, y), "all")
+    Proof(proved for all sizes: [x, y] is the merge of [x, None] and [None, y])
+    >>> wrong = Sharding.from_axes(["y", "x"], mesh, (8, 8))
+    >>> prove(MergeClaim(x, y, wrong)).status
+    'refuted'
+    """
+    if sizes not in SIZES:
+        raise ProofError(f"sizes={sizes!r} is not one of {list(SIZES)}.")
+    stated = of_verdict(claim) if isinstance(claim, Verdict) else claim
+    if not isinstance(stated, Claim):
+        raise ProofError(f"{type(claim).__name__} is no claim: give a Verdict or a claim.")
+    proof = _judged(stated, sizes, timeout_s)
+    if sizes == "all" and proof.status == "refuted":
+        return _confirmed(stated, proof, timeout_s)
+    return proof
+
+
+def _judged(claim: Claim, sizes: str, timeout_s: float) -> Proof:
+    from shardalg.merge.obligations import Unprovable, obligations
+    from shardalg.merge.solve import version
+
+    try:
+        todo = obligations(claim, symbolic=sizes == "all")
+    except Unprovable as fault:
+        return Proof(claim, "unknown", 0.0, "", None, sizes, str(fault), version())
+    groups: dict[object, list[Obligation]] = {}
+    for nth, obligation in enumerate(todo):
+        groups.setdefault(obligation.group or nth, []).append(obligation)
+    outcomes = [_any(group, timeout_s) for group in groups.values()]
+    failed = next((o for o in outcomes if o[0].status == "refuted"), None)
+    failed = failed or next((o for o in outcomes if o[0].status == "unknown"), None)
+    ms = sum(outcome.ms for outcome, _ in outcomes)
+    smt2 = "\n".join(outcome.smt2 for outcome, _ in outcomes)
+    if failed is None:
+        return Proof(claim, "proved", ms, smt2, None, sizes, "", version())
+    outcome, obligation = failed
+    if outcome.status == "unknown":
+        reason = getattr(outcome, "reason", "")
+        return Proof(claim, "unknown", ms, smt2, None, sizes, reason, version())
+    witness = obligation.witness(getattr(outcome, "values", ()))
+    return Proof(claim, "refuted", ms, smt2, witness, sizes, "", version())
+
+
+def _any(group: Sequence[Obligation], timeout_s: float) -> tuple[Outcome, Obligation]:
+    """The first alternative that is proved; else the last one."""
+    from shardalg.merge.solve import decide
+
+    for obligation in group:
+        outcome = decide(obligation.hypotheses, obligation.goal, timeout_s=timeout_s)
+        if outcome.status == "proved":
+            break
+    return outcome, obligation
+
+
+def _confirmed(claim: Claim, proof: Proof, timeout_s: float) -> Proof:
+    """A refutation for all sizes must be one at the sizes of the mesh.
+
+    The solver may choose `radix` freely, so its model is no counterexample by itself.
+    """
+    concrete = _judged(claim, "concrete", timeout_s)
+    ms, smt2 = proof.ms + concrete.ms, proof.smt2
+    if concrete.status == "refuted":
+        return Proof(claim, "refuted", ms, smt2, concrete.witness, "all", "", proof.z3_version)
+    reason = "the formula has a model that is none at the sizes of the mesh"
+    return Proof(claim, "unknown", ms, smt2, None, "all", reason, proof.z3_version)

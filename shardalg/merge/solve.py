@@ -1,0 +1,78 @@
+"""Asking z3: is a statement true for every value of its unknowns?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import z3
+
+
+@dataclass(frozen=True)
+class Proved:
+    """The negation has no solution."""
+
+    ms: float
+    smt2: str
+    status: str = "proved"
+
+
+@dataclass(frozen=True)
+class Refuted:
+    """The negation has a solution: `values` of the unknowns."""
+
+    ms: float
+    smt2: str
+    values: tuple[tuple[str, int], ...]
+    status: str = "refuted"
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """The solver gave up, or ran out of time."""
+
+    ms: float
+    smt2: str
+    reason: str
+    status: str = "unknown"
+
+
+Outcome = Proved | Refuted | Unknown
+
+
+def decide(
+    hypotheses: Sequence[z3.BoolRef], goal: z3.BoolRef, *, timeout_s: float = 30.0
+) -> Outcome:
+    """Whether the hypotheses imply the goal; never raises for lack of time.
+
+    >>> x = z3.Int("x")
+    >>> decide([x > 2], x > 1).status, decide([x > 2], x > 3).values
+    ('proved', (('x', 3),))
+    """
+    solver = z3.Solver()
+    solver.set("timeout", max(1, int(timeout_s * 1000)))
+    solver.add(*hypotheses, z3.Not(goal))
+    start = time.perf_counter()
+    try:
+        answer, fault = solver.check(), ""
+    except z3.Z3Exception as error:
+        answer, fault = z3.unknown, str(error)
+    ms = (time.perf_counter() - start) * 1e3
+    smt2 = solver.to_smt2()
+    if answer == z3.unsat:
+        return Proved(ms, smt2)
+    if answer == z3.unknown:
+        return Unknown(ms, smt2, fault or solver.reason_unknown())
+    return Refuted(ms, smt2, _values(solver.model()))
+
+
+def version() -> str:
+    """Version of the solver."""
+    return z3.get_version_string()
+
+
+def _values(model: z3.ModelRef) -> tuple[tuple[str, int], ...]:
+    """Whole numbers of a model, by name."""
+    pairs = ((str(d), model[d]) for d in model.decls() if d.arity() == 0)
+    return tuple(sorted((name, v.as_long()) for name, v in pairs if z3.is_int_value(v)))
