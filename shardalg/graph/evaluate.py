@@ -17,7 +17,7 @@ from jax.extend.core import Primitive
 from shardalg.errors import TraceError
 from shardalg.graph.annotate import annotate_p
 from shardalg.graph.ir import Graph, Missing, Node, Params, Plain
-from shardalg.graph.plain import HINTS, is_opaque
+from shardalg.graph.plain import HINTS, SCATTERS, is_opaque
 
 # What `graph.bindings` holds for a node: JAX's primitive and its parameters.
 Binding = tuple[Any, Mapping[str, Any]]
@@ -66,6 +66,8 @@ def apply(
     [Array([1., 1.], dtype=float32)]
     """
     fits = binding is not None and binding[0].name == primitive_name
+    if not fits and primitive_name in SCATTERS:
+        return [_scatter(primitive_name, params_override, operands)]
     primitive, params = binding if fits else (find_primitive(primitive_name), {})
     # A hint names the sharding of a global value: no local one has it.
     kept = {name: None if name in HINTS else value for name, value in params.items()}
@@ -77,6 +79,13 @@ def apply(
     functions, bound = bound if isinstance(bound, tuple) else ((), bound)
     results = primitive.bind(*functions, *operands, **bound)
     return list(results) if primitive.multiple_results else [results]
+
+
+def _scatter(name: str, params: Params, operands: Sequence[Any]) -> Any:
+    """By JAX's function, which makes the code that joins the updates again."""
+    options = {key: jax_param(key, value, name) for key, value in params}
+    numbers = options.pop("dimension_numbers")
+    return getattr(lax, name.replace("-", "_"))(*operands, numbers, **options)
 
 
 def find_primitive(name: str) -> Any:
@@ -149,7 +158,6 @@ _HINTED = {
     "broadcast_in_dim": "sharding",
     "convert_element_type": "sharding",
     "dot_general": "out_sharding",
-    "gather": "out_sharding",
     "iota": "sharding",
     "reduce_sum": "out_sharding",
     "reshape": "sharding",

@@ -95,7 +95,7 @@ class Parts:
         except TypeError:
             key = found = None
         if found is None:
-            found = plain_params(params)
+            found = plain_params(primitive, params)
             found = self._params.setdefault((primitive, found), found)
             if key is not None:
                 self._params[key] = found

@@ -19,6 +19,9 @@ from shardalg.graph.ir import Params, Plain
 # Layout hints of JAX's own: layouts are what a plan decides.
 HINTS = frozenset({"sharding", "out_sharding"})
 OPAQUE = "opaque"
+# Code that the primitive's own name says already.
+_SAID = frozenset({"update_jaxpr", "update_consts"})
+SCATTERS = frozenset({"scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub"})
 
 
 @singledispatch
@@ -65,13 +68,14 @@ plain.register(
 )
 
 
-def plain_params(params: Mapping[str, object]) -> Params:
+def plain_params(primitive: str, params: Mapping[str, object]) -> Params:
     """All parameters of an equation, sorted by name, without layout hints.
 
-    >>> plain_params({"shape": (2, 3), "sharding": None, "dtype": np.dtype("int32")})
+    >>> plain_params("iota", {"shape": (2, 3), "sharding": None, "dtype": np.dtype("int32")})
     (('dtype', 'int32'), ('shape', (2, 3)))
     """
-    return tuple((name, plain(params[name])) for name in sorted(params) if name not in HINTS)
+    dropped = HINTS | _SAID if primitive in SCATTERS else HINTS
+    return tuple((name, plain(params[name])) for name in sorted(params) if name not in dropped)
 
 
 def is_opaque(value: Plain) -> bool:
