@@ -275,7 +275,9 @@ def _finished(
     yield Choice(loops, *layouts, devices, _price(key, *layouts))
     passed = _pass_pending(key, rows[0], layouts) if len(rows) == 1 else None
     if passed:
-        yield Choice(loops, *passed, devices, _price(key, *passed))
+        # Each member adds its own partial sums: no device repeats another's work.
+        members = parts(passed[1][0].unreduced) // max(parts(layouts[1][0].unreduced), 1)
+        yield Choice(loops, *passed, devices * members, _price(key, *passed))
 
 
 def _pass_pending(

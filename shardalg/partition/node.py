@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
@@ -31,7 +31,7 @@ class NodePlan:
     Attributes:
       before: (operand, attributes) on operands; after: attributes on every result.
       indexed: (operand that was shifted, attributes) of the mask behind a gather.
-      deferrable: operands whose partial sums may pass through.
+      raw: layout of each result as the local operator leaves it, before `after`.
     """
 
     choice: Choice
@@ -39,7 +39,7 @@ class NodePlan:
     apply: Apply
     after: tuple[Attributes, ...]
     indexed: tuple[int, MaskIndexed] | None
-    why: str
+    raw: tuple[Sharding, ...]
 
 
 def node_plan(key: NodeKey) -> NodePlan:
@@ -48,7 +48,7 @@ def node_plan(key: NodeKey) -> NodePlan:
     rows = rules(key.signature)
     primitive = key.signature.primitive
     if rows is None:
-        return NodePlan(choice, (), Apply(primitive), (), None, f"{primitive} has no row")
+        return NodePlan(choice, (), Apply(primitive), (), None, choice.produced)
     loops = dict(choice.loops)
     extents = {name: extent for rule in rows for name, extent in rule.loops}
     blocks = {n: tile(e, parts(loops.get(n, ()))) for n, e in extents.items()}
@@ -60,9 +60,14 @@ def node_plan(key: NodeKey) -> NodePlan:
             before += ((emission.first_member, FirstMember(pending, rows[0].combine)),)
     after = _result_shifts(emission, loops, blocks) + _combines(rows[0], loops)
     apply = Apply(primitive, emission.params, choice.loops)
-    return NodePlan(
-        choice, before, apply, after, _indexed(emission, loops, (blocks, extents)), primitive
-    )
+    indexed = _indexed(emission, loops, (blocks, extents))
+    return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice))
+
+
+def _raw(rule: Rule, choice: Choice) -> tuple[Sharding, ...]:
+    """Before it is combined, a result of any combine is partial along the combined digits."""
+    pending = () if rule.combine in (SUM, PICK) else reduced_digits(rule, dict(choice.loops))
+    return tuple(replace(p, unreduced=p.unreduced + pending) for p in choice.produced)
 
 
 def _masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[tuple[int, Attributes], ...]:
@@ -125,38 +130,57 @@ def partition_node(
     context: PartitionContext, node: Node, plan: NodePlan, homes: tuple[Sharding, ...]
 ) -> None:
     """Emit `node` by its plan and hold its results, at home unless their sums are deferred."""
-    why = f"{plan.why} needs"
-    cause = context.cause(node, why)
+    cause = context.cause(node, f"{node.primitive} needs")
     operands = [
         context.demand(value, layout, cause)
         for value, layout in zip(node.operands, plan.choice.demands, strict=True)
     ]
     for position, attributes in plan.before:
-        operands[position] = _apply_on(context, operands[position], attributes, cause)
+        role = context.roles[node.operands[position]]
+        operands[position] = _apply_on(
+            context, operands[position], attributes, replace(cause, role=role)
+        )
     produced = plan.choice.produced
+    bare = not (plan.indexed or plan.after)
     results = tuple(
-        context.new_local(layout.shard_shape, context.graph.values[v].type.dtype, layout, v)
-        for v, layout in zip(node.results, produced, strict=True)
+        context.new_local(layout.shard_shape, type_.dtype, layout, v if bare else None)
+        for v, type_, layout in zip(node.results, node.signature.results, plan.raw, strict=True)
     )
     context.emit(plan.apply, tuple(operands), results, cause)
-    if plan.indexed:
-        operand, mask = plan.indexed
-        results = (_apply_on(context, results[0], mask, cause, operands[operand]),)
-    for attributes in plan.after:
-        results = tuple(_apply_on(context, r, attributes, cause) for r in results)
+    if not bare:
+        results = _finished(context, node, plan, (tuple(operands), results))
     for value, local, layout, home in zip(node.results, results, produced, homes, strict=True):
         settle(context, node, (value, local, layout), home)
+
+
+def _finished(
+    context: PartitionContext,
+    node: Node,
+    plan: NodePlan,
+    given: tuple[tuple[int, ...], tuple[int, ...]],
+) -> tuple[int, ...]:
+    """The results after what has to be done on them; until then they are no layout of a value."""
+    operands, results = given
+    cause = context.cause(node, f"{node.primitive} combines")
+    causes = [replace(cause, role=context.roles[v]) for v in node.results]
+    if plan.indexed:
+        operand, mask = plan.indexed
+        results = (_apply_on(context, results[0], mask, causes[0], operands[operand]),)
+    for attributes in plan.after:
+        results = tuple(
+            _apply_on(context, r, attributes, c) for r, c in zip(results, causes, strict=True)
+        )
+    for value, local, layout in zip(node.results, results, plan.choice.produced, strict=True):
+        context.locals[local] = replace(context.locals[local], origin=value, sharding=layout)
+    return results
 
 
 def _apply_on(
     context: PartitionContext, local: int, attributes: Attributes, cause: Cause, *more: int
 ) -> int:
     like = context.locals[local]
-    made = context.new_local(like.shape, like.dtype, like.sharding, like.origin)
-    role = context.roles[like.origin] if like.origin is not None else "unknown"
-    context.emit(
-        attributes, (local, *more), (made,), Cause(cause.node, cause.phase, role, cause.why)
-    )
+    made = context.new_local(like.shape, like.dtype, like.sharding)
+    context.emit(attributes, (local, *more), (made,), cause)
     return made
 
 
