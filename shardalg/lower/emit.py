@@ -21,6 +21,7 @@ from shardalg.graph.evaluate import apply
 from shardalg.graph.ir import Graph
 from shardalg.lower.axes import Axes
 from shardalg.spmd import program as spmd
+from shardalg.spmd.bound import bound
 from shardalg.spmd.identity import identity
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
@@ -66,14 +67,8 @@ def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Arr
 
 
 def _apply(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
-    attributes, node = instruction.attributes, instruction.node
-    binding, params = None, attributes.params
-    if node is not None:
-        binding = emitter.graph.bindings[node]
-        if binding is None:  # a node that normalising made
-            own = dict(emitter.graph.nodes[node].signature.params)
-            params = tuple({**own, **dict(params)}.items())
-    return apply(attributes.primitive, binding, params, operands)
+    binding, params = bound(emitter.graph, instruction)
+    return apply(instruction.attributes.primitive, binding, params, operands)
 
 
 def _all_gather(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:

@@ -13,26 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardalg.algebra.digits import Digits, partition_id
+from shardalg.algebra.digits import partition_id
 from shardalg.errors import ProgramError
 from shardalg.graph.evaluate import apply
-from shardalg.graph.ir import Graph, Params
+from shardalg.graph.ir import Graph
 from shardalg.spmd import program as spmd
-from shardalg.spmd.blocks import Stack, garbage, groups, ids, item_type, join, split, valid
-from shardalg.spmd.identity import identity
+from shardalg.spmd.blocks import Stack, garbage, ids, item_type, join, split, valid
+from shardalg.spmd.bound import bound
+from shardalg.spmd.host_steps import HOST_STEPS
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
 Environment = dict[int, Stack]
-_UFUNCS = {
-    "sum": np.add,
-    "product": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "pick": np.add,
-}
 
 
 @dataclass(frozen=True)
@@ -45,14 +36,6 @@ class _Run:
     @property
     def positions(self) -> range:
         return range(self.program.mesh.size)
-
-    def bound(self, instruction: Instruction) -> tuple[object, Params]:
-        """JAX's own primitive and parameters, None in a loaded graph, and what replaces them."""
-        changed, node = instruction.attributes.params, instruction.node
-        if node is None or self.graph.bindings:
-            return None if node is None else self.graph.bindings[node], changed
-        own = dict(self.graph.nodes[node].signature.params)
-        return None, tuple({**own, **dict(changed)}.items())
 
     def place(self, instruction: Instruction) -> str:
         """The instruction in words, for messages."""
@@ -115,11 +98,22 @@ def _constants(run: _Run) -> Environment:
 def _run_block(run: _Run, block: Block, env: Environment) -> None:
     for instruction in block.instructions:
         operands = [env[index] for index in instruction.operands]
-        step = _STEPS[type(instruction.attributes)]
-        stacks = step(run, instruction, env, *operands)
+        stacks = _step(run, instruction, env, operands)
         for index, stack in zip(instruction.results, stacks, strict=True):
             _check_result(run, instruction, index, stack)
             env[index] = stack
+
+
+def _step(
+    run: _Run, instruction: Instruction, env: Environment, operands: list[Stack]
+) -> list[Stack]:
+    kind = type(instruction.attributes)
+    if kind in _CONTROL:
+        return _CONTROL[kind](run, instruction, env, *operands)
+    try:
+        return [HOST_STEPS[kind](instruction.attributes, *operands)]
+    except ProgramError as error:
+        raise ProgramError(f"{run.place(instruction)}: {error}") from None
 
 
 def _check_result(run: _Run, instruction: Instruction, index: int, stack: Stack) -> None:
@@ -159,17 +153,9 @@ def _difference(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.nanmax(np.abs(first.astype(np.float64) - second.astype(np.float64))))
 
 
-# One function per kind of instruction: (run, instruction, environment, *operand stacks) -> stacks.
-
-
-def _shared(run: _Run, function: Callable[..., np.ndarray], *stacks: Stack) -> Stack:
-    """`function(position, *blocks)` at every position."""
-    return [function(position, *(s[position] for s in stacks)) for position in run.positions]
-
-
 def _apply(run: _Run, instruction: Instruction, env: Environment, *stacks: Stack) -> list[Stack]:
     attributes = instruction.attributes
-    binding, params = run.bound(instruction)
+    binding, params = bound(run.graph, instruction)
     done: dict[tuple[int, ...], list[np.ndarray]] = {}
     rows = []
     for position in run.positions:
@@ -180,167 +166,6 @@ def _apply(run: _Run, instruction: Instruction, env: Environment, *stacks: Stack
             done[key] = [np.asarray(result) for result in results]
         rows.append(done[key])
     return [list(stack) for stack in zip(*rows, strict=True)] if instruction.results else []
-
-
-def _exchange(
-    run: _Run, digits: Digits, stack: Stack, function: Callable[[list[np.ndarray]], list]
-) -> list[Stack]:
-    """`function(blocks of a group)` gives the blocks that its members hold afterwards."""
-    result: Stack = [stack[0]] * len(stack)
-    for group in groups(digits, len(stack)):
-        for position, block in zip(group, function([stack[p] for p in group]), strict=True):
-            result[position] = block
-    return [result]
-
-
-def _all_gather(run: _Run, instruction: Instruction, env: Environment, x: Stack) -> list[Stack]:
-    a = instruction.attributes
-    return _exchange(run, a.digits, x, lambda blocks: [np.concatenate(blocks, a.dim)] * len(blocks))
-
-
-def combined(blocks: list[np.ndarray], combine: str) -> np.ndarray:
-    """`blocks` joined elementwise; sums of 2-byte floats are kept in f32, as XLA keeps them."""
-    if combine not in _UFUNCS:
-        raise ProgramError(f"no collective joins by {combine!r}; known: {sorted(_UFUNCS)}.")
-    array = np.stack(blocks)
-    if array.dtype == np.bool_ and combine in ("sum", "pick"):
-        combine = "or"
-    if array.dtype.itemsize == 2 and array.dtype.kind in "fV":
-        return _UFUNCS[combine].reduce(array.astype(np.float32)).astype(array.dtype)
-    return _UFUNCS[combine].reduce(array, dtype=array.dtype)
-
-
-def _all_reduce(run: _Run, instruction: Instruction, env: Environment, x: Stack) -> list[Stack]:
-    a = instruction.attributes
-    return _exchange(run, a.digits, x, lambda blocks: [combined(blocks, a.combine)] * len(blocks))
-
-
-def _reduce_scatter(run: _Run, instruction: Instruction, env: Environment, x: Stack) -> list[Stack]:
-    a = instruction.attributes
-    return _exchange(
-        run,
-        a.digits,
-        x,
-        lambda blocks: _pieces(run, instruction, combined(blocks, a.combine), a.dim, len(blocks)),
-    )
-
-
-def _pieces(
-    run: _Run, instruction: Instruction, block: np.ndarray, dim: int, n: int
-) -> list[np.ndarray]:
-    if block.shape[dim] % n:
-        raise ProgramError(
-            f"{run.place(instruction)}: {block.shape[dim]} elements of dimension {dim} cannot be "
-            f"split among {n} devices. Resize the dimension to a multiple first."
-        )
-    return np.split(block, n, dim)
-
-
-def _all_to_all(run: _Run, instruction: Instruction, env: Environment, x: Stack) -> list[Stack]:
-    a = instruction.attributes
-
-    def swap(blocks: list[np.ndarray]) -> list[np.ndarray]:
-        sent = [_pieces(run, instruction, b, a.split_dim, len(blocks)) for b in blocks]
-        return [np.concatenate(row, a.concat_dim) for row in zip(*sent, strict=True)]
-
-    return _exchange(run, a.digits, x, swap)
-
-
-def _permute(run: _Run, instruction: Instruction, env: Environment, x: Stack) -> list[Stack]:
-    result = [np.zeros_like(block) for block in x]
-    for source, target in instruction.attributes.pairs:
-        result[target] = x[source]
-    return [result]
-
-
-def _dynamic_slice(run: _Run, instruction: Instruction, env: Environment, x: Stack) -> list[Stack]:
-    a = instruction.attributes
-
-    def own(position: int, block: np.ndarray) -> np.ndarray:
-        start = partition_id(a.digits, position) * a.block
-        if start + a.block > block.shape[a.dim]:
-            raise ProgramError(
-                f"{run.place(instruction)}: position {position} slices [{start}, {start + a.block})"
-                f" of {block.shape[a.dim]} elements. Resize dimension {a.dim} first."
-            )
-        return block.take(range(start, start + a.block), a.dim)
-
-    return [_shared(run, own, x)]
-
-
-def _resize(run: _Run, instruction: Instruction, env: Environment, x: Stack) -> list[Stack]:
-    a = instruction.attributes
-
-    def fit(_: int, block: np.ndarray) -> np.ndarray:
-        grow = [(0, max(a.size - n, 0) if i == a.dim else 0) for i, n in enumerate(block.shape)]
-        return np.pad(block, grow).take(range(a.size), a.dim)
-
-    return [_shared(run, fit, x)]
-
-
-def _mask(run: _Run, instruction: Instruction, env: Environment, x: Stack) -> list[Stack]:
-    a = instruction.attributes
-    fill = identity(a.fill, run.program.locals[instruction.operands[0]].dtype)
-
-    def masked(position: int, block: np.ndarray) -> np.ndarray:
-        place = partition_id(a.digits, position) * a.block + np.arange(block.shape[a.dim])
-        shape = [-1 if i == a.dim else 1 for i in range(block.ndim)]
-        return np.where((place < a.size).reshape(shape), block, np.asarray(fill, block.dtype))
-
-    return [_shared(run, masked, x)]
-
-
-def _offset(run: _Run, instruction: Instruction, env: Environment, x: Stack) -> list[Stack]:
-    a = instruction.attributes
-
-    def shifted(position: int, block: np.ndarray) -> np.ndarray:
-        result = np.array(block)
-        part = np.asarray(result if a.component is None else result[..., a.component], np.int64)
-        if a.clamp is not None:
-            part = np.clip(part, *a.clamp)
-        part = (part + partition_id(a.digits, position) * a.scale).astype(block.dtype)
-        if a.component is None:
-            return np.asarray(part)
-        result[..., a.component] = part
-        return result
-
-    return [_shared(run, shifted, x)]
-
-
-def _mask_indexed(
-    run: _Run, instruction: Instruction, env: Environment, value: Stack, indices: Stack
-) -> list[Stack]:
-    a = instruction.attributes
-
-    def masked(position: int, block: np.ndarray, index: np.ndarray) -> np.ndarray:
-        here = np.ones(index.shape[:-1], bool)
-        outside = np.zeros(index.shape[:-1], bool)
-        member = 0
-        for component, digits, size_here, size in a.components:
-            p = partition_id(digits, position)
-            member += p
-            local = index[..., component].astype(np.int64)
-            here &= (local >= 0) & (local < size_here)
-            outside |= (local + p * size_here < 0) | (local + p * size_here >= size)
-        fill = a.fill if a.fill is not None and member == 0 else 0
-        result = np.where(_spread(here & ~outside, a.batch_dims, block), block, block.dtype.type(0))
-        return np.where(_spread(outside, a.batch_dims, block), block.dtype.type(fill), result)
-
-    return [_shared(run, masked, value, indices)]
-
-
-def _spread(array: np.ndarray, dims: tuple[int, ...], like: np.ndarray) -> np.ndarray:
-    """`array` with its dimensions at `dims` of a tensor of the rank of `like`."""
-    shape = [1] * like.ndim
-    for n, dim in zip(array.shape, dims, strict=True):
-        shape[dim] = n
-    return array.reshape(shape)
-
-
-def _first_member(run: _Run, instruction: Instruction, env: Environment, x: Stack) -> list[Stack]:
-    a = instruction.attributes
-    fill = identity(a.combine, run.program.locals[instruction.operands[0]].dtype)
-    return [_shared(run, lambda p, b: np.full_like(b, fill) if partition_id(a.digits, p) else b, x)]
 
 
 def _loop(run: _Run, instruction: Instruction, env: Environment, *stacks: Stack) -> list[Stack]:
@@ -372,18 +197,4 @@ def _stacked(run: _Run, instruction: Instruction, outputs: dict[int, list[Stack]
     ]
 
 
-_STEPS: dict[type, Callable[..., list[Stack]]] = {
-    spmd.Apply: _apply,
-    spmd.AllGather: _all_gather,
-    spmd.AllReduce: _all_reduce,
-    spmd.ReduceScatter: _reduce_scatter,
-    spmd.AllToAll: _all_to_all,
-    spmd.CollectivePermute: _permute,
-    spmd.DynamicSlice: _dynamic_slice,
-    spmd.Resize: _resize,
-    spmd.Mask: _mask,
-    spmd.Offset: _offset,
-    spmd.MaskIndexed: _mask_indexed,
-    spmd.FirstMember: _first_member,
-    spmd.Loop: _loop,
-}
+_CONTROL: dict[type, Callable[..., list[Stack]]] = {spmd.Apply: _apply, spmd.Loop: _loop}

@@ -1,0 +1,193 @@
+"""Every kind of instruction but `Apply` and `Loop` in numpy, on the blocks of all positions.
+
+Each function takes the instruction's attributes and one stack per operand, and gives one stack. It
+shares nothing with the lowering: collectives are plain concatenations, sums and splits over the
+groups of positions that differ in the collective's digits alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shardalg.algebra.digits import Digits, partition_id
+from shardalg.errors import ProgramError
+from shardalg.spmd import program as spmd
+from shardalg.spmd.blocks import Stack, groups
+from shardalg.spmd.identity import identity
+
+_UFUNCS = {
+    "sum": np.add,
+    "product": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "pick": np.add,
+}
+
+
+def _everywhere(function: Callable[..., np.ndarray], *stacks: Stack) -> Stack:
+    """`function(position, *blocks)` at every position."""
+    return [
+        function(position, *blocks) for position, blocks in enumerate(zip(*stacks, strict=True))
+    ]
+
+
+def _exchange(digits: Digits, stack: Stack, function: Callable[[Stack], Stack]) -> Stack:
+    """`function(blocks of a group)` gives the blocks that its members hold afterwards."""
+    result: Stack = [stack[0]] * len(stack)
+    for group in groups(digits, len(stack)):
+        for position, block in zip(group, function([stack[p] for p in group]), strict=True):
+            result[position] = block
+    return result
+
+
+def _all_gather(a: spmd.AllGather, x: Stack) -> Stack:
+    return _exchange(a.digits, x, lambda blocks: [np.concatenate(blocks, a.dim)] * len(blocks))
+
+
+def combined(blocks: Stack, combine: str) -> np.ndarray:
+    """`blocks` joined elementwise; 2-byte floats are joined in f32 and rounded once."""
+    if combine not in _UFUNCS:
+        raise ProgramError(f"no collective joins by {combine!r}; known: {sorted(_UFUNCS)}.")
+    array = np.stack(blocks)
+    if array.dtype == np.bool_ and combine in ("sum", "pick"):
+        combine = "or"
+    if array.dtype.itemsize == 2 and array.dtype.kind in "fV":
+        return _UFUNCS[combine].reduce(array.astype(np.float32)).astype(array.dtype)
+    return _UFUNCS[combine].reduce(array, dtype=array.dtype)
+
+
+def _all_reduce(a: spmd.AllReduce, x: Stack) -> Stack:
+    return _exchange(a.digits, x, lambda blocks: [combined(blocks, a.combine)] * len(blocks))
+
+
+def _reduce_scatter(a: spmd.ReduceScatter, x: Stack) -> Stack:
+    def scattered(blocks: Stack) -> Stack:
+        return _pieces(combined(blocks, a.combine), a.dim, len(blocks))
+
+    return _exchange(a.digits, x, scattered)
+
+
+def _pieces(block: np.ndarray, dim: int, n: int) -> Stack:
+    if block.shape[dim] % n:
+        raise ProgramError(
+            f"{block.shape[dim]} elements of dimension {dim} cannot be split among {n} devices. "
+            "Resize the dimension to a multiple first."
+        )
+    return np.split(block, n, dim)
+
+
+def _all_to_all(a: spmd.AllToAll, x: Stack) -> Stack:
+    def swapped(blocks: Stack) -> Stack:
+        sent = [_pieces(block, a.split_dim, len(blocks)) for block in blocks]
+        return [np.concatenate(row, a.concat_dim) for row in zip(*sent, strict=True)]
+
+    return _exchange(a.digits, x, swapped)
+
+
+def _permute(a: spmd.CollectivePermute, x: Stack) -> Stack:
+    result = [np.zeros_like(block) for block in x]
+    for source, target in a.pairs:
+        result[target] = x[source]
+    return result
+
+
+def _dynamic_slice(a: spmd.DynamicSlice, x: Stack) -> Stack:
+    def own(position: int, block: np.ndarray) -> np.ndarray:
+        start = partition_id(a.digits, position) * a.block
+        if start + a.block > block.shape[a.dim]:
+            raise ProgramError(
+                f"position {position} slices [{start}, {start + a.block}) of "
+                f"{block.shape[a.dim]} elements. Resize dimension {a.dim} first."
+            )
+        return block.take(range(start, start + a.block), a.dim)
+
+    return _everywhere(own, x)
+
+
+def _resize(a: spmd.Resize, x: Stack) -> Stack:
+    def fit(_: int, block: np.ndarray) -> np.ndarray:
+        grow = [(0, max(a.size - n, 0) if i == a.dim else 0) for i, n in enumerate(block.shape)]
+        return np.pad(block, grow).take(range(a.size), a.dim)
+
+    return _everywhere(fit, x)
+
+
+def _mask(a: spmd.Mask, x: Stack) -> Stack:
+    fill = identity(a.fill, x[0].dtype.name)
+
+    def masked(position: int, block: np.ndarray) -> np.ndarray:
+        place = partition_id(a.digits, position) * a.block + np.arange(block.shape[a.dim])
+        shape = [-1 if i == a.dim else 1 for i in range(block.ndim)]
+        return np.where((place < a.size).reshape(shape), block, np.asarray(fill, block.dtype))
+
+    return _everywhere(masked, x)
+
+
+def _offset(a: spmd.Offset, x: Stack) -> Stack:
+    def shifted(position: int, block: np.ndarray) -> np.ndarray:
+        result = np.array(block)
+        part = np.asarray(result if a.component is None else result[..., a.component], np.int64)
+        if a.clamp is not None:
+            part = np.clip(part, *a.clamp)
+        part = (part + partition_id(a.digits, position) * a.scale).astype(block.dtype)
+        if a.component is None:
+            return np.asarray(part)
+        result[..., a.component] = part
+        return result
+
+    return _everywhere(shifted, x)
+
+
+def _mask_indexed(a: spmd.MaskIndexed, value: Stack, indices: Stack) -> Stack:
+    def masked(position: int, block: np.ndarray, index: np.ndarray) -> np.ndarray:
+        here = np.ones(index.shape[:-1], bool)
+        outside = np.zeros(index.shape[:-1], bool)
+        member = 0
+        for component, digits, size_here, size in a.components:
+            p = partition_id(digits, position)
+            member += p
+            local = index[..., component].astype(np.int64)
+            here &= (local >= 0) & (local < size_here)
+            outside |= (local + p * size_here < 0) | (local + p * size_here >= size)
+        fill = a.fill if a.fill is not None and member == 0 else 0
+        result = np.where(_spread(here & ~outside, a.batch_dims, block), block, block.dtype.type(0))
+        return np.where(_spread(outside, a.batch_dims, block), block.dtype.type(fill), result)
+
+    return _everywhere(masked, value, indices)
+
+
+def _spread(array: np.ndarray, dims: tuple[int, ...], like: np.ndarray) -> np.ndarray:
+    """`array` with its dimensions at `dims` of a tensor of the rank of `like`."""
+    shape = [1] * like.ndim
+    for n, dim in zip(array.shape, dims, strict=True):
+        shape[dim] = n
+    return array.reshape(shape)
+
+
+def _first_member(a: spmd.FirstMember, x: Stack) -> Stack:
+    fill = identity(a.combine, x[0].dtype.name)
+
+    def only(position: int, block: np.ndarray) -> np.ndarray:
+        return np.full_like(block, fill) if partition_id(a.digits, position) else block
+
+    return _everywhere(only, x)
+
+
+HOST_STEPS: dict[type, Callable[..., Stack]] = {
+    spmd.AllGather: _all_gather,
+    spmd.AllReduce: _all_reduce,
+    spmd.ReduceScatter: _reduce_scatter,
+    spmd.AllToAll: _all_to_all,
+    spmd.CollectivePermute: _permute,
+    spmd.DynamicSlice: _dynamic_slice,
+    spmd.Resize: _resize,
+    spmd.Mask: _mask,
+    spmd.Offset: _offset,
+    spmd.MaskIndexed: _mask_indexed,
+    spmd.FirstMember: _first_member,
+}
