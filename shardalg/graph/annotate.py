@@ -118,7 +118,7 @@ def _bind(x: object, **params: object) -> object:
     if not hasattr(x, "dtype"):
         try:
             x = jnp.asarray(x)
-        except TypeError:
+        except (TypeError, ValueError):
             raise TraceError(
                 f"an annotation stands on one array, got {type(x).__name__}. "
                 "Annotate the leaves of a pytree one by one."

@@ -154,12 +154,12 @@ def _stored(array: object, limit_bytes: int) -> list[Any]:
     return ["data", plain.dtype.name, list(plain.shape), text]
 
 
-def _restored(kind: str, *stored: Any) -> object:
-    if kind == "sha256":
-        return Missing(*stored)
-    name, shape, text = stored
+def _array(name: str, shape: list[int], text: str) -> np.ndarray:
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     return np.frombuffer(base64.b64decode(text, validate=True), dtype).reshape(shape)
+
+
+_RESTORE: dict[str, Callable[..., object]] = {"data": _array, "sha256": Missing}
 
 
 def _read(data: Mapping[str, Any]) -> Graph:
@@ -175,7 +175,7 @@ def _read(data: Mapping[str, Any]) -> Graph:
         regions=tuple(Region(i, *map(_decode, row)) for i, row in _rows(data, "regions")),
         ties=tuple(Tie(*row) for row in data["ties"]),
         sites=tuple(Site(*map(_decode, row)) for row in data["sites"]),
-        constants=tuple((i, _restored(*stored)) for i, *stored in data["constants"]),
+        constants=tuple((i, _RESTORE[kind](*stored)) for i, kind, *stored in data["constants"]),
         **{key: _decode(data[key]) for key in _PLAIN_FIELDS},
     )
 

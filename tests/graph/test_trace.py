@@ -1,6 +1,7 @@
 """A traced graph computes what its function computes, after a round trip through JSON too."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from shardalg.graph.annotate import annotate
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.serial import from_json, to_json
 from shardalg.graph.trace import trace
@@ -329,8 +331,6 @@ def test_without_a_gradient_everything_is_forward():
 
 
 def test_evaluate_hands_sites_to_a_hook():
-    from shardalg.graph.annotate import annotate
-
     graph = trace(lambda x: annotate(x, "here") + 1, normal(2))
     assert_equal(evaluate(graph, normal(2)), [normal(2) + 1])
     (found,) = evaluate(graph, normal(2), annotate=lambda node, x: x * 0)
@@ -339,8 +339,6 @@ def test_evaluate_hands_sites_to_a_hook():
 
 def test_a_swapped_operand_is_noticed():
     """The comparison above is no formality: a graph that is wrong in one place differs."""
-    from dataclasses import replace
-
     graph = trace(lambda a, b: a - b, normal(3), normal(3, seed=1))
     node = replace(graph.nodes[0], operands=graph.nodes[0].operands[::-1])
     (found,) = evaluate(replace(graph, nodes=(node,)), normal(3), normal(3, seed=1))
