@@ -86,25 +86,34 @@ class _Reader:
     dim_names: dict[int, str]
 
     def read(self, instructions: Sequence[Instruction]) -> Iterator[Box]:
-        """Boxes in order of execution, incoming values right before their first reader."""
+        """Boxes in order of execution; an incoming value stands before each of its readers."""
         maker: dict[int, int] = {}
+        stands_for: dict[int, int] = {}
+        constants = {local.index for local in self.program.locals if self.constant(local)}
         count = 0
         for instruction in instructions:
-            operands = [v for v in dict.fromkeys(instruction.operands) if not self.constant(v)]
-            if self.hidden(instruction, operands) and operands[0] in maker:
-                maker.update(dict.fromkeys(instruction.results, maker[operands[0]]))
+            operands = [v for v in dict.fromkeys(instruction.operands) if v not in constants]
+            if not operands:
+                constants.update(instruction.results)
                 continue
+            if self.hidden(instruction, operands):
+                (value,) = operands
+                drawn = value in maker
+                mark = maker[value] if drawn else stands_for.get(value, value)
+                (maker if drawn else stands_for).update(dict.fromkeys(instruction.results, mark))
+                continue
+            inputs = []
             for value in operands:
                 if value not in maker:
-                    yield self.incoming(count, value)
-                    maker[value], count = count, count + 1
-            yield self.box(count, instruction, tuple(maker[v] for v in operands))
+                    yield self.incoming(count, stands_for.get(value, value))
+                    count += 1
+                inputs.append(maker.get(value, count - 1))
+            yield self.box(count, instruction, tuple(inputs))
             maker.update(dict.fromkeys(instruction.results, count))
             count += 1
 
-    def constant(self, value: int) -> bool:
+    def constant(self, local: Local) -> bool:
         """Whether a local value is a constant of the function, or a number."""
-        local = self.program.locals[value]
         made = None if local.origin is None else self.graph.values[local.origin].kind
         return not local.shape or made == "constant"
 
@@ -122,7 +131,7 @@ class _Reader:
         """The box of a value that no drawn instruction makes."""
         local = self.program.locals[value]
         name = "" if local.origin is None else self.graph.values[local.origin].name
-        return Box(index, "value", (Token(name),), self.shape(local))
+        return Box(index, "value", (Token(_last_key(name)),), self.shape(local))
 
     def box(self, index: int, instruction: Instruction, inputs: tuple[int, ...]) -> Box:
         """The box of an instruction."""
@@ -158,6 +167,12 @@ class _Reader:
     def dim(self, mesh: Mesh, size: int, digits: Digits) -> Token:
         name, axes = self.dim_names.get(size, str(size)), axis_names(mesh, digits)
         return Token(name.lower() if axes else name, axes)
+
+
+def _last_key(name: str) -> str:
+    """`w_in` of `params['layers'][0]['w_in']`; a name without keys stays."""
+    *_, last = name.rstrip("]").split("[")
+    return last.strip("'\"") if name.endswith("]") else name
 
 
 def _elements(local: Local) -> int:
@@ -223,7 +238,7 @@ class _Lanes:
         """From a box back to the left, along the operand that took longest."""
         way = [at]
         while inputs := [i for i in self.boxes[way[-1]].inputs if i not in lanes]:
-            way.append(max(inputs, key=lambda i: (self.columns[i], -i)))
+            way.append(max(inputs, key=lambda i: self.columns[i]))
         return way
 
 

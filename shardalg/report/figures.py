@@ -140,7 +140,8 @@ def _box(axes: Axes, box: Box, colors: Mapping[str, str]) -> None:
             )
         )
     above, below, size = (0.11, 0.13, 8.5) if box.kind == "value" else (0, 0.33, 9.5)
-    _tokens(axes, (x, y + above), box.label, colors, size=size)
+    fits = 105 / max(11, *(len(token.text) for token in box.label))
+    _tokens(axes, (x, y + above), box.label, colors, size=min(size, fits))
     _tokens(axes, (x, y - below), box.value, colors, size=10)
     if box.wire_bytes:
         axes.text(x, y - 0.53, si_bytes(box.wire_bytes), fontsize=6.5, color=FAINT, ha="center")

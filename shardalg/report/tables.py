@@ -9,6 +9,8 @@ from shardalg.costs.collectives import KINDS, axis_names, group_size, wire_bytes
 from shardalg.costs.step_time import number
 from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.graph.ir import Graph, Node
+from shardalg.report.reasons import explanation as explanation
+from shardalg.report.reasons import warnings as warnings
 from shardalg.spmd.program import SpmdProgram
 from shardalg.table import Table
 
