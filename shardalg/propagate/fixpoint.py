@@ -51,11 +51,11 @@ class Fixpoint:
         self.retry_steps, self.retry_places = bytearray(steps), bytearray(values)
         self.first = {d: [self._level(k.role, d) for k in index.kinds] for d in DIRECTIONS}
         self.memos: dict[tuple[str, bool], list[Memo]] = {
-            (d, merging): [{} for _ in index.kinds]
-            for d in DIRECTIONS
-            for merging in (False, True)
+            (d, merging): [{} for _ in index.kinds] for d in DIRECTIONS for merging in (False, True)
         }
-        closed = [fixed and not free for fixed, free in zip(layouts.fixed, layouts.open, strict=True)]
+        closed = [
+            fixed and not free for fixed, free in zip(layouts.fixed, layouts.open, strict=True)
+        ]
         self.closed = bytes([closed[number] for number in self.numbers])
 
     def _level(self, role: str, direction: str) -> int:

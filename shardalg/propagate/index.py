@@ -108,7 +108,10 @@ class _Kinds:
 
     def of_node(self, signature: Signature, results: tuple[int, ...]) -> int | None:
         single = self.single
-        key = (signature, single[results[0]] if len(results) == 1 else tuple(single[v] for v in results))
+        key = (
+            signature,
+            single[results[0]] if len(results) == 1 else tuple(single[v] for v in results),
+        )
         if key not in self.numbers:
             rows = self.rules(signature) if signature.operands else None
             flags = tuple(single[v] for v in results)

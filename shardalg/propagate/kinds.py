@@ -35,7 +35,10 @@ class Kind:
       role: role class, a key of `priority.LEVELS`.
       maps: per tensor and dimension its loops (see `maps.py`).
       shapes, bytes: global shape and size of every tensor.
-      single: per result, whether exactly one node reads it.
+      single: per result, whether it has exactly one user.
+      image: of a convolution.
+      first: operands in the order in which results follow them: XLA asks the indices of a gather
+        before its data (`sharding_propagation.cc`, kGather).
     """
 
     role: str
@@ -45,6 +48,7 @@ class Kind:
     num_operands: int
     single: tuple[bool, ...]
     image: Image | None = None
+    first: tuple[int, ...] = ()
 
     @property
     def operands(self) -> range:
@@ -114,20 +118,30 @@ def _gathered(
 
 def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, ...]) -> Kind | None:
     """The kind of a node; None where nothing is inferred through it."""
-    maps = row_maps(signature, rules)
-    if not any(entry for tensor in maps for entry in tensor):
+    maps, rule = row_maps(signature, rules), rules[0]
+    unmatched = rule.whole & rule.result_loops - rule.operand_loops
+    if unmatched or not any(entry for tensor in maps for entry in tensor):
         return None
     types = (*signature.operands, *signature.results)
-    role = row_class(rules[0])
+    role, operands = role_of(rule), range(len(signature.operands))
+    indices = {symbol.operand for symbol in rule.symbols}
     return Kind(
         role,
         maps,
         tuple(t.shape for t in types),
         tuple(math.prod(t.shape) * t.itemsize for t in types),
-        len(signature.operands),
+        len(operands),
         single,
-        _image(rules[0], maps) if role == priority.CONVOLUTION else None,
+        _image(rule, maps) if role == priority.CONVOLUTION else None,
+        tuple(sorted(operands, key=lambda k: role == priority.GATHER and k not in indices)),
     )
+
+
+def role_of(rule: Rule) -> str:
+    """The role class of a row; operands with loops of their own are contracted, if over none."""
+    read = {dims for dims in rule.operands.values() if dims}
+    role = row_class(rule)
+    return priority.CONTRACTION if role == priority.LAYOUT and len(read) > 1 else role
 
 
 def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> Kind:
@@ -137,7 +151,7 @@ def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> 
     maps = tuple(((),) * extra + inner for extra in drop)
     shapes = tuple((0,) * extra + shape for extra in drop)
     role = priority.STACK if any(drop) else priority.LOOP
-    return Kind(role, maps, shapes, (0, 0), 1, (single,))
+    return Kind(role, maps, shapes, (0, 0), 1, (single,), None, (0,))
 
 
 def _image(rule: Rule, maps: tuple[Map, ...]) -> Image:

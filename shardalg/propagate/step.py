@@ -109,9 +109,9 @@ def _tiles(dims: Dims) -> int:
 
 
 def offers(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
-    """What each operand asks of the result `target`, in order; nothing is left out."""
+    """What each operand asks of the result `target`, in the order of the kind."""
     found = []
-    for source in kind.operands:
+    for source in kind.first:
         if layouts.tiles[numbers[source]] > 1:
             dims = kind.project(source, target, _seen(kind, source, numbers, layouts))
             if any(dims):

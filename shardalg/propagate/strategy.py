@@ -72,30 +72,27 @@ def resolve(graph: Graph, strategy: Strategy) -> Annotations:
     """The strategy's annotations, one per flat argument, result and site of the graph.
 
     Raises:
-      StrategyError: trees that do not match, unknown sites, and per value every spec that does not
-        fit it: unknown
-        axes, axes used twice, more entries than dimensions. All of them in one message.
+      StrategyError: trees that do not match, unknown sites, and every spec that does not fit its
+        value (unknown axes, axes used twice, more entries than dimensions), all in one message.
     """
     trees = graph.trees or (None, None)
     given = _flat(strategy.in_shardings, trees[0], (graph.argument_paths, "in_shardings"))
     wanted = _flat(strategy.out_shardings, trees[1], (graph.result_paths, "out_shardings"))
-    faults: list[str] = []
-    mesh = strategy.mesh
+    reader = _Reader(graph, strategy.mesh)
     arguments = [
-        _sharding(spec, mesh, (graph, v, f"argument {path}"), faults)
-        for spec, v, path in zip(given, graph.arguments, graph.argument_paths, strict=True)
+        reader.read(spec, value, f"argument {path}")
+        for spec, value, path in zip(given, graph.arguments, graph.argument_paths, strict=True)
     ]
     results = [
-        _sharding(spec, mesh, (graph, v, f"result {path or '(the only one)'}"), faults)
-        for spec, v, path in zip(wanted, graph.results, graph.result_paths, strict=True)
+        reader.read(spec, value, path)
+        for spec, value, path in zip(wanted, graph.results, graph.result_paths, strict=True)
     ]
-    faults += _unknown_sites(graph.sites, strategy.sites)
-    sites = [_site(site, strategy, graph, faults) for site in graph.sites]
-    if faults:
-        raise StrategyError(
-            "\n".join([f"the annotations do not fit the function on {mesh!r}:", *faults])
-        )
-    return Annotations(mesh, tuple(arguments), tuple(results), tuple(sites))
+    reader.faults += _unknown_sites(graph.sites, strategy.sites)
+    sites = [_read_site(reader, site, strategy.sites) for site in graph.sites]
+    if reader.faults:
+        where = f"the annotations do not fit the function on {strategy.mesh!r}:"
+        raise StrategyError("\n  ".join([where, *dict.fromkeys(reader.faults)]))
+    return Annotations(strategy.mesh, tuple(arguments), tuple(results), tuple(sites))
 
 
 def _flat(prefix: object, tree: object, where: tuple[Sequence[str], str]) -> list[object]:
@@ -103,34 +100,51 @@ def _flat(prefix: object, tree: object, where: tuple[Sequence[str], str]) -> lis
     paths, what = where
     if prefix is None:
         return [None] * len(paths)
-    if tree is None:
-        leaves = list(prefix) if isinstance(prefix, list | tuple) else [prefix] * len(paths)
-        if len(leaves) != len(paths):
-            raise StrategyError(
-                f"{what} has {len(leaves)} entries for {len(paths)} values {list(paths)}. "
-                "A loaded graph takes one spec per flat value."
-            )
-        return leaves
-    from shardalg.graph.trace import flatten_prefix
+    if tree is not None:
+        from shardalg.graph.trace import flatten_prefix
 
-    return flatten_prefix(prefix, tree.unflatten(range(tree.num_leaves)), what)
-
-
-Place = tuple[Graph, int, str]
-"""Graph, value and name of an annotated value, for messages."""
+        return flatten_prefix(prefix, tree.unflatten(range(tree.num_leaves)), what)
+    leaves = list(prefix) if isinstance(prefix, list | tuple) else [prefix] * len(paths)
+    if len(leaves) != len(paths):
+        raise StrategyError(
+            f"{what} has {len(leaves)} entries for {len(paths)} values {list(paths)}. "
+            "A graph without its function takes one spec per flat value."
+        )
+    return leaves
 
 
-def _sharding(spec: object, mesh: Mesh, place: Place, faults: list[str]) -> Sharding | None:
-    """A spec as a sharding of the value; a fault is noted rather than raised, so that all are named at once."""
-    if spec is None:
-        return None
-    graph, value, name = place
-    kind = graph.values[value].type
-    try:
-        return _READERS.get(type(spec).__name__, _from_entries)(spec, mesh, kind.shape)
-    except ShardalgError as error:
-        faults.append(f"  {name} {kind!r}: {error}")
-        return None
+@dataclass(eq=False)
+class _Reader:
+    """Reads specs against values; faults are collected, so that all are named at once."""
+
+    graph: Graph
+    mesh: Mesh
+    faults: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._known: dict[object, Sharding] = {}
+
+    def read(self, spec: object, value: int, name: str) -> Sharding | None:
+        """A spec as a sharding of the value; None where there is none, or where it does not fit."""
+        if spec is None:
+            return None
+        kind = self.graph.values[value].type
+        try:
+            return self._made(spec, kind.shape)
+        except (ShardalgError, TypeError) as error:
+            self.faults.append(f"{name} {kind!r}: {error}")
+            return None
+
+    def _made(self, spec: object, shape: tuple[int, ...]) -> Sharding:
+        key = (type(spec), spec, shape)
+        try:
+            known = self._known.get(key)
+        except TypeError:  # a list, which no memo takes
+            return _from_entries(spec, self.mesh, shape)
+        if known is None:
+            read = _READERS.get(type(spec).__name__, _from_entries)
+            known = self._known[key] = read(spec, self.mesh, shape)
+        return known
 
 
 def _from_entries(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
@@ -139,34 +153,40 @@ def _from_entries(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
     return from_spec(spec, mesh, shape)
 
 
+def _from_axes(spec: Sequence[object], mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+    return Sharding.from_axes(spec, mesh, shape)
+
+
 def _from_named(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    from shardalg.algebra.jax_types import from_spec, mesh_from_jax
+    from shardalg.algebra.jax_types import from_named_sharding
 
-    theirs = mesh_from_jax(spec.mesh)
-    if theirs.axes != mesh.axes:
+    return _placed(from_named_sharding(spec, shape), mesh, shape)
+
+
+def _placed(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+    """The same layout stated on the plan's mesh, over whose devices it must lie."""
+    theirs = spec.mesh
+    same_devices = theirs.size == mesh.size and theirs.device_ids in (None, mesh.device_ids)
+    if spec.shape != shape or not same_devices:
         raise StrategyError(
-            f"its mesh is {theirs!r}, the plan's is {mesh!r}. Use one mesh for both."
+            f"{spec!r} is a layout of shape {spec.shape} on {theirs!r}, needed is one of shape "
+            f"{shape} on {mesh!r}. State it for this shape and mesh."
         )
-    return from_spec(spec.spec, mesh, shape)
-
-
-def _own(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    if spec.shape != shape:
+    held = (spec.unreduced, spec.replicated, spec.manual)
+    digits = {digit for group in (*spec.dims, *held) for digit in group if digit.size > 1}
+    foreign = digits - {mesh.digit(name) for name in mesh.axis_names}
+    if foreign:
         raise StrategyError(
-            f"{spec!r} is of shape {spec.shape}, not {shape}. Make it for this shape."
+            f"{spec!r} uses {sorted(foreign)}, which is no whole axis of {mesh!r}. "
+            "Name axes of the plan's mesh."
         )
-    if spec.mesh.size != mesh.size:
-        raise StrategyError(
-            f"{spec!r} is on {spec.mesh.size} devices, the plan on {mesh.size}. Use one mesh for both."
-        )
-    return Sharding(
-        mesh, shape, spec.dims, spec.unspecified_dims, spec.unreduced, spec.replicated, spec.manual
-    )
+    return Sharding(mesh, shape, spec.dims, spec.unspecified_dims, *held)
 
 
-_READERS: dict[str, Callable[[object, Mesh, tuple[int, ...]], Sharding]] = {
+_READERS: Mapping[str, Callable[[object, Mesh, tuple[int, ...]], Sharding]] = {
     "NamedSharding": _from_named,
-    "Sharding": _own,
+    "Sharding": _placed,
+    "tuple": _from_axes,
 }
 
 
@@ -177,25 +197,18 @@ def _unknown_sites(sites: Sequence[Site], given: Mapping[str, object]) -> list[s
         if name not in names:
             near = get_close_matches(name, names, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            faults.append(f"  no site is called {name!r}; the function's sites are {names}.{hint}")
+            faults.append(f"no site is called {name!r}; the function's sites are {names}.{hint}")
     return faults
 
 
-def _site(site: Site, strategy: Strategy, graph: Graph, faults: list[str]) -> Sharding | None:
-    node = graph.nodes[site.node]
-    value, name = (
-        node.results[0],
-        f"site {site.name or 'without a name'}{f' ({node.source})' if node.source else ''}",
-    )
-    place = (graph, value, name)
-    if site.name is not None and strategy.sites.get(site.name) is not None:
-        return _sharding(strategy.sites[site.name], strategy.mesh, place, faults)
-    if site.spec is None:
-        return None
-    kind = graph.values[value].type
-    try:
-        dims = tuple(strategy.mesh.digits(axes) for axes in site.spec)
-        return Sharding(strategy.mesh, kind.shape, dims, site.unspecified_dims)
-    except ShardalgError as error:
-        faults.append(f"  {name} {kind!r}: {error}")
-        return None
+def _read_site(reader: _Reader, site: Site, given: Mapping[str, object]) -> Sharding | None:
+    """The strategy's spec for a site's name, else the one that the site carries."""
+    node = reader.graph.nodes[site.node]
+    spec = given.get(site.name) if site.name is not None else None
+    if spec is None and site.spec is not None:
+        opened = [
+            (*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(site.spec)
+        ]
+        spec = tuple(axes or None for axes in opened)
+    at = f" at {node.source}" if node.source else ""
+    return reader.read(spec, node.results[0], f"site {site.name or '(no name)'}{at}")
