@@ -186,6 +186,8 @@ def _recognize(count: int, ids: tuple[int, ...]) -> Digits | None:
     weights: list[tuple[int, Digit]] = []
     while (wrong := np.flatnonzero(actual != known)).size:
         stride = int(wrong[0])
+        if not stride:  # every digit is 0 on the first device
+            return None
         weight = int(actual[stride])
         multiples = actual[::stride]
         breaks = np.flatnonzero(multiples != weight * np.arange(len(multiples)))

@@ -59,11 +59,7 @@ class Mesh:
         pairs = tuple(axes.items() if isinstance(axes, Mapping) else axes)
         _check_axes(pairs)
         ids = _checked_ids(pairs, device_ids)
-        digits, stride = {}, math.prod(n for _, n in pairs)
-        for name, n in pairs:
-            stride //= n
-            digits[name] = Digit(stride, n)
-        for key, value in (("axes", pairs), ("device_ids", ids), ("_digits", digits)):
+        for key, value in (("axes", pairs), ("device_ids", ids), ("_digits", _axis_digits(pairs))):
             object.__setattr__(self, key, value)
         object.__setattr__(self, "_hash", hash((pairs, ids)))
 
@@ -202,6 +198,22 @@ class Mesh:
         if places != digit.size:
             raise MeshError(f"{digit!r} is not made of axes of {self!r}.")
         return tuple(refs)
+
+
+def _axis_digits(pairs: tuple[tuple[str, int], ...]) -> dict[str, Digit]:
+    """The digit of each axis; no two axes have the same one, so that a digit names its axis.
+
+    The stride of a digit of one value means nothing: where another axis has it, it is moved.
+    """
+    size = stride = math.prod(n for _, n in pairs)
+    digits: dict[str, Digit] = {}
+    for name, n in pairs:
+        stride //= n
+        digit = Digit(stride, n)
+        while digit in digits.values():
+            digit = Digit(digit.stride + size, 1)
+        digits[name] = digit
+    return digits
 
 
 def _common(name: str, axis: Digit, digit: Digit) -> AxisRef | None:

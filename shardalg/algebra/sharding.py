@@ -121,6 +121,19 @@ class Sharding:
         """This layout as HLO text, in device ids."""
         return _module("notation").to_hlo(self)
 
+    def __eq__(self, other: object) -> bool:
+        """Equal in every field; planning compares interned layouts, so identity is tried first."""
+        if self is other:
+            return True
+        if not isinstance(other, Sharding) or self._hash != other._hash:
+            return False
+        return self._fields == other._fields
+
+    @property
+    def _fields(self) -> tuple[object, ...]:
+        layout = (self.shape, self.dims, self.unspecified_dims, self.unreduced)
+        return (*layout, self.replicated, self.manual, self.mesh)
+
     def __hash__(self) -> int:
         return self._hash
 
@@ -241,10 +254,10 @@ class Sharding:
         """The message for two uses of one place of the device position, all of them listed."""
         uses = [(place, d) for place, d in self._uses() if d.size > 1]
         faults = [
-            f"  {_digit_names(self.mesh, (b,))[0]} on {there} meets "
-            f"{_digit_names(self.mesh, (a,))[0]} on {here}"
-            for i, (there, b) in enumerate(uses)
-            for here, a in uses[:i]
+            f"  {_digit_names(self.mesh, (a,))[0]} on {here} meets "
+            f"{_digit_names(self.mesh, (b,))[0]} on {there}"
+            for i, (here, a) in enumerate(uses)
+            for there, b in uses[i + 1 :]
             if overlap(a, b)
         ]
         return (

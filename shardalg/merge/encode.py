@@ -73,20 +73,20 @@ class Space:
         )
 
     def partition_id(self, atoms: tuple[Atom, ...], device: Mapping[Atom, Number]) -> Number:
-        """Mixed-radix value of the atoms on a device."""
-        total: Number = z3.IntVal(0)
-        for nth, atom in enumerate(atoms):
-            value = device[atom]
-            if not nth:
-                total = value
-            elif self.symbolic:
-                total = RADIX(total, value, self.size(atom))
-            else:
-                total = total * atom.digit.size + value
+        """Mixed-radix value of the atoms on a device: linear, or in `radix` for symbolic sizes."""
+        return self.radix(atoms, device) if self.symbolic else self.polynomial(atoms, device)
+
+    def radix(self, atoms: tuple[Atom, ...], device: Mapping[Atom, Number]) -> Number:
+        """Mixed-radix value with the steps named, not written out."""
+        if not atoms:
+            return z3.IntVal(0)
+        total = device[atoms[0]]
+        for atom in atoms[1:]:
+            total = RADIX(total, device[atom], self.size(atom))
         return total
 
     def polynomial(self, atoms: tuple[Atom, ...], device: Mapping[Atom, Number]) -> Number:
-        """The same with `q*m + r` written out."""
+        """Mixed-radix value with `q*m + r` written out."""
         total: Number = z3.IntVal(0)
         for atom in atoms:
             total = total * self.size(atom) + device[atom]
@@ -99,14 +99,12 @@ class Space:
         second: Mapping[Atom, Number],
     ) -> list[z3.BoolRef]:
         """Instances for two devices with one partition id, from the minor atom upwards."""
-        if not self.symbolic:
-            return []
         return [self._lemma(atoms[:k], atoms[k], (first, second)) for k in range(1, len(atoms))]
 
     def _lemma(
         self, above: tuple[Atom, ...], atom: Atom, pair: tuple[Mapping[Atom, Number], ...]
     ) -> z3.BoolRef:
-        (q, r), (p, t) = ((self.partition_id(above, d), d[atom]) for d in pair)
+        (q, r), (p, t) = ((self.radix(above, d), d[atom]) for d in pair)
         size = self.size(atom)
         inside = z3.And(r >= 0, r < size, t >= 0, t < size)
         alike = RADIX(q, r, size) == RADIX(p, t, size)
@@ -128,6 +126,8 @@ def space(mesh: Mesh, digits: Iterable[Digit], *, symbolic: bool) -> Space | Non
     """
     cuts = {1, mesh.size}
     for digit in (*digits, *(mesh.digit(name) for name in mesh.axis_names)):
+        if digit.size == 1:
+            continue
         cuts |= {digit.stride, digit.stride * digit.size}
     ordered = sorted(cuts)
     steps = list(itertools.pairwise(ordered))

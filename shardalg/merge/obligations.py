@@ -97,7 +97,7 @@ def _merge(claim: MergeClaim, symbolic: bool) -> list[Obligation]:
     if claim.result is not None:
         operands = (claim.first, claim.second)
         devices = _devices((*operands, claim.result), symbolic)
-        return [*_agreement(claim, devices), _balance(claim.result, devices)]
+        return [_agreement(claim, devices), _balance(claim.result, devices)]
     verdict = claim.verdict or merge(claim.first, claim.second, policy=claim.policy)
     if verdict:
         found = verdict.sharding
@@ -105,20 +105,17 @@ def _merge(claim: MergeClaim, symbolic: bool) -> list[Obligation]:
     return _refusal(verdict, symbolic)
 
 
-def _agreement(claim: MergeClaim, devices: _Devices) -> list[Obligation]:
+def _agreement(claim: MergeClaim, devices: _Devices) -> Obligation:
     """The result has the offsets of each operand where the operand splits, and splits no more."""
     assert claim.result is not None
-    bounds, made = tuple(devices.bounds("d")), []
-    places: list[Place] = [*range(len(claim.result.shape)), *CLASSES[:2]]
-    for place in places:
+    pairs: list[tuple[Sharding, Place]] = []
+    for place in (*range(len(claim.result.shape)), *CLASSES[:2]):
         operands = [s for s in (claim.first, claim.second) if digits_at(s, place)]
         if not operands or not isinstance(place, int):
             operands = [claim.first, claim.second]
-        for operand in operands:
-            goal = _agrees(claim, operand, place, devices)
-            witness = _differs(claim, operand, place, devices)
-            made.append(Obligation(bounds, goal, witness))
-    return made
+        pairs += [(operand, place) for operand in operands]
+    goal = z3.And([_agrees(claim, operand, place, devices) for operand, place in pairs])
+    return Obligation(tuple(devices.bounds("d")), goal, _differs(claim, pairs, devices))
 
 
 def _agrees(
@@ -149,20 +146,25 @@ def _major_part(coarse: Digits, fine: Digits, devices: _Devices) -> z3.BoolRef:
 
 
 def _differs(
-    claim: MergeClaim, operand: Sharding, place: Place, devices: _Devices
+    claim: MergeClaim, pairs: list[tuple[Sharding, Place]], devices: _Devices
 ) -> Callable[[Values], object]:
-    """The device of a model, with the offsets of the operand and of the result."""
+    """The device of a model, with the offsets of an operand and of the result there."""
     result = claim.result
     assert result is not None
 
     def read(values: Values) -> Witness:
         position = devices.position(values)
-        ids = [partition_id(digits_at(s, place), position) for s in (operand, result)]
-        if isinstance(place, int):
-            ids = [p * s.shard_shape[place] for p, s in zip(ids, (operand, result), strict=True)]
-        return Witness(result.mesh.order[position], place, (ids[0], ids[1]))
+        rows = [(place, _offset(s, place, position)) for s, place in pairs]
+        faults = [(p, a) for p, a in rows if a != _offset(result, p, position)]
+        place, offset = (faults or rows)[0]
+        offsets = (offset, _offset(result, place, position))
+        return Witness(result.mesh.order[position], place, offsets)
 
     return read
+
+
+def _offset(sharding: Sharding, place: Place, position: int) -> int:
+    return partition_id(digits_at(sharding, place), position) * _block(sharding, place)
 
 
 def _balance(result: Sharding, devices: _Devices) -> Obligation:
@@ -184,8 +186,7 @@ def _balance(result: Sharding, devices: _Devices) -> Obligation:
     hypotheses = found.bounds(first, second)
     for atoms in groups:
         hypotheses += found.lemmas(atoms, first, second)
-        alike = found.partition_id(atoms, first) == found.partition_id(atoms, second)
-        hypotheses.append(alike)
+        hypotheses.append(found.radix(atoms, first) == found.radix(atoms, second))
     goal = z3.And([first[atom] == second[atom] for atom in found.atoms])
     return Obligation(tuple(hypotheses), goal)
 
@@ -251,8 +252,15 @@ def _two_offsets(verdict: Verdict, devices: _Devices) -> list[Obligation]:
             found.polynomial(first, found.unit(atom)) != found.polynomial(second, found.unit(atom)),
             group="unit",
         )
-        for atom in dict.fromkeys(alone or reversed(first))
+        for atom in alone or _moved(first, second)
     ]
+
+
+def _moved(first: tuple[Atom, ...], second: tuple[Atom, ...]) -> list[Atom]:
+    """Atoms with other atoms below them in the second order, the most minor first."""
+    below = {atom: set(second[k + 1 :]) for k, atom in enumerate(second)}
+    held = [atom for k, atom in enumerate(first) if set(first[k + 1 :]) != below[atom]]
+    return held[::-1]
 
 
 def _zip(verdict: Verdict, rows: list[Digits]) -> Iterable[tuple[Sharding, Digits]]:
@@ -264,14 +272,13 @@ def _block(sharding: Sharding, place: Place) -> int:
 
 
 def _unheld(verdict: Verdict, devices: _Devices) -> Obligation:
-    """No device holds the tile; for all sizes it is the tile (0, 1) along a shared axis."""
+    """No device holds the tile; of digits of one mesh, the tile (0, 1) along a shared axis."""
     assert verdict.failure is not None and verdict.witness is not None
     places = verdict.failure.dims
     owners = [owner(verdict, nth, place) for nth, place in enumerate(places)]
     rows = [digits_at(s, place) for s, place in zip(owners, places, strict=True)]
-    found = devices.space
-    if found is not None and found.symbolic:
-        return _unheld_for_all(found, rows)
+    if devices.space is not None:
+        return _unheld_on_axis(devices.space, rows)
     tile, count = verdict.witness.tile, verdict.witness.count
     if count:
         size = verdict.operands[0].mesh.size
@@ -281,14 +288,14 @@ def _unheld(verdict: Verdict, devices: _Devices) -> Obligation:
     return Obligation(tuple(devices.bounds("d")), z3.Not(z3.And(met)))
 
 
-def _unheld_for_all(found: Space, rows: list[Digits]) -> Obligation:
+def _unheld_on_axis(found: Space, rows: list[Digits]) -> Obligation:
     first, second = (found.atoms_of(digits) for digits in rows)
     shared: Atom = next(atom for atom in first if atom in second)
     device, zero, one = found.device("d"), found.unit(None), found.unit(shared)
     lemmas = [*found.lemmas(first, device, zero), *found.lemmas(second, device, one)]
     met = z3.And(
-        found.partition_id(first, device) == found.partition_id(first, zero),
-        found.partition_id(second, device) == found.partition_id(second, one),
+        found.radix(first, device) == found.radix(first, zero),
+        found.radix(second, device) == found.radix(second, one),
     )
     return Obligation((*found.bounds(device), *lemmas), z3.Not(met))
 
