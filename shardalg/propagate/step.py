@@ -148,7 +148,7 @@ def _matrix_forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: boo
         for offer in offers(kind, numbers, layouts, target)
         if layouts.improve(number, offer[0], *how) != number
     ]
-    useful.sort(key=lambda offer: -kind.bytes[offer[1][0]])
+    useful = _larger_first(kind, useful)
     first = _in_turn(number, useful, layouts, how)
     outcome = _outcome((number,), [first])
     second = _in_turn(number, useful[::-1], layouts, how)
@@ -160,6 +160,10 @@ def _matrix_forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: boo
         other=_outcome((number,), [second]),
         wanted=tuple(layouts.dims[new] for new in alone),
     )
+
+
+def _larger_first(kind: Kind, found: list[Offer]) -> list[Offer]:
+    return sorted(found, key=lambda offer: -kind.bytes[offer[1][0]])
 
 
 def wishes(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:

@@ -95,7 +95,9 @@ class HloSide:
         self.given, self.above_of, self.signatures = given, {}, {}
 
     def kind(self, row):
-        if row["op"] in ("copy", "custom-call") and str(row.get("op_name")).endswith("sharding_constraint"):
+        if row["op"] in ("copy", "custom-call") and str(row.get("op_name")).endswith(
+            "sharding_constraint"
+        ):
             return "constraint"
         return HLO_KINDS.get(row["op"])
 
@@ -119,7 +121,9 @@ class HloSide:
                     return CUT
                 outer = [(caller[0], name) for name in self.rows[caller]["operands"]]
                 is_loop = self.rows[caller]["op"] == "while"
-                return self.above(outer[0] if is_loop else outer[int(attributes["number"])], element)
+                return self.above(
+                    outer[0] if is_loop else outer[int(attributes["number"])], element
+                )
             case "constant":
                 return CUT
             case "get-tuple-element":

@@ -1,78 +1,88 @@
-"""Completion against XLA's own: recorded programs, values that no annotation fixes."""
+"""Completion against XLA's: recorded programs, and the same with harder annotations."""
 
-import jax
+import json
+from functools import cache
+from pathlib import Path
+
 import pytest
 from jax.sharding import PartitionSpec
 
-from shardalg.algebra.mesh import Mesh
-from shardalg.graph.trace import trace
-from shardalg.ops.normalise import normalise
-from shardalg.propagate import Strategy, propagate, resolve
+from shardalg.propagate import priority, step
+from shardalg.propagate.layouts import Layouts
 from tests.oracle import corpus
-from tests.propagate.align import align, text
-from tests.propagate.small import axes
+from tests.propagate.xla import compare, complete
 
-NAMES = corpus.names("einsum", "ffn", "attention", "completion", "embedding", "norm", "moe", "pipeline")
+NAMES = corpus.names(
+    "einsum", "ffn", "attention", "completion", "embedding", "norm", "moe", "pipeline"
+)
 # JAX's manual regions are not planned yet.
 NAMES.remove("shard_map_subgraph")
 
 
-def completed(name):
-    """Our completion of a recorded program."""
-    case = corpus.program(name)
-    function, arguments, wanted = case.make(**case.SMALL)
-    types = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in arguments.values()]
-    graph = normalise(trace(function, *types, mesh_shape=case.MESH))
-    given = tuple(spec for _, _, spec in arguments.values())
-    return propagate(graph, resolve(graph, Strategy(Mesh(case.MESH), given, wanted)))
-
-
-def compare(name, done):
-    """(name of the value, our axes, XLA's axes) of every value that is free and found in the HLO."""
-    graph, given = done.graph, done.annotations
-    rows = corpus.completed(name)
-    pairs = zip(graph.sites, given.sites, strict=True)
-    demanded = {site.node: text(axes(s)) for site, s in pairs if s and not s.unspecified_dims}
-    found = [(value, spec) for value, _, spec in align(graph, rows, demanded)]
-    by_number = {
-        int(row["attributes"]["number"]): row["spec"]
-        for row in rows
-        if row["op"] == "parameter" and row["computation"] == rows[-1]["computation"]
-    }
-    for number, value in enumerate(graph.arguments):
-        if by_number.get(number) is not None:
-            found.append((value, tuple(map(tuple, by_number[number]))))
-    for value, spec in found:
-        fixed = value in done.fixed and not done.shardings[value].unspecified_dims
-        if graph.values[value].type.shape and not fixed:
-            yield graph.values[value].name, axes(done.shardings[value]), spec
-    ends = corpus.facts(name)["cpu_gspmd"].get("output_shardings") or []
-    for written, annotated, ours in zip(ends, given.results, done.results, strict=False):
-        if annotated is None:
-            spec = Strategy(done.mesh, eval(written, {"P": PartitionSpec}))
-            yield "result", axes(ours), axes(resolve_one(spec, ours))
-
-
-def resolve_one(strategy, like):
-    return type(like).from_spec(strategy.in_shardings, strategy.mesh, like.shape)
+def compared(name):
+    facts = corpus.facts(name)["cpu_gspmd"]
+    done = complete(corpus.program(name))
+    return compare(done, corpus.completed(name), facts.get("output_shardings") or [])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_free_values_are_completed_as_by_xla(name):
-    compared = list(compare(name, completed(name)))
-    assert [row for row in compared if row[1] != row[2]] == []
+def test_recorded_programs_are_completed_as_by_xla(name):
+    assert [row for row in compared(name) if row[1] != row[2]] == []
+
+
+@cache
+def harder():
+    data = json.loads((Path(__file__).parent / "harder.json").read_text())
+    rows = lambda record: [dict(zip(data["columns"], r, strict=True)) for r in record["rows"]]  # noqa: E731
+    return [record | {"rows": rows(record)} for record in data["programs"]]
+
+
+def kept_constraints(module, flags, monkeypatch):
+    """Drops the inner constraints that the recorded program did not have."""
+    if flags:
+        real, turn = module.wsc, iter(flags)
+        monkeypatch.setattr(module, "wsc", lambda x, spec: real(x, spec) if next(turn) else x)
+
+
+def differences(record):
+    """(values compared, those that differ) of a harder program."""
+    module = corpus.program(record["case"])
+    entry = lambda e: tuple(e) if isinstance(e, list) else e  # noqa: E731
+    given = tuple(
+        None if spec is None else PartitionSpec(*map(entry, spec))
+        for spec in record["arguments"].values()
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        kept_constraints(module, record["constraints"], patch)
+        found = compare(complete(module, given), record["rows"], record["output_shardings"])
+    return len(found), [row for row in found if row[1] != row[2]]
+
+
+@pytest.mark.parametrize("number", range(18))
+def test_harder_annotations_are_completed_as_by_xla(number):
+    assert differences(harder()[number])[1] == []
 
 
 def test_enough_is_compared(show):
-    count = sum(len(list(compare(name, completed(name)))) for name in NAMES)
-    show(f"completion: {count} free values of {len(NAMES)} recorded programs, all as XLA has them")
-    assert count >= 60
+    plain = sum(len(compared(name)) for name in NAMES)
+    hard = sum(differences(record)[0] for record in harder())
+    show(f"completion: {plain} free values of {len(NAMES)} recorded programs as XLA has them")
+    show(f"completion: {hard} free values of {len(harder())} harder programs as XLA has them")
+    assert plain >= 80 and hard >= 60
 
 
-def test_the_comparison_notices_a_wrong_level(monkeypatch):
-    """With broadcasts as early as reductions some program must come out differently."""
-    from shardalg.propagate import priority
+MUTATIONS = {
+    "broadcast like a reduction": (priority.LEVELS, priority.BROADCAST, (1, 1)),
+    "one level": (priority, "LEVELS", dict.fromkeys(priority.LEVELS, (1, 1))),
+    "operand from the result alone": (step, "_with_other", lambda *args: args[3][1]),
+    "no merging": (Layouts, "merged", lambda *args: None),
+    "left operand first": (step, "_larger_first", lambda kind, found: found),
+}
 
-    monkeypatch.setitem(priority.LEVELS, priority.BROADCAST, (0, 0))
-    wrong = [row for name in NAMES for row in compare(name, completed(name)) if row[1] != row[2]]
-    assert wrong
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_each_rule_decides_some_harder_program(name, monkeypatch):
+    target, key, value = MUTATIONS[name]
+    change = monkeypatch.setitem if isinstance(target, dict) else monkeypatch.setattr
+    change(target, key, value)
+    assert any(differences(record)[1] for record in harder())

@@ -32,7 +32,12 @@ def test_prefixes_of_every_kind_of_spec_resolve(graph):
     )
     found = resolve(
         graph,
-        Strategy(MESH, ({"w_in": named, "w_out": None}, layout((4, 8), "x")), P("x"), {"hidden": P("x", "y")}),
+        Strategy(
+            MESH,
+            ({"w_in": named, "w_out": None}, layout((4, 8), "x")),
+            P("x"),
+            {"hidden": P("x", "y")},
+        ),
     )
     assert [s and axes(s) for s in found.arguments] == [((), ("y",)), None, (("x",), ())]
     assert axes(found.results[0]) == (("x",), ())
