@@ -28,6 +28,7 @@ LAYERS = (
     ("models",),
     ("report",),
     ("plan",),
+    ("explore",),
     ("cli",),
     # what stands outside the flow: the face and its tools
     ("testing", "__init__", "__main__"),

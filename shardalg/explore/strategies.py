@@ -1,0 +1,61 @@
+"""The strategies side by side: collectives of one layer, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardalg.explore.settings import Settings
+from shardalg.models.table1 import STRATEGIES
+from shardalg.models.training import part
+from shardalg.plan import Plan, plan
+from shardalg.report import tables
+from shardalg.report.figures import png, wire_bytes_bars
+from shardalg.report.html import Picture, Section
+from shardalg.table import Table
+
+LAYER = "layer_gradient"
+SHOWN = ("phase", "kind", "axes", "count", "wire_bytes", "role", "op", "source", "why")
+INTRODUCTION = """\
+One Transformer layer (attention, feed-forward, norms, residuals) with its gradient, planned under \
+each row of the paper's Table 1. Nothing below is written down per model: the shardings were \
+completed from the annotations, and each collective follows from them. `wire_bytes` is what one \
+device sends in one execution, on a ring."""
+
+
+def plan_part(settings: Settings, strategy: str, name: str) -> Plan:
+    """The plan of a part of the model under a strategy of Table 1."""
+    chosen = part(name)
+    return plan(
+        chosen.function(settings.config),
+        *chosen.arguments(settings.config),
+        strategy=STRATEGIES[strategy](settings.mesh, settings.config, name),
+        roles=chosen.roles(),
+        donate_argnums=chosen.donate_argnums(),
+    )
+
+
+def plans_of(settings: Settings, name: str) -> dict[str, Plan]:
+    """The same part under each strategy: traced once, planned as often as there are strategies."""
+    first, *others = settings.strategies
+    made = {first: plan_part(settings, first, name)}
+    for other in others:
+        strategy = STRATEGIES[other](settings.mesh, settings.config, name)
+        made[other] = made[first].replan(strategy)
+    return made
+
+
+def sections(plans: Mapping[str, Plan]) -> tuple[Section, ...]:
+    """The totals of all strategies, then the collectives of each."""
+    found = {name: made.collectives_table for name, made in plans.items()}
+    summed = tables.strategies(found)
+    bars = Picture(
+        "wire_bytes",
+        png(wire_bytes_bars(summed)),
+        "Bytes that each device sends in one layer, by strategy, phase and kind of collective.",
+    )
+    totals = Section("Three strategies", (INTRODUCTION, tables.totals(found), bars, summed))
+    return (totals, *(_collectives(name, table) for name, table in found.items()))
+
+
+def _collectives(name: str, table: Table) -> Section:
+    return Section(f"Collectives of {name}", (table.select(*SHOWN),))
