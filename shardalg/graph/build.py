@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from shardalg.errors import TraceError
@@ -159,6 +160,28 @@ def _inline(builder: Builder, equation: Any, operands: list[int], place: _Place)
     return builder.run(equation.params[INLINED[equation.primitive.name]], operands, place)
 
 
+def _jit(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+    """A jitted function is its body; the shardings it was given are constraints."""
+    params = equation.params
+    operands = _placed(builder, operands, params.get("in_shardings", ()), place)
+    results = _inline(builder, equation, operands, place)
+    return _placed(builder, results, params.get("out_shardings", ()), place)
+
+
+def _placed(
+    builder: Builder, values: Sequence[int], shardings: Sequence[object], place: _Place
+) -> list[int]:
+    """The values behind a site each, where a sharding names axes."""
+    placed = []
+    for value, sharding in zip_longest(values, shardings):
+        spec = getattr(sharding, "spec", None)
+        if spec is not None:
+            rank = len(builder.parts.values[value].type.shape)
+            (value,) = _site(builder, [value], site_params(spec, rank), place)
+        placed.append(value)
+    return placed
+
+
 def _scan(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
     """A loop: its body once, in a region of its own."""
     parts, params = builder.parts, equation.params
@@ -242,14 +265,7 @@ def _device_put(
     builder: Builder, equation: Any, operands: list[int], place: _Place
 ) -> Sequence[int]:
     """A placement inside the function: a constraint if it names axes, else nothing."""
-    results = []
-    for value, device in zip(operands, equation.params["devices"], strict=True):
-        spec = getattr(device, "spec", None)
-        if spec is not None:
-            rank = len(builder.parts.values[value].type.shape)
-            (value,) = _site(builder, [value], site_params(spec, rank), place)
-        results.append(value)
-    return results
+    return _placed(builder, operands, equation.params["devices"], place)
 
 
 def site_params(spec: Iterable[object], rank: int) -> dict[str, Any]:
@@ -281,6 +297,7 @@ def _site(
 # (builder, equation, operands, place) -> results; all other primitives are `_node`.
 HANDLERS: dict[str, Callable[[Builder, Any, list[int], _Place], Sequence[int]]] = {
     **dict.fromkeys(INLINED, _inline),
+    **dict.fromkeys(("jit", "pjit"), _jit),
     "scan": _scan,
     **dict.fromkeys(("remat2", "remat", "checkpoint"), _remat),
     "annotate": _annotation,

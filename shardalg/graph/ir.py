@@ -126,6 +126,7 @@ class Node:
 class Region:
     """A body: the whole program ("root"), a "scan" body, or a "remat" span behind its barrier.
 
+    The nodes of a body read its arguments, each other, and constants; nothing else from outside.
     A remat region has no arguments or results of its own: its nodes stand in the list of the region
     around it as well, read the results of the `optimization_barrier` node before them (where JAX
     asks for one), and hand their values out directly.

@@ -121,6 +121,17 @@ def test_a_placement_inside_the_function_is_a_constraint():
     assert sites(lambda x: jax.device_put(x) + 1, jnp.zeros(4)) == []
 
 
+def test_shardings_of_a_jitted_function_are_constraints():
+    mesh = jax.make_mesh((2,), ("X",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, none = jax.NamedSharding(mesh, P("X")), jax.NamedSharding(mesh, P())
+    inner = jax.jit(lambda x, y: x + y, in_shardings=(rows, None), out_shardings=none)
+    rows_site, none_site = (None, (("X",), ()), ()), (None, ((), ()), ())
+    expected = [rows_site, none_site]
+    assert sites(lambda x: inner(x, x) * 2, jnp.zeros((4, 2))) == expected
+    assert sites(inner, jnp.zeros((4, 2)), jnp.zeros((4, 2))) == expected
+    assert sites(jax.jit(lambda x: x), jnp.zeros(4)) == []
+
+
 @pytest.mark.parametrize(
     ("mapping", "unspecified", "error", "message"),
     [

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -206,31 +206,37 @@ def assert_equal(found, expected):
         np.testing.assert_allclose(f, e, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_graph_computes_its_function(name):
+@cache
+def traced(name):
+    """The graph, the flat arguments, and what JAX computes from them."""
     fn, *args = PROGRAMS[name]
     graph = trace(fn, *args)
-    expected = jax.tree.leaves(jax.jit(fn)(*jax.tree.map(jnp.array, tuple(args))))
-    leaves = jax.tree.leaves(args)
-    assert [v.type.shape for v in map(graph.values.__getitem__, graph.results)] == [
-        e.shape for e in expected
-    ]
+    # Copies, because one of the functions donates what it gets.
+    return graph, jax.tree.leaves(args), jax.tree.leaves(jax.jit(fn)(*copied(args)))
+
+
+def copied(tree):
+    return jax.tree.map(jnp.array, tree)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_graph_computes_its_function(name):
+    graph, leaves, expected = traced(name)
+    assert [graph.values[i].type.shape for i in graph.results] == [e.shape for e in expected]
     assert_equal(jax.jit(partial(evaluate, graph))(*leaves), expected)
 
 
 @pytest.mark.parametrize("name", sorted(set(PROGRAMS) - UNSAVED))
 def test_saved_graph_computes_its_function(name):
-    fn, *args = PROGRAMS[name]
-    graph = from_json(json.loads(json.dumps(to_json(trace(fn, *args)))))
-    assert graph.bindings == ()
-    expected = jax.tree.leaves(jax.jit(fn)(*jax.tree.map(jnp.array, tuple(args))))
-    assert_equal(jax.jit(partial(evaluate, graph))(*jax.tree.leaves(args)), expected)
+    graph, leaves, expected = traced(name)
+    loaded = from_json(json.loads(json.dumps(to_json(graph))))
+    assert loaded.bindings == ()
+    assert_equal(jax.jit(partial(evaluate, loaded))(*leaves), expected)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_border_of_a_scan_is_tied(name):
-    fn, *args = PROGRAMS[name]
-    graph = trace(fn, *args)
+    graph, _, _ = traced(name)
     for node in graph.nodes:
         assert bool(node.bodies) == (node.primitive == "scan")
         for body in (graph.regions[i] for i in node.bodies):
@@ -256,9 +262,14 @@ def test_placement_of_arguments_is_not_part_of_the_graph():
     assert trace(lambda x: x + 1, placed) == trace(lambda x: x + 1, normal(4))
 
 
+def test_types_are_those_that_jax_computes_with():
+    wide = [np.zeros(2, np.float64), jax.ShapeDtypeStruct((2,), np.float64), np.arange(2)]
+    graph = trace(lambda *xs: xs, *wide)
+    assert [graph.values[i].type.dtype for i in graph.arguments] == ["float32", "float32", "int32"]
+
+
 def test_trip_counts_multiply():
-    fn, *args = PROGRAMS["scan_of_scan"]
-    graph = trace(fn, *args)
+    graph, _, _ = traced("scan_of_scan")
     trips = {graph.trip_count(node) for node in graph.nodes}
     assert {1, 3, 6} <= trips <= {1, 2, 3, 6}
 
