@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
@@ -21,8 +22,7 @@ Assigned = dict[str, Digits]
 COMBINABLE = frozenset({SUM, MAX, MIN, AND, OR})
 
 
-@dataclass(frozen=True)
-class NodeKey:
+class NodeKey(NamedTuple):
     """All that the choice depends on; nodes that are alike are decided once.
 
     Attributes:
@@ -33,13 +33,6 @@ class NodeKey:
     signature: Signature
     sources: tuple[tuple[Sharding, ...], ...]
     homes: tuple[Sharding, ...]
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.signature, self.sources, self.homes)))
-
-    def __hash__(self) -> int:
-        return self._hash
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node, Region
-from shardalg.partition.context import Cause, Held, PartitionContext
+from shardalg.partition.context import Cause, PartitionContext
 from shardalg.spmd.program import Block, Instruction, Loop
 
 
@@ -41,14 +41,8 @@ def open_body(
     context: PartitionContext, region: Region, arguments: tuple[Sharding, ...]
 ) -> tuple[int, ...]:
     """Locals of the body's arguments, held in the layouts of the border."""
-    locals_ = []
-    for value, layout in zip(region.arguments, arguments, strict=True):
-        local = context.new_local(
-            layout.shard_shape, context.graph.values[value].type.dtype, layout, value
-        )
-        context.held[value] = [Held(layout, local, "")]
-        locals_.append(local)
-    return tuple(locals_)
+    pairs = zip(region.arguments, arguments, strict=True)
+    return tuple(context.given(value, layout) for value, layout in pairs)
 
 
 def close_body(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node
@@ -10,18 +12,11 @@ from shardalg.partition.padding import padded_move
 from shardalg.partition.reshard import reshard_path
 from shardalg.spmd.program import COLLECTIVES, Attributes, Instruction, Local
 
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """One layout of a value that some local holds, and the phase that made it."""
-
-    layout: Sharding
-    local: int
-    phase: str
+ANY_PHASE = ""
+"""Mark of a layout that every phase may use: the value's home, and as it was made."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(NamedTuple):
     """Whom an instruction is for: node, phase, role of what moves, the reason in words."""
 
     node: int | None
@@ -30,12 +25,37 @@ class Cause:
     why: str = ""
 
 
+class Move(NamedTuple):
+    """One instruction on the way between two layouts, and what it leaves."""
+
+    attributes: Attributes
+    shape: tuple[int, ...]
+    layout: Sharding
+    why: str
+
+
+@lru_cache(maxsize=1 << 16)
+def moves(source: Sharding, target: Sharding) -> tuple[Move, ...]:
+    """The cheapest path, with the padding and stripping that uneven sizes need around its steps."""
+    found: list[Move] = []
+    shape = source.shard_shape
+    for step in reshard_path(source, target).steps:
+        moving = isinstance(step.attributes, COLLECTIVES)
+        why = f": {source.text()} to {step.layout.text()}" if moving else ""
+        for attributes, after in padded_move(shape, source, step.attributes, step.layout):
+            found.append(Move(attributes, after, step.layout, why))
+            shape = after
+        source = step.layout
+    return tuple(found)
+
+
 @dataclass
 class PartitionContext:
     """Builds one block at a time; loop bodies open a nested block over the same locals.
 
     Attributes:
-      held: per graph value, the layouts at hand in the current block; the first is its home.
+      sources: per graph value, the layouts at hand for any phase; the first is its home.
+      copies: (value, layout, phase) to the local that holds it in the current block.
       outputs: values that leave a region, and so must come home.
       keep_gathers: whether a gathered copy made in one phase may serve another.
     """
@@ -45,15 +65,17 @@ class PartitionContext:
     keep_gathers: bool = False
     locals: list[Local] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
-    held: dict[int, list[Held]] = field(default_factory=dict)
+    sources: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
+    copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
     outputs: frozenset[int] = frozenset()
 
     def new_local(
         self, shape: tuple[int, ...], dtype: str, sharding: Sharding, origin: int | None = None
     ) -> int:
         """Add a local value; its index."""
-        self.locals.append(Local(len(self.locals), shape, dtype, sharding, origin))
-        return len(self.locals) - 1
+        index = len(self.locals)
+        self.locals.append(Local(index, shape, dtype, sharding, origin))
+        return index
 
     def emit(
         self,
@@ -63,69 +85,47 @@ class PartitionContext:
         cause: Cause,
     ) -> None:
         """Append an instruction to the current block."""
-        self.instructions.append(
-            Instruction(
-                attributes, operands, results, cause.node, cause.phase, cause.role, cause.why
-            )
-        )
+        self.instructions.append(Instruction(attributes, operands, results, *cause))
 
-    def hold(self, value: int, layout: Sharding, local: int, phase: str) -> None:
-        """Remember that `local` is `value` in `layout`."""
-        self.held.setdefault(value, []).append(Held(layout, local, phase))
+    def hold(self, value: int, layout: Sharding, local: int) -> None:
+        """`local` is `value` in `layout`, for any phase."""
+        known = self.sources.get(value)
+        self.sources[value] = (layout,) if known is None else (*known, layout)
+        self.copies[value, layout, ANY_PHASE] = local
 
-    def sources(self, value: int) -> tuple[Sharding, ...]:
-        """Layouts in which `value` is at hand for any phase: its home, and as it was made."""
-        return tuple(h.layout for h in self.held[value] if h.phase == "")
-
-    def find(self, value: int, layout: Sharding, phase: str) -> int | None:
-        """A local that holds `value` in `layout` and may serve `phase`."""
-        for held in self.held[value]:
-            shared = self.keep_gathers or held.phase in ("", phase)
-            if held.layout is layout and shared:
-                return held.local
-        for held in self.held[value]:
-            shared = self.keep_gathers or held.phase in ("", phase)
-            if held.layout == layout and shared:
-                return held.local
-        return None
+    def given(self, value: int, layout: Sharding) -> int:
+        """A new local that holds `value` from the start of the current block."""
+        dtype = self.graph.values[value].type.dtype
+        local = self.new_local(layout.shard_shape, dtype, layout, value)
+        self.hold(value, layout, local)
+        return local
 
     def demand(self, value: int, layout: Sharding, cause: Cause) -> int:
         """A local with `value` in `layout`, moved there from the nearest layout at hand."""
-        found = self.find(value, layout, cause.phase)
-        if found is not None:
-            return found
-        at_hand = [h for h in self.held[value] if h.phase == ""]
-        nearest = min(at_hand, key=lambda h: reshard_path(h.layout, layout).wire_elements)
-        local = self.move(
-            nearest.local, nearest.layout, layout, replace(cause, role=self.roles[value])
+        found = self.copies.get((value, layout, ANY_PHASE))
+        if found is None:
+            phase = ANY_PHASE if self.keep_gathers else cause.phase
+            found = self.copies.get((value, layout, phase))
+            if found is None:
+                found = self._bring(value, layout, cause)
+                self.copies[value, layout, phase] = found
+        return found
+
+    def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
+        nearest = min(
+            self.sources[value], key=lambda source: reshard_path(source, layout).wire_elements
         )
-        self.hold(value, layout, local, cause.phase)
-        return local
+        local = self.copies[value, nearest, ANY_PHASE]
+        return self.move(local, nearest, layout, cause._replace(role=self.roles[value]))
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
         """Emit the steps from `source` to `target`; the local that holds the result."""
-        for step in reshard_path(source, target).steps:
-            local = self.step(local, source, step.attributes, (step.layout, cause))
-            source = step.layout
-        return local
-
-    def step(
-        self, local: int, source: Sharding, attributes: Attributes, after: tuple[Sharding, Cause]
-    ) -> int:
-        """One move with the padding and stripping that uneven sizes need around it."""
-        layout, cause = after
-        if isinstance(attributes, COLLECTIVES):
-            cause = replace(cause, why=f"{cause.why}: {source.text()} to {layout.text()}")
-        for move, shape in padded_move(self.locals[local].shape, source, attributes, layout):
-            before = self.locals[local]
-            made = self.new_local(shape, before.dtype, layout, before.origin)
-            self.emit(move, (local,), (made,), cause)
+        dtype, origin = self.locals[local].dtype, self.locals[local].origin
+        for attributes, shape, layout, why in moves(source, target):
+            made = self.new_local(shape, dtype, layout, origin)
+            self.emit(attributes, (local,), (made,), cause._replace(why=cause.why + why))
             local = made
         return local
-
-    def role(self, value: int) -> str:
-        """Role of a graph value."""
-        return self.roles[value]
 
     def cause(self, node: Node, why: str) -> Cause:
         """The cause of what is emitted for `node`."""

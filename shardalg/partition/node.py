@@ -40,6 +40,7 @@ class NodePlan:
     after: tuple[Attributes, ...]
     indexed: tuple[int, MaskIndexed] | None
     raw: tuple[Sharding, ...]
+    why: str
 
 
 def node_plan(key: NodeKey) -> NodePlan:
@@ -47,8 +48,9 @@ def node_plan(key: NodeKey) -> NodePlan:
     choice = choose(key)
     rows = rules(key.signature)
     primitive = key.signature.primitive
+    why = f"{primitive} needs"
     if rows is None:
-        return NodePlan(choice, (), Apply(primitive), (), None, choice.produced)
+        return NodePlan(choice, (), Apply(primitive), (), None, choice.produced, why)
     loops = dict(choice.loops)
     extents = {name: extent for rule in rows for name, extent in rule.loops}
     blocks = {n: tile(e, parts(loops.get(n, ()))) for n, e in extents.items()}
@@ -61,7 +63,7 @@ def node_plan(key: NodeKey) -> NodePlan:
     after = _result_shifts(emission, loops, blocks) + _combines(rows[0], loops)
     apply = Apply(primitive, emission.params, choice.loops)
     indexed = _indexed(emission, loops, (blocks, extents))
-    return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice))
+    return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why)
 
 
 def _raw(rule: Rule, choice: Choice) -> tuple[Sharding, ...]:
@@ -130,15 +132,14 @@ def partition_node(
     context: PartitionContext, node: Node, plan: NodePlan, homes: tuple[Sharding, ...]
 ) -> None:
     """Emit `node` by its plan and hold its results, at home unless their sums are deferred."""
-    cause = context.cause(node, f"{node.primitive} needs")
-    operands = [
-        context.demand(value, layout, cause)
-        for value, layout in zip(node.operands, plan.choice.demands, strict=True)
-    ]
+    cause = Cause(node.index, node.phase, "unknown", plan.why)
+    demand = context.demand
+    pairs = zip(node.operands, plan.choice.demands, strict=True)
+    operands = [demand(value, layout, cause) for value, layout in pairs]
     for position, attributes in plan.before:
         role = context.roles[node.operands[position]]
         operands[position] = _apply_on(
-            context, operands[position], attributes, replace(cause, role=role)
+            context, operands[position], attributes, cause._replace(role=role)
         )
     produced = plan.choice.produced
     bare = not (plan.indexed or plan.after)
@@ -162,7 +163,7 @@ def _finished(
     """The results after what has to be done on them; until then they are no layout of a value."""
     operands, results = given
     cause = context.cause(node, f"{node.primitive} combines")
-    causes = [replace(cause, role=context.roles[v]) for v in node.results]
+    causes = [cause._replace(role=context.roles[v]) for v in node.results]
     if plan.indexed:
         operand, mask = plan.indexed
         results = (_apply_on(context, results[0], mask, causes[0], operands[operand]),)
@@ -189,18 +190,20 @@ def settle(
 ) -> None:
     """Bring a result home; leave its partial sums pending where its only user can pass them on."""
     value, local, layout = made
-    if layout.unreduced and defers(context, node, value, layout):
-        context.hold(value, layout, local, "")
+    if layout is home or layout == home:
+        context.hold(value, home, local)
+        return
+    if layout.unreduced and defers(context, node, value):
+        context.hold(value, layout, local)
         return
     why = f"{node.primitive} leaves partial sums" if layout.unreduced else f"{node.primitive} gives"
     cause = Cause(node.index, node.phase, context.roles[value], why)
-    at_home = context.move(local, layout, home, cause) if layout != home else local
-    context.hold(value, home, at_home, "")
-    if layout != home and not layout.unreduced:
-        context.hold(value, layout, local, "")
+    context.hold(value, home, context.move(local, layout, home, cause))
+    if not layout.unreduced:
+        context.hold(value, layout, local)
 
 
-def defers(context: PartitionContext, node: Node, value: int, layout: Sharding) -> bool:
+def defers(context: PartitionContext, node: Node, value: int) -> bool:
     """Whether partial sums of `value` may wait: its only user is linear in it, in the same region."""
     graph = context.graph
     users = graph.users[value]

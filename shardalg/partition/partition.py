@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
 from shardalg.partition.assign import NodeKey
 from shardalg.partition.calls import border, close_body, loop, open_body
-from shardalg.partition.context import Cause, Held, PartitionContext
+from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
 from shardalg.partition.node import NodePlan, node_plan, partition_node, settle
 from shardalg.partition.simplify import simplify
 from shardalg.propagate.sharded import ShardedGraph
@@ -23,20 +24,21 @@ class Partitioner:
     def __init__(self, sharded: ShardedGraph, roles: Sequence[str], options: Options) -> None:
         self.sharded = sharded
         self.graph = sharded.graph
-        self.homes = _plain(sharded.shardings)
+        self.layouts: dict[Sharding, Sharding] = {}
+        self.homes = self._plain(sharded.shardings)
         self.context = PartitionContext(self.graph, tuple(roles), options.keep_gathers)
         self.plans: dict[NodeKey, NodePlan] = {}
 
     def run(self) -> SpmdProgram:
         """The whole program."""
         graph, context = self.graph, self.context
-        arguments = tuple(self._argument(v) for v in graph.arguments)
+        arguments = tuple(context.given(v, self.homes[v]) for v in graph.arguments)
         constants = tuple((self._constant(v), v) for v, _ in graph.constants)
         context.outputs = frozenset(
             [*graph.results, *(v for region in graph.regions for v in region.results)]
         )
         self._region(0)
-        results_at = _plain(self.sharded.results)
+        results_at = self._plain(self.sharded.results)
         results = tuple(
             context.demand(v, layout, Cause(None, self._phase(v), "unknown", "the result is"))
             for v, layout in zip(graph.results, results_at, strict=True)
@@ -51,22 +53,23 @@ class Partitioner:
         )
         return check(simplify(program))
 
+    def _plain(self, shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
+        """The layouts alone, without what completion may still do with them."""
+        seen: dict[int, Sharding] = {}
+        for sharding in shardings:
+            if id(sharding) not in seen:
+                plain = Sharding(sharding.mesh, sharding.shape, sharding.dims)
+                seen[id(sharding)] = self.layouts.setdefault(plain, plain)
+        return tuple([seen[id(sharding)] for sharding in shardings])
+
     def _phase(self, value: int) -> str:
         producer = self.graph.producer[value]
         return "forward" if producer is None else self.graph.nodes[producer].phase
 
-    def _argument(self, value: int) -> int:
-        return self._given(value, self.homes[value])
-
     def _constant(self, value: int) -> int:
         home = self.homes[value]
-        return self._given(value, Sharding(home.mesh, home.shape, ((),) * len(home.shape)))
-
-    def _given(self, value: int, layout: Sharding) -> int:
-        type_ = self.graph.values[value].type
-        local = self.context.new_local(layout.shard_shape, type_.dtype, layout, value)
-        self.context.held[value] = [Held(layout, local, "")]
-        return local
+        whole = Sharding(home.mesh, home.shape, ((),) * len(home.shape))
+        return self.context.given(value, whole)
 
     def _region(self, index: int) -> None:
         for number in self.graph.regions[index].nodes:
@@ -77,13 +80,25 @@ class Partitioner:
                 self._node(node)
 
     def _node(self, node: Node) -> None:
-        sources = tuple(self.context.sources(v) for v in node.operands)
-        homes = tuple(self.homes[v] for v in node.results)
-        key = NodeKey(node.signature, sources, homes)
+        sources, homes = self.context.sources, self.homes
+        key = NodeKey(
+            node.signature,
+            tuple([sources[v] for v in node.operands]),
+            tuple([homes[v] for v in node.results]),
+        )
         plan = self.plans.get(key)
         if plan is None:
-            plan = self.plans[key] = node_plan(key)
-        partition_node(self.context, node, plan, homes)
+            plan = self.plans[key] = self._interned(node_plan(key))
+        partition_node(self.context, node, plan, key.homes)
+
+    def _interned(self, plan: NodePlan) -> NodePlan:
+        """The plan with one object per distinct layout, so that looking one up is an identity test."""
+        one = self.layouts.setdefault
+        choice = plan.choice
+        demands = tuple([one(layout, layout) for layout in choice.demands])
+        produced = tuple([one(layout, layout) for layout in choice.produced])
+        raw = tuple([one(layout, layout) for layout in plan.raw])
+        return replace(plan, choice=replace(choice, demands=demands, produced=produced), raw=raw)
 
     def _call(self, node: Node) -> None:
         context = self.context
@@ -94,16 +109,13 @@ class Partitioner:
             context.demand(v, layout, cause)
             for v, layout in zip(node.operands, outer_in, strict=True)
         )
-        outer_held, outer_instructions = context.held, context.instructions
-        body_held = {
-            v: [h[0]] for v, h in outer_held.items() if self.graph.values[v].kind == "constant"
-        }
-        context.held, context.instructions = body_held, []
+        outer = context.sources, context.copies, context.instructions
+        context.sources, context.copies, context.instructions = self._constants_alone()
         body_arguments = open_body(context, region, arguments)
         self._region(region.index)
         body_results = close_body(context, node, region, results)
-        body: list[Instruction] = context.instructions
-        context.held, context.instructions = outer_held, outer_instructions
+        body = context.instructions
+        context.sources, context.copies, context.instructions = outer
         made = tuple(
             context.new_local(layout.shard_shape, self.graph.values[v].type.dtype, layout, v)
             for v, layout in zip(node.results, outer_out, strict=True)
@@ -112,18 +124,17 @@ class Partitioner:
         for value, local, layout in zip(node.results, made, outer_out, strict=True):
             settle(context, node, (value, local, layout), self.homes[value])
 
-
-def _plain(shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
-    """The layouts alone, one object per distinct layout."""
-    seen: dict[Sharding, Sharding] = {}
-    layouts: dict[tuple[object, ...], Sharding] = {}
-    out = []
-    for sharding in shardings:
-        if sharding not in seen:
-            plain = Sharding(sharding.mesh, sharding.shape, sharding.dims)
-            seen[sharding] = layouts.setdefault((plain.shape, plain.dims), plain)
-        out.append(seen[sharding])
-    return tuple(out)
+    def _constants_alone(
+        self,
+    ) -> tuple[dict[int, tuple[Sharding, ...]], dict[tuple[int, Sharding, str], int], list[Instruction]]:
+        """What a body starts with: the constants as they came, and no instructions."""
+        context = self.context
+        sources = {v: context.sources[v][:1] for v, _ in self.graph.constants}
+        copies = {
+            (v, layout, ANY_PHASE): context.copies[v, layout, ANY_PHASE]
+            for v, (layout,) in sources.items()
+        }
+        return sources, copies, []
 
 
 def partition(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> SpmdProgram:

@@ -72,9 +72,8 @@ def reshard_path(source: Sharding, target: Sharding) -> Path:
     moves = _search(source, start, goal)
     steps, total = [], 0
     for move, (dims, pending), price in moves:
-        layout = Sharding(source.mesh, source.shape, dims, unreduced=pending)
-        if (dims, pending) == goal:
-            layout = Sharding(source.mesh, source.shape, target.dims, unreduced=target.unreduced)
+        at_goal = (dims, pending) == goal
+        layout = target if at_goal else Sharding(source.mesh, source.shape, dims, unreduced=pending)
         steps.append(Step(move, layout, price))
         total += price
     return Path(tuple(_fused(steps)), total)
