@@ -147,14 +147,18 @@ def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _window(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """The limits of a slice on dimensions that it takes whole; nothing else holds a size."""
-    limits = signature.param("limit_indices")
+    """Limits of a slice on dimensions that it takes whole; groups of a depthwise convolution."""
     split = sharded(rule, blocks)
-    if limits is None or not split:
-        return Emission()
-    loops = [index.variables[0] for index in rule.results[0]]
-    local = (blocks[n] if n in split else limit for n, limit in zip(loops, limits, strict=True))
-    return Emission((("limit_indices", tuple(local)),))
+    limits = signature.param("limit_indices")
+    params = [(name, blocks["g"]) for name in GROUPS if signature.param(name, 1) > 1 and "g" in split]
+    if limits is not None and split:
+        loops = [index.variables[0] for index in rule.results[0]]
+        local = (blocks[n] if n in split else limit for n, limit in zip(loops, limits, strict=True))
+        params.append(("limit_indices", tuple(local)))
+    return Emission(tuple(params))
+
+
+GROUPS = ("feature_group_count", "batch_group_count")
 
 
 def _dynamic(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:

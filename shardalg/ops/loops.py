@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from shardalg.algebra.affine import Index
-from shardalg.ops.rule import PICK, Rule
+from shardalg.ops.rule import PICK, USER, Rule
 
 PASS, CONTRACTING, WINDOW, SHIFTED = "pass", "contracting", "window", "shifted"
 COMPOUND, PREFIX, SELECTED = "compound", "prefix", "selected"
@@ -131,7 +131,8 @@ def row_class(rule: Rule) -> str:
     if rule.symbols:
         return "gather" if any(symbol.dims for symbol in rule.symbols) else "dynamic_slice"
     classes = {loop_class(rule, name) for name, extent in rule.loops if extent > 1}
-    factors = max((len(term) for term in rule.terms), default=0)
+    joins = rule.combine == USER
+    factors = 1 if joins else max((len(term) for term in rule.terms), default=0)
     for name, holds in _ROW_CLASSES:
         if holds(classes, factors):
             return name
@@ -158,7 +159,8 @@ _ROW_CLASSES = (
 def flops(rule: Rule, blocks: Mapping[str, int] | None = None) -> int:
     """Floating-point operations: `rule.flops` times the iterations that exist.
 
-    Loops that a guard determines do not count. Where an index may leave its dimension (padding,
+    Loops that a guard determines do not count; whole loops count as the largest block of one tensor.
+    Where an index may leave its dimension (padding,
     dilation), only iterations inside count, for loops that `blocks` leaves whole.
 
     Args:
@@ -184,7 +186,19 @@ def flops(rule: Rule, blocks: Mapping[str, int] | None = None) -> int:
         if whole and not counted & set(names) and len(names) == len(index.variables):
             count *= inside(index, {n: sizes[n] for n in names}, size)
             counted.update(names)
+    counted |= rule.whole
+    count *= _block_size(rule)
     return count * math.prod(n for name, n in sizes.items() if name not in counted)
+
+
+def _block_size(rule: Rule) -> int:
+    """Elements of the largest block that whole loops deliver or take, per iteration of the others."""
+    return max(
+        math.prod(
+            rule.extents[v] for i in rule.indices(t) for v in i.variables if v in rule.whole
+        )
+        for t in rule.tensors
+    )
 
 
 def _partial(rule: Rule) -> list[tuple[Index, int]]:

@@ -11,6 +11,7 @@ from shardalg.ops.families import (
     contraction,
     convolution,
     indexing,
+    joining,
     layout,
     pointwise,
     window,
@@ -18,7 +19,7 @@ from shardalg.ops.families import (
 from shardalg.ops.families.build import Builder
 from shardalg.ops.rule import Rule
 
-FAMILIES = (pointwise, contraction, layout, indexing, window, convolution, block)
+FAMILIES = (pointwise, contraction, layout, indexing, joining, window, convolution, block)
 BUILDERS: dict[str, Builder] = {k: v for family in FAMILIES for k, v in family.ROWS.items()}
 
 

@@ -71,24 +71,23 @@ def triangular_solve(signature: Signature) -> tuple[Rule, ...]:
     """`[d0, I, J], [d0, I, c] -> [d0, I, c]`: each column of the right side on its own."""
     batch = names("d", len(signature.operands[0].shape) - 2)
     right = ["I", "c"] if signature.param("left_side") else ["c", "I"]
-    order = signature.operands[0].shape[-1]
-    row = blocks(signature, [[*batch, "I", "J"], [*batch, *right]], [[*batch, *right]], order)
+    row = blocks(signature, [[*batch, "I", "J"], [*batch, *right]], [[*batch, *right]], 1)
     return (row,)
 
 
 def linear_algebra(signature: Signature) -> tuple[Rule, ...]:
-    """Leading dimensions of the first operand are a batch; all others are whole."""
+    """Leading dimensions of the first operand are a batch; all others are whole. O(n^3) each."""
     core = 1 if signature.primitive in VECTORS else 2
-    count = max(len(signature.operands[0].shape) - core, 0)
-    return (_batched(signature, count),)
+    shape = signature.operands[0].shape
+    return (_batched(signature, max(len(shape) - core, 0), shape[-1] if core == 2 else 1),)
 
 
 def opaque(signature: Signature) -> tuple[Rule, ...]:
     """Every dimension whole: each device computes all of it."""
-    return (_batched(signature, 0),)
+    return (_batched(signature, 0, 1),)
 
 
-def _batched(signature: Signature, count: int) -> Rule:
+def _batched(signature: Signature, count: int, flops: int) -> Rule:
     numbered = 0
     maps = []
     for value in (*signature.operands, *signature.results):
@@ -97,7 +96,7 @@ def _batched(signature: Signature, count: int) -> Rule:
         maps.append([*names("d", len(value.shape) - extra), *rest])
         numbered += extra
     split = len(signature.operands)
-    return blocks(signature, maps[:split], maps[split:], 1)
+    return blocks(signature, maps[:split], maps[split:], flops)
 
 
 ROWS: dict[str, Builder] = {

@@ -52,10 +52,11 @@ def expand_dims(signature: Signature) -> tuple[Rule, ...]:
 
 
 def tile(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0%n] -> [d0]`."""
+    """`[d0, (d1)%n] -> [d0, d1]`; a dimension that is not repeated is plain."""
     shape, source = signature.results[0].shape, signature.operands[0].shape
     loops = names("d", len(shape))
-    dims = [Index.of(name) % n if n else 0 for name, n in zip(loops, source, strict=True)]
+    triples = zip(loops, source, shape, strict=True)
+    dims = [name if n == size else Index.of(name) % n for name, n, size in triples]
     return (_layout(signature, dict(zip(loops, shape, strict=True)), dims, loops),)
 
 

@@ -1,9 +1,8 @@
-"""Shifted and windowed loops: slice, pad, reverse, concatenate, cumulative operators, convolution, pooling."""
+"""Shifted, cumulated and windowed loops: slice, pad, reverse, cumsum, pooling."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
@@ -72,52 +71,6 @@ def pad(signature: Signature) -> tuple[Rule, ...]:
             addends=both,
             family="window",
         ),
-    )
-
-
-def concatenate(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0] | [d0-10] -> [d0]`: the operands are alternatives, one of which exists."""
-    shape, axis = signature.results[0].shape, signature.param("dimension")
-    loops = names("d", len(shape))
-    sizes = [value.shape[axis] for value in signature.operands]
-    starts = accumulate([0, *sizes[:-1]])
-    terms = tuple(
-        (access(k, (Index.of(name) - start if d == axis else name for d, name in enumerate(loops))),)
-        for k, start in enumerate(starts)
-    )
-    every = frozenset(range(len(sizes)) if is_number(signature.results[0].dtype) else ())
-    return (
-        Rule(
-            signature.primitive,
-            tuple(zip(loops, shape, strict=True)),
-            terms,
-            (indices(loops),),
-            PICK,
-            linear=every,
-            addends=every,
-            family="terms",
-        ),
-    )
-
-
-def split(signature: Signature) -> tuple[Rule, ...]:
-    """A row per result: `[s0] -> [s0]`, `[s1+10] -> [s1]`."""
-    axis, sizes = signature.param("axis"), signature.param("sizes")
-    starts = accumulate([0, *sizes[:-1]])
-    return tuple(_piece(signature, k, axis=axis, start=start) for k, start in enumerate(starts))
-
-
-def _piece(signature: Signature, k: int, *, axis: int, start: int) -> Rule:
-    shape = signature.results[k].shape
-    loops = [f"s{k}" if d == axis else f"d{d}" for d in range(len(shape))]
-    dims = [Index.of(n) + start if d == axis else Index.of(n) for d, n in enumerate(loops)]
-    return Rule(
-        signature.primitive,
-        tuple(zip(loops, shape, strict=True)),
-        ((access(0, dims),),),
-        (indices(loops),),
-        linear=frozenset({0}),
-        family="terms",
     )
 
 
@@ -203,8 +156,6 @@ ROWS: dict[str, Builder] = {
     "slice": slice_,
     "rev": rev,
     "pad": pad,
-    "concatenate": concatenate,
-    "split": split,
     **dict.fromkeys(CUMULATIVE, cumulative),
     **dict.fromkeys(POOLING, reduce_window),
     "reduce_window": reduce_window_by,

@@ -1,0 +1,177 @@
+"""What a row means, executed literally: every point of its loops, one by one, against JAX's primitive."""
+
+import itertools
+
+import numpy as np
+
+from shardalg.graph import evaluate
+from shardalg.ops import rule as rows
+from shardalg.ops.families import pointwise
+from shardalg.ops.table import BUILDERS
+from shardalg.ops.rule import Access
+
+UFUNCS = {
+    rows.SUM: np.add,
+    rows.PRODUCT: np.multiply,
+    rows.MAX: np.maximum,
+    rows.MIN: np.minimum,
+    rows.AND: np.logical_and,
+    rows.OR: np.logical_or,
+    rows.XOR: np.logical_xor,
+    rows.LOGSUMEXP: np.logaddexp,
+}
+
+
+def identity(combine, dtype):
+    """The neutral element of a combine."""
+    if dtype == bool:
+        return combine in (rows.AND, rows.MIN)
+    bounds = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else None
+    low, high = (bounds.min, bounds.max) if bounds else (-np.inf, np.inf)
+    table = {rows.PRODUCT: 1, rows.MAX: low, rows.MIN: high, rows.AND: -1, rows.LOGSUMEXP: low}
+    return table.get(combine, 0)
+
+
+def values(index, points):
+    """(value, exists) of an index at every point."""
+    total = np.full(points["#"], index.constant)
+    for name, coefficient in index.terms:
+        total = total + coefficient * points[name]
+    exists = total % index.div == 0 if index.exact else np.ones(total.shape, bool)
+    total = total // index.div
+    return (total % index.mod if index.mod else total), exists
+
+
+def read(array, dims, points):
+    """(values, inside) of one access at every point."""
+    inside, at = np.ones(points["#"], bool), []
+    for index, size in zip(dims, array.shape, strict=True):
+        position, exists = values(index, points)
+        inside &= exists & (position >= 0) & (position < size)
+        at.append(np.clip(position, 0, max(size - 1, 0)))
+    if array.size == 0:
+        return np.zeros(points["#"], array.dtype), np.zeros(points["#"], bool)
+    return np.broadcast_to(array[tuple(at)], points["#"]), inside
+
+
+def box(extents):
+    """Every point of the loops, as one vector per loop."""
+    grid = np.indices(tuple(extents.values())).reshape(len(extents), int(np.prod([*extents.values()])))
+    return {"#": grid.shape[1], **dict(zip(extents, grid, strict=True))}
+
+
+def alive(rule, points, operands):
+    """Where symbols are in range and guards hold; symbols are added to the points."""
+    exists = np.ones(points["#"], bool)
+    for symbol in rule.symbols:
+        number, _ = read(operands[symbol.operand], symbol.dims, points)
+        number = number.astype(np.int64)
+        if symbol.mode == rows.DROP:
+            exists &= (number >= 0) & (number <= symbol.high)
+        points[symbol.name] = np.clip(number, 0, symbol.high)
+    for guard in rule.guards:
+        exists &= values(guard.loop, points)[0] == values(guard.index, points)[0]
+    return exists
+
+
+def point(rule, node, reads, points):
+    """The values of one iteration, one array per result."""
+    name = rule.primitive
+    if BUILDERS[name] in (pointwise.pointwise, pointwise.copies, pointwise.bitcast):
+        if BUILDERS[name] is pointwise.copies and len(node.signature.results) > 1:
+            return reads
+        found = evaluate.apply(name, node.binding, (), reads)
+        return [np.asarray(x) for x in found]
+    if name == "iota":
+        return [points[f"d{node.signature.param('dimension')}"]]
+    if name == "scatter-sub":
+        return [-reads[0]]
+    if rule.combine == rows.SUM and len(reads) == 2:
+        return [reads[0] * reads[1]]
+    return reads[: len(rule.results)]
+
+
+def start(rule, operands, shape, dtype):
+    """The results before any iteration."""
+    if isinstance(rule.init, Access):
+        return np.broadcast_to(operands[rule.init.operand], shape).astype(dtype)
+    number = identity(rule.combine, dtype) if rule.init is None else rule.init
+    return np.full(shape, number, dtype)
+
+
+def flat(shape, at, count):
+    """Positions in the flattened result."""
+    if not shape or not count:
+        return np.zeros(count, int)
+    return np.ravel_multi_index(at, shape)
+
+
+def join(rule, result, at, found):
+    """The result with the values of the existing points combined into it."""
+    out, at = result.reshape(-1).copy(), flat(result.shape, at, len(found))
+    if rule.combine in UFUNCS and not rule.prefix and rule.reduced:
+        ufunc = UFUNCS[rule.combine]
+        ufunc = np.bitwise_xor if ufunc is np.logical_xor and out.dtype != bool else ufunc
+        ufunc.at(out, at, found.astype(out.dtype))
+    else:
+        out[at] = found
+    return out.reshape(result.shape)
+
+
+def best(rule, result, at, found):
+    """argmax, argmin: the lowest position among the best values."""
+    out, leader = result.reshape(-1).copy(), {}
+    sign = 1 if rule.combine == rows.ARGMAX else -1
+    for key, value, position in zip(flat(result.shape, at, len(found[0])), *found, strict=True):
+        if key not in leader or sign * value > sign * leader[key]:
+            leader[key] = value
+            out[key] = position
+    return out.reshape(result.shape)
+
+
+def accumulated(rule, result):
+    """The running combination along the prefix loop."""
+    loop, reverse = rule.prefix
+    axis = [index.loop for index in rule.results[0]].index(loop)
+    result = np.flip(result, axis) if reverse else result
+    result = UFUNCS[rule.combine].accumulate(result, axis)
+    return np.flip(result, axis) if reverse else result
+
+
+def meaning(rule, node, operands, types):
+    """The results that one row makes."""
+    points = box(rule.extents)
+    exists = alive(rule, points, operands)
+    results = [start(rule, operands, shape, dtype) for shape, dtype in types]
+    for term in rule.terms:
+        pairs = [read(operands[a.operand], a.dims, points) for a in term]
+        here = exists & np.all([inside for _, inside in pairs], axis=0) if pairs else exists
+        found = point(rule, node, [v for v, _ in pairs], points)
+        for number, dims in enumerate(rule.results):
+            at = tuple(values(index, points)[0][here] for index in dims)
+            if rule.combine in (rows.ARGMAX, rows.ARGMIN):
+                where = points[rule.reduced[0]][here]
+                results[number] = best(rule, results[number], at, (found[0][here], where))
+            else:
+                made = np.broadcast_to(found[number], here.shape)[here]
+                results[number] = join(rule, results[number], at, made)
+    return [accumulated(rule, r) for r in results] if rule.prefix else results
+
+
+def by_blocks(rule, node, operands, types):
+    """A row with whole loops: the primitive on the block of every point of the other loops."""
+    outer = {name: extent for name, extent in rule.loops if name not in rule.whole}
+    results = [np.zeros(shape, dtype) for shape, dtype in types]
+    for point_ in itertools.product(*(range(n) for n in outer.values())):
+        at = dict(zip(outer, point_, strict=True))
+
+        def block(dims, at=at):
+            return tuple(
+                slice(at[i.loop], at[i.loop] + 1) if i.loop in at else slice(None) for i in dims
+            )
+
+        local = [operands[k][block(dims)] for k, dims in sorted(rule.operands.items())]
+        made = evaluate.apply(rule.primitive, node.binding, (), local)
+        for result, dims, value in zip(results, rule.results, made, strict=True):
+            result[block(dims)] = np.asarray(value)
+    return results

@@ -1,0 +1,110 @@
+"""The emission of every family: each loop that it supports, split over 2 and 3 devices, equals the whole."""
+
+from collections import Counter
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from shardalg.errors import RuleError
+from shardalg.graph.ir import Signature, ValueType
+from shardalg.ops.emit import emit, unsupported_loops
+from shardalg.ops.loops import loop_class
+from shardalg.ops.table import rules
+from tests.ops import cases
+from tests.ops.partitioned import run_in_parts
+from tests.ops.test_meaning import drawn, runs, same
+
+GROUPS = (
+    cases.pointwise, cases.layout, cases.reshapes, cases.reductions, cases.contractions, cases.shifted, cases.windows,
+    cases.gathers, cases.scatters,
+)  # fmt: skip
+
+
+def splittable(run):
+    """(row, loop) of the loops that emission supports."""
+    found = rules(run.signature)
+    for rule in found if len(found) == 1 else ():
+        for loop, extent in rule.loops:
+            if extent > 1 and loop not in unsupported_loops(rule):
+                yield rule, loop
+
+
+def parts_of(rule, loop):
+    """Three devices leave padding nearly always; a loop inside a nested index must divide."""
+    nested = loop_class(rule, loop) == "compound"
+    return next((n for n in (2, 3, 5) if rule.extents[loop] % n == 0), 2) if nested else 3
+
+
+@pytest.mark.parametrize("seed", [13])
+@pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.__name__)
+def test_every_supported_loop_can_be_split(group, seed, show):
+    seen, counts = Counter(), Counter()
+    for run in drawn(group, seed):
+        for rule, loop in splittable(run):
+            seen[rule.primitive, loop] += 1
+            if seen[rule.primitive, loop] > 3:
+                continue
+            parts = parts_of(rule, loop)
+            with jax.enable_x64(True):
+                ours = run_in_parts(run, rule, loop, parts)
+            counts["refused" if ours is None else "equal"] += 1
+            assert ours is None or same(ours, run.results), f"{rule} split on {loop} over {parts}"
+    show(dict(counts))
+    assert counts["equal"] >= 3
+
+
+IDS = np.array([4, 0, 2, 9])
+TABLE = np.random.default_rng(3).normal(size=(5, 4))
+fill = lambda t, i: t.at[i].get(mode="fill", fill_value=7.0)
+clip = lambda t, i: t.at[i].get(mode="clip")
+scatter = lambda t, i: t.at[i].add(TABLE[:4])
+WITHOUT = [
+    (lambda: jax.lax.iota(np.int32, 5), (), "d0", "shifts"),
+    (fill, (TABLE, IDS), "k0", "shifts"),
+    (fill, (TABLE, IDS), "k0", "owned"),
+    (clip, (TABLE, IDS), "k0", "shifts"),
+    (clip, (TABLE, IDS), "k0", "owned"),
+    (scatter, (TABLE, IDS), "o0", "shifts"),
+    (scatter, (TABLE, IDS), "u", "first_member"),
+]
+
+
+@pytest.mark.parametrize(("fn", "args", "loop", "field"), WITHOUT)
+def test_what_an_emission_says_is_needed(fn, args, loop, field):
+    nothing = {"shifts": (), "owned": (), "first_member": None}
+    with jax.enable_x64(True):
+        run = list(runs(fn, args))[-1]
+        (rule,) = rules(run.signature)
+        assert same(run_in_parts(run, rule, loop, 3), run.results)
+        change = lambda emission: replace(emission, **{field: nothing[field]})
+        assert not same(run_in_parts(run, rule, loop, 3, change=change), run.results)
+
+
+@pytest.mark.parametrize(("fn", "args"), [(fill, (TABLE, IDS)), (clip, (TABLE, IDS))])
+def test_what_a_gather_out_of_range_gives_is_needed(fn, args):
+    with jax.enable_x64(True):
+        run = list(runs(fn, args))[-1]
+        (rule,) = rules(run.signature)
+        unclamped = lambda e: tuple(replace(s, clamp=None) for s in e.shifts)
+        change = lambda e: replace(e, fill=None, shifts=unclamped(e))
+        assert not same(run_in_parts(run, rule, "k0", 3, change=change), run.results)
+
+
+def test_an_unsupported_loop_is_refused_by_name():
+    x = ValueType((8,), "float32")
+    signature = Signature("cumsum", (("axis", 0), ("reverse", False)), (x,), (x,))
+    (rule,) = rules(signature)
+    with pytest.raises(RuleError, match="cannot be partitioned on loop d0: nothing emits it yet"):
+        emit(signature, rule, {"d0": 4})
+
+
+@pytest.mark.parametrize("index_type", ["int32", "uint32"])
+def test_unsigned_indices_are_not_shifted(index_type):
+    dims = (("offset_dims", (1,)), ("collapsed_slice_dims", (0,)), ("start_index_map", (0,)))
+    dims += (("operand_batching_dims", ()), ("start_indices_batching_dims", ()))
+    params = (("dimension_numbers", dims), ("mode", "CLIP"), ("slice_sizes", (1, 4)))
+    operands = (ValueType((8, 4), "float32"), ValueType((3, 1), index_type))
+    (rule,) = rules(Signature("gather", params, operands, (ValueType((3, 4), "float32"),)))
+    assert ("k0" in unsupported_loops(rule)) == (index_type == "uint32")

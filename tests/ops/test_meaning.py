@@ -1,0 +1,163 @@
+"""Every row executed literally is JAX's primitive; a row that is changed a little is not."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+import pytest
+
+from shardalg.graph import evaluate
+from shardalg.graph.trace import trace
+from shardalg.ops import rule as rows
+from shardalg.ops.rule import Access
+from shardalg.ops.table import rules
+from tests.ops import cases
+from tests.ops.meaning import by_blocks, meaning
+
+
+@dataclass
+class Run:
+    """One traced node with concrete operands, and what JAX makes of them."""
+
+    signature: object
+    binding: object
+    operands: list
+    results: list
+
+    def types(self):
+        return [(r.shape, r.dtype) for r in self.results]
+
+
+def runs(fn, args):
+    """The nodes of `fn`, evaluated one after the other."""
+    graph = trace(fn, *args)
+    env = dict(graph.constants)
+    env.update(zip(graph.arguments, args, strict=True))
+    for node in graph.nodes:
+        operands = [env[v] for v in node.operands]
+        made = evaluate.apply(node.primitive, graph.bindings[node.index], (), operands)
+        env.update(zip(node.results, made, strict=True))
+        is_key = any("key" in v.dtype for v in (*node.signature.operands, *node.signature.results))
+        if not is_key:
+            results = [np.asarray(m) for m in made]
+            yield Run(node.signature, graph.bindings[node.index], [np.asarray(o) for o in operands], results)
+
+
+def literal(run, table_rows):
+    """What the rows make of the operands of a run."""
+    made = []
+    for rule in table_rows:
+        types = run.types()[len(made) : len(made) + len(rule.results)]
+        execute = by_blocks if rule.whole else meaning
+        made += execute(rule, run, run.operands, types)
+    return made
+
+
+def same(ours, theirs):
+    return len(ours) == len(theirs) and all(
+        a.shape == b.shape and np.allclose(a, b, rtol=1e-6, atol=1e-7, equal_nan=True)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def drawn(group, seed):
+    with jax.enable_x64(True):
+        for fn, args in group(np.random.default_rng(seed)):
+            yield from runs(fn, args)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("group", cases.GROUPS, ids=lambda g: g.__name__)
+def test_a_row_executed_literally_is_the_primitive(group, seed):
+    counts = Counter()
+    for run in drawn(group, seed):
+        table_rows = rules(run.signature)
+        assert table_rows is not None, run.signature.primitive
+        with jax.enable_x64(True):
+            ours = literal(run, table_rows)
+        assert same(ours, run.results), f"{table_rows[0]} of {run.signature}, seed {seed}"
+        counts[run.signature.primitive] += 1
+    assert counts
+
+
+def shift_read(rule):
+    """The first read index with a loop, off by one."""
+    term = rule.terms[0]
+    number, access = next((n, a) for n, a in enumerate(term) if any(i.terms for i in a.dims))
+    dim = next(d for d, i in enumerate(access.dims) if i.terms)
+    index = access.dims[dim]
+    moved = replace(index, constant=index.constant + 1)
+    dims = (*access.dims[:dim], moved, *access.dims[dim + 1 :])
+    read = Access(access.operand, dims)
+    return replace(rule, terms=((*term[:number], read, *term[number + 1 :]), *rule.terms[1:]))
+
+
+def other_combine(rule):
+    others = {rows.SUM: rows.MAX, rows.MAX: rows.MIN, rows.MIN: rows.MAX, rows.PRODUCT: rows.SUM}
+    others |= {rows.ARGMAX: rows.ARGMIN, rows.OR: rows.AND, rows.PICK: rows.SUM}
+    init = 0 if rule.combine == rows.PICK and rule.init is None else rule.init
+    return replace(rule, combine=others[rule.combine], init=init)
+
+
+def swap_result(rule):
+    """Two result dimensions of one size change places."""
+    first, second, *rest = rule.results[0]
+    return replace(rule, results=((second, first, *rest),))
+
+
+def drop_guard(rule):
+    return replace(rule, guards=rule.guards[1:])
+
+
+def other_window(rule):
+    """The whole window starts one later."""
+    return replace(rule, symbols=tuple(replace(s, high=s.high - 1) for s in rule.symbols))
+
+
+def other_direction(rule):
+    return replace(rule, prefix=(rule.prefix[0], not rule.prefix[1]))
+
+
+def without_init(rule):
+    return replace(rule, init=None, linear=frozenset(), addends=frozenset())
+
+
+# Every fault shows: the maxima stand in the first row, and no two reads are alike.
+X = np.random.default_rng(7).normal(size=(5, 5))
+IDS = np.array([4, 0, 2])
+take = lambda x, i: jax.numpy.take(x, i, axis=0)
+grow = lambda x: jax.lax.pad(x, np.float64(2.5), ((1, 1, 0), (0, 0, 0)))
+window = lambda x: jax.lax.reduce_window(x, -np.inf, jax.lax.max, (1, 2), (1, 1), "VALID")
+kernel = X[:, :, None][:, :, :1] * np.ones(3)
+convolve = lambda x, k: jax.lax.conv_general_dilated(x, k, (1,), [(1, 1)])
+MUTATIONS = [
+    (lambda x: x * 2, (X,), (shift_read, swap_result)),
+    (lambda x: x.T @ x, (X,), (shift_read, other_combine)),
+    (lambda x, y: x @ y, (X, X + 1), (swap_result, shift_read)),
+    (lambda x: x.sum(1), (X,), (shift_read, other_combine)),
+    (lambda x: x.max(0), (X - 9 * np.arange(5)[:, None],), (shift_read, other_combine)),
+    (lambda x: jax.lax.argmax(x, 0, np.int32), (X,), (shift_read, other_combine)),
+    (lambda x: jax.lax.cumsum(x, 1), (X,), (other_direction, shift_read)),
+    (lambda x: x.reshape(25), (X,), (shift_read,)),
+    (lambda x: x[1:3], (X,), (shift_read,)),
+    (lambda x: jax.lax.rev(x, (0,)), (X,), (shift_read,)),
+    (grow, (X,), (shift_read, without_init)),
+    (lambda x: jax.numpy.concatenate([x, 2 * x]), (X,), (shift_read,)),
+    (take, (X, IDS), (drop_guard, other_window, shift_read)),
+    (lambda x, i: x.at[i].add(x[:3] * 3), (X, IDS), (drop_guard, other_combine, without_init)),
+    (lambda x: jax.lax.dynamic_slice(x, (2, 0), (2, 5)), (X,), (drop_guard, shift_read)),
+    (window, (X,), (shift_read, other_combine)),
+    (convolve, (X[None], kernel), (shift_read, other_combine)),
+]
+
+
+@pytest.mark.parametrize(("fn", "args", "mutations"), MUTATIONS)
+def test_a_changed_row_is_caught(fn, args, mutations):
+    with jax.enable_x64(True):
+        run = list(runs(fn, args))[-1]
+        (rule,) = rules(run.signature)
+        assert same(literal(run, (rule,)), run.results)
+        for mutate in mutations:
+            mutant = mutate(rule)
+            assert not same(literal(run, (mutant,)), run.results), f"{mutate.__name__}: {mutant}"
