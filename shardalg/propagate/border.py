@@ -65,11 +65,12 @@ def start(
 def settle_borders(
     graph: Graph, annotations: Annotations, layouts: Layouts, numbers: list[int]
 ) -> list[int]:
-    """Replicate completed arguments and results whose size does not divide; returns the values
-    changed.
+    """Replicate completed arguments and results whose size does not divide.
 
-    JAX takes and returns even shards only; this is what XLA's propagation does at the program's
-    border.
+    JAX takes and returns even shards only; XLA's propagation does the same at the border.
+
+    Returns:
+      The values changed.
     """
     ends = [*zip(graph.arguments, annotations.arguments, strict=True)]
     ends += zip(graph.results, annotations.results, strict=True)
@@ -83,15 +84,17 @@ def settle_borders(
 
 
 def settle_loops(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[int]:
-    """Give body results and results of a loop the layout of the body argument that carries them;
-    the values changed.
+    """Give a loop's carried results, in and after the body, the layout of the body argument.
 
     A carry has one layout, its body argument's. Only annotated values keep another, and are
     resharded at the loop's border; so are initial values and constants, which may have other
     readers.
+
+    Returns:
+      The values changed.
     """
     carried = {tie.source: tie.target for tie in graph.ties if tie.kind == "carry"}
-    repairs = [(source, target) for source, target in carried.items()]
+    repairs = list(carried.items())
     repairs += [
         (tie.target, carried[tie.source])
         for tie in graph.ties

@@ -12,6 +12,7 @@ from shardalg.propagate.fixpoint import Fixpoint
 from shardalg.propagate.history import Record, conflicts, history
 from shardalg.propagate.index import Rules, index
 from shardalg.propagate.layouts import Layouts
+from shardalg.propagate.merges import merges
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options
 
@@ -34,11 +35,12 @@ def propagate(
     layouts = Layouts(annotations.mesh, options.policy)
     steps = index(graph, table)
     numbers, seeds = border.start(graph, annotations, layouts, steps)
+    begin = tuple(numbers)
     fixpoint = Fixpoint(steps, layouts, numbers, options.priorities)
     fixpoint.run()
     looped = border.settle_loops(graph, layouts, numbers)
     uneven = border.settle_borders(graph, annotations, layouts, numbers)
-    record = Record(graph, fixpoint, seeds, tuple(looped), tuple(uneven))
+    record = Record(graph, fixpoint, begin, seeds, tuple(looped), tuple(uneven))
     known = layouts.shardings()
     shardings = tuple([known[number] for number in numbers])
     return ShardedGraph(
@@ -50,6 +52,7 @@ def propagate(
         annotations,
         partial(history, record),
         partial(conflicts, record),
+        partial(merges, record),
     )
 
 

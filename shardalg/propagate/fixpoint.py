@@ -1,8 +1,8 @@
 """Sweeps forward and backward until nothing refines, level by level.
 
-A step is visited again only when a layout of its tensors changed, in the order of full sweeps, since
-order decides conflicts: a byte per step and per value says what is due, and `bytearray.find` walks
-to the next one. Equal (kind, layouts) are decided once.
+A step is visited again only when a layout of its tensors changed, in the order of full sweeps,
+since order decides conflicts: a byte per step and per value says what is due, and
+`bytearray.find` walks to the next one. Equal (kind, layouts) are decided once.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Fixpoint:
         return outcome.other if fits == [False, True] else outcome
 
     def _ahead(self, value: int) -> Dims | None:
-        """What a chain of single readers that ends in a partitioned value would want for `value`."""
+        """What a chain of single readers that ends in a partitioned value wants for `value`."""
         chain = self._chain(value)
         if chain is None:
             return None
@@ -185,7 +185,7 @@ class Fixpoint:
         return dims
 
     def _chain(self, value: int) -> list[tuple[int, int]] | None:
-        """(step, operand position) from a value to the first partitioned one, each the only reader."""
+        """(step, operand) from a value to the first partitioned one, each the only reader."""
         chain: list[tuple[int, int]] = []
         while len(chain) < LONGEST_CHAIN:
             readers = self.index.readers[value]

@@ -19,12 +19,13 @@ class Record:
     """A finished completion.
 
     Attributes:
-      seeds: value to its first layout number, of annotated values.
+      begin: the layout number per value before the first sweep; seeds: those of annotated values.
       looped, uneven: values that the ends changed (see `border.py`).
     """
 
     graph: Graph
     fixpoint: Fixpoint
+    begin: tuple[int, ...]
     seeds: dict[int, int]
     looped: tuple[int, ...]
     uneven: tuple[int, ...]
@@ -47,10 +48,15 @@ def _reasons(record: Record) -> Iterator[Reason]:
         if change.value < len(record.graph.values):
             tensors = steps.tensors[change.step]
             yield Reason(
-                change.value, layouts.sharding(change.number), "completed",
-                steps.nodes[change.step], change.direction, _inside(tensors, change.sources,
-                record), steps.kind(change.step).role, change.level,
-            )  # fmt: skip
+                change.value,
+                layouts.sharding(change.number),
+                "completed",
+                steps.nodes[change.step],
+                change.direction,
+                _inside(tensors, change.sources, record),
+                steps.kind(change.step).role,
+                change.level,
+            )
     for kind, values in (("loop", record.looped), ("border", record.uneven)):
         for value in values:
             yield Reason(value, layouts.sharding(fixpoint.numbers[value]), kind)

@@ -1,4 +1,4 @@
-"""What completion knows of a node: its role class and, per tensor dimension, the loops that carry its digits."""
+"""What completion knows of a node: its role class, and the loops that carry digits."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ class Image:
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """All that a step depends on besides layouts; tensors are numbered operands first, then
-    results.
+    """All that a step depends on besides layouts. Tensors are numbered operands first.
 
     Attributes:
       role: role class, a key of `priority.LEVELS`.
@@ -64,7 +63,8 @@ class Kind:
         """The layout that tensor `source` on `dims` asks of tensor `target`.
 
         >>> from shardalg.algebra.digits import Digit
-        >>> merge = Kind("layout", (((("i", 4),), (("j", 8),)), ((("i", 4), ("j", 8)),)), ((4, 8), (32,)), (128, 128), 1, (True,))
+        >>> maps = ((("i", 4),), (("j", 8),)), ((("i", 4), ("j", 8)),)
+        >>> merge = Kind("layout", maps, ((4, 8), (32,)), (128, 128), 1, (True,))
         >>> merge.project(0, 1, ((Digit(2, 4),), (Digit(1, 2),)))
         ((Digit(stride=2, size=4), Digit(stride=1, size=2)),)
         >>> merge.project(1, 0, ((Digit(1, 2),),))
@@ -79,7 +79,7 @@ class Kind:
 
 
 def _spread(digits: Digits, entry: tuple[tuple[str, int], ...], loops: dict[str, Digits]) -> None:
-    """Give a dimension's digits to its loops, major first: the next loop starts where one is used up."""
+    """Give a dimension's digits to its loops, major first: the next starts where one is used up."""
     rest = digits
     for loop, extent in entry:
         taken, filled = _prefix(rest, extent)
@@ -91,7 +91,7 @@ def _spread(digits: Digits, entry: tuple[tuple[str, int], ...], loops: dict[str,
 
 
 def _prefix(digits: Digits, extent: int) -> tuple[Digits, bool]:
-    """The digits that divide `extent` (0: all of them), and whether they split it to single elements."""
+    """The digits that divide `extent` (0: all of them), and whether they split it to elements."""
     if not extent:
         return digits, False
     count, number = 0, 1
@@ -104,7 +104,7 @@ def _prefix(digits: Digits, extent: int) -> tuple[Digits, bool]:
 def _gathered(
     entry: tuple[tuple[str, int], ...], loops: dict[str, Digits], used: set[str]
 ) -> Digits:
-    """The digits of a dimension from those of its loops; a loop serves one dimension of a tensor."""
+    """A dimension's digits from those of its loops; a loop serves one dimension of a tensor."""
     out: Digits = ()
     for loop, extent in entry:
         digits = () if loop in used else loops.get(loop, ())
@@ -145,7 +145,7 @@ def role_of(rule: Rule) -> str:
 
 
 def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> Kind:
-    """The kind of a tie: one tensor on both sides, but for leading dimensions that one side lacks."""
+    """The kind of a tie: one tensor on both sides, but for leading dimensions one side lacks."""
     rank = len(shape)
     inner = tuple(((f"d{i}", 0),) for i in range(rank))
     maps = tuple(((),) * extra + inner for extra in drop)

@@ -1,4 +1,4 @@
-"""Layouts of one completion, each a number: interned, so that a step is looked up by a tuple of integers."""
+"""Layouts of one completion, each a number, so that a step is looked up by a tuple of integers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ Dims = tuple[Digits, ...]
 
 
 class Layouts:
-    """Numbers for (shape, dims, fixed, open dimensions), and the rule by which one replaces
-    another.
+    """Numbers for (shape, dims, fixed, open dimensions), and how one replaces another.
 
     `fixed` layouts were annotated: only their open dimensions change, and only where merging is on.
     """

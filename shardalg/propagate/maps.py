@@ -7,12 +7,12 @@ from shardalg.graph.ir import Signature
 from shardalg.ops.rule import Rule
 
 Loops = tuple[tuple[str, int], ...]
-"""Loops of one dimension, major first, each with the extent that its digits must divide (0: any digits will do)."""
+"""Loops of a dimension, major first, each with the extent that its digits must divide (0: any)."""
 Map = tuple[Loops, ...]
 
 
 def row_maps(signature: Signature, rules: tuple[Rule, ...]) -> tuple[Map, ...]:
-    """Per tensor (operands, then results) and dimension, its loops. Several rows make one result each."""
+    """Per tensor (operands first) and dimension, its loops. Several rows make one result each."""
     operands: list[Map] = [((),) * len(t.shape) for t in signature.operands]
     for rule in reversed(rules):
         for position, dims in rule.operands.items():
@@ -64,7 +64,7 @@ def dim_loops(rule: Rule, index: Index) -> Loops:
 
 
 def _nest(rule: Rule, index: Index, terms: list[tuple[str, int]]) -> Loops:
-    """The loops of an index that counts through them like digits; () if it does not, or if a window slides along it."""
+    """The loops of an index that counts through them like digits; () of others and of windows."""
     slides = any(name in rule.local or name not in rule.result_loops for name, _ in terms)
     if len(terms) == 1 or index.div > 1 or index.constant or slides:
         return ()

@@ -34,7 +34,7 @@ LAST_LEVEL = 3
 def level(role: str, direction: str) -> int:
     """First level at which a step of this role acts in this direction.
 
-    >>> level("broadcast", "forward"), level("broadcast", "backward"), level("pointwise", "backward")
+    >>> level("broadcast", "forward"), level("broadcast", "backward"), level("layout", "forward")
     (3, 2, 0)
     """
     return LEVELS[role][direction == BACKWARD]

@@ -19,8 +19,8 @@ class Reason:
     Attributes:
       value: the value; layout: what it became.
       kind: "annotated", "annotated operand" (of an annotation), "completed", "border" (uneven
-        argument or result),
-        "loop" (made equal to the value that a loop carries) or "replicated" (nothing reached it).
+        argument or result), "loop" (made equal to what the loop carries), or "replicated" (nothing
+        reached it).
       node: the node it came through (of a loop's border: the call), None without one.
       direction: "forward", "backward" or "".
       sources: the values whose layouts it took.
@@ -53,7 +53,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A choice that order decided: `value` kept one layout and refused another that a node asked for."""
+    """A choice that order decided: `value` kept one layout and refused another one asked for."""
 
     value: int
     node: int | None
@@ -61,6 +61,9 @@ class Conflict:
     sources: tuple[int, ...]
     kept: Sharding
     refused: Sharding
+
+
+Merge = tuple[int, Sharding, Sharding, Sharding]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +74,7 @@ class ShardedGraph:
       shardings: one per value.
       results: one per result of the function: its annotation, or its value's layout.
       fixed: values that annotations determine.
-      options: what the completion was asked for.
+      annotations: what was asked for.
     """
 
     graph: Graph
@@ -82,6 +85,7 @@ class ShardedGraph:
     annotations: Annotations
     _history: Callable[[], tuple[Reason, ...]] = field(repr=False)
     _conflicts: Callable[[], tuple[Conflict, ...]] = field(repr=False)
+    _merges: Callable[[], tuple[Merge, ...]] = field(repr=False)
 
     @cached_property
     def history(self) -> tuple[Reason, ...]:
@@ -100,10 +104,16 @@ class ShardedGraph:
         """Layouts that nodes still ask for and that values without annotation do not have."""
         return self._conflicts()
 
+    @cached_property
+    def merges(self) -> tuple[Merge, ...]:
+        """(value, first, second, both) wherever two layouts were merged into one, in order."""
+        return self._merges()
+
     def why(self, value: int) -> str:
         """Why a value has its layout, in words."""
         return self.reasons[value].text(self.graph)
 
     def __repr__(self) -> str:
         tiled = sum(not s.is_replicated for s in self.shardings)
-        return f"ShardedGraph({len(self.shardings)} values on {self.mesh!r}, {tiled} partitioned, {len(self.fixed)} annotated)"
+        counts = f"{tiled} partitioned, {len(self.fixed)} annotated"
+        return f"ShardedGraph({len(self.shardings)} values on {self.mesh!r}, {counts})"

@@ -140,7 +140,7 @@ def _seen(kind: Kind, source: int, numbers: Numbers, layouts: Layouts) -> Dims:
 
 
 def _matrix_forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome:
-    """Of two operands that would each improve the result, the larger first, or as look-ahead says."""
+    """Of two operands that would each improve the result the larger goes first."""
     (target,) = kind.results
     number, how = numbers[target], (merging, False)
     useful = [
@@ -182,7 +182,7 @@ def wishes(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[
 def _with_other(
     kind: Kind, numbers: Numbers, layouts: Layouts, wish: tuple[int, list[Offer]]
 ) -> list[Offer]:
-    """A contraction's operand from result and other operand: both if they merge, else more tiles."""
+    """A contraction's operand from result and other operand: merged, else the one of more tiles."""
     target, found = wish
     other = 1 - target
     side = kind.project(other, target, layouts.dims[numbers[other]])

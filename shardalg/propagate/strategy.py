@@ -47,9 +47,10 @@ class Strategy:
 
     Attributes:
       in_shardings: prefix of the tuple of arguments, of `PartitionSpec`, `Sharding`,
-      `NamedSharding` or None (complete it). out_shardings: prefix of the result, likewise.
-      sites: name of an `annotate` site to its spec; it replaces a spec that the site carries
-        itself.
+        `NamedSharding` or None (complete it).
+      out_shardings: prefix of the result, likewise.
+      sites: name of an `annotate` site to its spec, also as a tuple of axis names; it replaces a
+        spec that the site carries itself.
     """
 
     mesh: Mesh
@@ -60,7 +61,7 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Annotations:
-    """A strategy on one graph: a sharding or None for each argument, result and site (`graph.sites`)."""
+    """A strategy on one graph: a sharding or None per argument, result and site (`graph.sites`)."""
 
     mesh: Mesh
     arguments: tuple[Sharding | None, ...]

@@ -1,7 +1,8 @@
 """Which graph value is which HLO instruction of a recorded compile.
 
-Anchors are the operators that survive compilation (dots, reduces, constraints, ...). An anchor's signature is its kind,
-its shape and the signatures of the nearest anchors above each operand; equal signatures are one value.
+Anchors are the operators that survive compilation (dots, reduces, constraints, ...). An anchor's
+signature is its kind, its shape and the signatures of the nearest anchors above each operand; equal
+signatures are one value.
 """
 
 import re

@@ -72,11 +72,14 @@ class Builder:
         return result
 
     def scan(self, inits, body, *, xs=(), consts=(), length=3):
-        """A scan; `body(builder, consts, carries, slices) -> (carries, ys)`; returns outer results."""
+        """A scan of `body(builder, consts, carries, slices) -> (carries, ys)`: its results."""
         number = len(self.spans)
         self.spans.append([])
         outer, self.region = self.region, number
-        shape = lambda v: self.values[v].type.shape
+
+        def shape(value):
+            return self.values[value].type.shape
+
         inner = [self.value(shape(v), "region_argument") for v in (*consts, *inits)]
         slices = [self.value(shape(v)[1:], "region_argument") for v in xs]
         made, ys = body(self, inner[: len(consts)], inner[len(consts) :], slices)
@@ -117,8 +120,11 @@ class Builder:
 
 
 def annotations(graph, given=None, wanted=None, sites=None, mesh=MESH):
-    """Annotations from {argument number: sharding}, {result number: sharding}, {site number: sharding}."""
-    pick = lambda table, count: tuple((table or {}).get(i) for i in range(count))
+    """Annotations from tables of number to sharding, of arguments, results and sites."""
+
+    def pick(table, count):
+        return tuple((table or {}).get(i) for i in range(count))
+
     return Annotations(
         mesh,
         pick(given, len(graph.arguments)),

@@ -26,7 +26,7 @@ def test_a_carry_and_a_stack_take_the_layout_of_the_initial_value():
 
 
 def test_slices_take_all_but_the_leading_dimension():
-    b, (h, w), (result, stack, carry, made) = layers()
+    b, (h, _), (result, stack, carry, made) = layers()
     graph = b.graph(result, stack)
     done = propagate(graph, annotations(graph, given={1: layout((3, 16, 16), "x", None, "y")}))
     assert axes(done.shardings[made]) == ((), ("y",))
@@ -37,7 +37,7 @@ def test_slices_take_all_but_the_leading_dimension():
 
 
 def test_stacks_ask_backward_only_from_the_second_level_on():
-    b, (h, w), (result, stack, carry, made) = layers()
+    b, _, (result, stack, _, made) = layers()
     graph = b.graph(result, stack)
     done = propagate(graph, annotations(graph, wanted={1: layout((3, 8, 16), None, "x", None)}))
     assert axes(done.shardings[made]) == (("x",), ())

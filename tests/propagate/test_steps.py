@@ -12,35 +12,45 @@ def complete(builder, results, **given):
     return propagate(graph, annotations(graph, **given))
 
 
+def reshape(*sizes):
+    return "reshape", {"new_sizes": sizes, "dimensions": None}, sizes
+
+
+def other(primitive, result, **params):
+    return primitive, params, result
+
+
+ROW_OF_BROADCAST = other("broadcast_in_dim", (3, 8), shape=(3, 8), broadcast_dimensions=(1,))
+PART = other("slice", (6, 8), start_indices=(1, 0), limit_indices=(7, 8), strides=None)
 ONE_OPERAND = [
-    # primitive, parameters, operand, result, operand's axes, axes expected on the result
-    ("transpose", {"permutation": (1, 0)}, (8, 16), (16, 8), ("x", "y"), (("y",), ("x",))),
-    ("reduce_sum", {"axes": (1,)}, (8, 16), (8,), ("x", "y"), (("x",),)),
-    ("broadcast_in_dim", {"shape": (3, 8), "broadcast_dimensions": (1,)}, (8,), (3, 8), ("y",), ((), ("y",))),
-    ("reshape", {"new_sizes": (4, 2, 6), "dimensions": None}, (8, 6), (4, 2, 6), ("y", "x"), (("y",), (), ("x",))),
-    ("reshape", {"new_sizes": (2, 4, 6), "dimensions": None}, (8, 6), (2, 4, 6), (("x", "y"), None), (("x",), ("y",), ())),
-    ("reshape", {"new_sizes": (2, 4, 6), "dimensions": None}, (8, 6), (2, 4, 6), ("y", None), ((), (), ())),
-    ("reshape", {"new_sizes": (8, 6), "dimensions": None}, (2, 4, 6), (8, 6), ("x", "y", None), (("x", "y"), ())),
-    ("reshape", {"new_sizes": (16, 6), "dimensions": None}, (4, 4, 6), (16, 6), ("x", "y", None), (("x",), ())),
-    ("reshape", {"new_sizes": (16, 6), "dimensions": None}, (4, 4, 6), (16, 6), (None, "y", None), ((), ())),
-    ("squeeze", {"dimensions": (0,)}, (1, 8), (8,), (None, "y"), (("y",),)),
-    ("cumsum", {"axis": 0, "reverse": False}, (8, 4), (8, 4), ("x", "y"), (("x",), ("y",))),
-    ("slice", {"start_indices": (1, 0), "limit_indices": (7, 8), "strides": None}, (8, 8), (6, 8), ("x", "y"), (("x",), ("y",))),
-]  # fmt: skip
+    # node, shape of its operand, the operand's axes, axes expected on the result
+    (other("transpose", (16, 8), permutation=(1, 0)), (8, 16), ("x", "y"), (("y",), ("x",))),
+    (other("reduce_sum", (8,), axes=(1,)), (8, 16), ("x", "y"), (("x",),)),
+    (ROW_OF_BROADCAST, (8,), ("y",), ((), ("y",))),
+    (reshape(4, 2, 6), (8, 6), ("y", "x"), (("y",), (), ("x",))),
+    (reshape(2, 4, 6), (8, 6), (("x", "y"), None), (("x",), ("y",), ())),
+    (reshape(2, 4, 6), (8, 6), ("y", None), ((), (), ())),
+    (reshape(8, 6), (2, 4, 6), ("x", "y", None), (("x", "y"), ())),
+    (reshape(16, 6), (4, 4, 6), ("x", "y", None), (("x",), ())),
+    (reshape(16, 6), (4, 4, 6), (None, "y", None), ((), ())),
+    (other("squeeze", (8,), dimensions=(0,)), (1, 8), (None, "y"), (("y",),)),
+    (other("cumsum", (8, 4), axis=0, reverse=False), (8, 4), ("x", "y"), (("x",), ("y",))),
+    (PART, (8, 8), ("x", "y"), (("x",), ("y",))),
+]
 
 
-@pytest.mark.parametrize("case", ONE_OPERAND, ids=lambda case: f"{case[0]}-{case[2]}-{case[4]}")
+@pytest.mark.parametrize("case", ONE_OPERAND, ids=lambda case: f"{case[0][0]}-{case[1]}-{case[2]}")
 def test_forward_through_one_operand(case):
-    primitive, params, shape, out, given, expected = case
+    (primitive, params, out), shape, given, expected = case
     b = Builder()
     made = b.node(primitive, (b.argument(*shape),), out, **params)
     done = complete(b, [made], given={0: layout(shape, *given)})
     assert axes(done.shardings[made]) == expected
 
 
-@pytest.mark.parametrize("case", ONE_OPERAND[:3], ids=lambda case: case[0])
+@pytest.mark.parametrize("case", ONE_OPERAND[:3], ids=lambda case: case[0][0])
 def test_backward_through_one_operand(case):
-    primitive, params, shape, out, given, expected = case
+    (primitive, params, out), shape, given, expected = case
     b = Builder()
     a = b.argument(*shape)
     made = b.node(primitive, (a,), out, **params)
@@ -82,20 +92,28 @@ def test_the_larger_operand_wins_an_axis_that_both_want_and_the_conflict_is_kept
 
 
 def test_look_ahead_overrules_the_larger_operand():
+    def product(wanted):
+        b = Builder()
+        x, w = b.argument(16, 8), b.argument(8, 64)
+        made = b.dot(x, w)
+        summed = b.node("reduce_sum", (made,), (16,), axes=(1,))
+        given = {0: layout((16, 8), "x"), 1: layout((8, 64), None, "x")}
+        done = complete(b, [summed], given=given, wanted=wanted)
+        return axes(done.shardings[made])
+
+    assert product({}) == ((), ("x",))
+    assert product({0: layout((16,), "x")}) == (("x",), ())
+
+
+def test_the_merges_are_told_with_both_sides():
     b = Builder()
-    x, w = b.argument(16, 8), b.argument(8, 64)
+    x, w = b.argument(8, 16), b.argument(16, 32)
     made = b.dot(x, w)
-    kept = b.node("neg", (made,), (16, 64))
-    given = {0: layout((16, 8), "x"), 1: layout((8, 64), None, "x")}
-    plain = complete(b, [kept], given=given)
-    assert axes(plain.shardings[made]) == ((), ("x",))
-    b = Builder()
-    x, w, g = b.argument(16, 8), b.argument(8, 64), b.argument(16, 64)
-    made = b.dot(x, w)
-    # A broadcast acts after contractions, so that the chain's end is not passed back before.
-    summed = b.node("reduce_sum", (made,), (16,), axes=(1,))
-    done = complete(b, [summed], given=given, wanted={0: layout((16,), "x")})
-    assert axes(done.shardings[made]) == (("x",), ())
+    done = complete(b, [made], given={0: layout((8, 16), "x"), 1: layout((16, 32), None, "y")})
+    ((value, first, second, both),) = done.merges
+    assert value == made
+    assert {axes(first), axes(second)} == {(("x",), ()), ((), ("y",))}
+    assert both == done.shardings[made]
 
 
 def test_pointwise_takes_the_operand_of_most_tiles_first_then_merges():

@@ -44,7 +44,8 @@ def test_prefixes_of_every_kind_of_spec_resolve(graph):
     assert axes(found.sites[0]) == (("x",), ("y",))
     whole = resolve(graph, Strategy(MESH, (P(None, "y"), None)))
     assert [s and axes(s) for s in whole.arguments] == [((), ("y",)), ((), ("y",)), None]
-    assert whole.results == (None,) and whole.sites == (None,)
+    assert whole.results == (None,)
+    assert whole.sites == (None,)
 
 
 def test_open_dimensions_and_axis_tuples():
@@ -52,9 +53,11 @@ def test_open_dimensions_and_axis_tuples():
     kept = b.annotate(b.argument(8, 8), "h", (("x",), ()), (1,))
     graph = b.graph(kept)
     own = resolve(graph, Strategy(MESH))
-    assert axes(own.sites[0]) == (("x",), ()) and own.sites[0].unspecified_dims == (1,)
+    assert axes(own.sites[0]) == (("x",), ())
+    assert own.sites[0].unspecified_dims == (1,)
     other = resolve(graph, Strategy(MESH, sites={"h": (("x", "y"), None)}))
-    assert axes(other.sites[0]) == (("x", "y"), ()) and not other.sites[0].unspecified_dims
+    assert axes(other.sites[0]) == (("x", "y"), ())
+    assert not other.sites[0].unspecified_dims
 
 
 BAD = [

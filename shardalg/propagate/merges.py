@@ -1,0 +1,66 @@
+"""The merges that a completion rests on, found again by replaying its changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardalg.algebra.sharding import Sharding
+from shardalg.propagate import priority
+from shardalg.propagate.fixpoint import Change
+from shardalg.propagate.history import Record
+from shardalg.propagate.kinds import Dims, Kind
+from shardalg.propagate.layouts import Layouts
+from shardalg.propagate.sharded import Merge
+from shardalg.propagate.step import Numbers, Offer, offers, wishes
+
+
+def merges(record: Record) -> tuple[Merge, ...]:
+    """Every two layouts that were merged into one, in order, with the value they were merged on."""
+    return tuple(_replayed(record))
+
+
+def _replayed(record: Record) -> Iterator[Merge]:
+    fixpoint, numbers = record.fixpoint, list(record.begin)
+    steps, layouts, count = fixpoint.index, fixpoint.layouts, len(record.graph.values)
+    for change in fixpoint.trail:
+        value = change.value
+        if change.level >= priority.MERGING_LEVEL:
+            key, kind = steps.pick[change.step](numbers), steps.kind(change.step)
+            target = _target(steps.tensors[change.step], kind, change)
+            shape = layouts.shapes[numbers[value]]
+            named = value if value < count else steps.tensors[change.step][0]
+            for parts in _merged(kind, key, layouts, (target, change)):
+                yield named, *(Sharding(layouts.mesh, shape, dims) for dims in parts)
+        numbers[value] = change.number
+
+
+def _target(tensors: Numbers, kind: Kind, change: Change) -> int:
+    side = kind.results if change.direction == priority.FORWARD else kind.operands
+    return next(k for k in side if tensors[k] == change.value)
+
+
+def _merged(
+    kind: Kind, key: Numbers, layouts: Layouts, where: tuple[int, Change]
+) -> Iterator[tuple[Dims, Dims, Dims]]:
+    """(first, second, merged) of the offers that a change took, in that order."""
+    target, _ = where
+    number = key[target]
+    for dims, origin in _taken(kind, key, layouts, where):
+        if len(origin) == 2:
+            yield (*(kind.project(k, target, layouts.dims[key[k]]) for k in origin), dims)
+        free = layouts.open[number]
+        asked = tuple(d if i in free else () for i, d in enumerate(dims)) if free else dims
+        new = layouts.improve(number, dims, True, False)
+        if new != number and layouts.tiles[number] > 1:
+            both = layouts.merged(kind.shapes[target], layouts.dims[number], asked)
+            if both == layouts.dims[new]:
+                yield layouts.dims[number], asked, both
+        number = new
+
+
+def _taken(kind: Kind, key: Numbers, layouts: Layouts, where: tuple[int, Change]) -> list[Offer]:
+    target, change = where
+    asks = offers if change.direction == priority.FORWARD else wishes
+    order = change.sources
+    found = [offer for offer in asks(kind, key, layouts, target) if set(offer[1]) <= set(order)]
+    return sorted(found, key=lambda offer: order.index(offer[1][0]))
