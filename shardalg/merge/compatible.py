@@ -51,7 +51,7 @@ def refines(fine: Sharding, coarse: Sharding) -> Verdict:
 
     Then `fine` is reached by slicing locally, and `coarse` by gathering. With the axes of
     `coarse` the major ones, an `n*m`-way split of a dimension `D` nests in the `n`-way one exactly
-    if `ceil(D/n) = m * ceil(D/(n*m))`; empty blocks lie in any other.
+    if `ceil(D/n) = m * ceil(D/(n*m))`, `n = 1` or `D <= 1`; empty blocks lie in any other.
 
     >>> mesh = Mesh({"x": 2, "y": 2})
     >>> both, x = (Sharding.from_axes([e], mesh, (10,)) for e in (("x", "y"), "x"))
@@ -202,7 +202,9 @@ def _nests(fine: Sharding, coarse: Sharding) -> bool:
         if split_prefix(a, b) is None:
             return False
         ratio = fine.parts[dim] // coarse.parts[dim]
-        if size > 1 and coarse.shard_shape[dim] != ratio * fine.shard_shape[dim]:
+        # m*ceil(D/(n*m)) >= ceil(D/n); where it is more, the first border of `coarse` is crossed
+        block = coarse.shard_shape[dim]
+        if size > block and block != ratio * fine.shard_shape[dim]:
             return False
     return True
 

@@ -13,7 +13,16 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.merge.claims import MaskClaim, MergeClaim, RadixLemma, RefineClaim
 from shardalg.merge.compatible import merge
 from shardalg.merge.encode import Atom, Number, Space, place_value, space
-from shardalg.merge.verdict import CLASSES, Verdict, Witness, digits_at, owner, placed
+from shardalg.merge.verdict import (
+    CLASSES,
+    Verdict,
+    Witness,
+    block_of,
+    digits_at,
+    offset_at,
+    owner,
+    placed,
+)
 
 Place = int | str
 Values = tuple[tuple[str, int], ...]
@@ -130,7 +139,7 @@ def _agrees(
     symbolic = devices.space is not None and devices.space.symbolic
     if not isinstance(place, int) or symbolic:
         return a == b  # the same function has the same number of parts, hence the same block
-    return a * operand.shard_shape[place] == b * claim.result.shard_shape[place]
+    return a * block_of(operand, place) == b * block_of(claim.result, place)
 
 
 def _major_part(coarse: Digits, fine: Digits, devices: _Devices) -> z3.BoolRef:
@@ -154,17 +163,13 @@ def _differs(
 
     def read(values: Values) -> Witness:
         position = devices.position(values)
-        rows = [(place, _offset(s, place, position)) for s, place in pairs]
-        faults = [(p, a) for p, a in rows if a != _offset(result, p, position)]
+        rows = [(place, offset_at(s, place, position)) for s, place in pairs]
+        faults = [(p, a) for p, a in rows if a != offset_at(result, p, position)]
         place, offset = (faults or rows)[0]
-        offsets = (offset, _offset(result, place, position))
+        offsets = (offset, offset_at(result, place, position))
         return Witness(result.mesh.order[position], place, offsets)
 
     return read
-
-
-def _offset(sharding: Sharding, place: Place, position: int) -> int:
-    return partition_id(digits_at(sharding, place), position) * _block(sharding, place)
 
 
 def _balance(result: Sharding, devices: _Devices) -> Obligation:
@@ -242,7 +247,7 @@ def _two_offsets(verdict: Verdict, devices: _Devices) -> list[Obligation]:
         device = verdict.witness.device
         assert device is not None
         position = verdict.operands[0].mesh.position(device)
-        a, b = (devices.value(digits) * _block(s, place) for s, digits in _zip(verdict, rows))
+        a, b = (devices.value(digits) * block_of(s, place) for s, digits in _zip(verdict, rows))
         return [Obligation(tuple(devices.fixed("d", position)), a != b)]
     first, second = (found.atoms_of(digits) for digits in rows)
     alone = [atom for atom in (*first, *second) if (atom in first) != (atom in second)]
@@ -265,10 +270,6 @@ def _moved(first: tuple[Atom, ...], second: tuple[Atom, ...]) -> list[Atom]:
 
 def _zip(verdict: Verdict, rows: list[Digits]) -> Iterable[tuple[Sharding, Digits]]:
     return zip(verdict.operands, rows, strict=True)
-
-
-def _block(sharding: Sharding, place: Place) -> int:
-    return sharding.shard_shape[place] if isinstance(place, int) else 1
 
 
 def _unheld(verdict: Verdict, devices: _Devices) -> Obligation:

@@ -121,32 +121,30 @@ def _fact(first: Digit, second: Digit) -> str | None:
     return f"{tops} divides {first.stride} or {second.stride}"
 
 
-def differing_position(first: Digits, second: Digits, size: int) -> int | None:
-    """A position where two digit tuples give different partition ids; None if they never do."""
-    strides = [d.stride for d in (*first, *second) if d.stride < size]
-    for position in (*strides, *range(size)):
-        if partition_id(first, position) != partition_id(second, position):
-            return position
-    return None
+def block_of(sharding: Sharding, place: int | str) -> int:
+    """What one step of the partition id is worth: the block size; 1 for a class.
+
+    A dimension of size 0 has no offsets to compare, so its partition ids are compared.
+    """
+    return max(1, sharding.shard_shape[place]) if isinstance(place, int) else 1
+
+
+def offset_at(sharding: Sharding, place: int | str, position: int) -> int:
+    """Offset of a dimension, or partition id of a class, on the device at a position."""
+    return partition_id(digits_at(sharding, place), position) * block_of(sharding, place)
 
 
 def _offset_witness(verdict: Verdict) -> Witness:
     """A device on which the operands put the dimension at different offsets."""
     assert verdict.failure is not None
-    place = verdict.failure.dims[0]
-    first, second = (digits_at(s, place) for s in verdict.operands)
-    mesh = verdict.operands[0].mesh
-    position = differing_position(first, second, mesh.size)
-    assert position is not None, "a refused dimension lies alike on every device"
-    size = verdict.operands[0].shape[place] if isinstance(place, int) else None
-    offsets = [_offset(digits, position, size) for digits in (first, second)]
-    return Witness(mesh.order[position], place, (offsets[0], offsets[1]))
-
-
-def _offset(digits: Digits, position: int, size: int | None) -> int:
-    """The offset on a dimension of `size`; of a class, which has none, the partition id."""
-    p = partition_id(digits, position)
-    return p if size is None else p * -(-size // parts(digits))
+    place, (first, second) = verdict.failure.dims[0], verdict.operands
+    mesh = first.mesh
+    split = (*digits_at(first, place), *digits_at(second, place))
+    for position in (*(d.stride for d in split if d.stride < mesh.size), *range(mesh.size)):
+        a, b = (offset_at(s, place, position) for s in verdict.operands)
+        if a != b:
+            return Witness(mesh.order[position], place, (a, b))
+    raise AssertionError("a refused dimension lies alike on every device")
 
 
 def _order_witness(verdict: Verdict) -> Witness:

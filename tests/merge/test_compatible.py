@@ -1,0 +1,266 @@
+"""Merging: the closed form against enumeration of the definition, and what a refusal says."""
+
+import itertools
+import random
+import timeit
+
+import pytest
+
+from shardalg.algebra.digits import Digit
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding, replicated
+from shardalg.errors import ShardingError
+from shardalg.merge.compatible import compatible, merge
+
+from . import brute
+
+MESH = Mesh({"x": 2, "y": 2, "z": 3})
+
+
+def axes(*entries, mesh=MESH, shape=None, **more):
+    return Sharding.from_axes(entries, mesh, shape or (12,) * len(entries), **more)
+
+
+def check_witness(verdict):
+    """The numbers of a refusal, computed again from the operands."""
+    witness, (first, second) = verdict.witness, verdict.operands
+    if witness.tile:
+        owner = [s for s, dim in zip((first, second), witness.dims, strict=True)]
+        owner = [
+            s if s.parts[dim] > 1 else other
+            for s, other, dim in zip(owner, owner[::-1], witness.dims, strict=True)
+        ]
+        held = [
+            tuple(s.partition_id(d, i) for s, i in zip(owner, witness.dims, strict=True))
+            for d in first.mesh.order
+        ]
+        assert held.count(witness.tile) == witness.count < witness.expected
+    else:
+        found = [s.shard_offset(witness.device, witness.dim) for s in (first, second)]
+        assert tuple(found) == witness.offsets
+        assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_all_shardings_of_all_device_orders(size):
+    """Every pair of balanced tables, against a search through all of them."""
+    shape = (8, 8)
+    tables = brute.tables(size)
+    shardings = [brute.sharding_of(table, shape) for table in tables]
+    given = [brute.offsets(s) for s in shardings]
+    fits = [[brute.agrees(t, g, shape) for t in tables] for g in given]
+    answers = {True: 0, False: 0}
+    for i, j in itertools.product(range(len(tables)), repeat=2):
+        verdict = merge(shardings[i], shardings[j])
+        truth = any(a and b for a, b in zip(fits[i], fits[j], strict=True))
+        assert bool(verdict) == truth, (shardings[i], shardings[j])
+        answers[truth] += 1
+        if truth and (i + j) % 7 == 0:
+            assert brute.is_merge(verdict.sharding, shardings[i], shardings[j])
+        elif not truth and (i + j) % 7 == 0:
+            check_witness(verdict)
+    assert min(answers.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"a": 2, "b": 3}, {"c": 3, "d": 2}),
+        ({"a": 2, "b": 2, "c": 3}, {"d": 3, "e": 4}),
+        ({"a": 4, "b": 3}, {"c": 6, "d": 2}),
+        ({"a": 2, "b": 4}, {"c": 4, "d": 2}),
+    ],
+    ids=repr,
+)
+def test_two_meshes_over_the_same_devices(first, second):
+    """Digits of two factorizations: balance counted, not taken from the theorem."""
+    shape = (24, 24)
+    rows = [brute.digit_shardings(Mesh(m), shape) for m in (first, second)]
+    surprising = 0
+    for a, b in itertools.product(*rows):
+        verdict = merge(a, b)
+        union = brute.offsets(a) | brute.offsets(b)
+        clash = any(
+            brute.offsets(a)[d] != brute.offsets(b)[d] for d in brute.offsets(a).keys() & union
+            if d in brute.offsets(b)
+        )
+        joined = [tuple(s.partition_id(p, d) for d, s in _owners(a, b)) for p in range(a.mesh.size)]
+        counts = {joined.count(t) for t in joined}
+        total = 1
+        for d, s in _owners(a, b):
+            total *= s.parts[d]
+        truth = not clash and counts == {a.mesh.size // total}
+        assert bool(verdict) == truth, (a, b)
+        if truth:
+            assert brute.is_merge(verdict.sharding, a, b)
+            surprising += verdict.condition is not None
+        else:
+            check_witness(verdict)
+    if first == {"a": 2, "b": 3}:
+        assert surprising > 0
+
+
+def _owners(a, b):
+    return [(d, a if a.parts[d] > 1 else b) for d in range(2) if max(a.parts[d], b.parts[d]) > 1]
+
+
+def test_merging_is_idempotent_commutative_and_associative():
+    mesh = Mesh({"x": 2, "y": 2})
+    rows = brute.digit_shardings(mesh, (8, 8))
+    for a, b in itertools.product(rows, repeat=2):
+        assert merge(a, a).sharding is a
+        both, swapped = merge(a, b), merge(b, a)
+        assert bool(both) == bool(swapped)
+        assert not both or both.sharding.key == swapped.sharding.key
+        for c in rows:
+            left = merge(both.sharding, c) if both else None
+            bc = merge(b, c)
+            right = merge(a, bc.sharding) if bc else None
+            if left and right:
+                assert left.sharding.key == right.sharding.key
+            assert bool(left) == bool(right)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (axes("x", None), axes(None, "y"), "[x, y]"),
+        (axes("x", None), axes("x", None), "[x, None]"),
+        (axes(("x", "y"), None), axes(None, "z"), "[(x, y), z]"),
+        (axes(None, None), axes("y", "x"), "[y, x]"),
+        (axes("x", "?"), axes(None, "y"), "[x, (y, ?)]"),
+        (axes("x", None, unreduced=["z"]), axes(None, "y", unreduced=["z"]), "[x, y]{U:z}"),
+    ],
+)
+def test_merges(first, second, expected):
+    verdict = merge(first, second)
+    assert verdict.sharding.text() == expected
+    assert "agree on the dimensions that both split" in verdict.reason
+    assert verdict.witness is verdict.condition is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind", "message"),
+    [
+        (axes("x", None), axes("y", None), "offset", r"differently on dimension 0 .*\n.*shard_off"),
+        (axes(("x", "y")), axes(("y", "x")), "offset", "differently on dimension 0"),
+        (axes(("x", "y")), axes("x"), "offset", "differently on dimension 0"),
+        (axes("x", None), axes(None, "x"), "overlap", r"no device would hold tile \(0, 1\)"),
+        (axes(("z", "x"), None), axes(None, "x"), "overlap", "dimension 0 and dimension 1 by the"),
+        (axes("x", "?"), axes("x", "y", shape=(12, 12)), None, ""),
+        (axes(None, "?"), axes("x", None), "closed", "one of them holds closed, on dimension 0"),
+        (axes("x", unreduced=["y"]), axes("x"), "class", "differ on the unreduced digits"),
+        (axes(None, unreduced=["x"]), axes("x"), "class", r"partition_id\(6, unreduced\) = 1"),
+    ],
+)
+def test_refusals(first, second, kind, message):
+    verdict = merge(first, second)
+    assert (verdict.failure.kind if verdict.failure else None) == kind
+    assert verdict.sharding is None or kind is None
+    if kind is not None:
+        with pytest.raises(AssertionError, match="(?s)" + message):
+            raise AssertionError(verdict.reason)
+        assert first.text() in verdict.reason
+        assert second.text() in verdict.reason
+
+
+def test_explicitly_replicated_digits_stay_free():
+    kept = Sharding(MESH, (12, 12), ((), ()), replicated=MESH.digits(["x"]))
+    assert merge(kept, axes("y", None)).sharding.text() == "[y, None]{R:x}"
+    verdict = merge(axes("x", None), kept)
+    assert verdict.failure.dims == (0, "replicated")
+    assert "the replicated digits" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (axes("x"), axes(("x", "y")), "[(x, y)]"),
+        (axes(("x", "y")), axes("x"), "[(x, y)]"),
+        (axes("y"), axes(("x", "y")), None),
+        (axes("x", "y"), axes(("x", "y"), None), None),
+        (axes(("x", "z"), None), axes("x", "y"), "[(x, z), y]"),
+    ],
+)
+def test_prefixes_nest_under_shardy(first, second, expected):
+    verdict = merge(first, second, policy="shardy")
+    assert (verdict.sharding.text() if verdict else None) == expected
+    if expected and first.parts[0] != second.parts[0]:
+        assert not merge(first, second)
+
+
+def test_sub_axes_are_prefixes():
+    mesh = Mesh({"x": 8})
+    half = Sharding(mesh, (16,), ((Digit(4, 2),),))
+    assert merge(half, axes("x", mesh=mesh, shape=(16,)), policy="shardy").sharding.text() == "[x]"
+
+
+def test_device_orders_meet():
+    """Two orders of one mesh: what digits cannot say is compared device by device."""
+    natural, other = Mesh({"x": 2, "y": 4}), Mesh({"x": 2, "y": 4}, [0, 3, 1, 2, 4, 7, 6, 5])
+    x, y = (axes(name, None, mesh=other) for name in "xy")
+    verdict = merge(x, axes(None, "y", mesh=natural))
+    assert brute.is_merge(verdict.sharding, x, axes(None, "y", mesh=natural))
+    refused = merge(y, axes("y", None, mesh=natural))
+    assert not refused
+    check_witness(refused)
+    with pytest.raises(ShardingError, match="order their devices differently"):
+        merge(y, axes("y", "?", mesh=natural))
+
+
+def test_three_meshes_are_counted():
+    """Pairs of digits coexist on 30 devices, all three do not: 6 * 15 tiles on 30 devices."""
+    mesh = Mesh({"d": 30})
+    pair = Sharding(mesh, (30, 30, 30), ((Digit(2, 3),), (Digit(3, 5),), ()))
+    third = Sharding(mesh, (30, 30, 30), ((), (), (Digit(5, 2),)))
+    verdict = merge(pair, third)
+    ids = list(zip(*(range(30),), strict=True))
+    tiles = {
+        tuple(s.partition_id(p, d) for s, d in ((pair, 0), (pair, 1), (third, 2))) for (p,) in ids
+    }
+    assert bool(verdict) == (len(tiles) == 30)
+    assert verdict or verdict.failure.kind == "joint"
+
+
+def test_what_cannot_be_compared():
+    with pytest.raises(ShardingError, match=r"shapes \(12,\) and \(12, 12\)"):
+        merge(axes("x"), axes("x", None))
+    with pytest.raises(ShardingError, match="different devices"):
+        merge(axes("x"), axes("x", mesh=Mesh({"x": 2})))
+    with pytest.raises(ShardingError, match=r"policy 'xla' is not one of \['gspmd', 'shardy'\]"):
+        merge(axes("x"), axes("x"), policy="xla")
+
+
+def test_compatible_is_merge_by_another_name():
+    for a, b in itertools.product(brute.digit_shardings(Mesh({"x": 2, "y": 2}), (8, 8)), repeat=2):
+        verdict = compatible(a, b)
+        assert bool(verdict) == bool(merge(a, b))
+        assert verdict.relation == "compatible"
+
+
+def test_replicated_merges_with_everything():
+    for sharding in brute.digit_shardings(MESH, (12, 12)):
+        assert merge(replicated((12, 12), MESH), sharding).sharding.key == sharding.key
+
+
+def test_speed_does_not_depend_on_the_devices():
+    """Microseconds at 8 and at 2048 devices; a loop over devices would be 256 times slower."""
+    seconds = {}
+    for n in (2, 512):
+        mesh = Mesh({"x": n, "y": 4})
+        a, b = (axes(*row, mesh=mesh, shape=(4096, 4096)) for row in (("x", None), (None, "y")))
+        seconds[n] = min(timeit.repeat(lambda a=a, b=b: merge(a, b), number=300, repeat=5)) / 300
+    print({n: f"{s * 1e6:.1f} us" for n, s in seconds.items()})
+    assert seconds[512] < 5 * seconds[2]
+
+
+def test_a_mutated_rule_would_be_seen():
+    """Without the balance check the enumeration disagrees: it is not vacuous."""
+    rng = random.Random(1)
+    shardings = brute.digit_shardings(Mesh({"x": 2, "y": 2}), (8, 8))
+    pairs = rng.sample(list(itertools.product(shardings, repeat=2)), 60)
+    naive = [
+        all(x == y or not (x and y) for x, y in zip(a.dims, b.dims, strict=True)) for a, b in pairs
+    ]
+    truth = [brute.compatible(a, b) for a, b in pairs]
+    assert naive != truth == [bool(merge(a, b)) for a, b in pairs]
