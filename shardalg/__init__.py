@@ -39,8 +39,10 @@ _PUBLIC = {
     "shardalg.merge.compatible": ("merge", "compatible", "refines"),
     "shardalg.merge.verdict": ("Verdict",),
     "shardalg.propagate.strategy": ("Strategy", "Options"),
-    "shardalg.graph.annotate": ("annotate",),
-    "shardalg.plan": ("Plan", "plan"),
+    "shardalg.graph.annotate": ("annotate", "mesh_split"),
+    "shardalg.plan": ("Plan", "plan", "load_plan"),
+    "shardalg.merge.prove": ("Proof", "prove"),
+    "shardalg.lower.host": ("host_devices",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted(_HOME)

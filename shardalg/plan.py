@@ -1,20 +1,18 @@
-"""The Plan: one JAX function on one mesh under one strategy, and every question one can ask of it."""
+"""The Plan: one JAX function on one mesh under one strategy, and all that can be asked of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardalg import plan_file
 from shardalg.algebra.mesh import Mesh
-from shardalg.errors import LoweringError, StrategyError
+from shardalg.errors import LoweringError, PlanFileError, ShardalgError, StrategyError
 from shardalg.graph.ir import Graph
-try:
-    from shardalg.graph.serial import graph_hash
-except ImportError:
-    graph_hash = None
+from shardalg.graph.serial import from_json, graph_hash, to_json
 from shardalg.graph.trace import trace
 from shardalg.ops.normalise import normalise
 from shardalg.ops.roles import roles
@@ -22,18 +20,17 @@ from shardalg.partition.partition import partition
 from shardalg.propagate import propagate
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
-from shardalg.report import tables
+from shardalg.report import reasons, tables
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
 from shardalg.table import Table
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.step_time import Cost
     from shardalg.lower import Lowered
     from shardalg.partition.verify import Report
+    from shardalg.table import DataFrame
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,11 +99,11 @@ class Plan:
         """
         return _planned(self.traced, strategy, options or self.options)
 
-    def shardings(self) -> pd.DataFrame:
+    def shardings(self) -> DataFrame:
         """Every value: name, shape, completed sharding, local shape, and why it is so."""
         return tables.shardings(self.sharded).df
 
-    def collectives(self) -> pd.DataFrame:
+    def collectives(self) -> DataFrame:
         """Every collective, in order of execution; bytes are per device and execution.
 
         `count` includes trip counts: a step's wire bytes are the sum of `wire_bytes * count`.
@@ -118,14 +115,14 @@ class Plan:
         """The table behind `collectives()`."""
         return tables.collectives(self.program, self.graph)
 
-    def warnings(self) -> pd.DataFrame:
+    def warnings(self) -> DataFrame:
         """What costs more than it needs to: operators without a row, with source line and bytes."""
         return self.warnings_table.df
 
     @cached_property
     def warnings_table(self) -> Table:
         """The table behind `warnings()`."""
-        return tables.warnings(self.program, self.graph)
+        return reasons.warnings(self.program, self.graph)
 
     def explain(self, value: str) -> Table:
         """Why a value is sharded as it is: the chain of steps back to the annotations.
@@ -137,7 +134,7 @@ class Plan:
         Raises:
           StrategyError: no value has that name.
         """
-        return tables.explanation(self.sharded, value)
+        return reasons.explanation(self.sharded, value)
 
     def verify(self) -> Report:
         """Every claim on which the program's equality with the function rests, with its proof.
@@ -184,8 +181,8 @@ class Plan:
         refuted = self.__dict__.get("_report")
         if refuted is not None and refuted.refuted:
             raise LoweringError(
-                f"the plan has {len(refuted.refuted)} refuted claims, the first: {refuted.refuted[0]}. "
-                "It would compute something else; see plan.verify()."
+                f"the plan has {len(refuted.refuted)} refuted claims, the first: "
+                f"{refuted.refuted[0]}. It would compute something else; see plan.verify()."
             )
         sites = {
             site.node: sharding
@@ -213,10 +210,19 @@ class Plan:
         return replace(self.traced, graph=again, fn=fn)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to a JSON file, atomically; `load_plan` reads it."""
-        from shardalg.plan_file import save
+        """Write the plan to a JSON file, atomically; `load_plan` reads it.
 
-        save(self, path)
+        The file holds the graph, the annotations and the options; the rest is derived again.
+        """
+        content = {
+            "graph": to_json(self.graph),
+            "annotations": plan_file.annotations_json(self.annotations),
+            "options": asdict(self.options),
+            "argument_roles": list(self.traced.argument_roles),
+            "donated": list(self.traced.donated),
+            "program": plan_file.digest(self.text()),
+        }
+        plan_file.write(path, content)
 
     def text(self) -> str:
         """The program with source lines."""
@@ -331,6 +337,38 @@ def from_annotations(traced: Traced, annotations: Annotations, options: Options)
     made = Plan(traced, annotations, options, sharded, program)
     if options.strict and len(made.warnings_table):
         raise StrategyError(
-            f"strict=True, and the plan has warnings:\n{made.warnings_table}\nAdd a row, or allow them."
+            f"strict=True, and the plan has warnings:\n{made.warnings_table}\n"
+            "Add a row, or allow them."
         )
     return made
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan that `Plan.save` wrote: it prints, costs and verifies.
+
+    `lower` then needs the function again, and checks that its graph is the planned one. No text of
+    the file is evaluated; the program is derived again and its digest compared.
+
+    Raises:
+      PlanFileError: no such file, cut short, edited, of another schema, or made by a version of
+        shardalg that plans otherwise.
+    """
+    content = plan_file.read(path)
+    try:
+        traced = Traced(
+            from_json(content["graph"]),
+            tuple(content["argument_roles"]),
+            donated=tuple(content["donated"]),
+        )
+        annotations = plan_file.read_annotations(content["annotations"])
+        loaded = from_annotations(traced, annotations, Options(**content["options"]))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ShardalgError) as error:
+        raise PlanFileError(
+            f"{path}: its content is no plan ({type(error).__name__}: {error}). Save it again."
+        ) from None
+    if plan_file.digest(loaded.text()) != content["program"]:
+        raise PlanFileError(
+            f"{path} was planned by a version of shardalg that decides otherwise: the program it "
+            "gives here is another one. Plan the function again."
+        )
+    return loaded

@@ -17,6 +17,8 @@ from shardalg.errors import TableError
 if TYPE_CHECKING:
     import pandas as pd
 
+    DataFrame = pd.DataFrame
+
 _LATEX_ESCAPES = str.maketrans(
     {
         "\\": r"\textbackslash{}",

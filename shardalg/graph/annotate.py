@@ -7,12 +7,14 @@ like the value; under `vmap` the new dimension is left open, not replicated.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import mesh_split as split_shape
 from shardalg.errors import NotationError, ShardingError, TraceError
 
 Spec = tuple[tuple[str, ...], ...]
@@ -74,10 +76,17 @@ def mesh_split_value(
 
 
 def mesh_split(
-    x: object, mesh: Mesh, dims_mapping: Sequence[int], unspecified_dims: Sequence[int] = ()
-) -> object:
-    """See `mesh_split_value`."""
-    return mesh_split_value(x, mesh, dims_mapping, unspecified_dims)
+    x: Any, mesh: Mesh, dims_mapping: Sequence[Any], unspecified_dims: Sequence[int] = ()
+) -> Any:
+    """The paper's `mesh_split`: of a shape the `Sharding`, of a JAX value the annotated value.
+
+    See `shardalg.algebra.sharding.mesh_split` and `mesh_split_value`.
+
+    >>> mesh_split((64, 1024, 8192), Mesh({"X": 8, "Y": 16}), [0, -1, 1])
+    Sharding([X, None, Y], shape=(64, 1024, 8192), Mesh(X=8, Y=16))
+    """
+    of = split_shape if isinstance(x, tuple | list) else mesh_split_value
+    return of(x, mesh, dims_mapping, unspecified_dims)
 
 
 def mapping_spec(mesh: Mesh, dims_mapping: Sequence[int], *, rank: int) -> Spec:

@@ -18,6 +18,10 @@ from shardalg.spmd.check import check
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
 
+# What an argument's role makes of it where it moves.
+MOVING = {"parameters": "weight", "data": "activation"}
+
+
 class Partitioner:
     """One run: the context, the homes of all values, and what was decided per distinct node."""
 
@@ -26,7 +30,9 @@ class Partitioner:
         self.graph = sharded.graph
         self.layouts: dict[Sharding, Sharding] = {}
         self.homes = self._plain(sharded.shardings)
-        self.context = PartitionContext(self.graph, tuple(roles), options.keep_gathers)
+        self.context = PartitionContext(
+            self.graph, tuple([MOVING.get(r, r) for r in roles]), options.keep_gathers
+        )
         self.plans: dict[NodeKey, NodePlan] = {}
 
     def run(self) -> SpmdProgram:

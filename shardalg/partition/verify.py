@@ -28,7 +28,7 @@ from shardalg.spmd.program import (
 from shardalg.table import Table
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from shardalg.table import DataFrame
 
 NOT_CLAIMED, TRUSTED = "not_claimed", "trusted"
 STATUSES = ("proved", "trusted", "not_claimed", "unknown", "refuted")
@@ -77,7 +77,7 @@ class Report:
         return Table(columns, tuple((c.node, c.claim, c.status, c.ms, c.smt2) for c in self.claims))
 
     @property
-    def df(self) -> pd.DataFrame:
+    def df(self) -> DataFrame:
         """The table as a DataFrame."""
         return self.table.df
 
