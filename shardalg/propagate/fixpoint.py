@@ -71,16 +71,16 @@ class Fixpoint:
     def _enter(self, level: int) -> None:
         """Make due what begins to act at this level, and what merging may now change."""
         self.level, self.merging = level, level >= priority.MERGING_LEVEL
-        index = self.index
-        begins = {d: [n == level for n in first] for d, first in self.first.items()}
-        forward, backward = begins[FORWARD], begins[BACKWARD]
-        self.due_steps = _either(self.due_steps, bytes([forward[k] for k in index.kind_of_step]))
-        due = bytearray(len(self.due_places))
-        for kind, values in zip(index.kind_of_step, index.tensors, strict=True):
-            if backward[kind]:
-                for value in values[: index.kinds[kind].num_operands]:
-                    due[index.place[value]] = 1
-        self.due_places = _either(self.due_places, due)
+        index, forward, backward = self.index, self.first[FORWARD], self.first[BACKWARD]
+        for kind, steps in enumerate(index.steps_of_kind):
+            if forward[kind] == level:
+                for position in steps:
+                    self.due_steps[position] = 1
+            if backward[kind] == level:
+                count = index.kinds[kind].num_operands
+                for position in steps:
+                    for value in index.tensors[position][:count]:
+                        self.due_places[index.place[value]] = 1
         if level == priority.MERGING_LEVEL:
             self.due_steps = _either(self.due_steps, self.retry_steps)
             self.due_places = _either(self.due_places, self.retry_places)
@@ -128,36 +128,29 @@ class Fixpoint:
             places[place] = 1
 
     def _backward_sweep(self) -> bool:
-        due, order, closed, changed = self.due_places, self.index.order, self.closed, False
-        place = due.rfind(1)
-        while place >= 0:
-            due[place] = 0
-            if not closed[order[place]]:
-                changed |= self._visit_value(order[place], place)
-            place = due.rfind(1, 0, place)
-        return changed
-
-    def _visit_value(self, value: int, place: int) -> bool:
-        """Offer a value what each of its readers wants, in program order."""
-        index, numbers, level = self.index, self.numbers, self.level
+        """Offer each due value, last ones first, what its readers want, in program order."""
+        index, due, level = self.index, self.due_places, self.level
+        kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
         memos, first = self.memos[BACKWARD, self.merging], self.first[BACKWARD]
-        changed, retry = False, False
-        for position, k in index.readers[value]:
-            kind = index.kind_of_step[position]
-            if first[kind] > level:
-                continue
-            key = index.pick[position](numbers)
-            outcome = memos[kind].get(key, UNKNOWN)
-            if outcome is UNKNOWN:
-                outcome = memos[kind][key] = self._step(kind, key, BACKWARD)
-            if outcome is None:
-                continue
-            retry |= outcome.retry
-            if k in outcome.changed:
-                new, sources = outcome.layouts[k], outcome.sources[k]
-                self._write(Change(value, new, position, BACKWARD, sources, level))
-                changed = True
-        self.retry_places[place] = retry
+        changed, place = False, due.rfind(1)
+        while place >= 0:
+            due[place], value, retry = 0, index.order[place], False
+            for position, k in () if self.closed[value] else index.readers[value]:
+                kind = kind_of_step[position]
+                if first[kind] > level:
+                    continue
+                key = pick[position](numbers)
+                outcome = memos[kind].get(key, UNKNOWN)
+                if outcome is UNKNOWN:
+                    outcome = memos[kind][key] = self._step(kind, key, BACKWARD)
+                if outcome is not None:
+                    retry |= outcome.retry
+                    if k in outcome.changed:
+                        new, sources = outcome.layouts[k], outcome.sources[k]
+                        self._write(Change(value, new, position, BACKWARD, sources, level))
+                        changed = True
+            self.retry_places[place] = retry
+            place = due.rfind(1, 0, place)
         return changed
 
     def _looked_ahead(self, position: int, outcome: Outcome) -> Outcome:

@@ -28,7 +28,8 @@ class Index:
     result's annotation, while the value itself stays free.
 
     Attributes:
-      kinds: the distinct kinds; kind_of_step: per step, the number of its kind.
+      kinds: the distinct kinds; kind_of_step: per step, the number of its kind; steps_of_kind: the
+        reverse.
       tensors: per step, its values; pick: the same as a function of a list of layouts.
       nodes: per step, the node it is (of a tie the call, of a result None).
       readers: per value, (step, operand position) of every read, in order.
@@ -40,6 +41,7 @@ class Index:
 
     kinds: list[Kind]
     kind_of_step: list[int]
+    steps_of_kind: list[list[int]]
     tensors: list[tuple[int, ...]]
     pick: list[itemgetter]
     nodes: list[int | None]
@@ -78,6 +80,7 @@ def _index(graph: Graph, kinds: _Kinds) -> Index:
     return Index(
         kinds.found,
         [kind for kind, _, _ in steps],
+        _by_kind(steps, len(kinds.found)),
         tensors,
         [itemgetter(*values) for values in tensors],
         [node for _, _, node in steps],
@@ -170,6 +173,13 @@ def _exits(graph: Graph, kinds: _Kinds) -> Iterator[Step]:
         shape = graph.values[value].type.shape
         if shape:
             yield kinds.of_tie(shape, False), (value, number), None
+
+
+def _by_kind(steps: list[Step], count: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(count)]
+    for position, (kind, _, _) in enumerate(steps):
+        found[kind].append(position)
+    return found
 
 
 def _neighbours(
