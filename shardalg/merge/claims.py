@@ -68,23 +68,28 @@ class MaskClaim:
     Attributes:
       size: elements of the global dimension.
       digits: what splits it (their number of values is `n`).
-      block, bound: what the program compares with; the right ones are `s` and `size`.
+      block, bound: what the program compares with; the right ones are `s` and `size` (None).
     """
 
     size: int
     digits: Digits
     block: int
-    bound: int
+    bound: int | None = None
 
     @property
     def parts(self) -> int:
         """Number of partitions."""
         return parts(self.digits)
 
+    @property
+    def limit(self) -> int:
+        """The number that the mask compares with."""
+        return self.size if self.bound is None else self.bound
+
     def text(self) -> str:
         """The statement in words."""
         return (
-            f"p*{self.block} + x < {self.bound} holds exactly for the elements that exist of "
+            f"p*{self.block} + x < {self.limit} holds exactly for the elements that exist of "
             f"{self.size} in {self.parts} parts"
         )
 

@@ -353,11 +353,11 @@ def _refine_for_all(claim: RefineClaim) -> list[Obligation]:
 
 def _mask(claim: MaskClaim, symbolic: bool) -> list[Obligation]:
     p, x = z3.Ints("p x")
-    right = claim.block == -(-claim.size // claim.parts) and claim.bound == claim.size
+    right = claim.block == -(-claim.size // claim.parts) and claim.limit == claim.size
     if not symbolic or not right:
         block = -(-claim.size // claim.parts)
         inside = (p >= 0, p < claim.parts, x >= 0, x < block)
-        goal = (p * claim.block + x < claim.bound) == (x < _clip(claim.size - p * block, block))
+        goal = (p * claim.block + x < claim.limit) == (x < _clip(claim.size - p * block, block))
         return [Obligation(inside, goal)]
     size, n, block = z3.Ints("size n block")
     ceil = (n >= 1, size >= 1, n * block >= size, n * (block - 1) < size)

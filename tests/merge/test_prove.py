@@ -177,9 +177,11 @@ def test_refinements_for_all_sizes():
         (64, 8, 8, 64, "proved"),
         (3, 8, 1, 3, "proved"),
         (1, 1, 1, 1, "proved"),
+        (10, 4, 3, None, "proved"),
         (10, 4, 3, 11, "refuted"),
         (10, 4, 3, 9, "refuted"),
         (10, 4, 2, 10, "refuted"),
+        (10, 4, 2, None, "refuted"),
         (10, 4, 4, 10, "refuted"),
     ],
 )
@@ -189,7 +191,7 @@ def test_masks(size, n, block, bound, status, sizes):
     if status == "refuted":
         at = dict(proof.witness)
         exists = at["p"] * -(-size // n) + at["x"] < size
-        assert (at["p"] * block + at["x"] < bound) != exists
+        assert (at["p"] * block + at["x"] < (size if bound is None else bound)) != exists
 
 
 def test_the_lemma_that_the_encoding_takes_as_known():
