@@ -8,6 +8,7 @@ products it then executes (tests/oracle/README.md, tests/oracle/record_flops.py)
 
 import functools
 import json
+import math
 import types
 from dataclasses import dataclass
 
@@ -64,7 +65,7 @@ def case(name, dtype="bfloat16"):
 
 
 @functools.cache
-def plan(name, dtype="bfloat16", compiler="cpu_gspmd"):
+def plan(name, dtype="bfloat16", keep_gathers=False, compiler="cpu_gspmd"):
     """Our plan of a program, its results where that compiler put them."""
     chosen = case(name, dtype)
     return sa.plan(
@@ -73,6 +74,7 @@ def plan(name, dtype="bfloat16", compiler="cpu_gspmd"):
         mesh=chosen.mesh,
         in_shardings=chosen.in_shardings,
         out_shardings=chosen.out_shardings(compiler),
+        options=sa.Options(keep_gathers=keep_gathers),
     )
 
 
@@ -104,20 +106,31 @@ def global_dot_flops(graph):
 
 
 def compare(name, compiler="cpu_gspmd"):
-    """One row: bytes and product flops of a device and step, ours and XLA's, and their ratios."""
-    made = plan(name, compiler=compiler)
-    ours, theirs = our_wire_bytes(made.program), corpus.wire_bytes(name, compiler)
-    flops = our_dot_flops(made.program, made.graph)
+    """One row: bytes and product flops of a device and step, ours beside XLA's.
+
+    `kept_wire_bytes` are ours when an operand gathered in the forward pass is kept for the
+    backward pass, as XLA keeps it (common subexpressions); the default gathers it again and frees
+    it in between (the paper's section 5.1).
+    """
+    made, kept = (plan(name, keep_gathers=keep, compiler=compiler) for keep in (False, True))
+    ours, least = (float(our_wire_bytes(p.program)) for p in (made, kept))
+    flops, xla = our_dot_flops(made.program, made.graph), corpus.wire_bytes(name, compiler)
     xla_flops = json.loads(FACTS.read_text())[compiler][name]
     return {
         "program": name,
-        "wire_bytes": float(ours),
-        "xla_wire_bytes": theirs,
-        "bytes_ratio": float(ours) / theirs if theirs else (1.0 if not ours else float("inf")),
+        "wire_bytes": ours,
+        "kept_wire_bytes": least,
+        "xla_wire_bytes": float(xla),
+        "bytes_ratio": ratio(ours, xla),
+        "kept_bytes_ratio": ratio(least, xla),
         "dot_flops": flops,
         "xla_dot_flops": xla_flops,
-        "flops_ratio": flops / xla_flops,
+        "flops_ratio": ratio(flops, xla_flops),
     }
+
+
+def ratio(ours, theirs):
+    return ours / theirs if theirs else 1.0 if not ours else math.inf
 
 
 def table(compiler="cpu_gspmd"):

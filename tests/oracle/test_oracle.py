@@ -9,7 +9,9 @@ from shardalg.spmd.simulate import simulate
 from tests.oracle import record_flops
 
 # Where ours sends more than XLA, and why; a program that gets better must leave this list.
-MORE_BYTES = {}
+MORE_BYTES = {
+    "ffn_attempt2_grad": "W_in is gathered again in the backward pass, where XLA keeps the copy",
+}
 
 
 def worst(got, want):
@@ -35,6 +37,7 @@ def test_right_against_one_device(name):
 def test_no_more_bytes_than_xla_at_no_more_flops(name):
     row = oracle_bytes.compare(name)
     assert row["flops_ratio"] <= 1.0, row
+    assert row["kept_bytes_ratio"] <= 1.0, row
     assert (row["bytes_ratio"] > 1.0) == (name in MORE_BYTES), row
 
 

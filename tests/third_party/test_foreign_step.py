@@ -45,6 +45,11 @@ def places(specs):
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=foreign.is_spec)
 
 
+def placed(step):
+    """Copies of the arguments on the mesh; the originals outlive a donation."""
+    return jax.device_put(jax.tree.map(jax.numpy.array, step.arguments), places(step.in_shardings))
+
+
 def test_twenty_steps_equal_one_device(step, plan):
     expected = jax.tree.leaves(places(step.out_shardings[:2]))
 
@@ -59,7 +64,7 @@ def test_twenty_steps_equal_one_device(step, plan):
 
 
 def test_state_is_donated(step, plan):
-    arguments = jax.device_put(step.arguments, places(step.in_shardings))
+    arguments = placed(step)
     jax.block_until_ready(plan.lower()(*arguments))
     deleted = [leaf.is_deleted() for leaf in jax.tree.leaves(arguments[:2])]
     assert sum(deleted) > 0.9 * len(deleted)
@@ -73,7 +78,7 @@ def test_no_byte_is_moved_for_want_of_a_row(plan, show):
     show(f"foreign step: fallback gathers {fallback:.0f} of {total:.0f} wire bytes per step")
     assert total > 0
     assert fallback == 0
-    assert set(moved["role"]) <= {"weight", "activation", "gradient"}
+    assert "unknown" not in set(moved["role"])
 
 
 def test_every_value_is_explained(plan):
@@ -84,7 +89,7 @@ def test_every_value_is_explained(plan):
 
 
 def test_arrays_that_carry_shardings_need_no_specs(step, plan):
-    arguments = jax.device_put(step.arguments, places(step.in_shardings))
+    arguments = placed(step)
     other = sa.plan(
         step.step, *arguments, out_shardings=step.out_shardings, roles=foreign.ROLES
     )

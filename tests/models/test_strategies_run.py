@@ -1,0 +1,96 @@
+"""The three strategies of Table 1, run: simulated = lowered = one device, even and uneven."""
+
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+import shardalg as sa
+from shardalg.models import table1, training
+from shardalg.models.transformer import Config
+from shardalg.spmd.simulate import simulate
+
+EVEN = Config(B=4, S=4, M=16, H=32, N=8, D=4, V=16, dtype="float32")
+UNEVEN = Config(B=5, S=7, M=9, H=10, N=6, D=3, V=11, dtype="float32")
+SCANNED = Config(B=4, S=4, M=16, H=32, N=8, D=4, V=16, dtype="float32", scan=True)
+UNEVEN_REMAT = Config(B=5, S=7, M=9, H=10, N=6, D=3, V=11, dtype="float32", scan=True, remat=True)
+MESH = sa.Mesh({"X": 2, "Y": 4})
+# Position i of the mesh is device PERMUTED[i].
+PERMUTED = sa.Mesh({"X": 2, "Y": 4}, device_ids=(3, 1, 2, 0, 7, 6, 5, 4))
+STRATEGIES = tuple(table1.STRATEGIES)
+
+
+def planned(strategy, config, part, mesh=MESH):
+    chosen = training.part(part)
+    return sa.plan(
+        chosen.function(config),
+        *chosen.arguments(config),
+        strategy=table1.STRATEGIES[strategy](mesh, config, part),
+        roles=chosen.roles(),
+    )
+
+
+@cache
+def one_device(config, part):
+    """Arguments, and what the part gives on one device."""
+    chosen = training.part(part)
+    arguments = chosen.random_arguments(config)
+    return arguments, jax.tree.leaves(jax.jit(chosen.function(config))(*arguments))
+
+
+def check(got, want):
+    for a, b in zip(got, want, strict=True):
+        a, b = (np.asarray(x, np.float64) for x in (a, b))
+        assert np.abs(a - b).max() <= 1e-5 * max(1.0, np.abs(b).max())
+
+
+def flat(arguments):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
+
+
+@pytest.mark.parametrize("config", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("part", ["ffn_gradient", "attention_gradient", "layer_gradient"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_parts_simulated_and_lowered_equal_one_device(strategy, part, config):
+    plan = planned(strategy, config, part)
+    arguments, want = one_device(config, part)
+    check(simulate(plan.program, plan.graph, *flat(arguments)), want)
+    if part == "layer_gradient":  # it holds the other two
+        check(jax.tree.leaves(plan.lower()(*arguments)), want)
+
+
+@pytest.mark.parametrize("config", [EVEN, SCANNED, UNEVEN_REMAT], ids=["unrolled", "scan", "remat"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_train_steps_simulated_equal_one_device(strategy, config):
+    plan = planned(strategy, config, "train_step")
+    arguments, want = one_device(config, "train_step")
+    check(simulate(plan.program, plan.graph, *flat(arguments)), want)
+
+
+@pytest.mark.parametrize("config", [EVEN, SCANNED], ids=["unrolled", "scan"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_train_steps_lowered_equal_one_device(strategy, config):
+    plan = planned(strategy, config, "train_step")
+    arguments, want = one_device(config, "train_step")
+    check(jax.tree.leaves(plan.lower()(*arguments)), want)
+
+
+@pytest.mark.parametrize("part", ["ffn_gradient", "attention_gradient"])
+def test_other_device_orders_change_nothing_but_the_devices(part):
+    plan = planned("finalized", UNEVEN, part, PERMUTED)
+    straight = planned("finalized", UNEVEN, part)
+    assert plan.collectives_table == straight.collectives_table
+    arguments, want = one_device(UNEVEN, part)
+    check(simulate(plan.program, plan.graph, *flat(arguments)), want)
+    results = plan.lower()(*arguments)
+    check(jax.tree.leaves(results), want)
+    devices = [d.id for d in jax.tree.leaves(results)[0].sharding.mesh.devices.flat]
+    assert tuple(devices) == PERMUTED.device_ids
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("scan", [False, True])
+def test_no_fallback_in_the_train_step(strategy, scan):
+    plan = planned(strategy, Config(scan=scan), "train_step")
+    assert plan.warnings().empty
