@@ -31,6 +31,7 @@ class Lowered:
       user, run: axes of the user's mesh, and of the mesh that the collectives name.
       donate: flattened arguments whose memory the results may take.
       sites: graph node of an annotation to its sharding; the XLA twin constrains them.
+      verified: how far the plan was proved, in words; stands in every measurement.
     """
 
     program: SpmdProgram
@@ -39,6 +40,7 @@ class Lowered:
     run: Axes
     donate: tuple[int, ...] = ()
     sites: Mapping[int, Sharding] = field(default_factory=dict)
+    verified: str = "not verified"
 
     @cached_property
     def arguments(self) -> tuple[Border, ...]:
@@ -139,14 +141,14 @@ class Lowered:
         digits = [d for s in self.sites.values() for dim in s.dims for d in dim]
         return self.user if on_whole_axes(self.program.mesh, digits) else self.run
 
-    def measure(self, *args: Any, repeats: int = 20, verified: str = "not verified") -> Measurement:
-        """Both executables timed in turns on `args`."""
-        return measure(self, self.jit(), args, repeats=repeats, verified=verified)
+    def measure(self, *args: Any, repeats: int = 20) -> Measurement:
+        """Both executables timed in turns on `args`, their memory, and how far they differ."""
+        return measure(self, self.jit(), args, repeats=repeats, verified=self.verified)
 
     def __repr__(self) -> str:
         return (
             f"Lowered({len(self.arguments)} arguments, {len(self.results)} results, "
-            f"{self.program.mesh!r} on {self.run.mesh.devices.flat[0].platform})"
+            f"{self.program.mesh!r} on {self.run.mesh.devices.flat[0].platform}, {self.verified})"
         )
 
 

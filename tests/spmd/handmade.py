@@ -155,6 +155,8 @@ def swaps(combine="max"):
     x = b.add(p.AllToAll(1, 0, b.digits("y")), [x], b.sharding((8, 16), ("x", "y")))
     pairs = tuple((i, i // 4 * 4 + (i + 1) % 4) for i in range(8))
     rolled = b.add(p.CollectivePermute(b.digits("y"), pairs), [x], b.sharding((8, 16), ("x", "y")))
+    if combine is None:
+        return *b.program(rolled), (array(8, 16),), [np.roll(array(8, 16), 4, 1)]
     whole = b.add(
         p.AllReduce(b.digits("y"), combine), [rolled], b.sharding((8, 4), ("x", "")), shape=(4, 4)
     )
@@ -306,6 +308,7 @@ CASES = {
     "matmul_all_reduce": matmul_all_reduce,
     "matmul_uneven": matmul_uneven,
     "gather_then_scatter": gather_then_scatter,
+    "swaps": lambda: swaps(None),
     "swaps_max": swaps,
     "swaps_sum": lambda: swaps("sum"),
     "swaps_min": lambda: swaps("min"),
