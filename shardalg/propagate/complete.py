@@ -22,15 +22,29 @@ DEFAULT = Options()
 def propagate(
     graph: Graph, annotations: Annotations, options: Options = DEFAULT, *, table: Rules = rules
 ) -> ShardedGraph:
-    """Complete the shardings of a graph.
+    """Complete the shardings of a graph: a layout for every value, each with its reason.
+
+    Annotated values stay as they are but for open dimensions. The others take what their
+    neighbours ask for, in the order of XLA's sharding propagation: level by level
+    (`priority.py`), each to its fixed point, forward in program order, then backward; between two
+    layouts of one value `merge` decides. GSPMD, arXiv:2105.04663, section 3.5.
 
     Args:
       graph: normalised (implicit broadcasts explicit).
       annotations: of `resolve`.
       table: signature to its rows (None: nothing is inferred through the node).
 
-    Follows XLA's sharding propagation, level by level (see `priority.py`); GSPMD
-    (arXiv:2105.04663), section 3.5.
+    >>> import jax
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> from shardalg.graph.trace import trace
+    >>> from shardalg.propagate import Strategy, resolve
+    >>> P, f32 = jax.sharding.PartitionSpec, jax.numpy.float32
+    >>> x, w = jax.ShapeDtypeStruct((8, 16), f32), jax.ShapeDtypeStruct((16, 4), f32)
+    >>> graph = trace(lambda x, w: x @ w, x, w)
+    >>> strategy = Strategy(Mesh({"x": 2, "y": 4}), (P("x"), P(None, "y")))
+    >>> done = propagate(graph, resolve(graph, strategy))
+    >>> print(done.results[0].text(), "-", done.why(graph.results[0]))
+    [x, y] - from x, w through dot_general (contraction, forward, level 1)
     """
     layouts = Layouts(annotations.mesh, options.policy)
     steps = index(graph, table)

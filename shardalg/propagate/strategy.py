@@ -36,8 +36,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise StrategyError(
-                f"policy {self.policy!r} is not one of {list(POLICIES)}. "
-                "Use Options(policy='gspmd'), or leave it out."
+                f"policy {self.policy!r} is not one of {list(POLICIES)}; completion as Shardy does "
+                "it ('shardy') is not built yet. Use Options(policy='gspmd'), or leave it out."
             )
 
 
@@ -75,6 +75,18 @@ def resolve(graph: Graph, strategy: Strategy) -> Annotations:
     Raises:
       StrategyError: trees that do not match, unknown sites, and every spec that does not fit its
         value (unknown axes, axes used twice, more entries than dimensions), all in one message.
+
+    >>> import jax
+    >>> from shardalg.graph.trace import trace
+    >>> P, x = jax.sharding.PartitionSpec, jax.ShapeDtypeStruct((8, 16), "float32")
+    >>> graph = trace(lambda x: x + 1, x)
+    >>> resolve(graph, Strategy(Mesh({"X": 2}), (P("X"),))).arguments
+    (Sharding([X, None], shape=(8, 16), Mesh(X=2)),)
+    >>> resolve(graph, Strategy(Mesh({"X": 2}), (P("Y"),)))
+    Traceback (most recent call last):
+      ...
+    shardalg.errors.StrategyError: the annotations do not fit the function on Mesh(X=2):
+      argument x f32[8,16]: ... names 'Y' ..., which the mesh does not have. Its axes are ['X'].
     """
     trees = graph.trees or (None, None)
     given = _flat(strategy.in_shardings, trees[0], (graph.argument_paths, "in_shardings"))

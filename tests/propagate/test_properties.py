@@ -1,0 +1,125 @@
+"""What holds for every graph: the worklist is full sweeps, annotations stand, carries agree."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardalg.graph.ir import Graph
+from shardalg.ops.table import rules
+from shardalg.propagate import border, propagate
+from shardalg.propagate.fixpoint import Fixpoint
+from shardalg.propagate.index import index
+from shardalg.propagate.layouts import Layouts, extends
+from tests.propagate.small import Builder, annotations, axes, layout
+
+SPECS = [(None, None), ("x", None), (None, "x"), ("y", None), (None, "y"), ("x", "y"), ("y", "x")]
+
+
+def grow(b, consts, carries, slices):
+    """`carry + carry @ constant`, no stacked results."""
+    return [b.add(carries[0], b.dot(carries[0], consts[0]))], []
+
+
+MAKERS = {
+    "dot": lambda b, p, q: b.dot(p, q),
+    "add": lambda b, p, q: b.add(p, q),
+    "turn": lambda b, p, _: b.node("transpose", (p,), (8, 8), permutation=(1, 0)),
+    "spread": lambda b, p, _: b.broadcast(
+        b.node("reduce_sum", (p,), (8,), axes=(1,)), (8, 8), (0,)
+    ),
+    "site": lambda b, p, _: b.annotate(p),
+    "scan": lambda b, p, q: b.scan([p], grow, consts=[q])[0][0],
+}  # fmt: skip
+
+
+@st.composite
+def problems(draw):
+    """A graph of 8x8 values, and annotations on some of its arguments, results and sites."""
+    b = Builder()
+    values = [b.argument(8, 8) for _ in range(draw(st.integers(1, 4)))]
+    for _ in range(draw(st.integers(1, 10))):
+        p, q = (draw(st.sampled_from(values)) for _ in range(2))
+        values.append(MAKERS[draw(st.sampled_from(sorted(MAKERS)))](b, p, q))
+    graph = b.graph(*values[-2:])
+    spec = st.none() | st.sampled_from(SPECS)
+    opened = st.sampled_from([(), (), (1,)])
+
+    def some(count):
+        chosen = [(draw(spec), draw(opened)) for _ in range(count)]
+        return {
+            i: layout((8, 8), *s, open_dims=o) for i, (s, o) in enumerate(chosen) if s is not None
+        }
+
+    arguments, results, sites = map(some, (len(graph.arguments), 2, len(graph.sites)))
+    return graph, annotations(graph, arguments, results, sites)
+
+
+def swept(graph, given, everything_due):
+    """(layout per value, changes) after the sweeps, without what the ends change."""
+    layouts, steps = Layouts(given.mesh, "gspmd"), index(graph, rules)
+    numbers, _ = border.start(graph, given, layouts, steps)
+    kind = FullSweeps if everything_due else Fixpoint
+    fixpoint = kind(steps, layouts, numbers)
+    fixpoint.run()
+    return [layouts.sharding(n) for n in numbers], fixpoint
+
+
+class FullSweeps(Fixpoint):
+    """Every step and value in every sweep."""
+
+    def _forward_sweep(self):
+        self.due_steps[:] = b"\x01" * len(self.due_steps)
+        return super()._forward_sweep()
+
+    def _backward_sweep(self):
+        self.due_places[:] = b"\x01" * len(self.due_places)
+        return super()._backward_sweep()
+
+
+@given(problems())
+def test_visiting_what_is_due_equals_full_sweeps(problem):
+    quick, _ = swept(*problem, False)
+    full, _ = swept(*problem, True)
+    assert quick == full
+
+
+@given(problems())
+def test_annotations_stand_and_every_change_is_told(problem):
+    graph, given = problem
+    done = propagate(graph, given)
+    told = {reason.value: reason.layout for reason in done.history}
+    for value, sharding in enumerate(done.shardings):
+        if value in told:
+            assert told[value] == sharding
+            assert done.why(value)
+        else:
+            assert sharding.is_replicated
+    for value, annotated in zip(graph.arguments, given.arguments, strict=True):
+        if annotated is not None:
+            assert extends(done.shardings[value].dims, annotated.dims)
+            if not annotated.unspecified_dims:
+                assert done.shardings[value] == annotated
+
+
+@given(problems())
+def test_a_carry_has_one_layout(problem):
+    graph, given = problem
+    done = propagate(graph, given)
+    for tie in graph.ties:
+        if tie.kind == "carry" and tie.source not in done.fixed:
+            assert axes(done.shardings[tie.source]) == axes(done.shardings[tie.target])
+
+
+@given(problems())
+@settings(max_examples=25)
+def test_the_merges_told_are_merges(problem):
+    done = propagate(*problem)
+    for _, first, second, both in done.merges:
+        for a, b, c in zip(first.dims, second.dims, both.dims, strict=True):
+            assert c == (a or b)
+            assert not (a and b) or a == b
+
+
+def test_a_graph_without_nodes_completes():
+    graph = Builder().graph()
+    assert isinstance(graph, Graph)
+    assert propagate(graph, annotations(graph)).shardings == ()
