@@ -33,12 +33,21 @@ def _expands(signature: Signature) -> bool:
 
 
 def materialised(block: Block, graph: Graph) -> frozenset[int]:
-    """Values of a block that a contraction, a collective, a loop or its outside reads."""
+    """Values of a block that a contraction, a collective, a loop or its outside reads.
+
+    Not what a loop only reads as its constant: a broadcast is made again inside the loop.
+    """
     read: set[int] = set(block.results)
     for instruction in block.instructions:
         if not fuses(instruction, graph):
-            read.update(instruction.operands)
+            read.update(instruction.operands[_constants(instruction) :])
     return frozenset(read)
+
+
+def _constants(instruction: Instruction) -> int:
+    """Leading operands that are the constants of a loop."""
+    loop = instruction.attributes
+    return loop.num_consts if type(loop) is Loop else 0
 
 
 def fused(program: SpmdProgram, graph: Graph) -> frozenset[int]:

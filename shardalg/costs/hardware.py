@@ -44,6 +44,8 @@ class Hardware:
       link_bytes_per_s: what a device sends along one mesh axis, one way.
       latency_s: of one hop.
       axis_link_bytes_per_s: (axis name, bytes/s) of axes on other links, such as between hosts.
+      rebuilds: whether its compiler repeats pointwise operators in the backward pass instead of
+        keeping their results (`costs.saved`); XLA does on TPU, hardly on CPU.
       sources: where each figure is from, conflicting ones included.
 
     Raises:
@@ -60,6 +62,7 @@ class Hardware:
     link_bytes_per_s: float = math.inf
     latency_s: float = 0.0
     axis_link_bytes_per_s: tuple[tuple[str, float], ...] = ()
+    rebuilds: bool = False
     sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:
@@ -106,7 +109,8 @@ class Hardware:
         for figure, value in self._figures():
             if math.isfinite(value) and figure not in found:
                 found[figure] = [{"value": value, "source": self.name}]
-        return {"schema": SCHEMA, "name": self.name, "figures": found}
+        plain = {"schema": SCHEMA, "name": self.name, "rebuilds": self.rebuilds}
+        return {**plain, "figures": found}
 
 
 def _possible(name: str, value: Any) -> bool:
@@ -117,7 +121,8 @@ def _possible(name: str, value: Any) -> bool:
 def from_json(data: Any, *, where: str = "hardware") -> Hardware:
     """A `Hardware` from plain data.
 
-    `{"schema": ..., "name": ..., "figures": {figure: [{"value": ..., "source": ...}]}}`
+    `{"schema": ..., "name": ..., "figures": {figure: [{"value": ..., "source": ...}]}}`, and
+    "rebuilds": true where that holds.
 
     The first value of a figure is used, the others are kept as conflicting sources.
 
@@ -142,6 +147,7 @@ def from_json(data: Any, *, where: str = "hardware") -> Hardware:
         data["name"],
         tuple(reversed(peaks)),
         axis_link_bytes_per_s=tuple(reversed(links)),
+        rebuilds=data.get("rebuilds", False),
         sources=sources,
         **plain,
     )
@@ -155,6 +161,8 @@ def _sources(data: Any, where: str) -> Iterable[Source]:
         raise HardwareError(f"{where}: schema {found!r}, but {SCHEMA!r} is read: {entry}.")
     if not isinstance(data.get("name"), str) or not isinstance(data.get("figures"), dict):
         raise HardwareError(f"{where}: 'name' or 'figures' is missing; write {entry}.")
+    if not isinstance(data.get("rebuilds", False), bool):
+        raise HardwareError(f"{where}: 'rebuilds' is {data['rebuilds']!r}; write true or false.")
     for figure, entries in data["figures"].items():
         if not _known(figure):
             raise HardwareError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import expands, materialised
+from shardalg.costs.saved import last_uses, rebuilt_last_uses
 from shardalg.graph.ir import Graph
 from shardalg.spmd.program import Apply, Block, Instruction, Loop, SpmdProgram
 from shardalg.table import Table
@@ -78,6 +79,7 @@ def liveness(
     *,
     roles: Sequence[str] | None = None,
     donated: Sequence[int] = (),
+    rebuild: bool = False,
 ) -> Liveness:
     """The peak of the bytes alive on one device while the program runs.
 
@@ -94,12 +96,16 @@ def liveness(
       graph: without it no instruction is known to write over its operand, or to be a broadcast.
       roles: per graph value (`ops.roles.roles`); without it the classes read "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
+      rebuild: whether the backward pass rebuilds what pointwise operators can
+        (`costs.saved.rebuilt_last_uses`); needs the graph.
 
     The model is that of buffer assignment in XLA (`xla/service/buffer_assignment.h`), less layouts
     and fragmentation.
     """
     scan = _Scan(program, graph, tuple(roles or ()))
-    return scan.run(frozenset(program.block.arguments[i] for i in donated))
+    taken = frozenset(program.block.arguments[i] for i in donated)
+    last = rebuilt_last_uses(program, graph) if rebuild and graph else _last_uses(program.block)
+    return scan.run(taken, last)
 
 
 @dataclass
@@ -121,19 +127,36 @@ class _Timeline:
 
 
 @dataclass(frozen=True)
+class _Lives:
+    """Sizes of the values that a block starts with, those that never die, and last uses."""
+
+    start: dict[int, int]
+    pinned: frozenset[int]
+    last: dict[int, int]
+
+    def ends(self, length: int) -> list[list[int]]:
+        """Per instruction, the values whose last use it is."""
+        found: list[list[int]] = [[] for _ in range(length)]
+        for value, i in self.last.items():
+            if i < length:
+                found[i].append(value)
+        return found
+
+
+@dataclass(frozen=True)
 class _Scan:
     program: SpmdProgram
     graph: Graph | None
     roles: tuple[str, ...]
 
-    def run(self, donated: frozenset[int]) -> Liveness:
+    def run(self, donated: frozenset[int], last: dict[int, int]) -> Liveness:
         program, block = self.program, self.program.block
         constants = [local for local, _ in program.constants]
         start = dict.fromkeys([*block.arguments, *constants])
         sizes = {value: program.locals[value].bytes for value in start}
         pinned = frozenset(start) - donated
-        first = self.peak(block, sizes, pinned)
-        alive = self.peak(block, sizes, pinned, stop=first.at)
+        first = self.peak(block, _Lives(sizes, pinned, last))
+        alive = self.peak(block, _Lives(sizes, pinned, last), stop=first.at)
         held = {**alive.alive, **alive.inner}
         rows = (Alive(v, self.memory_class(v), self.name(v), size) for v, size in held.items())
         return Liveness(
@@ -144,17 +167,16 @@ class _Scan:
             sum(program.locals[v].bytes for v in set(block.results)),
         )
 
-    def peak(
-        self, block: Block, start: dict[int, int], pinned: frozenset[int], stop: int | None = None
-    ) -> _Timeline:
-        """The peak of a block whose `start` values have these sizes.
+    def peak(self, block: Block, lives: _Lives, stop: int | None = None) -> _Timeline:
+        """The peak of a block.
 
         With `stop`: what is alive while instruction `stop` runs, -1 being the start.
         """
-        last = _last_uses(block)
+        start, pinned, last = lives.start, lives.pinned, lives.last
         whole = materialised(block, self.graph) if self.graph else frozenset()
         line = _Timeline(dict(start), sum(start.values()))
         line.peak = line.total
+        ends = lives.ends(len(block.instructions))
         if stop == -1:
             return line
         for value in start:
@@ -162,8 +184,7 @@ class _Scan:
                 line.drop(value)
         for i, instruction in enumerate(block.instructions):
             inner = self.inside(instruction)
-            dying = [v for v in dict.fromkeys(instruction.operands) if last[v] == i]
-            dying = [v for v in dying if v not in pinned]
+            dying = [v for v in ends[i] if v not in pinned]
             for value in self.overwritten(instruction, dying, line.alive):
                 line.drop(value)
             for value in instruction.results:
@@ -188,7 +209,8 @@ class _Scan:
             value: self.program.locals[value].bytes if i >= outside else 0
             for i, value in enumerate(loop.body.arguments)
         }
-        line = self.peak(loop.body, start, frozenset(loop.body.arguments[:outside]), stop)
+        pinned = frozenset(loop.body.arguments[:outside])
+        line = self.peak(loop.body, _Lives(start, pinned, _last_uses(loop.body)), stop)
         line.alive.update(line.inner)
         return line
 
@@ -259,7 +281,4 @@ class _Scan:
 
 
 def _last_uses(block: Block) -> dict[int, int]:
-    """Per value, the last instruction that reads it; one past the end for a result."""
-    last = {value: i for i, ins in enumerate(block.instructions) for value in ins.operands}
-    last.update(dict.fromkeys(block.results, len(block.instructions)))
-    return last
+    return last_uses(block.instructions, block.results)

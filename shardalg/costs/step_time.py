@@ -171,7 +171,7 @@ def estimate(
         tuple(Item(*key, *prices) for key, prices in sums.items() if any(prices[1:])),
         useful_flops(graph),
         sum(peaks),
-        liveness(program, graph, roles=roles, donated=donated),
+        liveness(program, graph, roles=roles, donated=donated, rebuild=hardware.rebuilds),
     )
 
 

@@ -1,7 +1,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardalg.algebra.mesh import Mesh
@@ -59,6 +59,7 @@ def test_formula_equals_the_messages_of_a_ring(kind, n, block):
     assert isinstance(price, int)
 
 
+@settings(max_examples=15)
 @given(st.sampled_from(sorted(KINDS.values())), st.integers(2, 64), st.integers(0, 10**6))
 def test_prices_are_exact_in_numbers_and_equal_the_formula_in_symbols(kind, n, held):
     import sympy

@@ -26,7 +26,8 @@ def test_conflicting_sources_are_kept_and_the_first_is_used():
 
 
 def test_figures_without_a_source_are_written_under_the_name_of_the_hardware():
-    made = Hardware("mine", (("float32", 1e12),), link_bytes_per_s=1e9).with_links({"X": 5e8})
+    made = Hardware("mine", (("float32", 1e12),), link_bytes_per_s=1e9, rebuilds=True)
+    made = made.with_links({"X": 5e8})
     back = from_json(made.to_json())
     assert replace(back, sources=()) == made
     assert {source.source for source in back.sources} == {"mine"}
@@ -35,6 +36,7 @@ def test_figures_without_a_source_are_written_under_the_name_of_the_hardware():
 @pytest.mark.parametrize(
     ("change", "match"),
     [
+        ({"rebuilds": "yes"}, "'rebuilds' is 'yes'"),
         ({"schema": "other"}, "schema 'other'"),
         ({"name": None}, "'name' or 'figures' is missing"),
         ({"figures": {"speed": ENTRY}}, "unknown figure 'speed'"),

@@ -1,0 +1,108 @@
+"""What is kept from the forward to the backward pass: the fewest bytes that rebuild the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardalg.costs.fusion import fuses
+from shardalg.graph.ir import Graph
+from shardalg.spmd.program import Instruction, SpmdProgram
+
+_INFINITE = 1 << 30
+
+
+def last_uses(instructions: tuple[Instruction, ...], results: tuple[int, ...]) -> dict[int, int]:
+    """Per value, the last instruction that reads it; one past the end for a result."""
+    last = {value: i for i, ins in enumerate(instructions) for value in ins.operands}
+    last.update(dict.fromkeys(results, len(instructions)))
+    return last
+
+
+def rebuilt_last_uses(program: SpmdProgram, graph: Graph) -> dict[int, int]:
+    """Last uses in a program whose backward pass rebuilds what is cheap to rebuild.
+
+    Instead of every value that the backward pass reads, those of a **minimum vertex cut** are kept:
+    the fewest bytes from which pointwise operators, layout operators and reductions give all of
+    them. A fusing compiler does so, since it repeats such operators inside their readers. Values
+    that follow from the arguments by such operators alone are free. A value that is not kept ends
+    with its last reader in the forward pass; a kept one lives as long as what is rebuilt from it.
+    """
+    instructions, results = program.block.instructions, program.block.results
+    last = last_uses(instructions, results)
+    border = _border(instructions)
+    end = len(instructions)
+    forward = instructions[:border]
+    made = {value: ins for ins in forward for value in ins.results}
+    crossing = {v: i for v, i in last.items() if v in made and border <= i < end}
+    if not crossing:
+        return last
+    kept = _minimum_cut(program, _Span(graph, made, frozenset(crossing)))
+    needed = dict(crossing)
+    for instruction in reversed(forward):
+        rebuilt = [needed[v] for v in instruction.results if v in needed and v not in kept]
+        for operand in instruction.operands if rebuilt else ():
+            needed[operand] = max(needed.get(operand, -1), *rebuilt)
+    before = last_uses(forward, ())
+    last.update({v: before.get(v, made_at) for v, made_at in _dropped(forward, crossing, kept)})
+    last.update({v: max(i, last[v]) for v, i in needed.items() if v in kept or v not in made})
+    return last
+
+
+def _border(instructions: tuple[Instruction, ...]) -> int:
+    """The first instruction of the backward pass."""
+    phases = [instruction.phase for instruction in instructions]
+    return phases.index("backward") if "backward" in phases else len(phases)
+
+
+def _dropped(
+    forward: tuple[Instruction, ...], crossing: dict[int, int], kept: frozenset[int]
+) -> list[tuple[int, int]]:
+    """(value, where it is made) of what the backward pass reads and rebuilds."""
+    at = [(value, i) for i, instruction in enumerate(forward) for value in instruction.results]
+    return [(value, i) for value, i in at if value in crossing and value not in kept]
+
+
+class _Span:
+    """The forward values that lead to what the backward pass reads, and where they come from."""
+
+    def __init__(
+        self, graph: Graph, made: dict[int, Instruction], crossing: frozenset[int]
+    ) -> None:
+        self.crossing = crossing
+        self.values: dict[int, int] = {}
+        self.fixed: set[int] = set()
+        self.edges: list[tuple[int, int]] = []
+        waiting = list(crossing)
+        while waiting:
+            value = waiting.pop()
+            if value in self.values or value not in made:
+                continue
+            self.values[value] = len(self.values)
+            if not fuses(made[value], graph):
+                self.fixed.add(value)
+                continue
+            sources = [v for v in made[value].operands if v in made]
+            self.edges += [(source, value) for source in sources]
+            waiting += sources
+
+
+def _minimum_cut(program: SpmdProgram, span: _Span) -> frozenset[int]:
+    """Values to keep: node 2k is value k before its bytes are paid, 2k+1 after."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+    number, n = span.values, len(span.values)
+    sizes = {value: program.locals[value].bytes for value in number}
+    # scipy counts in 32 bits: a unit such that the sum of all capacities fits.
+    unit = 1 + (sum(sizes.values()) >> 28)
+    source, sink = 2 * n, 2 * n + 1
+    arcs = [(2 * k, 2 * k + 1, -(-sizes[value] // unit)) for value, k in number.items()]
+    arcs += [(source, 2 * number[value], _INFINITE) for value in span.fixed]
+    arcs += [(2 * number[a] + 1, 2 * number[b], _INFINITE) for a, b in set(span.edges)]
+    arcs += [(2 * number[value] + 1, sink, _INFINITE) for value in span.crossing if value in number]
+    rows, columns, capacity = (np.array(column, np.int32) for column in zip(*arcs, strict=True))
+    network = csr_array((capacity, (rows, columns)), shape=(2 * n + 2, 2 * n + 2))
+    left = network - maximum_flow(network, source, sink).flow
+    left.eliminate_zeros()
+    reached = set(breadth_first_order(left, source, return_predecessors=False).tolist())
+    return frozenset(v for v, k in number.items() if 2 * k in reached and 2 * k + 1 not in reached)
