@@ -1,4 +1,4 @@
-"""How a primitive spells its local configuration: one function per family, which only places numbers."""
+"""How a primitive spells its local configuration: one function per family, placing numbers only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Blocks = Mapping[str, int]
 
 @dataclass(frozen=True)
 class IndexShift:
-    """Add `sign * p * block` to run-time numbers, `p` and `block` those of `loop`; `clamp` before that.
+    """Add `sign * p * block` to run-time numbers, `p` and `block` of `loop`; `clamp` before that.
 
     Attributes:
       operand: whose numbers; None for the result.
@@ -54,7 +54,7 @@ class Emission:
 
 
 def emit(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Local configuration of the operator when loop `l` runs over `blocks[l]` iterations per device.
+    """Local configuration of the operator when loop `l` runs over `blocks[l]` on each device.
 
     Args:
       blocks: local extent of every loop: `ceil(extent / parts)`, the extent where not sharded.
@@ -85,7 +85,7 @@ def sharded(rule: Rule, blocks: Blocks) -> frozenset[str]:
 
 
 def unsupported_loops(rule: Rule) -> frozenset[str]:
-    """Loops that must stay whole on every device, because the row says so or nothing emits them yet."""
+    """Loops that stay whole on every device: the row says so, or nothing emits them yet."""
     prefix = {rule.prefix[0]} if rule.prefix else set()
     windows = {
         name
@@ -108,7 +108,7 @@ def _divided(rule: Rule) -> frozenset[str]:
     return frozenset(v for i in maps if i.div > 1 or i.mod for v in i.variables)
 
 
-# Family to the loops that its emission does not split; loops in an index of several terms otherwise.
+# Family to the loops that its emission does not split; otherwise those in no plain index.
 UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
     "arg": _reduced,
     "shape": _divided,
@@ -136,7 +136,8 @@ def _same(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 def _shape(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     name = "new_sizes" if signature.param("new_sizes") is not None else "shape"
-    return Emission(((name, local_shape(rule, 0, blocks)),)) if sharded(rule, blocks) else Emission()
+    params = ((name, local_shape(rule, 0, blocks)),)
+    return Emission(params if sharded(rule, blocks) else ())
 
 
 def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
@@ -150,7 +151,8 @@ def _window(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """Limits of a slice on dimensions that it takes whole; groups of a depthwise convolution."""
     split = sharded(rule, blocks)
     limits = signature.param("limit_indices")
-    params = [(name, blocks["g"]) for name in GROUPS if signature.param(name, 1) > 1 and "g" in split]
+    grouped = [name for name in GROUPS if signature.param(name, 1) > 1]
+    params = [(name, blocks["g"]) for name in grouped if "g" in split]
     if limits is not None and split:
         loops = [index.variables[0] for index in rule.results[0]]
         local = (blocks[n] if n in split else limit for n, limit in zip(loops, limits, strict=True))
@@ -166,7 +168,9 @@ def _dynamic(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     return Emission((("slice_sizes", local_shape(rule, 0, blocks)),)) if has_sizes else Emission()
 
 
-def _shifts(rule: Rule, components: tuple[int, ...], split: frozenset[str]) -> tuple[IndexShift, ...]:
+def _shifts(
+    rule: Rule, components: tuple[int, ...], split: frozenset[str]
+) -> tuple[IndexShift, ...]:
     """Shift of the index component of every guarded loop that is sharded."""
     symbols = {symbol.name: symbol for symbol in rule.symbols}
     shifts = []

@@ -8,7 +8,7 @@ import numpy as np
 
 from shardalg.graph.ir import ITEM_SIZES, Graph, Node
 
-# Only operations that IEEE 754 and two's complement fix to the last bit, so that folding changes nothing.
+# Only operations that IEEE 754 and two's complement fix to the last bit: folding changes nothing.
 EXACT: dict[str, Callable[..., np.generic]] = {
     "add": np.add,
     "add_any": np.add,

@@ -1,4 +1,4 @@
-"""What follows from a row: the class of each loop and of the row, the loops of each dimension, flops."""
+"""What follows from a row: classes of the loops and of the row, loops of a dimension, flops."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ _ROW_CLASSES = (
 def flops(rule: Rule, blocks: Mapping[str, int] | None = None) -> int:
     """Floating-point operations: `rule.flops` times the iterations that exist.
 
-    Loops that a guard determines do not count; whole loops count as the largest block of one tensor.
+    Loops that a guard determines do not count; whole ones as the largest block.
     Where an index may leave its dimension (padding,
     dilation), only iterations inside count, for loops that `blocks` leaves whole.
 
@@ -192,11 +192,9 @@ def flops(rule: Rule, blocks: Mapping[str, int] | None = None) -> int:
 
 
 def _block_size(rule: Rule) -> int:
-    """Elements of the largest block that whole loops deliver or take, per iteration of the others."""
+    """Elements of the largest block of whole loops, per iteration of the other loops."""
     return max(
-        math.prod(
-            rule.extents[v] for i in rule.indices(t) for v in i.variables if v in rule.whole
-        )
+        math.prod(rule.extents[v] for i in rule.indices(t) for v in i.variables if v in rule.whole)
         for t in rule.tensors
     )
 

@@ -1,4 +1,4 @@
-"""Graph to graph: what is dead leaves, size-1 broadcasts become nodes, rank-0 numbers become constants."""
+"""Graph to graph: the dead leaves, size-1 broadcasts become nodes, literal numbers constants."""
 
 from __future__ import annotations
 
@@ -29,18 +29,25 @@ def normalise(graph: Graph) -> Graph:
 
 def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> bytearray:
     """Per node, 1 if a result of the program needs it; values in `known` need no node."""
-    known = known or {}
     needed = bytearray(len(graph.values))
     live = bytearray(len(graph.nodes))
     for value in graph.results:
         needed[value] = 1
+    held = bytearray(len(graph.values))
+    for value in known or ():
+        held[value] = 1
     for node in reversed(list(graph.walk())):
-        if not any(needed[v] and v not in known for v in node.results):
+        for value in node.results:
+            if needed[value] and not held[value]:
+                break
+        else:
             continue
         live[node.index] = 1
-        ends = [v for body in node.bodies for v in graph.regions[body].results]
-        for value in (*node.operands, *ends):
+        for value in node.operands:
             needed[value] = 1
+        for body in node.bodies:
+            for value in graph.regions[body].results:
+                needed[value] = 1
     return live
 
 
@@ -92,9 +99,7 @@ class _Rewrite:
         for value in compress(self.old.values, kept):
             number_of[value.index] = index = len(self.values)
             same = value.index == index
-            self.values.append(
-                value if same else Value(index, value.type, value.kind, value.name)
-            )
+            self.values.append(value if same else Value(index, value.type, value.kind, value.name))
         for index, array in self.old.constants:
             if kept[index]:
                 self.constants.append((number_of[index], array))
@@ -139,24 +144,24 @@ class _Rewrite:
                 number_of[value] = known[key]
 
     def _node(self, node: Node) -> None:
-        operands = [self.value_of[v] for v in node.operands]
-        inserted = []
-        for position, shape in broadcast_operands(node.signature):
-            before = len(self.nodes)
+        value_of, signature = self.value_of, node.signature
+        operands = [value_of[v] for v in node.operands]
+        first = len(self.nodes)
+        repeated = broadcast_operands(signature)
+        for position, shape in repeated:
             operands[position] = self._broadcast(node, operands[position], shape)
-            inserted += range(before, len(self.nodes))
-        results = tuple([self.value_of[v] for v in node.results])
-        signature = node.signature
-        if inserted or any(a != self.value_of[b] for a, b in zip(operands, node.operands, strict=True)):
-            signature = self._signature(signature, tuple(operands))
-        self.node_of[node.index] = (*inserted, len(self.nodes))
+        if repeated:
+            signature = self._signature(signature, operands)
+        results = tuple([value_of[v] for v in node.results])
         index = len(self.nodes)
+        self.node_of[node.index] = tuple(range(first, index + 1))
         place = (node.source, node.phase, node.region, node.bodies)
         self.nodes.append(Node(index, signature, tuple(operands), results, *place))
         self.bindings.append(self.old.bindings[node.index] if self.old.bindings else None)
 
-    def _signature(self, signature: Signature, operands: tuple[int, ...]) -> Signature:
-        types = tuple(self.values[v].type for v in operands)
+    def _signature(self, signature: Signature, operands: list[int]) -> Signature:
+        """The signature with the types of other operands."""
+        types = tuple([self.values[v].type for v in operands])
         key = (id(signature), types)
         if key not in self._signatures:
             self._signatures[key] = replace_operands(signature, types)
@@ -235,6 +240,4 @@ class _Rewrite:
 
 def replace_operands(signature: Signature, types: tuple[ValueType, ...]) -> Signature:
     """The signature with other operand types."""
-    if types == signature.operands:
-        return signature
     return Signature(signature.primitive, signature.params, types, signature.results)

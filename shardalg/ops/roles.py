@@ -1,4 +1,4 @@
-"""What each value is to training: parameter, data, activation, gradient. Derived from rows and the arguments' roles."""
+"""What each value is to training, from the rows and the arguments' roles."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _check(graph: Graph, argument_roles: Sequence[str | None]) -> None:
 
 
 def _dependencies(graph: Graph) -> list[list[int]]:
-    """Per value, the values that are computed from it; through the bodies of calls by their ties."""
+    """Per value, the values that are computed from it; through bodies of calls by their ties."""
     edges: list[list[int]] = [[] for _ in graph.values]
     for node in graph.nodes:
         for value in node.operands if not node.bodies else ():
@@ -107,21 +107,24 @@ class _Classes:
         self.parent = list(range(size))
 
     def root(self, item: int) -> int:
+        """The representative of the class of `item`."""
         parent = self.parent
         while parent[item] != item:
-            parent[item] = parent[parent[item]]
-            item = parent[item]
+            parent[item] = item = parent[parent[item]]
         return item
 
     def join(self, first: int, second: int) -> None:
-        a, b = self.root(first), self.root(second)
-        if a != b:
-            self.parent[b] = a
+        """Make two classes one."""
+        parent = self.parent
+        if parent[first] != parent[second]:
+            a, b = self.root(first), self.root(second)
+            if a != b:
+                parent[b] = a
 
 
 @lru_cache(maxsize=65536)
 def joined_dims(signature: Signature) -> tuple[tuple[int, int, int, int], ...]:
-    """(position, dimension, position, dimension) pairs of equal loops; positions as operands, then results.
+    """Dimensions on one loop: (position, dimension, position, dimension), operands then results.
 
     A dimension that nests several loops counts as its major one.
     """
@@ -139,7 +142,7 @@ def joined_dims(signature: Signature) -> tuple[tuple[int, int, int, int], ...]:
 
 
 def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
-    """Per value, 1 if one of its dimensions is joined to one of the data and to none of the parameters."""
+    """Per value, 1 if one of its dimensions is joined to the data's and not to the parameters'."""
     base = [0]
     for value in graph.values:
         base.append(base[-1] + len(value.type.shape))

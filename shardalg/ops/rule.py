@@ -1,4 +1,4 @@
-"""The row of an operator: loops, one index expression per tensor dimension, and how results combine."""
+"""The row of an operator: loops, an index per tensor dimension, and how results combine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLIP, DROP = "clip", "drop"
 
 @dataclass(frozen=True)
 class Access:
-    """A read of one operand: an index per dimension. A read outside the tensor voids the iteration."""
+    """A read of one operand, an index per dimension. One outside the tensor voids the iteration."""
 
     operand: int
     dims: tuple[Index, ...]
@@ -28,7 +28,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A run-time number `operand[dims]` in `[0, high]`; out of range it is clipped, or drops the iteration."""
+    """A run-time number `operand[dims]` in `[0, high]`; clipped to it, or drops the iteration."""
 
     name: str
     operand: int
@@ -50,7 +50,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Rule:
-    """`result[g(l)] = init (+) combine over {l : every read is inside, every guard holds} point(reads)`.
+    """`result[g(l)] = init (+) combine over {l : reads are inside, guards hold} point(reads)`.
 
     Attributes:
       loops: (name, extent), in the order in which they print.
@@ -64,7 +64,7 @@ class Rule:
       prefix: (loop, reverse) of a cumulative operator.
       linear: operands in which the result is linear: partial sums may pass through.
       addends: those of `linear` that are added up: they may be partial only all together
-        (`add`), while partial sums pass through one factor alone where the others are whole (`mul`).
+        (`add`), while they pass through one factor alone where the others are whole (`mul`).
       flops: floating-point operations of one iteration of the loops that no guard determines.
       family: which emission places the local numbers (`ops/emit.py`).
       operand_shapes, result_shapes: what "inside" means; empty: every index covers its dimension.
@@ -126,7 +126,8 @@ class Rule:
         if self.combine not in COMBINES:
             yield f"combine {self.combine!r} is none of {', '.join(COMBINES)}"
         if not self.addends <= self.linear or not self.linear <= set(self.operands):
-            yield f"linear {sorted(self.linear)} must hold addends {sorted(self.addends)} and be operands"
+            both = sorted(self.linear), sorted(self.addends)
+            yield "linear {} must hold addends {} and be operands".format(*both)
 
     def _shape_faults(self) -> Iterator[str]:
         for k, dims in self.operands.items() if self.operand_shapes else ():
@@ -151,13 +152,13 @@ class Rule:
 
     @cached_property
     def operands(self) -> dict[int, tuple[Index, ...]]:
-        """Operand to the index per dimension with which it is read, as data, start value or run-time number."""
+        """Operand to the indices with which it is read: as data, start value or run-time number."""
         init = [self.init] if isinstance(self.init, Access) else []
         accesses = [*(a for term in self.terms for a in term), *init, *self.symbols]
         return {a.operand: a.dims for a in reversed(accesses)}
 
     def indices(self, tensor: int) -> tuple[Index, ...]:
-        """Index per dimension of operand `tensor`, or of result `~tensor` if negative (-1 is result 0)."""
+        """Index per dimension of operand `tensor`, or of result `~tensor` if that is negative."""
         return self.operands.get(tensor, ()) if tensor >= 0 else self.results[~tensor]
 
     def shape(self, tensor: int) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""The table: primitive to the family that builds its rows. Families name operators; nothing else does."""
+"""The table: primitive to the family that builds its rows. Only families name operators."""
 
 from __future__ import annotations
 

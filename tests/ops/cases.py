@@ -1,4 +1,4 @@
-"""Small JAX calls by primitive, with random shapes (sizes 0 and 1 too); gradients bring the transposed forms."""
+"""Small JAX calls by family, with random shapes (sizes 0 and 1 too), and their gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -40,15 +40,27 @@ def layout(rng):
 
 
 RESHAPES = (
-    ((4, 6), (24,)), ((24,), (4, 6)), ((6, 4), (4, 6)), ((2, 3, 4), (6, 4)), ((3, 4, 5), (5, 12)),
-    ((1, 5), (5, 1)), ((6, 10), (4, 15)), ((2, 1, 3), (6,)), ((0, 3), (3, 0)), ((), (1, 1)), ((6, 4, 5), (2, 3, 20)),
-)  # fmt: skip
+    ((4, 6), (24,)),
+    ((24,), (4, 6)),
+    ((6, 4), (4, 6)),
+    ((2, 3, 4), (6, 4)),
+    ((3, 4, 5), (5, 12)),
+    ((1, 5), (5, 1)),
+    ((6, 10), (4, 15)),
+    ((2, 1, 3), (6,)),
+    ((0, 3), (3, 0)),
+    ((), (1, 1)),
+    ((6, 4, 5), (2, 3, 20)),
+)
 
 
 def reshapes(rng):
     for source, target in RESHAPES:
         yield lambda x, target=target: x.reshape(target), (floats(rng, *source),)
-    permuted = lambda x: lax.reshape(x, (12, 2), dimensions=(1, 0, 2))
+
+    def permuted(x):
+        return lax.reshape(x, (12, 2), dimensions=(1, 0, 2))
+
     yield permuted, (floats(rng, 3, 4, 2),)
 
 
@@ -99,24 +111,43 @@ def shifted(rng):
 def windows(rng):
     n, stride, taps = int(rng.integers(6, 11)), *sizes(rng, 2, high=3)
     pads, dilation = [(1, 2)], int(rng.integers(1, 3))
-    convolve = lambda x, k, **kw: lax.conv_general_dilated(
-        x, k, (stride,), pads, rhs_dilation=(dilation,), **kw
-    )
+
+    def convolve(x, k, **kw):
+        return lax.conv_general_dilated(x, k, (stride,), pads, rhs_dilation=(dilation,), **kw)
+
     image, kernel = floats(rng, 2, 4, n), floats(rng, 6, 4, taps)
-    loss = lambda x, k, **kw: (convolve(x, k, **kw) ** 2).sum()
+
+    def loss(x, k, **kw):
+        return (convolve(x, k, **kw) ** 2).sum()
+
     yield jax.grad(loss, (0, 1)), (image, kernel)
-    grouped = lambda x, k: loss(x, k, feature_group_count=2)
+
+    def grouped(x, k):
+        return loss(x, k, feature_group_count=2)
+
     yield jax.grad(grouped, (0, 1)), (image, floats(rng, 6, 2, taps))
-    depthwise = lambda x, k: loss(x, k, feature_group_count=4)
+
+    def depthwise(x, k):
+        return loss(x, k, feature_group_count=4)
+
     yield jax.grad(depthwise, (0, 1)), (image, floats(rng, 4, 1, taps))
-    batches = lambda x, k: convolve(x, k, batch_group_count=2)
+
+    def batches(x, k):
+        return convolve(x, k, batch_group_count=2)
+
     yield batches, (floats(rng, 4, 3, n), floats(rng, 4, 3, taps))
     dims = ("NHC", "HIO", "NHC")
-    yield lambda x, k: convolve(x, k, dimension_numbers=dims), (floats(rng, 2, n, 3), floats(rng, taps, 3, 5))
+    yield (
+        lambda x, k: convolve(x, k, dimension_numbers=dims),
+        (floats(rng, 2, n, 3), floats(rng, taps, 3, 5)),
+    )
     for start, function in ((0.0, lax.add), (-np.inf, lax.max), (np.inf, lax.min)):
-        pool = lambda x, i=start, f=function: lax.reduce_window(
-            x, i, f, (1, taps), (1, stride), [(0, 0), (0, 1)], (1, 2), (1, dilation)
-        )
+
+        def pool(x, i=start, f=function):
+            return lax.reduce_window(
+                x, i, f, (1, taps), (1, stride), [(0, 0), (0, 1)], (1, 2), (1, dilation)
+            )
+
         yield pool, (floats(rng, 2, n),)
 
 
@@ -131,7 +162,10 @@ def gathers(rng):
     yield lambda t, i: jax.vmap(lambda t, i: t[i])(t, i), (floats(rng, b, v, e), ids % v)
     yield lambda t, i: t[:, i], (floats(rng, b, v), ids[0] % v)
     yield lambda x, i: lax.dynamic_slice(x, (0, i), (2, v - 2)), (floats(rng, 2, v), np.int64(1))
-    windows = lambda x, i: jax.vmap(lambda j: lax.dynamic_slice(x, (0, j), (1, 2)))(i)
+
+    def windows(x, i):
+        return jax.vmap(lambda j: lax.dynamic_slice(x, (0, j), (1, 2)))(i)
+
     yield windows, (floats(rng, 2, v), ids[0])
 
 
@@ -147,9 +181,15 @@ def scatters(rng):
     yield lambda t, i, u: t.at[i].subtract(u), (table, ids, rows)
     yield lambda t, i: t.at[:, i].set(3.0), (floats(rng, b, v), rng.permutation(v)[:2])
     yield jax.grad(lambda t, i: (jnp.take(t, i, axis=0) ** 2).sum()), (table, ids)
-    batched = lambda t, i: jax.vmap(lambda t, i: t.at[i].add(1.0))(t, i)
+
+    def batched(t, i):
+        return jax.vmap(lambda t, i: t.at[i].add(1.0))(t, i)
+
     yield batched, (floats(rng, b, v, e), ids % v)
-    update = lambda x, u: lax.dynamic_update_slice(x, u, (0, 1))
+
+    def update(x, u):
+        return lax.dynamic_update_slice(x, u, (0, 1))
+
     yield update, (floats(rng, 2, v), floats(rng, 2, v - 2))
 
 
@@ -163,12 +203,27 @@ def blocks(rng):
     square = floats(rng, b, 3, 3)
     yield lambda a: lax.linalg.cholesky(a @ a.mT + 3 * jnp.eye(3)), (square,)
     lower = np.tril(square) + 3 * np.eye(3)
-    solve = lambda a, y: lax.linalg.triangular_solve(a, y, left_side=True, lower=True)
+
+    def solve(a, y):
+        return lax.linalg.triangular_solve(a, y, left_side=True, lower=True)
+
     yield solve, (lower, floats(rng, b, 3, s))
-    yield lambda k: jax.random.uniform(jax.random.wrap_key_data(k), (b, s)), (np.array([3, 4], np.uint32),)
+    yield (
+        lambda k: jax.random.uniform(jax.random.wrap_key_data(k), (b, s)),
+        (np.array([3, 4], np.uint32),),
+    )
 
 
 GROUPS = (
-    pointwise, layout, reshapes, reductions, contractions, joining, shifted, windows, gathers, scatters,
+    pointwise,
+    layout,
+    reshapes,
+    reductions,
+    contractions,
+    joining,
+    shifted,
+    windows,
+    gathers,
+    scatters,
     blocks,
-)  # fmt: skip
+)

@@ -1,4 +1,4 @@
-"""The printed rows. After a change that is meant, rewrite the file: `python -m tests.ops.golden`."""
+"""The printed rows. To rewrite the file after a meant change: `python -m tests.ops.golden`."""
 
 from pathlib import Path
 
@@ -8,7 +8,10 @@ from shardalg.ops.loops import flops, loop_class, row_class
 from shardalg.ops.table import rules
 
 PATH = Path(__file__).with_name("golden.txt")
-GATHER = "offset_dims collapsed_slice_dims start_index_map operand_batching_dims start_indices_batching_dims"
+GATHER = (
+    "offset_dims collapsed_slice_dims start_index_map operand_batching_dims "
+    "start_indices_batching_dims"
+)
 SCATTER = (
     "update_window_dims inserted_window_dims scatter_dims_to_operand_dims operand_batching_dims "
     "scatter_indices_batching_dims"
@@ -33,7 +36,12 @@ def window(count, dims=2):
 
 def conv(strides=(1,), padding=((1, 1),), **kw):
     spec = (("lhs_spec", (0, 1, 2)), ("rhs_spec", (0, 1, 2)), ("out_spec", (0, 1, 2)))
-    plain = {"lhs_dilation": (1,), "rhs_dilation": (1,), "feature_group_count": 1, "batch_group_count": 1}
+    plain = {
+        "lhs_dilation": (1,),
+        "rhs_dilation": (1,),
+        "feature_group_count": 1,
+        "batch_group_count": 1,
+    }
     return plain | {"dimension_numbers": spec, "window_strides": strides, "padding": padding} | kw
 
 
@@ -80,8 +88,18 @@ CASES = (
     ("reduce", {"dimensions": (1,)}, ["4,8", "4,8", "", ""], ["4", "4"]),
     ("cumsum", {"axis": 1, "reverse": False}, ["4,8"], ["4,8"]),
     ("cummax", {"axis": 0, "reverse": True}, ["4,8"], ["4,8"]),
-    ("slice", {"start_indices": (0, 1), "limit_indices": (4, 8), "strides": (1, 2)}, ["4,8"], ["4,4"]),
-    ("slice", {"start_indices": (0, 0), "limit_indices": (2, 8), "strides": None}, ["4,8"], ["2,8"]),
+    (
+        "slice",
+        {"start_indices": (0, 1), "limit_indices": (4, 8), "strides": (1, 2)},
+        ["4,8"],
+        ["4,4"],
+    ),
+    (
+        "slice",
+        {"start_indices": (0, 0), "limit_indices": (2, 8), "strides": None},
+        ["4,8"],
+        ["2,8"],
+    ),
     ("rev", {"dimensions": (1,)}, ["4,8"], ["4,8"]),
     ("pad", {"padding_config": ((0, 0, 0), (2, 1, 2))}, ["4,3", ""], ["4,10"]),
     ("concatenate", {"dimension": 1}, ["4,10", "4,5"], ["4,15"]),
@@ -91,21 +109,51 @@ CASES = (
     ("reduce_window_max", window(3), ["4,8"], ["4,4"]),
     ("reduce_window_sum", window(1), ["4,8"], ["4,5"]),
     ("conv_general_dilated", conv(), ["2,3,8", "4,3,3"], ["2,4,8"]),
-    ("conv_general_dilated", conv((2,), ((2, 2),), lhs_dilation=(3,), rhs_dilation=(2,)), ["2,3,8", "4,3,3"], ["2,4,11"]),
+    (
+        "conv_general_dilated",
+        conv((2,), ((2, 2),), lhs_dilation=(3,), rhs_dilation=(2,)),
+        ["2,3,8", "4,3,3"],
+        ["2,4,11"],
+    ),
     ("conv_general_dilated", conv(feature_group_count=2), ["2,4,8", "6,2,3"], ["2,6,8"]),
     ("conv_general_dilated", conv(feature_group_count=4), ["2,4,8", "4,1,3"], ["2,4,8"]),
     ("conv_general_dilated", conv(batch_group_count=2), ["4,3,8", "4,3,3"], ["2,4,8"]),
     ("conv_general_dilated", conv(padding=((0, 0),)), ["2,3,8", "4,3,1"], ["2,4,8"]),
-    ("gather", {"dimension_numbers": EMBED, "slice_sizes": (1, 4), "mode": "CLIP"}, ["9,4", "2,3,1"], ["2,3,4"]),
     (
         "gather",
-        {"dimension_numbers": EMBED, "slice_sizes": (1, 4), "mode": "FILL_OR_DROP", "fill_value": None},
+        {"dimension_numbers": EMBED, "slice_sizes": (1, 4), "mode": "CLIP"},
         ["9,4", "2,3,1"],
         ["2,3,4"],
     ),
-    ("gather", {"dimension_numbers": ALONG, "slice_sizes": (1, 1), "mode": "CLIP"}, ["2,9", "2,3,1"], ["2,3"]),
-    ("gather", {"dimension_numbers": SLICES, "slice_sizes": (2,), "mode": "CLIP"}, ["9", "3,1"], ["3,2"]),
-    ("scatter-add", {"dimension_numbers": ADD, "mode": "FILL_OR_DROP"}, ["9,4", "2,3,1", "2,3,4"], ["9,4"]),
+    (
+        "gather",
+        {
+            "dimension_numbers": EMBED,
+            "slice_sizes": (1, 4),
+            "mode": "FILL_OR_DROP",
+            "fill_value": None,
+        },
+        ["9,4", "2,3,1"],
+        ["2,3,4"],
+    ),
+    (
+        "gather",
+        {"dimension_numbers": ALONG, "slice_sizes": (1, 1), "mode": "CLIP"},
+        ["2,9", "2,3,1"],
+        ["2,3"],
+    ),
+    (
+        "gather",
+        {"dimension_numbers": SLICES, "slice_sizes": (2,), "mode": "CLIP"},
+        ["9", "3,1"],
+        ["3,2"],
+    ),
+    (
+        "scatter-add",
+        {"dimension_numbers": ADD, "mode": "FILL_OR_DROP"},
+        ["9,4", "2,3,1", "2,3,4"],
+        ["9,4"],
+    ),
     ("scatter", {"dimension_numbers": ADD, "mode": "CLIP"}, ["9,4", "2,3,1", "2,3,4"], ["9,4"]),
     ("dynamic_slice", {"slice_sizes": (4, 3)}, ["4,8", "", ""], ["4,3"]),
     ("dynamic_update_slice", {}, ["4,8", "4,3", "", ""], ["4,8"]),
@@ -115,7 +163,7 @@ CASES = (
     ("triangular_solve", {"left_side": True}, ["2,3,3", "2,3,4"], ["2,3,4"]),
     ("cholesky", {}, ["2,3,3"], ["2,3,3"]),
     ("random_bits", {}, ["2"], ["4,8"]),
-)  # fmt: skip
+)
 
 
 def types(shapes):
@@ -127,10 +175,12 @@ def signature(primitive, params, operands, results):
 
 
 def lines():
-    """A line per row: its text, the class of the row and of each loop, what emission cannot split, flops."""
+    """A line per row: text, class of the row and of each loop, loops never split, flops."""
     for case in CASES:
         for rule in rules(signature(*case)):
-            classes = " ".join(f"{name}={extent}:{loop_class(rule, name)}" for name, extent in rule.loops)
+            classes = " ".join(
+                f"{name}={extent}:{loop_class(rule, name)}" for name, extent in rule.loops
+            )
             barred = " ".join(sorted(unsupported_loops(rule))) or "-"
             yield f"{rule} | {row_class(rule)} | {classes} | {barred} | {flops(rule)}"
 

@@ -1,4 +1,4 @@
-"""What a row means, executed literally: every point of its loops, one by one, against JAX's primitive."""
+"""What a row means, executed literally: every point of its loops, one by one."""
 
 import itertools
 
@@ -7,8 +7,8 @@ import numpy as np
 from shardalg.graph import evaluate
 from shardalg.ops import rule as rows
 from shardalg.ops.families import pointwise
-from shardalg.ops.table import BUILDERS
 from shardalg.ops.rule import Access
+from shardalg.ops.table import BUILDERS
 
 UFUNCS = {
     rows.SUM: np.add,
@@ -24,7 +24,7 @@ UFUNCS = {
 
 def identity(combine, dtype):
     """The neutral element of a combine."""
-    if dtype == bool:
+    if np.issubdtype(dtype, np.bool_):
         return combine in (rows.AND, rows.MIN)
     bounds = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else None
     low, high = (bounds.min, bounds.max) if bounds else (-np.inf, np.inf)
@@ -56,7 +56,9 @@ def read(array, dims, points):
 
 def box(extents):
     """Every point of the loops, as one vector per loop."""
-    grid = np.indices(tuple(extents.values())).reshape(len(extents), int(np.prod([*extents.values()])))
+    grid = np.indices(tuple(extents.values())).reshape(
+        len(extents), int(np.prod([*extents.values()]))
+    )
     return {"#": grid.shape[1], **dict(zip(extents, grid, strict=True))}
 
 

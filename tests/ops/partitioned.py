@@ -1,4 +1,4 @@
-"""A node run in parts by its emission: blocks cut here, garbage in the padding, one loop sharded."""
+"""A node run in parts by its emission: blocks cut here, garbage in the padding, one loop split."""
 
 import numpy as np
 
@@ -11,7 +11,11 @@ from tests.ops.meaning import UFUNCS, identity
 
 def garbage(dtype):
     """What padding holds: NaN, or a number that no test uses."""
-    return np.nan if np.issubdtype(dtype, np.floating) else dtype.type(1 if dtype == bool else 77)
+    return (
+        np.nan
+        if np.issubdtype(dtype, np.floating)
+        else dtype.type(1 if np.issubdtype(dtype, np.bool_) else 77)
+    )
 
 
 class Shard:
@@ -96,17 +100,15 @@ def _shift(indices, shift, offset):
 
 
 def _owned(shard, emission, operands, made, p):
+    other = [d for d in range(made.ndim) if d not in emission.batch_dims]
     for component, loop in emission.owned:
         local = operands[1][..., component]
         globally = local + p * shard.block
         missing = (globally < 0) | (globally >= shard.rule.extents[loop])
         here = (local >= 0) & (local < shard.block) & ~missing
-        spread = lambda x: np.expand_dims(
-            x, [d for d in range(made.ndim) if d not in emission.batch_dims]
-        )
         fill = emission.fill if emission.fill is not None and p == 0 else 0
-        made = np.where(spread(here), made, 0)
-        made = np.where(spread(missing), fill, made)
+        made = np.where(np.expand_dims(here, other), made, 0)
+        made = np.where(np.expand_dims(missing, other), fill, made)
     return made
 
 

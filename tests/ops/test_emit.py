@@ -1,4 +1,4 @@
-"""The emission of every family: each loop that it supports, split over 2 and 3 devices, equals the whole."""
+"""The emission of every family: each loop that it supports, split, equals the whole."""
 
 from collections import Counter
 from dataclasses import replace
@@ -17,9 +17,16 @@ from tests.ops.partitioned import run_in_parts
 from tests.ops.test_meaning import drawn, runs, same
 
 GROUPS = (
-    cases.pointwise, cases.layout, cases.reshapes, cases.reductions, cases.contractions, cases.shifted, cases.windows,
-    cases.gathers, cases.scatters,
-)  # fmt: skip
+    cases.pointwise,
+    cases.layout,
+    cases.reshapes,
+    cases.reductions,
+    cases.contractions,
+    cases.shifted,
+    cases.windows,
+    cases.gathers,
+    cases.scatters,
+)
 
 
 def splittable(run):
@@ -57,9 +64,20 @@ def test_every_supported_loop_can_be_split(group, seed, show):
 
 IDS = np.array([4, 0, 2, 9])
 TABLE = np.random.default_rng(3).normal(size=(5, 4))
-fill = lambda t, i: t.at[i].get(mode="fill", fill_value=7.0)
-clip = lambda t, i: t.at[i].get(mode="clip")
-scatter = lambda t, i: t.at[i].add(TABLE[:4])
+
+
+def fill(t, i):
+    return t.at[i].get(mode="fill", fill_value=7.0)
+
+
+def clip(t, i):
+    return t.at[i].get(mode="clip")
+
+
+def scatter(t, i):
+    return t.at[i].add(TABLE[:4])
+
+
 WITHOUT = [
     (lambda: jax.lax.iota(np.int32, 5), (), "d0", "shifts"),
     (fill, (TABLE, IDS), "k0", "shifts"),
@@ -78,7 +96,10 @@ def test_what_an_emission_says_is_needed(fn, args, loop, field):
         run = list(runs(fn, args))[-1]
         (rule,) = rules(run.signature)
         assert same(run_in_parts(run, rule, loop, 3), run.results)
-        change = lambda emission: replace(emission, **{field: nothing[field]})
+
+        def change(emission):
+            return replace(emission, **{field: nothing[field]})
+
         assert not same(run_in_parts(run, rule, loop, 3, change=change), run.results)
 
 
@@ -87,8 +108,13 @@ def test_what_a_gather_out_of_range_gives_is_needed(fn, args):
     with jax.enable_x64(True):
         run = list(runs(fn, args))[-1]
         (rule,) = rules(run.signature)
-        unclamped = lambda e: tuple(replace(s, clamp=None) for s in e.shifts)
-        change = lambda e: replace(e, fill=None, shifts=unclamped(e))
+
+        def unclamped(e):
+            return tuple(replace(s, clamp=None) for s in e.shifts)
+
+        def change(e):
+            return replace(e, fill=None, shifts=unclamped(e))
+
         assert not same(run_in_parts(run, rule, "k0", 3, change=change), run.results)
 
 

@@ -41,7 +41,12 @@ def runs(fn, args):
         is_key = any("key" in v.dtype for v in (*node.signature.operands, *node.signature.results))
         if not is_key:
             results = [np.asarray(m) for m in made]
-            yield Run(node.signature, graph.bindings[node.index], [np.asarray(o) for o in operands], results)
+            yield Run(
+                node.signature,
+                graph.bindings[node.index],
+                [np.asarray(o) for o in operands],
+                results,
+            )
 
 
 def literal(run, table_rows):
@@ -126,11 +131,27 @@ def without_init(rule):
 # Every fault shows: the maxima stand in the first row, and no two reads are alike.
 X = np.random.default_rng(7).normal(size=(5, 5))
 IDS = np.array([4, 0, 2])
-take = lambda x, i: jax.numpy.take(x, i, axis=0)
-grow = lambda x: jax.lax.pad(x, np.float64(2.5), ((1, 1, 0), (0, 0, 0)))
-window = lambda x: jax.lax.reduce_window(x, -np.inf, jax.lax.max, (1, 2), (1, 1), "VALID")
+
+
+def take(x, i):
+    return jax.numpy.take(x, i, axis=0)
+
+
+def grow(x):
+    return jax.lax.pad(x, np.float64(2.5), ((1, 1, 0), (0, 0, 0)))
+
+
+def window(x):
+    return jax.lax.reduce_window(x, -np.inf, jax.lax.max, (1, 2), (1, 1), "VALID")
+
+
 kernel = X[:, :, None][:, :, :1] * np.ones(3)
-convolve = lambda x, k: jax.lax.conv_general_dilated(x, k, (1,), [(1, 1)])
+
+
+def convolve(x, k):
+    return jax.lax.conv_general_dilated(x, k, (1,), [(1, 1)])
+
+
 MUTATIONS = [
     (lambda x: x * 2, (X,), (shift_read, swap_result)),
     (lambda x: x.T @ x, (X,), (shift_read, other_combine)),

@@ -103,7 +103,13 @@ def test_linear_rows_are_linear(show):
     """f(a + b) = f(a) + f(b) where the row says so, on the literal meaning of a few families."""
     x, y = jnp.arange(6.0).reshape(2, 3), jnp.ones((2, 3)) * 0.5
     checked = 0
-    for fn in (jnp.sum, jnp.transpose, lambda v: v.reshape(6), lambda v: v[:, 1:], lambda v: jnp.cumsum(v, 1)):
+    for fn in (
+        jnp.sum,
+        jnp.transpose,
+        lambda v: v.reshape(6),
+        lambda v: v[:, 1:],
+        lambda v: jnp.cumsum(v, 1),
+    ):
         (rule,) = rules(trace(fn, x).nodes[-1].signature)
         assert rule.linear == {0}
         assert jnp.allclose(fn(x + y), fn(x) + fn(y))
@@ -149,7 +155,9 @@ CONV = jnp.zeros((2, 3, 12)), jnp.zeros((4, 3, 5))
 
 @pytest.mark.parametrize("padding", [[(0, 0)], [(2, 2)], [(1, 4)]])
 def test_flops_of_a_convolution_are_those_that_xla_counts(padding):
-    fn = lambda x, k: jax.lax.conv_general_dilated(x, k, (2,), padding)
+    def fn(x, k):
+        return jax.lax.conv_general_dilated(x, k, (2,), padding)
+
     (rule,) = rules(trace(fn, *CONV).nodes[0].signature)
     assert flops(rule) == xla_flops(fn, *CONV)
 
@@ -162,4 +170,6 @@ def test_flops_of_a_product_are_those_that_xla_counts():
 
 
 def test_combines_are_the_known_words():
-    assert {r.combine for c in golden.CASES for r in rules(golden.signature(*c))} <= set(rows.COMBINES)
+    assert {r.combine for c in golden.CASES for r in rules(golden.signature(*c))} <= set(
+        rows.COMBINES
+    )

@@ -1,4 +1,4 @@
-"""Whole loops: the operator sees a block, never a part of it (sort, fft, factorisations, random bits)."""
+"""Whole loops: the operator sees a block, never a part of it (sort, fft, factorisations)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ random_wrap rng_bit_generator rng_uniform
 VECTORS = ("tridiagonal_solve", "lu_pivots_to_permutation")
 
 
-def blocks(
-    signature: Signature, reads: Sequence[Sequence[str]], writes: Sequence[Sequence[str]], flops: int
-) -> Rule:
+Maps = Sequence[Sequence[str]]
+
+
+def blocks(signature: Signature, reads: Maps, writes: Maps, flops: int) -> Rule:
     """A row whose upper-case loops are whole."""
     extents: dict[str, int] = {}
     values = (*signature.operands, *signature.results)

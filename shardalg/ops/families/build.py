@@ -42,7 +42,7 @@ def access(operand: int, items: Iterable[str | int | Index]) -> Access:
 
 
 def record(value: Plain, fields: str) -> dict[str, tuple[int, ...]]:
-    """A named tuple of jax as plain data (its values in order, or (name, value) pairs) by its field names.
+    """Fields of a named tuple that is plain data: values in order, or (name, value) pairs.
 
     >>> record(((2,), (0,)), "offset_dims collapsed_slice_dims")
     {'offset_dims': (2,), 'collapsed_slice_dims': (0,)}

@@ -19,7 +19,7 @@ ARGS = {"argmax": ARGMAX, "argmin": ARGMIN}
 
 
 def dot_general(signature: Signature) -> tuple[Rule, ...]:
-    """`[b, m, k], [b, k, n] -> [b, m, n] sum [k]`: batch b, contracting k, non-contracting m and n."""
+    """`[b, m, k], [b, k, n] -> [b, m, n] sum [k]`: b batch, k contracting, m, n non-contracting."""
     (left_k, right_k), (left_b, right_b) = signature.param("dimension_numbers")
     left, right = (value.shape for value in signature.operands)
     batch, contracting = letters("b", len(left_b)), letters("k", len(left_k))
@@ -54,12 +54,12 @@ def reduction(signature: Signature) -> tuple[Rule, ...]:
 
 
 def arg(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, d1] -> [d0] argmax [d1]`: the point is the pair of value and position, ties to the lowest."""
+    """`[d0, d1] -> [d0] argmax [d1]`: the point is value and position, ties to the lowest."""
     return (_reduced(signature, signature.param("axes"), ARGS[signature.primitive]),)
 
 
 def reduce_by(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, d1], [d0, d1] -> [d0], [d0] user [d1]`: a function of the user joins tuples of results."""
+    """`[d0, d1], [d0, d1] -> [d0], [d0] user [d1]`: a function of the user joins tuples."""
     count = len(signature.results)
     shape, axes = signature.operands[0].shape, signature.param("dimensions")
     loops = names("d", len(shape))

@@ -1,4 +1,4 @@
-"""Convolution: `[n, i, (stride*o + dilation*r - padding)/base], [f, i, r] -> [n, f, o]`, and its groups."""
+"""Convolution: `[n, i, (stride*o + dilation*r - low)/base], [f, i, r] -> [n, f, o]`, and groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardalg.ops.rule import Rule
 
 @dataclass(frozen=True)
 class Layout:
-    """Which dimension of image, kernel and result is which; the first two are batch (or f) and features."""
+    """Dimensions of image, kernel and result: batch (or f), features, then the spatial ones."""
 
     lhs: tuple[int, ...]
     rhs: tuple[int, ...]
@@ -43,9 +43,9 @@ class Groups:
 
 
 def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
-    """The gradients of a convolution are convolutions too: other dimension numbers, nothing extra."""
+    """`[n, i, o+r-1], [f, i, r] -> [n, f, o] sum [i, r]`; its gradients are of this form too."""
     layout = Layout(*record(signature.param("dimension_numbers"), "lhs rhs out").values())
-    image, kernel = (value.shape for value in signature.operands)
+    kernel = signature.operands[1].shape
     result = signature.results[0].shape
     by_feature = signature.param("feature_group_count")
     by_batch = signature.param("batch_group_count")

@@ -1,4 +1,4 @@
-"""Selected loops: gather, scatter, dynamic slices. A guard `loop == $t + w` names the iteration that exists."""
+"""Selected loops: gather, scatter, dynamic slices. A guard `loop == $t + w` says what exists."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Numbers:
     """Dimension numbers of a gather or scatter in one vocabulary.
 
     Attributes:
-      window: dimensions of the gathered value (of the updates) that walk through the operand's window.
+      window: dimensions of the gathered value (of the updates) that walk through the window.
       dropped: operand dimensions of window size 1 that the value lacks.
       selected: operand dimension of each component of the index vector.
       operand_batching, index_batching: paired dimensions of operand and indices.
@@ -47,7 +47,7 @@ class Numbers:
     index_batching: tuple[int, ...]
 
     def window_of(self, rank: int) -> dict[int, int]:
-        """Operand dimension with a window loop to the dimension of the value that walks through it."""
+        """Operand dimension to the dimension of the value that walks through its window."""
         kept = [d for d in range(rank) if d not in self.dropped and d not in self.operand_batching]
         return dict(zip(kept, self.window, strict=True))
 
@@ -178,7 +178,7 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
 
 
 def fill_value(signature: Signature) -> int | float:
-    """What a dropped read of a gather gives: NaN, the lowest signed, the highest unsigned number, true.
+    """What a dropped read gives: NaN, the lowest signed, the highest unsigned number, true.
 
     Source: `jax.lax.GatherScatterMode`, `fill_value`.
     """
@@ -239,7 +239,7 @@ def dynamic_update_slice(signature: Signature) -> tuple[Rule, ...]:
 def _dynamic(
     signature: Signature, window: tuple[int, ...], loops: tuple[str, str], first: int
 ) -> Rule:
-    """Window loops `loops[1]` inside the operand's `loops[0]`; operand `first + d` is the start of d."""
+    """Window loops `loops[1]` inside the operand's `loops[0]`; operand `first + d` starts d."""
     shape = signature.operands[0].shape
     moving = {d for d, n in enumerate(shape) if n != window[d]}
     full = [f"{loops[0]}{d}" if d in moving else f"o{d}" for d in range(len(shape))]

@@ -17,7 +17,7 @@ def concatenate(signature: Signature) -> tuple[Rule, ...]:
     sizes = [value.shape[axis] for value in signature.operands]
     starts = accumulate([0, *sizes[:-1]])
     terms = tuple(
-        (access(k, (Index.of(name) - start if d == axis else name for d, name in enumerate(loops))),)
+        (access(k, [Index.of(n) - start if d == axis else n for d, n in enumerate(loops)]),)
         for k, start in enumerate(starts)
     )
     every = frozenset(range(len(sizes)) if is_number(signature.results[0].dtype) else ())
@@ -61,12 +61,13 @@ def stack(signature: Signature) -> tuple[Rule, ...]:
     shape, axis = signature.results[0].shape, signature.param("axis")
     write = [("S" if d == axis else f"d{d}") for d in range(len(shape))]
     read = [name for d, name in enumerate(write) if d != axis]
-    every = frozenset(range(len(signature.operands)) if is_number(signature.results[0].dtype) else ())
+    count = len(signature.operands)
+    every = frozenset(range(count) if is_number(signature.results[0].dtype) else ())
     return (
         Rule(
             signature.primitive,
             tuple(zip(write, shape, strict=True)),
-            (tuple(access(k, read) for k in range(len(signature.operands))),),
+            (tuple(access(k, read) for k in range(count)),),
             (indices(write),),
             whole=frozenset({"S"}),
             linear=every,

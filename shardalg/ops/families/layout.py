@@ -83,9 +83,7 @@ def reshape(signature: Signature) -> tuple[Rule, ...]:
     return (_layout(signature, extents, dims, write),)
 
 
-def _layout(
-    signature: Signature, extents: dict[str, int], dims: object, target: object
-) -> Rule:
+def _layout(signature: Signature, extents: dict[str, int], dims: object, target: object) -> Rule:
     """A row that moves elements: one read, linear."""
     family = "shape" if signature.primitive in SHAPED else "same"
     return Rule(
@@ -129,7 +127,7 @@ def factor(source: list[int], target: list[int]) -> tuple[dict[str, int], list[I
 
 
 def groups(source: list[int], target: list[int]) -> list[tuple[Span, Span]]:
-    """The shortest runs of dimensions with equal products on both sides; sizes 1 stand alone or in a run."""
+    """The shortest runs of dimensions with equal products on both sides."""
     found, i, j = [], 0, 0
     while i < len(source) or j < len(target):
         start = (i, j)
@@ -140,8 +138,8 @@ def groups(source: list[int], target: list[int]) -> list[tuple[Span, Span]]:
                 left, i = left * source[i], i + 1
             else:
                 right, j = right * target[j], j + 1
-        spans = Span(start[0], tuple(source[start[0] : i])), Span(start[1], tuple(target[start[1] : j]))
-        found.append(spans)
+        runs = ((start[0], source[start[0] : i]), (start[1], target[start[1] : j]))
+        found.append(tuple(Span(first, tuple(sizes)) for first, sizes in runs))
     return found
 
 
@@ -159,7 +157,7 @@ def _name(extents: dict[str, int]) -> str:
 
 
 def _nested(extents: dict[str, int], cuts: list[int], sides: Sides) -> None:
-    """One loop between two neighbouring strides; a dimension is the sum of those between its own two."""
+    """One loop between two neighbouring strides; a dimension sums those between its own two."""
     for high, low in itertools.pairwise(cuts):
         name = _name(extents)
         extents[name] = high // low

@@ -57,7 +57,8 @@ def pad(signature: Signature) -> tuple[Rule, ...]:
     """`[(d0-low)/(interior+1)] -> [d0] pick init []`."""
     shape, config = signature.results[0].shape, signature.param("padding_config")
     loops = names("d", len(shape))
-    dims = [(Index.of(d) - low).over(gap + 1) for d, (low, _, gap) in zip(loops, config, strict=True)]
+    pairs = zip(loops, config, strict=True)
+    dims = [(Index.of(d) - low).over(gap + 1) for d, (low, _, gap) in pairs]
     both = frozenset({0, 1} if is_number(signature.results[0].dtype) else ())
     return (
         Rule(
@@ -96,8 +97,10 @@ def cumulative(signature: Signature) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True)
 class Taps:
-    """One dimension of a window: `count` taps `dilation` apart, every `stride` positions of an
-    operand that is padded by `low` in front and dilated by `base`.
+    """One dimension of a window.
+
+    `count` taps `dilation` apart, every `stride` positions of an operand that is padded by `low`
+    in front and dilated by `base`.
     """
 
     count: int
@@ -114,7 +117,8 @@ def window_index(dim: int, taps: Taps) -> Index:
     2*o0+r0-1
     """
     index = Index.of(f"o{dim}") * taps.stride - taps.low
-    return (index + Index.of(f"r{dim}") * taps.dilation if taps.count > 1 else index).over(taps.base)
+    tap = Index.of(f"r{dim}") * taps.dilation if taps.count > 1 else 0
+    return (index + tap).over(taps.base)
 
 
 def reduce_window(signature: Signature) -> tuple[Rule, ...]:

@@ -1,0 +1,138 @@
+"""A normalised graph is the same function without dead nodes, implicit broadcasts, literals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardalg.graph.evaluate import evaluate
+from shardalg.graph.ir import Graph
+from shardalg.graph.trace import trace
+from shardalg.models import training
+from shardalg.models.transformer import Config, init_params
+from shardalg.ops.families.pointwise import broadcast_operands
+from shardalg.ops.normalise import normalise
+
+X = np.random.default_rng(5).normal(size=(4, 8)).astype(np.float32)
+
+
+def softmax_of_half(x):
+    dead = jnp.sin(x) @ x.T
+    scale = np.float32(1.0) / jnp.float32(8.0) + jnp.sqrt(jnp.float32(2.0))
+    del dead
+    return jax.nn.softmax(x * scale, axis=-1)
+
+
+def scanned(x):
+    def step(carry, row):
+        shifted = carry - row.max(keepdims=True)
+        return shifted * jnp.float32(0.5), shifted.sum()
+
+    unused = jax.lax.scan(step, x[1], x)[0].sum()
+    del unused
+    return jax.lax.scan(step, x[0], x)
+
+
+def rematerialised(x):
+    return jax.grad(lambda x: jax.checkpoint(jax.nn.softmax)(x @ x.T).sum())(x)
+
+
+def primitives(graph):
+    return [node.primitive for node in graph.nodes]
+
+
+@pytest.mark.parametrize("fn", [softmax_of_half, scanned, rematerialised])
+def test_it_computes_the_same(fn):
+    graph = trace(fn, X)
+    clean = normalise(graph)
+    clean.check()
+    for ours, theirs in zip(evaluate(clean, X), evaluate(graph, X), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fn", [softmax_of_half, scanned, rematerialised])
+def test_no_operand_is_broadcast_implicitly(fn):
+    graph = trace(fn, X)
+    assert any(broadcast_operands(node.signature) for node in graph.nodes) or fn is scanned
+    clean = normalise(graph)
+    assert not any(broadcast_operands(node.signature) for node in clean.nodes)
+
+
+def test_dead_nodes_and_literal_numbers_are_gone():
+    graph = trace(softmax_of_half, X)
+    clean = normalise(graph)
+    assert {"sin", "dot_general"} <= set(primitives(graph))
+    assert {"sin", "dot_general", "sqrt"} & set(primitives(clean)) == set()
+    read = {v for node in clean.nodes for v in node.operands}
+    folded = [a for v, a in clean.constants if v in read]
+    assert np.float32(1 / 8 + np.sqrt(np.float32(2))) in folded
+    assert len(folded) == len({np.asarray(a).tobytes() for a in folded})
+
+
+def test_a_dead_loop_goes_with_its_region_and_ties():
+    graph = trace(scanned, X)
+    clean = normalise(graph)
+    assert (primitives(graph).count("scan"), primitives(clean).count("scan")) == (2, 1)
+    assert (len(graph.regions), len(clean.regions)) == (3, 2)
+    assert len(clean.ties) == len(graph.ties) // 2
+    (scan,) = [node for node in clean.nodes if node.bodies]
+    assert clean.regions[1].node == scan.index
+    assert {tie.call for tie in clean.ties} == {scan.index}
+
+
+def test_names_sources_phases_and_regions_stay():
+    graph = trace(rematerialised, X)
+    clean = normalise(graph)
+
+    def place(g, n):
+        return (n.source, n.phase, g.regions[n.region].kind)
+
+    before = {g.name: place(graph, n) for n in graph.nodes for g in [graph.values[n.results[0]]]}
+    after = {v.name: place(clean, n) for n in clean.nodes for v in [clean.values[n.results[0]]]}
+    assert len({value.name for value in clean.values}) == len(clean.values)
+    new = set(after) - set(before)
+    assert new
+    assert all(name.startswith("broadcast_in_dim:") for name in new)
+    assert all(after[name] == before[name] for name in set(after) & set(before))
+    inserted = [after[name] for name in new]
+    assert all(source.startswith("test_normalise.py:") for source, _, _ in inserted)
+    remat = next(region for region in clean.regions if region.kind == "remat")
+    assert set(remat.nodes) < set(clean.regions[0].nodes)
+
+
+def test_a_broadcast_is_shared_within_a_phase_only():
+    def fn(x):
+        peak = jax.lax.stop_gradient(x).max(-1, keepdims=True)
+        return ((x - peak) * (x + peak)).sum()
+
+    clean = normalise(trace(jax.grad(fn), X))
+    repeats = [
+        n
+        for n in clean.nodes
+        if n.primitive == "broadcast_in_dim" and n.signature.operands[0].shape == (4, 1)
+    ]
+    assert sorted(n.phase for n in repeats) == ["backward", "forward"] or len(repeats) == 1
+    assert len({(n.operands, n.phase) for n in repeats}) == len(repeats)
+
+
+def test_it_is_idempotent_and_leaves_a_clean_graph_alone():
+    clean = normalise(trace(softmax_of_half, X))
+    again = normalise(clean)
+    assert isinstance(again, Graph)
+    assert again.values == clean.values
+    assert [n.signature for n in again.nodes] == [n.signature for n in clean.nodes]
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_train_step_stays_the_train_step(scan, show):
+    config = Config(L=2, scan=scan, dtype="float32", B=2, S=4, M=8, H=8, N=2, D=4, V=16)
+    params = init_params(config)
+    state = training.init_opt_state(config, params)
+    tokens = np.random.default_rng(2).integers(0, config.V, (config.B, config.S))
+    args = (params, state, tokens, tokens[::-1])
+    graph = trace(lambda *a: training.train_step(config, *a), *args)
+    clean = normalise(graph)
+    show(f"{len(graph.nodes)} -> {len(clean.nodes)} nodes")
+    flat = jax.tree.leaves(args)
+    for ours, theirs in zip(evaluate(clean, *flat), evaluate(graph, *flat), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=1e-5)
