@@ -189,7 +189,8 @@ class Plan:
             for site, sharding in zip(traced.graph.sites, self.annotations.sites, strict=True)
             if sharding is not None
         }
-        return lower(self.program, traced.graph, devices, donate=traced.donated, sites=sites)
+        made = lower(self.program, traced.graph, devices, donate=traced.donated, sites=sites)
+        return replace(made, verified=self._verified())
 
     def _bound(self, fn: Callable[..., Any] | None) -> Traced:
         if self.traced.graph.bindings and fn is None:
@@ -228,13 +229,16 @@ class Plan:
         """The program with source lines."""
         return program_text(self.program, self.graph)
 
+    def _verified(self) -> str:
+        """How far the plan was verified, in words."""
+        return self._report.summary() if "_report" in self.__dict__ else "not verified"
+
     def __repr__(self) -> str:
         table = self.collectives_table
         moved = sum(row["count"] * row["wire_bytes"] for row in table)
-        proofs = "not verified" if "_report" not in self.__dict__ else self._report.summary()
         return (
             f"Plan on {self.mesh!r}: {len(self.graph.nodes)} nodes, {len(table)} collectives, "
-            f"{moved:,.0f} wire bytes per device and step, {proofs}"
+            f"{moved:,.0f} wire bytes per device and step, {self._verified()}"
         )
 
 
@@ -269,11 +273,11 @@ def plan(
 
     >>> import jax, shardalg as sa
     >>> from jax.sharding import PartitionSpec as P
-    >>> x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 16), (16, 32)))
+    >>> x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((64, 16), (16, 64)))
     >>> specs = (P("X", "Y"), P("X", "Y"))
     >>> p = sa.plan(lambda x, w: x @ w, x, w, mesh=sa.Mesh({"X": 2, "Y": 4}), in_shardings=specs)
     >>> p.collectives()[["kind", "axes", "wire_bytes"]].values.tolist()
-    [['all_gather', 'Y', 192], ['all_gather', 'X', 256]]
+    [['all_gather', 'Y', 1536], ['all_gather', 'X', 512]]
     """
     if strategy is None:
         strategy = Strategy(mesh, in_shardings=in_shardings, out_shardings=out_shardings)
