@@ -85,6 +85,11 @@ def test_recognize_never_invents(order):
     assert found is None or values(found[0], 8) == tuple(order)
 
 
+def test_numbers_that_are_no_mixed_radix_are_refused():
+    assert Table((4,), ((0, 2, 3, 5),)).recognize() is None
+    assert Table((2,), ((0, 3),)).recognize() is None
+
+
 def test_most_orders_are_no_digits():
     """Of the 24 orders of 4 devices, only the two that digits write are recognized."""
     found = [o for o in itertools.permutations(range(4)) if Table((4,), (o,)).recognize()]

@@ -102,6 +102,19 @@ def test_v1_lists_read_as_v2(sharding):
     assert Sharding.from_hlo(listed, sharding.shape, sharding.mesh).key == sharding.key
 
 
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.data())
+def test_iota_is_reshape_and_transpose(sizes, data):
+    """Any permutation, canonical or not, against numpy's."""
+    import numpy as np
+
+    order = data.draw(st.permutations(range(len(sizes))))
+    count = math.prod(sizes)
+    text = f"{{devices=[{count}]<=[{','.join(map(str, sizes))}]T({','.join(map(str, order))})}}"
+    ids = np.arange(count).reshape(sizes).transpose(order).flatten()
+    sharding = Sharding.from_hlo(text, (count,))
+    assert [sharding.shard_offset(int(device), 0) for device in ids] == list(range(count))
+
+
 def _order(read):
     """The iota written out by its definition: reshape, transpose, flatten."""
     import numpy as np
