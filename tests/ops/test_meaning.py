@@ -72,8 +72,10 @@ def drawn(group, seed):
             yield from runs(fn, args)
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("group", cases.GROUPS, ids=lambda g: g.__name__)
+SEEDS = [(group, 0) for group in cases.GROUPS] + [(cases.pointwise, 1), (cases.shifted, 1)]
+
+
+@pytest.mark.parametrize(("group", "seed"), SEEDS, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_a_row_executed_literally_is_the_primitive(group, seed):
     counts = Counter()
     for run in drawn(group, seed):
