@@ -1,10 +1,12 @@
 """GSPMD (arXiv:2105.04663), figure 7: the feed-forward layer under the three strategies."""
 
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from shardalg.report.diagram import boxes
 from shardalg.report.figures import Panel, draw_programs, png
-from tests.report.planned import DIM_NAMES, STRATEGIES, planned
+from tests.report.planned import DIM_NAMES, STRATEGIES, plan_on, planned
 
 # The main path, then the side branches: labels and values as they stand in the drawing.
 FIGURE_7 = {
@@ -55,6 +57,17 @@ def test_every_box_has_its_own_place(name):
         assert all(found[i].column < b.column for b in found for i in b.inputs)
         drawn = sum(b.kind in ("all_gather", "all_reduce", "reduce_scatter") for b in found)
         assert drawn > 0
+
+
+def test_a_residual_goes_round_the_longest_way():
+    def block(x):
+        h = jnp.sin(x)
+        return h + jnp.tanh(jnp.cos(h))
+
+    program, graph, _ = plan_on(block, (16, 64), P("X", "Y"))
+    assert ways(boxes(program, graph, dim_names=DIM_NAMES)) == [
+        "x b_X s_Y > sin b_X s_Y > cos b_X s_Y > tanh b_X s_Y > add b_X s_Y"
+    ]
 
 
 def test_the_three_are_one_figure():

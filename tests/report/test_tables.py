@@ -1,9 +1,12 @@
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from shardalg.report.proofs import by_claim, statements
 from shardalg.report.tables import COLLECTIVE_COLUMNS, beside, collectives, strategies, totals
 from shardalg.table import Table
 from tests.costs.handmade import H, M, ffn_graph, ffn_program, loop_program
+from tests.report.planned import plan_on
 
 
 def test_collectives_of_a_program_in_order():
@@ -21,6 +24,13 @@ def test_collectives_of_a_program_in_order():
     assert set(weights["wire_bytes"]) == {4 * M * H // 8}
     assert table["source"] == ("ffn.py:1", "ffn.py:1", "ffn.py:3", "ffn.py:3")
     assert set(table["group_size"]) == {2, 4}
+
+
+@pytest.mark.parametrize("axes", [("X", "Y"), ("Y", "X")])
+def test_several_axes_stand_major_first(axes):
+    program, graph, _ = plan_on(lambda x: jnp.sort(x, 0), (16, 64), P(axes))
+    (row,) = collectives(program, graph)
+    assert (row["kind"], row["axes"], row["group_size"]) == ("all_gather", ",".join(axes), 8)
 
 
 def test_counts_include_trip_counts_and_sums_use_them():
