@@ -118,7 +118,13 @@ class Verifier:
             yield self.iterations(name, attributes)
             yield from (Claim(name, kind, NOT_CLAIMED) for kind in NODE_CLAIMS)
         elif isinstance(attributes, Mask):
-            claim = MaskClaim(attributes.size, attributes.digits, attributes.block)
+            sharding = self.program.locals[instruction.operands[0]].sharding
+            claim = MaskClaim(
+                sharding.shape[attributes.dim],
+                sharding.dims[attributes.dim],
+                attributes.block,
+                attributes.size,
+            )
             yield self.proved(name, "mask", claim)
         elif isinstance(attributes, Loop):
             yield Claim(name, "carry", TRUSTED)

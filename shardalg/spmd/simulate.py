@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -163,9 +164,14 @@ def _apply(run: _Run, instruction: Instruction, env: Environment, *stacks: Stack
         key = tuple(map(id, blocks))  # equal objects give equal results: computed once
         if key not in done:
             results = apply(attributes.primitive, binding, params, blocks)
-            done[key] = [np.asarray(result) for result in results]
+            done[key] = [_on_host(result) for result in results]
         rows.append(done[key])
     return [list(stack) for stack in zip(*rows, strict=True)] if instruction.results else []
+
+
+def _on_host(array: Any) -> Any:
+    """A numpy array; random keys have no such form and stay what they are."""
+    return np.asarray(array) if isinstance(array.dtype, np.dtype) else array
 
 
 def _loop(run: _Run, instruction: Instruction, env: Environment, *stacks: Stack) -> list[Stack]:
