@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from shardalg.report.html import Listing, Page, Picture, Section
 from shardalg.table import Table
 
 # Columns that a terminal is too narrow for, and how many characters of them it shows.
+WIDTH = 96
 NARROW = {"why": 60, "smt2": 40, "remedy": 60}
 
 
@@ -43,7 +45,7 @@ def _cut(cell: object, width: int | None) -> object:
 
 
 _TEXT: dict[type, Callable[[Any], str]] = {
-    str: lambda text: text,
+    str: lambda text: textwrap.fill(text, WIDTH),
     Table: _table,
     Picture: lambda picture: f"({picture.name}.png: {picture.caption})",
     Listing: lambda listing: listing.text,

@@ -11,8 +11,8 @@ from shardalg.errors import MeshError, StrategyError
 from shardalg.models.table1 import STRATEGIES
 from shardalg.models.transformer import WIDE_64B, Config
 
-# All sizes differ, so that a drawing can name each dimension by its size.
-SMALL = Config(B=8, S=64, M=128, H=512, N=16, D=32, V=1024, L=2, dtype="float32")
+# B, S, M and H differ, so that a drawing can name each dimension by its size.
+SMALL = Config(B=8, S=32, M=128, H=512, N=16, D=16, V=1024, L=2, dtype="float32")
 TINY = Config(B=4, S=12, M=16, H=32, N=8, D=6, V=40, L=2, dtype="float32")
 MODELS: Mapping[str, Config] = {"tiny": TINY, "small": SMALL, "wide-64b": WIDE_64B}
 MESH = Mesh({"X": 2, "Y": 4})
@@ -29,6 +29,7 @@ class Settings:
       strategies: names of rows of Table 1.
       devices: run plans on up to so many CPU devices; 0 runs nothing.
       quick: fewer timed runs, no whole train steps.
+      seed: of the numbers that plans run on.
       out: folder of the report.
 
     Raises:
@@ -40,6 +41,7 @@ class Settings:
     strategies: tuple[str, ...] = tuple(STRATEGIES)
     devices: int = 8
     quick: bool = False
+    seed: int = 0
     out: Path = Path("out/explore")
 
     def __post_init__(self) -> None:
@@ -58,9 +60,19 @@ class Settings:
             raise StrategyError(f"a number of devices is at least 0, got {self.devices}.")
 
     @property
+    def can_run(self) -> bool:
+        """Whether there are devices enough for the mesh."""
+        return self.mesh.size <= self.devices
+
+    @property
     def repeats(self) -> int:
         """Timed runs of each executable."""
         return 5 if self.quick else 15
+
+    @property
+    def steps(self) -> int:
+        """Training steps of the foreign model."""
+        return 20
 
     @property
     def dim_names(self) -> dict[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shardalg.costs.hardware import Hardware
 from shardalg.explore.settings import Settings
 from shardalg.models.table1 import STRATEGIES
 from shardalg.models.training import part
@@ -13,13 +14,16 @@ from shardalg.report.figures import png, wire_bytes_bars
 from shardalg.report.html import Picture, Section
 from shardalg.table import Table
 
-LAYER = "layer_gradient"
+LAYER, TRAIN_STEP = "layer_gradient", "train_step"
+ANY = Hardware("any")  # memory does not depend on it
 SHOWN = ("phase", "kind", "axes", "count", "wire_bytes", "role", "op", "source", "why")
-INTRODUCTION = """\
-One Transformer layer (attention, feed-forward, norms, residuals) with its gradient, planned under \
-each row of the paper's Table 1. Nothing below is written down per model: the shardings were \
-completed from the annotations, and each collective follows from them. `wire_bytes` is what one \
-device sends in one execution, on a ring."""
+INTRODUCTION = """One Transformer layer (attention, feed-forward, norms, residuals) with its
+gradient, planned under each row of the paper's Table 1 (GSPMD, arXiv:2105.04663). Nothing below
+is written down per model: shardings are completed from the annotations, and every collective
+follows from them. `wire_bytes` is what one device sends in one execution, on a ring."""
+
+MEMORY = """Bytes that one device holds at the peak of a whole train step, by our liveness
+analysis: what lives long decides how far a strategy scales."""
 
 
 def plan_part(settings: Settings, strategy: str, name: str) -> Plan:
@@ -59,3 +63,15 @@ def sections(plans: Mapping[str, Plan]) -> tuple[Section, ...]:
 
 def _collectives(name: str, table: Table) -> Section:
     return Section(f"Collectives of {name}", (table.select(*SHOWN),))
+
+
+def memory_section(plans: Mapping[str, Plan]) -> Section:
+    """Peak memory of the train step per strategy, by class of value."""
+    peaks = {name: made.cost(ANY).memory for name, made in plans.items()}
+    classes = tuple(dict.fromkeys(kind for peak in peaks.values() for kind in peak.by_class))
+    rows = (
+        (name, peak.peak_bytes, *(peak.by_class.get(kind, 0) for kind in classes))
+        for name, peak in peaks.items()
+    )
+    columns = ("strategy", "peak_bytes", *(f"{kind}_bytes" for kind in classes))
+    return Section("Memory of a train step", (MEMORY, Table(columns, tuple(rows))))

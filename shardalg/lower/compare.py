@@ -64,32 +64,33 @@ class DumpedTwin:
         return self.twin.leave(outputs)
 
 
+def one_device(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` compiled for the first device alone: what partitioned runs are held against."""
+    return jax.jit(fn)
+
+
 def compare(
     lowered: Lowered,
-    fn: Callable[..., Any],
     args: Sequence[Any],
+    expected: Any,
     *,
     repeats: int = 20,
     verified: str = "not verified",
 ) -> Comparison:
-    """Run `lowered`, its XLA twin and `fn` on one device, all on `args`.
+    """Run `lowered` and its XLA twin on `args`, and hold both against `expected`.
 
     Args:
-      fn: the function that was planned; it is compiled for the first device alone.
-      repeats: timed runs of ours and of XLA's.
+      expected: the function's results, such as `one_device(fn)(*args)`.
+      repeats: timed runs of each.
+      verified: how far the plan was proved, for the measurement.
     """
     twin = DumpedTwin(lowered.jit(), lowered.program.mesh)
-    expected = jax.tree.leaves(one_device(fn)(*args))
+    wanted = jax.tree.leaves(expected)
     errors = []
     for executable in (lowered, twin):
         placed = executable.place(*args)
         held = [x.copy() if i in executable.donated else x for i, x in enumerate(placed)]
         results = executable.leave(executable.compiled(*held))
-        errors.append(max(map(relative_error, results, expected), default=0.0))
+        errors.append(max(map(relative_error, results, wanted), default=0.0))
     measured = measure(lowered, twin, args, repeats=repeats, verified=verified)
     return Comparison(measured, *errors, twin.dump[1])
-
-
-def one_device(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` compiled for the first device alone: what partitioned runs are held against."""
-    return jax.jit(fn)

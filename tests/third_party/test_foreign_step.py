@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import shardalg as sa
-from tests.third_party import foreign
+from shardalg.models import foreign
 
 STEPS = 20
 MESH = sa.Mesh({"X": 2, "Y": 4})

@@ -1,0 +1,103 @@
+"""A train step from PyPI, planned by what stands at its border alone, and run for some steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from shardalg.explore.settings import Settings
+from shardalg.plan import Plan, plan
+from shardalg.report import tables
+from shardalg.report.html import Section
+from shardalg.table import Table
+
+if TYPE_CHECKING:
+    from shardalg.models.foreign import Foreign
+
+TITLE = "A train step that nobody here wrote"
+PACKAGES = ("attnax", "flax", "optax")
+LEFT_OUT = """Left out: it needs the packages {missing}, which are not installed here
+(`make explore` installs them)."""
+INTRODUCTION = """The Transformer of attnax (on flax) and the AdamW of optax, both unchanged:
+nothing inside is annotated. The plan is given the layouts and roles of the parameters, of the
+optimizer state and of the data; the {nodes} operators follow by completion. Operators that are
+gathered for want of a row send {fallback:,} of {total:,} wire bytes per step."""
+RAN = """Then it ran {steps} steps on {devices} CPU devices, its state donated from step to step,
+never leaving its layout, beside the same step on one device. The losses differ by at most
+{error:.1e}, relatively."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The plan of the foreign step, and losses of ours and of one device; empty if not run."""
+
+    plan: Plan
+    losses: tuple[float, ...] = ()
+    expected: tuple[float, ...] = ()
+
+    @property
+    def error(self) -> float:
+        """Largest relative difference of a loss."""
+        pairs = zip(self.losses, self.expected, strict=True)
+        return max((abs(a - b) / abs(b) for a, b in pairs), default=0.0)
+
+
+def missing() -> tuple[str, ...]:
+    """The packages that the step needs and that are not installed."""
+    return tuple(name for name in PACKAGES if find_spec(name) is None)
+
+
+def plan_step(settings: Settings, step: Foreign) -> Plan:
+    """The plan of the step, its state donated."""
+    from shardalg.models.foreign import DONATED, ROLES
+
+    return plan(
+        step.step,
+        *step.arguments,
+        mesh=settings.mesh,
+        in_shardings=step.in_shardings,
+        out_shardings=step.out_shardings,
+        roles=ROLES,
+        donate_argnums=DONATED,
+    )
+
+
+def trained(settings: Settings) -> Trained:
+    """The step planned, and run where there are devices enough.
+
+    The packages are loaded here and not before: they are no dependencies of shardalg.
+    """
+    from shardalg.lower.compare import one_device
+    from shardalg.models.foreign import build, train
+
+    x, y = settings.mesh.axis_names
+    step = build(axes=(x, y))
+    made = plan_step(settings, step)
+    if not settings.can_run:
+        return Trained(made)
+    runs = made.lower(), one_device(step.step)
+    ours, expected = (train(run, step.arguments, settings.steps) for run in runs)
+    return Trained(made, tuple(ours), tuple(expected))
+
+
+def left_out() -> Section:
+    """Which packages are missing."""
+    return Section(TITLE, (LEFT_OUT.format(missing=", ".join(missing())),))
+
+
+def section(settings: Settings, found: Trained) -> Section:
+    """The plan's collectives in sum, what fell back, and the losses."""
+    collectives = tables.strategies({"step": found.plan.collectives_table})
+    summed = collectives.select("phase", "kind", "axes", "role", "count", "wire_bytes")
+    words = INTRODUCTION.format(
+        nodes=len(found.plan.graph.nodes),
+        fallback=sum(found.plan.warnings_table["wire_bytes"]),
+        total=sum(summed["wire_bytes"]),
+    )
+    if not found.losses:
+        return Section(TITLE, (words, summed))
+    ran = RAN.format(steps=settings.steps, devices=settings.mesh.size, error=found.error)
+    rows = enumerate(zip(found.losses, found.expected, strict=True), 1)
+    losses = Table(("step", "loss", "one_device"), tuple((n, a, b) for n, (a, b) in rows))
+    return Section(TITLE, (words, summed, ran, losses))

@@ -1,0 +1,35 @@
+"""What was proved of the plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardalg.plan import Plan
+from shardalg.report.html import Section
+from shardalg.report.proofs import by_claim, statements
+from shardalg.table import Table
+
+INTRODUCTION = """A plan rests on claims: that two shardings merge, that every iteration is
+computed by equally many devices, that a mask covers what padding added, that operators read,
+write and combine what they should. z3 judges the first three, merges for **all** mesh sizes of
+at least 2. The others are listed as `not_claimed` until they are proved too; until then no plan
+counts as verified."""
+MOST_STATEMENTS = 8
+
+
+def section(plans: Mapping[str, Plan]) -> Section:
+    """Claims per plan, then those of the last plan by kind, and its slowest proofs."""
+    reports = {name: made.verify() for name, made in plans.items()}
+    last, report = list(reports.items())[-1]
+    slowest = statements(report.table)
+    return Section(
+        "Proofs",
+        (
+            INTRODUCTION,
+            Table(("plan", "claims"), tuple((n, r.summary()) for n, r in reports.items())),
+            f"The claims of **{last}**, and z3's time for the distinct statements in milliseconds:",
+            by_claim(report.table),
+            "Its statements that took longest, as z3 was given them:",
+            Table(slowest.columns, slowest.rows[:MOST_STATEMENTS]),
+        ),
+    )

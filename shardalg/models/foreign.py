@@ -1,0 +1,118 @@
+"""A train step that nobody here wrote: attnax's Transformer (on flax), optax's AdamW.
+
+The model and the optimizer are the packages' own, unchanged. What stands here is the call of them
+and where their arrays go on a mesh of two axes (X, Y): each kernel over both, the batch over X;
+nothing inside the step is annotated. The packages are no dependencies of shardalg, and importing
+this module needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from attnax import TransformerConfig, TransformerDecoder
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+CONFIG = TransformerConfig(
+    vocab_size=64, d_model=32, num_heads=8, num_layers=2, d_ff=64, dropout_rate=0.0, max_len=16
+)
+BATCH = 8
+OPTIMIZER = optax.adamw(1e-2)
+ROLES = ("parameters", "optimizer_state", "data", "data")
+DONATED = (0, 1)
+# Kernels that make features split over Y contract what X splits, and the other way round.
+TO_FEATURES = ("query_proj", "key_proj", "value_proj", "dense1")
+FROM_FEATURES = ("output_proj", "dense2", "token_embed")
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """The step `(params, state, tokens, targets) -> (params, state, loss)`, and its arguments.
+
+    Attributes:
+      arguments: global arrays on one device.
+      in_shardings, out_shardings: as `plan` and `jax.jit` take them.
+    """
+
+    step: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    in_shardings: tuple[Any, ...]
+    out_shardings: tuple[Any, ...]
+
+
+def is_spec(leaf: Any) -> bool:
+    """Whether a node of a tree of specs is a leaf."""
+    return isinstance(leaf, PartitionSpec)
+
+
+def place(axes: tuple[str, str], path: Any, leaf: Any) -> PartitionSpec:
+    """Where a parameter goes, by its name; vectors are replicated.
+
+    >>> keys = (jax.tree_util.GetAttrKey("dense2"),)
+    >>> place(("X", "Y"), keys, jnp.zeros((64, 32))) == PartitionSpec("Y", "X")
+    True
+    """
+    names = jax.tree_util.keystr(path)
+    if leaf.ndim != 2:
+        return PartitionSpec()
+    if any(name in names for name in TO_FEATURES):
+        return PartitionSpec(*axes)
+    assert any(name in names for name in FROM_FEATURES), names
+    return PartitionSpec(*reversed(axes))
+
+
+def build(seed: int = 0, *, axes: tuple[str, str] = ("X", "Y")) -> Foreign:
+    """The step with freshly initialised arguments; `axes` are the mesh's names for X and Y."""
+    model = TransformerDecoder(nnx.Rngs(seed), CONFIG)
+    model.eval()
+    definition, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss_of(params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+        decoder = nnx.merge(definition, params, rest)
+        logits = decoder.token_embed.embed.attend(decoder(tokens))
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+    def step(params: Any, state: Any, tokens: jax.Array, targets: jax.Array) -> tuple[Any, ...]:
+        loss, grads = jax.value_and_grad(loss_of)(params, tokens, targets)
+        updates, state = OPTIMIZER.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    specs = jax.tree_util.tree_map_with_path(partial(place, axes), params)
+    state = OPTIMIZER.init(params)
+    state_specs = optax.tree_utils.tree_map_params(
+        OPTIMIZER,
+        lambda _, spec: spec,
+        state,
+        specs,
+        transform_non_params=lambda _: PartitionSpec(),
+    )
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, CONFIG.vocab_size, (2, BATCH, CONFIG.max_len), np.int32)
+    data = PartitionSpec(axes[0], None)
+    return Foreign(
+        step,
+        (params, state, *map(jnp.asarray, ids)),
+        (specs, state_specs, data, data),
+        (specs, state_specs, PartitionSpec()),
+    )
+
+
+def train(run: Callable[..., Any], arguments: tuple[Any, ...], steps: int) -> list[float]:
+    """Losses of `steps` calls of `run`, each on the state that the one before it left.
+
+    The state never leaves the devices; `arguments` are copied, for a step may consume its state.
+    """
+    params, state, *data = jax.tree.map(jnp.array, arguments)
+    losses = []
+    for _ in range(steps):
+        params, state, loss = run(params, state, *data)
+        losses.append(float(loss))
+    return losses
