@@ -17,6 +17,7 @@ from shardalg.graph.trace import trace
 from shardalg.ops.normalise import normalise
 from shardalg.ops.roles import roles
 from shardalg.partition.partition import partition
+from shardalg.pause import collection_paused
 from shardalg.propagate import propagate
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
@@ -202,7 +203,7 @@ class Plan:
         from shardalg.graph.arguments import argument_structs
 
         types = argument_structs(self.graph)
-        again = normalise(trace(fn, *types, mesh_shape=self.mesh.shape))
+        again = _graph(fn, types, self.mesh.shape)
         if graph_hash(again) != self.traced.hash:
             raise LoweringError(
                 f"the function's graph is {graph_hash(again)[:12]}, the plan was made for "
@@ -300,10 +301,16 @@ def _traced(
     named, donate_argnums = given
     own = own_shardings(args)
     shape = mesh.shape if mesh is not None else None
-    graph = normalise(trace(fn, *args, mesh_shape=shape))
+    graph = _graph(fn, args, shape)
     donated = donated_leaves(args, donate_argnums)
     leaf_roles = tuple(flatten_prefix(named, args, "roles"))
     return Traced(graph, leaf_roles, own, donated, fn)
+
+
+def _graph(fn: Callable[..., Any], args: Sequence[Any], mesh_shape: dict[str, int] | None) -> Graph:
+    traced = trace(fn, *args, mesh_shape=mesh_shape)
+    with collection_paused():
+        return normalise(traced)
 
 
 def _mesh_of(traced: Traced) -> Mesh:
@@ -328,7 +335,9 @@ def _with_own(annotations: Annotations, traced: Traced) -> Annotations:
     types = [traced.graph.values[v].type for v in traced.graph.arguments]
     own = traced.own_shardings or (None,) * len(types)
     arguments = tuple(
-        given if given is not None or carried is None else from_named_sharding(carried, type_.shape)
+        given
+        if given is not None or carried is None
+        else from_named_sharding(carried, type_.shape, annotations.mesh)
         for given, carried, type_ in zip(annotations.arguments, own, types, strict=True)
     )
     return replace(annotations, arguments=arguments)
@@ -336,8 +345,9 @@ def _with_own(annotations: Annotations, traced: Traced) -> Annotations:
 
 def from_annotations(traced: Traced, annotations: Annotations, options: Options) -> Plan:
     """Complete, partition and check: the one way in which a Plan comes about."""
-    sharded = propagate(traced.graph, annotations, options)
-    program = partition(sharded, traced.roles, options)
+    with collection_paused():
+        sharded = propagate(traced.graph, annotations, options)
+        program = partition(sharded, traced.roles, options)
     made = Plan(traced, annotations, options, sharded, program)
     if options.strict and len(made.warnings_table):
         raise StrategyError(

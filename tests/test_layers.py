@@ -14,7 +14,7 @@ PACKAGE = ROOT / "shardalg"
 
 # A module imports only from rows above its own, or from its own row's folder.
 LAYERS = (
-    ("errors",),
+    ("errors", "pause"),
     ("table",),
     ("algebra",),
     ("merge",),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from traceback import walk_tb
 from typing import Any
@@ -18,6 +17,7 @@ from shardalg.graph.build import Builder
 from shardalg.graph.evaluate import find_primitive
 from shardalg.graph.ir import Graph
 from shardalg.graph.source import Sources
+from shardalg.pause import collection_paused
 
 
 def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | None = None) -> Graph:
@@ -49,22 +49,10 @@ def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | No
         )
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
     builder = Builder({name: find_primitive(name) for name in ("annotate", "optimization_barrier")})
-    with _uncollected():
+    with collection_paused():
         graph = builder.graph(closed, paths, result_paths)
         graph.check()
     return replace(graph, trees=(tree, tree_structure(shapes)))
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection: all that is built stays, and walking JAX's heap doubles the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _leaves(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[str], list[Any], Any]:
