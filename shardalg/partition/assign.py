@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Signature
 from shardalg.ops.emit import unsupported_loops
@@ -232,8 +232,12 @@ def dims_of(rule: Rule, tensor: int, assigned: Assigned) -> Dims:
 
 
 def reduced_digits(rule: Rule, assigned: Assigned) -> Digits:
-    """Digits on loops whose iterations combine, in the order of the loops."""
-    return tuple(d for name in rule.reduced for d in assigned.get(name, ()))
+    """Digits on loops whose iterations combine, major first: a set, so that equal ones are alike."""
+    return _as_set(d for name in rule.reduced for d in assigned.get(name, ()))
+
+
+def _as_set(digits: Iterable[Digit]) -> Digits:
+    return tuple(sorted(digits, reverse=True))
 
 
 def _choices(
@@ -291,7 +295,7 @@ def _pass_pending(
     if used & set(digits) or any(set(m.unreduced) & set(digits) for m in made):
         return None
     demands = tuple(_layout(w, w.dims, pending.get(i, ())) for i, w in enumerate(wanted))
-    return demands, tuple(_layout(m, m.dims, m.unreduced + digits) for m in made)
+    return demands, tuple(_layout(m, m.dims, _as_set(m.unreduced + digits)) for m in made)
 
 
 def _price(key: NodeKey, demands: tuple[Sharding, ...], produced: tuple[Sharding, ...]) -> object:

@@ -60,11 +60,15 @@ class Partitioner:
         return check(simplify(program))
 
     def _plain(self, shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
-        """The layouts alone, without what completion may still do with them."""
+        """The layouts alone, without what completion may still do with them.
+
+        Axes of size 1 split nothing, so no layout that names one has to be reached by a move.
+        """
         seen: dict[int, Sharding] = {}
         for sharding in shardings:
             if id(sharding) not in seen:
-                plain = Sharding(sharding.mesh, sharding.shape, sharding.dims)
+                dims = tuple([tuple([d for d in dim if d.size > 1]) for dim in sharding.dims])
+                plain = Sharding(sharding.mesh, sharding.shape, dims)
                 seen[id(sharding)] = self.layouts.setdefault(plain, plain)
         return tuple([seen[id(sharding)] for sharding in shardings])
 
@@ -132,7 +136,9 @@ class Partitioner:
 
     def _constants_alone(
         self,
-    ) -> tuple[dict[int, tuple[Sharding, ...]], dict[tuple[int, Sharding, str], int], list[Instruction]]:
+    ) -> tuple[
+        dict[int, tuple[Sharding, ...]], dict[tuple[int, Sharding, str], int], list[Instruction]
+    ]:
         """What a body starts with: the constants as they came, and no instructions."""
         context = self.context
         sources = {v: context.sources[v][:1] for v, _ in self.graph.constants}

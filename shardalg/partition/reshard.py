@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -67,15 +67,18 @@ def reshard_path(source: Sharding, target: Sharding) -> Path:
     if source.dims == target.dims and source.unreduced == target.unreduced:
         return Path((), 0)
     cuts = _cuts((source, target))
-    start: State = (_refine_dims(source.dims, cuts), _refine(source.unreduced, cuts))
-    goal: State = (_refine_dims(target.dims, cuts), _refine(target.unreduced, cuts))
-    moves = _search(source, start, goal)
-    steps, total = [], 0
-    for move, (dims, pending), price in moves:
+    start, goal = (
+        (_refine_dims(s.dims, cuts), tuple(sorted(_refine(s.unreduced, cuts), reverse=True)))
+        for s in (source, target)
+    )
+    steps, total, before = [], 0, start[0]
+    for move, (dims, pending), price in _search(source.shape, start, goal):
+        if isinstance(move, CollectivePermute):
+            move = replace(move, pairs=_permutation(before, dims, source.mesh.size))
         at_goal = (dims, pending) == goal
         layout = target if at_goal else Sharding(source.mesh, source.shape, dims, unreduced=pending)
         steps.append(Step(move, layout, price))
-        total += price
+        total, before = total + price, dims
     return Path(tuple(_fused(steps)), total)
 
 
@@ -117,9 +120,7 @@ def nests(size: int, outer: int, inner: int) -> bool:
     return outer == 1 or tile(size, outer) == inner * tile(size, outer * inner)
 
 
-def _search(source: Sharding, start: State, goal: State) -> list[tuple[Move, State, object]]:
-    shape = source.shape
-    positions = source.mesh.size
+def _search(shape: tuple[int, ...], start: State, goal: State) -> list[tuple[Move, State, object]]:
     best: dict[State, tuple[object, int]] = {start: (0, 0)}
     came: dict[State, tuple[State, Move, object]] = {}
     heap: list[tuple[object, int, int, State]] = [(0, 0, 0, start)]
@@ -130,7 +131,7 @@ def _search(source: Sharding, start: State, goal: State) -> list[tuple[Move, Sta
             break
         if (cost, hops) > best[state]:
             continue
-        for move, after, price in _moves(shape, state, goal, positions):
+        for move, after, price in _moves(shape, state, goal):
             key = (cost + price, hops + (price > 0))
             if after not in best or key < best[after]:
                 best[after] = key
@@ -155,7 +156,7 @@ def _local_elements(shape: tuple[int, ...], dims: Dims) -> int:
 
 
 def _moves(
-    shape: tuple[int, ...], state: State, goal: State, positions: int
+    shape: tuple[int, ...], state: State, goal: State
 ) -> Iterator[tuple[Move, State, object]]:
     dims, pending = state
     local = _local_elements(shape, dims)
@@ -165,7 +166,7 @@ def _moves(
     yield from _gathers(shape, state, local)
     yield from _slices(shape, state, goal)
     yield from _exchanges(shape, state, local)
-    yield from _permutes(shape, state, goal, (local, positions))
+    yield from _permutes(state, goal, local)
 
 
 def _with(dims: Dims, dim: int, digits: Digits) -> Dims:
@@ -209,15 +210,12 @@ def _gathers(
 def _slices(
     shape: tuple[int, ...], state: State, goal: State
 ) -> Iterator[tuple[Move, State, object]]:
+    """Cut by digits that the goal has on the dimension; out of order, a permute can still mend it."""
     dims, pending = state
     used = {d for digits in dims for d in digits} | set(pending)
     for dim, digits in enumerate(dims):
-        wanted = goal[0][dim]
-        if wanted[: len(digits)] != digits:
-            continue
-        extra = wanted[len(digits) :]
-        free = next((i for i, d in enumerate(extra) if d in used), len(extra))
-        for end in range(1, free + 1):
+        extra = tuple(d for d in goal[0][dim] if d not in used)
+        for end in range(1, len(extra) + 1):
             n = parts(digits)
             if nests(shape[dim], n, parts(extra[:end])):
                 block = tile(shape[dim], n * parts(extra[:end]))
@@ -245,19 +243,28 @@ def _exchanges(
                 yield AllToAll(target, source, moved), (after, pending), price
 
 
-def _permutes(
-    shape: tuple[int, ...], state: State, goal: State, sizes: tuple[int, int]
-) -> Iterator[tuple[Move, State, object]]:
-    """Rename the digits to those of the goal, where the blocks have the goal's shape."""
+def _permutes(state: State, goal: State, local: int) -> Iterator[tuple[Move, State, object]]:
+    """Rename the digits: to those of the goal, or so that a dimension begins with the goal's.
+
+    The pairs of positions are left out: only a move that is taken needs them.
+    """
     dims, pending = state
-    local, positions = sizes
-    same_blocks = all(parts(a) == parts(b) for a, b in zip(dims, goal[0], strict=True))
-    if dims == goal[0] or not same_blocks or pending:
-        return
-    pairs = _permutation(dims, goal[0], positions)
-    changed = tuple(sorted({d for x in (*dims, *goal[0]) for d in x}, reverse=True))
     price = step_wire_bytes("collective_permute", group_size=2, local_bytes=local)
-    yield CollectivePermute(changed, pairs), (goal[0], pending), price
+    for wanted in _renamed(dims, goal[0]) if not pending else ():
+        changed = {d for a, b in zip(dims, wanted, strict=True) if a != b for d in (*a, *b)}
+        move = CollectivePermute(tuple(sorted(changed, reverse=True)), ())
+        yield move, (wanted, pending), price
+
+
+def _renamed(dims: Dims, goal: Dims) -> list[Dims]:
+    """Layouts of the same blocks, on other devices, that are nearer to the goal."""
+    found = []
+    if all(parts(a) == parts(b) for a, b in zip(dims, goal, strict=True)):
+        found.append(goal)
+    for dim, digits in enumerate(dims):
+        first = tuple(d for d in goal[dim] if d in digits)
+        found.append(_with(dims, dim, first + tuple(d for d in digits if d not in first)))
+    return [layout for layout in dict.fromkeys(found) if layout != dims]
 
 
 def _block(dims: Dims, position: int) -> tuple[int, ...]:
