@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardalg.errors import StrategyError
 from shardalg.models import adafactor, transformer
@@ -96,15 +97,15 @@ class Part:
 
     def random_arguments(self, config: Config, seed: int = 0) -> tuple[Any, ...]:
         """Arguments with numbers in them, the same for the same seed."""
-        keys = jax.random.split(jax.random.key(seed), 2)
+        rng = np.random.default_rng((seed, 1))  # not the numbers of the parameters
         if self.forward is None:
             params = transformer.init_params(config, seed)
-            ids = [jax.random.randint(k, (config.B, config.S), 0, config.V) for k in keys]
-            return params, init_opt_state(config, params), *ids
-        weights = transformer.init_layer(config, jax.random.key(seed))
-        x, dy = (jax.random.normal(k, (config.B, config.S, config.M), config.dtype) for k in keys)
-        chosen = {name: weights[name] for name in self.weights}
-        return (chosen, x, dy) if self.gradient else (chosen, x)
+            ids = rng.integers(0, config.V, (2, config.B, config.S), np.int32)
+            return params, init_opt_state(config, params), *map(jnp.asarray, ids)
+        weights = transformer.init_params(replace(config, L=1, scan=False), seed)["layers"][0]
+        x = rng.standard_normal((2, config.B, config.S, config.M), np.float32)
+        data = [jnp.asarray(part, config.dtype) for part in x[: 1 + self.gradient]]
+        return ({name: weights[name] for name in self.weights}, *data)
 
 
 def value_and_pullback(

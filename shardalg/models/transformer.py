@@ -14,13 +14,14 @@ Source: GSPMD, arXiv:2105.04663, section 5.1 and Table 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from shardalg.errors import StrategyError
@@ -100,23 +101,27 @@ def init_params(config: Config, seed: int = 0) -> dict[str, Any]:
     a leading dimension L. Scanned and unrolled parameters of one seed are the same numbers. The
     deviation of a weight is `1 / sqrt(size of what it contracts)`.
     """
-    keys = jax.random.split(jax.random.key(seed), config.L + 1)
-    embedding = jax.random.normal(keys[0], (config.V, config.M)) * config.M**-0.5
-    layers = tuple(init_layer(config, key) for key in keys[1:])
-    if config.scan:
-        layers = jax.tree.map(lambda *weights: jnp.stack(weights), *layers)
-    return {"embedding": embedding, "layers": layers}
+    draw = partial(_draw, np.random.default_rng(seed))
+    layers = [_init_layer(config, draw) for _ in range(config.L)]
+    return {
+        "embedding": draw((config.V, config.M), fan_in=config.M),
+        "layers": jax.tree.map(_stacked, *layers) if config.scan else tuple(layers),
+    }
 
 
-def init_layer(config: Config, key: Array) -> dict[str, Array]:
-    """Random float32 weights of one layer."""
+def _init_layer(config: Config, draw: Callable[..., Array]) -> dict[str, Array]:
     fan_in = {"w_o": config.N * config.D, "w_out": config.H}
     shapes = config.weight_shapes()
-    keys = jax.random.split(key, len(shapes))
-    return {
-        name: jax.random.normal(k, shape) * fan_in.get(name, config.M) ** -0.5
-        for k, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }
+    return {name: draw(shapes[name], fan_in=fan_in.get(name, config.M)) for name in shapes}
+
+
+# Drawn on the host: a compile of jax.random for each shape would cost more than a train step.
+def _draw(rng: np.random.Generator, shape: tuple[int, ...], *, fan_in: int) -> Array:
+    return jnp.asarray(rng.standard_normal(shape, np.float32) * np.float32(fan_in**-0.5))
+
+
+def _stacked(*weights: Array) -> Array:
+    return jnp.asarray(np.stack(weights))
 
 
 def param_types(config: Config) -> dict[str, Any]:
@@ -125,7 +130,14 @@ def param_types(config: Config) -> dict[str, Any]:
     >>> param_types(Config(scan=True))["layers"]["w_in"]
     ShapeDtypeStruct(shape=(2, 32, 64), dtype=float32)
     """
-    return jax.eval_shape(partial(init_params, config))
+    lead = (config.L,) if config.scan else ()
+    layer = {
+        name: jax.ShapeDtypeStruct((*lead, *shape), jnp.float32)
+        for name, shape in config.weight_shapes().items()
+    }
+    embedding = jax.ShapeDtypeStruct((config.V, config.M), jnp.float32)
+    layers = layer if config.scan else tuple(dict(layer) for _ in range(config.L))
+    return {"embedding": embedding, "layers": layers}
 
 
 def ffn(config: Config, weights: Weights, x: Array) -> Array:

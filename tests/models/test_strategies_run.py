@@ -49,31 +49,34 @@ def flat(arguments):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
 
 
-@pytest.mark.parametrize("config", [EVEN, UNEVEN], ids=["even", "uneven"])
-@pytest.mark.parametrize("part", ["ffn_gradient", "attention_gradient", "layer_gradient"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_parts_simulated_and_lowered_equal_one_device(strategy, part, config):
+def check_plan(strategy, config, part, *, simulated=True):
     plan = planned(strategy, config, part)
     arguments, want = one_device(config, part)
-    check(simulate(plan.program, plan.graph, *flat(arguments)), want)
-    if part == "layer_gradient":  # it holds the other two
-        check(jax.tree.leaves(plan.lower()(*arguments)), want)
-
-
-@pytest.mark.parametrize("config", [EVEN, SCANNED, UNEVEN_REMAT], ids=["unrolled", "scan", "remat"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_train_steps_simulated_equal_one_device(strategy, config):
-    plan = planned(strategy, config, "train_step")
-    arguments, want = one_device(config, "train_step")
-    check(simulate(plan.program, plan.graph, *flat(arguments)), want)
-
-
-@pytest.mark.parametrize("config", [EVEN, SCANNED], ids=["unrolled", "scan"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_train_steps_lowered_equal_one_device(strategy, config):
-    plan = planned(strategy, config, "train_step")
-    arguments, want = one_device(config, "train_step")
     check(jax.tree.leaves(plan.lower()(*arguments)), want)
+    if simulated:
+        check(simulate(plan.program, plan.graph, *flat(arguments)), want)
+
+
+@pytest.mark.parametrize("config", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_layer_forward_and_gradient(strategy, config):
+    """With attention and feed-forward in it, y and the gradients by weights and x come out."""
+    check_plan(strategy, config, "layer_gradient")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_train_step_unrolled(strategy):
+    check_plan(strategy, EVEN, "train_step")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_train_step_scanned(strategy):
+    """Simulated under the strategy with most collectives: each simulation costs seconds."""
+    check_plan(strategy, SCANNED, "train_step", simulated=strategy == "finalized")
+
+
+def test_an_uneven_train_step_scanned_with_remat():
+    check_plan("finalized", UNEVEN_REMAT, "train_step", simulated=False)
 
 
 @pytest.mark.parametrize("part", ["ffn_gradient", "attention_gradient"])
