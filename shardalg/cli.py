@@ -61,23 +61,31 @@ def _explore_options(found: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="where the report goes (default %(default)s)",
     )
+    option(
+        "--figures",
+        type=Path,
+        metavar="FOLDER",
+        help="only draw the pictures that need no run, into FOLDER",
+    )
 
 
 def _explore(options: argparse.Namespace) -> None:
     # jax starts with these imports, so `--version` and a wrong option do not wait for them.
-    from shardalg.explore.explore import run
+    from shardalg.explore.explore import run, write_figures
     from shardalg.explore.settings import STRATEGIES, Settings, config_of, mesh_of
 
-    run(
-        Settings(
-            config=config_of(options.model, options.sizes),
-            mesh=mesh_of(options.mesh),
-            strategies=tuple(options.strategy or STRATEGIES),
-            devices=options.devices,
-            quick=options.quick,
-            out=options.out,
-        )
+    settings = Settings(
+        config=config_of(options.model, options.sizes),
+        mesh=mesh_of(options.mesh),
+        strategies=tuple(options.strategy or STRATEGIES),
+        devices=options.devices,
+        quick=options.quick,
+        out=options.out,
     )
+    if options.figures is None:
+        run(settings)
+    else:
+        write_figures(settings, options.figures)
 
 
 COMMANDS = {"explore": _explore}

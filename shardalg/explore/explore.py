@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from shardalg.explore import drawings, foreign, proofs, runs, strategies
 from shardalg.explore.progress import Progress
@@ -122,3 +123,20 @@ def run(settings: Settings) -> None:
     exploration.last_step.save(plan_file)
     names = ", ".join(str(path) for path in (*files[:2], plan_file))
     say(f"wrote {names} and {len(files) - 2} pictures")
+
+
+def write_figures(settings: Settings, folder: Path) -> None:
+    """The pictures that need no run, as files in `folder`.
+
+    They are the same on every machine, so documentation can hold them.
+    """
+    say = Progress()
+    exploration = Exploration(settings, say)
+    totals, *_ = strategies.sections(exploration.layers)
+    forward = strategies.plans_of(settings, drawings.FEED_FORWARD)
+    drawn = drawings.section(settings, forward)
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in Page("", "", (totals, drawn)).pictures():
+        path = folder / f"{picture.name}.png"
+        path.write_bytes(picture.png)
+        say(f"wrote {path}")

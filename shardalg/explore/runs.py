@@ -118,7 +118,7 @@ def why_not(settings: Settings, plans: Mapping[str, Plan]) -> str:
 def sample(settings: Settings, name: str) -> Sample:
     """Random arguments of a part of the model, and its results on one device."""
     chosen = part(name)
-    args = chosen.random_arguments(settings.config, seed=settings.seed)
+    args = chosen.random_arguments(settings.config, settings.seed)
     return Sample(args, one_device(chosen.function(settings.config))(*args))
 
 
