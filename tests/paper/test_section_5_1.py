@@ -76,7 +76,7 @@ def test_what_moves_in_which_role(part):
     strategy = table1.finalized(mesh, config, f"{part}_gradient")
     plan = planned(strategy, config, f"{part}_gradient")
     axes = {(row["axes"], row["role"]) for row in plan.collectives_table}
-    assert axes == {("X", "weight"), ("X", "gradient"), ("Y", "activation"), ("Y", "data")}
+    assert axes == {("X", "weight"), ("X", "gradient"), ("Y", "activation")}
 
 
 def test_a_layer_is_its_parts_and_the_statistics_of_its_norms():
