@@ -10,7 +10,7 @@ from pathlib import Path
 from shardalg.explore import drawings, foreign, proofs, runs, strategies
 from shardalg.explore.progress import Progress
 from shardalg.explore.screen import page_text
-from shardalg.explore.settings import Settings
+from shardalg.explore.settings import PAPER, Settings
 from shardalg.lower.calibrate import measure_cpu
 from shardalg.lower.compare import Comparison
 from shardalg.lower.host import host_devices
@@ -59,6 +59,8 @@ class Exploration:
         """The report's sections, in order."""
         yield from strategies.sections(self.layers)
         yield strategies.memory_section(self.steps)
+        self.say("planning the paper's train step of 64 billion parameters")
+        yield strategies.price_section(strategies.plans_of(PAPER, strategies.TRAIN_STEP))
         self.say("drawing the feed-forward layer")
         forward = strategies.plans_of(self.settings, drawings.FEED_FORWARD)
         yield drawings.section(self.settings, forward)
@@ -100,8 +102,9 @@ class Exploration:
 
     def foreign(self) -> Section:
         """The train step from PyPI, if its packages are here."""
-        if foreign.missing():
-            return foreign.left_out()
+        reason = foreign.why_not(self.settings)
+        if reason:
+            return foreign.left_out(reason)
         self.say("planning and running a train step from PyPI")
         return foreign.section(self.settings, foreign.trained(self.settings))
 

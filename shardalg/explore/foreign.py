@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 TITLE = "A train step that nobody here wrote"
 PACKAGES = ("attnax", "flax", "optax")
-LEFT_OUT = """Left out: it needs the packages {missing}, which are not installed here
-(`make explore` installs them)."""
+MISSING = "it needs {missing}, not installed here (`make explore` installs the packages)"
 INTRODUCTION = """The Transformer of attnax (on flax) and the AdamW of optax, both unchanged:
 nothing inside is annotated. The plan is given the layouts and roles of the parameters, of the
 optimizer state and of the data; the {nodes} operators follow by completion. Operators that are
@@ -81,9 +80,17 @@ def trained(settings: Settings) -> Trained:
     return Trained(made, tuple(ours), tuple(expected))
 
 
-def left_out() -> Section:
-    """Which packages are missing."""
-    return Section(TITLE, (LEFT_OUT.format(missing=", ".join(missing())),))
+def why_not(settings: Settings) -> str:
+    """Why the step is left out; empty if it is not."""
+    if settings.quick:
+        return "a quick exploration has no train steps"
+    absent = missing()
+    return MISSING.format(missing=", ".join(absent)) if absent else ""
+
+
+def left_out(reason: str) -> Section:
+    """The section that says why there is none."""
+    return Section(TITLE, (f"Left out: {reason}.",))
 
 
 def section(settings: Settings, found: Trained) -> Section:

@@ -37,6 +37,10 @@ MEMORY = """Bytes per device: `plan_bytes` by our liveness analysis, beside what
 allots to our program and to XLA's (arguments, results and temporaries, a donated argument
 counted once)."""
 
+REGATHERED = """Where both make the same collectives but ours more all-gathers: weights are gathered
+again for the backward pass and freed in between, as in the paper; `Options(keep_gathers=True)` keeps
+them."""
+
 
 @dataclass(frozen=True, eq=False)
 class Sample:
@@ -149,6 +153,7 @@ def section(settings: Settings, runs: Sequence[Run]) -> Section:
             times,
             MEMORY,
             Table(HELD, tuple(r.memory() for r in runs)),
+            REGATHERED,
             *(part for pair in kinds for part in pair),
             "This machine, as measured when the report began:",
             hardware.table().select("figure", "value", "unit", "source"),

@@ -86,6 +86,10 @@ class Settings:
         return {size: letter for size, letter in sizes if counts.count(size) == 1}
 
 
+# The first column of the paper's Table 3. Without rematerialisation no strategy fits the chip.
+PAPER = Settings(replace(WIDE_64B, scan=True, remat=True), Mesh({"X": 8, "Y": 16}))
+
+
 def config_of(model: str, sizes: str = "") -> Config:
     """The model of that name with some of its sizes changed.
 
