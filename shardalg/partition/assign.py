@@ -1,4 +1,4 @@
-"""Which digits partition which loops of a node: candidates from its shardings, the best one taken."""
+"""Which digits partition which loops of a node: candidates from its shardings, the best of them."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _realisable(own: list[Rule], assigned: Assigned) -> bool:
 
 
 def _row_realisable(rule: Rule, assigned: Assigned) -> bool:
-    """Whether every sharded loop partitions each dimension that it runs over, and can be combined."""
+    """Whether every sharded loop partitions each dimension it runs over, and can be combined."""
     for tensor in rule.tensors:
         for dim in range(len(rule.indices(tensor))):
             if not _partitions(rule, (tensor, dim), assigned):
@@ -232,7 +232,7 @@ def dims_of(rule: Rule, tensor: int, assigned: Assigned) -> Dims:
 
 
 def reduced_digits(rule: Rule, assigned: Assigned) -> Digits:
-    """Digits on loops whose iterations combine, major first: a set, so that equal ones are alike."""
+    """Digits on loops whose iterations combine; major first, so that equal sets are alike."""
     return _as_set(d for name in rule.reduced for d in assigned.get(name, ()))
 
 
@@ -280,7 +280,7 @@ def _finished(
 def _pass_pending(
     key: NodeKey, rule: Rule, layouts: tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 ) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]] | None:
-    """The same assignment, partial sums passed through: all addends pending alike, or one factor."""
+    """The same assignment, partial sums passed on: all addends pending alike, or one factor."""
     pending = {i: s[0].unreduced for i, s in enumerate(key.sources) if s[0].unreduced}
     if not pending or rule.combine != SUM or not set(pending) <= rule.linear:
         return None

@@ -9,7 +9,7 @@ from shardalg.spmd.program import Block, Instruction, Loop
 
 
 def stacked(sharding: Sharding, length: int) -> Sharding:
-    """Layout of `length` values of `sharding` along a new leading dimension that is not partitioned."""
+    """Layout of `length` values of `sharding` along a new leading dimension, not partitioned."""
     return Sharding(
         sharding.mesh, (length, *sharding.shape), ((), *sharding.dims), unreduced=sharding.unreduced
     )

@@ -73,7 +73,7 @@ def _raw(rule: Rule, choice: Choice) -> tuple[Sharding, ...]:
 
 
 def _masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[tuple[int, Attributes], ...]:
-    """Mask every operand along a combined loop that does not divide: its padding would be counted."""
+    """Mask operands along a combined loop that does not divide: padding would be counted."""
     found: dict[tuple[int, Attributes], None] = {}
     for rule in rows:
         for operand, dims in rule.operands.items() if rule.combine != PICK else ():
@@ -204,7 +204,7 @@ def settle(
 
 
 def defers(context: PartitionContext, node: Node, value: int) -> bool:
-    """Whether partial sums of `value` may wait: its only user is linear in it, in the same region."""
+    """Whether partial sums may wait: the only user is linear in `value` and in its region."""
     graph = context.graph
     users = graph.users[value]
     if len(users) != 1 or value in context.outputs:

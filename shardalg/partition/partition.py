@@ -17,7 +17,6 @@ from shardalg.propagate.strategy import Options
 from shardalg.spmd.check import check
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
-
 # What an argument's role makes of it where it moves.
 MOVING = {"parameters": "weight", "data": "activation"}
 
@@ -102,7 +101,7 @@ class Partitioner:
         partition_node(self.context, node, plan, key.homes)
 
     def _interned(self, plan: NodePlan) -> NodePlan:
-        """The plan with one object per distinct layout, so that looking one up is an identity test."""
+        """The plan with one object per distinct layout: looking one up is an identity test."""
         one = self.layouts.setdefault
         choice = plan.choice
         demands = tuple([one(layout, layout) for layout in choice.demands])

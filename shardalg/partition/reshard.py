@@ -210,7 +210,7 @@ def _gathers(
 def _slices(
     shape: tuple[int, ...], state: State, goal: State
 ) -> Iterator[tuple[Move, State, object]]:
-    """Cut by digits that the goal has on the dimension; out of order, a permute can still mend it."""
+    """Cut by digits that the goal has on the dimension; a permute can still mend their order."""
     dims, pending = state
     used = {d for digits in dims for d in digits} | set(pending)
     for dim, digits in enumerate(dims):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NOT_CLAIMED, TRUSTED = "not_claimed", "trusted"
 STATUSES = ("proved", "trusted", "not_claimed", "unknown", "refuted")
-# What is to be shown of an instruction before the program may be called right (docs/architecture.md).
+# What is to be shown of an operator before the program may be called right.
 NODE_CLAIMS = ("reads", "writes", "combine", "emitted")
 
 
@@ -42,7 +42,8 @@ class Claim:
 
     Attributes:
       node: the value or instruction that it speaks of.
-      claim: "merge", "iterations", "mask", "reads", "writes", "combine", "emitted", "delivers", "carry".
+      claim: "merge", "iterations", "mask", "reads", "writes", "combine", "emitted", "delivers" or
+        "carry".
       status: "proved", "refuted", "unknown", "trusted" (checked without z3) or "not_claimed".
     """
 
@@ -148,7 +149,7 @@ class Verifier:
 
 
 def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeClaim | None:
-    """The loops of a node as dimensions of a tensor, split one by one, merge into their joint split.
+    """The loops of a node as dimensions of a tensor, split one by one, merge into a joint split.
 
     None where fewer than two loops are split: then there is nothing to clash.
     """
@@ -164,7 +165,7 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
 
 
 def verify(sharded: ShardedGraph, program: SpmdProgram) -> Report:
-    """Prove what is claimed of the plan: merges for all mesh sizes, iterations and masks as planned.
+    """Prove what is claimed: merges for all mesh sizes, iterations and masks as planned.
 
     Claims of reads, writes, combines and collectives are listed as "not_claimed".
     """

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from shardalg.algebra.digits import Digits, parts
-from shardalg.errors import ProgramError
+from shardalg.errors import MeshError, ProgramError
 from shardalg.spmd.program import (
     AllGather,
     AllReduce,
@@ -57,6 +57,11 @@ _CUTS: dict[type, Callable[..., tuple[int, Digits]]] = {
     AllToAll: lambda a: (a.split_dim, a.digits),
     DynamicSlice: lambda a: (a.dim, a.digits),
 }
+# Digits of an instruction that is not along its `digits` alone.
+_DIGITS: dict[type, Callable[..., Digits]] = {
+    Resize: lambda a: (),
+    MaskIndexed: lambda a: tuple(d for _, digits, _, _ in a.components for d in digits),
+}
 
 
 def check(program: SpmdProgram) -> SpmdProgram:
@@ -86,13 +91,10 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
     for instruction in block.instructions:
         missing = [v for v in instruction.operands if v not in made]
         twice = [v for v in instruction.results if v in made]
-        if missing or twice:
-            what = (
-                f"reads %{missing[0]}, which is not made yet"
-                if missing
-                else f"makes %{twice[0]} again"
-            )
-            raise ProgramError(f"{_where(program, instruction)} {what}.")
+        if missing:
+            raise _fault(program, instruction, f" reads %{missing[0]}, which is not made yet.")
+        if twice:
+            raise _fault(program, instruction, f" makes %{twice[0]} again.")
         if isinstance(instruction.attributes, Loop):
             _check_loop(program, instruction, instruction.attributes, known)
         elif not isinstance(instruction.attributes, Apply):
@@ -106,51 +108,55 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
 def _check_shape(program: SpmdProgram, instruction: Instruction) -> None:
     attributes = instruction.attributes
     before = program.locals[instruction.operands[0]].shape
-    cut = _CUTS.get(type(attributes))
-    if cut:
-        dim, digits = cut(attributes)
-        if before[dim] % parts(digits):
-            raise ProgramError(
-                f"{_where(program, instruction)} cuts dimension {dim} of size {before[dim]} "
-                f"into {parts(digits)} blocks: pad it first."
-            )
-    for digit in getattr(attributes, "digits", ()):
-        program.mesh.axis_ref(digit)
-    expected = _SHAPES[type(attributes)](attributes, before)
-    got = program.locals[instruction.results[0]].shape
-    if expected != got:
-        raise ProgramError(
-            f"{_where(program, instruction)} gives {expected}, but %{instruction.results[0]} is {got}."
-        )
+    if type(attributes) in _CUTS:
+        dim, digits = _CUTS[type(attributes)](attributes)
+        count, size = parts(digits), before[dim]
+        if size % count:
+            what = f" cuts dimension {dim} of size {size} into {count} blocks: pad it first."
+            raise _fault(program, instruction, what)
+    for digit in _DIGITS.get(type(attributes), lambda a: a.digits)(attributes):
+        try:
+            program.mesh.axis_ref(digit)
+        except MeshError as error:
+            raise _fault(program, instruction, f": {error}") from None
+    expected, result = _SHAPES[type(attributes)](attributes, before), instruction.results[0]
+    if expected != program.locals[result].shape:
+        what = f" gives {expected}, but %{result} is {program.locals[result].shape}."
+        raise _fault(program, instruction, what)
 
 
 def _check_loop(
     program: SpmdProgram, instruction: Instruction, loop: Loop, known: set[int]
 ) -> None:
     body = loop.body
-    shape = lambda v: program.locals[v].shape  # noqa: E731
-    for number, (outer, inner) in enumerate(zip(instruction.operands, body.arguments, strict=True)):
-        stacked = number >= loop.num_consts + loop.num_carry
-        if shape(outer) != ((loop.length, *shape(inner)) if stacked else shape(inner)):
-            raise ProgramError(
-                f"{_where(program, instruction)} passes {shape(outer)} for %{inner} of {shape(inner)}."
-            )
-    for number, (outer, inner) in enumerate(zip(instruction.results, body.results, strict=True)):
-        stacked = number >= loop.num_carry
-        if shape(outer) != ((loop.length, *shape(inner)) if stacked else shape(inner)):
-            raise ProgramError(
-                f"{_where(program, instruction)} returns {shape(inner)} as %{outer} of {shape(outer)}."
-            )
+    fixed = loop.num_consts + loop.num_carry
+    pairs = (instruction.operands, body.arguments, fixed)
+    for outer, inner in _unlike(program, loop.length, pairs):
+        raise _fault(program, instruction, f" passes {outer[1]} for %{inner[0]} of {inner[1]}.")
+    pairs = (instruction.results, body.results, loop.num_carry)
+    for outer, inner in _unlike(program, loop.length, pairs):
+        raise _fault(program, instruction, f" returns {inner[1]} as %{outer[0]} of {outer[1]}.")
     carries = zip(body.arguments[loop.num_consts :], body.results[: loop.num_carry], strict=False)
     for argument, result in carries:
-        if program.locals[argument].sharding != program.locals[result].sharding:
-            raise ProgramError(
-                f"{_where(program, instruction)} carries %{result} back as %{argument}, but they are "
-                f"{program.locals[result].sharding.text()} and {program.locals[argument].sharding.text()}."
-            )
+        before, after = program.locals[argument].sharding, program.locals[result].sharding
+        if before != after and before.key != after.key:
+            what = f" carries %{result} back as %{argument}, but they are "
+            raise _fault(program, instruction, f"{what}{after.text()} and {before.text()}.")
     _check_block(program, body, known)
 
 
-def _where(program: SpmdProgram, instruction: Instruction) -> str:
+def _unlike(
+    program: SpmdProgram, length: int, pairs: tuple[tuple[int, ...], tuple[int, ...], int]
+) -> Iterator[tuple[tuple[int, Shape], tuple[int, Shape]]]:
+    """(local, shape) outside and inside a loop that do not fit; stacked from `pairs[2]` on."""
+    for number, (outer, inner) in enumerate(zip(*pairs[:2], strict=True)):
+        here, there = program.locals[outer].shape, program.locals[inner].shape
+        if here != (there if number < pairs[2] else (length, *there)):
+            yield (outer, here), (inner, there)
+
+
+def _fault(program: SpmdProgram, instruction: Instruction, what: str) -> ProgramError:
+    """The error that names the instruction, its results and the mesh."""
     results = ", ".join(f"%{r}" for r in instruction.results)
-    return f"{type(instruction.attributes).__name__} ({results}) on {program.mesh!r}"
+    kind = type(instruction.attributes).__name__
+    return ProgramError(f"{kind} ({results}) on {program.mesh!r}{what}")

@@ -38,14 +38,17 @@ class Local:
         return f"{SHORT.get(self.dtype, self.dtype)}[{','.join(map(str, self.shape))}]"
 
 
-# Attributes of an instruction, one frozen class per kind; `Instruction.attributes` holds one of them.
+# Attributes of an instruction, one frozen class per kind; `Instruction.attributes` is one of them.
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Run a JAX primitive on local operands. `params` are the parameters that differ from the node's own
-    (local shapes, dropped hints); `primitive` differs from the node's where an emission needs another.
-    `loops` are the digits on each sharded loop of the node's rule.
+    """Run a JAX primitive on local operands.
+
+    Attributes:
+      primitive: differs from the node's own where an emission needs another.
+      params: the parameters that differ from the node's own (local shapes, dropped hints).
+      loops: the digits on each sharded loop of the node's rule.
     """
 
     primitive: str
@@ -89,7 +92,10 @@ class AllToAll:
 
 @dataclass(frozen=True, slots=True)
 class CollectivePermute:
-    """Device at position `source` sends its block to position `target`, for each pair; `digits` are what changes."""
+    """The device at position `source` sends its block to position `target`, for each pair.
+
+    `digits` are those in which the two layouts differ.
+    """
 
     digits: Digits
     pairs: tuple[tuple[int, int], ...]
@@ -114,7 +120,10 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Along `dim`, positions with `p*block + x >= size` become `fill` ("sum": 0, "max": lowest, ...)."""
+    """Along `dim`, places `x` with `p*block + x >= size` become the identity of `fill`.
+
+    `fill` names a way to combine: "sum" fills with 0, "max" with the lowest number.
+    """
 
     dim: int
     digits: Digits
@@ -125,8 +134,10 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Add `p*scale` (clamped to `clamp` first) to an integer value: to all of it, or, with `component`,
-    to the slice of the last dimension with that number (gather and scatter indices).
+    """Add `p*scale` to an integer value, which is clamped to `clamp` first.
+
+    To all of it, or, with `component`, to the slice of the last dimension with that number (gather
+    and scatter indices).
     """
 
     digits: Digits
@@ -137,10 +148,15 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class MaskIndexed:
-    """operands (gathered value, shifted indices): zero where an index component misses `[0, block)`; on the
-    first member, `fill` where the global index misses `[0, size)` (None: no such fill).
+    """Keep of a gathered value what the own block holds; operands are the value and its indices.
 
-    `components` are (component, digits, block, size); `batch_dims` the value's dimensions that the indices span.
+    Zero where a component of the shifted indices misses `[0, block)`; on the first member, `fill`
+    where the global index misses `[0, size)`.
+
+    Attributes:
+      components: (component, digits, block, size).
+      batch_dims: the value's dimensions that the indices span.
+      fill: None where nothing is filled in.
     """
 
     components: tuple[tuple[int, Digits, int, int], ...]
@@ -150,7 +166,7 @@ class MaskIndexed:
 
 @dataclass(frozen=True, slots=True)
 class FirstMember:
-    """The value on the devices whose partition id along `digits` is 0, the identity of `combine` elsewhere."""
+    """The value where the partition id along `digits` is 0, the identity of `combine` elsewhere."""
 
     digits: Digits
     combine: str = "sum"
@@ -158,10 +174,11 @@ class FirstMember:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A scan: operands are (constants, initial carry, xs), results (carry, ys), body one `Block`.
+    """A scan: operands are (constants, initial carry, xs), results (carry, ys).
 
     Attributes:
-      node: graph node of the scan (its static parameters: `num_consts`, `num_carry`, `length`, `reverse`).
+      body: arguments (constants, carry, one of each xs), results (carry, one of each ys).
+      length: number of iterations; `reverse`: from the last to the first.
     """
 
     body: Block
@@ -172,8 +189,8 @@ class Loop:
 
 
 Attributes = (
-    Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | DynamicSlice | Resize
-    | Mask | Offset | MaskIndexed | FirstMember | Loop
+    Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | DynamicSlice
+    | Resize | Mask | Offset | MaskIndexed | FirstMember | Loop
 )  # fmt: skip
 COLLECTIVES = (AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute)
 
@@ -185,8 +202,9 @@ class Instruction:
     Attributes:
       operands, results: indices of `Local`s.
       node: the graph node it was emitted for; None at the program's border.
-      phase: "forward", "backward" or "update"; role: of the value that moves ("activation", "weight", "gradient",
-        "constant", "optimizer_state" or "unknown").
+      phase: "forward", "backward" or "update".
+      role: of the value that moves: "activation", "weight", "gradient", "constant",
+        "optimizer_state" or "unknown".
       why: for a collective, the reason in words.
     """
 
@@ -214,8 +232,9 @@ class SpmdProgram:
 
     Attributes:
       locals: every local value, `locals[i].index == i`; those of loop bodies included.
-      block: the whole program; its arguments are the function's flattened arguments on `argument_shardings`.
-      argument_shardings, result_shardings: the layout at the border, one per flattened argument and result.
+      block: the whole program; its arguments are the function's flattened arguments.
+      argument_shardings, result_shardings: the layout at the border, one per flattened argument
+        and result.
     """
 
     mesh: Mesh

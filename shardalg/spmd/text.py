@@ -90,14 +90,12 @@ def instruction_text(program: SpmdProgram, instruction: Instruction) -> str:
 
 
 def program_text(program: SpmdProgram, graph: Graph | None = None) -> str:
-    """The whole program; with the graph, source lines stand behind the collectives and operators."""
+    """The whole program; with the graph, names of arguments and source lines stand behind them."""
     head = [f"SpmdProgram on {program.mesh!r}, every device runs:"]
     for local in program.block.arguments:
-        head.append(
-            f"  %{local} = {local_text(program.locals[local])} argument{_name(program, local, graph)}"
-        )
-    lines = [*head, *_lines(program, program.block, graph, "  ")]
-    return "\n".join(lines)
+        kind = local_text(program.locals[local])
+        head.append(f"  %{local} = {kind} argument{_name(program, local, graph)}")
+    return "\n".join([*head, *_lines(program, program.block, graph, "  ")])
 
 
 def _name(program: SpmdProgram, local: int, graph: Graph | None) -> str:
