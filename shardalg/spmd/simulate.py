@@ -163,7 +163,11 @@ def _apply(run: _Run, instruction: Instruction, env: Environment, *stacks: Stack
         blocks = [stack[position] for stack in stacks]
         key = tuple(map(id, blocks))  # equal objects give equal results: computed once
         if key not in done:
-            results = apply(attributes.primitive, binding, params, blocks)
+            try:
+                results = apply(attributes.primitive, binding, params, blocks)
+            except (TypeError, ValueError) as error:
+                what = str(error).split("\n")[0]
+                raise ProgramError(f"{run.place(instruction)}: JAX refuses it: {what}") from None
             done[key] = [_on_host(result) for result in results]
         rows.append(done[key])
     return [list(stack) for stack in zip(*rows, strict=True)] if instruction.results else []
