@@ -38,8 +38,8 @@ allots to our program and to XLA's (arguments, results and temporaries, a donate
 counted once)."""
 
 REGATHERED = """Where both make the same collectives but ours more all-gathers: weights are gathered
-again for the backward pass and freed in between, as in the paper; `Options(keep_gathers=True)` keeps
-them."""
+again for the backward pass and freed in between, as in the paper; `Options(keep_gathers=True)`
+keeps them."""
 
 
 @dataclass(frozen=True, eq=False)

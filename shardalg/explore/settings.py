@@ -78,7 +78,7 @@ class Settings:
     def dim_names(self) -> dict[int, str]:
         """Size of a dimension of the feed-forward layer to its letter, where no two are equal.
 
-        >>> Settings(replace(SMALL, B=64)).dim_names
+        >>> Settings(replace(SMALL, B=32)).dim_names
         {128: 'M', 512: 'H'}
         """
         sizes = [(getattr(self.config, letter), letter) for letter in "BSMH"]

@@ -1,0 +1,61 @@
+"""Every notebook runs from first cell to last, and stands in the repository with its outputs."""
+
+import ast
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+LOGIC = (ast.FunctionDef, ast.ClassDef, ast.For, ast.While, ast.If, ast.Lambda)
+ALLOWED_LAMBDAS = 1
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def kinds(cell):
+    """What a cell puts out: MIME types, "text" of a stream, "error"."""
+    found = set()
+    for output in cell.outputs:
+        stream = {"stream": {"text"}, "error": {"error"}}
+        found |= stream.get(output.output_type, set(output.get("data", ())))
+    return found
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs_and_puts_out_what_is_committed(path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")  # the notebook asks for its devices itself
+    committed, fresh = read(path), read(path)
+    for cell in code_cells(fresh):
+        cell.outputs = []
+    resources = {"metadata": {"path": os.fspath(FOLDER)}}
+    NotebookClient(fresh, timeout=300, kernel_name="python3", resources=resources).execute()
+    for before, after in zip(code_cells(committed), code_cells(fresh), strict=True):
+        assert kinds(before) == kinds(after), before.source
+        assert "error" not in kinds(after)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_is_committed_as_it_ran(path):
+    counts = [cell.execution_count for cell in code_cells(read(path))]
+    assert counts == list(range(1, len(counts) + 1))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_holds_no_logic(path):
+    nodes = [n for cell in code_cells(read(path)) for n in ast.walk(ast.parse(cell.source))]
+    assert sum(isinstance(node, LOGIC) for node in nodes) <= ALLOWED_LAMBDAS
+    assert max(len(cell.source.splitlines()) for cell in code_cells(read(path))) <= 18
