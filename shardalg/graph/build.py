@@ -185,7 +185,7 @@ def _placed(
 def _scan(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
     """A loop: its body once, in a region of its own."""
     parts, params = builder.parts, equation.params
-    counts = (params["num_consts"], params["num_carry"])
+    counts = _scan_counts(params)
     name, at = parts.label("scan", place.source)
     span = builder.open("scan", place.spans[0], int(params["length"]))
     variables = getattr(params["jaxpr"], "jaxpr", params["jaxpr"]).invars
@@ -198,11 +198,20 @@ def _scan(builder: Builder, equation: Any, operands: list[int], place: _Place) -
     span.results = tuple(builder.run(params["jaxpr"], span.arguments, inside))
     types = [parts.type_of(var.aval) for var in equation.outvars]
     results = parts.results(types, (name, at))
-    binding = (equation.primitive, params)
+    counted = dict(zip(("num_consts", "num_carry"), counts, strict=True))
+    binding = (equation.primitive, {**params, **counted})
     span.node = builder.node(binding, operands, results, place=place, bodies=(span.index,))
     call = Call(span.node, counts, operands, span.arguments, span.results, results)
     builder.ties.extend(CALLS["scan"](call))
     return results
+
+
+def _scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many operands a scan has of constants and of carries; jax 0.11 keeps them as trees."""
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].unpack()
+    return len(constants), len(carry)
 
 
 def _border_labels(constants: int, carried: int, *, total: int) -> list[str]:
