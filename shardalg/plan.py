@@ -165,20 +165,26 @@ class Plan:
         )
 
     def lower(
-        self, devices: Sequence[Any] | None = None, *, fn: Callable[..., Any] | None = None
+        self,
+        devices: Sequence[Any] | None = None,
+        *,
+        fn: Callable[..., Any] | None = None,
+        args: Sequence[Any] | None = None,
     ) -> Lowered:
         """The program as a JAX executable; call it on global arrays.
 
         Args:
           devices: as many as the mesh has positions; None takes jax's first ones.
           fn: of a loaded plan, the function again; its graph must be the planned one.
+          args: with `fn`, the arguments as `plan` took them; needed where they are pytrees.
 
         Raises:
-          LoweringError: a loaded plan without the function, another function, a refuted claim.
+          LoweringError: a loaded plan without the function or its pytrees, another function, a
+            refuted claim.
         """
         from shardalg.lower import lower
 
-        traced = self._bound(fn)
+        traced = self._bound(fn, args)
         refuted = self.__dict__.get("_report")
         if refuted is not None and refuted.refuted:
             raise LoweringError(
@@ -193,17 +199,16 @@ class Plan:
         made = lower(self.program, traced.graph, devices, donate=traced.donated, sites=sites)
         return replace(made, verified=self._verified())
 
-    def _bound(self, fn: Callable[..., Any] | None) -> Traced:
+    def _bound(self, fn: Callable[..., Any] | None, args: Sequence[Any] | None) -> Traced:
         if self.traced.graph.bindings and fn is None:
             return self.traced
         if fn is None:
             raise LoweringError(
                 "a loaded plan has no function to run: pass it, as plan.lower(fn=train_step)."
             )
-        from shardalg.graph.arguments import argument_structs
+        from shardalg.graph.arguments import planned_arguments
 
-        types = argument_structs(self.graph)
-        again = _graph(fn, types, self.mesh.shape)
+        again = _graph(fn, planned_arguments(self.graph, args), self.mesh.shape)
         if graph_hash(again) != self.traced.hash:
             raise LoweringError(
                 f"the function's graph is {graph_hash(again)[:12]}, the plan was made for "

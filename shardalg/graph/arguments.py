@@ -1,4 +1,4 @@
-"""The leaves of a call's arguments: which are donated, how they are placed already, what they were."""
+"""The leaves of a call's arguments: which are donated, where they lie already, what they were."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from shardalg.errors import StrategyError
+from shardalg.errors import LoweringError, StrategyError
 from shardalg.graph.ir import Graph
 
 
@@ -40,7 +40,20 @@ def own_shardings(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(None if s is None or s.mesh.size == 1 else s for s in named)
 
 
-def argument_structs(graph: Graph, like: Any = None) -> tuple[Any, ...]:
-    """Shapes and item types of the planned arguments, flat."""
+def planned_arguments(graph: Graph, args: Sequence[Any] | None) -> Sequence[Any]:
+    """`args`, or in their place the planned shapes and types, where each argument is one array.
+
+    Raises:
+      LoweringError: no arguments are given for a graph that was traced on pytrees.
+    """
+    if args is not None:
+        return args
+    inside = [path for path in graph.argument_paths if not path.isidentifier()]
+    if inside:
+        raise LoweringError(
+            f"the plan was made for pytrees ({inside[0]} is an array inside one), and a plan file "
+            "does not hold their types: pass the arguments too, as plan.lower(fn=train_step, "
+            "args=(params, batch)); shapes and types are enough."
+        )
     types = [graph.values[v].type for v in graph.arguments]
     return tuple(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types)
