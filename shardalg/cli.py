@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,11 +25,16 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The options of all subcommands."""
-    top = Parser("shardalg", description="Plan, explain, prove and run partitioned JAX programs.")
+    top = Parser(
+        "shardalg",
+        allow_abbrev=False,
+        description="Plan, explain, prove and run partitioned JAX programs.",
+    )
     top.add_argument("--version", action="version", version=f"shardalg {__version__}")
     commands = top.add_subparsers(dest="command", required=True, parser_class=Parser)
     explore = commands.add_parser(
         "explore",
+        allow_abbrev=False,
         help="the strategies of a Transformer: collectives, drawings, a run on CPU devices, proofs",
     )
     _explore_options(explore)
@@ -70,7 +76,9 @@ def _explore_options(found: argparse.ArgumentParser) -> None:
 
 
 def _explore(options: argparse.Namespace) -> None:
-    # jax starts with these imports, so `--version` and a wrong option do not wait for them.
+    # The report is of CPU devices, also where there are others.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # jax is loaded with these, so `--version` and a wrong option do not wait for it.
     from shardalg.explore.explore import run, write_figures
     from shardalg.explore.settings import STRATEGIES, Settings, config_of, mesh_of
 

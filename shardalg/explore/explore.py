@@ -116,6 +116,7 @@ def run(settings: Settings) -> None:
       DeviceError: jax has started with fewer devices than the mesh needs.
     """
     say = Progress()
+    settings.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after the work
     if settings.can_run:
         host_devices(settings.mesh.size)
     exploration = Exploration(settings, say)

@@ -104,7 +104,7 @@ def section(settings: Settings, found: Trained) -> Section:
     )
     if not found.losses:
         return Section(TITLE, (words, summed))
-    ran = RAN.format(steps=settings.steps, devices=settings.mesh.size, error=found.error)
+    ran = RAN.format(steps=len(found.losses), devices=settings.mesh.size, error=found.error)
     rows = enumerate(zip(found.losses, found.expected, strict=True), 1)
     losses = Table(("step", "loss", "one_device"), tuple((n, a, b) for n, (a, b) in rows))
     return Section(TITLE, (words, summed, ran, losses))

@@ -29,6 +29,7 @@ class Settings:
       strategies: names of rows of Table 1.
       devices: run plans on up to so many CPU devices; 0 runs nothing.
       quick: fewer timed runs, no whole train steps.
+      steps: training steps of the foreign model.
       seed: of the numbers that plans run on.
       out: folder of the report.
 
@@ -41,6 +42,7 @@ class Settings:
     strategies: tuple[str, ...] = tuple(STRATEGIES)
     devices: int = 8
     quick: bool = False
+    steps: int = 20
     seed: int = 0
     out: Path = Path("out/explore")
 
@@ -68,11 +70,6 @@ class Settings:
     def repeats(self) -> int:
         """Timed runs of each executable."""
         return 5 if self.quick else 15
-
-    @property
-    def steps(self) -> int:
-        """Training steps of the foreign model."""
-        return 20
 
     @property
     def dim_names(self) -> dict[int, str]:
@@ -126,6 +123,8 @@ def _assignments(text: str, what: str, example: str) -> dict[str, int]:
     for pair in pairs:
         name, equals, size = (part.strip() for part in pair.partition("="))
         if not (name and equals and size.isdecimal()) or name in found:
-            raise StrategyError(f"{what}: {pair!r} in {text!r}; write each name once: {example}.")
+            raise StrategyError(
+                f"{what}: {pair!r} in {text!r}; write NAME=SIZE, each name once, as in {example}."
+            )
         found[name] = int(size)
     return found

@@ -1,0 +1,159 @@
+"""One quick exploration in a process of its own, as a user starts it; and what it leaves out."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+import shardalg as sa
+from shardalg.explore import foreign, runs
+from shardalg.explore.explore import Exploration, write_figures
+from shardalg.explore.settings import PAPER, SMALL, TINY, Settings, config_of, mesh_of
+from shardalg.explore.strategies import LAYER, TRAIN_STEP, plans_of, sections
+from shardalg.table import Table
+
+STRATEGIES = ("attempt 1", "attempt 2", "finalized")
+QUICK = Settings(config=TINY, quick=True)
+PICTURES = ("wire_bytes.png", "feed_forward.png", "times.png")
+
+
+@pytest.fixture(scope="module")
+def explored(tmp_path_factory):
+    """The folder and the screen of `shardalg explore` with no devices set from outside."""
+    out = tmp_path_factory.mktemp("explore")
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    options = ["--quick", "--model", "tiny", "--strategy", "finalized", "--out", str(out)]
+    run = subprocess.run(
+        [sys.executable, "-m", "shardalg", "explore", *options],
+        env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return out, run.stdout
+
+
+def test_it_says_what_it_does_and_what_it_wrote(explored):
+    out, screen = explored
+    progress = re.findall(r"^\[ *([\d.]+) s\] (.*)$", screen, re.MULTILINE)
+    assert len(progress) >= 8
+    seconds = [float(s) for s, _ in progress]
+    assert seconds == sorted(seconds)
+    assert str(out / "report.html") in progress[-1][1]
+    written = {path.name for path in out.iterdir()}
+    assert written == {"report.html", "report.md", "plan.json", *PICTURES}
+
+
+def test_the_report_is_one_file_with_its_pictures(explored):
+    page = (explored[0] / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == len(PICTURES)
+    assert not re.search(r"(src|href)=\"https?:", page)
+
+
+def test_screen_and_files_have_the_same_sections(explored):
+    out, screen = explored
+    titles = re.findall(r"^## (.*)$", (out / "report.md").read_text(), re.MULTILINE)
+    assert [t for t in titles if f"\n{t}\n{'=' * len(t)}\n" in screen] == titles
+    assert [t for t in titles if t.startswith("Collectives of")] == ["Collectives of finalized"]
+    assert "Run on 8 CPU devices" in titles
+
+
+def test_the_run_equals_one_device(explored):
+    report = (explored[0] / "report.md").read_text()
+    (errors,) = re.findall(r"^\| layer, finalized \| (\S+e-\S+) \| (\S+) \|", report, re.MULTILINE)
+    assert all(0 < float(error) < 1e-5 for error in errors)
+
+
+def test_the_plan_can_be_loaded(explored):
+    path = explored[0] / "plan.json"
+    assert json.loads(path.read_text())
+    loaded = sa.load_plan(path)
+    strategy = replace(QUICK, config=replace(TINY, scan=True), strategies=("finalized",))
+    planned = plans_of(strategy, TRAIN_STEP)["finalized"]
+    assert loaded.collectives_table == planned.collectives_table
+
+
+@pytest.fixture(scope="module")
+def layers():
+    return plans_of(QUICK, LAYER)
+
+
+def tables(section):
+    return [part for part in section.parts if type(part) is Table]
+
+
+def test_collectives_are_listed_with_kind_axes_bytes_role_reason_and_line(layers):
+    totals, *each = sections(layers)
+    assert [s.title for s in each] == [f"Collectives of {name}" for name in STRATEGIES]
+    for name, section in zip(STRATEGIES, each, strict=True):
+        (table,) = tables(section)
+        assert len(table) == len(layers[name].collectives_table) > 0
+        assert set(table["phase"]) == {"forward", "backward"}
+        assert all(source.startswith("transformer.py:") for source in table["source"])
+        assert all(table["why"])
+    assert tables(totals)[0]["strategy"] == STRATEGIES
+
+
+def test_the_totals_are_the_sums_of_the_lists(layers):
+    totals, *each = sections(layers)
+    for row, section in zip(tables(totals)[0], each, strict=True):
+        (table,) = tables(section)
+        sent = sum(a * b for a, b in zip(table["count"], table["wire_bytes"], strict=True))
+        assert row["wire_bytes"] == sent
+        assert row["collectives"] == len(table)
+
+
+def test_pictures_are_written_without_a_run(tmp_path, capsys):
+    write_figures(QUICK, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(PICTURES[:2])
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in tmp_path.iterdir())
+
+
+def test_a_mesh_with_too_many_devices_is_planned_and_not_run():
+    settings = Settings(config=TINY, mesh=mesh_of("X=4,Y=16"), quick=True)
+    lines = []
+    page = Exploration(settings, lines.append).page()
+    titles = {section.title: section for section in page.sections}
+    (reason,) = titles["Not run"].parts
+    assert "the mesh has 64 devices and --devices allows 8" in reason
+    assert not [line for line in lines if "running" in line]
+    (table,) = tables(titles["Memory of a train step"])
+    peaks = dict(zip(table["strategy"], table["peak_bytes"], strict=True))
+    assert peaks["attempt 1"] > peaks["attempt 2"] > peaks["finalized"]
+
+
+def test_a_plan_too_large_for_this_machine_is_not_run():
+    plans = plans_of(PAPER, "ffn")
+    allowed = replace(PAPER, devices=128)
+    assert "more than" in runs.why_not(allowed, plans)
+    assert runs.why_not(PAPER, plans).startswith("the mesh has 128 devices")
+    assert runs.why_not(QUICK, plans_of(QUICK, "ffn")) == ""
+
+
+def test_missing_packages_are_named(monkeypatch):
+    found = foreign.find_spec
+    monkeypatch.setattr(foreign, "find_spec", lambda name: None if name == "flax" else found(name))
+    reason = foreign.why_not(replace(QUICK, quick=False))
+    assert reason.startswith("it needs flax, not installed here")
+    monkeypatch.setattr(foreign, "find_spec", found)
+    assert foreign.why_not(replace(QUICK, quick=False)) == ""
+
+
+def test_the_foreign_step_on_other_axes_is_run_and_equals_one_device():
+    mesh = mesh_of("data=4,model=2")
+    settings = Settings(config=TINY, mesh=mesh)
+    found = foreign.trained(replace(settings, steps=3))
+    section = foreign.section(settings, found)
+    assert len(found.losses) == 3
+    assert 0 <= found.error < 1e-5
+    assert "send 0 of" in section.parts[0]
+    assert set(tables(section)[0]["axes"]) <= {"data", "model", "data,model"}
+
+
+def test_settings_are_read_as_written():
+    assert config_of("small", "B=3, H=9") == replace(SMALL, B=3, H=9)
+    assert mesh_of("Y=4,X=2") == sa.Mesh({"Y": 4, "X": 2})
+    assert QUICK.dim_names == {4: "B", 12: "S", 16: "M", 32: "H"}
+    assert replace(QUICK, config=replace(TINY, M=12)).dim_names == {4: "B", 32: "H"}

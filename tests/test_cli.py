@@ -1,0 +1,70 @@
+"""The command: options, and errors as one line that says what to do."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import shardalg
+from shardalg.cli import main
+
+WRONG = {
+    "no command": ([], "the following arguments are required: command"),
+    "unknown command": (["explain"], "invalid choice: 'explain'"),
+    "unknown option": (["explore", "--size", "3"], "unrecognized arguments: --size 3"),
+    "devices no number": (["explore", "--devices", "many"], "invalid int value: 'many'"),
+    "devices negative": (["explore", "--devices", "-1"], "at least 0, got -1"),
+    "unknown model": (["explore", "--model", "bert"], "no model 'bert'; the models are tiny"),
+    "unknown size": (["explore", "--sizes", "Q=3"], "no size Q; its sizes are B, S, M"),
+    "size without number": (["explore", "--sizes", "B=,S=4"], "sizes: 'B=' in 'B=,S=4'"),
+    "size twice": (["explore", "--sizes", "B=2,B=4"], "NAME=SIZE, each name once"),
+    "size zero": (["explore", "--sizes", "B=0"], "must be integers of at least 1, got {'B': 0}"),
+    "mesh without size": (["explore", "--mesh", "X"], "mesh: 'X' in 'X'; write NAME=SIZE"),
+    "mesh of one axis": (["explore", "--mesh", "X=8"], r"two axes, got Mesh\(X=8\)"),
+    "mesh of three": (["explore", "--mesh", "X=2,Y=2,Z=2"], "Give one such as X=2,Y=4"),
+    "axis of size zero": (["explore", "--mesh", "X=0,Y=4"], "X"),
+    "unknown strategy": (["explore", "--strategy", "best"], "no strategy 'best'; Table 1 has"),
+}
+
+
+def status(arguments):
+    """The exit status of the command, however it ends."""
+    try:
+        return main(arguments)
+    except SystemExit as ended:
+        return ended.code
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_option_is_one_line(arguments, message, capsys):
+    assert status(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert line.startswith("shardalg")
+    assert ": error: " in line
+    assert re.search(message, line), line
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_at_once(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert status(["explore", "--out", str(tmp_path / "file" / "folder")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "error: [Errno" in shown.err
+
+
+def test_version(capsys):
+    assert status(["--version"]) == 0
+    assert capsys.readouterr().out == f"shardalg {shardalg.__version__}\n"
+
+
+def test_a_wrong_option_does_not_wait_for_jax():
+    code = (
+        "import sys; from shardalg.cli import main\n"
+        "try: main(['explore', '--devices', 'x'])\n"
+        "except SystemExit: print('jax' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
