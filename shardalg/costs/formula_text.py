@@ -1,0 +1,65 @@
+"""How a formula reads: as a line of text, and in sympy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import sympy
+
+Terms = Mapping[frozenset[tuple[Any, int]], Any]
+
+
+def text(terms: Terms, *, within: str = "") -> str:
+    """A formula in Python's notation, highest degree first.
+
+    Args:
+      within: "/" puts a sum in brackets, "**" a sum or a product, as a divisor needs.
+
+    >>> text({frozenset({("B", 1), ("X", -1)}): Fraction(-3, 2), frozenset(): 1})
+    '-3*B/(2*X) + 1'
+    """
+    ordered = sorted(terms.items(), key=lambda term: _place(term[0]))
+    lines = [_term(monomial, Fraction(coefficient)) for monomial, coefficient in ordered]
+    line = " + ".join(lines).replace("+ -", "- ") or "0"
+    bare = len(lines) < 2 and not (within == "**" and set(line) & set("*/-"))
+    return line if bare or not within else f"({line})"
+
+
+def _place(monomial: frozenset[tuple[Any, int]]) -> tuple[bool, int, str]:
+    """Where a term stands in a sum: the number last."""
+    return not monomial, -sum(e for _, e in monomial), _product(monomial)
+
+
+def _term(monomial: frozenset[tuple[Any, int]], coefficient: Fraction) -> str:
+    above = _product((f, e) for f, e in monomial if e > 0)
+    below = _product((f, -e) for f, e in monomial if e < 0)
+    if coefficient.denominator > 1:
+        below = "*".join(filter(None, [str(coefficient.denominator), below]))
+    sign = "-" if coefficient < 0 else ""
+    number = abs(coefficient.numerator)
+    above = "*".join(filter(None, [str(number) if number > 1 or not above else "", above]))
+    return sign + above + (f"/({below})" if "*" in below else f"/{below}" if below else "")
+
+
+def _product(powers: Iterable[tuple[Any, int]]) -> str:
+    ordered = sorted((str(factor), exponent) for factor, exponent in powers)
+    return "*".join(name if e == 1 else f"{name}**{e}" for name, e in ordered)
+
+
+def to_sympy(terms: Terms, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
+    """A formula as a sum in sympy; a name without a symbol gets a positive integer one."""
+    import sympy
+
+    def factor(f: Any) -> sympy.Expr:
+        if type(f) is not str:
+            return f.sympy(symbols)
+        return symbols.get(f) or sympy.Symbol(f, positive=True, integer=True)
+
+    products = (
+        sympy.Mul(sympy.Rational(c.numerator, c.denominator), *(factor(f) ** e for f, e in m))
+        for m, c in terms.items()
+    )
+    return sympy.Add(*products)
