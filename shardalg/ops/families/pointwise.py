@@ -14,8 +14,9 @@ reduced_vary_cast stop_gradient vary_unreduced_cast
 """
 UNARY = """
 abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz conj cos cosh digamma erf
-erf_inv erfc exp exp2 expm1 floor imag integer_pow is_finite lgamma log log1p logistic neg not
-population_count real reduce_precision round rsqrt sign sin sinh sqrt square tan tanh
+erf_inv erfc exp exp2 expm1 floor imag integer_pow is_finite lgamma log log1p log2 logistic neg
+not one_minus_square population_count real reduce_precision round rsqrt sign sin sinh sqrt square
+tan tanh
 """
 MANY = """
 add add_any and atan2 clamp complex div eq eq_to ge gt igamma igamma_grad_a igammac le le_to lt
