@@ -1,0 +1,44 @@
+"""`python -m benchmarks [name ...]`: run them, print their tables, keep them in results/."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.result import RESULTS, rounded, shown
+from shardalg.explore.progress import Progress
+
+# Name -> module with `run(say) -> Result`; each loads jax itself, after the environment is set.
+BENCHMARKS = {
+    "planning": "benchmarks.planning",
+    "scaling": "benchmarks.scaling",
+    "step_time": "benchmarks.step_time",
+    "oracle_bytes": "benchmarks.oracle",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(BENCHMARKS)}")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    options = parser.parse_args(argv)
+    unknown = [name for name in options.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    say = Progress()
+    for name in options.names or BENCHMARKS:
+        result = importlib.import_module(BENCHMARKS[name]).run(say)
+        paths = result.save(options.out)
+        print(f"\n{result.about}\n\n{rounded(result.table)}\n")
+        for figure, value in result.summary.items():
+            print(f"{figure}: {shown(value)}")
+        say(f"{name}: written to {', '.join(map(str, paths))}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,89 @@
+"""Each benchmark's code runs on a tiny size and gives a well-formed table; nothing is timed."""
+
+import json
+import math
+
+import pytest
+
+from benchmarks import __main__, oracle, planning, result, scaling, step_time
+from benchmarks.train_step import Step
+from shardalg.models.transformer import Config
+from shardalg.table import Table
+
+TINY = Config(B=4, S=4, M=16, H=32, N=4, D=4, V=16, L=2, dtype="float32")
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def finite(values):
+    return all(isinstance(v, int | float) and math.isfinite(v) and v >= 0 for v in values)
+
+
+def test_planning(said):
+    done = planning.run(said.append, (Step(1, True, (("M", 16), ("H", 32))),), limit_s=120)
+    (row,) = done.table
+    assert row["form"] == "scanned"
+    assert row["xla_ended"] == "yes"
+    assert row["ratio"] == pytest.approx(row["xla_compile_s"] / row["replan_s"])
+    assert finite(v for k, v in row.items() if k.endswith(("_s", "ratio")))
+    assert row["instructions"] > row["layers"]
+    assert said
+
+
+def test_planning_counts_a_compile_that_does_not_end_as_at_least_the_limit():
+    seconds = {"wall": 0.5, "cpu": 0.25}
+    facts = dict.fromkeys(("trace", "graph", "first_plan", "replan"), seconds)
+    row = planning.row(Step(64), facts | {"nodes": 1, "instructions": 2}, 30)
+    assert (row["ratio"], row["cpu_ratio"]) == (60, 120)
+    assert row["xla_ended"].startswith("no")
+    assert row["xla_stage_s"] is None
+
+
+def test_program_length_does_not_depend_on_the_number_of_devices(said):
+    """But for a step or two where another path is the cheaper one; the times are not judged."""
+    done = scaling.run(said.append, ((2, 2), (2, 4), (4, 4)), config=TINY)
+    assert done.table["devices"] == (4, 8, 16)
+    assert done.table["length_ratio"] == pytest.approx((1, 1, 1), rel=0.01)
+    assert done.table["collectives"][0] > 0
+    assert finite(done.table["plan_s"])
+    assert finite(done.table["new_mesh_s"])
+
+
+def test_step_time(said):
+    done = step_time.run(said.append, ("ffn",), config=TINY, repeats=2)
+    assert done.table["strategy"] == ("attempt 1", "attempt 2", "finalized")
+    assert max(done.table["error"]) < 1e-5
+    for name in ("time_ratio", "wire_bytes", "xla_wire_bytes", "temp_bytes"):
+        assert finite(done.table[name]), name
+    assert len(said) == 3
+
+
+def test_oracle(said):
+    done = oracle.run(said.append)
+    assert done.summary["largest flops_ratio"] <= 1.0
+    assert len(done.table) == len(oracle.oracle_bytes.NAMES)
+
+
+def test_a_result_is_kept_as_json_and_markdown(tmp_path):
+    table = Table(("case", "ratio"), (("a", 1 / 3), ("b", None)))
+    kept = result.Result("thing", "What it is.", table, {"mean": 2 / 3}).save(tmp_path)
+    content = json.loads(kept[0].read_text())
+    assert content["rows"] == [{"case": "a", "ratio": 0.3333}, {"case": "b", "ratio": None}]
+    assert content["summary"] == {"mean": 0.6667}
+    assert content["machine"]["cores"] >= 1
+    assert "| a | 0.3333 |" in kept[1].read_text()
+    assert "- mean: 0.6667" in kept[1].read_text()
+
+
+def test_an_unknown_benchmark_is_an_error(capsys):
+    with pytest.raises(SystemExit):
+        __main__.main(["speed"])
+    assert "no benchmark speed; there are planning, scaling" in capsys.readouterr().err
+
+
+def test_every_benchmark_has_a_run():
+    for module in __main__.BENCHMARKS.values():
+        assert callable(__import__(module, fromlist=["run"]).run)
