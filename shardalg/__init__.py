@@ -34,6 +34,7 @@ _PUBLIC = {
         "TableError",
     ),
     "shardalg.table": ("Table",),
+    "shardalg.algebra.dims": ("dims", "SymbolError"),
     "shardalg.algebra.mesh": ("Mesh", "AxisRef"),
     "shardalg.algebra.sharding": ("Sharding",),
     "shardalg.merge.compatible": ("merge", "compatible", "refines"),

@@ -75,6 +75,7 @@ def annotations_json(annotations: Annotations) -> dict[str, Any]:
     return {
         "axes": [[name, size] for name, size in mesh.axes],
         "device_ids": None if mesh.device_ids is None else list(mesh.device_ids),
+        "symbolic": mesh.symbolic,
         "arguments": [_sharding(s) for s in annotations.arguments],
         "results": [_sharding(s) for s in annotations.results],
         "sites": [_sharding(s) for s in annotations.sites],
@@ -105,7 +106,8 @@ def _read_digits(data: list[list[int]]) -> Digits:
 
 def read_annotations(data: Mapping[str, Any]) -> Annotations:
     """The annotations that `annotations_json` wrote."""
-    mesh = Mesh([(name, size) for name, size in data["axes"]], data["device_ids"])
+    axes = [(name, size) for name, size in data["axes"]]
+    mesh = Mesh(axes, data["device_ids"], symbolic=data["symbolic"])
     sides = (data["arguments"], data["results"], data["sites"])
     return Annotations(mesh, *(tuple(_read_sharding(mesh, s) for s in side) for side in sides))
 

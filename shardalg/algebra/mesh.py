@@ -37,17 +37,23 @@ class Mesh:
     Args:
       axes: name to size, major first.
       device_ids: device number at each position; None means 0, 1, 2, ...
+      symbolic: the sizes are symbols named like the axes, and the numbers are their hints: plans on
+        the mesh are made at the hints, and priced in the symbols.
 
     Raises:
-      MeshError: sizes below one, repeated names, or device ids that are not one per position.
+      MeshError: sizes below one, repeated names, device ids that are not one per position, or a
+        symbolic mesh with device ids, an axis whose name is no identifier, or a hint of 1.
 
     >>> mesh = Mesh({"X": 2, "Y": 4})
     >>> mesh, mesh.size, mesh.digit("X"), mesh.digit("Y")
     (Mesh(X=2, Y=4), 8, Digit(stride=4, size=2), Digit(stride=1, size=4))
+    >>> Mesh({"X": 8, "Y": 16}, symbolic=True)
+    Mesh(X~8, Y~16)
     """
 
     axes: tuple[tuple[str, int], ...]
     device_ids: tuple[int, ...] | None = None
+    symbolic: bool = False
     _digits: dict[str, Digit] = field(init=False, repr=False)
     _hash: int = field(init=False, repr=False)
 
@@ -55,13 +61,18 @@ class Mesh:
         self,
         axes: Mapping[str, int] | Iterable[tuple[str, int]],
         device_ids: Iterable[int] | None = None,
+        *,
+        symbolic: bool = False,
     ) -> None:
         pairs = tuple(axes.items() if isinstance(axes, Mapping) else axes)
         _check_axes(pairs)
         ids = _checked_ids(pairs, device_ids)
-        for key, value in (("axes", pairs), ("device_ids", ids), ("_digits", _axis_digits(pairs))):
+        if symbolic:
+            _check_symbolic(pairs, ids)
+        named = (("axes", pairs), ("device_ids", ids), ("symbolic", symbolic))
+        for key, value in (*named, ("_digits", _axis_digits(pairs))):
             object.__setattr__(self, key, value)
-        object.__setattr__(self, "_hash", hash((pairs, ids)))
+        object.__setattr__(self, "_hash", hash((pairs, ids, symbolic)))
 
     @staticmethod
     def unnamed(size: int, device_ids: Iterable[int] | None = None) -> Mesh:
@@ -105,16 +116,31 @@ class Mesh:
             isinstance(other, Mesh)
             and self.axes == other.axes
             and self.device_ids == other.device_ids
+            and self.symbolic == other.symbolic
         )
 
     def __repr__(self) -> str:
         ids = "" if self.device_ids is None else f", device_ids={list(self.device_ids)}"
-        return f"Mesh({_axes_text(self.axes)}{ids})"
+        return f"Mesh({_axes_text(self.axes, '~' if self.symbolic else '=')}{ids})"
 
     @property
     def axis_names(self) -> tuple[str, ...]:
         """Names of the axes, major first."""
         return tuple(self._digits)
+
+    @cached_property
+    def sizes(self) -> dict[str, Any]:
+        """Size of each axis: a number, or on a symbolic mesh the symbol with its hint.
+
+        >>> size = Mesh({"X": 8}, symbolic=True).sizes["X"]
+        >>> size, size.hint, Mesh({"X": 8}).sizes
+        (X, 8, {'X': 8})
+        """
+        if not self.symbolic:
+            return dict(self.axes)
+        from shardalg.algebra.dims import Size
+
+        return {name: Size(name, hint) for name, hint in self.axes}
 
     @property
     def shape(self) -> dict[str, int]:
@@ -236,8 +262,8 @@ def _conversions() -> Any:
     return importlib.import_module("shardalg.algebra.jax_types")
 
 
-def _axes_text(pairs: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"{name}={n}" if name else f"{n} unnamed devices" for name, n in pairs)
+def _axes_text(pairs: Iterable[tuple[str, int]], sign: str = "=") -> str:
+    return ", ".join(f"{name}{sign}{n}" if name else f"{n} unnamed devices" for name, n in pairs)
 
 
 def _listed(numbers: tuple[int, ...]) -> str:
@@ -256,6 +282,22 @@ def _check_axes(pairs: tuple[tuple[str, int], ...]) -> None:
         raise MeshError(f"axis sizes must be integers of at least 1, got {dict(bad)}.")
     if len(set(names)) != len(names):
         raise MeshError(f"a mesh names each axis once, got {names}.")
+
+
+def _check_symbolic(pairs: tuple[tuple[str, int], ...], ids: tuple[int, ...] | None) -> None:
+    ones = [name for name, n in pairs if n == 1]
+    if ones:
+        raise MeshError(
+            f"the hint of the symbolic axis {', '.join(ones)} is 1: an axis of one device splits "
+            "nothing, so that no decision could be read off it. Take a hint of 2 or more."
+        )
+    unnamed = [name for name, _ in pairs if not name.isidentifier()]
+    if unnamed or ids is not None:
+        what = f"the axes {unnamed}, no identifiers" if unnamed else f"device_ids {_listed(ids)}"
+        raise MeshError(
+            f"a symbolic mesh has axes named like symbols, in the default order of devices, got "
+            f"{what}. Rename the axes, or leave the order to the mesh of numbers."
+        )
 
 
 def _checked_ids(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +38,39 @@ def own_shardings(args: Sequence[Any]) -> tuple[Any, ...]:
     found = [getattr(leaf, "sharding", None) for leaf in leaves]
     named = [s if isinstance(s, jax.sharding.NamedSharding) else None for s in found]
     return tuple(None if s is None or s.mesh.size == 1 else s for s in named)
+
+
+def declared_dims(args: Sequence[Any]) -> tuple[tuple[Any, ...], ...] | None:
+    """Per leaf its shape, expressions of named sizes included; None if all sizes are numbers.
+
+    >>> declared_dims((jax.ShapeDtypeStruct((8, 4), "float32"), 1.0)) is None
+    True
+    """
+    shapes = tuple(tuple(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(tuple(args)))
+    named = any(hasattr(size, "free_symbols") for shape in shapes for size in shape)
+    return shapes if named else None
+
+
+def with_shapes(args: Sequence[Any], number: Callable[[Any], int]) -> tuple[Any, ...]:
+    """The arguments' types with every named size replaced by `number(size)`.
+
+    Leaves without one are left as they are.
+
+    >>> from shardalg.algebra.dims import dims, hint_of
+    >>> (B,) = dims("B", hint=8)
+    >>> with_shapes((jax.ShapeDtypeStruct((B, 4), "float32"),), hint_of)
+    (ShapeDtypeStruct(shape=(8, 4), dtype=float32),)
+    """
+
+    def sized(leaf: Any) -> Any:
+        shape = tuple(getattr(leaf, "shape", ()))
+        if not any(hasattr(size, "free_symbols") for size in shape):
+            return leaf
+        numbers = tuple(number(n) if hasattr(n, "free_symbols") else n for n in shape)
+        weak = bool(getattr(leaf, "weak_type", False))
+        return jax.ShapeDtypeStruct(numbers, leaf.dtype, weak_type=weak)
+
+    return jax.tree.map(sized, tuple(args))
 
 
 def planned_arguments(graph: Graph, args: Sequence[Any] | None) -> Sequence[Any]:
