@@ -52,6 +52,12 @@ class Traced:
     donated: tuple[int, ...] = ()
     fn: Callable[..., Any] | None = None
 
+    def __post_init__(self) -> None:
+        count = len(self.graph.arguments)
+        beyond = [leaf for leaf in self.donated if not 0 <= leaf < count]
+        if beyond:
+            raise StrategyError(f"{beyond} cannot be donated: there are {count} flat arguments.")
+
     @cached_property
     def roles(self) -> tuple[str, ...]:
         """Role of every value."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardalg.costs.formula_text import text, to_sympy
+from shardalg.costs.formula_text import factored_sum, text, to_sympy
 from shardalg.costs.horner import Evaluator, evaluator, in_blocks
 from shardalg.errors import ShardalgError
 
@@ -267,20 +267,16 @@ class Formula:
         """The formula in sympy, in positive integer symbols.
 
         Args:
-          factored: as a product where it is one, as a price of one collective is; else a sum.
+          factored: as a product where it is one, as the price of one collective is; else a sum of
+            products that differ in more than the sizes that divide.
           symbols: the symbols of names that have their own, such as one with a hint.
 
-        >>> B, X = symbols("B X")
-        >>> (2 * B - 2 * B / X).sympy()
-        2*B*(X - 1)/X
+        >>> B, M, X = symbols("B M X")
+        >>> (2 * B - 2 * B / X).sympy(), (2 * M - 2 * M / X + B * X + B).sympy()
+        (2*B*(X - 1)/X, B*(X + 1) + 2*M*(X - 1)/X)
         """
-        import sympy
-
-        plain = to_sympy(self.terms, symbols or {})
-        return sympy.factor(plain) if factored else plain
-
-    def _sympy_(self) -> sympy.Expr:
-        return self.sympy(factored=False)
+        show = factored_sum if factored else to_sympy
+        return show(self.terms, symbols or {})
 
     def __repr__(self) -> str:
         return text(self.terms)
@@ -307,7 +303,8 @@ class Ceil:
         """`ceiling(ratio)`."""
         import sympy
 
-        return sympy.ceiling(to_sympy(self.ratio.terms, symbols))
+        above, below = self.ratio.fraction
+        return sympy.ceiling(to_sympy(above.terms, symbols) / to_sympy(below.terms, symbols))
 
 
 def _reduced(number: Number) -> Number:

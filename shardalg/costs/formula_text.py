@@ -49,17 +49,64 @@ def _product(powers: Iterable[tuple[Any, int]]) -> str:
     return "*".join(name if e == 1 else f"{name}**{e}" for name, e in ordered)
 
 
-def to_sympy(terms: Terms, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
-    """A formula as a sum in sympy; a name without a symbol gets a positive integer one."""
+def to_sympy(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
+    """A formula as a sum in sympy; a name without a symbol gets a positive integer one.
+
+    Args:
+      symbols: by name, or by ceiling.
+    """
     import sympy
 
     def factor(f: Any) -> sympy.Expr:
-        if type(f) is not str:
-            return f.sympy(symbols)
-        return symbols.get(f) or sympy.Symbol(f, positive=True, integer=True)
+        if f in symbols:
+            return symbols[f]
+        return _symbol(f) if type(f) is str else f.sympy(symbols)
 
     products = (
         sympy.Mul(sympy.Rational(c.numerator, c.denominator), *(factor(f) ** e for f, e in m))
         for m, c in terms.items()
     )
     return sympy.Add(*products)
+
+
+def _symbol(name: str) -> sympy.Symbol:
+    import sympy
+
+    return sympy.Symbol(name, positive=True, integer=True)
+
+
+# A sum of more terms is no product that a reader would look for, and slow to factor.
+_PRODUCT_TERMS = 12
+
+
+def factored_sum(terms: Terms, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
+    """A formula in sympy as one product, or as a sum of few products.
+
+    Terms that differ only in sizes that divide somewhere (the mesh axes) are factored together:
+    that is one collective, or several of one tensor.
+    """
+    # Symbols stand for the ceilings meanwhile: sympy.factor would expand what is inside of them.
+    atoms = {f for monomial in terms for f, _ in monomial if type(f) is not str}
+    hidden = {atom: _symbol(str(atom)) for atom in atoms}
+    shown = _products(terms, {**symbols, **hidden})
+    return shown.xreplace({stand_in: atom.sympy(symbols) for atom, stand_in in hidden.items()})
+
+
+def _products(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
+    import sympy
+
+    if len(terms) <= _PRODUCT_TERMS:
+        product = sympy.factor(to_sympy(terms, symbols))
+        brackets = (f.base if f.is_Pow else f for f in sympy.Mul.make_args(product))
+        if all(len(bracket.args) <= 2 for bracket in brackets if bracket.is_Add):
+            return product
+    return sympy.Add(*(sympy.factor(to_sympy(group, symbols)) for group in _groups(terms)))
+
+
+def _groups(terms: Terms) -> list[Terms]:
+    dividing = {f for monomial in terms for f, e in monomial if e < 0}
+    groups: dict[frozenset[Any], dict[frozenset[tuple[Any, int]], Any]] = {}
+    for monomial, coefficient in terms.items():
+        key = frozenset((f, e) for f, e in monomial if f not in dividing)
+        groups.setdefault(key, {})[monomial] = coefficient
+    return list(groups.values())

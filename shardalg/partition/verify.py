@@ -101,7 +101,9 @@ class Verifier:
     def proved(self, node: str, kind: str, claim: MergeClaim | MaskClaim) -> Claim:
         """The claim after z3 has seen it."""
         if claim not in self.proofs:
-            self.proofs[claim] = prove(claim, sizes="all" if kind == "merge" else "concrete")
+            self.proofs[claim] = prove(
+                claim, sizes="all" if isinstance(claim, MergeClaim) else "concrete"
+            )
         proof = self.proofs[claim]
         return Claim(node, kind, proof.status, proof.ms, proof.smt2)
 
@@ -165,7 +167,7 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
 
 
 def verify(sharded: ShardedGraph, program: SpmdProgram) -> Report:
-    """Prove what is claimed: merges for all mesh sizes, iterations and masks as planned.
+    """Prove what is claimed: merges and iterations for all mesh sizes, masks as planned.
 
     Claims of reads, writes, combines and collectives are listed as "not_claimed".
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
 
 from shardalg.algebra.digits import Digits
@@ -226,9 +227,9 @@ class Block:
     results: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SpmdProgram:
-    """What every device of `mesh` runs.
+    """What every device of `mesh` runs; `print` shows it instruction by instruction.
 
     Attributes:
       locals: every local value, `locals[i].index == i`; those of loop bodies included.
@@ -244,3 +245,13 @@ class SpmdProgram:
     result_shardings: tuple[Sharding, ...]
     constants: tuple[tuple[int, int], ...] = field(default=())
     """(local, graph value) of the constants that the program starts with."""
+
+    def __str__(self) -> str:
+        # The text form reads programs, so it is looked up when one is printed.
+        return importlib.import_module("shardalg.spmd.text").program_text(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"SpmdProgram({len(self.block.arguments)} arguments, {len(self.block.instructions)} "
+            f"instructions, {len(self.block.results)} results on {self.mesh!r})"
+        )

@@ -1,0 +1,232 @@
+"""Saved plans: they come back whole, need their function again to run, and refuse every edit."""
+
+import json
+import os
+import stat
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg import plan_file
+from shardalg.errors import LoweringError, PlanFileError
+from tests import small_step
+from tests.small_step import MESH
+
+X, W = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((7, 16), (16, 6)))
+
+
+def matmul(x, w):
+    return jnp.tanh(sa.annotate(x @ w, "hidden"))
+
+
+def tree(params, x):
+    return {"y": x @ params["w"]}
+
+
+def matmul_plan():
+    sites = {"hidden": P("X", "Y")}
+    specs = (P("X", "Y"), P("Y", None))
+    return sa.plan(matmul, X, W, strategy=sa.Strategy(MESH, in_shardings=specs, sites=sites))
+
+
+@pytest.fixture
+def path(tmp_path):
+    matmul_plan().save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+@pytest.fixture(scope="module")
+def step_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("step") / "step.json"
+    small_step.plan().save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded_step(step_file):
+    return sa.load_plan(step_file)
+
+
+def test_a_train_step_comes_back_whole(loaded_step):
+    plan, loaded = small_step.plan(), loaded_step
+    assert loaded.text() == plan.text()
+    assert repr(loaded).split(",")[:3] == repr(plan).split(",")[:3]
+    for table in ("shardings", "collectives", "warnings"):
+        assert getattr(loaded, table)().equals(getattr(plan, table)())
+    assert loaded.cost("tpu_v3").table() == plan.cost("tpu_v3").table()
+    assert loaded.cost("tpu_v3").peak_memory_bytes == plan.cost("tpu_v3").peak_memory_bytes
+    assert loaded.verify().summary() == plan.verify().summary()
+    assert list(loaded.explain("ffn_hidden")) == list(plan.explain("ffn_hidden"))
+
+
+def test_a_loaded_plan_saves_to_the_same_file(loaded_step, step_file, tmp_path):
+    loaded_step.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == step_file.read_bytes()
+
+
+def test_a_loaded_plan_replans(path):
+    loaded = sa.load_plan(path)
+    again = loaded.replan(sa.Strategy(MESH, in_shardings=(P("X"), P())))
+    assert again.collectives()["kind"].tolist() == ["all_gather"]
+
+
+def test_a_loaded_plan_runs_its_function(path):
+    loaded = sa.load_plan(path)
+    x, w = np.ones((7, 16), np.float32) / 32, np.ones((16, 6), np.float32)
+    np.testing.assert_allclose(loaded.lower(fn=matmul)(x, w), matmul(x, w), rtol=1e-5)
+    with pytest.raises(LoweringError, match=r"no function to run.*plan.lower\(fn=train_step\)"):
+        loaded.lower()
+
+
+def test_another_function_is_not_run(path):
+    with pytest.raises(LoweringError, match=r"graph is \w{12}, the plan was made for \w{12}"):
+        sa.load_plan(path).lower(fn=lambda x, w: jnp.sin(x @ w))
+
+
+def test_a_function_of_pytrees_needs_its_arguments(tmp_path):
+    arguments = {"w": W}, X
+    specs = (P("Y", None), P("X", "Y"))
+    sa.plan(tree, *arguments, mesh=MESH, in_shardings=specs).save(tmp_path / "tree.json")
+    loaded = sa.load_plan(tmp_path / "tree.json")
+    with pytest.raises(LoweringError, match=r"params\['w'\] is an array inside.*args=\(params,"):
+        loaded.lower(fn=tree)
+    x, w = np.ones((7, 16), np.float32), np.ones((16, 6), np.float32)
+    np.testing.assert_allclose(loaded.lower(fn=tree, args=arguments)({"w": w}, x)["y"], x @ w)
+
+
+def test_everything_that_was_annotated_is_kept(tmp_path):
+    mesh = sa.Mesh({"X": 2, "Y": 4}, device_ids=(3, 1, 2, 0, 7, 6, 5, 4))
+    options = sa.Options(keep_gathers=True, priorities=False)
+    specs = (P("X", P.UNCONSTRAINED), P("Y"))
+    strategy = sa.Strategy(mesh, in_shardings=specs, out_shardings=P("X"))
+    plan = sa.plan(matmul, X, W, strategy=strategy, options=options, roles=("data", "parameters"))
+    plan.save(tmp_path / "plan.json")
+    loaded = sa.load_plan(tmp_path / "plan.json")
+    assert loaded.annotations == plan.annotations
+    assert loaded.options == options
+    assert loaded.mesh.device_ids == mesh.device_ids
+    assert loaded.traced.argument_roles == ("data", "parameters")
+
+
+def test_a_failed_save_leaves_the_old_file(path, monkeypatch):
+    before = path.read_bytes()
+    monkeypatch.setattr(os, "replace", _fail)
+    with pytest.raises(OSError, match="disk"):
+        matmul_plan().save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == ["plan.json"]
+
+
+def _fail(*_):
+    raise OSError("disk full")
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(PlanFileError, match=r"none\.json cannot be read: .*No such file.*Save"):
+        sa.load_plan(tmp_path / "none.json")
+    with pytest.raises(PlanFileError, match="cannot be read"):
+        sa.load_plan(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_cut_short(path, share):
+    text = path.read_text()
+    path.write_text(text[: int(len(text) * share)])
+    with pytest.raises(PlanFileError, match=r"plan\.json is no JSON from line 1.*cut short"):
+        sa.load_plan(path)
+
+
+def test_bytes_that_are_no_text(path):
+    path.write_bytes(b"\xff\xfe" + path.read_bytes())
+    with pytest.raises(PlanFileError, match=r"plan\.json cannot be read"):
+        sa.load_plan(path)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"schema": "other/1"}', '{"plan": {}}', "null"])
+def test_other_files(path, text):
+    path.write_text(text)
+    with pytest.raises(PlanFileError, match=r"has schema .*, not 'shardalg\.plan/1'"):
+        sa.load_plan(path)
+
+
+def test_a_later_schema(path):
+    path.write_text(path.read_text().replace("shardalg.plan/1", "shardalg.plan/9", 1))
+    with pytest.raises(PlanFileError, match=r"has schema 'shardalg\.plan/9', not"):
+        sa.load_plan(path)
+
+
+def resigned(path, change):
+    """The file with changed content and the digest that fits it."""
+    content = json.loads(path.read_text())["plan"]
+    change(content)
+    plan_file.write(path, content)
+
+
+def edits():
+    """name: a change of the content that keeps it JSON."""
+    return {
+        "graph gone": lambda c: c.pop("graph"),
+        "axes gone": lambda c: c["annotations"].pop("axes"),
+        "axis of size 0": lambda c: c["annotations"].update(axes=[["X", 0], ["Y", 4]]),
+        "spec of another rank": lambda c: c["annotations"]["arguments"][0].update(dims=[[[4, 2]]]),
+        "axis used twice": lambda c: c["annotations"]["arguments"][0].update(
+            dims=[[[4, 2]], [[4, 2]]]
+        ),
+        "too few arguments": lambda c: c["annotations"]["arguments"].pop(),
+        "unknown option": lambda c: c["options"].update(colour="red"),
+        "unknown policy": lambda c: c["options"].update(policy="best"),
+        "text for a list": lambda c: c.update(argument_roles=3),
+        "a node of nothing": lambda c: c["graph"].update(nodes=[{}]),
+        "another primitive": lambda c: _rename(c["graph"], "tanh", "no_such_primitive"),
+        "an operand too far": lambda c: c["graph"]["nodes"][2].__setitem__(1, [99]),
+        "an operand that comes later": lambda c: c["graph"]["nodes"][0].__setitem__(1, [0, 4]),
+        "an operand of another type": lambda c: c["graph"]["nodes"][0].__setitem__(1, [1, 0]),
+        "a result that is not there": lambda c: c["graph"].update(results=[99]),
+        "a region that is not there": lambda c: c["graph"]["nodes"][1].__setitem__(5, 3),
+        "a role that is none": lambda c: c.update(argument_roles=["boss", None]),
+        "a donated argument that is not there": lambda c: c.update(donated=[99]),
+    }
+
+
+def _rename(graph, old, new):
+    text = json.dumps(graph)
+    assert old in text
+    graph.clear()
+    graph.update(json.loads(text.replace(f'"{old}"', f'"{new}"')))
+
+
+def test_an_edit_is_seen(path):
+    path.write_text(path.read_text().replace("[16, 6]", "[16, 7]"))
+    with pytest.raises(PlanFileError, match=r"plan\.json was edited: its content has digest"):
+        sa.load_plan(path)
+
+
+@pytest.mark.parametrize("name", edits())
+def test_an_edit_that_is_signed_again_is_refused(path, name):
+    resigned(path, edits()[name])
+    with pytest.raises(PlanFileError, match=r"plan\.json.*(is no plan|decides otherwise)"):
+        sa.load_plan(path)
+
+
+def test_a_version_that_plans_otherwise_is_noticed(path):
+    resigned(path, lambda content: content.update(program="0" * 64))
+    with pytest.raises(PlanFileError, match=r"decides otherwise.*Plan the function again"):
+        sa.load_plan(path)
+
+
+def test_no_text_of_a_file_is_evaluated(path):
+    """A parameter that looks like Python stays text, or is refused."""
+    danger = "__import__('os').abort()"
+    resigned(path, lambda content: _rename(content["graph"], "tanh", danger))
+    with pytest.raises(PlanFileError):
+        sa.load_plan(path)
+
+
+def test_the_file_is_plain_json_of_its_owner(path):
+    content = json.loads(path.read_text())
+    assert list(content) == ["schema", "sha256", "plan"]
+    assert stat.S_IMODE(path.stat().st_mode) & stat.S_IRUSR
