@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import Hardware
 from shardalg.spmd.program import (
@@ -150,4 +150,13 @@ def axis_names(mesh: Mesh, digits: Digits) -> tuple[str, ...]:
     >>> axis_names(Mesh({"X": 2, "Y": 4}), Mesh({"X": 2, "Y": 4}).digits("YX"))
     ('Y', 'X')
     """
-    return tuple(dict.fromkeys(mesh.axis_ref(d).name for d in digits if d.size > 1))
+    names = (_axis_names(mesh, digit) for digit in digits if digit.size != 1)
+    return tuple(dict.fromkeys(name for found in names for name in found))
+
+
+def _axis_names(mesh: Mesh, digit: Digit) -> tuple[str, ...]:
+    if type(digit.size) is int:
+        return tuple(ref.name for ref in mesh.axis_refs(digit))
+    # A digit whose size is a formula is one axis, or a part of it: its stride tells which.
+    axes = ((name, mesh.digit(name)) for name, size in mesh.axes if size > 1)
+    return tuple(n for n, a in axes if a.stride <= digit.stride < a.stride * a.size)

@@ -134,7 +134,7 @@ class Cost:
 
 def number(value: int | Fraction) -> int | float:
     """An exact price as a table shows it: an int, or the nearest float."""
-    return value if isinstance(value, int) else float(value)
+    return float(value) if type(value) is Fraction else value
 
 
 def estimate(

@@ -76,12 +76,12 @@ def is_whole(ratio: Formula, facts: tuple[Formula, ...] = ()) -> bool:
     terms = ratio.terms.items()
     if len(terms) > 1 and all(is_whole(Formula({m: c}), facts) for m, c in terms):
         return True
-    left = (_multiple(ratio, fact) for fact in facts)
+    left = (multiple(ratio, fact) for fact in facts)
     return any(_debt(rest) < debt and is_whole(rest, facts) for rest in left if rest is not None)
 
 
-def _multiple(formula: Formula, unit: Formula) -> Formula | None:
-    """The monomial c with `formula = c * unit`, if there is one."""
+def multiple(formula: Formula, unit: Formula) -> Formula | None:
+    """The monomial c with `formula = c * unit`; None if there is none."""
     if len(formula.terms) != len(unit.terms) or not unit:
         return None
     monomial, coefficient = next(iter(unit.terms.items()))

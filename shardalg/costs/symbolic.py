@@ -1,0 +1,298 @@
+"""A program that was planned at hints, with a formula for each of its sizes: then it has prices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from shardalg.algebra.digits import Digit, Digits, parts
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.formula import Formula, ceiling
+from shardalg.costs.read_sympy import from_sympy
+from shardalg.costs.tile import is_whole, multiple
+from shardalg.graph.ir import Graph
+from shardalg.spmd.program import (
+    COLLECTIVES,
+    Apply,
+    Attributes,
+    Block,
+    Instruction,
+    Local,
+    Loop,
+    Resize,
+    SpmdProgram,
+)
+
+if TYPE_CHECKING:
+    import sympy
+
+    from shardalg.ops.lift import Lifted
+
+Size = Formula | int
+Shape = tuple[Size, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """The formulas of a graph's sizes and of a mesh's axes.
+
+    Attributes:
+      dims: per graph value, a size per dimension, in elements.
+      axes: axis name to its number of devices.
+      trips: per region, executions per call of the function.
+      symbols: name to the symbol that stands for it where users read a formula.
+      hints: name to the number at which the program was planned.
+    """
+
+    dims: tuple[Shape, ...]
+    axes: Mapping[str, Size]
+    trips: Shape
+    symbols: Mapping[str, sympy.Symbol] = field(default_factory=dict)
+    hints: Mapping[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(lifted: Lifted, axes: Mapping[str, sympy.Expr | int]) -> Sizes:
+        """The sizes of a lifted graph on a mesh whose axes have these sizes, numbers or symbols.
+
+        Raises:
+          SymbolError: one name with two hints.
+        """
+        from shardalg.algebra.dims import sizes_of
+
+        known: dict[Any, Size] = {}
+
+        def read(size: sympy.Expr | int) -> Size:
+            if isinstance(size, int):
+                return size
+            if size not in known:
+                known[size] = _plain(from_sympy(size))
+            return known[size]
+
+        shapes = tuple(tuple(map(read, shape)) for shape in lifted.shapes)
+        trips = tuple(map(read, lifted.trip_counts))
+        found = {name: read(size) for name, size in axes.items()}
+        named = sizes_of([e for e in (*known, *axes.values()) if not isinstance(e, int)])
+        hints = {name: symbol.hint for name, symbol in named.items()}
+        return Sizes(shapes, found, trips, dict(named), hints)
+
+
+@dataclass(frozen=True)
+class Divides:
+    """What the program took for granted: that `parts` divides `size`, or that it does not.
+
+    >>> from shardalg.costs.formula import symbols
+    >>> M, X = symbols("M X")
+    >>> fact = Divides(M, X, True)
+    >>> fact, fact.holds({"M": 12, "X": 4}), fact.holds({"M": 12, "X": 5})
+    (X divides M, True, False)
+    """
+
+    size: Size
+    parts: Size
+    divides: bool
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        """Whether it is so at these sizes."""
+        size, count = (Formula.of(side).at(values) for side in (self.size, self.parts))
+        return (size % count == 0) == self.divides
+
+    def __repr__(self) -> str:
+        verb = "divides" if self.divides else "does not divide"
+        return f"{self.parts} {verb} {self.size}"
+
+
+@dataclass(frozen=True, eq=False)
+class Symbolised:
+    """A program planned at hints, and the same program with formulas for its sizes.
+
+    Attributes:
+      hints: the program in numbers.
+      program: local shapes, lengths of loops and the digits of collectives are formulas; layouts,
+        masks and slices keep their numbers, since nothing is priced by them.
+      conditions: what `program` is right under, beside the planner's own choices.
+    """
+
+    graph: Graph
+    sizes: Sizes
+    hints: SpmdProgram
+    program: SpmdProgram
+    conditions: tuple[Divides, ...]
+
+    @cached_property
+    def devices(self) -> Size:
+        """Size of the mesh."""
+        return math.prod(self.sizes.axes.values())
+
+
+def symbolise(program: SpmdProgram, graph: Graph, sizes: Sizes) -> Symbolised:
+    """Put formulas in place of the sizes of a program that was planned at their hints.
+
+    A local value has `ceil(D / n)` elements along a dimension of global size D in n parts, D being
+    the formula of the graph value that it is a layout of, n the product of its axes' sizes. Where n
+    divides D at the hints, that is a condition, and the block is `D / n`. What is padded before or
+    left after an uneven move follows as in `partition.padding`.
+    """
+    work = _Symboliser(program, graph, sizes)
+    for local in (*program.block.arguments, *(local for local, _ in program.constants)):
+        work.enter(local)
+    block = work.block(program.block)
+    held = tuple(
+        local if shape is None else replace(local, shape=shape)
+        for local, shape in zip(program.locals, work.shapes, strict=True)
+    )
+    priced = replace(program, locals=held, block=block)
+    return Symbolised(graph, sizes, program, priced, tuple(work.facts))
+
+
+class _Symboliser:
+    """Walks a program once: global and local shape of every local value in formulas."""
+
+    def __init__(self, program: SpmdProgram, graph: Graph, sizes: Sizes) -> None:
+        self.program, self.graph, self.sizes = program, graph, sizes
+        self.wholes: list[Shape] = [
+            () if local.origin is None else sizes.dims[local.origin] for local in program.locals
+        ]
+        self.shapes: list[Shape | None] = [None] * len(program.locals)
+        self.facts: dict[Divides, None] = {}
+        self.digits = lru_cache(maxsize=None)(partial(formula_digits, program.mesh, sizes.axes))
+        self.tiles: dict[tuple[Size, int, Digits], Size] = {}
+
+    def enter(self, index: int) -> None:
+        """A value that a block starts with."""
+        local = self.program.locals[index]
+        self.shapes[index] = self.tiled(local, range(len(local.shape)))
+
+    def block(self, block: Block) -> Block:
+        """The block with formulas; its arguments are entered already, or by its loop."""
+        found = []
+        following = (*block.instructions[1:], None)
+        for instruction, after in zip(block.instructions, following, strict=True):
+            attributes = self.attributes(instruction)
+            for position, result in enumerate(instruction.results):
+                if self.program.locals[result].origin is None:
+                    self.wholes[result] = self.whole(instruction, position)
+                self.shapes[result] = self.shape(instruction, result, after)
+            found.append(replace(instruction, attributes=attributes))
+        return replace(block, instructions=tuple(found))
+
+    def attributes(self, instruction: Instruction) -> Attributes:
+        """The attributes with formulas where prices read them."""
+        attributes = instruction.attributes
+        if type(attributes) is Loop:
+            for argument in attributes.body.arguments:
+                self.enter(argument)
+            body = self.block(attributes.body)
+            return replace(attributes, body=body, length=self.length(instruction))
+        if type(attributes) in COLLECTIVES:
+            return replace(attributes, digits=self.digits(attributes.digits))
+        if type(attributes) is Apply and attributes.loops:
+            loops = tuple((name, self.digits(digits)) for name, digits in attributes.loops)
+            return replace(attributes, loops=loops)
+        return attributes
+
+    def length(self, instruction: Instruction) -> Size:
+        """Iterations of a loop: executions of its body per execution of the region around it."""
+        if instruction.node is None:
+            return instruction.attributes.length
+        region = self.graph.regions[self.graph.nodes[instruction.node].bodies[0]]
+        outer = self.sizes.trips[region.parent or 0]
+        return _plain(share(self.sizes.trips[region.index], outer))
+
+    def whole(self, instruction: Instruction, position: int) -> Shape:
+        """Global shape of an intermediate: of the node's result, else of what it is made from."""
+        if type(instruction.attributes) is Apply and instruction.node is not None:
+            return self.sizes.dims[self.graph.nodes[instruction.node].results[position]]
+        return self.wholes[instruction.operands[0]]
+
+    def shape(self, instruction: Instruction, result: int, after: Instruction | None) -> Shape:
+        """Local shape of a result; dimensions that are no plain block are padded for a move."""
+        local, attributes = self.program.locals[result], instruction.attributes
+        blocks = local.sharding.shard_shape
+        if type(attributes) is Resize:
+            return self.resized(instruction, result, after)
+        if local.shape == blocks:
+            return self.tiled(local, range(len(blocks)))
+        # An uneven dimension that was joined still has the padding of every block.
+        given = self.shapes[instruction.operands[0]]
+        count = math.prod(d.size for d in self.digits(attributes.digits))
+        plain = self.tiled(local, [i for i, n in enumerate(local.shape) if n == blocks[i]])
+        return tuple(n if n is not None else given[i] * count for i, n in enumerate(plain))
+
+    def resized(self, instruction: Instruction, result: int, after: Instruction | None) -> Shape:
+        """One dimension stripped to its block, or padded to the blocks that `after` cuts it into."""
+        local, dim = self.program.locals[result], instruction.attributes.dim
+        shape = list(self.shapes[instruction.operands[0]])
+        shape[dim] = self.tiled(local, [dim])[dim]
+        if local.shape[dim] != local.sharding.shard_shape[dim]:
+            shape[dim] *= math.prod(d.size for d in self.digits(after.attributes.digits))
+        return tuple(shape)
+
+    def tiled(self, local: Local, dims: Sequence[int]) -> tuple[Size | None, ...]:
+        """Blocks of some dimensions of a local value, None for the others."""
+        whole, sharding = self.wholes[local.index], local.sharding
+        found: list[Size | None] = [None] * len(whole)
+        for dim in dims:
+            found[dim] = self.tile(whole[dim], sharding.shape[dim], sharding.dims[dim])
+        return tuple(found)
+
+    def tile(self, size: Size, hint: int, digits: Digits) -> Size:
+        """`ceil(size / n)`, without a ceiling where the digits divide `size` at its hint."""
+        if not digits:
+            return size
+        key = (size, hint, digits)
+        if key not in self.tiles:
+            count = math.prod(d.size for d in self.digits(digits))
+            divides = hint % parts(digits) == 0
+            ratio = Formula.of(size) / count
+            if not is_whole(ratio):
+                self.facts[Divides(size, count, divides)] = None
+            self.tiles[key] = _plain(ratio if divides else ceiling(ratio))
+        return self.tiles[key]
+
+
+def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digits:
+    """Digits with the sizes of their axes; one that joins several axes is taken apart.
+
+    A part of an axis keeps its number.
+
+    >>> from shardalg.costs.formula import symbol
+    >>> mesh = Mesh({"X": 2, "Y": 4})
+    >>> formula_digits(mesh, {"X": symbol("X"), "Y": 4}, (Digit(1, 8),))
+    (Digit(stride=4, size=X), Digit(stride=1, size=4))
+    """
+    found = []
+    for digit in digits:
+        below = digit.size
+        for ref in mesh.axis_refs(digit):
+            axis = mesh.digit(ref.name)
+            below //= ref.size or axis.size
+            size = axes[ref.name] if ref.size is None else ref.size
+            found.append(Digit(digit.stride * below, size))
+    return tuple(found)
+
+
+def share(total: Size, count: Size) -> Size:
+    """`total / count` where it comes out, be `count` a sum.
+
+    >>> from shardalg.costs.formula import symbols
+    >>> L, S = symbols("L S")
+    >>> share(L * S + 2 * L, S + 2), share(6, 2)
+    (L, 3)
+
+    Raises:
+      FormulaError: `total` is no multiple of `count` by one product.
+    """
+    if count == 1:
+        return total
+    total, count = Formula.of(total), Formula.of(count)
+    found = multiple(total, count)
+    return total / count if found is None else found
+
+
+def _plain(formula: Formula) -> Size:
+    """An int where the formula is one."""
+    number = formula.number if type(formula) is Formula else formula
+    return formula if number is None else number
