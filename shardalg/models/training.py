@@ -85,6 +85,27 @@ class Part:
         x = jax.ShapeDtypeStruct((config.B, config.S, config.M), config.dtype)
         return (weights, x, x) if self.gradient else (weights, x)
 
+    def named_arguments(self, config: Config) -> tuple[Any, ...]:
+        """`arguments` in named sizes: the paper's letters, their hints the config's sizes.
+
+        L is named where layers are stacked (`scan`), else it is the number of layers.
+
+        >>> part("ffn").named_arguments(Config(B=2, S=3, M=4, H=5))[1].shape
+        (B, S, M)
+        """
+        from shardalg.algebra.dims import dims
+
+        letters = "BSMHNDVL" if config.scan else "BSMHNDV"
+        hints = [getattr(config, letter) for letter in letters]
+        unlike = range(10_007, 10_007 + len(letters))  # numbers that tell the letters apart
+        named = dict(zip(unlike, dims(" ".join(letters), hint=hints), strict=True))
+        apart = replace(config, **dict(zip(letters, unlike, strict=True)))
+
+        def name(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(tuple(named.get(n, n) for n in leaf.shape), leaf.dtype)
+
+        return jax.tree.map(name, self.arguments(apart))
+
     def roles(self) -> tuple[str, ...]:
         """The role of each argument."""
         if self.forward is None:

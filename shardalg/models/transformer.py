@@ -155,8 +155,8 @@ def attention(config: Config, weights: Weights, x: Array) -> Array:
         annotate(jnp.einsum("bsm,mnd->bsnd", x, w), "attention_heads") for w in (w_q, w_k, w_v)
     )
     scores = jnp.einsum("bsnd,btnd->bnst", q, k) * config.D**-0.5
-    query = lax.broadcasted_iota(jnp.int32, (config.S, config.S), 0)
-    key = lax.broadcasted_iota(jnp.int32, (config.S, config.S), 1)
+    query = lax.broadcasted_iota(jnp.int32, scores.shape[2:], 0)
+    key = lax.broadcasted_iota(jnp.int32, scores.shape[2:], 1)
     scores = jnp.where(query >= key, scores.astype(jnp.float32), -1e9)
     shares = jax.nn.softmax(scores, axis=-1).astype(config.dtype)
     heads = jnp.einsum("bnst,btnd->bsnd", shares, v)

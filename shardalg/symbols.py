@@ -1,0 +1,249 @@
+"""Named sizes of a traced function: its second trace, the point of `at`, and what is decided there.
+
+A symbolic plan is made at its hints; its symbols enter afterwards, as prices. What ties the plan to
+the hints is listed by `decisions`, and compared at other sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+
+from shardalg.algebra.dims import Expr, Size, SymbolError, second_hints, sizes_of
+from shardalg.algebra.digits import Digit, Digits
+from shardalg.algebra.mesh import AxisRef, Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Graph
+from shardalg.ops.lift import Lifted, compare, lift
+from shardalg.ops.retrace import Alignment, Retrace
+from shardalg.propagate.strategy import Annotations
+from shardalg.table import Table
+
+Shape = tuple[Expr, ...]
+Tracer = Callable[[Mapping[str, int]], Graph]
+"""The function's normalised graph where names have those sizes, the others their hints."""
+
+CONSTANT_COLUMNS = ("size", "source", "value", "varies")
+
+
+@dataclass(frozen=True, eq=False)
+class Symbols:
+    """The formulas of a function's sizes.
+
+    Attributes:
+      dims: per flattened argument, its declared shape.
+      lifted: the formulas of all values; trip counts; the sizes that stayed numbers.
+      second: the sizes at which a second trace was the same program; empty in a loaded plan.
+      tracer: traces the function at other sizes; None in a loaded plan.
+    """
+
+    dims: tuple[Shape, ...]
+    lifted: Lifted
+    second: Mapping[str, int]
+    tracer: Tracer | None = None
+
+    @cached_property
+    def sizes(self) -> dict[str, Size]:
+        """The symbols of the dimensions, by name."""
+        return sizes_of(size for shape in self.dims for size in shape)
+
+    @cached_property
+    def constants(self) -> Table:
+        """The sizes that no argument reaches: numbers in every formula."""
+        rows = ((c.size, c.source, c.value, c.varies) for c in self.lifted.constants)
+        return Table(CONSTANT_COLUMNS, tuple(rows))
+
+    def graph_at(self, point: Mapping[str, int]) -> Graph:
+        """The function's graph where the dimensions have the sizes of `point`.
+
+        Raises:
+          SymbolError: the function is another program there, cannot be traced there, or is not at
+            hand (a loaded plan).
+        """
+        if all(size.hint == point.get(name, size.hint) for name, size in self.sizes.items()):
+            return self.lifted.graph
+        if self.tracer is None:
+            raise SymbolError(
+                "a loaded plan has no function to trace at other dimensions "
+                f"({_text(point)}): plan the function again, or change the sizes of axes only."
+            )
+        graph = self.tracer(point)
+        found = Alignment(self.lifted.graph, graph).difference()
+        if found is not None:
+            raise SymbolError(
+                f"the function is another program at {_text(point)}: {found}. Python code decided "
+                "on a size, so that no formula of this plan holds there. Plan it at those sizes."
+            )
+        return graph
+
+
+def name_sizes(graph: Graph, dims: Sequence[Shape], tracer: Tracer) -> Symbols:
+    """The formulas of a function that was traced at the hints of its declared dimensions.
+
+    Names travel along the rows of the graph (`ops.lift`). A second trace, at sizes that are not
+    related to each other, has to be the same program of the same formulas.
+
+    Raises:
+      SymbolError: a hint is 1, two sizes meet on one loop, the function is another program at other
+        sizes, or can be traced at the hints alone.
+    """
+    _check_hints(graph, dims)
+    sizes = tuple(sizes_of(size for shape in dims for size in shape).values())
+    second, faults = _second_trace(sizes, tracer)
+    lifted = lift(graph, dims, second)
+    if second is None:
+        raise SymbolError(
+            "the function can be traced at the hints alone, so that its sizes are no symbols: "
+            f"{'; '.join(faults)}. Name a size that others have to fit in terms of them, as in "
+            "dims('N D') and N*D, and give sizes that the function fixes as numbers."
+        )
+    found = compare(lifted, second)
+    if found is not None and found.kind != "constant":
+        place = f" ({found.source})" if found.source and found.source not in found.text else ""
+        raise SymbolError(
+            f"sizes do not follow from the arguments' as the trace at the hints says{place}: "
+            f"{found}. Two hints are equal by accident, or Python code decided on a size."
+        )
+    return Symbols(tuple(map(tuple, dims)), lifted, dict(second.values), tracer)
+
+
+def numbers_only(graph: Graph, tracer: Tracer | None) -> Symbols:
+    """A function whose sizes are all numbers, for a plan on a symbolic mesh."""
+    dims = tuple(graph.values[v].type.shape for v in graph.arguments)
+    shapes = tuple(value.type.shape for value in graph.values)
+    trips = tuple(region.trip_count for region in graph.regions)
+    return Symbols(dims, Lifted(graph, shapes, trips), {}, tracer)
+
+
+def _check_hints(graph: Graph, dims: Sequence[Shape]) -> None:
+    for path, shape in zip(graph.argument_paths, dims, strict=True):
+        ones = [name for name, size in sizes_of(shape).items() if size.hint == 1]
+        if ones:
+            raise SymbolError(
+                f"argument {path} [{', '.join(map(str, shape))}]: the hint of {', '.join(ones)} is "
+                "1, which operators read as a repeated dimension. Take a hint of 2 or more."
+            )
+
+
+def _second_trace(sizes: Sequence[Size], tracer: Tracer) -> tuple[Retrace | None, list[str]]:
+    """The first trace at other sizes that succeeds, and why the ones before it did not."""
+    faults = []
+    for values in _points(sizes):
+        try:
+            return Retrace(tracer(values), values), faults
+        except Exception as error:  # the user's function may raise anything at sizes it cannot take
+            reason = str(error).strip().split("\n")[0]
+            faults.append(f"at {_text(values)}: {type(error).__name__}: {reason:.160}")
+    return None, faults
+
+
+def _points(sizes: Sequence[Size]) -> Iterator[Mapping[str, int]]:
+    """Coprime sizes above the hints; multiples of the hints; coprime sizes below them."""
+    yield second_hints(sizes)
+    yield second_hints(sizes, multiples=True)
+    yield _below(sizes)
+
+
+def _below(sizes: Sequence[Size]) -> dict[str, int]:
+    """Sizes below the hints, pairwise coprime as far as there is room, for tables of fixed length.
+
+    >>> _below((Size("B", 8), Size("S", 16), Size("T", 2)))
+    {'B': 7, 'S': 15, 'T': 2}
+    """
+    found: dict[str, int] = {}
+    for size in sizes:
+        room = range(size.hint - 1, 1, -1)
+        free = (n for n in room if all(gcd(n, other) == 1 for other in found.values()))
+        found[size.name] = next(free, max(2, size.hint - 1))
+    return found
+
+
+def _text(point: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={number}" for name, number in point.items())
+
+
+def check_names(symbols: Symbols, mesh: Mesh) -> dict[str, Size]:
+    """The symbols of a plan, dimensions and axes in one name space.
+
+    Raises:
+      SymbolError: a dimension and an axis have one name and two hints.
+    """
+    axes = mesh.sizes.values() if mesh.symbolic else ()
+    return sizes_of([*symbols.sizes.values(), *axes])
+
+
+def point_of(named: Mapping[str, Size], given: Mapping[str, int]) -> dict[str, int]:
+    """Every size of a plan: those given, and the hints of the others.
+
+    Raises:
+      SymbolError: a name that the plan does not have, or a size below 1.
+
+    >>> point_of({"B": Size("B", 8), "X": Size("X", 2)}, {"X": 4})
+    {'B': 8, 'X': 4}
+    """
+    unknown = [name for name in given if name not in named]
+    if unknown:
+        raise SymbolError(
+            f"{', '.join(unknown)} is in no argument's shape and is no symbolic axis of the plan; "
+            f"its sizes are {', '.join(f'{n} (hint {s.hint})' for n, s in named.items())}."
+        )
+    bad = {n: v for n, v in given.items() if type(v) is not int or v < 1}
+    if bad:
+        raise SymbolError(f"sizes are integers of at least 1, got {_text(bad)}.")
+    return {name: given.get(name, size.hint) for name, size in named.items()}
+
+
+def mesh_at(mesh: Mesh, point: Mapping[str, int]) -> Mesh:
+    """A symbolic mesh in numbers; another one as it is.
+
+    >>> mesh_at(Mesh({"X": 8, "Y": 16}, symbolic=True), {"X": 4, "Y": 16})
+    Mesh(X=4, Y=16)
+    """
+    return Mesh([(name, point[name]) for name, _ in mesh.axes]) if mesh.symbolic else mesh
+
+
+def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annotations:
+    """The same annotations, by axis names, on a graph and a mesh of other sizes."""
+    sites = [graph.nodes[site.node].results[0] for site in graph.sites]
+    sides = (
+        (annotations.arguments, graph.arguments),
+        (annotations.results, graph.results),
+        (annotations.sites, sites),
+    )
+    moved = (
+        tuple(
+            None if sharding is None else _restated(sharding, mesh, graph.values[value].type.shape)
+            for sharding, value in zip(given, values, strict=True)
+        )
+        for given, values in sides
+    )
+    return Annotations(mesh, *moved)
+
+
+def _restated(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+    def digits(group: Digits) -> Digits:
+        refs = (ref for digit in group for ref in sharding.mesh.axis_refs(digit))
+        return tuple(_digit(mesh, ref) for ref in refs)
+
+    return Sharding(
+        mesh,
+        shape,
+        tuple(digits(group) for group in sharding.dims),
+        sharding.unspecified_dims,
+        *(digits(group) for group in (sharding.unreduced, sharding.replicated, sharding.manual)),
+    )
+
+
+def _digit(mesh: Mesh, ref: AxisRef) -> Digit:
+    whole = mesh.digit(ref.name)
+    if ref.size is None:
+        return whole
+    places = ref.pre * ref.size
+    if whole.size % places:
+        raise SymbolError(
+            f"the sub-axis {ref} is annotated, and {mesh!r} has no such part: {places} does not "
+            f"divide {whole.size}."
+        )
+    return Digit(whole.stride * (whole.size // places), ref.size)
