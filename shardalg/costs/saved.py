@@ -48,6 +48,18 @@ def rebuilt_last_uses(program: SpmdProgram, graph: Graph) -> dict[int, int]:
     return last
 
 
+def saved_values(program: SpmdProgram, graph: Graph) -> tuple[int, ...]:
+    """Local values that are there in the forward pass and kept for the backward one.
+
+    Those of the minimum cut (`rebuilt_last_uses`), and the arguments that both passes need: the
+    data, the weights. In one layer alone, its input is such an argument.
+    """
+    instructions = program.block.instructions
+    border, last = _border(instructions), rebuilt_last_uses(program, graph)
+    there = {v: None for i in instructions[:border] for v in (*i.operands, *i.results)}
+    return tuple(v for v in there if border <= last[v] < len(instructions))
+
+
 def _border(instructions: tuple[Instruction, ...]) -> int:
     """The first instruction of the backward pass."""
     phases = [instruction.phase for instruction in instructions]

@@ -1,0 +1,125 @@
+"""What one device holds and sends for weights and for activations, and how that scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from shardalg.costs.collectives import is_collective, wire_bytes
+from shardalg.costs.formula import Formula, FormulaError
+from shardalg.costs.order import Order, Shardings, order
+from shardalg.costs.saved import saved_values
+from shardalg.costs.walk import local_bytes, walk
+from shardalg.graph.ir import Graph
+from shardalg.spmd.program import Instruction, SpmdProgram
+
+Bytes = Any  # int, Fraction or Formula, by what the program's sizes are
+ACTIVATIONS = ("activation", "data")
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Bytes of one device in one call of a program: the columns of the paper's Table 1.
+
+    Attributes:
+      weight_memory: parameters.
+      activation_memory: what the forward pass leaves for the backward one (`costs.saved`).
+      weight_communication: wire bytes of weights and of their gradients in these two passes.
+      activation_communication: wire bytes of activations.
+      update_communication: wire bytes of what follows, the optimizer; no column of the table.
+
+    Source: GSPMD, arXiv:2105.04663, Table 1.
+    """
+
+    weight_memory: Bytes
+    activation_memory: Bytes
+    weight_communication: Bytes
+    activation_communication: Bytes
+    update_communication: Bytes
+
+    def __sub__(self, other: Scaling) -> Scaling:
+        """What this costs more than another."""
+        pairs = zip(self.values(), other.values(), strict=True)
+        return Scaling(*(ours - theirs for ours, theirs in pairs))
+
+    def __add__(self, other: Scaling) -> Scaling:
+        """Both together."""
+        pairs = zip(self.values(), other.values(), strict=True)
+        return Scaling(*(ours + theirs for ours, theirs in pairs))
+
+    def at(self, sizes: Mapping[str, int]) -> Scaling:
+        """The numbers at sizes."""
+        return Scaling(*(Formula.of(value).at(sizes) for value in self.values()))
+
+    def per(self, name: str) -> Scaling:
+        """The coefficient of a size that every quantity is linear in: bytes per layer, for L."""
+        return Scaling(*(coefficient(Formula.of(value), name) for value in self.values()))
+
+    def orders(self, growing: Iterable[str], shardings: Shardings = ()) -> tuple[Order, ...]:
+        """The order of each quantity in the sizes that grow; see `costs.order.order`."""
+        pairs, names = tuple(shardings), tuple(growing)
+        return tuple(order(value, growing=names, shardings=pairs) for value in self.values())
+
+    def values(self) -> tuple[Bytes, ...]:
+        """The quantities, in order."""
+        return tuple(getattr(self, name) for name in QUANTITIES)
+
+
+QUANTITIES = tuple(field.name for field in fields(Scaling))
+
+
+def scaling(
+    program: SpmdProgram, graph: Graph, roles: Sequence[str], *, saved: Iterable[int] | None = None
+) -> Scaling:
+    """What weights and activations take in a program, in numbers or in formulas.
+
+    Args:
+      program: of numbers, or with formulas for sizes (`costs.symbolic`).
+      roles: per graph value (`ops.roles.roles`).
+      saved: local values that are kept; None finds them, which needs a program of numbers.
+    """
+    kept = saved_values(program, graph) if saved is None else saved
+    parameters = [v for v in program.block.arguments if _role(program, roles, v) == "parameters"]
+    activations = [v for v in kept if _role(program, roles, v) in ACTIVATIONS]
+    held = (local_bytes(program, tuple(values)) for values in (parameters, activations))
+    return Scaling(*held, *_moved(program))
+
+
+def _role(program: SpmdProgram, roles: Sequence[str], value: int) -> str | None:
+    origin = program.locals[value].origin
+    return None if origin is None else roles[origin]
+
+
+def _moved(program: SpmdProgram) -> tuple[Bytes, ...]:
+    """Wire bytes of weights and gradients, of activations, and after both passes."""
+    moved: list[Bytes] = [0, 0, 0]
+    for step in walk(program):
+        attributes, instruction = step.instruction.attributes, step.instruction
+        if is_collective(attributes):
+            sent = wire_bytes(attributes, local_bytes(program, instruction.operands))
+            moved[_place(instruction)] += sent * step.count
+    return tuple(moved)
+
+
+def _place(instruction: Instruction) -> int:
+    return 2 if instruction.phase == "update" else int(instruction.role in ACTIVATIONS)
+
+
+def coefficient(formula: Formula, name: str) -> Formula:
+    """What a size multiplies in a formula that is linear in it.
+
+    >>> from shardalg.costs.formula import symbols
+    >>> B, L, M = symbols("B L M")
+    >>> coefficient(3 * L * M + L + B, "L")
+    3*M + 1
+
+    Raises:
+      FormulaError: the formula is not linear in the size.
+    """
+    found: Mapping[Any, Any] = {m: c for m, c in formula.terms.items() if (name, 1) in m}
+    others = Formula({m: c for m, c in formula.terms.items() if m not in found})
+    part = Formula({monomial - {(name, 1)}: c for monomial, c in found.items()})
+    if name in others.names | part.names:
+        raise FormulaError(f"{formula} is not linear in {name}: it has no coefficient of it.")
+    return part
