@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,16 +21,18 @@ from shardalg.pause import collection_paused
 from shardalg.propagate import propagate
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
-from shardalg.report import reasons, tables
+from shardalg.report import decisions, reasons, tables
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
 from shardalg.table import Table
 
 if TYPE_CHECKING:
+    from shardalg.algebra.dims import Size
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.step_time import Cost
     from shardalg.lower import Lowered
     from shardalg.partition.verify import Report
+    from shardalg.symbols import Symbols
     from shardalg.table import DataFrame
 
 
@@ -44,6 +46,7 @@ class Traced:
       own_shardings: per flattened argument, the NamedSharding it already carries, or None.
       donated: indices of flattened arguments whose memory the step may reuse.
       fn: the function; None in a loaded plan.
+      symbols: the formulas of its sizes; None where all are numbers.
     """
 
     graph: Graph
@@ -51,6 +54,7 @@ class Traced:
     own_shardings: tuple[Any, ...] = ()
     donated: tuple[int, ...] = ()
     fn: Callable[..., Any] | None = None
+    symbols: Symbols | None = None
 
     def __post_init__(self) -> None:
         count = len(self.graph.arguments)
@@ -73,7 +77,12 @@ class Traced:
 class Plan:
     """A planned function: completed shardings, the program that every device runs, and its tables.
 
-    Made by `plan` and `load_plan`; `replan` makes another one from the same trace.
+    Made by `plan` and `load_plan`; `replan` makes another one from the same trace. A plan with
+    named sizes is made at their hints, and shardings, program, `verify`, `simulate` and `lower` are
+    those of the hints; `at` makes the plan at other sizes.
+
+    Attributes:
+      changes: of a plan made by `at`, the decisions that differ from those at the hints.
     """
 
     traced: Traced
@@ -81,6 +90,7 @@ class Plan:
     options: Options
     sharded: ShardedGraph = field(repr=False)
     program: SpmdProgram = field(repr=False)
+    changes: Table = field(default=decisions.NO_CHANGES, repr=False)
 
     @property
     def mesh(self) -> Mesh:
@@ -105,6 +115,68 @@ class Plan:
         True
         """
         return _planned(self.traced, strategy, options or self.options)
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether sizes have names, so that prices are formulas."""
+        return self.traced.symbols is not None or self.mesh.symbolic
+
+    @cached_property
+    def symbols(self) -> Symbols:
+        """The formulas of the function's sizes; numbers where no dimension has a name."""
+        from shardalg.symbols import numbers_only
+
+        return self.traced.symbols or numbers_only(self.graph)
+
+    @cached_property
+    def sizes(self) -> dict[str, Size]:
+        """Every named size, of dimensions and axes, with its hint; empty in a plan in numbers."""
+        from shardalg.symbols import named_sizes
+
+        return named_sizes(self.symbols, self.mesh)
+
+    @property
+    def constants(self) -> DataFrame:
+        """Sizes that no argument reaches: they stay numbers in every formula.
+
+        Columns: size, source, value (the first that has it), varies (whether the second trace had
+        another size there, so that formulas hold at the hints' size alone).
+        """
+        return self.symbols.constants.df
+
+    def at(self, **sizes: int) -> Plan:
+        """The same plan in numbers: traced and planned again where these names have these sizes.
+
+        Names that are left out have their hints. `changes` of the plan that comes back lists the
+        decisions that are others than at the hints; where it is empty, the formulas hold.
+
+        Raises:
+          SymbolError: a name that the plan does not have, a size below 1, a function that is
+            another program there. StrategyError: `strict`, and a decision changed.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> B, M = sa.dims("B M", hint=(64, 16))
+        >>> x = jax.ShapeDtypeStruct((B, M), "float32")
+        >>> mesh = sa.Mesh({"X": 4}, symbolic=True)
+        >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=mesh, in_shardings=(P("X"),))
+        >>> plan.at(B=32, X=2)
+        Plan on Mesh(X=2): 1 nodes, 1 collectives, 64 wire bytes per device and step, not verified
+        """
+        from shardalg.symbols import annotations_at, mesh_at, point_of
+
+        point = point_of(self.sizes, sizes)
+        graph = self.symbols.graph_at(point)
+        traced = replace(self.traced, graph=graph, symbols=None)
+        annotations = annotations_at(self.annotations, graph, mesh_at(self.mesh, point))
+        here = from_annotations(traced, annotations, self.options)
+        found = decisions.changes(self, here)
+        if self.options.strict and len(found):
+            raise StrategyError(
+                f"strict=True, and {len(found)} decisions at {point} are others than at the "
+                f"hints:\n{found}\nPlan at these sizes, or allow it."
+            )
+        return replace(here, changes=found)
 
     def shardings(self) -> DataFrame:
         """Every value: name, shape, completed sharding, local shape, and why it is so."""
@@ -248,9 +320,13 @@ class Plan:
     def __repr__(self) -> str:
         table = self.collectives_table
         moved = sum(row["count"] * row["wire_bytes"] for row in table)
+        named = self.sizes.items() if self.is_symbolic else ()
+        hints = ", ".join(f"{n}={s.hint}" for n, s in named if n not in self.mesh.axis_names)
+        notes = [f"at the hints {hints}"] if hints else []
+        notes += [f"{len(self.changes)} decisions changed"] if len(self.changes) else []
         return (
             f"Plan on {self.mesh!r}: {len(self.graph.nodes)} nodes, {len(table)} collectives, "
-            f"{moved:,.0f} wire bytes per device and step, {self._verified()}"
+            f"{moved:,.0f} wire bytes per device and step, {', '.join([self._verified(), *notes])}"
         )
 
 
@@ -306,16 +382,35 @@ def plan(
 def _traced(
     fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | None, given: tuple[Any, Any]
 ) -> Traced:
-    from shardalg.graph.arguments import donated_leaves, own_shardings
+    from shardalg.graph.arguments import declared_dims, donated_leaves, own_shardings, types_of
     from shardalg.graph.trace import flatten_prefix
 
     named, donate_argnums = given
     own = own_shardings(args)
     shape = mesh.shape if mesh is not None else None
-    graph = _graph(fn, args, shape)
     donated = donated_leaves(args, donate_argnums)
     leaf_roles = tuple(flatten_prefix(named, args, "roles"))
-    return Traced(graph, leaf_roles, own, donated, fn)
+    declared = declared_dims(args)
+    if declared is None:
+        return Traced(_graph(fn, args, shape), leaf_roles, own, donated, fn)
+    from shardalg.symbols import name_sizes
+
+    tracer = _tracer(fn, types_of(args), shape)
+    graph = tracer({})
+    return Traced(graph, leaf_roles, own, donated, fn, name_sizes(graph, declared, tracer))
+
+
+def _tracer(
+    fn: Callable[..., Any], args: tuple[Any, ...], mesh_shape: dict[str, int] | None
+) -> Callable[[Mapping[str, int]], Graph]:
+    """Traces the function where names have the sizes of a point, the others their hints."""
+    from shardalg.algebra.dims import evaluate
+    from shardalg.graph.arguments import with_shapes
+
+    def tracer(point: Mapping[str, int]) -> Graph:
+        return _graph(fn, with_shapes(args, lambda size: evaluate(size, point)), mesh_shape)
+
+    return tracer
 
 
 def _graph(fn: Callable[..., Any], args: Sequence[Any], mesh_shape: dict[str, int] | None) -> Graph:

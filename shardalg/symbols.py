@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
 
-from shardalg.algebra.dims import Expr, Size, SymbolError, second_hints, sizes_of
 from shardalg.algebra.digits import Digit, Digits
+from shardalg.algebra.dims import Expr, Size, SymbolError, second_hints, sizes_of
 from shardalg.algebra.mesh import AxisRef, Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
@@ -109,12 +109,12 @@ def name_sizes(graph: Graph, dims: Sequence[Shape], tracer: Tracer) -> Symbols:
     return Symbols(tuple(map(tuple, dims)), lifted, dict(second.values), tracer)
 
 
-def numbers_only(graph: Graph, tracer: Tracer | None) -> Symbols:
+def numbers_only(graph: Graph) -> Symbols:
     """A function whose sizes are all numbers, for a plan on a symbolic mesh."""
     dims = tuple(graph.values[v].type.shape for v in graph.arguments)
     shapes = tuple(value.type.shape for value in graph.values)
     trips = tuple(region.trip_count for region in graph.regions)
-    return Symbols(dims, Lifted(graph, shapes, trips), {}, tracer)
+    return Symbols(dims, Lifted(graph, shapes, trips), {})
 
 
 def _check_hints(graph: Graph, dims: Sequence[Shape]) -> None:
@@ -164,7 +164,7 @@ def _text(point: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={number}" for name, number in point.items())
 
 
-def check_names(symbols: Symbols, mesh: Mesh) -> dict[str, Size]:
+def named_sizes(symbols: Symbols, mesh: Mesh) -> dict[str, Size]:
     """The symbols of a plan, dimensions and axes in one name space.
 
     Raises:

@@ -27,6 +27,7 @@ LAYERS = (
     ("lower",),
     ("models",),
     ("report",),
+    ("symbols",),
     ("plan_file",),
     ("plan",),
     ("explore",),

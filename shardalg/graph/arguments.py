@@ -51,6 +51,18 @@ def declared_dims(args: Sequence[Any]) -> tuple[tuple[Any, ...], ...] | None:
     return shapes if named else None
 
 
+def types_of(args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments with each array replaced by its shape and type, so that none is kept alive."""
+
+    def plain(leaf: Any) -> Any:
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            return leaf
+        weak = bool(getattr(leaf, "weak_type", False))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
+
+    return jax.tree.map(plain, tuple(args))
+
+
 def with_shapes(args: Sequence[Any], number: Callable[[Any], int]) -> tuple[Any, ...]:
     """The arguments' types with every named size replaced by `number(size)`.
 

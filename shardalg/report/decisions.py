@@ -1,0 +1,117 @@
+"""What a plan decided, and what another plan of the same function decided otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from shardalg.algebra.digits import Digits
+from shardalg.costs.collectives import KINDS, axis_names
+from shardalg.costs.walk import walk
+from shardalg.graph.ir import Graph
+from shardalg.ops.retrace import Alignment
+from shardalg.propagate.sharded import ShardedGraph
+from shardalg.spmd.program import Apply, Instruction, SpmdProgram
+from shardalg.table import Table
+
+CHANGE_COLUMNS = ("kind", "where", "source", "at_hints", "here")
+NO_CHANGES = Table(CHANGE_COLUMNS, ())
+Row = tuple[str, str, str, str, str]
+BORDER = -1
+"""Stands for the node of what moves at the program's border."""
+
+
+class Planned(Protocol):
+    """What is compared of a plan."""
+
+    @property
+    def graph(self) -> Graph:
+        """The function."""
+
+    @property
+    def sharded(self) -> ShardedGraph:
+        """Its completed layouts."""
+
+    @property
+    def program(self) -> SpmdProgram:
+        """What every device runs."""
+
+
+def changes(hints: Planned, here: Planned) -> Table:
+    """Every decision in which two plans of one function, at two sizes, differ.
+
+    Kinds: "choice" (the axes on the loops of an operator), "sharding" (of a value), "collectives"
+    (kind, dimensions, axes and role of what an operator, or the border, moves).
+    """
+    rows = (*_choices(hints, here), *_shardings(hints, here), *_collectives(hints, here))
+    return Table(CHANGE_COLUMNS, rows)
+
+
+def _choices(hints: Planned, here: Planned) -> Iterator[Row]:
+    first, second = _assignments(hints.program), _assignments(here.program)
+    for number in sorted(first.keys() | second.keys()):
+        pair = first.get(number, ""), second.get(number, "")
+        if pair[0] != pair[1]:
+            yield ("choice", *_place(hints.graph, number), *pair)
+
+
+def _assignments(program: SpmdProgram) -> dict[int, str]:
+    """Per node the loops that are split, with their axes."""
+    found = {}
+    for step in walk(program):
+        attributes, node = step.instruction.attributes, step.instruction.node
+        if type(attributes) is Apply and node is not None:
+            loops = sorted((n, _axes(program, d)) for n, d in attributes.loops)
+            found[node] = ", ".join(f"{name} over {axes}" for name, axes in loops if axes)
+    return found
+
+
+def _axes(program: SpmdProgram, digits: Digits) -> str:
+    return ",".join(axis_names(program.mesh, digits))
+
+
+def _place(graph: Graph, node: int) -> tuple[str, str]:
+    """Name of a node's first result, and its source line."""
+    found = graph.nodes[node]
+    return graph.values[found.results[0]].name, found.source
+
+
+def _shardings(hints: Planned, here: Planned) -> Iterator[Row]:
+    graph = hints.graph
+    partner = Alignment(graph, here.graph).partner
+    for value, other in zip(graph.values, partner, strict=True):
+        if other >= 0:
+            first, second = hints.sharded.shardings[value.index], here.sharded.shardings[other]
+            pair = first.text(), second.text()
+            if pair[0] != pair[1]:
+                producer = graph.producer[value.index]
+                source = "" if producer is None else graph.nodes[producer].source
+                yield ("sharding", value.name, source, *pair)
+
+
+def _collectives(hints: Planned, here: Planned) -> Iterator[Row]:
+    first, second = _moved(hints.program), _moved(here.program)
+    for number in sorted(first.keys() | second.keys()):
+        pair = tuple("; ".join(side.get(number, ())) for side in (first, second))
+        if pair[0] != pair[1]:
+            place = ("border", "") if number == BORDER else _place(hints.graph, number)
+            yield ("collectives", *place, *pair)
+
+
+def _moved(program: SpmdProgram) -> Mapping[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for step in walk(program):
+        instruction = step.instruction
+        if type(instruction.attributes) in KINDS:
+            node = BORDER if instruction.node is None else instruction.node
+            found.setdefault(node, []).append(_words(program, instruction))
+    return found
+
+
+def _words(program: SpmdProgram, instruction: Instruction) -> str:
+    attributes = instruction.attributes
+    names = ("dim", "split_dim", "concat_dim")
+    dims = [str(getattr(attributes, name)) for name in names if hasattr(attributes, name)]
+    of = f" of dimension {' to '.join(dims)}" if dims else ""
+    axes = _axes(program, attributes.digits)
+    return f"{KINDS[type(attributes)]}{of} along {axes} ({instruction.role})"
