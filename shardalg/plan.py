@@ -301,6 +301,7 @@ class Plan:
         """
         content = {
             "graph": to_json(self.graph),
+            "symbols": self._symbols_json(),
             "annotations": plan_file.annotations_json(self.annotations),
             "options": asdict(self.options),
             "argument_roles": list(self.traced.argument_roles),
@@ -308,6 +309,13 @@ class Plan:
             "program": plan_file.digest(self.text()),
         }
         plan_file.write(path, content)
+
+    def _symbols_json(self) -> dict[str, Any] | None:
+        if self.traced.symbols is None:
+            return None
+        from shardalg import symbols
+
+        return symbols.to_json(self.traced.symbols)
 
     def text(self) -> str:
         """The program with source lines."""
@@ -475,11 +483,7 @@ def load_plan(path: str | Path) -> Plan:
     """
     content = plan_file.read(path)
     try:
-        traced = Traced(
-            from_json(content["graph"]),
-            tuple(content["argument_roles"]),
-            donated=tuple(content["donated"]),
-        )
+        traced = _read_traced(content)
         annotations = plan_file.read_annotations(content["annotations"])
         loaded = from_annotations(traced, annotations, Options(**content["options"]))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, ShardalgError) as error:
@@ -492,3 +496,15 @@ def load_plan(path: str | Path) -> Plan:
             "gives here is another one. Plan the function again."
         )
     return loaded
+
+
+def _read_traced(content: Mapping[str, Any]) -> Traced:
+    graph, named = from_json(content["graph"]), content["symbols"]
+    argument_roles, donated = tuple(content["argument_roles"]), tuple(content["donated"])
+    if named is None:
+        return Traced(graph, argument_roles, donated=donated)
+    from shardalg import symbols
+
+    return Traced(
+        graph, argument_roles, donated=donated, symbols=symbols.from_json(graph, named)
+    )

@@ -16,7 +16,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import PlanFileError
 from shardalg.propagate.strategy import Annotations
 
-SCHEMA = "shardalg.plan/1"
+SCHEMA = "shardalg.plan/2"
 
 
 def write(path: str | Path, content: Mapping[str, Any]) -> None:

@@ -6,17 +6,18 @@ the hints is listed by `decisions`, and compared at other sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
+from typing import Any
 
 from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.dims import Expr, Size, SymbolError, second_hints, sizes_of
 from shardalg.algebra.mesh import AxisRef, Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
-from shardalg.ops.lift import Lifted, compare, lift
+from shardalg.ops.lift import Constant, Lifted, compare, lift
 from shardalg.ops.retrace import Alignment, Retrace
 from shardalg.propagate.strategy import Annotations
 from shardalg.table import Table
@@ -247,3 +248,39 @@ def _digit(mesh: Mesh, ref: AxisRef) -> Digit:
             f"divide {whole.size}."
         )
     return Digit(whole.stride * (whole.size // places), ref.size)
+
+
+def to_json(symbols: Symbols) -> dict[str, Any]:
+    """The formulas as plain data, without the function."""
+    from shardalg.algebra.dims_data import to_data
+
+    def rows(shapes: Iterable[Shape]) -> list[list[Any]]:
+        return [[to_data(size) for size in shape] for shape in shapes]
+
+    lifted = symbols.lifted
+    return {
+        "dims": rows(symbols.dims),
+        "shapes": rows(lifted.shapes),
+        "trips": [to_data(trips) for trips in lifted.trip_counts],
+        "constants": [[c.size, c.source, c.value, c.varies] for c in lifted.constants],
+        "second": dict(symbols.second),
+    }
+
+
+def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
+    """The formulas that `to_json` wrote, for the same graph.
+
+    Raises:
+      SymbolError: the formulas are not the sizes of the graph.
+    """
+    from shardalg.algebra.dims_data import from_data
+
+    def shapes(rows: Iterable[Sequence[Any]]) -> tuple[Shape, ...]:
+        return tuple(tuple(from_data(size) for size in row) for row in rows)
+
+    trips = tuple(from_data(trips) for trips in data["trips"])
+    constants = tuple(Constant(*row) for row in data["constants"])
+    lifted = Lifted(graph, shapes(data["shapes"]), trips, constants)
+    if lifted.shapes_at({}) != tuple(value.type.shape for value in graph.values):
+        raise SymbolError("the formulas of the sizes are not those of the graph: save it again.")
+    return Symbols(shapes(data["dims"]), lifted, dict(data["second"]))

@@ -109,6 +109,15 @@ def _jaxpr(
                 "jax.lax.cond."
             ) from None
         except TypeError as error:
+            named = _named_sizes(error)
+            if not named:
+                raise
+            raise TraceError(
+                f"{_name(fn)}{_place(error)} computes with {', '.join(named)}, where a traced "
+                "function sees numbers. Take sizes from shapes, as in x.shape[0], so that they "
+                "follow the arguments."
+            ) from None
+        except TypeError as error:
             if "JAX type" not in str(error) and "JAX array type" not in str(error):
                 raise
             raise TraceError(
@@ -154,6 +163,16 @@ def _place(error: BaseException) -> str:
         file = sources.file(frame.f_code.co_filename)
         place = f" ({file}:{line})" if file else place
     return place
+
+
+def _named_sizes(error: BaseException) -> list[str]:
+    """Named sizes that the user's innermost function on the way to the error has at hand."""
+    sources, found = Sources(), []
+    for frame, _ in walk_tb(error.__traceback__):
+        if sources.file(frame.f_code.co_filename):
+            seen = {n: frame.f_globals.get(n) for n in frame.f_code.co_names} | frame.f_locals
+            found = sorted(n for n, v in seen.items() if getattr(v, "free_symbols", None))
+    return found
 
 
 def flatten_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
