@@ -30,8 +30,9 @@ class Equation:
 class Shift:
     """`target` walks over `source` with an affine index: its size follows, but for a constant.
 
-    `target = floor((base * source + c) / stride)`, c unknown (the row does not say what is cut off
-    or padded behind). `repeats`: the target walks over the source several times (tile).
+    `target = floor((base * source + c) / stride)`; the row does not say what is cut off or padded
+    behind, so c is unknown: `slack` lists its likely values.
+    `repeats`: the target walks over the source several times (tile).
     `free`: the row does not tie the two (the place of a window is a run-time number, the target
     counts taps): a reading needs evidence.
     """
@@ -40,6 +41,7 @@ class Shift:
     target: Place
     stride: int = 1
     base: int = 1
+    slack: tuple[int, ...] = ()
     repeats: bool = False
     free: bool = False
 
@@ -145,7 +147,8 @@ class _Reader:
             if place[0] < self.count and len(names) == 1 and names[0] in self.loop_at:
                 stride = abs(dict(index.terms)[names[0]])
                 base = index.div if index.exact else 1
-                yield Shift(place, self.loop_at[names[0]], stride, base), index
+                slack = _slack(index, rule, stride)
+                yield Shift(place, self.loop_at[names[0]], stride, base, slack), index
 
     def _selected(self) -> Iterator[Shift]:
         """`k == o + $t`: a window at a run-time place in k."""
@@ -179,6 +182,21 @@ class _Reader:
                 for dim, size in enumerate(rule.shape(tensor) or ()):
                     found[position, dim] = size
         return found
+
+
+def _slack(index: Index, rule: Rule, stride: int) -> tuple[int, ...]:
+    """Nothing padded behind, as much as in front, or a result of `ceil(size / stride)`.
+
+    A window of `span` elements fits `floor((size + low + high - span) / stride) + 1` times.
+    """
+    taps = ((abs(c), rule.extents.get(v, 1)) for v, c in index.terms)
+    span = 1 + sum(
+        c * (n - 1)
+        for (c, n), (v, _) in zip(taps, index.terms, strict=True)
+        if v not in rule.result_loops
+    )
+    low = -index.constant
+    return low - span + stride, 2 * low - span + stride, stride - 1
 
 
 def _is_reversed(rule: Rule, index: Index, at: Place) -> bool:

@@ -275,7 +275,7 @@ def _readings(known: sympy.Expr, sizes: tuple[int, int], shift: Shift) -> Iterat
     if not shift.repeats:
         low = stride * n - base * s
         rest = range(low, low + stride)
-        for c in sorted(rest, key=lambda c: (c != stride - 1, c != 0, c)):
+        for c in (*(c for c in shift.slack if c in rest), *rest):
             yield sympy.floor((base * known + c) / stride)
     yield known * sympy.Rational(n, s)
 
