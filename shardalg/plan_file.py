@@ -20,10 +20,22 @@ SCHEMA = "shardalg.plan/2"
 
 
 def write(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write `content`, atomically: another file of that name is replaced whole or not at all."""
+    """Write `content`, atomically: another file of that name is replaced whole or not at all.
+
+    Raises:
+      PlanFileError: the folder does not exist, or cannot be written to.
+    """
     body = json.dumps(content, sort_keys=True)
     text = f'{{"schema": {json.dumps(SCHEMA)}, "sha256": "{digest(body)}", "plan": {body}}}\n'
-    target = Path(path)
+    try:
+        _replace(Path(path), text)
+    except OSError as error:
+        raise PlanFileError(
+            f"{path} cannot be written: {error.strerror or error}. Save to another place."
+        ) from None
+
+
+def _replace(target: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -115,7 +115,7 @@ def test_everything_that_was_annotated_is_kept(tmp_path):
 def test_a_failed_save_leaves_the_old_file(path, monkeypatch):
     before = path.read_bytes()
     monkeypatch.setattr(os, "replace", _fail)
-    with pytest.raises(OSError, match="disk"):
+    with pytest.raises(PlanFileError, match=r"plan\.json cannot be written: disk full"):
         matmul_plan().save(path)
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == ["plan.json"]

@@ -60,13 +60,15 @@ def _widened(formula: Formula, shardings: Shardings) -> Formula:
     for size, count in shardings:
         [name, *others] = Formula.of(size).names or [""]
         if not others and size == symbol(name or "_"):
-            parts[name] = max(parts.get(name, Formula.of(1)), Formula.of(count), key=_degree)
+            parts[name] = max(parts.get(name, Formula.of(1)), Formula.of(count), key=_extent)
     apart = {name: n for name, n in parts.items() if not n.names & parts.keys()}
     return formula.subs({name: n * symbol(name) for name, n in apart.items()})
 
 
-def _degree(formula: Formula) -> int:
-    return max(sum(e for _, e in monomial) for monomial in formula.terms)
+def _extent(parts: Formula) -> tuple[int, Number]:
+    """Sorts products: by degree, then by coefficient."""
+    [(monomial, coefficient)] = parts.terms.items()
+    return sum(e for _, e in monomial), coefficient
 
 
 def _nonnegative(polynomial: Formula) -> bool:
@@ -196,18 +198,17 @@ def _bound(difference: Formula, name: str) -> Bound | None:
     power = max(powers)
     factor, rest = powers[power], powers[0]
     for relation, sign in ((">=", 1), ("<=", -1)):
-        if always(factor * sign):
-            threshold = -rest.sympy() / factor.sympy()
-            return Bound(name, relation, factored(threshold, root=power))
+        # A root needs a radicand that is never negative.
+        if always(factor * sign) and (power == 1 or always(rest * -sign)):
+            return Bound(name, relation, _root(-rest.sympy() / factor.sympy(), power))
     return None
 
 
-def factored(expression: sympy.Expr, *, root: int) -> sympy.Expr:
-    """The `root`-th root of an expression, as a product."""
+def _root(radicand: sympy.Expr, power: int) -> sympy.Expr:
     import sympy
 
-    product = sympy.factor(expression)
-    return product if root == 1 else sympy.root(product, root)
+    product = sympy.factor(radicand)
+    return product if power == 1 else sympy.root(product, power)
 
 
 def crossovers(

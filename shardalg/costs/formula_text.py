@@ -24,7 +24,7 @@ def text(terms: Terms, *, within: str = "") -> str:
     ordered = sorted(terms.items(), key=lambda term: _place(term[0]))
     lines = [_term(monomial, Fraction(coefficient)) for monomial, coefficient in ordered]
     line = " + ".join(lines).replace("+ -", "- ") or "0"
-    bare = len(lines) < 2 and not (within == "**" and set(line) & set("*/-"))
+    bare = len(lines) < 2 and not (within == "**" and _is_product(line))
     return line if bare or not within else f"({line})"
 
 
@@ -41,7 +41,11 @@ def _term(monomial: frozenset[tuple[Any, int]], coefficient: Fraction) -> str:
     sign = "-" if coefficient < 0 else ""
     number = abs(coefficient.numerator)
     above = "*".join(filter(None, [str(number) if number > 1 or not above else "", above]))
-    return sign + above + (f"/({below})" if "*" in below else f"/{below}" if below else "")
+    return sign + above + (f"/({below})" if _is_product(below) else f"/{below}" if below else "")
+
+
+def _is_product(line: str) -> bool:
+    return bool(set(line.replace("**", "")) & set("*/-"))
 
 
 def _product(powers: Iterable[tuple[Any, int]]) -> str:

@@ -21,9 +21,11 @@ def donated_leaves(args: Sequence[Any], donate_argnums: int | Sequence[int]) -> 
     (0, 1)
     """
     wanted = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    bad = [n for n in wanted if not -len(args) <= n < len(args)]
+    bad = [n for n in wanted if type(n) is not int or not -len(args) <= n < len(args)]
     if bad:
-        raise StrategyError(f"donate_argnums names {bad}, but there are {len(args)} arguments.")
+        raise StrategyError(
+            f"donate_argnums names {bad}, but there are {len(args)} arguments, numbered from 0."
+        )
     positions = {n % len(args) for n in wanted}
     owner = [i for i, arg in enumerate(args) for _ in jax.tree.leaves(arg)]
     return tuple(leaf for leaf, i in enumerate(owner) if i in positions)

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
-from shardalg.errors import MeshError
+from shardalg.errors import MeshError, NotationError
 from shardalg.spmd.blocks import groups as digit_groups
 
 Groups = list[list[int]]
@@ -22,8 +22,20 @@ def parse_groups(text: str, n_devices: int) -> Groups:
     ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
     >>> parse_groups("mesh['a'=2,'b'=2] {'a'}", 4)
     [[0, 2], [1, 3]]
+
+    Raises:
+      NotationError: groups in none of these forms.
     """
-    text = text.strip()
+    try:
+        return _read(text.strip(), n_devices)
+    except ValueError as error:
+        raise NotationError(
+            f"replica groups {text[:120]!r} cannot be read: {error}. XLA writes them as "
+            "{{0,1},{2,3}}, [2,2]<=[4] or mesh['a'=2,'b'=2] {'a'}."
+        ) from None
+
+
+def _read(text: str, n_devices: int) -> Groups:
     if text in ("", "{}"):
         return [list(range(n_devices))]
     if text.startswith("{{"):
@@ -32,14 +44,16 @@ def parse_groups(text: str, n_devices: int) -> Groups:
     if iota:
         return _iota(iota[3]).reshape(int(iota[1]), int(iota[2])).tolist()
     named = re.match(r"@?mesh\[([^\]]*)\](.*)$", text)
-    assert named, f"replica groups of an unknown form: {text[:120]}"
+    if not named:
+        raise ValueError("the form is unknown")
     return _named(named[1], named[2])
 
 
 def _iota(text: str) -> np.ndarray:
     """`[2,4]T(1,0)`: the numbers 0, 1, ... in that shape, transposed, flattened."""
     match = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
-    assert match, f"a device list of an unknown form: {text[:120]}"
+    if not match:
+        raise ValueError(f"{text[:40]!r} is no list of devices")
     shape = [int(n) for n in match[1].split(",")]
     numbers = np.arange(np.prod(shape)).reshape(shape)
     order = [int(n) for n in match[2].split(",")] if match[2] else range(len(shape))

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from shardalg.errors import NotationError
+
 _BYTES = {
     "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4,
     "s64": 8, "u64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16,
@@ -103,7 +105,7 @@ def _bracket_end(text: str) -> int:
     for index, char, depth in _depths(text):
         if depth == 0 and char in _CLOSE:
             return index + 1
-    raise AssertionError(f"HLO text with an open bracket: {text[:80]}")
+    raise ValueError("a bracket stays open")
 
 
 def parse_leaves(text: str) -> tuple[Leaf, ...]:
@@ -122,11 +124,15 @@ def parse_leaves(text: str) -> tuple[Leaf, ...]:
 
 
 def parse(text: str) -> HloModule:
-    """HLO text of a dump or of `Compiled.as_text()`, CPU, GPU and TPU alike."""
+    """HLO text of a dump or of `Compiled.as_text()`, CPU, GPU and TPU alike.
+
+    Raises:
+      NotationError: text without an entry computation, or with an instruction cut short.
+    """
     computations: dict[str, Computation] = {}
     roots: dict[str, HloInstruction] = {}
     entry = current = ""
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines(), 1):
         header = _COMPUTATION.match(line)
         if header and not line.startswith(("HloModule", " ")):
             current = header[2]
@@ -135,10 +141,21 @@ def parse(text: str) -> HloModule:
         match = _INSTRUCTION.match(line)
         if match and current:
             rest = re.sub(r"/\*.*?\*/", "", line[match.end() :])
-            instruction = _instruction(match[2], rest, current)
+            try:
+                instruction = _instruction(match[2], rest, current)
+            except ValueError as error:
+                raise NotationError(
+                    f"line {number} of the HLO text cannot be read, {error}: {line.strip()[:120]}\n"
+                    "Pass the whole of compiled.as_text(), or of a dump."
+                ) from None
             computations[current][instruction.name] = instruction
             if match[1]:
                 roots[current] = instruction
+    if not entry:
+        raise NotationError(
+            f"HLO text of {len(text)} characters without an ENTRY computation, it begins with "
+            f"{text[:40]!r}. Pass the whole of compiled.as_text(), or of a dump."
+        )
     return HloModule(computations, roots, entry)
 
 

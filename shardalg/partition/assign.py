@@ -43,14 +43,12 @@ class Choice:
       loops: sharded loops with their digits.
       demands: layout of each operand; produced: layout of each result, pending digits as unreduced.
       devices: how many parts the iterations are computed in.
-      wire_bytes: bytes a device sends to bring operands in and results home.
     """
 
     loops: tuple[tuple[str, Digits], ...]
     demands: tuple[Sharding, ...]
     produced: tuple[Sharding, ...]
     devices: int
-    wire_bytes: object
 
 
 def choose(key: NodeKey) -> Choice:
@@ -64,23 +62,25 @@ def choose(key: NodeKey) -> Choice:
         return _gather_all(key)
     merged: Choice | None = None
     for component in _components(rows):
-        best = min(_candidates(key, rows, component), key=lambda c: _rank(c, rows[component[0]]))
-        merged = best if merged is None else _merge(merged, best, key, rows, component)
+        best = _best(key, list(_candidates(key, rows, component)), rows[component[0]])
+        merged = best if merged is None else _merge(merged, best, rows, component)
     assert merged is not None, f"{key.signature.primitive} has an empty row"
     return merged
 
 
-def _rank(choice: Choice, rule: Rule) -> tuple[object, ...]:
-    if rule.flops == 0:
-        return (choice.wire_bytes, -choice.devices)
-    return (-choice.devices, choice.wire_bytes)
+def _best(key: NodeKey, candidates: list[Choice], rule: Rule) -> Choice:
+    """Only what may win is priced: where there is arithmetic, what computes on the most devices."""
+    if rule.flops != 0:
+        most = max(choice.devices for choice in candidates)
+        candidates = [choice for choice in candidates if choice.devices == most]
+    return min(candidates, key=lambda c: (_price(key, c.demands, c.produced), -c.devices))
 
 
 def _gather_all(key: NodeKey) -> Choice:
     """A primitive without a row: every device computes the whole of it."""
     demands = tuple(_layout(s[0], ((),) * len(s[0].shape)) for s in key.sources)
     produced = tuple(_layout(h, ((),) * len(h.shape)) for h in key.homes)
-    return Choice((), demands, produced, 1, _price(key, demands, produced))
+    return Choice((), demands, produced, 1)
 
 
 def _layout(like: Sharding, dims: Dims, unreduced: Digits = ()) -> Sharding:
@@ -100,7 +100,7 @@ def _components(rows: tuple[Rule, ...]) -> list[tuple[int, ...]]:
 
 
 def _merge(
-    first: Choice, second: Choice, key: NodeKey, rows: tuple[Rule, ...], component: tuple[int, ...]
+    first: Choice, second: Choice, rows: tuple[Rule, ...], component: tuple[int, ...]
 ) -> Choice:
     """Put the operands and results of `component` from `second` into `first`."""
     own = set().union(*(rows[r].operands for r in component))
@@ -112,8 +112,7 @@ def _merge(
         b if i in component else a
         for i, (a, b) in enumerate(zip(first.produced, second.produced, strict=True))
     )
-    total = _price(key, demands, produced)
-    return Choice(first.loops + second.loops, demands, produced, first.devices, total)
+    return Choice(first.loops + second.loops, demands, produced, first.devices)
 
 
 def _candidates(
@@ -269,12 +268,12 @@ def _finished(
 ) -> Iterator[Choice]:
     loops = tuple(assigned.items())
     devices = math.prod(parts(digits) for digits in assigned.values())
-    yield Choice(loops, *layouts, devices, _price(key, *layouts))
+    yield Choice(loops, *layouts, devices)
     passed = _pass_pending(key, rows[0], layouts) if len(rows) == 1 else None
     if passed:
         # Each member adds its own partial sums: no device repeats another's work.
         members = parts(passed[1][0].unreduced) // max(parts(layouts[1][0].unreduced), 1)
-        yield Choice(loops, *passed, devices * members, _price(key, *passed))
+        yield Choice(loops, *passed, devices * members)
 
 
 def _pass_pending(
@@ -299,6 +298,7 @@ def _pass_pending(
 
 
 def _price(key: NodeKey, demands: tuple[Sharding, ...], produced: tuple[Sharding, ...]) -> object:
+    """Bytes that a device sends to bring operands in and results home."""
     total: object = 0
     for sources, demand, type_ in zip(key.sources, demands, key.signature.operands, strict=True):
         total += bring_price(sources, demand) * type_.itemsize

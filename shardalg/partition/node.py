@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
@@ -43,6 +44,7 @@ class NodePlan:
     why: str
 
 
+@lru_cache(maxsize=1 << 14)
 def node_plan(key: NodeKey) -> NodePlan:
     """Choose the assignment and derive from the row what stands around the local operator."""
     choice = choose(key)

@@ -51,12 +51,22 @@ class Strategy:
       out_shardings: prefix of the result, likewise.
       sites: name of an `annotate` site to its spec, also as a tuple of axis names; it replaces a
         spec that the site carries itself.
+
+    Raises:
+      StrategyError: the mesh is a mesh of JAX, or none at all.
     """
 
     mesh: Mesh
     in_shardings: object = None
     out_shardings: object = None
     sites: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mesh, Mesh | None):
+            raise StrategyError(
+                f"mesh is a {type(self.mesh).__name__}, {self.mesh!r:.80}, no shardalg.Mesh. Pass "
+                "shardalg.Mesh({'X': 2, 'Y': 4}), or shardalg.Mesh.from_jax(mesh)."
+            )
 
 
 @dataclass(frozen=True)

@@ -305,6 +305,7 @@ def test_sympy_takes_the_symbols_of_the_user():
         (-B, "-B"),
         (Fraction(-3, 2) * B / X + 1, "-3*B/(2*X) + 1"),
         (1 / (X * Y**2), "1/(X*Y**2)"),
+        (B / X**2, "B/X**2"),
         (B * M - M / X + V, "B*M + V - M/X"),
     ],
 )

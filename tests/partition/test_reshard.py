@@ -1,11 +1,15 @@
 """Paths between layouts: they move every value to where it belongs, and none costs too much."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
 
+import shardalg as sa
 from shardalg.algebra.digits import Digit, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
@@ -144,3 +148,25 @@ def test_short_paths(source, target, kinds, wire_elements):
         kinds,
         wire_elements,
     )
+
+
+LAYOUTS = [P("Y"), P(("X", "Y")), P("X", "Y"), P("Y", "X"), P(None, ("Y", "X"))]
+
+
+@pytest.mark.parametrize("size", [16, 13])
+def test_paths_run_on_devices_too(size):
+    """Each layout to each other one in one program: sub-axes and permutes lower too."""
+    mesh = sa.Mesh({"X": 2, "Y": 4})
+    x = np.arange(size * 8, dtype=np.float32).reshape(size, 8)
+    pairs = list(itertools.permutations(LAYOUTS, 2))
+    plan = sa.plan(
+        lambda *xs: [x + i for i, x in enumerate(xs)],
+        *[x for _ in pairs],
+        mesh=mesh,
+        in_shardings=tuple(source for source, _ in pairs),
+        out_shardings=[target for _, target in pairs],
+    )
+    kinds = set(plan.collectives()["kind"])
+    assert {"all_to_all", "collective_permute", "all_gather"} <= kinds
+    for i, result in enumerate(plan.lower()(*[x for _ in pairs])):
+        np.testing.assert_array_equal(result, x + i)

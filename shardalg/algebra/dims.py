@@ -1,0 +1,158 @@
+"""Sizes that have a name and a hint: sympy symbols for dimensions and mesh axes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import sympy
+
+from shardalg.errors import ShardalgError
+
+Expr = sympy.Expr | int
+
+
+class SymbolError(ShardalgError, ValueError):
+    """A size whose name or hint cannot be, or two sizes that one loop cannot both have."""
+
+
+class Size(sympy.Symbol):
+    """A positive integer symbol that remembers the number to trace and plan with.
+
+    The hint belongs to its identity: expressions of two sizes `B` with different hints never mix
+    unseen (`sizes_of` refuses them).
+
+    >>> B, S = dims("B S", hint=(64, 1024))
+    >>> B.hint, 4 * B - B, (B * S).is_positive
+    (64, 3*B, True)
+    """
+
+    __slots__ = ("hint",)
+    hint: int
+
+    def __new__(cls, name: str, hint: int) -> Size:
+        """Make the symbol; `dims` checks what users give."""
+        made = sympy.Symbol.__xnew__(cls, name, positive=True, integer=True)
+        made.hint = hint
+        return made
+
+    def __getnewargs_ex__(self) -> tuple[tuple[str, int], dict[str, object]]:
+        return (self.name, self.hint), {}
+
+    def _hashable_content(self) -> tuple[object, ...]:
+        return (*super()._hashable_content(), self.hint)
+
+
+def dims(names: str, *, hint: int | Sequence[int]) -> tuple[Size, ...]:
+    """Named dimension sizes, for shapes such as `jax.ShapeDtypeStruct((B, S, 4 * M), ...)`.
+
+    Args:
+      names: separated by blanks or commas.
+      hint: per name, the size in elements at which functions are traced and planned; one number
+        stands for all.
+
+    Raises:
+      SymbolError: a name that is no identifier, a hint that is no integer of at least 1, another
+        number of hints than names, one name with two hints.
+
+    >>> B, S, M = dims("B S M", hint=(64, 1024, 8192))
+    >>> hint_of(4 * M), evaluate(B * S, {"B": 2})
+    (32768, 2048)
+    """
+    parts = names.replace(",", " ").split()
+    hints = [hint] * len(parts) if isinstance(hint, int) else list(hint)
+    if len(parts) != len(hints) or not parts:
+        raise SymbolError(
+            f"dims({names!r}) has {len(parts)} names and {len(hints)} hints {tuple(hints)}: give "
+            "one hint per name, as in dims('B S', hint=(64, 1024))."
+        )
+    bad = [f"{n}={h!r}" for n, h in zip(parts, hints, strict=True) if not _possible(n, h)]
+    if bad:
+        raise SymbolError(
+            f"dims({names!r}) cannot name {', '.join(bad)}: a name is an identifier, a hint an "
+            "integer of at least 1 (the size to trace and plan with)."
+        )
+    made = tuple(Size(n, h) for n, h in zip(parts, hints, strict=True))
+    sizes_of(made)
+    return made
+
+
+def _possible(name: str, hint: object) -> bool:
+    is_number = isinstance(hint, int) and not isinstance(hint, bool) and hint >= 1
+    return is_number and re.fullmatch(r"[A-Za-z_]\w*", name) is not None
+
+
+def sizes_of(expressions: Iterable[Expr]) -> dict[str, Size]:
+    """Every named size in the expressions, by name, in the order of the names.
+
+    Raises:
+      SymbolError: one name with two hints, or a symbol that was not made by `dims`.
+
+    >>> B, S = dims("B S", hint=(64, 1024))
+    >>> sizes_of([B * S, 7, S - 1])
+    {'B': B, 'S': S}
+    """
+    symbols = {s for e in set(expressions) for s in getattr(e, "free_symbols", ())}
+    found: dict[str, Size] = {}
+    for symbol in sorted(symbols, key=str):
+        if not isinstance(symbol, Size):
+            raise SymbolError(
+                f"the symbol {symbol} has no hint: make it with dims({str(symbol)!r}, hint=...)."
+            )
+        other = found.setdefault(symbol.name, symbol)
+        if other.hint != symbol.hint:
+            raise SymbolError(
+                f"the size {symbol.name} has two hints, {other.hint} and {symbol.hint}: "
+                "dimensions and axes share one name space. Use one symbol, or two names."
+            )
+    return found
+
+
+def evaluate(expression: Expr, values: Mapping[str, int]) -> int:
+    """The number that an expression has where names in `values` have those sizes, others hints.
+
+    Raises:
+      SymbolError: it is no integer there, as `S/2` at an odd S.
+
+    >>> B, S = dims("B S", hint=(64, 1024))
+    >>> evaluate(B * (S - 1), {"S": 5}), evaluate(12, {})
+    (256, 12)
+    """
+    if isinstance(expression, int):
+        return expression
+    sizes = sizes_of([expression])
+    point = {s: sympy.Integer(values.get(name, s.hint)) for name, s in sizes.items()}
+    number = expression.xreplace(point)
+    if not number.is_Integer:
+        at = ", ".join(f"{size}={number_}" for size, number_ in point.items())
+        raise SymbolError(f"the size {expression} is {number} at {at}: no integer. Take others.")
+    return int(number)
+
+
+def hint_of(expression: Expr) -> int:
+    """The number that an expression has at the hints.
+
+    >>> hint_of(dims("M", hint=8)[0] * 4), hint_of(3)
+    (32, 3)
+    """
+    return evaluate(expression, {})
+
+
+def second_hints(sizes: Iterable[Size], *, multiples: bool = False) -> dict[str, int]:
+    """Other numbers for the same names, at which no two sizes are related by accident.
+
+    Different primes, each at another ratio to its hint; or, for functions that need sizes to divide
+    each other, multiples of the hints by different primes.
+
+    >>> sizes = dims("B S M", hint=(64, 64, 100))
+    >>> second_hints(sizes), second_hints(sizes, multiples=True)
+    ({'B': 89, 'S': 107, 'M': 211}, {'B': 192, 'S': 320, 'M': 700})
+    """
+    sizes, found, prime = tuple(sizes), {}, 2
+    for place, size in enumerate(sizes, 1):
+        prime = int(sympy.nextprime(prime))
+        number = size.hint * prime if multiples else size.hint + 1 + size.hint * place // len(sizes)
+        while not multiples and (number in found.values() or not sympy.isprime(number)):
+            number += 1
+        found[size.name] = number
+    return found

@@ -1,0 +1,116 @@
+"""The same function traced at other sizes, and where its graph is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from shardalg.graph.ir import Graph, Node
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a function's graph depends on its sizes in a way that no formula says.
+
+    Attributes:
+      kind: "graph" (another program, as after `if size > 64`), "size" (a named size is not what
+        its formula says), "constant" (a size computed in Python changed).
+      node: index in the first graph; None outside of all nodes.
+      source: the user's line, "" if unknown.
+    """
+
+    kind: str
+    node: int | None
+    source: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, eq=False)
+class Retrace:
+    """A function traced at other sizes than the hints, normalised.
+
+    Attributes:
+      values: size of every name there; `algebra.dims.second_hints` gives good ones.
+    """
+
+    graph: Graph
+    values: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={number}" for name, number in self.values.items())
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """Two graphs, value by value. Literals have no partner: equal ones are one value."""
+
+    first: Graph
+    second: Graph
+
+    @cached_property
+    def partner(self) -> tuple[int, ...]:
+        """Per value of the first graph, its value in the second; -1 without one."""
+        found = [-1] * len(self.first.values)
+        for ours, theirs in self._pairs():
+            for a, b in zip(ours, theirs, strict=False):
+                found[a] = b
+        constant = {i for i, _ in self.second.constants}
+        for ours, theirs in zip(self.first.nodes, self.second.nodes, strict=False):
+            for a, b in zip(ours.operands, theirs.operands, strict=False):
+                if found[a] < 0 and b in constant:
+                    found[a] = b
+        return tuple(found)
+
+    def _pairs(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        first, second = self.first, self.second
+        yield first.arguments, second.arguments
+        for ours, theirs in zip(first.regions, second.regions, strict=False):
+            yield ours.arguments, theirs.arguments
+        for ours, theirs in zip(first.nodes, second.nodes, strict=False):
+            yield ours.results, theirs.results
+
+    def difference(self) -> Difference | None:
+        """The first node that is another one, or None if the graphs agree but for numbers."""
+        shared = {i for i, _ in self.first.constants}
+        constant = {i for i, _ in self.second.constants}
+        for ours, theirs in zip(self.first.nodes, self.second.nodes, strict=False):
+            if not self._agree(ours, theirs, (shared, constant)):
+                text = f"{_words(ours)} at the hints, {_words(theirs)} at other sizes"
+                return Difference("graph", ours.index, ours.source, text)
+        return self._leftover()
+
+    def _agree(self, ours: Node, theirs: Node, constants: tuple[set[int], set[int]]) -> bool:
+        if ours.primitive != theirs.primitive or ours.region != theirs.region:
+            return False
+        if len(ours.operands) != len(theirs.operands) or len(ours.results) != len(theirs.results):
+            return False
+        partner, (shared, constant) = self.partner, constants
+        for a, b in zip(ours.operands, theirs.operands, strict=True):
+            if partner[a] != b and not (a in shared and b in constant):
+                return False
+        types = zip(_types(ours), _types(theirs), strict=True)
+        return all(len(a.shape) == len(b.shape) and a.dtype == b.dtype for a, b in types)
+
+    def _leftover(self) -> Difference | None:
+        counts = len(self.first.nodes), len(self.second.nodes)
+        if counts[0] == counts[1]:
+            return None
+        longer = self.first if counts[0] > counts[1] else self.second
+        node = longer.nodes[min(counts)]
+        where = "at the hints" if longer is self.first else "at other sizes"
+        text = f"{_words(node)} only {where} ({counts[0]} nodes against {counts[1]})"
+        index = node.index if longer is self.first else None
+        return Difference("graph", index, node.source, text)
+
+
+def _types(node: Node) -> tuple[object, ...]:
+    return node.signature.operands + node.signature.results
+
+
+def _words(node: Node) -> str:
+    operands = ", ".join(map(str, node.signature.operands))
+    return f"{node.primitive}({operands}) at {node.source or 'an unknown line'}"

@@ -1,0 +1,365 @@
+"""What a user can get wrong: the error names the place, the value at fault and the remedy."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.errors import (
+    DeviceError,
+    HardwareError,
+    LoweringError,
+    MeshError,
+    NotationError,
+    RoleError,
+    ShardalgError,
+    ShardingError,
+    StrategyError,
+    TraceError,
+)
+from shardalg.lower.hlo import collectives
+from tests.small_step import MESH
+
+X, W = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 16), (16, 4)))
+PARAMS = {"w": W}
+
+
+def dot(x, w):
+    return x @ w
+
+
+def layer(params, x):
+    return {"y": sa.annotate(x @ params["w"], "hidden")}
+
+
+def plan_dot(*specs, **given):
+    return sa.plan(dot, X, W, **{"mesh": MESH, "in_shardings": specs or None, **given})
+
+
+def plan_layer(**given):
+    return sa.plan(layer, PARAMS, X, mesh=MESH, **given)
+
+
+def plan_sites(**sites):
+    return sa.plan(layer, PARAMS, X, strategy=sa.Strategy(MESH, sites=sites))
+
+
+def split(shape, axes, mesh=MESH):
+    return sa.Sharding.from_axes(axes, mesh, shape)
+
+
+def on_other_axes():
+    return NamedSharding(sa.Mesh({"A": 8}).to_jax(), P("A"))
+
+
+# name: (what is done, class of the error, place, value at fault, remedy or what would be right).
+SHARDINGS = {
+    "unknown axis": (
+        lambda: plan_dot(P("Z"), P()),
+        StrategyError, r"argument x f32\[8,16\].*Mesh\(X=2, Y=4\)", r"'Z' \(on dimension 0\)",
+        r"Its axes are \['X', 'Y'\]",
+    ),
+    "axis used twice": (
+        lambda: plan_dot(P(), P("X", "X")),
+        StrategyError, r"argument w f32\[16,4\]", "'X' on dimension 0 and on dimension 1",
+        "remove it from the other",
+    ),
+    "spec longer than the shape": (
+        lambda: plan_dot(P("X", None, "Y"), P()),
+        StrategyError, "argument x", r"3 entries for 2 dimensions", "Remove the entries beyond",
+    ),
+    "sharding of another rank": (
+        lambda: plan_dot(split((8,), ["X"]), P()),
+        StrategyError, "argument x", r"shape \(8,\)", r"one of shape \(8, 16\)",
+    ),
+    "sharding on another mesh": (
+        lambda: plan_dot(split((8, 16), ["X"], sa.Mesh({"X": 4})), P()),
+        StrategyError, "argument x", r"on Mesh\(X=4\)", r"on Mesh\(X=2, Y=4\)",
+    ),
+    "NamedSharding on other axes": (
+        lambda: plan_dot(on_other_axes(), P()),
+        StrategyError, "argument x", r"Mesh\(A=8\)", "Name axes of the plan's mesh",
+    ),
+    "text for a spec": (
+        lambda: plan_dot("X", P()),
+        StrategyError, "argument x", "got str: 'X'", "PartitionSpec",
+    ),
+    "unknown axis of a result": (
+        lambda: plan_layer(out_shardings={"y": P("Z")}),
+        StrategyError, r"result\['y'\] f32\[8,4\]", "'Z'", "Its axes are",
+    ),
+    "unknown axis of a site": (
+        lambda: plan_sites(hidden=P("Z")),
+        StrategyError, r"site hidden at test_bad_input\.py:\d+", "'Z'", "Its axes are",
+    ),
+    "site with a long spec": (
+        lambda: plan_sites(hidden=P("X", None, "Y")),
+        StrategyError, "site hidden at", "3 entries for 2 dimensions", "Remove",
+    ),
+    "unknown site": (
+        lambda: plan_sites(hiden=P("X")),
+        StrategyError, "function on Mesh", "no site is called 'hiden'", "Did you mean 'hidden'",
+    ),
+    "annotation on a foreign axis": (
+        lambda: sa.plan(lambda x: sa.mesh_split(x, sa.Mesh({"A": 2}), [0, -1]), X, mesh=MESH),
+        StrategyError, r"site \(no name\) at test_bad_input\.py:\d+", "'A'", "Its axes are",
+    ),
+    "mapping of another rank": (
+        lambda: sa.mesh_split((8, 16), MESH, [0]),
+        ShardingError, r"shape \(8, 16\)", r"\[0\] has 1 entries", "one axis, or -1, per dimension",
+    ),
+    "mapping of a value of another rank": (
+        lambda: sa.plan(lambda x: sa.mesh_split(x, MESH, [0]), X, mesh=MESH),
+        ShardingError, r"dims_mapping=\[0\]", "1 entries for a value of 2", "each dimension",
+    ),
+    "mapping onto an axis that is not there": (
+        lambda: sa.plan(lambda x: sa.mesh_split(x, MESH, [0, 7]), X, mesh=MESH),
+        NotationError, r"dims_mapping=\[0, 7\]", "7 in", r"\{0: 'X', 1: 'Y'\}",
+    ),
+    "mapping onto one axis twice": (
+        lambda: sa.mesh_split((8, 16), MESH, [1, 1]),
+        ShardingError, r"shape \(8, 16\)", "'Y' on dimension 0 and on dimension 1", "remove it",
+    ),
+    "unknown axis of a Sharding": (
+        lambda: sa.Sharding.from_spec(P("Z"), MESH, (8,)),
+        MeshError, r"shape \(8,\) on Mesh", "'Z'", "Its axes are",
+    ),
+    "shardings of two tensors": (
+        lambda: sa.merge(split((8,), ["X"]), split((9,), ["X"])),
+        ShardingError, "cannot be compared", r"\(8,\) and \(9,\)", "must be of one tensor",
+    ),
+}  # fmt: skip
+TREES = {
+    "too few entries": (
+        lambda: plan_dot(P("X")),
+        StrategyError, "in_shardings fits no prefix", r"no entry for \[1\]", "Mirror them",
+    ),
+    "too many entries": (
+        lambda: plan_dot(P(), P(), P()),
+        StrategyError, "in_shardings fits no prefix", r"\[2\], which does not exist", "Mirror them",
+    ),
+    "other keys": (
+        lambda: plan_layer(in_shardings=({"v": P()}, P())),
+        StrategyError, r"in_shardings\[0\]", r"\['v'\], which does not exist",
+        r"have \['w'\] there",
+    ),
+    "a dict for an array": (
+        lambda: plan_layer(in_shardings=(P(), {"a": P()})),
+        StrategyError, r"in_shardings\[1\]", r"\['a'\]", "a single array there",
+    ),
+    "other keys of the result": (
+        lambda: plan_layer(out_shardings={"z": P()}),
+        StrategyError, "out_shardings", r"\['z'\]", r"have \['y'\]",
+    ),
+    "roles of other keys": (
+        lambda: plan_layer(roles=({"v": "parameters"}, "data")),
+        RoleError, r"roles\[0\]", r"\['v'\]", r"have \['w'\]",
+    ),
+    "too few roles": (
+        lambda: plan_dot(roles=("data",)),
+        RoleError, "roles fits no prefix", r"no entry for \[1\]", "Mirror them",
+    ),
+    "unknown roles": (
+        lambda: plan_dot(roles=("dater", "weights")),
+        RoleError, "unknown roles x", "x: 'dater'; w: 'weights'", "one of 'parameters'",
+    ),
+    "donation of nothing": (
+        lambda: plan_dot(donate_argnums=(0, 2)),
+        StrategyError, "donate_argnums", r"\[2\]", "2 arguments, numbered from 0",
+    ),
+    "donation by name": (
+        lambda: plan_dot(donate_argnums="x"),
+        StrategyError, "donate_argnums", r"\['x'\]", "numbered from 0",
+    ),
+    "arguments of another structure": (
+        lambda: plan_dot().lower()(np.ones((8, 16), "f")),
+        LoweringError, "arguments have the structure", r"\(\*,\)", "that were given to plan",
+    ),
+    "arguments of other shapes": (
+        lambda: plan_dot().lower()(np.ones((3, 16), "f"), np.ones((16, 4), "f")),
+        LoweringError, r"x: got float32\[3,16\]", r"float32\[8, 16\]", "plan again for these",
+    ),
+}  # fmt: skip
+
+
+def decides(x):
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+def prints(x):
+    jax.debug.print("{}", x)
+    return x
+
+
+FUNCTIONS = {
+    "a Python decision": (
+        lambda: sa.plan(decides, X, mesh=MESH),
+        TraceError, r"cannot trace decides \(test_bad_input\.py:\d+\)", "boolean conversion",
+        r"jax\.lax\.cond",
+    ),
+    "numpy inside": (
+        lambda: sa.plan(lambda x: np.asarray(x), X, mesh=MESH),
+        TraceError, r"<lambda> \(test_bad_input\.py:\d+\)", r"float32\[8,16\]", r"jax\.numpy",
+    ),
+    "a size that depends on values": (
+        lambda: sa.plan(lambda x: x[x > 0], X, mesh=MESH),
+        TraceError, r"<lambda> \(test_bad_input\.py:\d+\)", "boolean", "outside the function",
+    ),
+    "side effects": (
+        lambda: sa.plan(prints, X, mesh=MESH),
+        TraceError, "prints", "side effects", "Remove prints and callbacks",
+    ),
+    "a result that is no array": (
+        lambda: sa.plan(lambda x: "text", X, mesh=MESH),
+        TraceError, "<lambda> cannot be planned", "str", "arrays only",
+    ),
+    "an argument that is no array": (
+        lambda: sa.plan(lambda x, config: x, X, {"act": "relu"}, mesh=MESH),
+        TraceError, r"config\['act'\]", r"str \('relu'\)", r"functools\.partial",
+    ),
+    "an annotated pytree": (
+        lambda: sa.plan(lambda x: sa.annotate({"a": x}, "a"), X, mesh=MESH),
+        TraceError, "stands on one array", "got dict", "one by one",
+    ),
+    "an annotation without a name": (
+        lambda: sa.plan(lambda x: sa.annotate(x, 3), X, mesh=MESH),
+        TraceError, "needs a name", "got 3", r"annotate\(x, 'hidden'\)",
+    ),
+}  # fmt: skip
+MESHES = {
+    "no mesh": (
+        lambda: plan_dot(mesh=None),
+        StrategyError, r"plan\(\) needs a mesh", "0 meshes", "Pass mesh=",
+    ),
+    "a mesh of JAX": (
+        lambda: plan_dot(mesh=MESH.to_jax()),
+        StrategyError, "mesh is a Mesh", "'X': 2", r"Mesh\.from_jax\(mesh\)",
+    ),
+    "a dict for a mesh": (
+        lambda: plan_dot(mesh={"X": 2}),
+        StrategyError, "mesh is a dict", r"\{'X': 2\}", r"Pass shardalg\.Mesh",
+    ),
+    "mesh and strategy": (
+        lambda: plan_dot(strategy=sa.Strategy(MESH)),
+        StrategyError, r"plan\(\)", "a strategy, or mesh and shardings", "into the Strategy",
+    ),
+    "an axis of size 0": (
+        lambda: sa.Mesh({"X": 0}), MeshError, "axis sizes", r"\{'X': 0\}", "at least 1",
+    ),
+    "an axis named twice": (
+        lambda: sa.Mesh([("X", 2), ("X", 2)]), MeshError, "a mesh", "'X', 'X'", "each axis once",
+    ),
+    "a device listed twice": (
+        lambda: sa.Mesh({"X": 2}, device_ids=(0, 0)),
+        MeshError, r"Mesh\(X=2\)", r"\[0\] stand", "List each device once",
+    ),
+    "too few devices": (
+        lambda: sa.plan(dot, X, W, mesh=sa.Mesh({"X": 4000})).lower(),
+        DeviceError, r"Mesh\(X=4000\)", "needs 4000 devices", r"host_devices\(4000\)",
+    ),
+    "too many host devices": (
+        lambda: sa.host_devices(4000),
+        DeviceError, "4000 CPU devices", "this process has", r"host_devices\(4000\) before",
+    ),
+    "an unknown chip": (
+        lambda: plan_dot().cost("tpu_v99"),
+        HardwareError, "no hardware", "'tpu_v99'", "tpu_v3",
+    ),
+    "an unknown policy": (
+        lambda: sa.Options(policy="best"),
+        StrategyError, "policy", "'best'", r"Options\(policy='gspmd'\)",
+    ),
+    "an unknown value": (
+        lambda: plan_dot().explain("dot_general"),
+        StrategyError, "no value is called", "'dot_general'", r"plan\.shardings\(\)",
+    ),
+}  # fmt: skip
+ALL = {**SHARDINGS, **TREES, **FUNCTIONS, **MESHES}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_mistake_is_named_with_its_place_and_remedy(name):
+    act, error, *parts = ALL[name]
+    with pytest.raises(ShardalgError) as caught:
+        act()
+    assert type(caught.value) is error
+    for part in parts:
+        assert re.search(part, str(caught.value), re.DOTALL), f"no {part!r} in: {caught.value}"
+
+
+def test_all_faults_are_named_at_once():
+    strategy = sa.Strategy(
+        MESH,
+        in_shardings=({"w": P("Z")}, P("X", "X")),
+        out_shardings=P(None, None, "Y"),
+        sites={"hidden": P("Q"), "hiden": P()},
+    )
+    with pytest.raises(StrategyError) as caught:
+        sa.plan(layer, PARAMS, X, strategy=strategy)
+    faults = str(caught.value).splitlines()
+    assert len(faults) == 6
+    for part in ("params['w']", "argument x", "result['y']", "site hidden", "'hiden'"):
+        assert sum(part in fault for fault in faults[1:]) == 1, part
+
+
+HLO_SHARDINGS = [
+    ("", r"column 1 of .*expected '\{'"),
+    ("{tiled}", "expected 'devices=', 'replicated' or 'manual', found 'tiled'"),
+    ("{devices=[2,1]0,1", r"column 18.*expected '\}', found 'the end'"),
+    ("{devices=[2,2]0,1,2}", "4 tiles on 3 devices"),
+    ("{devices=[2,2]<=[5]}", "4 tiles on 5 devices"),
+    ("{devices=[2,1]0,0}", r"\[0, 0\] are not all different"),
+    ("{devices=[2,1]<=[2]T(1,1)}", r"\[1, 1\] is no permutation"),
+    ("{devices=[2,1,2]<=[4] last_tile_dims={what}}", "expected one of replicated, .*found 'what'"),
+    ("{devices=[2,1,2]<=[4]}", r"tiles 3 dimensions, and the shape \(8, 16\) has 2"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), HLO_SHARDINGS, ids=[t for t, _ in HLO_SHARDINGS])
+def test_hlo_shardings_that_cannot_be_read(text, message):
+    with pytest.raises(NotationError, match=f"(?s){message}") as caught:
+        sa.Sharding.from_hlo(text, (8, 16), MESH)
+    assert text in str(caught.value)
+
+
+HLO = """HloModule m
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %a = f32[8]{0} all-reduce(%p), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+}
+"""
+GROUPS = "{{0,1,2,3},{4,5,6,7}}"
+
+
+def test_the_hlo_program_as_it_should_be():
+    assert [(c.kind, c.axes) for c in collectives(HLO, MESH)] == [("all_reduce", ("Y",))]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "HLO text of 0 characters without an ENTRY"),
+        ("no program", "begins with 'no program'. Pass the whole"),
+        (HLO.replace("(%p),", "(%p,"), r"line 4 of the HLO text.*bracket stays open.*%a = f32"),
+        (HLO.replace(GROUPS, "[2,4]<=[9]"), r"replica groups '\[2,4\]<=\[9\]' cannot be read"),
+        (HLO.replace(GROUPS, "some"), "replica groups 'some' cannot be read: the form is unknown"),
+        (HLO.replace(GROUPS, "[2,4]<=x"), r"'x' is no list of devices"),
+    ],
+)
+def test_hlo_programs_that_cannot_be_read(text, message):
+    with pytest.raises(NotationError, match=f"(?s){message}"):
+        collectives(text, MESH)
+
+
+def test_uneven_sizes_are_no_mistake():
+    """Any size may be annotated on any axis."""
+    plan = sa.plan(jnp.sin, jax.ShapeDtypeStruct((7, 1), "float32"), mesh=MESH,
+                   in_shardings=(P("Y", "X"),))  # fmt: skip
+    np.testing.assert_allclose(plan.lower()(np.ones((7, 1), "f")), np.sin(np.ones((7, 1), "f")))
