@@ -8,7 +8,8 @@ from typing import Any
 
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.hardware import Hardware
+from shardalg.costs.formula import Formula
+from shardalg.costs.hardware import Hardware, over, times
 from shardalg.spmd.program import (
     AllGather,
     AllReduce,
@@ -36,12 +37,12 @@ _RING_BYTES: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "collective_permute": lambda b, n: (b, 1),
 }
 # Messages that follow one another: what the latency of a link is paid for.
-_RING_HOPS: dict[str, Callable[[int], int]] = {
+_RING_HOPS: dict[str, Callable[[Any], Any]] = {
     "all_gather": lambda n: n - 1,
     "all_reduce": lambda n: 2 * (n - 1),
     "reduce_scatter": lambda n: n - 1,
     "all_to_all": lambda n: n - 1,
-    "collective_permute": lambda n: min(n - 1, 1),
+    "collective_permute": lambda n: int(n != 1),
 }
 
 
@@ -90,7 +91,7 @@ def is_collective(attributes: Attributes) -> bool:
     return type(attributes) in KINDS
 
 
-def group_size(attributes: Attributes) -> int:
+def group_size(attributes: Attributes) -> Any:
     """Devices that take part in one group of a collective.
 
     >>> from shardalg.algebra.digits import Digit
@@ -123,9 +124,7 @@ def _stays(attributes: Attributes) -> bool:
     return all(source == target for source, target in pairs)
 
 
-def seconds(
-    attributes: Attributes, local_in_bytes: int, *, mesh: Mesh, hardware: Hardware
-) -> float:
+def seconds(attributes: Attributes, local_in_bytes: Any, *, mesh: Mesh, hardware: Hardware) -> Any:
     """Seconds of one execution: bytes over the slowest link of its axes, and latency per hop.
 
     `wire_bytes / link_bytes_per_s + hops * latency_s`; a ring of n takes n-1 hops, an all_reduce
@@ -140,8 +139,9 @@ def seconds(
     if not sent:
         return 0.0
     hops = _RING_HOPS[KINDS[type(attributes)]](group_size(attributes))
+    hops = Formula.of(hops) if type(sent) is Formula else hops
     link = hardware.link(axis_names(mesh, attributes.digits))
-    return float(sent) / link + hops * hardware.latency_s
+    return over(sent, link) + times(hops, hardware.latency_s)
 
 
 def axis_names(mesh: Mesh, digits: Digits) -> tuple[str, ...]:

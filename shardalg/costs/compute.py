@@ -3,76 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
+from shardalg.costs.collectives import quotient
 from shardalg.graph.ir import Graph, Node, Signature
+from shardalg.ops.loops import dim_loops, flops
 from shardalg.ops.rule import SUM, Rule
 from shardalg.ops.table import rules
 
-_LARGEST_GRID = 1 << 22
+if TYPE_CHECKING:
+    from shardalg.costs.symbolic import Sizes
 
-
-def existing_iterations(rule: Rule, extents: Mapping[str, int]) -> int:
-    """Iterations of `rule` that exist when its loops have these extents.
-
-    The product of the extents of the loops that no guard determines. A read that joins several
-    loops, such as `2*o+r-1` of a convolution, counts only the combinations inside its tensor, so
-    that padding is not counted as work; but where one of its loops is cut into blocks, the local
-    operator reads a halo, and all of them exist.
-
-    >>> from shardalg.ops.rule import Access
-    >>> conv = Rule("conv", (("o", 4), ("r", 3)), ((Access(0, (Index.of("o") + "r" - 1,)),),),
-    ...             ((Index.of("o"),),), flops=2, operand_shapes=((4,),))
-    >>> existing_iterations(conv, {"o": 4, "r": 3}), existing_iterations(conv, {"o": 2, "r": 3})
-    (10, 6)
-    """
-    determined = {name for guard in rule.guards for name in guard.loop.variables}
-    free = {name: n for name, n in extents.items() if name not in determined}
-    total, joined = 1, set()
-    for index, size in _joining_reads(rule):
-        loops = {name: free[name] for name in index.variables if name in free}
-        whole = all(n == rule.extents[name] for name, n in loops.items())
-        if whole and len(loops) == len(index.terms) and not joined & set(loops) and not index.mod:
-            joined |= set(loops)
-            total *= _inside(index, size, loops)
-    return total * math.prod(n for name, n in free.items() if name not in joined)
-
-
-def _joining_reads(rule: Rule) -> tuple[tuple[Index, int], ...]:
-    """Index and size of operand dimensions that join loops; not of alternative reads."""
-    if len(rule.terms) != 1 or not rule.operand_shapes:
-        return ()
-    return tuple(
-        (index, size)
-        for access in rule.terms[0]
-        for index, size in zip(access.dims, rule.operand_shapes[access.operand], strict=True)
-        if len(index.variables) > 1
-    )
-
-
-def _inside(index: Index, size: int, loops: dict[str, int]) -> int:
-    """Combinations of `loops` for which `index` exists and is in `[0, size)`."""
-    count = math.prod(loops.values())
-    if count > _LARGEST_GRID:
-        return count
-    grid = np.full((1,) * len(loops), index.constant)
-    for place, (name, n) in enumerate(loops.items()):
-        shape = [-1 if place == i else 1 for i in range(len(loops))]
-        grid = grid + dict(index.terms)[name] * np.arange(n).reshape(shape)
-    exists = grid % index.div == 0 if index.exact else np.True_
-    at = grid // index.div
-    return int((exists & (at >= 0) & (at < size)).sum())
+Shapes = tuple[tuple[Any, ...], ...]
+"""Of operands, then of results; numbers or formulas."""
 
 
 @lru_cache(maxsize=65536)
 def signature_flops(signature: Signature) -> int:
     """Floating-point operations of an operator on global shapes; 0 for one without a row."""
-    return signature_local_flops(signature, ())
+    return sum(flops(rule) for rule in rules(signature) or ())
 
 
 @lru_cache(maxsize=65536)
@@ -85,12 +36,55 @@ def signature_local_flops(signature: Signature, loops: tuple[tuple[str, Digits],
       loops: digits of each sharded loop.
     """
     split = {name: parts(digits) for name, digits in loops}
-    return sum(_rule_flops(rule, split) for rule in rules(signature) or () if rule.flops)
+    return sum(
+        flops(rule, {name: -(-n // split[name]) for name, n in rule.loops if name in split})
+        for rule in rules(signature) or ()
+    )
 
 
-def _rule_flops(rule: Rule, split: dict[str, int]) -> int:
-    extents = {name: -(-n // split.get(name, 1)) for name, n in rule.loops}
-    return rule.flops * existing_iterations(rule, extents)
+@lru_cache(maxsize=65536)
+def shaped_flops(signature: Signature, shapes: Shapes) -> Any:
+    """Floating-point operations of an operator on operands and results of other shapes.
+
+    A loop runs over as many elements as the dimensions that it walks have there: local shapes give
+    the flops of a device, padding included, and formulas a formula.
+
+    Args:
+      shapes: of the operands, then of the results.
+
+    >>> from shardalg.costs.formula import symbols
+    >>> from shardalg.graph.ir import ValueType
+    >>> B, M, X = symbols("B M X")
+    >>> a, b = ValueType((8, 6), "float32"), ValueType((6, 4), "float32")
+    >>> params = (("dimension_numbers", (((1,), (0,)), ((), ()))),)
+    >>> dot = Signature("dot_general", params, (a, b), (ValueType((8, 4), "float32"),))
+    >>> shaped_flops(dot, ((B / X, M), (M, 4), (B / X, 4)))
+    8*B*M/X
+    """
+    rows = rules(signature) or ()
+    count, total = len(signature.operands), 0
+    for number, rule in enumerate(rows):
+        results = shapes[count:] if len(rows) == 1 else shapes[count + number :]
+        total += flops(rule, _loop_sizes(rule, shapes[:count], results)) if rule.flops else 0
+    return total
+
+
+def _loop_sizes(rule: Rule, operands: Shapes, results: Shapes) -> dict[str, Any]:
+    """Sizes of the loops that dimensions walk; where several nest, the major one is cut."""
+    found: dict[str, Any] = {}
+    nested = []
+    for tensor in rule.tensors:
+        shape = operands[tensor] if tensor >= 0 else results[~tensor]
+        for dim, size in enumerate(shape):
+            loops = [name for name, _ in dim_loops(rule, tensor, dim)]
+            found |= {loops[0]: size} if len(loops) == 1 else {}
+            nested += [(loops, size)] if len(loops) > 1 else []
+    for loops, size in nested:
+        free = next((name for name in loops if name not in found), None)
+        if free is not None:
+            others = (found.get(n, rule.extents[n]) for n in loops if n != free)
+            found[free] = quotient(size, math.prod(others))
+    return found
 
 
 @lru_cache(maxsize=65536)
@@ -115,9 +109,16 @@ def useful_flops(graph: Graph) -> int:
     return sum(node_flops(graph, node) for node in graph.walk())
 
 
-def node_flops(graph: Graph, node: Node) -> int:
-    """Floating-point operations of a node on global shapes, trip counts included."""
-    return signature_flops(node.signature) * graph.trip_count(node)
+def node_flops(graph: Graph, node: Node, sizes: Sizes | None = None) -> Any:
+    """Floating-point operations of a node on global shapes, trip counts included.
+
+    Args:
+      sizes: formulas of the graph's sizes, for a formula.
+    """
+    if sizes is None:
+        return signature_flops(node.signature) * graph.trip_count(node)
+    shapes = tuple(sizes.dims[value] for value in (*node.operands, *node.results))
+    return shaped_flops(node.signature, shapes) * sizes.trips[node.region]
 
 
 def operand_type(signature: Signature) -> str:

@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from shardalg.costs.formula import Formula
 from shardalg.errors import HardwareError
 from shardalg.table import Table
 
@@ -217,3 +219,25 @@ def load(name: str) -> Hardware:
 def names() -> tuple[str, ...]:
     """Names of the hardware files that come with the package."""
     return tuple(sorted(path.stem for path in FILES.glob("*.json")))
+
+
+def over(amount: Any, rate: float) -> Any:
+    """`amount / rate`: a float of a number; exact of a formula, the rate being its decimals.
+
+    >>> from shardalg.costs.formula import symbol
+    >>> over(3, 1e9), over(symbol("B"), 1e9), over(symbol("B"), math.inf)
+    (3e-09, B/1000000000, 0)
+    """
+    if type(amount) is not Formula:
+        return float(amount) / rate
+    return amount / Fraction(repr(rate)) if math.isfinite(rate) else Formula({})
+
+
+def times(amount: Any, figure: float) -> Any:
+    """`amount * figure`, as `over`.
+
+    >>> from shardalg.costs.formula import symbol
+    >>> times(3, 1e-6), times(symbol("X") - 1, 1e-6)
+    (3e-06, X/1000000 - 1/1000000)
+    """
+    return amount * (Fraction(repr(figure)) if type(amount) is Formula else figure)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import expands, materialised
 from shardalg.costs.saved import last_uses, rebuilt_last_uses
+from shardalg.costs.walk import local_bytes
 from shardalg.graph.ir import Graph
 from shardalg.spmd.program import Apply, Block, Instruction, Loop, SpmdProgram
 from shardalg.table import Table
@@ -26,12 +28,18 @@ _CLASS = {
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A local value in memory at the peak: its class, name and bytes on one device."""
+    """A local value in memory at the peak: its class, name and bytes on one device.
+
+    Attributes:
+      of: the local values whose bytes it takes: itself; what it repeats, for a broadcast that is
+        never written; nothing, for an argument that a loop body shares with the loop.
+    """
 
     local: int
     memory_class: str
     name: str
-    bytes: int
+    bytes: Any
+    of: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,11 +53,11 @@ class Liveness:
       argument_bytes, result_bytes: at the border of the program, padding included.
     """
 
-    peak_bytes: int
+    peak_bytes: Any
     instruction: Instruction | None
     alive: tuple[Alive, ...]
-    argument_bytes: int
-    result_bytes: int
+    argument_bytes: Any
+    result_bytes: Any
 
     @property
     def by_class(self) -> dict[str, int]:
@@ -62,6 +70,21 @@ class Liveness:
         for value in self.alive:
             found[value.memory_class] = found.get(value.memory_class, 0) + value.bytes
         return found
+
+    def priced(self, program: SpmdProgram) -> Liveness:
+        """The same values alive at the same instruction, in the sizes of another program.
+
+        Args:
+          program: with the locals of the program that this is the memory of, in formulas.
+        """
+        alive = tuple(replace(a, bytes=local_bytes(program, a.of)) for a in self.alive)
+        return Liveness(
+            sum(a.bytes for a in alive),
+            self.instruction,
+            alive,
+            local_bytes(program, program.block.arguments),
+            local_bytes(program, tuple(set(program.block.results))),
+        )
 
     def table(self) -> Table:
         """The values alive at the peak, largest first."""
@@ -108,29 +131,39 @@ def liveness(
     return scan.run(taken, last)
 
 
+class _Held(NamedTuple):
+    """Bytes that a value takes, and the local values whose bytes they are."""
+
+    bytes: int = 0
+    of: tuple[int, ...] = ()
+
+
+_NOTHING = _Held()
+
+
 @dataclass
 class _Timeline:
     """What is alive in a block, instruction by instruction."""
 
-    alive: dict[int, int]
+    alive: dict[int, _Held]
     total: int = 0
     peak: int = 0
     at: int = -1
-    inner: dict[int, int] = field(default_factory=dict)
+    inner: dict[int, _Held] = field(default_factory=dict)
 
-    def add(self, value: int, size: int) -> None:
-        self.total += size - self.alive.get(value, 0)
-        self.alive[value] = size
+    def add(self, value: int, held: _Held) -> None:
+        self.total += held.bytes - self.alive.get(value, _NOTHING).bytes
+        self.alive[value] = held
 
     def drop(self, value: int) -> None:
-        self.total -= self.alive.pop(value, 0)
+        self.total -= self.alive.pop(value, _NOTHING).bytes
 
 
 @dataclass(frozen=True)
 class _Lives:
-    """Sizes of the values that a block starts with, those that never die, and last uses."""
+    """What a block starts with, the values that never die, and last uses."""
 
-    start: dict[int, int]
+    start: dict[int, _Held]
     pinned: frozenset[int]
     last: dict[int, int]
 
@@ -153,19 +186,22 @@ class _Scan:
         program, block = self.program, self.program.block
         constants = [local for local, _ in program.constants]
         start = dict.fromkeys([*block.arguments, *constants])
-        sizes = {value: program.locals[value].bytes for value in start}
+        sizes = {value: self.whole(value) for value in start}
         pinned = frozenset(start) - donated
         first = self.peak(block, _Lives(sizes, pinned, last))
         alive = self.peak(block, _Lives(sizes, pinned, last), stop=first.at)
         held = {**alive.alive, **alive.inner}
-        rows = (Alive(v, self.memory_class(v), self.name(v), size) for v, size in held.items())
+        rows = (Alive(v, self.memory_class(v), self.name(v), *size) for v, size in held.items())
         return Liveness(
             first.peak,
             block.instructions[first.at] if first.at >= 0 else None,
             tuple(sorted(rows, key=lambda row: (-row.bytes, row.local))),
-            sum(program.locals[v].bytes for v in block.arguments),
-            sum(program.locals[v].bytes for v in set(block.results)),
+            local_bytes(program, block.arguments),
+            local_bytes(program, tuple(set(block.results))),
         )
+
+    def whole(self, value: int) -> _Held:
+        return _Held(self.program.locals[value].bytes, (value,))
 
     def peak(self, block: Block, lives: _Lives, stop: int | None = None) -> _Timeline:
         """The peak of a block.
@@ -174,7 +210,7 @@ class _Scan:
         """
         start, pinned, last = lives.start, lives.pinned, lives.last
         whole = materialised(block, self.graph) if self.graph else frozenset()
-        line = _Timeline(dict(start), sum(start.values()))
+        line = _Timeline(dict(start), sum(held.bytes for held in start.values()))
         line.peak = line.total
         ends = lives.ends(len(block.instructions))
         if stop == -1:
@@ -206,7 +242,7 @@ class _Scan:
             return None
         outside = loop.num_consts + loop.num_carry
         start = {
-            value: self.program.locals[value].bytes if i >= outside else 0
+            value: self.whole(value) if i >= outside else _NOTHING
             for i, value in enumerate(loop.body.arguments)
         }
         pinned = frozenset(loop.body.arguments[:outside])
@@ -215,22 +251,24 @@ class _Scan:
         return line
 
     def size(
-        self, instruction: Instruction, value: int, alive: dict[int, int], whole: frozenset[int]
-    ) -> int:
-        """Bytes that a result takes: of a broadcast that fuses with its readers, its operands'."""
-        own = self.program.locals[value].bytes
+        self, instruction: Instruction, value: int, alive: dict[int, _Held], whole: frozenset[int]
+    ) -> _Held:
+        """What a result takes: of a broadcast that fuses with its readers, its operands' bytes."""
+        own = self.whole(value)
         if self.graph is None or value in whole or not expands(instruction, self.graph):
             return own
-        return min(own, sum(alive.get(operand, 0) for operand in instruction.operands))
+        read = [alive.get(operand, _NOTHING) for operand in instruction.operands]
+        of = tuple(v for held in read for v in held.of)
+        return min(own, _Held(sum(h.bytes for h in read), of), key=lambda held: held.bytes)
 
     def overwritten(
-        self, instruction: Instruction, dying: list[int], alive: dict[int, int]
+        self, instruction: Instruction, dying: list[int], alive: dict[int, _Held]
     ) -> Iterator[int]:
         """The dying operands whose memory a result takes over."""
         held, written = self.program.locals, set()
         free = set(dying)
         for operand, result in self.in_place(instruction):
-            fits = alive[operand] == held[result].bytes if operand in alive else False
+            fits = operand in alive and alive[operand].bytes == held[result].bytes
             if operand in free and result not in written and fits:
                 free.remove(operand)
                 written.add(result)

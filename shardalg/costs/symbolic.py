@@ -78,6 +78,18 @@ class Sizes:
         hints = {name: symbol.hint for name, symbol in named.items()}
         return Sizes(shapes, found, trips, dict(named), hints)
 
+    @cached_property
+    def _shown(self) -> dict[Formula, sympy.Expr]:
+        return {}
+
+    def sympy(self, formula: Size) -> sympy.Expr | int:
+        """A formula as users read it, in the symbols that they made; a number as it is."""
+        if type(formula) is not Formula:
+            return formula
+        if formula not in self._shown:
+            self._shown[formula] = formula.sympy(symbols=self.symbols)
+        return self._shown[formula]
+
 
 @dataclass(frozen=True)
 class Divides:
@@ -222,7 +234,7 @@ class _Symboliser:
         return tuple(n if n is not None else given[i] * count for i, n in enumerate(plain))
 
     def resized(self, instruction: Instruction, result: int, after: Instruction | None) -> Shape:
-        """One dimension stripped to its block, or padded to the blocks that `after` cuts it into."""
+        """One dimension stripped to its block, or padded to the blocks that `after` cuts."""
         local, dim = self.program.locals[result], instruction.attributes.dim
         shape = list(self.shapes[instruction.operands[0]])
         shape[dim] = self.tiled(local, [dim])[dim]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from shardalg.spmd.program import Block, Instruction, Local, Loop, SpmdProgram
 
@@ -17,7 +18,7 @@ class Step:
     """
 
     instruction: Instruction
-    count: int
+    count: Any
     loops: tuple[Instruction, ...] = ()
 
 
@@ -26,7 +27,7 @@ def walk(program: SpmdProgram) -> Iterator[Step]:
     yield from _walk(program.block, 1, ())
 
 
-def _walk(block: Block, count: int, loops: tuple[Instruction, ...]) -> Iterator[Step]:
+def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[Step]:
     for instruction in block.instructions:
         attributes = instruction.attributes
         if type(attributes) is Loop:
@@ -35,7 +36,7 @@ def _walk(block: Block, count: int, loops: tuple[Instruction, ...]) -> Iterator[
         yield Step(instruction, count, loops)
 
 
-def local_bytes(program: SpmdProgram, values: tuple[int, ...]) -> int:
+def local_bytes(program: SpmdProgram, values: tuple[int, ...]) -> Any:
     """Bytes on one device of several local values together."""
     held: tuple[Local, ...] = program.locals
     return sum(held[value].bytes for value in values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from shardalg.algebra.affine import Index
 from shardalg.ops.rule import PICK, USER, Rule
@@ -156,15 +157,17 @@ _ROW_CLASSES = (
 )
 
 
-def flops(rule: Rule, blocks: Mapping[str, int] | None = None) -> int:
+def flops(rule: Rule, sizes: Mapping[str, Any] | None = None) -> Any:
     """Floating-point operations: `rule.flops` times the iterations that exist.
 
-    Loops that a guard determines do not count; whole ones as the largest block.
-    Where an index may leave its dimension (padding,
-    dilation), only iterations inside count, for loops that `blocks` leaves whole.
+    Loops that a guard determines do not count; whole ones as the largest block. Where an index may
+    leave its dimension (padding, dilation), only iterations inside count, for loops that `sizes`
+    leaves as they are: a loop that is cut reads a halo, and one whose size is a formula counts
+    what its window reads of the padding too.
 
     Args:
-      blocks: local extents of the loops; None for the whole operator.
+      sizes: of the loops, as a device runs them: numbers or formulas. A loop that is not in it has
+        the extent of the row.
     Source: XLA's cost analysis, which agrees on dot, and on convolutions of every kind.
 
     >>> from shardalg.ops.table import rules
@@ -172,31 +175,31 @@ def flops(rule: Rule, blocks: Mapping[str, int] | None = None) -> int:
     >>> f = lambda *shape: ValueType(shape, "float32")
     >>> dims = ("dimension_numbers", (((1,), (0,)), ((), ())))
     >>> row, = rules(Signature("dot_general", (dims,), (f(64, 128), f(128, 32)), (f(64, 32),)))
-    >>> flops(row) == 2 * 64 * 128 * 32, flops(row, {"m": 8, "n": 32, "k": 128})
+    >>> flops(row) == 2 * 64 * 128 * 32, flops(row, {"m": 8})
     (True, 65536)
     """
     if not rule.flops:
         return 0
-    sizes = {**rule.extents, **(blocks or {})}
-    targets = {guard.loop.loop for guard in rule.guards}
-    count, counted = rule.flops, set(targets)
+    loops = {**rule.extents, **(sizes or {})}
+    count, counted = rule.flops, {guard.loop.loop for guard in rule.guards}
     for index, size in _partial(rule):
-        names = [n for n in index.variables if n in sizes]
-        whole = all(sizes[n] == rule.extents[n] for n in names)
+        names = [n for n in index.variables if n in loops]
+        whole = all(loops[n] == rule.extents[n] for n in names)
         if whole and not counted & set(names) and len(names) == len(index.variables):
-            count *= inside(index, {n: sizes[n] for n in names}, size)
+            count *= inside(index, {n: rule.extents[n] for n in names}, size)
             counted.update(names)
     counted |= rule.whole
-    count *= _block_size(rule)
-    return count * math.prod(n for name, n in sizes.items() if name not in counted)
+    free = (n for name, n in loops.items() if name not in counted)
+    return count * math.prod(loops[name] for name in _largest_block(rule)) * math.prod(free)
 
 
-def _block_size(rule: Rule) -> int:
-    """Elements of the largest block of whole loops, per iteration of the other loops."""
-    return max(
-        math.prod(rule.extents[v] for i in rule.indices(t) for v in i.variables if v in rule.whole)
+def _largest_block(rule: Rule) -> frozenset[str]:
+    """The whole loops of the tensor with the most elements of them."""
+    blocks = [
+        frozenset(v for i in rule.indices(t) for v in i.variables if v in rule.whole)
         for t in rule.tensors
-    )
+    ]
+    return max(blocks, key=lambda names: math.prod(rule.extents[name] for name in names))
 
 
 def _partial(rule: Rule) -> list[tuple[Index, int]]:

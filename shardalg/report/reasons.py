@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from shardalg.costs.collectives import wire_bytes
-from shardalg.costs.step_time import number
+from shardalg.costs.cost import number
 from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.errors import StrategyError
 from shardalg.graph.ir import Graph, Node

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.collectives import KINDS, axis_names, group_size, wire_bytes
-from shardalg.costs.step_time import number
+from shardalg.costs.cost import number
 from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.graph.ir import Graph, Node
 from shardalg.report.reasons import explanation as explanation

@@ -1,0 +1,208 @@
+"""What one call of a program costs on one device: time, communication, flops and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from shardalg.costs.collectives import KINDS
+from shardalg.costs.formula import Formula
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.memory import Liveness
+from shardalg.table import Table
+
+if TYPE_CHECKING:
+    from shardalg.costs.symbolic import Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What the instructions of one kind, on the same axes, cost together on one device.
+
+    Attributes:
+      kind: "contraction", "other compute", or the kind of a collective.
+      count: executions, trip counts included; flops, wire_bytes and time_s are of all of them.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    role: str
+    phase: str
+    count: Any
+    flops: Any
+    wire_bytes: Any
+    time_s: Any
+
+    @property
+    def is_communication(self) -> bool:
+        """Whether the item is a collective."""
+        return self.kind in KINDS.values()
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over the items and the memory: numbers, or formulas.
+
+    Attributes:
+      items: compute and collectives by kind, axes, role and phase.
+      useful_flops: of one call on global shapes (`costs.compute.useful_flops`).
+      useful_s: seconds that these would keep one device at its peak.
+      devices: size of the mesh.
+      memory: bytes alive at the peak, by class.
+    """
+
+    items: tuple[Item, ...]
+    useful_flops: Any
+    useful_s: Any
+    devices: Any
+    memory: Liveness
+
+    def sum(self, quantity: str, *, communication: bool | None = None) -> Any:
+        """Sum of a field of the items, of all or of one sort."""
+        chosen = (i for i in self.items if communication in (None, i.is_communication))
+        return sum(getattr(item, quantity) for item in chosen)
+
+    def named(self) -> Iterator[tuple[str, Any]]:
+        """Every quantity with its name, as `Cost.formulas` prints them."""
+        yield "step_time_s", self.sum("time_s")
+        yield "compute_s", self.sum("time_s", communication=False)
+        yield "communication_s", self.sum("time_s", communication=True)
+        yield "wire_bytes", self.sum("wire_bytes")
+        yield "flops", self.sum("flops")
+        yield "useful_flops", self.useful_flops
+        yield "peak_memory_bytes", self.memory.peak_bytes
+        yield from ((f"{name}_bytes", size) for name, size in self.memory.by_class.items())
+
+
+@dataclass(frozen=True, repr=False)
+class Cost:
+    """Price of one call of a program on one device of each kind of `hardware`.
+
+    Of a plan with named sizes, every quantity is a sympy expression. Times are then those of the
+    operators that arithmetic, or that memory, bounds at the hints: a lower bound elsewhere. The
+    peak of memory is the bytes that are alive at the hints' peak.
+
+    Attributes:
+      totals: the exact prices, numbers or formulas.
+      hints: the same in numbers, at the hints; of a plan in numbers, `totals` itself.
+      sizes: the names of the sizes; None in a plan in numbers.
+    """
+
+    hardware: Hardware
+    totals: Totals
+    hints: Totals
+    sizes: Sizes | None = None
+
+    def _shown(self, value: Any) -> Any:
+        """A number as it is, a formula in sympy."""
+        return self.sizes.sympy(value) if type(value) is Formula else value
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """Compute and collectives by kind, axes, role and phase; formulas are `Formula`s."""
+        return self.totals.items
+
+    @property
+    def memory(self) -> Liveness:
+        """Bytes alive at the peak, by class; formulas are `Formula`s."""
+        return self.totals.memory
+
+    @cached_property
+    def devices(self) -> Any:
+        """Size of the mesh."""
+        return self._shown(self.totals.devices)
+
+    @cached_property
+    def useful_flops(self) -> Any:
+        """Floating-point operations of one call on global shapes."""
+        return self._shown(self.totals.useful_flops)
+
+    @cached_property
+    def compute_s(self) -> Any:
+        """Seconds of the local operators: the longer of arithmetic and memory traffic of each."""
+        return self._shown(self.totals.sum("time_s", communication=False))
+
+    @cached_property
+    def communication_s(self) -> Any:
+        """Seconds of the collectives, one after the other."""
+        return self._shown(self.totals.sum("time_s", communication=True))
+
+    @property
+    def step_time_s(self) -> Any:
+        """`compute_s + communication_s`: no overlap."""
+        return self.compute_s + self.communication_s
+
+    @cached_property
+    def peak_memory_bytes(self) -> Any:
+        """Most bytes alive at once on one device."""
+        return self._shown(self.memory.peak_bytes)
+
+    @cached_property
+    def memory_by_class(self) -> dict[str, Any]:
+        """Bytes alive at the peak per class; see `costs.memory.Liveness.by_class`."""
+        return {name: self._shown(size) for name, size in self.memory.by_class.items()}
+
+    @property
+    def fits(self) -> Any:
+        """Whether the peak is within the memory of a device; in formulas, the inequality."""
+        return self.peak_memory_bytes <= self.hardware.hbm_bytes
+
+    @cached_property
+    def flops(self) -> Any:
+        """Floating-point operations of one device, padding and repeated work included."""
+        return self._shown(self.totals.sum("flops"))
+
+    @cached_property
+    def wire_bytes(self) -> Any:
+        """Bytes that one device sends."""
+        return self._shown(self.totals.sum("wire_bytes"))
+
+    @property
+    def flops_utilization(self) -> Any:
+        """Useful share of what the devices could do: `useful_s / (devices * step_time_s)`."""
+        if not self.step_time_s:
+            return 0.0
+        return self._shown(self.totals.useful_s) / (self.devices * self.step_time_s)
+
+    def table(self) -> Table:
+        """A row per kind, axes, role and phase, the longest (at the hints) first."""
+        pairs = zip(self.items, self.hints.items, strict=True)
+        ordered = [item for item, hint in sorted(pairs, key=lambda pair: -pair[1].time_s)]
+        rows = (
+            (
+                *(i.kind, ",".join(i.axes), i.role, i.phase),
+                *map(self._shown, (i.count, i.flops, number(i.wire_bytes), i.time_s)),
+            )
+            for i in ordered
+        )
+        names = ("kind", "axes", "role", "phase", "count", "flops", "wire_bytes", "time_s")
+        return Table(names, tuple(rows))
+
+    def formulas(self) -> Table:
+        """Every quantity as a formula in the named sizes, and as a number at the hints."""
+        pairs = zip(self.totals.named(), self.hints.named(), strict=True)
+        rows = ((name, self._shown(value), number(at)) for (name, value), (_, at) in pairs)
+        return Table(("quantity", "formula", "at_hints"), tuple(rows))
+
+    def __repr__(self) -> str:
+        at = Cost(self.hardware, self.hints, self.hints) if self.sizes else self
+        full = "" if at.fits else f" (does not fit: {self.hardware.hbm_bytes:.4g} bytes)"
+        names = f" in {', '.join(sorted(self.sizes.hints))}; at the hints" if self.sizes else ""
+        return (
+            f"Cost{names} on {at.devices} x {self.hardware.name}: step {at.step_time_s:.4g} s "
+            f"= compute {at.compute_s:.4g} s + communication {at.communication_s:.4g} s, "
+            f"peak memory {at.peak_memory_bytes:.4g} bytes{full}, "
+            f"flops utilization {at.flops_utilization:.1%}"
+        )
+
+    def _repr_html_(self) -> str:
+        table = self.formulas() if self.sizes else self.table()
+        return f"<p>{self!r}</p>{table.to_html()}"
+
+
+def number(value: Any) -> Any:
+    """An exact price as a table shows it: an int or a formula as it is, else the nearest float."""
+    return float(value) if type(value) is Fraction else value
