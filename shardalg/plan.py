@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -131,6 +131,8 @@ class Plan:
     @cached_property
     def sizes(self) -> dict[str, Size]:
         """Every named size, of dimensions and axes, with its hint; empty in a plan in numbers."""
+        if not self.is_symbolic:
+            return {}
         from shardalg.symbols import named_sizes
 
         return named_sizes(self.symbols, self.mesh)
@@ -226,7 +228,7 @@ class Plan:
     def _report(self) -> Report:
         from shardalg.partition.verify import verify
 
-        return verify(self.sharded, self.program)
+        return replace(verify(self.sharded, self.program), hints=self._hints(self.sizes))
 
     def cost(self, hardware: str | Hardware) -> Cost:
         """Step time, communication, peak memory and flops on a chip, as numbers."""
@@ -275,7 +277,9 @@ class Plan:
             if sharding is not None
         }
         made = lower(self.program, traced.graph, devices, donate=traced.donated, sites=sites)
-        return replace(made, verified=self._verified())
+        hints = self._hints(self.sizes)
+        at = f", at the hints {hints}" if hints else ""
+        return replace(made, verified=self._verified() + at)
 
     def _bound(self, fn: Callable[..., Any] | None, args: Sequence[Any] | None) -> Traced:
         if self.traced.graph.bindings and fn is None:
@@ -284,9 +288,10 @@ class Plan:
             raise LoweringError(
                 "a loaded plan has no function to run: pass it, as plan.lower(fn=train_step)."
             )
-        from shardalg.graph.arguments import planned_arguments
+        from shardalg.graph.arguments import planned_arguments, with_shapes
 
-        again = _graph(fn, planned_arguments(self.graph, args), self.mesh.shape)
+        given = planned_arguments(self.graph, args and with_shapes(args, _hint))
+        again = _graph(fn, given, self.mesh.shape)
         if graph_hash(again) != self.traced.hash:
             raise LoweringError(
                 f"the function's graph is {graph_hash(again)[:12]}, the plan was made for "
@@ -325,11 +330,13 @@ class Plan:
         """How far the plan was verified, in words."""
         return self._report.summary() if "_report" in self.__dict__ else "not verified"
 
+    def _hints(self, names: Iterable[str]) -> str:
+        return ", ".join(f"{name}={self.sizes[name].hint}" for name in names)
+
     def __repr__(self) -> str:
         table = self.collectives_table
         moved = sum(row["count"] * row["wire_bytes"] for row in table)
-        named = self.sizes.items() if self.is_symbolic else ()
-        hints = ", ".join(f"{n}={s.hint}" for n, s in named if n not in self.mesh.axis_names)
+        hints = self._hints(n for n in self.sizes if n not in self.mesh.axis_names)
         notes = [f"at the hints {hints}"] if hints else []
         notes += [f"{len(self.changes)} decisions changed"] if len(self.changes) else []
         return (
@@ -425,6 +432,12 @@ def _graph(fn: Callable[..., Any], args: Sequence[Any], mesh_shape: dict[str, in
     traced = trace(fn, *args, mesh_shape=mesh_shape)
     with collection_paused():
         return normalise(traced)
+
+
+def _hint(size: Any) -> int:
+    from shardalg.algebra.dims import hint_of
+
+    return hint_of(size)
 
 
 def _mesh_of(traced: Traced) -> Mesh:

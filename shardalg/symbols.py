@@ -17,6 +17,7 @@ from shardalg.algebra.dims import Expr, Size, SymbolError, second_hints, sizes_o
 from shardalg.algebra.mesh import AxisRef, Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
+from shardalg.graph.trace import user_line
 from shardalg.ops.lift import Constant, Lifted, compare, lift
 from shardalg.ops.retrace import Alignment, Retrace
 from shardalg.propagate.strategy import Annotations
@@ -74,8 +75,9 @@ class Symbols:
         found = Alignment(self.lifted.graph, graph).difference()
         if found is not None:
             raise SymbolError(
-                f"the function is another program at {_text(point)}: {found}. Python code decided "
-                "on a size, so that no formula of this plan holds there. Plan it at those sizes."
+                f"the function is another program at {_text(point)}: {found}. Python code, or "
+                "JAX at a size of 1, decided on a size, so that no formula of this plan holds "
+                "there. Plan it at those sizes."
             )
         return graph
 
@@ -136,7 +138,8 @@ def _second_trace(sizes: Sequence[Size], tracer: Tracer) -> tuple[Retrace | None
             return Retrace(tracer(values), values), faults
         except Exception as error:  # the user's function may raise anything at sizes it cannot take
             reason = str(error).strip().split("\n")[0]
-            faults.append(f"at {_text(values)}: {type(error).__name__}: {reason:.160}")
+            what = f"{type(error).__name__}{user_line(error)}: {reason:.160}"
+            faults.append(f"at {_text(values)}: {what}")
     return None, faults
 
 

@@ -21,14 +21,14 @@ from tests.small_step import CONFIG, MESH, assert_close
 # What is not ready is absent, no stub.
 PLAN_NAMES = (
     "replan", "shardings", "collectives", "program", "explain", "warnings", "verify", "cost",
-    "lower", "save",
+    "lower", "save", "at", "constants", "conditions",
 )  # fmt: skip
-PLAN_LATER = ("at", "why_not", "aot", "diff")
+PLAN_LATER = ("why_not", "aot", "diff")
 MODULE_NAMES = (
     "host_devices", "Mesh", "Sharding", "mesh_split", "annotate", "merge", "compatible", "refines",
-    "prove", "plan", "load_plan", "Strategy", "Options",
+    "prove", "plan", "load_plan", "Strategy", "Options", "dims",
 )  # fmt: skip
-MODULE_LATER = ("dims", "halo", "Window")
+MODULE_LATER = ("halo", "Window")
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,6 @@ def test_names_that_are_not_ready_are_absent(plan):
     assert not [name for name in MODULE_LATER if hasattr(sa, name)]
     with pytest.raises(TypeError, match="decide"):
         sa.merge(*two_matrices(), decide="z3")
-    with pytest.raises(TypeError, match="symbolic"):
-        sa.Mesh({"X": 2}, symbolic=True)
 
 
 def two_matrices():

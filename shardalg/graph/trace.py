@@ -104,33 +104,35 @@ def _jaxpr(
         except _UNTRACEABLE as error:
             message = str(error).split("\n")[0]
             raise TraceError(
-                f"JAX cannot trace {_name(fn)}{_place(error)}: {message} "
+                f"JAX cannot trace {_name(fn)}{user_line(error)}: {message} "
                 "Compute what Python decides on outside the function, or with jax.numpy and "
                 "jax.lax.cond."
             ) from None
         except TypeError as error:
-            named = _named_sizes(error)
-            if not named:
-                raise
-            raise TraceError(
-                f"{_name(fn)}{_place(error)} computes with {', '.join(named)}, where a traced "
-                "function sees numbers. Take sizes from shapes, as in x.shape[0], so that they "
-                "follow the arguments."
-            ) from None
-        except TypeError as error:
-            if "JAX type" not in str(error) and "JAX array type" not in str(error):
-                raise
-            raise TraceError(
-                f"{_name(fn)} cannot be planned{_place(error)}: {error} "
-                "Return and pass arrays only."
-            ) from None
+            raise _typed(fn, error) or error from None
         except RuntimeError as error:
             if "mesh" not in str(error):
                 raise
             raise TraceError(
-                f"a constraint in {_name(fn)}{_place(error)} needs a mesh: {error} "
+                f"a constraint in {_name(fn)}{user_line(error)} needs a mesh: {error} "
                 "Give the mesh to the plan, or use a NamedSharding or mesh_split."
             ) from None
+
+
+def _typed(fn: Callable[..., Any], error: TypeError) -> TraceError | None:
+    """What the user did where JAX found a value of a wrong type; None where JAX says it itself."""
+    named = _named_sizes(error)
+    if named:
+        return TraceError(
+            f"{_name(fn)}{user_line(error)} computes with {', '.join(named)}, where a traced "
+            "function sees numbers. Take sizes from shapes, as in x.shape[0], so that they follow "
+            "the arguments."
+        )
+    if "JAX type" in str(error) or "JAX array type" in str(error):
+        return TraceError(
+            f"{_name(fn)} cannot be planned{user_line(error)}: {error} Return and pass arrays only."
+        )
+    return None
 
 
 _UNTRACEABLE = (
@@ -156,7 +158,7 @@ def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
-def _place(error: BaseException) -> str:
+def user_line(error: BaseException) -> str:
     """` (model.py:41)`, the user's innermost line on the way to the error."""
     sources, place = Sources(), ""
     for frame, line in walk_tb(error.__traceback__):

@@ -56,10 +56,15 @@ class Claim:
 
 @dataclass(frozen=True)
 class Report:
-    """All claims of a plan. `ok` only if each is proved or trusted."""
+    """All claims of a plan. `ok` only if each is proved or trusted.
+
+    Attributes:
+      hints: the sizes at which a plan of named sizes was verified, in words.
+    """
 
     claims: tuple[Claim, ...]
     merges: tuple[Proof, ...] = ()
+    hints: str = ""
 
     @property
     def ok(self) -> bool:
@@ -88,7 +93,8 @@ class Report:
         return ", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s]) or "no claims"
 
     def __repr__(self) -> str:
-        return f"Report({'ok' if self.ok else 'open'}: {self.summary()})"
+        at = f", at the hints {self.hints}" if self.hints else ""
+        return f"Report({'ok' if self.ok else 'open'}: {self.summary()}{at})"
 
 
 class Verifier:

@@ -1,0 +1,216 @@
+"""Plans of named sizes: what is refused, what stays a number, and the plan at other sizes."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.errors import TraceError
+from shardalg.models import table1, training
+from shardalg.models.transformer import Config
+
+B, S, M = sa.dims("B S M", hint=(8, 16, 32))
+MESH = sa.Mesh({"X": 2, "Y": 4}, symbolic=True)
+ROW = sa.Strategy(MESH, in_shardings=(P("X"),))
+
+
+def arrays(*shapes):
+    return [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+
+
+def line(function, text):
+    """`test_symbols.py:41`, the line of a function that holds `text`."""
+    lines, first = inspect.getsourcelines(function)
+    found = [first + i for i, code in enumerate(lines) if text in code]
+    assert len(found) == 1, found
+    return f"test_symbols.py:{found[0]}"
+
+
+def branch_on_size(x):
+    if x.shape[0] % 8 == 0:
+        return jnp.tanh(x)
+    return x + 1
+
+
+def threshold(x):
+    if x.shape[0] <= 100:
+        return jnp.tanh(x)
+    return x + 1
+
+
+def meet(x, y):
+    return x + y
+
+
+def swapped(x):
+    return x.reshape(x.shape[1], x.shape[0])
+
+
+def own_size(x):
+    return x + jnp.zeros((B, 1))
+
+
+def test_an_if_on_a_size_is_an_error_with_its_line():
+    with pytest.raises(sa.SymbolError, match="another program") as error:
+        sa.plan(branch_on_size, *arrays((B, S)), strategy=ROW)
+    assert line(branch_on_size, "tanh") in str(error.value)
+
+
+def test_an_if_that_only_at_sees_is_an_error_with_its_line():
+    plan = sa.plan(threshold, *arrays((B, S)), strategy=ROW)
+    assert not len(plan.at(B=100).changes)
+    with pytest.raises(sa.SymbolError, match="another program at B=101") as error:
+        plan.at(B=101)
+    assert line(threshold, "tanh") in str(error.value)
+
+
+def test_two_sizes_that_meet_on_a_loop_are_an_error_with_the_line():
+    n, k = sa.dims("N K", hint=8)
+    with pytest.raises(sa.SymbolError, match=r"two sizes meet on one loop.*N and K") as error:
+        sa.plan(meet, *arrays((n,), (k,)), strategy=sa.Strategy(MESH))
+    assert line(meet, "x + y") in str(error.value)
+
+
+def test_equal_hints_alone_do_not_meet():
+    n, k = sa.dims("N K", hint=8)
+    plan = sa.plan(lambda x: x.T, *arrays((n, k)), strategy=ROW)
+    assert plan.symbols.lifted.shapes[plan.graph.results[0]] == (k, n)
+    with pytest.raises(sa.SymbolError, match="two hints are equal by accident") as error:
+        sa.plan(swapped, *arrays((n, k)), strategy=ROW)
+    assert line(swapped, "reshape") in str(error.value)
+    with pytest.raises(sa.SymbolError, match=r"at the hints alone.*TypeError \(test_symbols.py:"):
+        sa.plan(lambda x: swapped(x) + x, *arrays((n, k)), strategy=ROW)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sa.Mesh({"X": 1, "Y": 4}, symbolic=True),
+        lambda: sa.plan(meet, *arrays(sa.dims("Q", hint=1), ()), strategy=sa.Strategy(MESH)),
+    ],
+    ids=["axis", "dimension"],
+)
+def test_a_hint_of_1_is_an_error(make):
+    with pytest.raises(sa.ShardalgError, match=r"hint of the symbolic axis X|hint of Q is 1"):
+        make()
+
+
+def test_a_symbol_in_no_argument_is_an_error_with_the_line():
+    for args in (arrays((8, 4)), arrays((S, 4))):
+        with pytest.raises(TraceError, match=r"computes with B.*sizes from shapes") as error:
+            sa.plan(own_size, *args, strategy=ROW)
+        assert line(own_size, "zeros") in str(error.value)
+    plan = sa.plan(jnp.tanh, *arrays((B, S)), strategy=ROW)
+    with pytest.raises(sa.SymbolError, match=r"Q is in no argument's shape.*B \(hint 8\)"):
+        plan.at(Q=4)
+
+
+def test_a_dimension_and_an_axis_of_one_name_have_one_hint():
+    (x,) = sa.dims("X", hint=8)
+    with pytest.raises(sa.SymbolError, match="X has two hints"):
+        repr(sa.plan(jnp.tanh, *arrays((x, 4)), strategy=ROW))
+
+
+def test_a_function_of_one_size_only_is_an_error_with_the_reason():
+    with pytest.raises(sa.SymbolError, match=r"at the hints alone.*reshape"):
+        sa.plan(lambda x: x.reshape(2, 4), *arrays((B,)), strategy=sa.Strategy(MESH))
+
+
+def test_related_sizes_are_declared_in_terms_of_each_other():
+    plan = sa.plan(lambda x: x.reshape(-1, 4), *arrays((4 * B,)), strategy=ROW)
+    assert plan.symbols.lifted.shapes[plan.graph.results[0]] == (B, 4)
+    plan = sa.plan(lambda x: x[: x.shape[0] // 2], *arrays((2 * B,)), strategy=ROW)
+    assert plan.symbols.lifted.shapes[plan.graph.results[0]] == (B,)
+
+
+def capacity(x):
+    room = max(4, x.shape[0] // 5)
+    return x @ jnp.ones((x.shape[1], 2 * room + 3))
+
+
+def test_sizes_made_in_python_are_listed_with_their_line():
+    plan = sa.plan(capacity, *arrays((B, M)), strategy=ROW)
+    (row,) = plan.symbols.constants
+    assert row["size"] == 11
+    assert row["source"] == line(capacity, "jnp.ones")
+    assert list(plan.constants.columns) == ["size", "source", "value", "varies"]
+
+
+def test_a_plan_in_numbers_has_no_sizes_to_change():
+    plan = sa.plan(jnp.tanh, *arrays((8, 4)), mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
+    assert (plan.sizes, plan.is_symbolic, len(plan.symbols.constants)) == ({}, False, 0)
+    with pytest.raises(sa.SymbolError, match="B is in no argument"):
+        plan.at(B=4)
+
+
+def test_a_symbolic_mesh_alone():
+    plan = sa.plan(lambda x: x.sum(0), *arrays((8, 4)), strategy=ROW)
+    assert list(plan.sizes) == ["X", "Y"]
+    assert plan.at(X=4).mesh == sa.Mesh({"X": 4, "Y": 4})
+    assert not len(plan.at(X=4).changes)
+
+
+def test_sizes_of_at_are_positive_integers():
+    plan = sa.plan(jnp.tanh, *arrays((B, S)), strategy=ROW)
+    with pytest.raises(sa.SymbolError, match="integers of at least 1, got B=0"):
+        plan.at(B=0)
+
+
+MODEL = Config(B=8, S=16, M=32, H=64, N=8, D=4, V=64, L=2, scan=True, dtype="float32")
+
+
+@pytest.fixture(scope="module", params=["layer_gradient", "train_step"])
+def model(request):
+    part = training.part(request.param)
+    return sa.plan(
+        part.function(MODEL),
+        *part.named_arguments(MODEL),
+        strategy=table1.finalized(MESH, MODEL, request.param),
+        roles=part.roles(),
+        donate_argnums=part.donate_argnums(),
+    )
+
+
+def test_the_hints_change_nothing(model):
+    here = model.at()
+    assert not len(here.changes)
+    assert here.mesh == sa.Mesh({"X": 2, "Y": 4})
+    assert here.text().splitlines()[1:] == model.text().splitlines()[1:]
+    assert len(model.symbols.constants) == 0
+
+
+def points(names, count, seed):
+    """Sizes that mostly divide, and some that do not."""
+    rng = np.random.default_rng(seed)
+    sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+    for _ in range(count):
+        yield {name: int(rng.choice(sizes[:5] if name in "XYL" else sizes[1:])) for name in names}
+
+
+def structure(plan):
+    """What `changes` compares, read off the public tables."""
+    moved = plan.collectives()
+    literals = {plan.graph.values[v].name for v in plan.graph.literals}
+    layouts = plan.shardings()[["value", "sharding"]].values.tolist()
+    layouts = [row for row in layouts if row[0] not in literals]
+    return moved[["kind", "axes", "role", "op", "source"]].values.tolist(), layouts
+
+
+def test_at_names_each_changed_decision(model, show):
+    """A change is reported exactly where the tables of the plan in numbers say otherwise."""
+    changed, kinds, seed = 0, {}, 3
+    base = structure(model)
+    for point in points(model.sizes, 12, seed):
+        here = model.at(**point)
+        same = structure(here) == base
+        assert same or len(here.changes), (seed, point)
+        changed += bool(len(here.changes))
+        for row in here.changes:
+            assert row["at_hints"] != row["here"]
+            kinds[row["kind"]] = kinds.get(row["kind"], 0) + 1
+    show(f"at(): {changed} points with changed decisions, {kinds}")
+    assert changed
