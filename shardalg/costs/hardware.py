@@ -228,8 +228,11 @@ def over(amount: Any, rate: float) -> Any:
     >>> over(3, 1e9), over(symbol("B"), 1e9), over(symbol("B"), math.inf)
     (3e-09, B/1000000000, 0)
     """
-    if type(amount) is not Formula:
-        return float(amount) / rate
+    return _over(amount, rate) if type(amount) is Formula else float(amount) / rate
+
+
+@lru_cache(maxsize=1 << 14)
+def _over(amount: Formula, rate: float) -> Formula:
     return amount / Fraction(repr(rate)) if math.isfinite(rate) else Formula({})
 
 

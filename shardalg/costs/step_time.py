@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,9 +16,10 @@ from shardalg.costs.formula import Formula
 from shardalg.costs.fusion import fused
 from shardalg.costs.hardware import Hardware, over
 from shardalg.costs.memory import liveness
+from shardalg.costs.sums import summed
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.walk import Step, local_bytes, walk
-from shardalg.graph.ir import Graph, Signature
+from shardalg.graph.ir import Graph
 from shardalg.spmd.program import Apply, Instruction, Loop, SpmdProgram
 
 
@@ -99,14 +100,14 @@ class _Pricing:
         Args:
           sides: per step, whether memory bounds it, rather than arithmetic.
         """
-        sums: dict[_Key, list[Any]] = defaultdict(lambda: [0, 0, 0, 0])
+        tallies: dict[_Key, Counter[tuple[Price, Any]]] = defaultdict(Counter)
         for step, by_traffic in zip(self.steps, sides, strict=True):
             moves = type(step.instruction.attributes) in KINDS
             price = self.moved if moves else self.computed
             key, prices = price(step.instruction, by_traffic)
-            for place, amount in enumerate(prices):
-                sums[key][place] += amount * step.count
-        return tuple(Item(*key, *prices) for key, prices in sums.items() if any(prices[1:]))
+            tallies[key][prices, step.count] += 1
+        items = (Item(*key, *summed(tally)) for key, tally in tallies.items())
+        return tuple(item for item in items if any((item.flops, item.wire_bytes, item.time_s)))
 
     def moved(self, instruction: Instruction, by_traffic: bool) -> tuple[_Key, Price]:
         """The price of a collective."""
@@ -119,43 +120,44 @@ class _Pricing:
 
     def computed(self, instruction: Instruction, by_traffic: bool) -> tuple[_Key, Price]:
         """The price of a local operator."""
-        signature, flops = self.arithmetic(instruction)
-        kind = "contraction" if signature and contracts(signature) else "other compute"
-        time_s = self.seconds(instruction)[by_traffic]
-        return _Key(kind, (), "", instruction.phase), (1, flops, 0, time_s)
+        flops, peak = self.arithmetic(instruction)
+        node = instruction.node if type(instruction.attributes) is Apply else None
+        is_contraction = node is not None and contracts(self.graph.nodes[node].signature)
+        kind = "contraction" if is_contraction else "other compute"
+        bound = self.traffic(instruction) if by_traffic else (flops, peak)
+        key = _Key(kind, (), "", instruction.phase)
+        return key, (1, flops, 0, over(self.lift(bound[0]), bound[1]))
 
     def sides(self) -> tuple[bool, ...]:
         """Per step, whether memory bounds it."""
-        steps = (step.instruction for step in self.steps)
-        times = (None if type(i.attributes) in KINDS else self.seconds(i) for i in steps)
-        return tuple(pair is not None and pair[1] > pair[0] for pair in times)
+        return tuple(self.is_bound_by_traffic(step.instruction) for step in self.steps)
 
-    def arithmetic(self, instruction: Instruction) -> tuple[Signature | None, Any]:
-        """The operator that an instruction runs, if it runs one, and its flops on local shapes."""
+    def is_bound_by_traffic(self, instruction: Instruction) -> bool:
+        """Whether memory bounds a local operator, rather than arithmetic; in numbers only."""
+        if type(instruction.attributes) in KINDS:
+            return False
+        return over(*self.traffic(instruction)) > over(*self.arithmetic(instruction))
+
+    def arithmetic(self, instruction: Instruction) -> tuple[Any, float]:
+        """Flops of a local operator on its local shapes, and how many the device does a second."""
         if type(instruction.attributes) is not Apply or instruction.node is None:
-            return None, 0
+            return 0, math.inf
         signature = self.graph.nodes[instruction.node].signature
-        values = (*instruction.operands, *instruction.results)
-        return signature, shaped_flops(
-            signature, tuple(self.program.locals[v].shape for v in values)
-        )
+        held, values = self.program.locals, (*instruction.operands, *instruction.results)
+        flops = shaped_flops(signature, tuple([held[v].shape for v in values]))
+        return flops, self.hardware.peak(operand_type(signature))
 
-    def seconds(self, instruction: Instruction) -> tuple[Any, Any]:
-        """Of a local operator: of its arithmetic, and of its memory traffic."""
-        signature, flops = self.arithmetic(instruction)
+    def traffic(self, instruction: Instruction) -> tuple[Any, float]:
+        """Bytes that a local operator moves from and to memory, and how many go a second."""
         moved = dict.fromkeys((*instruction.operands, *instruction.results))
-        traffic = local_bytes(self.program, tuple(v for v in moved if v not in self.fused))
-        peak = self.hardware.peak(operand_type(signature)) if signature else math.inf
-        bandwidth = self.hardware.hbm_bytes_per_s
-        return over(self.lift(flops), peak), over(self.lift(traffic), bandwidth)
+        kept = tuple(v for v in moved if v not in self.fused)
+        return local_bytes(self.program, kept), self.hardware.hbm_bytes_per_s
 
     def useful(self) -> tuple[Any, Any]:
         """Flops on global shapes, and their seconds at the peak of one device."""
-        total, time_s = 0, 0
+        tally: Counter[tuple[tuple[Any, Any], Any]] = Counter()
         for node in self.graph.walk():
             flops = node_flops(self.graph, node, self.sizes)
-            if flops:
-                total += flops
-                peak = self.hardware.peak(operand_type(node.signature))
-                time_s += over(self.lift(flops), peak)
-        return total, time_s
+            peak = self.hardware.peak(operand_type(node.signature))
+            tally[(flops, over(self.lift(flops), peak)), 1] += 1
+        return summed(tally) if tally else (0, 0)
