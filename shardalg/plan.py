@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardalg.algebra.dims import Size
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.step_time import Cost
+    from shardalg.costs.symbolic import Symbolised
     from shardalg.lower import Lowered
     from shardalg.partition.verify import Report
     from shardalg.symbols import Symbols
@@ -187,14 +188,26 @@ class Plan:
     def collectives(self) -> DataFrame:
         """Every collective, in order of execution; bytes are per device and execution.
 
-        `count` includes trip counts: a step's wire bytes are the sum of `wire_bytes * count`.
+        `count` includes trip counts: a step's wire bytes are the sum of `wire_bytes * count`. Of a
+        plan with named sizes, group sizes, counts and bytes are sympy expressions in them.
         """
         return self.collectives_table.df
 
     @cached_property
     def collectives_table(self) -> Table:
         """The table behind `collectives()`."""
-        return tables.collectives(self.program, self.graph)
+        return tables.collectives(self.program, self.graph, self.symbolised)
+
+    @cached_property
+    def symbolised(self) -> Symbolised | None:
+        """The program with a formula for each of its sizes; None in a plan in numbers."""
+        if not self.is_symbolic:
+            return None
+        from shardalg.costs.symbolic import Sizes, symbolise
+
+        return symbolise(
+            self.program, self.graph, Sizes.of(self.symbols.lifted, self.mesh.sizes)
+        )
 
     def warnings(self) -> DataFrame:
         """What costs more than it needs to: operators without a row, with source line and bytes."""
@@ -231,13 +244,16 @@ class Plan:
         return replace(verify(self.sharded, self.program), hints=self._hints(self.sizes))
 
     def cost(self, hardware: str | Hardware) -> Cost:
-        """Step time, communication, peak memory and flops on a chip, as numbers."""
+        """Step time, communication, peak memory and flops on a chip.
+
+        Numbers; of a plan with named sizes, sympy expressions in them.
+        """
         from shardalg.costs.hardware import Hardware, load
         from shardalg.costs.step_time import estimate
 
         chip = hardware if isinstance(hardware, Hardware) else load(hardware)
         return estimate(
-            self.program,
+            self.symbolised or self.program,
             self.graph,
             roles=self.traced.roles,
             hardware=chip,
@@ -334,7 +350,7 @@ class Plan:
         return ", ".join(f"{name}={self.sizes[name].hint}" for name in names)
 
     def __repr__(self) -> str:
-        table = self.collectives_table
+        table = tables.collectives(self.program, self.graph)
         moved = sum(row["count"] * row["wire_bytes"] for row in table)
         hints = self._hints(n for n in self.sizes if n not in self.mesh.axis_names)
         notes = [f"at the hints {hints}"] if hints else []

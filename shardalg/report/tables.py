@@ -15,6 +15,7 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.table import Table
 
 if TYPE_CHECKING:
+    from shardalg.costs.symbolic import Symbolised
     from shardalg.propagate import ShardedGraph
 
 COLLECTIVE_COLUMNS = (
@@ -24,29 +25,45 @@ COLLECTIVE_COLUMNS = (
 PHASES = ("forward", "backward", "update")
 
 
-def collectives(program: SpmdProgram, graph: Graph) -> Table:
+def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = None) -> Table:
     """Every collective of a program, in order of execution.
 
     Bytes are per device and execution (ring bytes: `costs.collectives.step_wire_bytes`); `count`
     includes trip counts, so a step's total is `wire_bytes * count`. `op` is the graph node that
     needs the collective, `source` the user's line; both are empty at the program's border.
+
+    Args:
+      named: the program with formulas for its sizes; the numbers of a row are then formulas.
     """
-    steps = (s for s in walk(program) if type(s.instruction.attributes) in KINDS)
-    return Table(COLLECTIVE_COLUMNS, tuple(_collective(program, graph, step) for step in steps))
+    priced = program if named is None else named.program
+    pairs = zip(walk(program), walk(priced), strict=True)
+    chosen = [pair for pair in pairs if type(pair[0].instruction.attributes) in KINDS]
+    rows = (
+        (*_what(program, step), *_prices(priced, other, named), *_whose(graph, step))
+        for step, other in chosen
+    )
+    return Table(COLLECTIVE_COLUMNS, tuple(rows))
 
 
-def _collective(program: SpmdProgram, graph: Graph, step: Step) -> tuple[object, ...]:
+def _what(program: SpmdProgram, step: Step) -> tuple[object, ...]:
+    attributes = step.instruction.attributes
+    return KINDS[type(attributes)], ",".join(axis_names(program.mesh, attributes.digits))
+
+
+def _prices(program: SpmdProgram, step: Step, named: Symbolised | None) -> tuple[object, ...]:
+    """Group size, count and bytes; formulas as users read them."""
     instruction, attributes = step.instruction, step.instruction.attributes
+    held = local_bytes(program, instruction.operands)
+    left = local_bytes(program, instruction.results)
+    amounts = (group_size(attributes), step.count, held, left, wire_bytes(attributes, held))
+    show = number if named is None else named.sizes.sympy
+    return tuple(show(amount) for amount in amounts)
+
+
+def _whose(graph: Graph, step: Step) -> tuple[object, ...]:
+    instruction = step.instruction
     node = None if instruction.node is None else graph.nodes[instruction.node]
-    operand_bytes = local_bytes(program, instruction.operands)
     return (
-        KINDS[type(attributes)],
-        ",".join(axis_names(program.mesh, attributes.digits)),
-        group_size(attributes),
-        step.count,
-        operand_bytes,
-        local_bytes(program, instruction.results),
-        number(wire_bytes(attributes, operand_bytes)),
         instruction.role,
         instruction.phase,
         _region(graph, node),
