@@ -1,0 +1,110 @@
+"""The paper's Table 1, derived from symbolic plans at the paper's sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.symbolic import Sizes, Symbolised, symbolise
+from shardalg.explore.settings import Settings
+from shardalg.explore.strategies import LAYER, TRAIN_STEP, plans_of
+from shardalg.models.table1 import ORDERS, STRATEGIES, count_annotations, tensors_per_layer
+from shardalg.models.transformer import WIDE_64B, Config
+from shardalg.plan import Plan
+from shardalg.report.figures import png
+from shardalg.report.html import Picture, Section
+from shardalg.report.sweeps import scaling_curves
+from shardalg.report.table1 import Costs, costs, derive, difference, table
+
+# The first column of the paper's Table 2: sizes have the paper's letters, and these hints.
+HINTS = Settings(replace(WIDE_64B, scan=True), Mesh({"X": 8, "Y": 16}, symbolic=True))
+PARTS = ("attention_gradient", "ffn_gradient")
+INTRODUCTION = """The paper's Table 1 (GSPMD, arXiv:2105.04663), not written down but derived: the
+attention and feed-forward layers are traced with named sizes, planned at the hints {hints} on
+{mesh}, and every byte of the programs is priced in those names. **Memory** is what one device
+holds: the float32 parameters, and what the forward pass leaves for the backward one (a minimum cut:
+pointwise operators and reductions rebuild the rest). **Communication** is what one device sends in
+both passes, on rings: of weights and their gradients, and of activations, which are the values that
+have a dimension of the data. An **order** leaves out what another term bounds wherever all sizes
+are at least 1 and no shard is empty, then keeps the mesh axes alone. The formulas hold where
+{conditions}."""
+APART = """What two norms and two residuals per layer add to that (the whole layer less its parts):
+statistics of (B, S), each reduced where M is sharded. None of it changes an order."""
+STEP = """The same of the whole train step (embedding, {layers} scanned layers, cross-entropy,
+Adafactor): what each further layer adds, the coefficient of `L`. Norms and residuals are in it, a
+scan keeps what jax stacks, without a cut through its body, and `update_communication` is
+Adafactor's, whose statistics of each weight are reduced over the mesh."""
+ANNOTATIONS = """Each strategy annotates {found} tensors per layer, {share:.2%} of the {tensors}
+that one more layer adds to the XLA graph of the train step (the paper: 7, and 0.7 %)."""
+CURVES = """The same formulas over the size of one mesh axis, the other one at its hint, as far as
+their conditions hold: on these scales a cost of order 1/X is a straight line that falls."""
+CAPTION = "Bytes of one device in one layer, against the size of each mesh axis."
+
+
+def symbolised(made: Plan) -> Symbolised:
+    """The plan's program with formulas for its sizes."""
+    sizes = Sizes.of(made.symbols.lifted, made.mesh.sizes)
+    return symbolise(made.program, made.graph, sizes)
+
+
+def costs_of(made: Plan, *, per: str | None = None) -> Costs:
+    """What a plan with named sizes takes: in formulas and orders, per unit of the size `per`."""
+    return derive(symbolised(made), made.traced.roles, per=per)
+
+
+def layer_costs(settings: Settings = HINTS) -> dict[str, Costs]:
+    """Attention and feed-forward with their gradients, together, per strategy."""
+    plans = [plans_of(settings, part) for part in PARTS]
+    return {name: _together([made[name] for made in plans]) for name in settings.strategies}
+
+
+def _together(plans: list[Plan]) -> Costs:
+    programs = [symbolised(made) for made in plans]
+    first, second = (costs_of(made).scaling for made in plans)
+    return costs(first + second, programs)
+
+
+def sections(settings: Settings = HINTS) -> tuple[Section, ...]:
+    """The table, what stands beside it, and its curves."""
+    parts = layer_costs(settings)
+    return _derived(settings, parts), _apart(settings, parts), _curves(parts)
+
+
+def _derived(settings: Settings, parts: Mapping[str, Costs]) -> Section:
+    first = next(iter(parts.values()))
+    sizes = ", ".join(f"{n}={v}" for n, v in first.hints.items() if n not in settings.mesh.shape)
+    facts = dict.fromkeys(fact for found in parts.values() for fact in found.facts)
+    words = INTRODUCTION.format(
+        hints=sizes, mesh=repr(settings.mesh), conditions=", ".join(map(str, facts))
+    )
+    paper = {name: ORDERS[name] for name in parts}
+    return Section("Table 1, derived", (words, table(parts, paper), _annotations(settings)))
+
+
+def _annotations(settings: Settings) -> str:
+    found = {
+        count_annotations(settings.config, STRATEGIES[name](settings.mesh, settings.config))
+        for name in settings.strategies
+    }
+    tensors = tensors_per_layer(Config())
+    return ANNOTATIONS.format(found=max(found), tensors=tensors, share=max(found) / tensors)
+
+
+def _apart(settings: Settings, parts: Mapping[str, Costs]) -> Section:
+    """What the layer has beside its parts, and what a layer adds to a train step."""
+    layers = {name: costs_of(made) for name, made in plans_of(settings, LAYER).items()}
+    added = {name: layers[name].scaling - parts[name].scaling for name in parts}
+    steps = {
+        name: costs_of(made, per="L") for name, made in plans_of(settings, TRAIN_STEP).items()
+    }
+    words = STEP.format(layers=settings.config.L)
+    hints = next(iter(parts.values())).hints
+    return Section(
+        "Beside Table 1", (APART, difference(added, hints), words, table(steps))
+    )
+
+
+def _curves(parts: Mapping[str, Costs]) -> Section:
+    picture = Picture("scaling", png(scaling_curves(parts)), CAPTION)
+    return Section("Costs against the mesh", (CURVES, picture))
