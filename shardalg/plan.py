@@ -147,6 +147,29 @@ class Plan:
         """
         return self.symbols.constants.df
 
+    @property
+    def conditions(self) -> DataFrame:
+        """What ties the formulas to the hints: where one fails, `at` gives another plan.
+
+        Columns: kind, condition, margin, where, source, decides. Kinds: "choice" (of an operator,
+        the nearest at the hints first; `margin` is what it saves of the dearer's bytes or devices),
+        "divides" (an even or an uneven split), "peak" (of memory, without a margin).
+        """
+        return self.conditions_table.df
+
+    @cached_property
+    def conditions_table(self) -> Table:
+        """The table behind `conditions`; empty in a plan in numbers."""
+        if self.symbolised is None:
+            return decisions.NO_CONDITIONS
+        from shardalg.costs.memory import liveness
+        from shardalg.partition.alternatives import decisions as choices
+
+        roles = self.traced.roles
+        found = choices(self.sharded, roles, self.options, named=self.symbolised)
+        held = liveness(self.program, self.graph, roles=roles, donated=self.traced.donated)
+        return decisions.conditions(self.symbolised, found, held)
+
     def at(self, **sizes: int) -> Plan:
         """The same plan in numbers: traced and planned again where these names have these sizes.
 
@@ -173,7 +196,7 @@ class Plan:
         traced = replace(self.traced, graph=graph, symbols=None)
         annotations = annotations_at(self.annotations, graph, mesh_at(self.mesh, point))
         here = from_annotations(traced, annotations, self.options)
-        found = decisions.changes(self, here)
+        found = decisions.changes(self, here, point)
         if self.options.strict and len(found):
             raise StrategyError(
                 f"strict=True, and {len(found)} decisions at {point} are others than at the "

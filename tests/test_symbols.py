@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sympy
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
@@ -183,12 +184,13 @@ def test_the_hints_change_nothing(model):
     assert len(model.symbols.constants) == 0
 
 
-def points(names, count, seed):
-    """Sizes that mostly divide, and some that do not."""
+def points(plan, count, seed):
+    """Sizes of a plan, one to three of them other than the hints, mostly even."""
     rng = np.random.default_rng(seed)
-    sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+    names = list(plan.sizes)
     for _ in range(count):
-        yield {name: int(rng.choice(sizes[:5] if name in "XYL" else sizes[1:])) for name in names}
+        changed = rng.choice(names, rng.integers(1, 4), replace=False)
+        yield {str(n): int(rng.choice((2, 3, 4) if n in "XYL" else (6, 8, 16, 32))) for n in changed}
 
 
 def structure(plan):
@@ -200,17 +202,44 @@ def structure(plan):
     return moved[["kind", "axes", "role", "op", "source"]].values.tolist(), layouts
 
 
-def test_at_names_each_changed_decision(model, show):
-    """A change is reported exactly where the tables of the plan in numbers say otherwise."""
-    changed, kinds, seed = 0, {}, 3
+def failing(plan, point):
+    """The conditions of a plan that do not hold at a point."""
+    plan_sizes = {name: point.get(name, size.hint) for name, size in plan.sizes.items()}
+    found = [row for row in plan.conditions_table if row["kind"] == "choice"]
+    broken = [r for r in found if not holds(r["condition"], plan_sizes)]
+    return broken, [c for c in plan.symbolised.conditions if not c.holds(plan_sizes)]
+
+
+def holds(text, values):
+    """A condition as the table prints it, at numbers."""
+    left, right = (sympy.sympify(side, locals=NAMES) for side in text.split(" <= "))
+    return left.subs(values) <= right.subs(values)
+
+
+NAMES = {name: sympy.Symbol(name) for name in "BSMHNDVLXY"}
+
+
+def numbers(plan, point):
+    """The amounts of the collectives; formulas at a point, the other sizes at their hints."""
+    columns = ("group_size", "count", "operand_bytes", "result_bytes", "wire_bytes")
+    at = {size: sympy.Integer(point.get(name, size.hint)) for name, size in plan.sizes.items()}
+    rows = [[row[name] for name in columns] for row in plan.collectives_table]
+    return [[float(sympy.sympify(n).xreplace(at)) for n in row] for row in rows]
+
+
+def test_at_names_what_changes_and_formulas_hold_where_nothing_does(model, show):
+    """At random sizes: a failed condition is a change, no change is exact formulas."""
+    seed, broken, held = 3, 0, 0
     base = structure(model)
-    for point in points(model.sizes, 12, seed):
+    for point in points(model, 24, seed):
         here = model.at(**point)
-        same = structure(here) == base
-        assert same or len(here.changes), (seed, point)
-        changed += bool(len(here.changes))
-        for row in here.changes:
-            assert row["at_hints"] != row["here"]
-            kinds[row["kind"]] = kinds.get(row["kind"], 0) + 1
-    show(f"at(): {changed} points with changed decisions, {kinds}")
-    assert changed
+        choices, splits = failing(model, point)
+        if choices or splits:
+            broken += 1
+            assert len(here.changes), (seed, point, choices, splits)
+        if not len(here.changes):
+            held += 1
+            assert structure(here) == base, (seed, point)
+            assert numbers(model, point) == numbers(here, {}), (seed, point)
+    show(f"at(): {broken} points where a condition fails, {held} where no decision changed")
+    assert broken

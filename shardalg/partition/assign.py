@@ -62,13 +62,22 @@ def choose(key: NodeKey) -> Choice:
         return _gather_all(key)
     merged: Choice | None = None
     for component in _components(rows):
-        best = _best(key, list(_candidates(key, rows, component)), rows[component[0]])
+        best = best_of(key, list(_candidates(key, rows, component)), rows[component[0]])
         merged = best if merged is None else _merge(merged, best, rows, component)
     assert merged is not None, f"{key.signature.primitive} has an empty row"
     return merged
 
 
-def _best(key: NodeKey, candidates: list[Choice], rule: Rule) -> Choice:
+def alternatives(key: NodeKey) -> Iterator[tuple[Choice, tuple[Choice, ...], Rule]]:
+    """Per part of a node that is decided alone: what was chosen, all that could be, and the row."""
+    rows = rules(key.signature) or ()
+    for component in _components(rows):
+        found = tuple(_candidates(key, rows, component))
+        rule = rows[component[0]]
+        yield best_of(key, list(found), rule), found, rule
+
+
+def best_of(key: NodeKey, candidates: list[Choice], rule: Rule) -> Choice:
     """Only what may win is priced: where there is arithmetic, what computes on the most devices."""
     if rule.flops != 0:
         most = max(choice.devices for choice in candidates)

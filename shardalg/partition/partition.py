@@ -88,13 +88,17 @@ class Partitioner:
             else:
                 self._node(node)
 
-    def _node(self, node: Node) -> None:
+    def key(self, node: Node) -> NodeKey:
+        """What the choice at a node depends on, as the program stands."""
         sources, homes = self.context.sources, self.homes
-        key = NodeKey(
+        return NodeKey(
             node.signature,
             tuple([sources[v] for v in node.operands]),
             tuple([homes[v] for v in node.results]),
         )
+
+    def _node(self, node: Node) -> None:
+        key = self.key(node)
         plan = self.plans.get(key)
         if plan is None:
             plan = self.plans[key] = self._interned(node_plan(key))

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from shardalg.algebra.digits import Digits
 from shardalg.costs.collectives import KINDS, axis_names
+from shardalg.costs.conditions import Condition
+from shardalg.costs.formula import Formula
+from shardalg.costs.memory import Liveness
+from shardalg.costs.symbolic import Symbolised
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph
 from shardalg.ops.retrace import Alignment
+from shardalg.partition.alternatives import Decision
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.spmd.program import Apply, Instruction, SpmdProgram
 from shardalg.table import Table
 
 CHANGE_COLUMNS = ("kind", "where", "source", "at_hints", "here")
+CONDITION_COLUMNS = ("kind", "condition", "margin", "where", "source", "decides")
 NO_CHANGES = Table(CHANGE_COLUMNS, ())
+NO_CONDITIONS = Table(CONDITION_COLUMNS, ())
 Row = tuple[str, str, str, str, str]
 BORDER = -1
 """Stands for the node of what moves at the program's border."""
@@ -33,18 +41,61 @@ class Planned(Protocol):
         """Its completed layouts."""
 
     @property
+    def symbolised(self) -> Symbolised | None:
+        """Its formulas, if sizes have names."""
+
+    @property
     def program(self) -> SpmdProgram:
         """What every device runs."""
 
 
-def changes(hints: Planned, here: Planned) -> Table:
-    """Every decision in which two plans of one function, at two sizes, differ.
+def changes(hints: Planned, here: Planned, point: Mapping[str, int]) -> Table:
+    """Every decision in which two plans of one function differ, at the hints and at a point.
 
-    Kinds: "choice" (the axes on the loops of an operator), "sharding" (of a value), "collectives"
-    (kind, dimensions, axes and role of what an operator, or the border, moves).
+    Kinds: "divides" (a split that is even here and not there), "choice" (the axes on the loops of
+    an operator), "sharding" (of a value), "collectives" (kind, dimensions, axes and role of what an
+    operator, or the border, moves).
     """
-    rows = (*_choices(hints, here), *_shardings(hints, here), *_collectives(hints, here))
-    return Table(CHANGE_COLUMNS, rows)
+    rows = (*_splits(hints, point), *_choices(hints, here), *_shardings(hints, here))
+    return Table(CHANGE_COLUMNS, (*rows, *_collectives(hints, here)))
+
+
+def _splits(hints: Planned, point: Mapping[str, int]) -> Iterator[Row]:
+    for fact in hints.symbolised.conditions if hints.symbolised else ():
+        if not fact.holds(point):
+            other = replace(fact, divides=not fact.divides)
+            yield "divides", f"{fact.size} in {fact.parts}", "", str(fact), str(other)
+
+
+def conditions(named: Symbolised, choices: Sequence[Decision], memory: Liveness) -> Table:
+    """What ties the formulas of a plan to its hints: choices by margin, splits, the peak's place.
+
+    Args:
+      choices: the nearest at the hints first.
+    """
+    graph, hints = named.graph, named.sizes.hints
+    rows = [
+        ("choice", *_inequality(d.condition, hints), *_place(graph, d.node), d.condition.what)
+        for d in choices
+    ]
+    facts = map(str, named.conditions)
+    rows += [("divides", fact, None, "", "", "the size of blocks") for fact in facts]
+    peak = memory.instruction
+    place = ("the arguments", "") if peak is None else _whose(graph, peak)
+    rows.append(("peak", "the most bytes are alive there", None, *place, "peak_memory_bytes"))
+    return Table(CONDITION_COLUMNS, tuple(rows))
+
+
+def _whose(graph: Graph, instruction: Instruction) -> tuple[str, str]:
+    return ("border", "") if instruction.node is None else _place(graph, instruction.node)
+
+
+def _inequality(condition: Condition, hints: Mapping[str, int]) -> tuple[str, float]:
+    """The condition without what both sides share, and its margin at the hints."""
+    terms = condition.difference.terms.items()
+    left = Formula({m: -c for m, c in terms if c < 0})
+    right = Formula({m: c for m, c in terms if c > 0})
+    return f"{left} <= {right}", condition.margin(hints)
 
 
 def _choices(hints: Planned, here: Planned) -> Iterator[Row]:

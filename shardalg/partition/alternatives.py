@@ -1,0 +1,159 @@
+"""What else each operator of a plan could have done, priced in named sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import KINDS, axis_names, step_wire_bytes
+from shardalg.costs.conditions import Condition, conditions
+from shardalg.costs.formula import Formula, ceiling
+from shardalg.costs.symbolic import Size, Sizes, Symbolised, formula_digits
+from shardalg.graph.ir import Node
+from shardalg.partition.assign import Choice, NodeKey, alternatives
+from shardalg.partition.partition import Partitioner
+from shardalg.partition.reshard import reshard_path
+from shardalg.propagate.sharded import ShardedGraph
+from shardalg.propagate.strategy import Options
+from shardalg.spmd.program import AllToAll, ReduceScatter
+
+Shape = tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A choice at a node, and the condition under which it stays the better one."""
+
+    node: int
+    condition: Condition
+
+
+class _Recorder(Partitioner):
+    """Partitions once more, and remembers which node decided with which key."""
+
+    def __init__(self, sharded: ShardedGraph, roles: Sequence[str], options: Options) -> None:
+        super().__init__(sharded, roles, options)
+        self.decided: list[tuple[Node, NodeKey]] = []
+
+    def key(self, node: Node) -> NodeKey:
+        """The key of a node, noted."""
+        found = super().key(node)
+        self.decided.append((node, found))
+        return found
+
+
+def decisions(
+    sharded: ShardedGraph, roles: Sequence[str], options: Options, *, named: Symbolised
+) -> tuple[Decision, ...]:
+    """Every choice of an operator that may be another one at other sizes, the closest first.
+
+    Each alternative that the planner weighed gives one condition: that it computes on no more
+    devices, or, on as many, moves no fewer bytes. Those that hold at all sizes are left out, and
+    each of the others is stated once, for the first operator that depends on it. The paths between
+    layouts are those of the hints.
+    """
+    recorder = _Recorder(sharded, roles, options)
+    recorder.run()
+    pricer = _Pricer(named.sizes, sharded)
+    found: dict[Condition, int] = {}
+    seen: set[tuple[NodeKey, tuple[Shape, ...]]] = set()
+    for node, key in recorder.decided:
+        shapes = tuple(named.sizes.dims[v] for v in (*node.operands, *node.results))
+        if (key, shapes) not in seen:
+            seen.add((key, shapes))
+            for condition in pricer.conditions(key, shapes):
+                found.setdefault(condition, node.index)
+    pairs = [(c.size, c.parts) for c in named.conditions if c.divides]
+    kept = conditions(found, hints=named.sizes.hints, shardings=pairs)
+    return tuple(Decision(found[condition], condition) for condition in kept)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pricer:
+    sizes: Sizes
+    sharded: ShardedGraph
+
+    @cached_property
+    def counts(self) -> Callable[[Digits], Size]:
+        """How many parts digits make."""
+        mesh, axes = self.sharded.mesh, self.sizes.axes
+
+        def count(digits: Digits) -> Size:
+            return math.prod(d.size for d in formula_digits(mesh, axes, digits))
+
+        return lru_cache(maxsize=None)(count)
+
+    def conditions(self, key: NodeKey, shapes: tuple[Shape, ...]) -> Iterator[Condition]:
+        """What ties the choice of a key to the hints."""
+        for best, found, rule in alternatives(key):
+            for other in found:
+                what = f"{self.words(best)} rather than {self.words(other)}"
+                fewer, more = self.devices(other), self.devices(best)
+                if rule.flops != 0 and fewer != more:
+                    yield Condition(fewer, more, f"{what} (devices)")
+                if rule.flops == 0 or other.devices == best.devices:
+                    prices = (self.price(key, choice, shapes) for choice in (best, other))
+                    yield Condition(*prices, f"{what} (bytes)")
+
+    def words(self, choice: Choice) -> str:
+        """The axes on the loops, in words."""
+        mesh = self.sharded.mesh
+        split = [f"{n} over {','.join(axis_names(mesh, d))}" for n, d in choice.loops if d]
+        return ", ".join(split) or "the whole"
+
+    def devices(self, choice: Choice) -> Formula:
+        """In how many parts the iterations are computed."""
+        held = {d for _, digits in choice.loops for d in digits}
+        passed = {d for made in choice.produced for d in made.unreduced} - held
+        digits = tuple(sorted(held | passed, reverse=True))
+        return Formula.of(self.counts(digits))
+
+    def price(self, key: NodeKey, choice: Choice, shapes: tuple[Shape, ...]) -> Formula:
+        """Bytes that a device sends to bring operands in and results home."""
+        total, count = Formula.of(0), len(key.sources)
+        operands = zip(key.sources, choice.demands, key.signature.operands, shapes, strict=False)
+        for sources, demand, type_, shape in operands:
+            source = min(sources, key=lambda s: reshard_path(s, demand).wire_elements)
+            total += self.path(source, demand, shape) * type_.itemsize
+        types = key.signature.results
+        for made, home, type_, shape in zip(
+            choice.produced, key.homes, types, shapes[count:], strict=True
+        ):
+            total += self.path(made, home, shape) * type_.itemsize
+        return total
+
+    def path(self, source: Sharding, target: Sharding, shape: Shape) -> Formula:
+        """Elements that a device sends from one layout to the other, on the path of the hints."""
+        total = Formula.of(0)
+        for step in reshard_path(source, target).steps:
+            kind = KINDS.get(type(step.attributes))
+            if kind is not None:
+                held = self.elements(source, shape, step.attributes, step.layout)
+                size = self.counts(step.attributes.digits)
+                total += step_wire_bytes(kind, group_size=size, local_bytes=held)
+            source = step.layout
+        return total
+
+    def elements(
+        self, source: Sharding, shape: Shape, attributes: object, after: Sharding
+    ) -> Formula:
+        """Elements on a device before a collective, padded where the collective cuts."""
+        blocks = [self.tile(source, shape, dim) for dim in range(len(shape))]
+        cut = _CUTS.get(type(attributes))
+        if cut is not None:
+            dim = getattr(attributes, cut)
+            blocks[dim] = self.tile(after, shape, dim) * self.counts(attributes.digits)
+        return math.prod(blocks, start=Formula.of(1))
+
+    def tile(self, sharding: Sharding, shape: Shape, dim: int) -> Formula:
+        """Elements of a block, without a ceiling where the parts divide at the hints."""
+        ratio = Formula.of(shape[dim]) / self.counts(sharding.dims[dim])
+        divides = sharding.shape[dim] % math.prod(d.size for d in sharding.dims[dim]) == 0
+        return ratio if divides else ceiling(ratio)
+
+
+_CUTS = {ReduceScatter: "dim", AllToAll: "split_dim"}
