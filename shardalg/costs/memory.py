@@ -26,6 +26,10 @@ _CLASS = {
 }
 
 
+Place = tuple[int, ...]
+"""An instruction: its number in the program, then in the body of that loop, ...; () the start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Alive:
     """A local value in memory at the peak: its class, name and bytes on one device.
@@ -51,6 +55,7 @@ class Liveness:
       instruction: the one that runs at the peak; None where the arguments alone are the peak.
       alive: the values alive then, largest first.
       argument_bytes, result_bytes: at the border of the program, padding included.
+      place: of the instruction.
     """
 
     peak_bytes: Any
@@ -58,6 +63,7 @@ class Liveness:
     alive: tuple[Alive, ...]
     argument_bytes: Any
     result_bytes: Any
+    place: Place = ()
 
     @property
     def by_class(self) -> dict[str, int]:
@@ -84,6 +90,7 @@ class Liveness:
             alive,
             local_bytes(program, program.block.arguments),
             local_bytes(program, tuple(set(program.block.results))),
+            self.place,
         )
 
     def table(self) -> Table:
@@ -126,9 +133,26 @@ def liveness(
     and fragmentation.
     """
     scan = _Scan(program, graph, tuple(roles or ()))
-    taken = frozenset(program.block.arguments[i] for i in donated)
     last = rebuilt_last_uses(program, graph) if rebuild and graph else _last_uses(program.block)
-    return scan.run(taken, last)
+    lives = scan.lives(donated, last)
+    return scan.liveness(lives, scan.peak(program.block, lives).place)
+
+
+def alive_at(
+    program: SpmdProgram,
+    graph: Graph,
+    place: Place,
+    *,
+    roles: Sequence[str] | None = None,
+    donated: Sequence[int] = (),
+) -> Liveness:
+    """The bytes alive while one instruction runs, be it the peak or not; see `liveness`.
+
+    Args:
+      place: of the instruction, as `Liveness.place` gives it.
+    """
+    scan = _Scan(program, graph, tuple(roles or ()))
+    return scan.liveness(scan.lives(donated, _last_uses(program.block)), place)
 
 
 class _Held(NamedTuple):
@@ -148,7 +172,7 @@ class _Timeline:
     alive: dict[int, _Held]
     total: int = 0
     peak: int = 0
-    at: int = -1
+    place: Place = ()
     inner: dict[int, _Held] = field(default_factory=dict)
 
     def add(self, value: int, held: _Held) -> None:
@@ -182,38 +206,40 @@ class _Scan:
     graph: Graph | None
     roles: tuple[str, ...]
 
-    def run(self, donated: frozenset[int], last: dict[int, int]) -> Liveness:
+    def lives(self, donated: Sequence[int], last: dict[int, int]) -> _Lives:
+        """What the program starts with, and for how long."""
+        arguments = self.program.block.arguments
+        start = dict.fromkeys([*arguments, *(local for local, _ in self.program.constants)])
+        taken = frozenset(arguments[i] for i in donated)
+        return _Lives({v: self.whole(v) for v in start}, frozenset(start) - taken, last)
+
+    def liveness(self, lives: _Lives, place: Place) -> Liveness:
+        """What is alive at a place."""
         program, block = self.program, self.program.block
-        constants = [local for local, _ in program.constants]
-        start = dict.fromkeys([*block.arguments, *constants])
-        sizes = {value: self.whole(value) for value in start}
-        pinned = frozenset(start) - donated
-        first = self.peak(block, _Lives(sizes, pinned, last))
-        alive = self.peak(block, _Lives(sizes, pinned, last), stop=first.at)
-        held = {**alive.alive, **alive.inner}
+        line = self.peak(block, lives, stop=place)
+        held = {**line.alive, **line.inner}
         rows = (Alive(v, self.memory_class(v), self.name(v), *size) for v, size in held.items())
+        alive = tuple(sorted(rows, key=lambda row: (-row.bytes, row.local)))
         return Liveness(
-            first.peak,
-            block.instructions[first.at] if first.at >= 0 else None,
-            tuple(sorted(rows, key=lambda row: (-row.bytes, row.local))),
+            sum(row.bytes for row in alive),
+            block.instructions[place[0]] if place else None,
+            alive,
             local_bytes(program, block.arguments),
             local_bytes(program, tuple(set(block.results))),
+            place,
         )
 
     def whole(self, value: int) -> _Held:
         return _Held(self.program.locals[value].bytes, (value,))
 
-    def peak(self, block: Block, lives: _Lives, stop: int | None = None) -> _Timeline:
-        """The peak of a block.
-
-        With `stop`: what is alive while instruction `stop` runs, -1 being the start.
-        """
+    def peak(self, block: Block, lives: _Lives, stop: Place | None = None) -> _Timeline:
+        """The peak of a block; with `stop`, what is alive at that place."""
         start, pinned, last = lives.start, lives.pinned, lives.last
         whole = materialised(block, self.graph) if self.graph else frozenset()
         line = _Timeline(dict(start), sum(held.bytes for held in start.values()))
         line.peak = line.total
         ends = lives.ends(len(block.instructions))
-        if stop == -1:
+        if stop == ():
             return line
         for value in start:
             if value not in last and value not in pinned:
@@ -227,15 +253,15 @@ class _Scan:
                 line.add(value, self.size(instruction, value, line.alive, whole))
             now = line.total + (inner.peak if inner else 0)
             if now > line.peak:
-                line.peak, line.at = now, i
-            if i == stop:
-                line.inner = self.inside(instruction, stop=inner.at).alive if inner else {}
+                line.peak, line.place = now, (i, *(inner.place if inner else ()))
+            if stop and i == stop[0]:
+                line.inner = self.inside(instruction, stop[1:]).alive if inner else {}
                 break
             for value in (*dying, *(v for v in instruction.results if v not in last)):
                 line.drop(value)
         return line
 
-    def inside(self, instruction: Instruction, stop: int | None = None) -> _Timeline | None:
+    def inside(self, instruction: Instruction, stop: Place | None = None) -> _Timeline | None:
         """What the body of a loop holds beyond the loop's own operands and results."""
         loop = instruction.attributes
         if type(loop) is not Loop:

@@ -1,0 +1,279 @@
+"""Formulas at numbers against the planner on the same function traced at those numbers."""
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.costs import estimate
+from shardalg.costs.collectives import KINDS, axis_names, group_size, wire_bytes
+from shardalg.costs.compute import shaped_flops, signature_local_flops
+from shardalg.costs.formula import Formula, symbols
+from shardalg.costs.hardware import Hardware, load
+from shardalg.costs.memory import alive_at
+from shardalg.costs.symbolic import Sizes, symbolise
+from shardalg.costs.walk import local_bytes, walk
+from shardalg.models import table1
+from shardalg.models.training import part
+from shardalg.models.transformer import Config
+from shardalg.spmd.program import Apply, Resize
+
+EVEN = {"B": 12, "S": 20, "M": 32, "H": 224, "N": 8, "D": 6, "V": 80, "L": 5}
+UNEVEN = {"B": 7, "S": 39, "M": 26, "H": 213, "N": 5, "D": 6, "V": 53, "L": 5}
+MESH = sa.Mesh({"X": 2, "Y": 4}, symbolic=True)
+STRATEGIES = {"1": table1.attempt_1, "2": table1.attempt_2, "finalized": table1.finalized}
+# function, strategy, layers in a scan, points
+CASES = [
+    *(("layer_gradient", strategy, False, 18) for strategy in STRATEGIES),
+    ("train_step", "finalized", True, 6),
+    ("train_step", "finalized", False, 3),
+]
+
+
+def planned(name, strategy, hints, scan):
+    config = Config(**({**hints, "L": 2} if not scan else hints), scan=scan)
+    chosen = part(name)
+    return sa.plan(
+        chosen.function(config),
+        *chosen.named_arguments(config),
+        strategy=STRATEGIES[strategy](MESH, config, name),
+        roles=chosen.roles(),
+        donate_argnums=chosen.donate_argnums(),
+    )
+
+
+def symbolised(plan):
+    return symbolise(plan.program, plan.graph, Sizes.of(plan.symbols.lifted, plan.mesh.sizes))
+
+
+def cost(plan, program):
+    traced = plan.traced
+    return estimate(
+        program, plan.graph, Hardware("any"), roles=traced.roles, donated=traced.donated
+    )
+
+
+def moved(program):
+    """Of every collective: what it is, and its exact sizes."""
+    for step in walk(program):
+        instruction, attributes = step.instruction, step.instruction.attributes
+        if type(attributes) in KINDS:
+            size = local_bytes(program, instruction.operands)
+            kind = type(attributes), axis_names(program.mesh, attributes.digits)
+            sizes = (
+                step.count,
+                group_size(attributes),
+                size,
+                local_bytes(program, instruction.results),
+                wire_bytes(attributes, size),
+            )
+            yield (*kind, instruction.role, instruction.node), sizes
+
+
+def at(values, point):
+    return tuple(Formula.of(value).at(point) for value in values)
+
+
+def draw(rng, made, hints):
+    """A point near the hints at which all conditions of divisibility hold, if luck has it."""
+    point = dict(made.sizes.hints)
+    for axis in MESH.axis_names:
+        point[axis] = rng.choice([point[axis], rng.randint(2, 6)])
+    if rng.random() < 0.7:
+        for name in hints.keys() & point.keys():
+            point[name] = max(2, round(hints[name] * rng.uniform(0.8, 1.3)))
+    for name in hints.keys() & point.keys():
+        wanted = [c.parts for c in made.conditions if c.divides and str(c.size) == name]
+        unit = math.lcm(1, *(n.at(point) for n in wanted))
+        point[name] = -(-point[name] // unit) * unit
+    new = point != made.sizes.hints and all(c.holds(point) for c in made.conditions)
+    return point if new else None
+
+
+def points(made, hints, seed):
+    rng = random.Random(seed)
+    while True:
+        point = draw(rng, made, hints)
+        if point is not None:
+            yield point
+
+
+def held(memory):
+    return sorted((value.local, value.of, value.memory_class) for value in memory.alive)
+
+
+def check_memory(formulas, there, point):
+    """Every class of memory at the instruction of the hints' peak; which peak it is.
+
+    Returns "peak" where that is the peak at the point too, "place" where it is not, and "other
+    buffers" where another operand has the size that a result needs, and is written over.
+    """
+    traced = there.traced
+    here = alive_at(
+        there.program, there.graph, formulas.place, roles=traced.roles, donated=traced.donated
+    )
+    if held(here) != held(formulas):
+        return "other buffers"
+    classes = formulas.by_class
+    assert dict(zip(classes, at(classes.values(), point), strict=True)) == here.by_class
+    assert at([formulas.peak_bytes, formulas.argument_bytes, formulas.result_bytes], point) == (
+        here.peak_bytes, here.argument_bytes, here.result_bytes
+    )  # fmt: skip
+    return "peak" if cost(there, there.program).memory.place == formulas.place else "place"
+
+
+@pytest.mark.parametrize("hints", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize(("name", "strategy", "scan", "wanted"), CASES)
+def test_formulas_are_what_the_planner_says_at_numbers(name, strategy, scan, wanted, hints, show):
+    plan = planned(name, strategy, hints, scan)
+    made = symbolised(plan)
+    formulas, prices = list(moved(made.program)), cost(plan, made)
+    seen = Counter()
+    for seed, point in enumerate(points(made, hints, f"{name} {strategy} {scan}")):
+        if seen["equal"] == wanted or seed == 5 * wanted:
+            break
+        there = plan.at(**point)
+        if len(there.changes):
+            seen["decisions changed"] += 1
+            continue
+        numbers = list(moved(there.program))
+        assert [what for what, _ in formulas] == [what for what, _ in numbers], point
+        for (what, sizes), (_, exact) in zip(formulas, numbers, strict=True):
+            assert at(sizes, point) == exact, (what, sizes, point)
+        price = cost(there, there.program)
+        assert at([prices.totals.sum("flops")], point) == (price.flops,), point
+        assert at([prices.totals.useful_flops], point) == (price.useful_flops,), point
+        seen["equal"] += 1
+        seen[f"memory: {check_memory(prices.memory, there, point)}"] += 1
+    head = f"{name} {strategy}: {len(formulas)} collectives, {len(made.conditions)} conditions"
+    show(f"{head}; points {dict(seen)}")
+    assert seen["equal"] >= wanted // 2
+
+
+@pytest.fixture(scope="module")
+def ffn():
+    return planned("ffn_gradient", "finalized", EVEN, False)
+
+
+def test_the_feed_forward_layer_in_the_papers_letters(ffn):
+    B, S, M, H, X, Y = symbols("B S M H X Y")
+    weight, activation = 2 * M * H / (X * Y), 2 * B * S * M / (X * Y)
+    found = Counter(
+        (kind.__name__, role, sizes[-1])
+        for (kind, _, role, _), sizes in moved(symbolised(ffn).program)
+    )
+    assert found == {
+        ("AllGather", "weight", weight * (X - 1)): 4,
+        ("AllGather", "activation", activation * (Y - 1)): 3,
+        ("ReduceScatter", "activation", activation * (Y - 1)): 2,
+        ("ReduceScatter", "gradient", weight * (X - 1)): 2,
+    }
+
+
+def test_swapped_axes_give_other_formulas(ffn):
+    X, Y = symbols("X Y")
+    sizes = Sizes.of(ffn.symbols.lifted, ffn.mesh.sizes)
+    swapped = symbolise(ffn.program, ffn.graph, replace(sizes, axes={"X": Y, "Y": X})).program
+    exact = list(moved(ffn.program))
+    wrong = [
+        (sizes, numbers)
+        for (_, sizes), (_, numbers) in zip(moved(swapped), exact, strict=True)
+        if at(sizes, EVEN | {"X": 2, "Y": 4}) != numbers
+    ]
+    assert len(wrong) == len(exact) == 11
+
+
+def test_what_divides_is_listed_once(ffn):
+    facts = symbolised(ffn).conditions
+    assert sorted(map(str, facts)) == ["X divides B", "X divides M", "Y divides H", "Y divides M"]
+    assert all(fact.holds(EVEN | {"X": 2, "Y": 4}) for fact in facts)
+    assert not all(fact.holds(EVEN | {"X": 5, "Y": 4}) for fact in facts)
+
+
+def test_costs_are_sympy_and_the_numbers_at_the_hints(ffn):
+    found = estimate(symbolised(ffn), ffn.graph, load("tpu_v3"), roles=ffn.traced.roles)
+    hints = {symbol: symbol.hint for symbol in found.sizes.symbols.values()}
+    numbers = estimate(ffn.program, ffn.graph, load("tpu_v3"), roles=ffn.traced.roles)
+    for name in (
+        "step_time_s", "compute_s", "communication_s", "wire_bytes", "flops", "useful_flops",
+        "peak_memory_bytes", "devices", "flops_utilization",
+    ):  # fmt: skip
+        formula = getattr(found, name)
+        assert formula.free_symbols <= hints.keys()
+        assert float(formula.subs(hints)) == pytest.approx(float(getattr(numbers, name)))
+    assert dict(zip(found.formulas()["quantity"], found.formulas()["at_hints"], strict=True)) == (
+        {name: pytest.approx(float(value)) for name, value in numbers.totals.named()}
+    )
+    assert found.memory_by_class.keys() == numbers.memory.by_class.keys()
+    assert len(found.table()) == len(numbers.table())
+    assert "at the hints" in repr(found)
+    assert "<math" in found._repr_html_()
+
+
+def test_paddings_of_uneven_moves_are_exact(show):
+    """Blocks that do not nest are padded before a move and stripped after it."""
+    R, K = sa.dims("R K", hint=(13, 9))
+    x = jax.ShapeDtypeStruct((R, K), "float32")
+
+    def moves(x):
+        x = sa.mesh_split(x * 2, MESH, [0, -1])
+        x = sa.mesh_split(x + 1, MESH, [-1, 1])
+        x = sa.mesh_split(x * 3, MESH, [1, -1])
+        return sa.mesh_split(x @ x.T, MESH, [-1, 0])
+
+    plan = sa.plan(moves, x, mesh=MESH)
+    made, seen = symbolised(plan), 0
+    resized = sum(type(i.attributes) is Resize for i in plan.program.block.instructions)
+    rng = random.Random(3)
+    for _ in range(60):
+        point = {"R": rng.randint(5, 40), "K": rng.randint(5, 40), "X": 2, "Y": rng.choice([3, 4])}
+        there = plan.at(**point)
+        same = [type(i.attributes) for i in there.program.block.instructions] == [
+            type(i.attributes) for i in plan.program.block.instructions
+        ]
+        if same and all(fact.holds(point) for fact in made.conditions):
+            shapes = [tuple(at(v.shape, point)) for v in made.program.locals]
+            assert shapes == [v.shape for v in there.program.locals]
+            seen += 1
+    show(f"{resized} paddings, {seen} points")
+    assert resized >= 3
+    assert seen >= 5
+
+
+def test_loops_in_loops_and_lengths_that_are_sums():
+    N, K, W = sa.dims("N K W", hint=(6, 4, 8))
+    xs = jax.ShapeDtypeStruct((N, K, W), "float32")
+
+    def inner(carry, x):
+        carry = carry + sa.mesh_split(x.sum(), MESH, [])
+        return carry, None
+
+    def outer(carry, rows):
+        return jax.lax.scan(inner, carry, rows)
+
+    def fn(xs):
+        return jax.lax.scan(outer, jnp.float32(0), xs[1:])[0]
+
+    plan = sa.plan(fn, xs, mesh=MESH, in_shardings=(P(None, None, "X"),))
+    counts = {step.count for step in walk(symbolised(plan).program)}
+    n, k = symbols("N K")
+    assert {n - 1, (n - 1) * k} <= counts
+
+
+def test_flops_follow_from_local_shapes_as_from_digits():
+    plan = planned("train_step", "finalized", UNEVEN, True)
+    held = plan.program.locals
+    for step in walk(plan.program):
+        instruction = step.instruction
+        if type(instruction.attributes) is Apply and instruction.node is not None:
+            signature = plan.graph.nodes[instruction.node].signature
+            values = (*instruction.operands, *instruction.results)
+            shapes = tuple(held[v].shape for v in values)
+            digits = instruction.attributes.loops
+            assert shaped_flops(signature, shapes) == signature_local_flops(signature, digits)
