@@ -10,7 +10,8 @@ import sympy
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.errors import TraceError
+from shardalg import plan_file
+from shardalg.errors import PlanFileError, StrategyError, TraceError
 from shardalg.models import table1, training
 from shardalg.models.transformer import Config
 
@@ -190,7 +191,8 @@ def points(plan, count, seed):
     names = list(plan.sizes)
     for _ in range(count):
         changed = rng.choice(names, rng.integers(1, 4), replace=False)
-        yield {str(n): int(rng.choice((2, 3, 4) if n in "XYL" else (6, 8, 16, 32))) for n in changed}
+        few, many = (2, 3, 4), (6, 8, 16, 32)
+        yield {str(n): int(rng.choice(few if n in "XYL" else many)) for n in changed}
 
 
 def structure(plan):
@@ -227,6 +229,9 @@ def numbers(plan, point):
     return [[float(sympy.sympify(n).xreplace(at)) for n in row] for row in rows]
 
 
+KINDS = ("divides", "choice", "sharding", "collectives")
+
+
 def test_at_names_what_changes_and_formulas_hold_where_nothing_does(model, show):
     """At random sizes: a failed condition is a change, no change is exact formulas."""
     seed, broken, held = 3, 0, 0
@@ -236,10 +241,67 @@ def test_at_names_what_changes_and_formulas_hold_where_nothing_does(model, show)
         choices, splits = failing(model, point)
         if choices or splits:
             broken += 1
-            assert len(here.changes), (seed, point, choices, splits)
+            kinds = {kind: {r["where"] for r in here.changes.where(kind=kind)} for kind in KINDS}
+            assert len(kinds["divides"]) == len(splits), (seed, point, splits)
+            named = {row["where"] for row in choices}
+            assert splits or named <= kinds["choice"], (seed, point, named, kinds["choice"])
         if not len(here.changes):
             held += 1
             assert structure(here) == base, (seed, point)
             assert numbers(model, point) == numbers(here, {}), (seed, point)
     show(f"at(): {broken} points where a condition fails, {held} where no decision changed")
     assert broken
+
+
+def test_strict_refuses_a_changed_decision():
+    plan = sa.plan(jnp.tanh, *arrays((B, S)), strategy=ROW, options=sa.Options(strict=True))
+    assert plan.at(B=6).mesh == sa.Mesh({"X": 2, "Y": 4})
+    with pytest.raises(StrategyError, match=r"(?s)strict=True.*X divides B"):
+        plan.at(B=7)
+
+
+def test_verified_and_lowered_plans_say_their_hints():
+    plan = sa.plan(jnp.tanh, *arrays((B, S)), strategy=ROW)
+    assert "at the hints B=8, S=16, X=2, Y=4" in repr(plan.verify())
+    assert "at the hints B=8, S=16, X=2, Y=4" in repr(plan.lower())
+    assert "at the hints" not in repr(plan.at(B=4).verify())
+    x = np.ones((8, 16), np.float32)
+    np.testing.assert_allclose(plan.lower()(x), np.tanh(x), rtol=1e-6)
+
+
+def test_saved_plans_keep_their_sizes(tmp_path):
+    def half(x):
+        return x[: x.shape[0] // 2].sum(1)
+
+    plan = sa.plan(half, *arrays((2 * B, S)), strategy=ROW, roles=("data",))
+    plan.save(tmp_path / "plan.json")
+    loaded = sa.load_plan(tmp_path / "plan.json")
+    assert repr(loaded) == repr(plan)
+    assert loaded.symbols.lifted.shapes == plan.symbols.lifted.shapes
+    assert loaded.collectives_table == plan.collectives_table
+    assert loaded.cost("tpu_v3").formulas() == plan.cost("tpu_v3").formulas()
+    assert loaded.at(X=4).text() == plan.at(X=4).text()
+    with pytest.raises(sa.SymbolError, match="no function to trace"):
+        loaded.at(B=4)
+    assert loaded.lower(fn=half)(np.ones((16, 16), np.float32)).shape == (8,)
+
+
+def test_a_plan_file_whose_sizes_are_not_the_graphs_is_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    sa.plan(jnp.tanh, *arrays((B, S)), strategy=ROW).save(path)
+    content = dict(plan_file.read(path))
+    content["symbols"]["shapes"][0][0] = ["size", "B", 4]
+    plan_file.write(path, content)
+    with pytest.raises(PlanFileError, match="not those of the graph"):
+        sa.load_plan(path)
+
+
+def test_replan_keeps_the_sizes():
+    plan = sa.plan(lambda x: x.sum(0), *arrays((B, S)), strategy=ROW)
+    other = plan.replan(sa.Strategy(MESH, in_shardings=(P(None, "Y"),)))
+    assert other.is_symbolic
+    assert not len(other.collectives_table)
+    in_numbers = plan.replan(sa.Strategy(sa.Mesh({"X": 4}), in_shardings=(P("X"),)))
+    assert list(in_numbers.sizes) == ["B", "S"]
+    (row,) = in_numbers.collectives_table
+    assert str(row["wire_bytes"]) == "6*S"

@@ -95,3 +95,32 @@ def test_arrays_that_carry_shardings_need_no_specs(step, plan):
     )
     assert other.mesh == plan.mesh
     assert other.collectives().equals(plan.collectives())
+
+
+def test_formulas_of_the_batch_and_its_constants(step, show):
+    """Batch and length have names; what the packages fix inside stays a number, with its line."""
+    batch, length = sa.dims("B S", hint=(foreign.BATCH, 12))
+    data = jax.ShapeDtypeStruct((batch, length), "int32")
+    plan = sa.plan(
+        step.step,
+        *step.arguments[:2],
+        data,
+        data,
+        mesh=sa.Mesh({"X": 2, "Y": 4}, symbolic=True),
+        in_shardings=step.in_shardings,
+        out_shardings=step.out_shardings,
+        roles=foreign.ROLES,
+        donate_argnums=(0, 1),
+    )
+    constants = plan.symbols.constants
+    cost = plan.cost("tpu_v3")
+    show(f"foreign step: wire bytes {cost.wire_bytes}\n{constants}")
+    assert cost.flops.free_symbols == {batch, length, *plan.mesh.sizes.values()}
+    assert {row["source"].split(":")[0] for row in constants} == {"embeddings.py", "attention.py"}
+    assert foreign.CONFIG.max_len in constants["size"]
+    here = plan.at(B=24, S=14)
+    assert not len(here.changes)
+    point = {size: {"B": 24, "S": 14}.get(name, size.hint) for name, size in plan.sizes.items()}
+    for quantity in ("wire_bytes", "flops"):
+        formula = getattr(cost, quantity)
+        assert float(formula.subs(point)) == float(getattr(here.cost("tpu_v3"), quantity))
