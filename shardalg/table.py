@@ -211,10 +211,19 @@ def _markdown(value: object) -> str:
     return _text(value).replace("|", "\\|")
 
 
+def latex_text(text: str) -> str:
+    r"""Words for a LaTeX document, special characters escaped.
+
+    >>> print(latex_text("wire_bytes & 5 %"))
+    wire\_bytes \& 5 \%
+    """
+    return text.translate(_LATEX_ESCAPES)
+
+
 def _latex(value: object) -> str:
     if _is_formula(value):
         return f"${sys.modules['sympy'].latex(value)}$"
-    return _text(value).translate(_LATEX_ESCAPES)
+    return latex_text(_text(value))
 
 
 def _html(value: object) -> str:

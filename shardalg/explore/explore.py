@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from shardalg.explore import drawings, foreign, proofs, runs, strategies
+from shardalg.explore import drawings, foreign, paper, proofs, runs, strategies, table1
 from shardalg.explore.progress import Progress
 from shardalg.explore.screen import page_text
 from shardalg.explore.settings import PAPER, Settings
@@ -16,6 +16,7 @@ from shardalg.lower.compare import Comparison
 from shardalg.lower.host import host_devices
 from shardalg.plan import Plan
 from shardalg.report.html import Page, Section
+from shardalg.report.latex import tables_tex
 
 Say = Callable[[str], None]
 Plans = Mapping[str, Plan]
@@ -57,6 +58,7 @@ class Exploration:
 
     def sections(self) -> Iterator[Section]:
         """The report's sections, in order."""
+        yield from self.derived()
         yield from strategies.sections(self.layers)
         yield strategies.memory_section(self.steps)
         self.say("planning the paper's train step of 64 billion parameters")
@@ -69,6 +71,15 @@ class Exploration:
         yield self.ran()
         yield self.foreign()
         yield proved
+
+    def derived(self) -> Iterator[Section]:
+        """The paper's Table 1 in formulas, and its first model in numbers."""
+        chosen = self.settings.strategies
+        self.say("deriving the paper's Table 1 from layers with named sizes")
+        yield from table1.sections(replace(table1.HINTS, strategies=chosen))
+        if not self.settings.quick:
+            self.say("planning the paper's 32 unrolled layers of 2 billion parameters")
+            yield paper.section()
 
     @property
     def last_step(self) -> Plan:
@@ -123,9 +134,10 @@ def run(settings: Settings) -> None:
     page = exploration.page()
     print(f"\n{page.title}\n{page.lead}\n\n{page_text(page)}\n", flush=True)
     files = page.write(settings.out)
-    plan_file = settings.out / "plan.json"
+    plan_file, tables_file = settings.out / "plan.json", settings.out / "tables.tex"
     exploration.last_step.save(plan_file)
-    names = ", ".join(str(path) for path in (*files[:2], plan_file))
+    tables_file.write_text(tables_tex(page), encoding="utf-8")
+    names = ", ".join(str(path) for path in (*files[:2], tables_file, plan_file))
     say(f"wrote {names} and {len(files) - 2} pictures")
 
 
@@ -139,8 +151,9 @@ def write_figures(settings: Settings, folder: Path) -> None:
     totals, *_ = strategies.sections(exploration.layers)
     forward = strategies.plans_of(settings, drawings.FEED_FORWARD)
     drawn = drawings.section(settings, forward)
+    curves = table1.curves(table1.layer_costs(table1.HINTS))
     folder.mkdir(parents=True, exist_ok=True)
-    for picture in Page("", "", (totals, drawn)).pictures():
+    for picture in Page("", "", (totals, drawn, curves)).pictures():
         path = folder / f"{picture.name}.png"
         path.write_bytes(picture.png)
         say(f"wrote {path}")

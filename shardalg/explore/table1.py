@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.symbolic import Sizes, Symbolised, symbolise
+from shardalg.costs.symbolic import Symbolised
+from shardalg.errors import StrategyError
 from shardalg.explore.settings import Settings
 from shardalg.explore.strategies import LAYER, TRAIN_STEP, plans_of
 from shardalg.models.table1 import ORDERS, STRATEGIES, count_annotations, tensors_per_layer
@@ -42,15 +43,18 @@ their conditions hold: on these scales a cost of order 1/X is a straight line th
 CAPTION = "Bytes of one device in one layer, against the size of each mesh axis."
 
 
-def symbolised(made: Plan) -> Symbolised:
-    """The plan's program with formulas for its sizes."""
-    sizes = Sizes.of(made.symbols.lifted, made.mesh.sizes)
-    return symbolise(made.program, made.graph, sizes)
-
-
 def costs_of(made: Plan, *, per: str | None = None) -> Costs:
     """What a plan with named sizes takes: in formulas and orders, per unit of the size `per`."""
-    return derive(symbolised(made), made.traced.roles, per=per)
+    return derive(_named(made), made.traced.roles, per=per)
+
+
+def _named(made: Plan) -> Symbolised:
+    if made.symbolised is None:
+        raise StrategyError(
+            f"{made!r} has no named sizes, so that its costs have no orders: plan on a mesh with "
+            "symbolic=True and arguments in sa.dims, such as Part.named_arguments."
+        )
+    return made.symbolised
 
 
 def layer_costs(settings: Settings = HINTS) -> dict[str, Costs]:
@@ -60,7 +64,7 @@ def layer_costs(settings: Settings = HINTS) -> dict[str, Costs]:
 
 
 def _together(plans: list[Plan]) -> Costs:
-    programs = [symbolised(made) for made in plans]
+    programs = [_named(made) for made in plans]
     first, second = (costs_of(made).scaling for made in plans)
     return costs(first + second, programs)
 
@@ -68,7 +72,7 @@ def _together(plans: list[Plan]) -> Costs:
 def sections(settings: Settings = HINTS) -> tuple[Section, ...]:
     """The table, what stands beside it, and its curves."""
     parts = layer_costs(settings)
-    return _derived(settings, parts), _apart(settings, parts), _curves(parts)
+    return _derived(settings, parts), _apart(settings, parts), curves(parts)
 
 
 def _derived(settings: Settings, parts: Mapping[str, Costs]) -> Section:
@@ -105,6 +109,7 @@ def _apart(settings: Settings, parts: Mapping[str, Costs]) -> Section:
     )
 
 
-def _curves(parts: Mapping[str, Costs]) -> Section:
+def curves(parts: Mapping[str, Costs]) -> Section:
+    """Each cost against the size of each mesh axis."""
     picture = Picture("scaling", png(scaling_curves(parts)), CAPTION)
     return Section("Costs against the mesh", (CURVES, picture))

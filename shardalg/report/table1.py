@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import sympy
 
 from shardalg.costs.formula import Formula, symbol
 from shardalg.costs.order import Order
@@ -14,8 +16,6 @@ from shardalg.costs.scaling import QUANTITIES, Scaling, scaling
 from shardalg.table import Table
 
 if TYPE_CHECKING:
-    import sympy
-
     from shardalg.costs.symbolic import Divides, Symbolised
 
 # Four columns of the table; the optimizer has none.
@@ -113,8 +113,35 @@ def _priced(value: Formula | int, hints: Mapping[str, int]) -> tuple[sympy.Expr,
     return formula.sympy(), round(formula.at(hints))
 
 
-def big_o(order: Order) -> sympy.Expr:
-    """An order in sympy; 0 where nothing is spent."""
-    import sympy
+class BigO(sympy.Function):
+    """`O(...)` as it is printed. sympy's own `Order` is of one limit, and MathML would say `o`."""
 
-    return sympy.Function("O")(sum(t.sympy() for t in order.terms)) if order.terms else sympy.S.Zero
+    nargs = 1
+
+    def _sympystr(self, printer: Any) -> str:
+        return f"O({printer.doprint(self.args[0])})"
+
+    def _latex(self, printer: Any) -> str:
+        return rf"O\left({printer.doprint(self.args[0])}\right)"
+
+    def _mathml_presentation(self, printer: Any) -> Any:
+        def element(tag: str, *parts: Any) -> Any:
+            made = printer.dom.createElement(tag)
+            for part in parts:
+                made.appendChild(part)
+            return made
+
+        name, opened, closed = (
+            element(tag, printer.dom.createTextNode(text))
+            for tag, text in (("mi", "O"), ("mo", "("), ("mo", ")"))
+        )
+        return element("mrow", name, opened, printer._print(self.args[0]), closed)
+
+
+def big_o(order: Order) -> sympy.Expr:
+    """An order in sympy; 0 where nothing is spent.
+
+    >>> big_o(paper_order(("X", "XY")))
+    O(1/X + 1/(X*Y))
+    """
+    return BigO(sum(term.sympy() for term in order.terms)) if order.terms else sympy.S.Zero

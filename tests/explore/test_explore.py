@@ -10,15 +10,16 @@ from dataclasses import replace
 import pytest
 
 import shardalg as sa
-from shardalg.explore import foreign, proofs, runs
+from shardalg.explore import foreign, paper, proofs, runs, table1
 from shardalg.explore.explore import Exploration, write_figures
 from shardalg.explore.settings import PAPER, SMALL, TINY, Settings, config_of, mesh_of
 from shardalg.explore.strategies import LAYER, TRAIN_STEP, plans_of, price_section, sections
+from shardalg.models.transformer import WIDE_64B
 from shardalg.table import Table
 
 STRATEGIES = ("attempt 1", "attempt 2", "finalized")
 QUICK = Settings(config=TINY, quick=True)
-PICTURES = ("wire_bytes.png", "feed_forward.png", "times.png")
+PICTURES = ("wire_bytes.png", "feed_forward.png", "scaling.png", "times.png")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def test_it_says_what_it_does_and_what_it_wrote(explored):
     assert seconds == sorted(seconds)
     assert str(out / "report.html") in progress[-1][1]
     written = {path.name for path in out.iterdir()}
-    assert written == {"report.html", "report.md", "plan.json", *PICTURES}
+    assert written == {"report.html", "report.md", "tables.tex", "plan.json", *PICTURES}
 
 
 def test_the_report_is_one_file_with_its_pictures(explored):
@@ -66,6 +67,21 @@ def test_the_run_equals_one_device(explored):
     assert all(0 < float(error) < 1e-5 for error in errors)
 
 
+def test_table_1_is_derived_in_every_format(explored):
+    """MathML in HTML, text in Markdown, booktabs in LaTeX; quick, for one strategy."""
+    folder = explored[0]
+    report = (folder / "report.md").read_text()
+    derived = "| finalized | activation_communication | 20*B*M*S*(Y - 1)/(X*Y) | 1258291200 |"
+    assert f"{derived} O(1/X) | O(1/X) | yes |" in report
+    page = (folder / "report.html").read_text()
+    assert "<mi>O</mi><mo>(</mo><mfrac><mn>1</mn><mi>X</mi></mfrac><mo>)</mo>" in page
+    tex = (folder / "tables.tex").read_text()
+    assert r"$\frac{20 B M S \left(Y - 1\right)}{X Y}$" in tex
+    begun, ended = (tex.count(rf"\{side}{{table}}") for side in ("begin", "end"))
+    assert begun == ended == tex.count(r"\toprule")
+    assert r"\caption{Table 1, derived}" in tex
+
+
 def test_the_plan_can_be_loaded(explored):
     path = explored[0] / "plan.json"
     assert json.loads(path.read_text())
@@ -78,6 +94,10 @@ def test_the_plan_can_be_loaded(explored):
 @pytest.fixture(scope="module")
 def layers():
     return plans_of(QUICK, LAYER)
+
+
+def is_text(part):
+    return type(part) is str
 
 
 def tables(section):
@@ -107,7 +127,7 @@ def test_the_totals_are_the_sums_of_the_lists(layers):
 
 def test_pictures_are_written_without_a_run(tmp_path, capsys):
     write_figures(QUICK, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == set(PICTURES[:2])
+    assert {path.name for path in tmp_path.iterdir()} == set(PICTURES[:3])
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in tmp_path.iterdir())
 
 
@@ -166,6 +186,26 @@ def test_every_merge_is_counted_and_proved(layers):
     assert "merge" in by_kind["claim"]
     assert set(slowest["status"]) == {"proved"}
     assert list(slowest["ms"]) == sorted(slowest["ms"], reverse=True)
+
+
+def test_the_paper_s_model_in_numbers():
+    """At two layers: the parts of each table are the whole."""
+    few = replace(paper.UNROLLED, config=replace(WIDE_64B, L=2))
+    section = paper.section(few)
+    beside, classes, alive, moved = tables(section)
+    peak = dict(zip(beside["quantity"], beside["estimated"], strict=True))["peak_memory_gb"]
+    assert beside["measured"] == (15.3, 5.74, 0.627)
+    assert sum(classes["gb"]) == pytest.approx(peak, abs=1e-3)
+    assert sum(alive["gb"]) == pytest.approx(peak, abs=1e-3)
+    assert len(alive) == paper.MOST_LINES + 1
+    sent = re.search(r"in one step, ([\d.]+) GB", " ".join(filter(is_text, section.parts)))
+    assert sum(moved["gb"]) == pytest.approx(float(sent[1]), abs=0.06)
+    assert moved["gb"][0] == max(moved["gb"])
+
+
+def test_costs_of_a_plan_in_numbers_have_no_orders(layers):
+    with pytest.raises(sa.StrategyError, match=r"no named sizes.*symbolic=True"):
+        table1.costs_of(layers["finalized"])
 
 
 def test_the_paper_s_size_is_priced_as_the_story_has_it():

@@ -55,6 +55,9 @@ def _product(axes):
 
 def test_formulas_are_mathml_in_html_and_math_in_latex():
     shown = table({"one": FOUND}, {"one": (("XY",), ("X",), (), ("Y",))})
-    assert shown.to_html().count("<math>") == 3 * len(COLUMNS)
-    assert r"$\frac{8 M}{X Y}$" in shown.to_latex()
+    html = shown.to_html()
+    assert html.count("<math>") == 3 * len(COLUMNS)
+    assert "<mi>O</mi><mo>(</mo><mfrac><mn>1</mn><mi>Y</mi></mfrac><mo>)</mo>" in html
+    assert "<mi>o</mi>" not in html  # a small o is another order
+    assert r"$\frac{8 M}{X Y}$ & 16 & $O\left(\frac{1}{X Y}\right)$" in shown.to_latex()
     assert r"\toprule" in shown.to_latex()
