@@ -17,6 +17,7 @@ from shardalg.report.figures import png
 from shardalg.report.html import Picture, Section
 from shardalg.report.sweeps import scaling_curves
 from shardalg.report.table1 import Costs, costs, derive, difference, table
+from shardalg.table import Table
 
 # The first column of the paper's Table 2: sizes have the paper's letters, and these hints.
 HINTS = Settings(replace(WIDE_64B, scan=True), Mesh({"X": 8, "Y": 16}, symbolic=True))
@@ -38,6 +39,10 @@ scan keeps what jax stacks, without a cut through its body, and `update_communic
 Adafactor's, whose statistics of each weight are reduced over the mesh."""
 ANNOTATIONS = """Each strategy annotates {found} tensors per layer, {share:.2%} of the {tensors}
 that one more layer adds to the XLA graph of the train step (the paper: 7, and 0.7 %)."""
+CHOICES = """A plan is made at its hints; where another choice becomes the cheaper one, a layer has
+another program, and other formulas. These conditions are the nearest: `margin` is what the choice
+saves at the hints, as a share of what the dearer one costs."""
+MOST_CHOICES = 3
 CURVES = """The same formulas over the size of one mesh axis, the other one at its hint, as far as
 their conditions hold: on these scales a cost of order 1/X is a straight line that falls."""
 CAPTION = "Bytes of one device in one layer, against the size of each mesh axis."
@@ -71,8 +76,13 @@ def _together(plans: list[Plan]) -> Costs:
 
 def sections(settings: Settings = HINTS) -> tuple[Section, ...]:
     """The table, what stands beside it, and its curves."""
-    parts = layer_costs(settings)
-    return _derived(settings, parts), _apart(settings, parts), curves(parts)
+    parts, layers = layer_costs(settings), plans_of(settings, LAYER)
+    return (
+        _derived(settings, parts),
+        _choices(layers),
+        _apart(settings, parts, layers),
+        curves(parts),
+    )
 
 
 def _derived(settings: Settings, parts: Mapping[str, Costs]) -> Section:
@@ -95,10 +105,26 @@ def _annotations(settings: Settings) -> str:
     return ANNOTATIONS.format(found=max(found), tensors=tensors, share=max(found) / tensors)
 
 
-def _apart(settings: Settings, parts: Mapping[str, Costs]) -> Section:
+def _choices(layers: Mapping[str, Plan]) -> Section:
+    return Section("Where the strategies' plans change", (CHOICES, nearest(layers)))
+
+
+def nearest(plans: Mapping[str, Plan], count: int = MOST_CHOICES) -> Table:
+    """Per plan, the choices that other sizes would change first."""
+    columns = ("condition", "margin", "where", "decides")
+    rows = (
+        (name, *row)
+        for name, made in plans.items()
+        for row in made.conditions_table.where(kind="choice").select(*columns).rows[:count]
+    )
+    return Table(("strategy", *columns), tuple(rows))
+
+
+def _apart(
+    settings: Settings, parts: Mapping[str, Costs], layers: Mapping[str, Plan]
+) -> Section:
     """What the layer has beside its parts, and what a layer adds to a train step."""
-    layers = {name: costs_of(made) for name, made in plans_of(settings, LAYER).items()}
-    added = {name: layers[name].scaling - parts[name].scaling for name in parts}
+    added = {name: costs_of(layers[name]).scaling - found.scaling for name, found in parts.items()}
     steps = {
         name: costs_of(made, per="L") for name, made in plans_of(settings, TRAIN_STEP).items()
     }

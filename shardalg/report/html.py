@@ -35,6 +35,7 @@ th { position: sticky; top: 0; background: var(--head); text-align: left; font-w
 th, td { padding: .34rem .75rem; vertical-align: top; } td { white-space: nowrap;
   border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
 tr:last-child td { border-bottom: 0; } tr:hover td { background: #fafbfc; }
+math { font-size: 1.2em; }
 td.wide { white-space: normal; min-width: 18rem; max-width: 34rem; } .n { text-align: right; }
 figure { margin: 1rem 0 1.6rem; } img { max-width: 100%; height: auto; display: block; }
 figcaption { color: var(--faint); font-size: .88rem; margin-top: .4rem; max-width: 52rem; }
