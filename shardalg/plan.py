@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +12,6 @@ from shardalg import plan_file
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import LoweringError, PlanFileError, ShardalgError, StrategyError
 from shardalg.graph.ir import Graph
-from shardalg.graph.serial import from_json, graph_hash, to_json
-from shardalg.graph.trace import trace
-from shardalg.ops.normalise import normalise
-from shardalg.ops.roles import roles
 from shardalg.partition.partition import partition
 from shardalg.pause import collection_paused
 from shardalg.propagate import propagate
@@ -25,6 +21,7 @@ from shardalg.report import decisions, reasons, tables
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
 from shardalg.table import Table
+from shardalg.traced import Traced, read_traced, trace_arguments
 
 if TYPE_CHECKING:
     from shardalg.algebra.dims import Size
@@ -35,43 +32,6 @@ if TYPE_CHECKING:
     from shardalg.partition.verify import Report
     from shardalg.symbols import Symbols
     from shardalg.table import DataFrame
-
-
-@dataclass(frozen=True, eq=False)
-class Traced:
-    """What planning needs of a function, on any mesh: traced once, planned many times.
-
-    Attributes:
-      graph: normalised.
-      argument_roles: per flattened argument, "parameters", "optimizer_state", "data" or None.
-      own_shardings: per flattened argument, the NamedSharding it already carries, or None.
-      donated: indices of flattened arguments whose memory the step may reuse.
-      fn: the function; None in a loaded plan.
-      symbols: the formulas of its sizes; None where all are numbers.
-    """
-
-    graph: Graph
-    argument_roles: tuple[str | None, ...]
-    own_shardings: tuple[Any, ...] = ()
-    donated: tuple[int, ...] = ()
-    fn: Callable[..., Any] | None = None
-    symbols: Symbols | None = None
-
-    def __post_init__(self) -> None:
-        count = len(self.graph.arguments)
-        beyond = [leaf for leaf in self.donated if not 0 <= leaf < count]
-        if beyond:
-            raise StrategyError(f"{beyond} cannot be donated: there are {count} flat arguments.")
-
-    @cached_property
-    def roles(self) -> tuple[str, ...]:
-        """Role of every value."""
-        return roles(self.graph, self.argument_roles)
-
-    @cached_property
-    def hash(self) -> str:
-        """Of the graph: tells whether a function is the one that was planned."""
-        return graph_hash(self.graph)
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,16 +287,7 @@ class Plan:
             raise LoweringError(
                 "a loaded plan has no function to run: pass it, as plan.lower(fn=train_step)."
             )
-        from shardalg.graph.arguments import planned_arguments, with_shapes
-
-        given = planned_arguments(self.graph, args and with_shapes(args, _hint))
-        again = _graph(fn, given, self.mesh.shape)
-        if graph_hash(again) != self.traced.hash:
-            raise LoweringError(
-                f"the function's graph is {graph_hash(again)[:12]}, the plan was made for "
-                f"{self.traced.hash[:12]}: it is another function, or another jax. Plan it again."
-            )
-        return replace(self.traced, graph=again, fn=fn)
+        return self.traced.bound(fn, args, self.mesh.shape)
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file, atomically; `load_plan` reads it.
@@ -344,22 +295,12 @@ class Plan:
         The file holds the graph, the annotations and the options; the rest is derived again.
         """
         content = {
-            "graph": to_json(self.graph),
-            "symbols": self._symbols_json(),
+            **self.traced.to_json(),
             "annotations": plan_file.annotations_json(self.annotations),
             "options": asdict(self.options),
-            "argument_roles": list(self.traced.argument_roles),
-            "donated": list(self.traced.donated),
             "program": plan_file.digest(self.text()),
         }
         plan_file.write(path, content)
-
-    def _symbols_json(self) -> dict[str, Any] | None:
-        if self.traced.symbols is None:
-            return None
-        from shardalg import symbols
-
-        return symbols.to_json(self.traced.symbols)
 
     def text(self) -> str:
         """The program with source lines."""
@@ -427,56 +368,11 @@ def plan(
         raise StrategyError(
             "plan() takes a strategy, or mesh and shardings, not both: put them into the Strategy."
         )
-    traced = _traced(fn, args, strategy.mesh, (roles, donate_argnums))
+    axes = strategy.mesh.shape if strategy.mesh is not None else None
+    traced = trace_arguments(fn, args, axes, border=(roles, donate_argnums))
     if strategy.mesh is None:
         strategy = replace(strategy, mesh=_mesh_of(traced))
     return _planned(traced, strategy, options or Options())
-
-
-def _traced(
-    fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | None, given: tuple[Any, Any]
-) -> Traced:
-    from shardalg.graph.arguments import declared_dims, donated_leaves, own_shardings, types_of
-    from shardalg.graph.trace import flatten_prefix
-
-    named, donate_argnums = given
-    own = own_shardings(args)
-    shape = mesh.shape if mesh is not None else None
-    donated = donated_leaves(args, donate_argnums)
-    leaf_roles = tuple(flatten_prefix(named, args, "roles"))
-    declared = declared_dims(args)
-    if declared is None:
-        return Traced(_graph(fn, args, shape), leaf_roles, own, donated, fn)
-    from shardalg.symbols import name_sizes
-
-    tracer = _tracer(fn, types_of(args), shape)
-    graph = tracer({})
-    return Traced(graph, leaf_roles, own, donated, fn, name_sizes(graph, declared, tracer))
-
-
-def _tracer(
-    fn: Callable[..., Any], args: tuple[Any, ...], mesh_shape: dict[str, int] | None
-) -> Callable[[Mapping[str, int]], Graph]:
-    """Traces the function where names have the sizes of a point, the others their hints."""
-    from shardalg.algebra.dims import evaluate
-    from shardalg.graph.arguments import with_shapes
-
-    def tracer(point: Mapping[str, int]) -> Graph:
-        return _graph(fn, with_shapes(args, lambda size: evaluate(size, point)), mesh_shape)
-
-    return tracer
-
-
-def _graph(fn: Callable[..., Any], args: Sequence[Any], mesh_shape: dict[str, int] | None) -> Graph:
-    traced = trace(fn, *args, mesh_shape=mesh_shape)
-    with collection_paused():
-        return normalise(traced)
-
-
-def _hint(size: Any) -> int:
-    from shardalg.algebra.dims import hint_of
-
-    return hint_of(size)
 
 
 def _mesh_of(traced: Traced) -> Mesh:
@@ -535,7 +431,7 @@ def load_plan(path: str | Path) -> Plan:
     """
     content = plan_file.read(path)
     try:
-        traced = _read_traced(content)
+        traced = read_traced(content)
         annotations = plan_file.read_annotations(content["annotations"])
         loaded = from_annotations(traced, annotations, Options(**content["options"]))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, ShardalgError) as error:
@@ -548,15 +444,3 @@ def load_plan(path: str | Path) -> Plan:
             "gives here is another one. Plan the function again."
         )
     return loaded
-
-
-def _read_traced(content: Mapping[str, Any]) -> Traced:
-    graph, named = from_json(content["graph"]), content["symbols"]
-    argument_roles, donated = tuple(content["argument_roles"]), tuple(content["donated"])
-    if named is None:
-        return Traced(graph, argument_roles, donated=donated)
-    from shardalg import symbols
-
-    return Traced(
-        graph, argument_roles, donated=donated, symbols=symbols.from_json(graph, named)
-    )

@@ -57,6 +57,21 @@ class Symbols:
         rows = ((c.size, c.source, c.value, c.varies) for c in self.lifted.constants)
         return Table(CONSTANT_COLUMNS, tuple(rows))
 
+    def to_json(self) -> dict[str, Any]:
+        """The formulas as plain data, without the function."""
+        from shardalg.algebra.dims_data import to_data
+
+        def rows(shapes: Iterable[Shape]) -> list[list[Any]]:
+            return [[to_data(size) for size in shape] for shape in shapes]
+
+        return {
+            "dims": rows(self.dims),
+            "shapes": rows(self.lifted.shapes),
+            "trips": [to_data(trips) for trips in self.lifted.trip_counts],
+            "constants": [[c.size, c.source, c.value, c.varies] for c in self.lifted.constants],
+            "second": dict(self.second),
+        }
+
     def graph_at(self, point: Mapping[str, int]) -> Graph:
         """The function's graph where the dimensions have the sizes of `point`.
 
@@ -253,25 +268,8 @@ def _digit(mesh: Mesh, ref: AxisRef) -> Digit:
     return Digit(whole.stride * (whole.size // places), ref.size)
 
 
-def to_json(symbols: Symbols) -> dict[str, Any]:
-    """The formulas as plain data, without the function."""
-    from shardalg.algebra.dims_data import to_data
-
-    def rows(shapes: Iterable[Shape]) -> list[list[Any]]:
-        return [[to_data(size) for size in shape] for shape in shapes]
-
-    lifted = symbols.lifted
-    return {
-        "dims": rows(symbols.dims),
-        "shapes": rows(lifted.shapes),
-        "trips": [to_data(trips) for trips in lifted.trip_counts],
-        "constants": [[c.size, c.source, c.value, c.varies] for c in lifted.constants],
-        "second": dict(symbols.second),
-    }
-
-
 def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
-    """The formulas that `to_json` wrote, for the same graph.
+    """The formulas that `Symbols.to_json` wrote, for the same graph.
 
     Raises:
       SymbolError: the formulas are not the sizes of the graph.

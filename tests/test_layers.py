@@ -28,6 +28,7 @@ LAYERS = (
     ("models",),
     ("report",),
     ("symbols",),
+    ("traced",),
     ("plan_file",),
     ("plan",),
     ("explore",),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Protocol
 
 from shardalg.algebra.digits import Digits
+from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import KINDS, axis_names
 from shardalg.costs.conditions import Condition
 from shardalg.costs.formula import Formula
@@ -108,13 +110,18 @@ def _choices(hints: Planned, here: Planned) -> Iterator[Row]:
 
 def _assignments(program: SpmdProgram) -> dict[int, str]:
     """Per node the loops that are split, with their axes."""
+    words = cache(partial(_loops, program))
     found = {}
     for step in walk(program):
         attributes, node = step.instruction.attributes, step.instruction.node
         if type(attributes) is Apply and node is not None:
-            loops = sorted((n, _axes(program, d)) for n, d in attributes.loops)
-            found[node] = ", ".join(f"{name} over {axes}" for name, axes in loops if axes)
+            found[node] = words(attributes.loops)
     return found
+
+
+def _loops(program: SpmdProgram, loops: tuple[tuple[str, Digits], ...]) -> str:
+    split = sorted((name, _axes(program, digits)) for name, digits in loops)
+    return ", ".join(f"{name} over {axes}" for name, axes in split if axes)
 
 
 def _axes(program: SpmdProgram, digits: Digits) -> str:
@@ -130,10 +137,11 @@ def _place(graph: Graph, node: int) -> tuple[str, str]:
 def _shardings(hints: Planned, here: Planned) -> Iterator[Row]:
     graph = hints.graph
     partner = Alignment(graph, here.graph).partner
+    text = cache(Sharding.text)
     for value, other in zip(graph.values, partner, strict=True):
         if other >= 0:
             first, second = hints.sharded.shardings[value.index], here.sharded.shardings[other]
-            pair = first.text(), second.text()
+            pair = text(first), text(second)
             if pair[0] != pair[1]:
                 producer = graph.producer[value.index]
                 source = "" if producer is None else graph.nodes[producer].source

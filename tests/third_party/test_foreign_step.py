@@ -118,9 +118,10 @@ def test_formulas_of_the_batch_and_its_constants(step, show):
     assert cost.flops.free_symbols == {batch, length, *plan.mesh.sizes.values()}
     assert {row["source"].split(":")[0] for row in constants} == {"embeddings.py", "attention.py"}
     assert foreign.CONFIG.max_len in constants["size"]
-    here = plan.at(B=24, S=14)
+    here = plan.at(B=10, S=10)
     assert not len(here.changes)
-    point = {size: {"B": 24, "S": 14}.get(name, size.hint) for name, size in plan.sizes.items()}
+    point = {size: {"B": 10, "S": 10}.get(name, size.hint) for name, size in plan.sizes.items()}
     for quantity in ("wire_bytes", "flops"):
         formula = getattr(cost, quantity)
         assert float(formula.subs(point)) == float(getattr(here.cost("tpu_v3"), quantity))
+    assert "choice" in plan.at(B=64, S=14).changes["kind"]

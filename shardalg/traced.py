@@ -1,0 +1,152 @@
+"""What planning needs of a function: its graph, and what stands at its border."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from shardalg.errors import LoweringError, StrategyError
+from shardalg.graph.ir import Graph
+from shardalg.graph.serial import from_json, graph_hash, to_json
+from shardalg.graph.trace import trace
+from shardalg.ops.normalise import normalise
+from shardalg.ops.roles import roles
+from shardalg.pause import collection_paused
+
+if TYPE_CHECKING:
+    from shardalg.symbols import Symbols
+
+Axes = Mapping[str, int] | None
+"""Axis sizes of a mesh; None without one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """What planning needs of a function, on any mesh: traced once, planned many times.
+
+    Attributes:
+      graph: normalised.
+      argument_roles: per flattened argument, "parameters", "optimizer_state", "data" or None.
+      own_shardings: per flattened argument, the NamedSharding it already carries, or None.
+      donated: indices of flattened arguments whose memory the step may reuse.
+      fn: the function; None in a loaded plan.
+      symbols: the formulas of its sizes; None where all are numbers.
+    """
+
+    graph: Graph
+    argument_roles: tuple[str | None, ...]
+    own_shardings: tuple[Any, ...] = ()
+    donated: tuple[int, ...] = ()
+    fn: Callable[..., Any] | None = None
+    symbols: Symbols | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.graph.arguments)
+        beyond = [leaf for leaf in self.donated if not 0 <= leaf < count]
+        if beyond:
+            raise StrategyError(f"{beyond} cannot be donated: there are {count} flat arguments.")
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        """Role of every value."""
+        return roles(self.graph, self.argument_roles)
+
+    @cached_property
+    def hash(self) -> str:
+        """Of the graph: tells whether a function is the one that was planned."""
+        return graph_hash(self.graph)
+
+    def bound(self, fn: Callable[..., Any], args: Sequence[Any] | None, axes: Axes) -> Traced:
+        """A loaded plan's function, given again.
+
+        Args:
+          args: as they were planned; None where each is a single array.
+          axes: of the mesh.
+
+        Raises:
+          LoweringError: its graph is another one.
+        """
+        from shardalg.graph.arguments import planned_arguments, with_shapes
+
+        given = planned_arguments(self.graph, args and with_shapes(args, _hint))
+        again = _graph(fn, given, axes)
+        if graph_hash(again) != self.hash:
+            raise LoweringError(
+                f"the function's graph is {graph_hash(again)[:12]}, the plan was made for "
+                f"{self.hash[:12]}: it is another function, or another jax. Plan it again."
+            )
+        return replace(self, graph=again, fn=fn)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the function, as plain data."""
+        return {
+            "graph": to_json(self.graph),
+            "symbols": None if self.symbols is None else self.symbols.to_json(),
+            "argument_roles": list(self.argument_roles),
+            "donated": list(self.donated),
+        }
+
+
+def trace_arguments(
+    fn: Callable[..., Any], args: tuple[Any, ...], axes: Axes, *, border: tuple[Any, Any]
+) -> Traced:
+    """Trace a function as `plan` takes it, with the formulas of its sizes where they have names.
+
+    Args:
+      axes: of the mesh, for constraints by bare specs.
+      border: prefix of the roles, and donated positions.
+    """
+    from shardalg.graph.arguments import declared_dims, donated_leaves, own_shardings, types_of
+    from shardalg.graph.trace import flatten_prefix
+
+    named, donate_argnums = border
+    own = own_shardings(args)
+    donated = donated_leaves(args, donate_argnums)
+    leaf_roles = tuple(flatten_prefix(named, args, "roles"))
+    declared = declared_dims(args)
+    if declared is None:
+        return Traced(_graph(fn, args, axes), leaf_roles, own, donated, fn)
+    from shardalg.symbols import name_sizes
+
+    tracer = _tracer(fn, types_of(args), axes)
+    graph = tracer({})
+    return Traced(graph, leaf_roles, own, donated, fn, name_sizes(graph, declared, tracer))
+
+
+def _tracer(
+    fn: Callable[..., Any], args: tuple[Any, ...], axes: Axes
+) -> Callable[[Mapping[str, int]], Graph]:
+    """Traces the function where names have the sizes of a point, the others their hints."""
+    from shardalg.algebra.dims import evaluate
+    from shardalg.graph.arguments import with_shapes
+
+    def tracer(point: Mapping[str, int]) -> Graph:
+        return _graph(fn, with_shapes(args, lambda size: evaluate(size, point)), axes)
+
+    return tracer
+
+
+def _graph(fn: Callable[..., Any], args: Sequence[Any], axes: Axes) -> Graph:
+    traced = trace(fn, *args, mesh_shape=axes)
+    with collection_paused():
+        return normalise(traced)
+
+
+def _hint(size: Any) -> int:
+    from shardalg.algebra.dims import hint_of
+
+    return hint_of(size)
+
+
+def read_traced(content: Mapping[str, Any]) -> Traced:
+    """What `Traced.to_json` wrote, without the function."""
+    graph, named = from_json(content["graph"]), content["symbols"]
+    argument_roles, donated = tuple(content["argument_roles"]), tuple(content["donated"])
+    if named is None:
+        return Traced(graph, argument_roles, donated=donated)
+    from shardalg import symbols
+
+    found = symbols.from_json(graph, named)
+    return Traced(graph, argument_roles, donated=donated, symbols=found)
