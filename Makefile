@@ -35,7 +35,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test lint notebooks bench oracle lock clean
+.PHONY: setup explore test test-slow lint notebooks bench oracle lock clean
 
 setup: $(STAMP)
 
@@ -44,6 +44,10 @@ explore: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
+
+# What the suite only samples: minutes, not seconds.
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
