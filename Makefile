@@ -24,7 +24,8 @@ endif
 
 # The stamp carries the content of the lock: another lock (or other entry points) syncs again.
 STAMP := $(VENV)/.synced-$(shell cat $(LOCK) pyproject.toml | cksum | cut -d ' ' -f 1)
-UV := UV_PYTHON_DOWNLOADS=never .tools/bin/uv
+# The system's certificates: behind a proxy of its own a machine knows no others.
+UV := UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=1 .tools/bin/uv
 BIN := $(VENV)/bin
 # Two workers: the suite spends its time in XLA compiles, one core each.
 WORKERS ?= 2
