@@ -148,7 +148,8 @@ SEVERAL = {
         divides=True,
     ),
     "moved": Function(moved, X, ("B,S", "B,3*S", "B,S+3", "B,S"), ((3, False),)),
-    "flip": Function(lambda x: jnp.flip(x, 1), X, ("B,S",)),
+    "flip": Function(lambda x: x + jnp.flip(jnp.arange(x.shape[1])), X, ("B,S",)),
+    "next token": Function(lambda x: x[:, :-1] * x[:, 1:], X, ("B,S-1",)),
     "whole": Function(whole, X, ("B,4", "B,S", "B,S", "B,floor(S/2)+1", "B,2*S-2"), ((4, False),)),
     "pieces": Function(
         halves_by_index, X, ("B,S/2", "B,4", "B,S/2-4"), ((4, False),), divides=True
