@@ -28,7 +28,7 @@ both once per function. `first_plan_s` is the first plan, on mesh {FIRST}, with 
 `xla_compile_s` is XLA's compile of the same function with the same annotations for
 {FIRST[0] * FIRST[1]} CPU devices (`plan.lower().jit()`), after JAX lowered it in `xla_stage_s`.
 `ratio` is XLA's compile over our replan in wall-clock seconds, `cpu_ratio` in processor seconds
-(XLA compiles on several threads). Features are few: both times hang on the number of operators,
+(XLA compiles on several threads). Features are few: both times depend on the number of operators,
 not on their sizes."""
 
 

@@ -20,11 +20,11 @@ MESHES = (
 )  # fmt: skip
 # Divisible on every mesh, so that no row has padding that another one has not.
 CONFIG = Config(B=64, S=128, M=4096, H=8192, N=64, D=64, V=4096, L=64)
-TURNS = 3
+TURNS = 5
 ABOUT = """The unrolled train step under the finalized strategy, planned on growing meshes from one
 trace. `instructions` is the length of the program that every device runs. `new_mesh_s` is the
-first plan on that mesh, `plan_s` the median of later ones, both in processor seconds: planning is
-one thread. `length_ratio` and `time_ratio` are against the smallest mesh."""
+one plan in which nothing of the mesh is remembered, `plan_s` the least of several later ones, both
+in processor seconds: planning is one thread. The ratios are against the smallest mesh."""
 
 
 def run(
@@ -46,14 +46,15 @@ def run(
         say(f"planning on {shape[0] * shape[1]} devices")
         rows.append(row(made, strategy(shape), shape))
     table = Table.from_records(_with_ratios(rows))
-    worst = {f"largest {name}": max(table[name]) for name in ("length_ratio", "time_ratio")}
+    ratios = ("length_ratio", "new_mesh_ratio", "plan_ratio")
+    worst = {f"largest {name}": max(table[name]) for name in ratios}
     return Result("scaling", ABOUT, table, worst)
 
 
 def row(made: sa.Plan, strategy: sa.Strategy, shape: tuple[int, int]) -> dict[str, Any]:
     """A plan on one mesh."""
     plan, first = timed(made.replan, strategy)
-    again = sorted(timed(made.replan, strategy)[1].cpu for _ in range(TURNS))
+    again = min(timed(made.replan, strategy)[1].cpu for _ in range(TURNS))
     instructions = plan.program.block.instructions
     kinds = Counter(isinstance(i.attributes, COLLECTIVES) for i in instructions)
     return {
@@ -63,7 +64,7 @@ def row(made: sa.Plan, strategy: sa.Strategy, shape: tuple[int, int]) -> dict[st
         "instructions": len(instructions),
         "collectives": kinds[True],
         "new_mesh_s": first.cpu,
-        "plan_s": again[TURNS // 2],
+        "plan_s": again,
     }
 
 
@@ -73,7 +74,8 @@ def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         r
         | {
             "length_ratio": r["instructions"] / first["instructions"],
-            "time_ratio": r["plan_s"] / first["plan_s"],
+            "new_mesh_ratio": r["new_mesh_s"] / first["new_mesh_s"],
+            "plan_ratio": r["plan_s"] / first["plan_s"],
         }
         for r in rows
     ]

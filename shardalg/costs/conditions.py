@@ -55,14 +55,16 @@ def _at_least_ratio(atom: Ceil, fresh: Formula) -> Formula:
 
 
 def _widened(formula: Formula, shardings: Shardings) -> Formula:
-    """The formula with `n*d` for each dimension D, `d = D/n` taking over the name of D."""
+    """The formula with `n*d` for each dimension D, `d = D/n` taking over the name of D.
+
+    Where D is a part count itself, what divides by it learns less than is true, never more.
+    """
     parts: dict[str, Formula] = {}
     for size, count in shardings:
         [name, *others] = Formula.of(size).names or [""]
         if not others and size == symbol(name or "_"):
             parts[name] = max(parts.get(name, Formula.of(1)), Formula.of(count), key=_extent)
-    apart = {name: n for name, n in parts.items() if not n.names & parts.keys()}
-    return formula.subs({name: n * symbol(name) for name, n in apart.items()})
+    return formula.subs({name: n * symbol(name) for name, n in parts.items()})
 
 
 def _extent(parts: Formula) -> tuple[int, Number]:

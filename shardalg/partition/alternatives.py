@@ -39,9 +39,9 @@ class _Recorder(Partitioner):
         super().__init__(sharded, roles, options)
         self.decided: list[tuple[Node, NodeKey]] = []
 
-    def key(self, node: Node) -> NodeKey:
+    def key(self, node: Node, homes: tuple[Sharding, ...]) -> NodeKey:
         """The key of a node, noted."""
-        found = super().key(node)
+        found = super().key(node, homes)
         self.decided.append((node, found))
         return found
 

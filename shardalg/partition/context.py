@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -57,6 +58,7 @@ class PartitionContext:
       sources: per graph value, the layouts at hand for any phase; the first is its home.
       copies: (value, layout, phase) to the local that holds it in the current block.
       outputs: values that leave a region, and so must come home.
+      remade: values made from numbers alone, and how to make them in another layout.
       keep_gathers: whether a gathered copy made in one phase may serve another.
     """
 
@@ -68,6 +70,7 @@ class PartitionContext:
     sources: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
     copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
     outputs: frozenset[int] = frozenset()
+    remade: dict[int, Callable[[Sharding, Cause], int]] = field(default_factory=dict)
 
     def new_local(
         self, shape: tuple[int, ...], dtype: str, sharding: Sharding, origin: int | None = None
@@ -93,6 +96,12 @@ class PartitionContext:
         self.sources[value] = (layout,) if known is None else (*known, layout)
         self.copies[value, layout, ANY_PHASE] = local
 
+    def hold_remade(self, value: int, make: Callable[[Sharding, Cause], int]) -> None:
+        """`value` can be had in every layout for nothing, as a slice of the whole would be."""
+        home = self.sources[value][0]
+        self.remade[value] = make
+        self.sources[value] = (home, Sharding(home.mesh, home.shape, ((),) * len(home.shape)))
+
     def given(self, value: int, layout: Sharding) -> int:
         """A new local that holds `value` from the start of the current block."""
         dtype = self.graph.values[value].type.dtype
@@ -112,6 +121,8 @@ class PartitionContext:
         return found
 
     def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
+        if value in self.remade:
+            return self.remade[value](layout, cause._replace(role=self.roles[value]))
         nearest = min(
             self.sources[value], key=lambda source: reshard_path(source, layout).wire_elements
         )

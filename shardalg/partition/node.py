@@ -134,7 +134,32 @@ def partition_node(
     context: PartitionContext, node: Node, plan: NodePlan, homes: tuple[Sharding, ...]
 ) -> None:
     """Emit `node` by its plan and hold its results, at home unless their sums are deferred."""
-    cause = Cause(node.index, node.phase, "unknown", plan.why)
+    results = emit_node(context, node, plan, node.phase)
+    produced = plan.choice.produced
+    for value, local, layout, home in zip(node.results, results, produced, homes, strict=True):
+        settle(context, node, (value, local, layout), home)
+
+
+def remake(
+    context: PartitionContext, node: Node, plan: NodePlan, wanted: tuple[Sharding, Cause]
+) -> int:
+    """Make the result of a node once more, in the layout that is wanted: nothing is sent."""
+    layout, cause = wanted
+    (local,) = emit_node(context, node, plan, cause.phase)
+    return context.move(local, plan.choice.produced[0], layout, cause)
+
+
+def is_remade(context: PartitionContext, node: Node) -> bool:
+    """Whether a node makes its only result from numbers alone (zeros, an iota)."""
+    values = context.graph.values
+    numbers = all(values[v].kind == "constant" and not values[v].type.shape for v in node.operands)
+    rows = rules(node.signature) if numbers and len(node.results) == 1 else None
+    return rows is not None and bool(values[node.results[0]].type.shape)
+
+
+def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str) -> tuple[int, ...]:
+    """Bring the operands, run the local operator; locals of the results in the chosen layouts."""
+    cause = Cause(node.index, phase, "unknown", plan.why)
     demand = context.demand
     pairs = zip(node.operands, plan.choice.demands, strict=True)
     operands = [demand(value, layout, cause) for value, layout in pairs]
@@ -143,17 +168,15 @@ def partition_node(
         operands[position] = _apply_on(
             context, operands[position], attributes, cause._replace(role=role)
         )
-    produced = plan.choice.produced
     bare = not (plan.indexed or plan.after)
     results = tuple(
-        context.new_local(layout.shard_shape, type_.dtype, layout, v if bare else None)
-        for v, type_, layout in zip(node.results, node.signature.results, plan.raw, strict=True)
+        [
+            context.new_local(layout.shard_shape, type_.dtype, layout, v if bare else None)
+            for v, type_, layout in zip(node.results, node.signature.results, plan.raw, strict=True)
+        ]
     )
     context.emit(plan.apply, tuple(operands), results, cause)
-    if not bare:
-        results = _finished(context, node, plan, (tuple(operands), results))
-    for value, local, layout, home in zip(node.results, results, produced, homes, strict=True):
-        settle(context, node, (value, local, layout), home)
+    return results if bare else _finished(context, node, plan, (tuple(operands), results))
 
 
 def _finished(

@@ -10,7 +10,14 @@ from shardalg.graph.ir import Node
 from shardalg.partition.assign import NodeKey
 from shardalg.partition.calls import border, close_body, loop, open_body
 from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
-from shardalg.partition.node import NodePlan, node_plan, partition_node, settle
+from shardalg.partition.node import (
+    NodePlan,
+    is_remade,
+    node_plan,
+    partition_node,
+    remake,
+    settle,
+)
 from shardalg.partition.simplify import simplify
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Options
@@ -88,21 +95,32 @@ class Partitioner:
             else:
                 self._node(node)
 
-    def key(self, node: Node) -> NodeKey:
+    def key(self, node: Node, homes: tuple[Sharding, ...]) -> NodeKey:
         """What the choice at a node depends on, as the program stands."""
-        sources, homes = self.context.sources, self.homes
-        return NodeKey(
-            node.signature,
-            tuple([sources[v] for v in node.operands]),
-            tuple([homes[v] for v in node.results]),
-        )
+        sources = self.context.sources
+        return NodeKey(node.signature, tuple([sources[v] for v in node.operands]), homes)
 
     def _node(self, node: Node) -> None:
-        key = self.key(node)
+        homes = tuple([self.homes[v] for v in node.results])
+        partition_node(self.context, node, self._planned(node, homes), homes)
+        if not node.operands or self.graph.values[node.operands[0]].kind == "constant":
+            self._hold_remade(node)
+
+    def _planned(self, node: Node, homes: tuple[Sharding, ...]) -> NodePlan:
+        key = self.key(node, homes)
         plan = self.plans.get(key)
         if plan is None:
             plan = self.plans[key] = self._interned(node_plan(key))
-        partition_node(self.context, node, plan, key.homes)
+        return plan
+
+    def _hold_remade(self, node: Node) -> None:
+        if is_remade(self.context, node):
+            self.context.hold_remade(
+                node.results[0],
+                lambda layout, cause: remake(
+                    self.context, node, self._planned(node, (layout,)), (layout, cause)
+                ),
+            )
 
     def _interned(self, plan: NodePlan) -> NodePlan:
         """The plan with one object per distinct layout: looking one up is an identity test."""

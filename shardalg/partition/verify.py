@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digits, canonical, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
@@ -127,20 +127,22 @@ class Verifier:
             yield self.iterations(name, attributes)
             yield from (Claim(name, kind, NOT_CLAIMED) for kind in NODE_CLAIMS)
         elif isinstance(attributes, Mask):
-            sharding = self.program.locals[instruction.operands[0]].sharding
-            claim = MaskClaim(
-                sharding.shape[attributes.dim],
-                sharding.dims[attributes.dim],
-                attributes.block,
-                attributes.size,
-            )
-            yield self.proved(name, "mask", claim)
+            yield self.mask(name, attributes, instruction.operands[0])
         elif isinstance(attributes, Loop):
             yield Claim(name, "carry", TRUSTED)
         elif isinstance(attributes, (*COLLECTIVES, DynamicSlice)):
             yield Claim(name, "delivers", NOT_CLAIMED)
         else:
             yield Claim(name, "emitted", NOT_CLAIMED)
+
+    def mask(self, name: str, mask: Mask, operand: int) -> Claim:
+        """The mask keeps just the elements that exist of the operand, where its blocks lie."""
+        sharding = self.program.locals[operand].sharding
+        digits = sharding.dims[mask.dim]
+        if canonical(mask.digits) != canonical(digits):
+            return Claim(name, "mask", "refuted")
+        size = sharding.shape[mask.dim]
+        return self.proved(name, "mask", MaskClaim(size, digits, mask.block, mask.size))
 
     def name(self, instruction: Instruction) -> str:
         """The graph value that the instruction serves."""

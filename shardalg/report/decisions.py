@@ -109,14 +109,14 @@ def _choices(hints: Planned, here: Planned) -> Iterator[Row]:
 
 
 def _assignments(program: SpmdProgram) -> dict[int, str]:
-    """Per node the loops that are split, with their axes."""
+    """Per node the loops that are split, with their axes; several where it is made again."""
     words = cache(partial(_loops, program))
-    found = {}
+    found: dict[int, list[str]] = {}
     for step in walk(program):
         attributes, node = step.instruction.attributes, step.instruction.node
         if type(attributes) is Apply and node is not None:
-            found[node] = words(attributes.loops)
-    return found
+            found.setdefault(node, []).append(words(attributes.loops))
+    return {node: "; ".join(dict.fromkeys(made)) for node, made in found.items()}
 
 
 def _loops(program: SpmdProgram, loops: tuple[tuple[str, Digits], ...]) -> str:

@@ -28,6 +28,7 @@ def gathered(block, parts):
         ((B - 1) * (M - 1), [], True),
         (B * M - B - M + 1, [], True),
         (B * M - B - M, [], False),
+        ((2 * B - 3) * (M - 1), [], False),
         (M - X, [], False),
         (M - X, [(M, X)], True),
         (M - X, [(M, Y)], False),
@@ -153,6 +154,7 @@ def test_bounds_say_when_a_condition_holds(terms, rng):
         (B / X - M, "X", {"B": 30, "M": 2}, [15.0]),
         (tile(B, X) * M - 60, "X", {"B": 30, "M": 20}, [10.0]),
         (B - M, "X", {"B": 1, "M": 2}, []),
+        (25 * X**2 - 25 * X + 4, "X", {}, []),
         (Formula({}), "X", {}, []),
     ],
 )

@@ -96,6 +96,12 @@ def test_sympy_and_back(tree):
     assert from_sympy(formula.sympy(factored=False)) == formula
 
 
+def test_floors_and_ceilings_of_sympy():
+    m, x = SYMPY["M"], SYMPY["X"]
+    assert from_sympy(sympy.floor(m / x)) == M // X
+    assert from_sympy(2 * sympy.ceiling(m / x) - 1) == 2 * tile(M, X) - 1
+
+
 @given(sums, sums)
 @settings(max_examples=100)
 def test_equality_and_hash_need_no_expansion(left, right):
@@ -126,6 +132,7 @@ def test_sweeps_broadcast_and_go_block_by_block():
     x, y = np.arange(1, 301)[:, None], np.arange(1, 51)
     expected = np.ceil(1000 / x) * 7 / y
     np.testing.assert_allclose(sweep(M=1000, X=x, Y=y, B=7, unused=3), expected, rtol=1e-15)
+    np.testing.assert_allclose(sweep(M=1000, X=x, Y=y[None, :], B=7), expected, rtol=1e-15)
     long = np.arange(1, 20_001)
     np.testing.assert_array_equal(sweep(M=long, X=7, Y=1, B=1), -(-long // 7))
 
@@ -199,6 +206,7 @@ KNOWN = [
     (V - 1, X, [(V - 1, X)], "V/X - 1/X"),
     (3 * V - 3, X, [(V - 1, X)], "3*V/X - 3/X"),
     (V, X, [(V - 1, X)], "ceil(V/X)"),
+    (V + 1, X, [(V - 1, X)], "ceil((V + 1)/X)"),
     (M + V, X, [(M, X)], "ceil(V/X) + M/X"),
     (M + V, X, [(M, X), (V, X)], "M/X + V/X"),
     (tile(M, X), Y, [(M, X)], "ceil(M/(X*Y))"),
@@ -282,6 +290,7 @@ def test_constants_are_numbers():
         (2 * B * M * (X - 1) / X, "2*B*M*(X - 1)/X"),
         (2 * B * tile(M, X) * (Y - 1), "2*B*(Y - 1)*ceiling(M/X)"),
         (tile(V - 1, X * Y), "ceiling((V - 1)/(X*Y))"),
+        (tile(M, X) * tile(B, Y), "ceiling(B/Y)*ceiling(M/X)"),
         (B * (V - 1) * (X - 1) / X, "B*(V - 1)*(X - 1)/X"),
         (
             B * M * (Y - 1) / (X * Y) + 2 * M * V * (X - 1) / X,

@@ -136,6 +136,7 @@ def test_weak_scaling_is_the_order_after_the_batch_grows_with_x():
         (tile(B, X), "X", [(B, X)], "O(1/X)"),
         (X * tile(B, X) - B, "X", [(B, X)], "O(X)"),
         (2 * B - X * tile(B, X), "X", [(B, X)], "O(1)"),
+        (B + X - X * tile(B, X), "X", [(B, X)], "O(X)"),
         (tile(M - 1, X), "X", [(M - 1, X)], "O(1/X)"),
         (tile(tile(M, X) * B, Y), "XY", [(M, X), (B, Y)], "O(1/(X*Y))"),
         # products of two shardings: (B/X) * (M/Y) >= 1

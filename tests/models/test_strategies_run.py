@@ -1,5 +1,6 @@
 """The three strategies of Table 1, run: simulated = lowered = one device, even and uneven."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -97,3 +98,23 @@ def test_other_device_orders_change_nothing_but_the_devices(part):
 def test_no_fallback_in_the_train_step(strategy, scan):
     plan = planned(strategy, Config(scan=scan), "train_step")
     assert plan.warnings().empty
+
+
+# The whole matrix, of which the tests above are the sample that every run can afford.
+SIZES = {"even": EVEN, "uneven": UNEVEN}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("part", training.PARTS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_part(strategy, part, sizes):
+    check_plan(strategy, SIZES[sizes], part)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("remat", [False, True], ids=["kept", "remat"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_scanned_train_step(strategy, remat, sizes):
+    check_plan(strategy, replace(SIZES[sizes], scan=True, remat=remat), "train_step")
