@@ -26,6 +26,7 @@ from shardalg.traced import Traced, read_traced, trace_arguments
 if TYPE_CHECKING:
     from shardalg.algebra.dims import Size
     from shardalg.costs.hardware import Hardware
+    from shardalg.costs.memory import Liveness
     from shardalg.costs.step_time import Cost
     from shardalg.costs.symbolic import Symbolised
     from shardalg.lower import Lowered
@@ -122,19 +123,25 @@ class Plan:
         """The table behind `conditions`; empty in a plan in numbers."""
         if self.symbolised is None:
             return decisions.NO_CONDITIONS
-        from shardalg.costs.memory import liveness
         from shardalg.partition.alternatives import decisions as choices
 
-        roles = self.traced.roles
-        found = choices(self.sharded, roles, self.options, named=self.symbolised)
-        held = liveness(self.program, self.graph, roles=roles, donated=self.traced.donated)
-        return decisions.conditions(self.symbolised, found, held)
+        found = choices(self.sharded, self.traced.roles, self.options, named=self.symbolised)
+        return decisions.conditions(self.symbolised, found, self.memory)
+
+    @cached_property
+    def memory(self) -> Liveness:
+        """What a device holds at the peak; of a plan with named sizes, at the hints."""
+        from shardalg.costs.memory import liveness
+
+        roles, donated = self.traced.roles, self.traced.donated
+        return liveness(self.program, self.graph, roles=roles, donated=donated)
 
     def at(self, **sizes: int) -> Plan:
         """The same plan in numbers: traced and planned again where these names have these sizes.
 
         Names that are left out have their hints. `changes` of the plan that comes back lists the
-        decisions that are others than at the hints; where it is empty, the formulas hold.
+        decisions that are others than at the hints, and where the peak of memory stands elsewhere;
+        where it is empty, the formulas hold.
 
         Raises:
           SymbolError: a name that the plan does not have, a size below 1, a function that is
@@ -157,9 +164,10 @@ class Plan:
         annotations = annotations_at(self.annotations, graph, mesh_at(self.mesh, point))
         here = from_annotations(traced, annotations, self.options)
         found = decisions.changes(self, here, point)
-        if self.options.strict and len(found):
+        decided = [row for row in found if row["kind"] != "peak"]
+        if self.options.strict and decided:
             raise StrategyError(
-                f"strict=True, and {len(found)} decisions at {point} are others than at the "
+                f"strict=True, and {len(decided)} decisions at {point} are others than at the "
                 f"hints:\n{found}\nPlan at these sizes, or allow it."
             )
         return replace(here, changes=found)

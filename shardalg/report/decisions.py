@@ -43,6 +43,10 @@ class Planned(Protocol):
         """Its completed layouts."""
 
     @property
+    def memory(self) -> Liveness:
+        """What a device holds at the peak."""
+
+    @property
     def symbolised(self) -> Symbolised | None:
         """Its formulas, if sizes have names."""
 
@@ -56,10 +60,21 @@ def changes(hints: Planned, here: Planned, point: Mapping[str, int]) -> Table:
 
     Kinds: "divides" (a split that is even here and not there), "choice" (the axes on the loops of
     an operator), "sharding" (of a value), "collectives" (kind, dimensions, axes and role of what an
-    operator, or the border, moves).
+    operator, or the border, moves), "peak" (where the most bytes are alive, which nobody decides).
     """
     rows = (*_splits(hints, point), *_choices(hints, here), *_shardings(hints, here))
-    return Table(CHANGE_COLUMNS, (*rows, *_collectives(hints, here)))
+    return Table(CHANGE_COLUMNS, (*rows, *_collectives(hints, here), *_peak(hints, here)))
+
+
+def _peak(hints: Planned, here: Planned) -> Iterator[Row]:
+    if hints.memory.place != here.memory.place:
+        first, second = (_alive_at(plan.graph, plan.memory) for plan in (hints, here))
+        yield "peak", first[0], first[1], first[0], second[0]
+
+
+def _alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
+    peak = memory.instruction
+    return ("the arguments", "") if peak is None else _whose(graph, peak)
 
 
 def _splits(hints: Planned, point: Mapping[str, int]) -> Iterator[Row]:
@@ -82,8 +97,7 @@ def conditions(named: Symbolised, choices: Sequence[Decision], memory: Liveness)
     ]
     facts = map(str, named.conditions)
     rows += [("divides", fact, None, "", "", "the size of blocks") for fact in facts]
-    peak = memory.instruction
-    place = ("the arguments", "") if peak is None else _whose(graph, peak)
+    place = _alive_at(graph, memory)
     rows.append(("peak", "the most bytes are alive there", None, *place, "peak_memory_bytes"))
     return Table(CONDITION_COLUMNS, tuple(rows))
 
