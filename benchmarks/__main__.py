@@ -18,6 +18,7 @@ BENCHMARKS = {
     "step_time": "benchmarks.step_time",
     "oracle_bytes": "benchmarks.oracle",
     "foreign_step": "benchmarks.foreign_step",
+    "symbols": "benchmarks.symbols",
 }
 
 

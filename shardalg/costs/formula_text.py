@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -100,11 +102,53 @@ def _products(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
     import sympy
 
     if len(terms) <= _PRODUCT_TERMS:
-        product = sympy.factor(to_sympy(terms, symbols))
+        product = _factored(terms, symbols)
         brackets = (f.base if f.is_Pow else f for f in sympy.Mul.make_args(product))
         if all(len(bracket.args) <= 2 for bracket in brackets if bracket.is_Add):
             return product
-    return sympy.Add(*(sympy.factor(to_sympy(group, symbols)) for group in _groups(terms)))
+    return sympy.Add(*(_factored(group, symbols) for group in _groups(terms)))
+
+
+def _factored(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
+    """The product of what all terms share and of the factors of the rest."""
+    import sympy
+
+    if len(terms) < 2:
+        return to_sympy(terms, symbols)
+    shared, rest = _shared(terms)
+    used = {f: symbols.get(f) for monomial in rest for f, _ in monomial}
+    inside = _factors(frozenset(rest.items()), frozenset(used.items()))
+    number, bracket = inside.as_coeff_Mul()
+    outside = to_sympy(shared, symbols) * number
+    # sympy would multiply a mere number into the bracket.
+    kept = outside.is_Number and outside != 1 and bracket.is_Add
+    return sympy.Mul(outside, bracket, evaluate=not kept)
+
+
+def _shared(terms: Terms) -> tuple[Terms, Terms]:
+    """The largest product that all terms share, and a polynomial of coprime integers."""
+    powers = [dict(monomial) for monomial in terms]
+    names = {factor for found in powers for factor in found}
+    least = {f: min(found.get(f, 0) for found in powers) for f in names}
+    numbers = [Fraction(c) for c in terms.values()]
+    number = Fraction(
+        math.gcd(*(n.numerator for n in numbers)), math.lcm(*(n.denominator for n in numbers))
+    )
+    rest = {
+        frozenset((f, found.get(f, 0) - e) for f, e in least.items() if found.get(f, 0) != e):
+        Fraction(coefficient) / number
+        for found, coefficient in zip(powers, terms.values(), strict=True)
+    }
+    return {frozenset((f, e) for f, e in least.items() if e): number}, rest
+
+
+# Few brackets make up all prices, such as X - 1; sympy takes milliseconds for each.
+@lru_cache(maxsize=4096)
+def _factors(terms: frozenset[Any], symbols: frozenset[Any]) -> sympy.Expr:
+    import sympy
+
+    given = {factor: symbol for factor, symbol in symbols if symbol is not None}
+    return sympy.factor(to_sympy(dict(terms), given))
 
 
 def _groups(terms: Terms) -> list[Terms]:

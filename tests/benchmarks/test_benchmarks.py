@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from benchmarks import __main__, oracle, planning, result, scaling, step_time
+from benchmarks import __main__, oracle, planning, result, scaling, step_time, symbols
 from benchmarks.train_step import Step
 from shardalg.models.transformer import Config
 from shardalg.table import Table
@@ -87,3 +87,16 @@ def test_an_unknown_benchmark_is_an_error(capsys):
 def test_every_benchmark_has_a_run():
     for module in __main__.BENCHMARKS.values():
         assert callable(__import__(module, fromlist=["run"]).run)
+
+
+def test_symbols_times_every_stage_and_every_sweep(said):
+    config = Config(B=8, S=4, M=16, H=32, N=8, D=4, V=16, L=2, dtype="float32", scan=True)
+    done = symbols.run(said.append, ((2, 4), (4, 2)), config=config, points=1000)
+    stages = {row["stage"]: row for row in done.table}
+    assert set(symbols.COUNTED) < set(stages)
+    assert finite(row["ms"] for row in stages.values() if row["ms"] is not None)
+    counted = sum(stages[name]["ms"] for name in symbols.COUNTED)
+    assert done.summary["symbolic plan and all formulas after tracing, ms"] == counted
+    sweeps = [row for name, row in stages.items() if name.startswith("sweep of")]
+    assert len(sweeps) == 4
+    assert all(row["terms"] > 3 and row["points_per_s"] > 0 for row in sweeps)

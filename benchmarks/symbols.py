@@ -1,0 +1,127 @@
+"""A plan with named sizes: every formula of a whole train step, and how fast formulas are swept."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import shardalg as sa
+from benchmarks.result import Result
+from benchmarks.train_step import Seconds, timed
+from shardalg.costs.formula import Formula
+from shardalg.explore.table1 import costs_of
+from shardalg.models.table1 import finalized
+from shardalg.models.training import part
+from shardalg.models.transformer import WIDE_64B, Config
+from shardalg.ops.lift import lift
+from shardalg.ops.retrace import Retrace
+from shardalg.table import Table
+
+CONFIG = replace(WIDE_64B, scan=True)
+TRACED_ON = (2, 2)
+MESHES = ((8, 16), (4, 32), (16, 8), (16, 16), (32, 8), (8, 32), (4, 16))
+CHIP = "tpu_v3"
+POINTS = 4_000_000
+# What "a symbolic plan and all its formulas" is: these, after tracing.
+COUNTED = ("lift", "plan", "symbolise", "collectives", "cost formulas")
+ABOUT = f"""The train step of the paper's 64-billion-parameter model (embedding, scanned layers,
+cross entropy, Adafactor), its sizes B S M H N D V L and X Y named, under the finalized strategy.
+`lift` names every dimension from the arguments' (tracing, twice, comes before it and is not
+counted); `plan` completes and partitions at the hints; `symbolise` puts formulas for the sizes;
+then come the table of collectives and every quantity of the cost in sympy, the orders of Table 1
+and the conditions of all choices, and `at` is the plan at twice the batch. `first_ms` is on the
+first mesh, with nothing remembered, `ms` the median of the meshes {MESHES[1:]}, each seen for the
+first time; processor time. A sweep evaluates one formula of that many terms at {POINTS:,} points of
+B, X and Y, on one thread."""
+
+
+def run(
+    say: Callable[[str], None],
+    meshes: Sequence[tuple[int, int]] = MESHES,
+    *,
+    config: Config = CONFIG,
+    points: int = POINTS,
+) -> Result:
+    say("tracing the train step with named sizes")
+    first, trace = timed(planned, config, TRACED_ON)
+    stages: dict[str, list[Seconds]] = {"trace (twice) and plan": [trace]}
+    for shape in meshes:
+        say(f"planning and pricing on {shape}")
+        for stage, seconds in priced(first, config, shape):
+            stages.setdefault(stage, []).append(seconds)
+    say("sweeping")
+    sweeps = list(swept(first, points))
+    rows = [_row(stage, seconds) for stage, seconds in stages.items()]
+    counted = [row for row in rows if row["stage"] in COUNTED]
+    summary = {
+        "symbolic plan and all formulas after tracing, ms": sum(r["ms"] for r in counted),
+        "the same with nothing remembered, ms": sum(r["first_ms"] for r in counted),
+        "wire bytes swept, points per second": sweeps[0]["points_per_s"],
+        "at() with unchanged decisions, ms": next(r["ms"] for r in rows if r["stage"] == "at"),
+    }
+    return Result("symbols", ABOUT, Table.from_records((*rows, *sweeps)), summary)
+
+
+def planned(config: Config, shape: tuple[int, int]) -> sa.Plan:
+    """Traced twice, named and planned."""
+    step = part("train_step")
+    return sa.plan(
+        step.function(config),
+        *step.named_arguments(config),
+        strategy=strategy(config, shape),
+        roles=step.roles(),
+        donate_argnums=step.donate_argnums(),
+    )
+
+
+def strategy(config: Config, shape: tuple[int, int]) -> sa.Strategy:
+    """The finalized strategy on named axes with these hints."""
+    return finalized(sa.Mesh(dict(zip("XY", shape, strict=True)), symbolic=True), config)
+
+
+def priced(
+    first: sa.Plan, config: Config, shape: tuple[int, int]
+) -> Iterator[tuple[str, Seconds]]:
+    """Each stage of a plan on one mesh, in order."""
+    symbols = first.symbols
+    second = Retrace(symbols.tracer(symbols.second), symbols.second)
+    yield "lift", timed(lift, first.graph, symbols.dims, second)[1]
+    plan, seconds = timed(first.replan, strategy(config, shape))
+    yield "plan", seconds
+    yield "symbolise", timed(lambda: plan.symbolised)[1]
+    yield "collectives", timed(lambda: plan.collectives_table)[1]
+    cost, estimated = timed(plan.cost, CHIP)
+    _, shown = timed(cost.formulas)
+    yield "cost formulas", Seconds(estimated.wall + shown.wall, estimated.cpu + shown.cpu)
+    yield "orders of Table 1", timed(lambda: costs_of(plan, per="L"))[1]
+    yield "conditions", timed(lambda: plan.conditions_table)[1]
+    yield "at", timed(lambda: plan.at(B=config.B * 2))[1]
+
+
+def _row(stage: str, seconds: Sequence[Seconds]) -> dict[str, Any]:
+    first, *others = (1e3 * each.cpu for each in seconds)
+    return {"stage": stage, "first_ms": first, "ms": statistics.median(others or [first])}
+
+
+def swept(plan: sa.Plan, points: int) -> Iterator[dict[str, Any]]:
+    """Points per second of formulas over B, X and Y, the other sizes at their hints."""
+    rng = np.random.default_rng(0)
+    sizes: Mapping[str, Any] = {
+        **{name: size.hint for name, size in plan.sizes.items()},
+        **{name: rng.integers(1, 4096, points).astype(np.float64) for name in "BXY"},
+    }
+    totals = dict(plan.cost(CHIP).totals.named())
+    for name in ("wire_bytes", "peak_memory_bytes", "flops", "step_time_s"):
+        formula = Formula.of(totals[name])
+        sweep = formula.lambdify()
+        sweep(**sizes)
+        seconds = min(timed(lambda: sweep(**sizes))[1].wall for _ in range(3))  # noqa: B023
+        yield {
+            "stage": f"sweep of {name}",
+            "terms": len(formula.terms),
+            "points_per_s": points / seconds,
+        }
