@@ -1,6 +1,8 @@
 """Plans of named sizes: what is refused, what stays a number, and the plan at other sizes."""
 
 import inspect
+import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +13,12 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg import plan_file
+from shardalg.algebra.digits import Digit
+from shardalg.algebra.dims_data import from_data, to_data
 from shardalg.errors import PlanFileError, StrategyError, TraceError
 from shardalg.models import table1, training
 from shardalg.models.transformer import Config
+from shardalg.symbols import annotations_at
 
 B, S, M = sa.dims("B S M", hint=(8, 16, 32))
 MESH = sa.Mesh({"X": 2, "Y": 4}, symbolic=True)
@@ -305,3 +310,40 @@ def test_replan_keeps_the_sizes():
     assert list(in_numbers.sizes) == ["B", "S"]
     (row,) = in_numbers.collectives_table
     assert str(row["wire_bytes"]) == "6*S"
+
+
+def test_an_axis_of_one_device_splits_nothing(model):
+    here = model.at(X=1)
+    assert here.mesh == sa.Mesh({"X": 1, "Y": 4})
+    assert not [row for row in here.collectives_table if "X" in row["axes"]]
+    assert len(here.changes)
+
+
+def test_constraints_inside_follow_the_mesh():
+    def constrained(x):
+        return jax.lax.with_sharding_constraint(x + 1, P(None, ("X", "Y")))
+
+    plan = sa.plan(constrained, *arrays((B, S)), strategy=ROW)
+    here = plan.at(S=24, Y=3)
+    assert here.shardings()["sharding"].tolist()[-1] == "[None, (X, Y)]"
+    assert here.program.locals[here.program.block.results[0]].shape == (8, 4)
+
+
+def test_sizes_as_data_survive():
+    n, k = sa.dims("N K", hint=(8, 6))
+    for size in (7, n, n * k / 2 - 1, sympy.floor((n - 1) / 3) + 1, sympy.ceiling(k / 4), n**2):
+        data = to_data(size)
+        assert from_data(json.loads(json.dumps(data))) == size
+    with pytest.raises(sa.SymbolError, match="cannot be saved"):
+        to_data(sympy.cos(n))
+
+
+def test_annotated_parts_of_axes_keep_their_numbers():
+    mesh = sa.Mesh({"X": 8}, symbolic=True)
+    part = sa.Sharding(mesh, (8, 16), ((Digit(1, 4),), ()))
+    plan = sa.plan(jnp.tanh, *arrays((B, S)), strategy=sa.Strategy(mesh))
+    given = replace(plan.annotations, arguments=(part,))
+    (moved,) = annotations_at(given, plan.graph, sa.Mesh({"X": 16})).arguments
+    assert moved.text() == part.text() == "[X:(2)4, None]"
+    with pytest.raises(sa.SymbolError, match="8 does not divide 12"):
+        annotations_at(given, plan.graph, sa.Mesh({"X": 12}))

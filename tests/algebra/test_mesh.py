@@ -102,3 +102,25 @@ def test_meshes_that_jax_cannot_have():
         Mesh({"x": 2}, [1, 9]).to_jax()
     with pytest.raises(MeshError, match="expected a JAX mesh, got dict"):
         Mesh.from_jax({"x": 2})
+
+
+def test_a_symbolic_mesh_is_another_mesh_with_the_same_hints():
+    mesh, numbers = Mesh({"X": 2, "Y": 4}, symbolic=True), Mesh({"X": 2, "Y": 4})
+    assert mesh != numbers
+    assert mesh == Mesh({"X": 2, "Y": 4}, symbolic=True)
+    assert hash(mesh) == hash(Mesh({"X": 2, "Y": 4}, symbolic=True))
+    assert (mesh.size, mesh.shape, mesh.digit("X")) == (8, numbers.shape, numbers.digit("X"))
+    assert [(str(s), s.hint) for s in mesh.sizes.values()] == [("X", 2), ("Y", 4)]
+
+
+@pytest.mark.parametrize(
+    ("axes", "device_ids", "text"),
+    [
+        ({"X": 1, "Y": 4}, None, "hint of the symbolic axis X is 1"),
+        ({"a-b": 2}, None, "no identifiers"),
+        ({"X": 2}, [1, 0], r"device_ids \[1, 0\]"),
+    ],
+)
+def test_a_symbolic_mesh_that_cannot_be(axes, device_ids, text):
+    with pytest.raises(MeshError, match=text):
+        Mesh(axes, device_ids, symbolic=True)
