@@ -159,11 +159,11 @@ class Plan:
         from shardalg.symbols import annotations_at, mesh_at, point_of
 
         point = point_of(self.sizes, sizes)
-        graph = self.symbols.graph_at(point)
+        graph, constant = self.symbols.graph_at(point)
         traced = replace(self.traced, graph=graph, symbols=None)
         annotations = annotations_at(self.annotations, graph, mesh_at(self.mesh, point))
         here = from_annotations(traced, annotations, self.options)
-        found = decisions.changes(self, here, point)
+        found = decisions.changes(self, here, point=point, constant=constant)
         decided = [row for row in found if row["kind"] != "peak"]
         if self.options.strict and decided:
             raise StrategyError(

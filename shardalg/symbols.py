@@ -19,7 +19,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
 from shardalg.graph.trace import user_line
 from shardalg.ops.lift import Constant, Lifted, compare, lift
-from shardalg.ops.retrace import Alignment, Retrace
+from shardalg.ops.retrace import Difference, Retrace
 from shardalg.propagate.strategy import Annotations
 from shardalg.table import Table
 
@@ -72,29 +72,32 @@ class Symbols:
             "second": dict(self.second),
         }
 
-    def graph_at(self, point: Mapping[str, int]) -> Graph:
+    def graph_at(self, point: Mapping[str, int]) -> tuple[Graph, Difference | None]:
         """The function's graph where the dimensions have the sizes of `point`.
+
+        Also the first constant that is another one there: a size that Python computed.
 
         Raises:
           SymbolError: the function is another program there, cannot be traced there, or is not at
             hand (a loaded plan).
         """
         if all(size.hint == point.get(name, size.hint) for name, size in self.sizes.items()):
-            return self.lifted.graph
+            return self.lifted.graph, None
         if self.tracer is None:
             raise SymbolError(
                 "a loaded plan has no function to trace at other dimensions "
                 f"({_text(point)}): plan the function again, or change the sizes of axes only."
             )
         graph = self.tracer(point)
-        found = Alignment(self.lifted.graph, graph).difference()
-        if found is not None:
+        found = compare(self.lifted, Retrace(graph, point))
+        if found is not None and found.kind != "constant":
+            place = f" ({found.source})" if found.source not in found.text else ""
             raise SymbolError(
-                f"the function is another program at {_text(point)}: {found}. Python code, or "
-                "JAX at a size of 1, decided on a size, so that no formula of this plan holds "
+                f"the function is another program at {_text(point)}{place}: {found}. Python code, "
+                "or JAX at a size of 1, decided on a size, so that no formula of this plan holds "
                 "there. Plan it at those sizes."
             )
-        return graph
+        return graph, found
 
 
 def name_sizes(graph: Graph, dims: Sequence[Shape], tracer: Tracer) -> Symbols:

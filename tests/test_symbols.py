@@ -145,6 +145,20 @@ def test_sizes_made_in_python_are_listed_with_their_line():
     assert row["size"] == 11
     assert row["source"] == line(capacity, "jnp.ones")
     assert list(plan.constants.columns) == ["size", "source", "value", "varies"]
+    assert not len(plan.at(B=16).changes)
+    (change,) = plan.at(B=40).changes
+    assert (change["kind"], change["source"]) == ("constant", row["source"])
+
+
+def axis_by_size(x):
+    return x.sum(x.shape[0] // 100)
+
+
+def test_a_size_that_chooses_an_axis_is_an_error_at_the_point():
+    plan = sa.plan(axis_by_size, *arrays((B, S)), strategy=sa.Strategy(MESH))
+    with pytest.raises(sa.SymbolError, match=r"at B=128.*by the formulas") as error:
+        plan.at(B=128)
+    assert line(axis_by_size, "x.sum") in str(error.value)
 
 
 def test_a_plan_in_numbers_has_no_sizes_to_change():

@@ -16,7 +16,7 @@ from shardalg.costs.memory import Liveness
 from shardalg.costs.symbolic import Symbolised
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph
-from shardalg.ops.retrace import Alignment
+from shardalg.ops.retrace import Alignment, Difference
 from shardalg.partition.alternatives import Decision
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.spmd.program import Apply, Instruction, SpmdProgram
@@ -55,14 +55,18 @@ class Planned(Protocol):
         """What every device runs."""
 
 
-def changes(hints: Planned, here: Planned, point: Mapping[str, int]) -> Table:
+def changes(
+    hints: Planned, here: Planned, *, point: Mapping[str, int], constant: Difference | None
+) -> Table:
     """Every decision in which two plans of one function differ, at the hints and at a point.
 
-    Kinds: "divides" (a split that is even here and not there), "choice" (the axes on the loops of
-    an operator), "sharding" (of a value), "collectives" (kind, dimensions, axes and role of what an
-    operator, or the border, moves), "peak" (where the most bytes are alive, which nobody decides).
+    Kinds: "constant" (the first size made in Python that is another one), "divides" (a split that
+    is even here and not there), "choice" (the axes on the loops of an operator), "sharding" (of a
+    value), "collectives" (kind, dimensions, axes and role of what an operator, or the border,
+    moves), "peak" (where the most bytes are alive, which nobody decides).
     """
-    rows = (*_splits(hints, point), *_choices(hints, here), *_shardings(hints, here))
+    made = () if constant is None else (("constant", "", constant.source, "", constant.text),)
+    rows = (*made, *_splits(hints, point), *_choices(hints, here), *_shardings(hints, here))
     return Table(CHANGE_COLUMNS, (*rows, *_collectives(hints, here), *_peak(hints, here)))
 
 
