@@ -116,9 +116,9 @@ def _factored(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
     if len(terms) < 2:
         return to_sympy(terms, symbols)
     shared, rest = _shared(terms)
-    used = {f: symbols.get(f) for monomial in rest for f, _ in monomial}
-    inside = _factors(frozenset(rest.items()), frozenset(used.items()))
-    number, bracket = inside.as_coeff_Mul()
+    number, bracket = _factors(frozenset(rest.items()))
+    used = {f for monomial in rest for f, _ in monomial if f in symbols}
+    bracket = bracket.xreplace({_symbol(str(f)): symbols[f] for f in used})
     outside = to_sympy(shared, symbols) * number
     # sympy would multiply a mere number into the bracket.
     kept = outside.is_Number and outside != 1 and bracket.is_Add
@@ -144,11 +144,12 @@ def _shared(terms: Terms) -> tuple[Terms, Terms]:
 
 # Few brackets make up all prices, such as X - 1; sympy takes milliseconds for each.
 @lru_cache(maxsize=4096)
-def _factors(terms: frozenset[Any], symbols: frozenset[Any]) -> sympy.Expr:
+def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
+    """A polynomial in plain symbols as a number and a product."""
     import sympy
 
-    given = {factor: symbol for factor, symbol in symbols if symbol is not None}
-    return sympy.factor(to_sympy(dict(terms), given))
+    plain = {f: _symbol(str(f)) for monomial, _ in terms for f, _ in monomial}
+    return sympy.factor(to_sympy(dict(terms), plain)).as_coeff_Mul()
 
 
 def _groups(terms: Terms) -> list[Terms]:
