@@ -92,7 +92,10 @@ def _spec(path: str, leaf: Any) -> Any:
             "jax.ShapeDtypeStructs, and bind everything else with functools.partial."
         )
     weak = bool(getattr(leaf, "weak_type", False))
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
+    # What JAX will hold: 32 bits of 64 unless it is told otherwise. Keys have types of their own.
+    plain = not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if plain else leaf.dtype
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=weak)
 
 
 def _jaxpr(
