@@ -154,7 +154,7 @@ class Plan:
         >>> mesh = sa.Mesh({"X": 4}, symbolic=True)
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=mesh, in_shardings=(P("X"),))
         >>> plan.at(B=32, X=2)
-        Plan on Mesh(X=2): 1 nodes, 1 collectives, 64 wire bytes per device and step, not verified
+        Plan on Mesh(X=2): 1 node, 1 collective, 64 wire bytes per device and step, not verified
         """
         from shardalg.symbols import annotations_at, mesh_at, point_of
 
@@ -327,8 +327,10 @@ class Plan:
         hints = self._hints(n for n in self.sizes if n not in self.mesh.axis_names)
         notes = [f"at the hints {hints}"] if hints else []
         notes += [f"{len(self.changes)} decisions changed"] if len(self.changes) else []
+        sizes = ((len(self.graph.nodes), "node"), (len(table), "collective"))
+        counts = ", ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in sizes)
         return (
-            f"Plan on {self.mesh!r}: {len(self.graph.nodes)} nodes, {len(table)} collectives, "
+            f"Plan on {self.mesh!r}: {counts}, "
             f"{moved:,.0f} wire bytes per device and step, {', '.join([self._verified(), *notes])}"
         )
 

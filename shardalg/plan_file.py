@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,13 @@ def write(path: str | Path, content: Mapping[str, Any]) -> None:
 
 
 def _replace(target: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    """A new file beside the target, with the permissions of any new file, then renamed onto it."""
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def digest(text: str) -> str:

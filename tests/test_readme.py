@@ -15,10 +15,13 @@ BLOCKS = re.findall(r"^```(python|text)\n(.*?)^```", README, re.MULTILINE | re.D
 LINKS = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
 
 
-def printed(folder):
-    """What the example prints, as a file of its own."""
+EXAMPLES = [(code, text) for (_, code), (_, text) in zip(BLOCKS[::2], BLOCKS[1::2], strict=True)]
+
+
+def printed(folder, code):
+    """What an example prints, as a file of its own."""
     path = Path(folder) / "ffn.py"
-    path.write_text(BLOCKS[0][1])
+    path.write_text(code)
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     run = subprocess.run(
         [sys.executable, path], env=env, capture_output=True, text=True, check=False
@@ -27,13 +30,18 @@ def printed(folder):
     return [line.rstrip() for line in run.stdout.splitlines()]
 
 
-def test_the_example_prints_what_the_readme_shows(tmp_path):
-    assert [kind for kind, _ in BLOCKS] == ["python", "text"]
-    assert printed(tmp_path) == BLOCKS[1][1].splitlines()
+def test_every_example_has_its_output():
+    assert [kind for kind, _ in BLOCKS] == ["python", "text"] * len(EXAMPLES)
 
 
-def test_the_example_is_short():
-    lines = [line for line in BLOCKS[0][1].splitlines() if line and "import" not in line]
+@pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=["numbers", "named sizes"])
+def test_an_example_prints_what_the_readme_shows(code, shown, tmp_path):
+    assert printed(tmp_path, code) == shown.splitlines()
+
+
+@pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=["numbers", "named sizes"])
+def test_an_example_is_short(code, shown):
+    lines = [line for line in code.splitlines() if line and "import" not in line]
     assert len(lines) <= 15
 
 
@@ -42,7 +50,11 @@ def test_links_lead_to_files(link):
     assert (ROOT / link).exists()
 
 
-if __name__ == "__main__":  # python -m tests.test_readme: write the README's output again
+if __name__ == "__main__":  # python -m tests.test_readme: write the README's outputs again
+    text = README
     with tempfile.TemporaryDirectory() as folder:
-        lines = "\n".join(printed(folder)) + "\n"
-    (ROOT / "README.md").write_text(README.replace(BLOCKS[1][1], lines))
+        for code, shown in EXAMPLES:
+            lines = "\n".join(printed(folder, code)) + "\n"
+            head = f"```python\n{code}```\n\nprints\n\n```text\n"
+            text = text.replace(f"{head}{shown}```", f"{head}{lines}```")
+    (ROOT / "README.md").write_text(text)
