@@ -35,22 +35,22 @@ class Halo:
     left: Quotient
     right: Quotient
 
-    @property
+    @cached_property
     def out_size(self) -> int:
         """Outputs of the unpartitioned operator."""
         return self.window.out_size(self.size)
 
-    @property
+    @cached_property
     def block(self) -> int:
         """Elements of one partition: `ceil(size / parts)`."""
         return block_size(self.size, self.parts)
 
-    @property
+    @cached_property
     def out_block(self) -> int:
         """Outputs of one partition: `ceil(out_size / parts)`."""
         return block_size(self.out_size, self.parts)
 
-    @property
+    @cached_property
     def step(self) -> int:
         """By how many positions the first window moves per partition: `stride * out_block`."""
         return self.window.stride * self.out_block
@@ -197,8 +197,11 @@ class Halo:
         return self._needed(lambda p, first, end: end - (p + 1) * self.block)
 
     def _needed(self, width: Callable[[int, int, int], int]) -> int:
-        found = ((p, self.reads(p)) for p in range(self.parts))
-        return max(0, *(width(p, *read) for p, read in found if read), 0)
+        return max(0, 0, *(width(p, *read) for p, read in enumerate(self._reads) if read))
+
+    @cached_property
+    def _reads(self) -> tuple[tuple[int, int] | None, ...]:
+        return tuple(self.reads(p) for p in range(self.parts))
 
     def __repr__(self) -> str:
         return f"Halo(left={self.left!r}, right={self.right!r})"
