@@ -37,7 +37,7 @@ _PUBLIC = {
     "shardalg.algebra.dims": ("dims", "SymbolError"),
     "shardalg.algebra.mesh": ("Mesh", "AxisRef"),
     "shardalg.algebra.sharding": ("Sharding",),
-    "shardalg.merge.compatible": ("merge", "compatible", "refines"),
+    "shardalg.merge.compatible": ("merge", "compatible", "equal", "refines"),
     "shardalg.merge.verdict": ("Verdict",),
     "shardalg.propagate.strategy": ("Strategy", "Options"),
     "shardalg.graph.annotate": ("annotate", "mesh_split"),
