@@ -36,7 +36,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow lint notebooks bench oracle lock clean
+.PHONY: setup explore test test-slow fuzz-operators lint notebooks bench oracle lock clean
 
 setup: $(STAMP)
 
@@ -49,6 +49,11 @@ test: $(STAMP)
 # What the suite only samples: minutes, not seconds.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow $(ARGS)
+
+# Rows executed literally, and in parts, on random operators: FUZZ is seconds and the first seed.
+FUZZ ?= 600 0
+fuzz-operators: $(STAMP)
+	$(BIN)/python -m tests.ops.fuzz $(FUZZ)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ INLINED = frozenset(
     eval_jaxpr jit linear_call program_order remat_opt xla_metadata_call
     """.split()
 )
-# What the parameter that holds it is called, by one primitive or another, in one version or another.
+# What the parameter that holds it is called, by one primitive and version or another.
 BODY_PARAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
 
 
