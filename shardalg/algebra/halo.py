@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardalg.algebra.affine import Index
-from shardalg.algebra.interval import Interval, touched
+from shardalg.algebra.interval import Interval
 from shardalg.algebra.offset import block_size
 from shardalg.algebra.quotient import Quotient
 from shardalg.algebra.window import Window
@@ -140,21 +139,20 @@ class Halo:
             return max(self.padding_low(p) for p in range(self.parts))
         return self.window.padding_low % common + base - common
 
-    @property
-    def length(self) -> int:
-        """Elements of the local operand: the most that any partition reads."""
-        return self.interval.length
-
     @cached_property
+    def length(self) -> int:
+        """Elements of the local operand: the most that any partition reads.
+
+        `limit(p) - start(p)` repeats after `base_dilation / gcd(step, base_dilation)` partitions.
+        """
+        start, limit = self.start, self.limit
+        cycle = math.lcm(start.divisor, limit.divisor)
+        return max(0, *(limit.at(p) - start.at(p) for p in range(min(self.parts, cycle))))
+
+    @property
     def interval(self) -> Interval:
         """What partition p reads, with a static length."""
-        window = self.window
-        index = Index.of("p") * window.stride + Index.of("tap") * window.window_dilation
-        return touched(
-            (index - window.padding_low).over(window.base_dilation),
-            blocks={"p": self.out_block, "tap": window.size},
-            parts={"p": self.parts},
-        )
+        return Interval(self.start.index, self.length)
 
     def reads(self, p: int) -> tuple[int, int] | None:
         """First element and end of what the outputs of a partition really read; None: nothing.
