@@ -225,7 +225,7 @@ def rounded_down(found):
     return Quotient.of(found.step, -window.padding_low, window.base_dilation)
 
 
-EXAMPLE = halo(Window(3, 2, 1, 1, base_dilation=3), size=19, parts=4)
+EXAMPLE = halo(Window(5, 2, 4, 4, base_dilation=3), size=19, parts=4)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
