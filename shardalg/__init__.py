@@ -41,7 +41,7 @@ _PUBLIC = {
     "shardalg.algebra.halo": ("Halo", "halo"),
     "shardalg.algebra.interval": ("Interval",),
     "shardalg.algebra.exchange": ("Exchange", "exchange"),
-    "shardalg.merge.compatible": ("merge", "compatible", "refines"),
+    "shardalg.merge.compatible": ("merge", "compatible", "equal", "refines"),
     "shardalg.merge.verdict": ("Verdict",),
     "shardalg.propagate.strategy": ("Strategy", "Options"),
     "shardalg.graph.annotate": ("annotate", "mesh_split"),
