@@ -41,11 +41,12 @@ _PUBLIC = {
     "shardalg.algebra.halo": ("Halo", "halo"),
     "shardalg.algebra.interval": ("Interval",),
     "shardalg.algebra.exchange": ("Exchange", "exchange"),
-    "shardalg.merge.compatible": ("merge", "compatible", "refines"),
+    "shardalg.merge.compatible": ("merge", "compatible", "equal", "refines"),
     "shardalg.merge.verdict": ("Verdict",),
     "shardalg.propagate.strategy": ("Strategy", "Options"),
     "shardalg.graph.annotate": ("annotate", "mesh_split"),
     "shardalg.plan": ("Plan", "plan", "load_plan"),
+    "shardalg.merge.lemmas": ("lemma",),
     "shardalg.merge.prove": ("Proof", "prove"),
     "shardalg.lower.host": ("host_devices",),
 }
