@@ -131,7 +131,8 @@ class Reader:
         first = max(0, column - SHOWN)
         piece = self.text[first : column + SHOWN]
         shown = "".join(char if char.isprintable() else " " for char in piece)
+        what = what.removesuffix(".")
         return NotationError(
-            f"column {column + 1} of {self.notation}: {what.rstrip(".")}.\n  {shown}\n"
+            f"column {column + 1} of {self.notation}: {what}.\n  {shown}\n"
             f"  {' ' * (column - first)}^\nWrite it as {self.example}."
         )

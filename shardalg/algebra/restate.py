@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardalg.algebra.digits import Digits, Table, canonical
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.reader import Reader
-from shardalg.algebra.sharding import Sharding, maximal
+from shardalg.algebra.sharding import CLASSES, Sharding, maximal
 from shardalg.errors import MeshError
-
-CLASSES = ("unreduced", "replicated", "manual")
 
 
 def restate(sharding: Sharding, mesh: Mesh) -> Sharding | None:
@@ -30,8 +30,8 @@ def restate(sharding: Sharding, mesh: Mesh) -> Sharding | None:
         return None
     rank = len(sharding.dims)
     found = tuple(spelled(digits, mesh) for digits in found)
-    opened = sharding.unspecified_dims
-    return Sharding(mesh, sharding.shape, found[:rank], opened, *found[rank:], sharding.priorities)
+    held = dict(zip(CLASSES, found[rank:], strict=True))
+    return replace(sharding, mesh=mesh, dims=found[:rank], **held)
 
 
 def _positions(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Digits, ...] | None:

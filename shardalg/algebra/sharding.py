@@ -16,6 +16,9 @@ from shardalg.errors import ShardingError
 if TYPE_CHECKING:
     import sympy
 
+# What stands beside the dimensions, in the order of `Sharding.classes`.
+CLASSES = ("unreduced", "manual", "replicated")
+
 # What a caller may put on one dimension: nothing, an axis, or several axes, major first.
 Entry = str | int | None | Sequence[str | int]
 
@@ -133,11 +136,7 @@ class Sharding:
         return _module("jax_types").from_spec(spec, mesh, tuple(shape))
 
     def to_spec(self) -> Any:
-        """The `jax.sharding.PartitionSpec` of this layout.
-
-        Raises:
-          ShardingError: sub-axes, or a mesh without axis names.
-        """
+        """The `PartitionSpec` of this layout; sub-axes and unnamed axes are a ShardingError."""
         return _module("jax_types").to_spec(self)
 
     @staticmethod
@@ -228,6 +227,14 @@ class Sharding:
         held = (self.unreduced, self.manual, self.replicated)
         first, second, third = (canonical(tuple(sorted(d, reverse=True))) for d in held)
         return first, second, third
+
+    @cached_property
+    def split_places(self) -> tuple[tuple[int | str, Digits], ...]:
+        """Each dimension, and class in `CLASSES`, that has digits, with these in canonical form."""
+        dims = tuple((i, d) for i, d in enumerate(self.canonical_dims) if d)
+        if not (self.unreduced or self.manual or self.replicated):
+            return dims
+        return (*dims, *((c, d) for c, d in zip(CLASSES, self.classes, strict=True) if d))
 
     @property
     def is_replicated(self) -> bool:
