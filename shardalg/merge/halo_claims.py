@@ -48,7 +48,7 @@ class HaloClaim:
     On every partition p: each element that an output of p reads lies in `[start(p), limit(p))`;
     `start(p)` is the first element at or after the first window's first place, `limit(p)` the first
     one at or after the last window's end; no width exceeds the largest one; the elements that exist
-    are within what neighbours exchange; padding and length are as stated.
+    are within the margins that neighbours exchange; padding and length are as stated.
     """
 
     halo: Halo
@@ -77,9 +77,9 @@ class HaloClaim:
         )
         yield Statement("an element that is read lies outside", reads, f"{start} <= k, k < {limit}")
         yield Statement(
-            "an element that is read is not exchanged",
+            "an element that is read lies beyond the margins",
             reads,
-            f"p*{h.block} - k <= {h.exchanged_left}, k - (p + 1)*{h.block} < {h.exchanged_right}",
+            f"p*{h.block} - k <= {h.margin_left}, k - (p + 1)*{h.block} < {h.margin_right}",
         )
         yield Statement("the start is not the least one", device, _first_at(start, base, first))
         end = f"{first} + {h.reach}"

@@ -71,7 +71,7 @@ def _touched(window, found):
 
 
 def _read_faults(found, box):
-    """What is really read: exact, inside the box, and no wider than what is exchanged."""
+    """What is really read: exact, inside the box, and within the margins."""
     needed = [0, 0]
     for p, read in enumerate(reads(found.window, found.size, found.parts)):
         if found.reads(p) != read:
@@ -83,8 +83,8 @@ def _read_faults(found, box):
             needed[1] = max(needed[1], read[1] - (p + 1) * found.block)
     if [found.needed_left, found.needed_right] != needed:
         yield "needed"
-    if needed[0] > found.exchanged_left or needed[1] > found.exchanged_right:
-        yield "exchanged"
+    if needed[0] > found.margin_left or needed[1] > found.margin_right:
+        yield "margin"
 
 
 @pytest.mark.parametrize("count", [5000, pytest.param(100_000, marks=pytest.mark.slow)])

@@ -19,7 +19,6 @@ MUTATIONS = {
     "right one smaller": lambda h: replace(h, right=h.right.plus(0, -1)),
     "right one larger": lambda h: replace(h, right=h.right.plus(0, 1)),
     "left grows": lambda h: replace(h, left=h.left.plus(1)),
-    "of another number of parts": lambda h: replace(h, parts=h.parts * 2),
     "of another window": lambda h: replace(h, window=replace(h.window, padding_low=2)),
 }
 
