@@ -111,9 +111,7 @@ def _agreement(script: _Script, claim: MergeClaim, result: Sharding) -> None:
                 script.show(_agrees(script, (operand, result), (place, device, claim.policy)))
 
 
-def _agrees(
-    script: _Script, pair: tuple[Sharding, Sharding], at: tuple[Place, int, str]
-) -> str:
+def _agrees(script: _Script, pair: tuple[Sharding, Sharding], at: tuple[Place, int, str]) -> str:
     """Equal offsets; under the shardy policy the operand's partition id is the major part."""
     place, device, policy = at
     if policy == "shardy" and isinstance(place, int):
@@ -238,7 +236,7 @@ def _refine(script: _Script, claim: RefineClaim) -> None:
 
 
 def _inside(script: _Script, claim: RefineClaim, device: int) -> str:
-    """A block of the first that is not empty lies in the block of the second, on every dimension."""
+    """A fine block that is not empty lies in the coarse block, on every dimension."""
     there, inside = [], []
     for dim, size in enumerate(claim.fine.shape):
         a, b = (script.offset(s, dim, device) for s in (claim.fine, claim.coarse))

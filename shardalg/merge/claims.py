@@ -69,7 +69,9 @@ class EqualClaim:
 
     def text(self) -> str:
         """The statement in words."""
-        return f"{self.first.text()} {'equals' if self.holds else 'differs from'} {self.second.text()}"
+        return (
+            f"{self.first.text()} {'equals' if self.holds else 'differs from'} {self.second.text()}"
+        )
 
 
 @dataclass(frozen=True)
@@ -132,18 +134,6 @@ class MaskClaim:
         )
 
 
-@dataclass(frozen=True)
-class RadixLemma:
-    """`q*m + r` with `0 <= r < m` determines q and r, and is less than `a*m` for `q < a`.
-
-    What the all-size encoding takes as known of the uninterpreted `radix(q, r, m)`.
-    """
-
-    def text(self) -> str:
-        """The statement in words."""
-        return "q*m + r with 0 <= r < m determines q and r, and stays below a*m for q < a"
-
-
 def of_verdict(verdict: Verdict) -> MergeClaim | RefineClaim | EqualClaim:
     """The claim that a verdict makes."""
     first, second, *others = verdict.operands
@@ -154,4 +144,3 @@ def of_verdict(verdict: Verdict) -> MergeClaim | RefineClaim | EqualClaim:
         return RefineClaim(first, second, bool(verdict), device)
     refused = None if verdict else verdict
     return MergeClaim(first, second, verdict.sharding, verdict.policy, refused, tuple(others))
-

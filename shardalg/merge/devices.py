@@ -16,7 +16,7 @@ Values = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Obligation:
-    """`hypotheses` imply `goal`; `witness` reads a counterexample.
+    """`hypotheses` imply `goal`, or `text` is unsatisfiable; `witness` reads a counterexample.
 
     Obligations of one `group` are alternatives: one of them is enough.
     """
@@ -25,6 +25,7 @@ class Obligation:
     goal: z3.BoolRef
     witness: Callable[[Values], object] = lambda values: values
     group: str = ""
+    text: str = ""
 
 
 class Unprovable(Exception):
@@ -89,5 +90,3 @@ def devices_of(
             "(Verdict.condition says how): it is proved for the sizes at hand only"
         )
     return Devices(mesh.size, found)
-
-

@@ -135,5 +135,3 @@ def held(rows: list[Digits], tile: list[Number], size: int) -> Number:
         for position in range(size)
     )
     return z3.Sum([z3.If(each, 1, 0) for each in inside])
-
-

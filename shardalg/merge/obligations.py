@@ -8,27 +8,34 @@ import z3
 
 from shardalg.algebra.digits import Digits, split_prefix
 from shardalg.algebra.sharding import CLASSES, Sharding
-from shardalg.merge.claims import EqualClaim, MaskClaim, MergeClaim, RadixLemma, RefineClaim
+from shardalg.merge.certificate import certificate
+from shardalg.merge.claims import EqualClaim, MaskClaim, MergeClaim, RefineClaim
 from shardalg.merge.compatible import equal, merge
 from shardalg.merge.devices import Devices, Obligation, Unprovable, Values, devices_of
 from shardalg.merge.encode import Number
+from shardalg.merge.formula import Condition, conditions
+from shardalg.merge.lemmas import lemma
+from shardalg.merge.lemmas.lemma import Lemma
 from shardalg.merge.merging import major_part, merging
 from shardalg.merge.places import digits_at
 from shardalg.merge.refusing import refusing
 from shardalg.merge.witness import Witness
 
 
-def obligations(
-    claim: object, *, symbolic: bool, by_position: bool = False
-) -> list[Obligation]:
-    """The formulas of a claim, for the sizes at hand or for all sizes.
+def encoded(claim: object, encoding: str) -> list[Obligation]:
+    """The formulas of a claim: for all sizes ("all"), or an encoding of `prove`.
 
-    Args:
-      by_position: unknown devices are one number each, not one coordinate per axis.
+    Raises:
+      Unprovable: the encoding has no formula for it.
     """
     if type(claim) not in _OF_SHARDINGS:
-        return _FORMULAS[type(claim)](claim, symbolic)
-    devices = devices_of(claim.shardings, symbolic=symbolic, by_position=by_position)
+        return _FORMULAS[type(claim)](claim, encoding == "all")
+    mixed = len({s.mesh.device_ids for s in claim.shardings}) > 1
+    if encoding == "devices" or (mixed and encoding == "coordinates"):
+        return [Obligation((), z3.BoolVal(False), text=certificate(claim))]
+    devices = devices_of(
+        claim.shardings, symbolic=encoding == "all", by_position=encoding == "position"
+    )
     return _OF_SHARDINGS[type(claim)](claim, devices)
 
 
@@ -75,7 +82,7 @@ def _bounds_of(sharding: Sharding, devices: Devices) -> list[tuple[Number, Numbe
 
 
 def _refine_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
-    """With `fine = coarse*m + r` and borders that meet (blocks `c = m*f`), every block is inside.
+    """With `fine = coarse*m + r` and borders that meet, the lemma puts every block inside.
 
     Borders meet wherever both are even, and otherwise for the sizes of `Verdict.condition`.
     """
@@ -89,10 +96,7 @@ def _refine_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
             raise Unprovable("the blocks are inside at these sizes only, where some are empty")
         goal = major_part(coarse, fine, devices)
         made.append(Obligation(tuple(devices.bounds("d")), goal))
-    q, r, m, f, c = z3.Ints("q r m f c")
-    start, end = (q * m + r) * f, (q * m + r) * f + f
-    inside = z3.And(start >= q * c, end <= (q + 1) * c)
-    return [*made, Obligation((q >= 0, r >= 0, r + 1 <= m, f >= 0, c == m * f), inside)]
+    return [*made, *_lemma(lemma("refine_if"))]
 
 
 def _escapes_for_all(rows: list[tuple[Digits, Digits]], devices: Devices) -> list[Obligation]:
@@ -127,29 +131,28 @@ def _equal(claim: EqualClaim, devices: Devices) -> list[Obligation]:
 
 
 def _mask(claim: MaskClaim, symbolic: bool) -> list[Obligation]:
+    block = -(-claim.size // claim.parts)
+    if symbolic and (claim.block, claim.limit) == (block, claim.size):
+        return _lemma(lemma("mask_exact"))
     p, x = z3.Ints("p x")
-    right = claim.block == -(-claim.size // claim.parts) and claim.limit == claim.size
-    if not symbolic or not right:
-        block = -(-claim.size // claim.parts)
-        inside = (p >= 0, p < claim.parts, x >= 0, x < block)
-        goal = (p * claim.block + x < claim.limit) == (x < _clip(claim.size - p * block, block))
-        return [Obligation(inside, goal)]
-    size, n, block = z3.Ints("size n block")
-    ceil = (n >= 1, size >= 1, n * block >= size, n * (block - 1) < size)
-    inside = (*ceil, p >= 0, p < n, x >= 0, x < block)
-    return [Obligation(inside, (p * block + x < size) == (x < _clip(size - p * block, block)))]
+    inside = (p >= 0, p < claim.parts, x >= 0, x < block)
+    goal = (p * claim.block + x < claim.limit) == (x < _clip(claim.size - p * block, block))
+    return [Obligation(inside, goal)]
 
 
 def _clip(value: Number, high: Number) -> Number:
     return z3.If(value < 0, 0, z3.If(value > high, high, value))
 
 
-def _radix(claim: RadixLemma, symbolic: bool) -> list[Obligation]:
-    q, r, p, t, m, a = z3.Ints("q r p t m a")
-    inside = (m >= 1, r >= 0, r < m)
-    one = Obligation((*inside, t >= 0, t < m, q * m + r == p * m + t), z3.And(q == p, r == t))
-    below = z3.And(q * m + r >= 0, q * m + r < a * m)
-    return [one, Obligation((*inside, q >= 0, q < a), below)]
+def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
+    """One obligation per condition that the lemma shows; its unknowns are all sizes anyway."""
+    given = conditions(claim.given)
+    return [_implied(given, shown) for shown in conditions(claim.shows)]
+
+
+def _implied(given: tuple[Condition, ...], shown: Condition) -> Obligation:
+    definitions = dict.fromkeys(d for c in (*given, shown) for d in c.definitions)
+    return Obligation((*(c.formula for c in given), *definitions), shown.formula)
 
 
 _OF_SHARDINGS: dict[type, Callable[..., list[Obligation]]] = {
@@ -159,5 +162,5 @@ _OF_SHARDINGS: dict[type, Callable[..., list[Obligation]]] = {
 }
 _FORMULAS: dict[type, Callable[..., list[Obligation]]] = {
     MaskClaim: _mask,
-    RadixLemma: _radix,
+    Lemma: _lemma,
 }

@@ -149,5 +149,3 @@ def _unheld_on_axis(found: Space, rows: list[Digits]) -> Obligation:
         found.radix(second, device) == found.radix(second, one),
     )
     return Obligation((*found.bounds(device), *lemmas), z3.Not(met))
-
-

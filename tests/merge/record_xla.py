@@ -1,4 +1,4 @@
-"""`make xla-merges`: ask XLA's GSPMD propagation for merges and keep its answers in xla_merges.json.
+"""`make xla-merges`: ask XLA's GSPMD propagation for merges; its answers are xla_merges.json.
 
 Each pair of shardings stands on the two operands of one addition; the answer is the sharding that
 the pass `sharding-propagation` puts on the addition, read from its dump. One process per number of
