@@ -1,0 +1,131 @@
+"""`shardalg prove`: two shardings, the answer to a question about them, and its proof."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import NotationError
+from shardalg.files import write_whole
+from shardalg.merge.compatible import POLICIES, equal, merge, refines
+from shardalg.merge.prove import Proof, prove
+from shardalg.merge.verdict import Verdict
+from shardalg.options import mesh_of, shape_of
+
+HELP = "whether two shardings merge, refine or equal each other, with a proof or a witness"
+RELATIONS: dict[str, Callable[..., Verdict]] = {
+    "merge": lambda first, second, policy: merge(first, second, policy=policy),
+    "refines": lambda first, second, policy: refines(first, second),
+    "equal": lambda first, second, policy: equal(first, second),
+}
+HOLDS, REFUSED, UNPROVED = 0, 1, 3
+LABEL = 11
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.epilog = (
+        "Exit status: 0 it holds, 1 it is refused, 2 wrong use, 3 the answer stands but z3 did not "
+        "prove it."
+    )
+    option = parser.add_argument
+    for name in ("first", "second"):
+        option(name, help="a sharding: '[X, None]', \"P('X', None)\", HLO or #sdy.sharding text")
+    option("--shape", required=True, metavar="64,128", help="global shape of the tensor")
+    option(
+        "--mesh",
+        action="append",
+        default=[],
+        metavar="X=2,Y=4",
+        help="axes and sizes; give it twice if the second sharding has another mesh",
+    )
+    option("--relation", choices=RELATIONS, default="merge", help="default %(default)s")
+    option("--policy", choices=POLICIES, default="gspmd", help="of merges; default %(default)s")
+    option(
+        "--all-sizes", action="store_true", help="prove it for all mesh sizes of at least 2 at once"
+    )
+    option("--smt2", type=Path, metavar="FILE", help="write what z3 was asked to FILE")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print verdict, witness and proof; returns the exit status."""
+    meshes = [mesh_of(text) for text in options.mesh]
+    if len(meshes) > 2:
+        raise NotationError(f"--mesh is given {len(meshes)} times; there are two shardings.")
+    texts, shape = (options.first, options.second), shape_of(options.shape)
+    pair = _on_meshes(texts, shape, meshes) if meshes else _on_own_meshes(texts, shape)
+    start = time.perf_counter()
+    verdict = RELATIONS[options.relation](*pair, options.policy)
+    reason = verdict.reason  # decided, with its witness
+    seconds = time.perf_counter() - start
+    proof = prove(verdict, "all" if options.all_sizes else "concrete")
+    print("\n".join(_lines(verdict, reason, seconds)))
+    print(_proof_line(proof))
+    if options.smt2 is not None:
+        write_whole(options.smt2, proof.smt2)
+    if not proof:
+        return UNPROVED
+    return HOLDS if verdict else REFUSED
+
+
+def _on_meshes(
+    texts: tuple[str, str], shape: tuple[int, ...], meshes: list[Mesh]
+) -> tuple[Sharding, Sharding]:
+    first, second = texts
+    return Sharding.parse(first, shape, meshes[0]), Sharding.parse(second, shape, meshes[-1])
+
+
+def _on_own_meshes(texts: tuple[str, str], shape: tuple[int, ...]) -> tuple[Sharding, Sharding]:
+    """Texts that say their devices; one that does not is read on the mesh of the other."""
+    try:
+        first = Sharding.parse(texts[0], shape)
+    except NotationError:
+        second = Sharding.parse(texts[1], shape)
+        return Sharding.parse(texts[0], shape, second.mesh), second
+    try:
+        second = Sharding.parse(texts[1], shape)
+    except NotationError:
+        return first, Sharding.parse(texts[1], shape, first.mesh)
+    if first.mesh.size == 1 < second.mesh.size:
+        return Sharding.parse(texts[0], shape, second.mesh), second
+    if second.mesh.size == 1 < first.mesh.size:
+        return first, Sharding.parse(texts[1], shape, first.mesh)
+    return first, second
+
+
+def _lines(verdict: Verdict, reason: str, seconds: float) -> list[str]:
+    """The question, the answer and why."""
+    first, second = verdict.operands
+    answer = "holds" if verdict else "refused"
+    lines = [
+        _line("question", f"{verdict.relation} of shape {first.shape}"),
+        _line("first", _described(first)),
+        _line("second", _described(second)),
+        _line("verdict", f"{answer}, decided in {seconds * 1e6:.0f} µs"),
+    ]
+    if verdict and verdict.sharding is not None:
+        lines.append(_line("merged", _described(verdict.sharding)))
+    lines.append(_line("because", reason))
+    if verdict.condition is not None:
+        lines.append(_line("condition", str(verdict.condition)))
+    return lines
+
+
+def _described(sharding: Sharding) -> str:
+    return f"{sharding.text()} on {sharding.mesh!r}, blocks of {sharding.shard_shape}"
+
+
+def _proof_line(proof: Proof) -> str:
+    scope = "for all sizes" if proof.sizes == "all" else "for these sizes"
+    tail = f": {proof.reason}" if proof.reason else ""
+    text = f"{proof.status} {scope} by z3 {proof.z3_version} in {proof.ms:.1f} ms{tail}"
+    return _line("proof", text)
+
+
+def _line(label: str, text: str) -> str:
+    """A labelled line; what follows its first line is indented below it."""
+    return label.ljust(LABEL) + text.replace("\n", "\n" + " " * LABEL)
