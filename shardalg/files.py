@@ -14,11 +14,15 @@ def write_whole(target: Path, text: str) -> None:
     it.
 
     Raises:
-      OSError: the folder does not exist, or cannot be written to.
+      OSError: the folder does not exist, or cannot be written to; it names the target.
     """
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, target)
+    except OSError as error:
+        if error.errno is not None:  # the reader knows nothing of the temporary file
+            error.filename = str(target)
+        raise
     finally:
         temporary.unlink(missing_ok=True)

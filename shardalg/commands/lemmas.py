@@ -55,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the table; 0 if all lemmas are proved and all mutants refuted, else 1."""
     if options.seeds < 1:
         raise ProofError(f"--seeds {options.seeds}: give a number of at least 1.")
+    if options.smt2 is not None:  # a folder that cannot be made is said before the proofs
+        options.smt2.mkdir(parents=True, exist_ok=True)
     judged = list(judge(options.seeds, mutants=options.mutants))
     if options.smt2 is not None:
         write(judged, options.smt2)
@@ -92,6 +94,5 @@ def summary(judged: Iterable[Judged]) -> str:
 
 def write(judged: Iterable[Judged], folder: Path) -> None:
     """One file per statement: SMT-LIB text of which every check must be `unsat` for a proof."""
-    folder.mkdir(parents=True, exist_ok=True)
     for j in judged:
         write_whole(folder / f"{j.statement.name.replace('/', '.')}.smt2", j.proofs[0].smt2)

@@ -22,6 +22,11 @@ RELATIONS: dict[str, Callable[..., Verdict]] = {
     "refines": lambda first, second, policy: refines(first, second),
     "equal": lambda first, second, policy: equal(first, second),
 }
+QUESTIONS = {
+    "merge": "do they merge",
+    "refines": "does the first refine the second",
+    "equal": "are they equal",
+}
 HOLDS, REFUSED, UNPROVED = 0, 1, 3
 LABEL = 11
 
@@ -29,8 +34,8 @@ LABEL = 11
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.epilog = (
-        "Exit status: 0 it holds, 1 it is refused, 2 wrong use, 3 the answer stands but z3 did not "
-        "prove it."
+        "Exit status: 0 it holds, 1 it is refused, both proved; 2 wrong use; 3 z3 did not prove "
+        "the answer (for all sizes, if asked)."
     )
     option = parser.add_argument
     for name in ("first", "second"):
@@ -62,12 +67,13 @@ def run(options: argparse.Namespace) -> int:
     verdict = RELATIONS[options.relation](*pair, options.policy)
     reason = verdict.reason  # decided, with its witness
     seconds = time.perf_counter() - start
-    proof = prove(verdict, "all" if options.all_sizes else "concrete")
-    print("\n".join(_lines(verdict, reason, seconds)))
-    print(_proof_line(proof))
+    proofs = [prove(verdict, "all" if options.all_sizes else "concrete")]
+    if options.all_sizes and not proofs[0]:
+        proofs.append(prove(verdict))
+    print("\n".join([*_lines(verdict, reason, seconds), *map(_proof_line, proofs)]))
     if options.smt2 is not None:
-        write_whole(options.smt2, proof.smt2)
-    if not proof:
+        write_whole(options.smt2, "\n".join(proof.smt2 for proof in proofs))
+    if not proofs[0]:
         return UNPROVED
     return HOLDS if verdict else REFUSED
 
@@ -81,20 +87,23 @@ def _on_meshes(
 
 def _on_own_meshes(texts: tuple[str, str], shape: tuple[int, ...]) -> tuple[Sharding, Sharding]:
     """Texts that say their devices; one that does not is read on the mesh of the other."""
-    try:
-        first = Sharding.parse(texts[0], shape)
-    except NotationError:
-        second = Sharding.parse(texts[1], shape)
-        return Sharding.parse(texts[0], shape, second.mesh), second
-    try:
-        second = Sharding.parse(texts[1], shape)
-    except NotationError:
-        return first, Sharding.parse(texts[1], shape, first.mesh)
-    if first.mesh.size == 1 < second.mesh.size:
-        return Sharding.parse(texts[0], shape, second.mesh), second
-    if second.mesh.size == 1 < first.mesh.size:
-        return first, Sharding.parse(texts[1], shape, first.mesh)
+    found = [_attempt(text, shape) for text in texts]
+    known = [s.mesh for s in found if isinstance(s, Sharding)]
+    if not known:
+        raise next(fault for fault in found if isinstance(fault, NotationError))
+    largest = max(known, key=lambda mesh: mesh.size)
+    first, second = (
+        s if isinstance(s, Sharding) and s.mesh.size > 1 else Sharding.parse(text, shape, largest)
+        for s, text in zip(found, texts, strict=True)
+    )
     return first, second
+
+
+def _attempt(text: str, shape: tuple[int, ...]) -> Sharding | NotationError:
+    try:
+        return Sharding.parse(text, shape)
+    except NotationError as fault:
+        return fault
 
 
 def _lines(verdict: Verdict, reason: str, seconds: float) -> list[str]:
@@ -102,7 +111,7 @@ def _lines(verdict: Verdict, reason: str, seconds: float) -> list[str]:
     first, second = verdict.operands
     answer = "holds" if verdict else "refused"
     lines = [
-        _line("question", f"{verdict.relation} of shape {first.shape}"),
+        _line("question", f"{QUESTIONS[verdict.relation]}, at the shape {first.shape}?"),
         _line("first", _described(first)),
         _line("second", _described(second)),
         _line("verdict", f"{answer}, decided in {seconds * 1e6:.0f} µs"),

@@ -38,7 +38,7 @@ def test_any_notation_of_either_side(text, capsys):
 def test_a_merge_and_its_proof(sizes, capsys):
     assert main(["prove", "[X, None]", "[None, Y]", *SHAPE, *MESH, *sizes]) == 0
     answer = shown(capsys)
-    assert answer["question"] == "merge of shape (64, 128)"
+    assert answer["question"] == "do they merge, at the shape (64, 128)?"
     assert re.fullmatch(r"holds, decided in \d+ µs", answer["verdict"])
     assert answer["because"].startswith("[X, None] and [None, Y] agree on the dimensions")
     scope = "for all sizes" if sizes else "for these sizes"
@@ -84,9 +84,19 @@ def test_two_meshes_over_the_same_devices(capsys):
     meshes = ["--mesh", "X=2,Y=3", "--mesh", "Y=3,X=2"]
     question = ["prove", "[Y, None]", "[None, X]", "--shape", "12,12", *meshes]
     assert main(question) == 0
-    assert shown(capsys)["condition"] == "gcd(3, 2) = 1"
+    assert shown(capsys)["condition"] == "gcd(2, 3) = 1"
     assert main([*question, "--all-sizes"]) == 3
-    assert shown(capsys)["proof"].startswith("unknown for all sizes")
+    unknown, proved = [line for line in capsys.readouterr().out.splitlines() if "z3" in line]
+    assert unknown.startswith("proof      unknown for all sizes")
+    assert proved.startswith("proof      proved for these sizes")
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path, capsys):
+    path = tmp_path / "no folder" / "proof.smt2"
+    assert main(["prove", "[X, None]", "[None, Y]", *SHAPE, *MESH, "--smt2", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("shardalg prove: error: [Errno 2]")
+    assert line.endswith(f"'{path}'")
 
 
 def test_the_formulas_as_a_file(tmp_path, capsys):
