@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from shardalg.ops.emit import unsupported_loops
 from shardalg.ops.loops import dim_loops
 from shardalg.ops.rule import AND, MAX, MIN, OR, PICK, SUM, Rule
 from shardalg.ops.table import rules
-from shardalg.partition.reshard import reshard_path
+from shardalg.partition.reshard import reshard_bound, reshard_price
 
 Dims = tuple[Digits, ...]
 Assigned = dict[str, Digits]
@@ -82,7 +82,29 @@ def best_of(key: NodeKey, candidates: list[Choice], rule: Rule) -> Choice:
     if rule.flops != 0:
         most = max(choice.devices for choice in candidates)
         candidates = [choice for choice in candidates if choice.devices == most]
-    return min(candidates, key=lambda c: (_price(key, c.demands, c.produced), -c.devices))
+    return _cheapest(key, candidates)
+
+
+def _cheapest(key: NodeKey, candidates: list[Choice]) -> Choice:
+    """The first of the fewest bytes, then of the most devices.
+
+    Candidates are priced in the order of what they cost at least, until the rest cost more.
+    """
+    if len(candidates) == 1:
+        return candidates[0]
+    ordered = sorted((_bytes(key, c, _least), number) for number, c in enumerate(candidates))
+    best: tuple[object, int, int] | None = None
+    for least, number in ordered:
+        if best is not None and least > best[0]:
+            break
+        choice = candidates[number]
+        rank = (_bytes(key, choice, reshard_price), -choice.devices, number)
+        best = rank if best is None else min(best, rank)
+    return candidates[best[2]]
+
+
+def _least(source: Sharding, target: Sharding) -> object:
+    return reshard_bound(source, target)[0]
 
 
 def _gather_all(key: NodeKey) -> Choice:
@@ -306,16 +328,17 @@ def _pass_pending(
     return demands, tuple(_layout(m, m.dims, _as_set(m.unreduced + digits)) for m in made)
 
 
-def _price(key: NodeKey, demands: tuple[Sharding, ...], produced: tuple[Sharding, ...]) -> object:
-    """Bytes that a device sends to bring operands in and results home."""
+def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], object]) -> object:
+    """Bytes that a device sends to bring operands in and results home.
+
+    Args:
+      price: elements sent from one layout to another.
+    """
     total: object = 0
-    for sources, demand, type_ in zip(key.sources, demands, key.signature.operands, strict=True):
-        total += bring_price(sources, demand) * type_.itemsize
-    for made, home, type_ in zip(produced, key.homes, key.signature.results, strict=True):
-        total += reshard_path(made, home).wire_elements * type_.itemsize
+    for sources, demand, type_ in zip(
+        key.sources, choice.demands, key.signature.operands, strict=True
+    ):
+        total += min([price(source, demand) for source in sources]) * type_.itemsize
+    for made, home, type_ in zip(choice.produced, key.homes, key.signature.results, strict=True):
+        total += price(made, home) * type_.itemsize
     return total
-
-
-def bring_price(sources: tuple[Sharding, ...], demand: Sharding) -> object:
-    """Elements a device sends to get `demand` from the nearest of `sources`."""
-    return min(reshard_path(source, demand).wire_elements for source in sources)
