@@ -19,7 +19,7 @@ from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
-from shardalg.spmd.program import Block, Loop, MaskIndexed, SpmdProgram
+from shardalg.spmd.program import Block, Loop, SpmdProgram
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,6 @@ def _block_digits(block: Block) -> Iterator[Digit]:
     for instruction in block.instructions:
         attributes = instruction.attributes
         yield from getattr(attributes, "digits", ())
-        if isinstance(attributes, MaskIndexed):
-            for _, digits, _, _ in attributes.components:
-                yield from digits
         if isinstance(attributes, Loop):
             yield from _block_digits(attributes.body)
 

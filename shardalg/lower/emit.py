@@ -58,6 +58,10 @@ class Emitter:
         names = self.axes.names(digits)
         return lax.axis_index(names) if names else 0
 
+    def start(self, start: spmd.Start) -> Array:
+        """The element number on the device that executes."""
+        return start.of({name: self.partition_id(digits) for name, digits in start.digits})
+
 
 def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Array]:
     """Emit `block` with its arguments in `env`; the values of its results."""
@@ -176,6 +180,20 @@ def _dynamic_slice(emitter: Emitter, instruction: Instruction, x: Array) -> list
     return [lax.dynamic_slice_in_dim(x, start, a.block, a.dim)]
 
 
+def _slice(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
+    a = instruction.attributes
+    return [lax.slice_in_dim(x, a.start, a.start + a.size, axis=a.dim)]
+
+
+def _slice_at(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
+    a = instruction.attributes
+    return [lax.dynamic_slice_in_dim(x, emitter.start(a.start), a.size, a.dim)]
+
+
+def _concatenate(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
+    return [lax.concatenate(operands, instruction.attributes.dim)]
+
+
 def _resize(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     a = instruction.attributes
     grow = a.size - x.shape[a.dim]
@@ -190,6 +208,13 @@ def _mask(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     place = lax.broadcasted_iota(jnp.int32, x.shape, a.dim)
     inside = place < a.size - emitter.partition_id(a.digits) * a.block
     return [jnp.where(inside, x, jnp.asarray(identity(a.fill, x.dtype.name), x.dtype))]
+
+
+def _mask_at(emitter: Emitter, instruction: Instruction, x: Array, *fill: Array) -> list[Array]:
+    a = instruction.attributes
+    place = lax.broadcasted_iota(jnp.int32, x.shape, a.dim) + emitter.start(a.start)
+    value = fill[0] if a.fill is None else jnp.asarray(identity(a.fill, x.dtype.name), x.dtype)
+    return [jnp.where((place >= 0) & (place < a.size), x, value)]
 
 
 def _offset(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
@@ -273,8 +298,12 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.AllToAll: _all_to_all,
     spmd.CollectivePermute: _permute,
     spmd.DynamicSlice: _dynamic_slice,
+    spmd.Slice: _slice,
+    spmd.SliceAt: _slice_at,
+    spmd.Concatenate: _concatenate,
     spmd.Resize: _resize,
     spmd.Mask: _mask,
+    spmd.MaskAt: _mask_at,
     spmd.Offset: _offset,
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,

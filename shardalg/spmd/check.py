@@ -13,15 +13,19 @@ from shardalg.spmd.program import (
     Apply,
     Block,
     CollectivePermute,
+    Concatenate,
     DynamicSlice,
     FirstMember,
     Instruction,
     Loop,
     Mask,
+    MaskAt,
     MaskIndexed,
     Offset,
     ReduceScatter,
     Resize,
+    Slice,
+    SliceAt,
     SpmdProgram,
 )
 
@@ -37,18 +41,26 @@ def _all_to_all(a: AllToAll, shape: Shape) -> Shape:
     return _scaled(_scaled(shape, a.split_dim, over=n), a.concat_dim, times=n)
 
 
-# Shape of the result, from the first operand's; an Apply and a Loop say theirs in the locals.
+def _sized(shape: Shape, dim: int, size: int) -> Shape:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+# Shape of the result, from the operands'; an Apply and a Loop say theirs in the locals.
 _SHAPES: dict[type, Callable[..., Shape]] = {
     AllGather: lambda a, s: _scaled(s, a.dim, times=parts(a.digits)),
     AllReduce: lambda a, s: s,
     ReduceScatter: lambda a, s: _scaled(s, a.dim, over=parts(a.digits)),
     AllToAll: _all_to_all,
     CollectivePermute: lambda a, s: s,
-    DynamicSlice: lambda a, s: (*s[: a.dim], a.block, *s[a.dim + 1 :]),
-    Resize: lambda a, s: (*s[: a.dim], a.size, *s[a.dim + 1 :]),
+    DynamicSlice: lambda a, s: _sized(s, a.dim, a.block),
+    Slice: lambda a, s: _sized(s, a.dim, a.size),
+    SliceAt: lambda a, s: _sized(s, a.dim, a.size),
+    Concatenate: lambda a, *s: _sized(s[0], a.dim, sum(shape[a.dim] for shape in s)),
+    Resize: lambda a, s: _sized(s, a.dim, a.size),
     Mask: lambda a, s: s,
+    MaskAt: lambda a, s, *_: s,
     Offset: lambda a, s: s,
-    MaskIndexed: lambda a, s: s,
+    MaskIndexed: lambda a, s, *_: s,
     FirstMember: lambda a, s: s,
 }
 # (dimension, digits) that must divide the operand.
@@ -56,11 +68,6 @@ _CUTS: dict[type, Callable[..., tuple[int, Digits]]] = {
     ReduceScatter: lambda a: (a.dim, a.digits),
     AllToAll: lambda a: (a.split_dim, a.digits),
     DynamicSlice: lambda a: (a.dim, a.digits),
-}
-# Digits of an instruction that is not along its `digits` alone.
-_DIGITS: dict[type, Callable[..., Digits]] = {
-    Resize: lambda a: (),
-    MaskIndexed: lambda a: tuple(d for _, digits, _, _ in a.components for d in digits),
 }
 
 
@@ -107,19 +114,26 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
 
 def _check_shape(program: SpmdProgram, instruction: Instruction) -> None:
     attributes = instruction.attributes
-    before = program.locals[instruction.operands[0]].shape
+    shapes = [program.locals[operand].shape for operand in instruction.operands]
+    before = shapes[0]
     if type(attributes) in _CUTS:
         dim, digits = _CUTS[type(attributes)](attributes)
         count, size = parts(digits), before[dim]
         if size % count:
             what = f" cuts dimension {dim} of size {size} into {count} blocks: pad it first."
             raise _fault(program, instruction, what)
-    for digit in _DIGITS.get(type(attributes), lambda a: a.digits)(attributes):
+    if (
+        isinstance(attributes, Slice)
+        and attributes.start + attributes.size > before[attributes.dim]
+    ):
+        what = f" reads {attributes} of {before[attributes.dim]} elements."
+        raise _fault(program, instruction, what)
+    for digit in getattr(attributes, "digits", ()):
         try:
             program.mesh.axis_ref(digit)
         except MeshError as error:
             raise _fault(program, instruction, f": {error}") from None
-    expected, result = _SHAPES[type(attributes)](attributes, before), instruction.results[0]
+    expected, result = _SHAPES[type(attributes)](attributes, *shapes), instruction.results[0]
     if expected != program.locals[result].shape:
         what = f" gives {expected}, but %{result} is {program.locals[result].shape}."
         raise _fault(program, instruction, what)

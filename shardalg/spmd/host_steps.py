@@ -109,6 +109,31 @@ def _dynamic_slice(a: spmd.DynamicSlice, x: Stack) -> Stack:
     return _everywhere(own, x)
 
 
+def _slice(a: spmd.Slice, x: Stack) -> Stack:
+    return _everywhere(lambda _, block: _cut(block, a.dim, a.start, a.size), x)
+
+
+def _slice_at(a: spmd.SliceAt, x: Stack) -> Stack:
+    def own(position: int, block: np.ndarray) -> np.ndarray:
+        start = a.start.at(position)
+        if start < 0 or start + a.size > block.shape[a.dim]:
+            raise ProgramError(
+                f"position {position} slices [{start}, {start + a.size}) of "
+                f"{block.shape[a.dim]} elements of dimension {a.dim}."
+            )
+        return _cut(block, a.dim, start, a.size)
+
+    return _everywhere(own, x)
+
+
+def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
+    return block.take(range(start, start + size), dim)
+
+
+def _concatenate(a: spmd.Concatenate, *stacks: Stack) -> Stack:
+    return _everywhere(lambda _, *blocks: np.concatenate(blocks, a.dim), *stacks)
+
+
 def _resize(a: spmd.Resize, x: Stack) -> Stack:
     def fit(_: int, block: np.ndarray) -> np.ndarray:
         grow = [(0, max(a.size - n, 0) if i == a.dim else 0) for i, n in enumerate(block.shape)]
@@ -126,6 +151,17 @@ def _mask(a: spmd.Mask, x: Stack) -> Stack:
         return np.where((place < a.size).reshape(shape), block, np.asarray(fill, block.dtype))
 
     return _everywhere(masked, x)
+
+
+def _mask_at(a: spmd.MaskAt, x: Stack, *fill: Stack) -> Stack:
+    def masked(position: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
+        value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)
+        place = a.start.at(position) + np.arange(block.shape[a.dim])
+        shape = [-1 if i == a.dim else 1 for i in range(block.ndim)]
+        inside = ((place >= 0) & (place < a.size)).reshape(shape)
+        return np.where(inside, block, np.asarray(value, block.dtype))
+
+    return _everywhere(masked, x, *fill)
 
 
 def _offset(a: spmd.Offset, x: Stack) -> Stack:
@@ -185,8 +221,12 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.AllToAll: _all_to_all,
     spmd.CollectivePermute: _permute,
     spmd.DynamicSlice: _dynamic_slice,
+    spmd.Slice: _slice,
+    spmd.SliceAt: _slice_at,
+    spmd.Concatenate: _concatenate,
     spmd.Resize: _resize,
     spmd.Mask: _mask,
+    spmd.MaskAt: _mask_at,
     spmd.Offset: _offset,
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from shardalg.algebra.digits import Digits
+from shardalg.algebra.affine import Index
+from shardalg.algebra.digits import Digits, partition_id
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import ITEM_SIZES, SHORT, Params
@@ -37,6 +40,37 @@ class Local:
 
     def __repr__(self) -> str:
         return f"{SHORT.get(self.dtype, self.dtype)}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """An element number that depends on the device: `index` in partition ids.
+
+    Attributes:
+      index: affine in the names of `digits`, perhaps divided (rounding down) and taken modulo.
+      digits: (name, digits) of every partition id in it.
+
+    >>> from shardalg.algebra.digits import Digit
+    >>> start = Start((Index.of("o") * 6 - 1) // 4, (("o", (Digit(1, 4),)),))
+    >>> [start.at(position) for position in range(4)]
+    [-1, 1, 2, 4]
+    """
+
+    index: Index
+    digits: tuple[tuple[str, Digits], ...] = ()
+
+    def at(self, position: int) -> int:
+        """The number on the device at a position."""
+        return self.of({name: partition_id(digits, position) for name, digits in self.digits})
+
+    def of(self, ids: Mapping[str, Any]) -> Any:
+        """The number for partition ids by name: ints, or numbers of a traced program."""
+        return self.index.at(ids)
+
+    @property
+    def all_digits(self) -> Digits:
+        """Everything that the number depends on."""
+        return tuple(digit for _, digits in self.digits for digit in digits)
 
 
 # Attributes of an instruction, one frozen class per kind; `Instruction.attributes` is one of them.
@@ -112,6 +146,41 @@ class DynamicSlice:
 
 
 @dataclass(frozen=True, slots=True)
+class Slice:
+    """Elements `[start, start + size)` of `dim`, the same on every device."""
+
+    dim: int
+    start: int
+    size: int
+
+    @property
+    def stop(self) -> int:
+        """The first element behind it."""
+        return self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class SliceAt:
+    """Elements `[start(p), start(p) + size)` of `dim`; they lie inside on every device."""
+
+    dim: int
+    start: Start
+    size: int
+
+    @property
+    def digits(self) -> Digits:
+        """What its start depends on."""
+        return self.start.all_digits
+
+
+@dataclass(frozen=True, slots=True)
+class Concatenate:
+    """The operands one after the other along `dim`."""
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class Resize:
     """Pad `dim` with zeros at its end, or strip it, to `size` elements."""
 
@@ -131,6 +200,25 @@ class Mask:
     block: int
     size: int
     fill: str = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class MaskAt:
+    """Along `dim`, places `x` with `start(p) + x` outside `[0, size)` are filled.
+
+    With the identity of `fill`, a way to combine; with the second operand, a number, where `fill`
+    is None.
+    """
+
+    dim: int
+    start: Start
+    size: int
+    fill: str | None = "sum"
+
+    @property
+    def digits(self) -> Digits:
+        """What its start depends on."""
+        return self.start.all_digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +252,11 @@ class MaskIndexed:
     batch_dims: tuple[int, ...]
     fill: float | None = None
 
+    @property
+    def digits(self) -> Digits:
+        """What the blocks of all components are cut by."""
+        return tuple(digit for _, digits, _, _ in self.components for digit in digits)
+
 
 @dataclass(frozen=True, slots=True)
 class FirstMember:
@@ -191,7 +284,8 @@ class Loop:
 
 Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | DynamicSlice
-    | Resize | Mask | Offset | MaskIndexed | FirstMember | Loop
+    | Slice | SliceAt | Concatenate | Resize | Mask | MaskAt | Offset | MaskIndexed | FirstMember
+    | Loop
 )  # fmt: skip
 COLLECTIVES = (AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute)
 

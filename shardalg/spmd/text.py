@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
@@ -14,17 +15,22 @@ from shardalg.spmd.program import (
     Apply,
     Block,
     CollectivePermute,
+    Concatenate,
     DynamicSlice,
     FirstMember,
     Instruction,
     Local,
     Loop,
     Mask,
+    MaskAt,
     MaskIndexed,
     Offset,
     ReduceScatter,
     Resize,
+    Slice,
+    SliceAt,
     SpmdProgram,
+    Start,
 )
 
 
@@ -47,6 +53,13 @@ def local_text(local: Local) -> str:
     return f"{SHORT.get(local.dtype, local.dtype)}[{','.join(sizes)}]{mark}"
 
 
+def start_text(mesh: Mesh, start: Start) -> str:
+    """The closed form with `p(X)` for the partition id along X: `(6*p(X)-1)//4`."""
+    names = {name: f"p({axes_text(mesh, digits)})" for name, digits in start.digits}
+    renamed = tuple((names[name], coefficient) for name, coefficient in start.index.terms)
+    return str(replace(start.index, terms=renamed))
+
+
 _TEXT: dict[type, Callable[..., str]] = {
     Apply: lambda a, m: (
         a.primitive
@@ -64,9 +77,16 @@ _TEXT: dict[type, Callable[..., str]] = {
     DynamicSlice: lambda a, m: (
         f"dynamic_slice dim={a.dim} at p({axes_text(m, a.digits)})*{a.block}"
     ),
+    Slice: lambda a, m: f"slice dim={a.dim} [{a.start}:{a.stop}]",
+    SliceAt: lambda a, m: f"slice dim={a.dim} at {start_text(m, a.start)} size {a.size}",
+    Concatenate: lambda a, m: f"concatenate dim={a.dim}",
     Resize: lambda a, m: f"resize dim={a.dim} to {a.size}",
     Mask: lambda a, m: (
         f"mask dim={a.dim} where p({axes_text(m, a.digits)})*{a.block}+x >= {a.size} with {a.fill}"
+    ),
+    MaskAt: lambda a, m: (
+        f"mask dim={a.dim} where {start_text(m, a.start)}+x is outside [0,{a.size})"
+        + (f" with {a.fill}" if a.fill else "")
     ),
     Offset: lambda a, m: (
         f"offset p({axes_text(m, a.digits)})*{a.scale}"

@@ -1,5 +1,7 @@
 """SPMD programs written by hand, instruction by instruction, beside what they should compute."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -304,7 +306,40 @@ def bfloat16_bools():
     return *b.program(top, some), args, [args[0].max(), np.bool_(False)]
 
 
+def stencil(fill="sum"):
+    """`y[i] = x[i-1] + x[i] + x[i+1]` of 10 elements over 4: neighbours' edges, sliced and masked.
+
+    Outside the tensor stands 0, or the number that is the second argument.
+    """
+    from shardalg.algebra.affine import Index
+
+    b = Builder({"x": 4})
+    digits, split = b.digits("x"), b.sharding((10,), ("x",))
+    x, outside = b.argument((10,), ("x",)), b.argument((), ())
+    add = functools.partial(b.add, sharding=split, origin=False)
+    left = add(p.Slice(0, 2, 1), [x], shape=(1,))
+    left = add(p.CollectivePermute(digits, ((0, 1), (1, 2), (2, 3))), [left], shape=(1,))
+    right = add(p.Slice(0, 0, 1), [x], shape=(1,))
+    right = add(p.CollectivePermute(digits, ((1, 0), (2, 1), (3, 2))), [right], shape=(1,))
+    wide = add(p.Concatenate(0), [left, x, right], shape=(5,))
+    # as a longer buffer would be cut: the start of what is needed depends on the device
+    wide = add(p.Concatenate(0), [wide, wide], shape=(10,))
+    start = p.Start((Index.of("p") * 5) % 10, (("p", digits),))
+    wide = add(p.SliceAt(0, start, 5), [wide], shape=(5,))
+    start = p.Start(Index.of("p") * 3 - 1, (("p", digits),))
+    given = [wide] if fill else [wide, outside]
+    wide = add(p.MaskAt(0, start, 10, fill), given, shape=(5,))
+    y = b.apply(lambda a: jax.lax.reduce_window_sum_p.bind(
+        a, window_dimensions=(3,), window_strides=(1,), padding=((0, 0),), base_dilation=(1,),
+        window_dilation=(1,)), [wide], split)  # fmt: skip
+    args = array(10), np.float32(7)
+    padded = np.pad(args[0], 1, constant_values=0 if fill else 7)
+    return *b.program(y), args, [padded[:-2] + padded[1:-1] + padded[2:]]
+
+
 CASES = {
+    "stencil": stencil,
+    "stencil_filled": lambda: stencil(None),
     "matmul_all_reduce": matmul_all_reduce,
     "matmul_uneven": matmul_uneven,
     "gather_then_scatter": gather_then_scatter,

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import pytest
 
+from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ProgramError
@@ -28,6 +29,7 @@ def one_step(attributes, shape=(8, 16), *, made=None):
 
 
 X, Y = Builder({"x": 2, "y": 4}).digits("x"), Builder({"x": 2, "y": 4}).digits("y")
+START = p.Start(Index.of("p") * 3, (("p", Y),))
 SHAPES = {
     "all_gather": (p.AllGather(0, Y), (32, 16)),
     "all_reduce": (p.AllReduce(X), (8, 16)),
@@ -35,6 +37,10 @@ SHAPES = {
     "all_to_all": (p.AllToAll(1, 0, X), (16, 8)),
     "collective_permute": (p.CollectivePermute(X, ()), (8, 16)),
     "dynamic_slice": (p.DynamicSlice(0, X, 4), (4, 16)),
+    "slice": (p.Slice(0, 2, 5), (5, 16)),
+    "slice_at": (p.SliceAt(1, START, 3), (8, 3)),
+    "concatenate": (p.Concatenate(0), (8, 16)),
+    "mask_at": (p.MaskAt(1, START, 12), (8, 16)),
     "resize": (p.Resize(1, 20), (8, 20)),
     "mask": (p.Mask(0, X, 4, 7), (8, 16)),
     "offset": (p.Offset(X, 4), (8, 16)),
@@ -53,6 +59,11 @@ def test_shape_of_every_instruction(name):
     )
     with pytest.raises(ProgramError, match=message + rf", but %1 is \({wrong[0]}, {wrong[1]}\)"):
         check(one_step(attributes, made=wrong))
+
+
+def test_a_slice_stays_inside():
+    with pytest.raises(ProgramError, match=r"Slice \(%1\) on .* reads .* of 8 elements"):
+        check(one_step(p.Slice(0, 6, 3), made=(3, 16)))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardalg.algebra.affine import Index
 from shardalg.errors import ProgramError
 from shardalg.spmd import program as p
 from shardalg.spmd.simulate import simulate
@@ -73,6 +74,7 @@ def test_wrong_shape_of_a_local():
         ("reduce_scatter", (3,), "cannot be split among 2 devices"),
         ("all_to_all", (3, 2), "cannot be split among 2 devices"),
         ("dynamic_slice", (3,), r"position 1 slices \[2, 4\) of 3 elements"),
+        ("slice_at", (3,), r"position 1 slices \[2, 4\) of 3 elements of dimension 0"),
         ("user", (3,), "no collective joins by 'user'"),
     ],
 )
@@ -83,6 +85,7 @@ def test_steps_that_do_not_fit(attributes, shape, message):
         "reduce_scatter": p.ReduceScatter(0, b.digits("x")),
         "all_to_all": p.AllToAll(0, 1, b.digits("x")),
         "dynamic_slice": p.DynamicSlice(0, b.digits("x"), 2),
+        "slice_at": p.SliceAt(0, p.Start(Index.of("p") * 2, (("p", b.digits("x")),)), 2),
         "user": p.AllReduce(b.digits("x"), "user"),
     }.get(attributes, attributes)
     program, graph = b.program(b.add(made, [x], b.sharding(shape, ("",) * len(shape))))

@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit
 from shardalg.spmd import program as p
 from shardalg.spmd.text import instruction_text, local_text, program_text
@@ -14,6 +15,7 @@ from tests.spmd.handmade import CASES, Builder, loop, matmul_uneven
 
 B = Builder({"x": 2, "y": 4})
 X, Y = B.digits("x"), B.digits("y")
+START = p.Start((Index.of("p") * 6 - 1) // 4, (("p", Y),))
 TEXTS = [
     (p.AllGather(1, Y), "all_gather dim=1 axes=y"),
     (p.AllReduce(X + Y, "max"), "all_reduce max axes=x,y"),
@@ -21,6 +23,11 @@ TEXTS = [
     (p.AllToAll(0, 1, Y), "all_to_all split=0 concat=1 axes=y"),
     (p.CollectivePermute(Y, ((0, 1),)), "collective_permute axes=y"),
     (p.DynamicSlice(0, (Digit(2, 2),), 4), "dynamic_slice dim=0 at p(y:(1)2)*4"),
+    (p.Slice(1, 2, 3), "slice dim=1 [2:5]"),
+    (p.SliceAt(0, START, 5), "slice dim=0 at (6*p(y)-1)//4 size 5"),
+    (p.Concatenate(1), "concatenate dim=1"),
+    (p.MaskAt(0, START, 9, "max"), "mask dim=0 where (6*p(y)-1)//4+x is outside [0,9) with max"),
+    (p.MaskAt(0, START, 9, None), "mask dim=0 where (6*p(y)-1)//4+x is outside [0,9)"),
     (p.Resize(0, 9), "resize dim=0 to 9"),
     (p.Mask(1, Y, 4, 15, "max"), "mask dim=1 where p(y)*4+x >= 15 with max"),
     (p.Offset(X, -3), "offset p(x)*-3"),
