@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shardalg.costs.step_time import Cost
     from shardalg.costs.symbolic import Symbolised
     from shardalg.lower import Lowered
-    from shardalg.partition.verify import Report
+    from shardalg.verify.report import Report
     from shardalg.symbols import Symbols
     from shardalg.table import DataFrame
 
@@ -230,7 +230,7 @@ class Plan:
 
     @cached_property
     def _report(self) -> Report:
-        from shardalg.partition.verify import verify
+        from shardalg.verify.verify import verify
 
         return replace(verify(self.sharded, self.program), hints=self._hints(self.sizes))
 

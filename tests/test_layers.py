@@ -24,6 +24,7 @@ LAYERS = (
     ("spmd",),
     ("costs",),
     ("partition",),
+    ("verify",),
     ("lower",),
     ("models",),
     ("report",),

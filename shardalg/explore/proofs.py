@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardalg.partition.verify import Report
+from shardalg.verify.report import Report
 from shardalg.plan import Plan
 from shardalg.report.html import Section
 from shardalg.report.proofs import by_claim, statements

@@ -13,6 +13,8 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.merge.claims import MaskClaim, MergeClaim, RadixLemma, RefineClaim
 from shardalg.merge.compatible import merge
 from shardalg.merge.encode import Atom, Number, Space, place_value, space
+from shardalg.merge.integer_formulas import goal_of
+from shardalg.merge.integers import IntegerClaim
 from shardalg.merge.verdict import (
     CLASSES,
     Verdict,
@@ -377,10 +379,19 @@ def _radix(claim: RadixLemma, symbolic: bool) -> list[Obligation]:
     return [one, Obligation((*inside, q >= 0, q < a), below)]
 
 
+def _integers(claim: IntegerClaim, symbolic: bool) -> list[Obligation]:
+    found = goal_of(claim)
+    if found is None:
+        raise Unprovable("digits of different meshes have no common coordinates to vary")
+    bounds, goal, witness = found
+    return [Obligation(tuple(bounds), goal, witness)]
+
+
 _FORMULAS: dict[type, Callable[..., list[Obligation]]] = {
     MergeClaim: _merge,
     RefineClaim: _refine,
     MaskClaim: _mask,
     RadixLemma: _radix,
+    IntegerClaim: _integers,
 }
 

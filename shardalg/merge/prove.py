@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from shardalg.errors import ProofError
 from shardalg.merge.claims import MaskClaim, MergeClaim, RadixLemma, RefineClaim, of_verdict
+from shardalg.merge.integers import IntegerClaim
 from shardalg.merge.verdict import Verdict
 
 if TYPE_CHECKING:
     from shardalg.merge.obligations import Obligation
     from shardalg.merge.solve import Outcome
 
-Claim = MergeClaim | RefineClaim | MaskClaim | RadixLemma
+Claim = MergeClaim | RefineClaim | MaskClaim | RadixLemma | IntegerClaim
 SIZES = ("concrete", "all")
 
 

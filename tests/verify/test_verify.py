@@ -8,7 +8,8 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardalg.partition.verify import iteration_claim, verify
+from shardalg.verify.apply import iteration_claim
+from shardalg.verify.verify import verify
 from shardalg.spmd import program as p
 from tests.partition.planned import MESH, numbers, planned
 
