@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from shardalg.costs.step_time import Cost
     from shardalg.costs.symbolic import Symbolised
     from shardalg.lower import Lowered
-    from shardalg.verify.report import Report
     from shardalg.symbols import Symbols
     from shardalg.table import DataFrame
+    from shardalg.verify.report import Report
 
 
 @dataclass(frozen=True, eq=False)

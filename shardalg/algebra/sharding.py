@@ -16,6 +16,9 @@ from shardalg.errors import MeshError, ShardingError
 if TYPE_CHECKING:
     import sympy
 
+# What stands beside the dimensions, in the order of `Sharding.classes`.
+CLASSES = ("unreduced", "manual", "replicated")
+
 # What a caller may put on one dimension: nothing, an axis, or several axes, major first.
 Entry = str | int | None | Sequence[str | int]
 
@@ -163,6 +166,14 @@ class Sharding:
         held = (self.unreduced, self.manual, self.replicated)
         first, second, third = (canonical(tuple(sorted(d, reverse=True))) for d in held)
         return first, second, third
+
+    @cached_property
+    def split_places(self) -> tuple[tuple[int | str, Digits], ...]:
+        """Each dimension, and class in `CLASSES`, that has digits, with these in canonical form."""
+        dims = tuple((i, d) for i, d in enumerate(self.canonical_dims) if d)
+        if not (self.unreduced or self.manual or self.replicated):
+            return dims
+        return (*dims, *((c, d) for c, d in zip(CLASSES, self.classes, strict=True) if d))
 
     @property
     def is_replicated(self) -> bool:

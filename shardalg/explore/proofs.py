@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardalg.verify.report import Report
 from shardalg.plan import Plan
 from shardalg.report.html import Section
 from shardalg.report.proofs import by_claim, statements
 from shardalg.table import Table
+from shardalg.verify.report import Report
 
 INTRODUCTION = """A plan rests on claims: that two shardings merge, that every iteration is
 computed by equally many devices, that a mask covers what padding added, that operators read,

@@ -12,7 +12,7 @@ from shardalg.merge.verdict import Verdict
 
 @dataclass(frozen=True)
 class MergeClaim:
-    """`result` is the merge of two shardings; None: there is no merge.
+    """`result` is the merge of two or more shardings; None: there is no merge.
 
     A result is right if it gives the offsets of each operand on every dimension that the operand
     splits, splits no other dimension, and is balanced. Under the shardy policy an operand's blocks
@@ -27,16 +27,22 @@ class MergeClaim:
     result: Sharding | None
     policy: str = "gspmd"
     verdict: Verdict | None = None
+    others: tuple[Sharding, ...] = ()
 
     def __post_init__(self) -> None:
-        shapes = {s.shape for s in (self.first, self.second, self.result) if s is not None}
+        shapes = {s.shape for s in (*self.operands, self.result) if s is not None}
         if len(shapes) > 1:
             raise ProofError(f"the shardings of a merge are of one shape, got {sorted(shapes)}.")
+
+    @property
+    def operands(self) -> tuple[Sharding, ...]:
+        """All shardings that are merged."""
+        return (self.first, self.second, *self.others)
 
     def text(self) -> str:
         """The statement in words."""
         verb = "there is no" if self.result is None else f"{self.result.text()} is the"
-        return f"{verb} merge of {self.first.text()} and {self.second.text()}"
+        return f"{verb} merge of {' and '.join(s.text() for s in self.operands)}"
 
 
 @dataclass(frozen=True)
@@ -108,10 +114,9 @@ class RadixLemma:
 
 def of_verdict(verdict: Verdict) -> MergeClaim | RefineClaim:
     """The claim that a verdict makes."""
-    first, second = verdict.operands
-    if verdict.relation == "refines":
+    first, second, *others = verdict.operands
+    if verdict.relation in ("refines", "equal"):
         device = None if verdict.witness is None else verdict.witness.device
         return RefineClaim(first, second, bool(verdict), device)
-    if verdict:
-        return MergeClaim(first, second, verdict.sharding, verdict.policy)
-    return MergeClaim(first, second, None, verdict.policy, verdict)
+    refused = None if verdict else verdict
+    return MergeClaim(first, second, verdict.sharding, verdict.policy, refused, tuple(others))

@@ -9,24 +9,16 @@ from dataclasses import dataclass
 import z3
 
 from shardalg.algebra.digits import Digits, partition_id, parts
-from shardalg.algebra.sharding import Sharding
+from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.merge.claims import MaskClaim, MergeClaim, RadixLemma, RefineClaim
 from shardalg.merge.compatible import merge
 from shardalg.merge.encode import Atom, Number, Space, place_value, space
 from shardalg.merge.integer_formulas import goal_of
 from shardalg.merge.integers import IntegerClaim
-from shardalg.merge.verdict import (
-    CLASSES,
-    Verdict,
-    Witness,
-    block_of,
-    digits_at,
-    offset_at,
-    owner,
-    placed,
-)
+from shardalg.merge.places import Place, block_of, digits_at, offset_at
+from shardalg.merge.verdict import Verdict
+from shardalg.merge.witness import Witness, owner
 
-Place = int | str
 Values = tuple[tuple[str, int], ...]
 
 # Tiles of digits of different meshes are counted device by device, up to this many devices.
@@ -88,7 +80,7 @@ class _Devices:
 def _devices(shardings: Iterable[Sharding], symbolic: bool) -> _Devices:
     held = list(shardings)
     mesh = held[0].mesh
-    digits = [d for s in held for _, row in placed(s) for d in row]
+    digits = [d for s in held for _, row in s.split_places for d in row]
     found = space(mesh, digits, symbolic=symbolic)
     if found is None and symbolic:
         raise Unprovable(
@@ -104,12 +96,12 @@ def _check_order(shardings: Iterable[Sharding]) -> None:
 
 
 def _merge(claim: MergeClaim, symbolic: bool) -> list[Obligation]:
-    _check_order(s for s in (claim.first, claim.second, claim.result) if s is not None)
+    _check_order(s for s in (*claim.operands, claim.result) if s is not None)
     if claim.result is not None:
-        operands = (claim.first, claim.second)
+        operands = claim.operands
         devices = _devices((*operands, claim.result), symbolic)
         return [_agreement(claim, devices), _balance(claim.result, devices)]
-    verdict = claim.verdict or merge(claim.first, claim.second, policy=claim.policy)
+    verdict = claim.verdict or merge(*claim.operands, policy=claim.policy)
     if verdict:
         found = verdict.sharding
         return [Obligation((), z3.BoolVal(False), lambda values: found)]
@@ -121,17 +113,15 @@ def _agreement(claim: MergeClaim, devices: _Devices) -> Obligation:
     assert claim.result is not None
     pairs: list[tuple[Sharding, Place]] = []
     for place in (*range(len(claim.result.shape)), *CLASSES[:2]):
-        operands = [s for s in (claim.first, claim.second) if digits_at(s, place)]
+        operands = [s for s in claim.operands if digits_at(s, place)]
         if not operands or not isinstance(place, int):
-            operands = [claim.first, claim.second]
+            operands = list(claim.operands)
         pairs += [(operand, place) for operand in operands]
     goal = z3.And([_agrees(claim, operand, place, devices) for operand, place in pairs])
     return Obligation(tuple(devices.bounds("d")), goal, _differs(claim, pairs, devices))
 
 
-def _agrees(
-    claim: MergeClaim, operand: Sharding, place: Place, devices: _Devices
-) -> z3.BoolRef:
+def _agrees(claim: MergeClaim, operand: Sharding, place: Place, devices: _Devices) -> z3.BoolRef:
     """Equal offsets; under the shardy policy the operand's partition id is the major part."""
     assert claim.result is not None
     mine, theirs = digits_at(operand, place), digits_at(claim.result, place)
@@ -164,12 +154,11 @@ def _differs(
     assert result is not None
 
     def read(values: Values) -> Witness:
-        position = devices.position(values)
-        rows = [(place, offset_at(s, place, position)) for s, place in pairs]
-        faults = [(p, a) for p, a in rows if a != offset_at(result, p, position)]
+        device = result.mesh.order[devices.position(values)]
+        rows = [(place, offset_at(s, place, device)) for s, place in pairs]
+        faults = [(p, a) for p, a in rows if a != offset_at(result, p, device)]
         place, offset = (faults or rows)[0]
-        offsets = (offset, offset_at(result, place, position))
-        return Witness(result.mesh.order[position], place, offsets)
+        return Witness(device, place, (offset, offset_at(result, place, device)))
 
     return read
 
@@ -181,7 +170,7 @@ def _balance(result: Sharding, devices: _Devices) -> Obligation:
     are as many such tuples as devices (each atom stands in exactly one of them), so the map is a
     bijection, and every tile has the devices of its unused coordinates.
     """
-    rows = [digits for _, digits in placed(result)]
+    rows = [digits for _, digits in result.split_places]
     found = devices.space
     if found is None:
         return _counted(result, rows)
@@ -226,10 +215,10 @@ def _refusal(verdict: Verdict, symbolic: bool) -> list[Obligation]:
     """A certificate: a device with two offsets, or a tile that too few devices hold."""
     assert verdict.failure is not None
     kind = verdict.failure.kind
-    _check_order(verdict.operands)
+    _check_order(verdict.pair)
     if kind == "offset" and verdict.policy == "shardy":
         raise Unprovable("a refusal under the shardy policy is that policy's rule, not a theorem")
-    devices = _devices(verdict.operands, symbolic)
+    devices = _devices(verdict.pair, symbolic)
     if kind in ("overlap", "joint"):
         return [_unheld(verdict, devices)]
     return _two_offsets(verdict, devices)
@@ -243,12 +232,12 @@ def _two_offsets(verdict: Verdict, devices: _Devices) -> list[Obligation]:
     """
     assert verdict.failure is not None and verdict.witness is not None
     place = verdict.failure.dims[0]
-    rows = [digits_at(s, place) for s in verdict.operands]
+    rows = [digits_at(s, place) for s in verdict.pair]
     found = devices.space
     if found is None or not found.symbolic:
         device = verdict.witness.device
         assert device is not None
-        position = verdict.operands[0].mesh.position(device)
+        position = verdict.pair[0].mesh.position(device)
         a, b = (devices.value(digits) * block_of(s, place) for s, digits in _zip(verdict, rows))
         return [Obligation(tuple(devices.fixed("d", position)), a != b)]
     first, second = (found.atoms_of(digits) for digits in rows)
@@ -271,20 +260,20 @@ def _moved(first: tuple[Atom, ...], second: tuple[Atom, ...]) -> list[Atom]:
 
 
 def _zip(verdict: Verdict, rows: list[Digits]) -> Iterable[tuple[Sharding, Digits]]:
-    return zip(verdict.operands, rows, strict=True)
+    return zip(verdict.pair, rows, strict=True)
 
 
 def _unheld(verdict: Verdict, devices: _Devices) -> Obligation:
     """No device holds the tile; of digits of one mesh, the tile (0, 1) along a shared axis."""
     assert verdict.failure is not None and verdict.witness is not None
     places = verdict.failure.dims
-    owners = [owner(verdict, nth, place) for nth, place in enumerate(places)]
+    owners = [owner(verdict.pair, nth, place) for nth, place in enumerate(places)]
     rows = [digits_at(s, place) for s, place in zip(owners, places, strict=True)]
     if devices.space is not None:
         return _unheld_on_axis(devices.space, rows)
     tile, count = verdict.witness.tile, verdict.witness.count
     if count:
-        size = verdict.operands[0].mesh.size
+        size = verdict.pair[0].mesh.size
         held = _held(rows, [z3.IntVal(t) for t in tile], size)
         return Obligation((), held * math.prod(parts(row) for row in rows) != size)
     met = [devices.value(d) == t for d, t in zip(rows, tile, strict=True)]
@@ -394,4 +383,3 @@ _FORMULAS: dict[type, Callable[..., list[Obligation]]] = {
     RadixLemma: _radix,
     IntegerClaim: _integers,
 }
-

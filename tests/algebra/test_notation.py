@@ -134,7 +134,7 @@ def _order(read):
         ("{devices=[2,2]<=[2,2]T(1,0)}", ((Digit(1, 2),), (Digit(2, 2),))),
         ("{devices=[2,1,2]<=[4] last_tile_dim_replicate}", ((Digit(2, 2),), ())),
         ("{devices=[1,1,4]<=[4] last_tile_dims={manual}}", ((), ())),
-        ("{devices=[2,2]<=[4] metadata={op_name=\"a{b}\"}}", ((Digit(2, 2),), (Digit(1, 2),))),
+        ('{devices=[2,2]<=[4] metadata={op_name="a{b}"}}', ((Digit(2, 2),), (Digit(1, 2),))),
         ("{replicated}", ((), ())),
     ],
 )
