@@ -9,7 +9,7 @@ from functools import reduce
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.graph.ir import Node, Signature
+from shardalg.graph.ir import Signature
 from shardalg.merge.compatible import merge
 from shardalg.merge.integers import All, IntegerClaim, Number, equal, implies, within
 from shardalg.merge.prove import MergeClaim
@@ -17,8 +17,8 @@ from shardalg.ops.emit import Emission, emit
 from shardalg.ops.rule import CLIP, PICK, SUM, Access, Rule
 from shardalg.ops.table import rules
 from shardalg.spmd import program as p
-from shardalg.spmd.program import Apply, Attributes, Local
-from shardalg.verify.contents import Contents, as_set, laid_out, partition_number
+from shardalg.spmd.program import Apply, Attributes
+from shardalg.verify.contents import Contents, Made, as_set, laid_out, partition_number
 from shardalg.verify.operators import (
     Run,
     by_blocks,
@@ -38,57 +38,57 @@ Outcome = tuple[tuple[Contents, ...], list[Stated]]
 
 @dataclass(frozen=True)
 class Applied:
-    """An operator that a device runs: the node, the instruction, its operands, its results."""
+    """An operator that a device runs.
+
+    Attributes:
+      signature: of the global operator.
+      operands: what they hold, without their values.
+      made: local types and layouts of the results; named says which are graph values by then.
+    """
 
     mesh: Mesh
-    node: Node
+    signature: Signature
     apply: Apply
     operands: tuple[Contents, ...]
-    made: tuple[Local, ...]
-
-    @property
-    def signature(self) -> Signature:
-        """The global operator."""
-        return self.node.signature
+    made: tuple[Made, ...]
 
     @property
     def local(self) -> Signature:
         """The operator on local shapes."""
         shapes = (
             *(tuple(d.length for d in held.dims) for held in self.operands),
-            *(local.shape for local in self.made),
+            *(made.shape for made in self.made),
         )
         return local_signature(self.signature, dict(self.apply.params), shapes)
 
 
 def applied(what: Applied) -> Outcome:
     """What the results of an operator hold, and the claims on which that rests."""
-    stated = [*_operands(what), *_iterations(what)]
+    stated = [*_ready(what), *_iterations(what)]
     rows = rules(what.signature)
     if rows is None:
         return _by_everyone(what, stated)
     results: list[Contents] = []
     for number, rule in enumerate(rows):
         run, claims = _run(what, rule, number)
-        stated += claims
-        first = 0 if len(rows) == 1 else number
-        made = what.made if len(rows) == 1 else what.made[number : number + 1]
-        emission = emit(what.signature, rule, run.blocks) if len(rows) == 1 else Emission()
-        stated += _operator(what, run, emission)
-        for offset, local in enumerate(made):
-            contents, claims = _result(what, run, (emission, offset, first + offset, local))
+        alone = len(rows) == 1
+        emission = emit(what.signature, rule, run.blocks) if alone else Emission()
+        stated += [*claims, *_operator(what, run, emission)]
+        for nth, made in enumerate(what.made if alone else what.made[number : number + 1]):
+            contents, claims = _result(what, run, (emission, nth, made))
             results.append(contents)
             stated += claims
     return tuple(results), stated
 
 
-def _operands(what: Applied) -> Iterator[Stated]:
-    """The operands are the node's own, with nothing left to be done to them."""
-    pairs = zip(what.operands, what.node.operands, strict=True)
-    wrong = [n for n, (held, value) in enumerate(pairs) if held.value != value or held.awaits]
-    words = f"{what.signature.primitive} takes the operands of the node"
+def _ready(what: Applied) -> Iterator[Stated]:
+    """The primitive is the node's own, and nothing is left to be done to its operands."""
+    ready = not any(held.awaits for held in what.operands)
     same = what.apply.primitive == what.signature.primitive
-    yield "reads", Decided(words, not wrong and same)
+    yield (
+        "emitted",
+        Decided(f"{what.signature.primitive} runs on finished operands", ready and same),
+    )
 
 
 def _iterations(what: Applied) -> Iterator[Stated]:
@@ -121,8 +121,7 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
 
 def _by_everyone(what: Applied, stated: list[Stated]) -> Outcome:
     """A primitive without a row: every device computes the whole of it from whole operands."""
-    pairs = zip(what.made, what.node.results, strict=True)
-    results = tuple(laid_out(local.sharding, local.shape, value) for local, value in pairs)
+    results = tuple(laid_out(made.sharding, made.shape, None) for made in what.made)
     whole = all(
         dim.start == Number() and dim.length == dim.size and not held.unreduced
         for held in (*what.operands, *results)
@@ -145,16 +144,8 @@ def _run(what: Applied, rule: Rule, number: int) -> tuple[Run, list[Stated]]:
     return run, list(emitted(run))
 
 
-def _named_fills(what: Applied, held: Contents) -> Contents:
-    """Places that are filled with a value: with which operand of this node."""
-    names = {f"value {value}": f"operand {k}" for k, value in enumerate(what.node.operands)}
-    return replace(
-        held, dims=tuple(replace(d, fill=names.get(d.fill or "", d.fill)) for d in held.dims)
-    )
-
-
 def _operator(what: Applied, run: Run, emission: Emission) -> Iterator[Stated]:
-    held = {k: _named_fills(what, what.operands[k]) for k in run.rule.operands}
+    held = {k: what.operands[k] for k in run.rule.operands}
     yield from reads(run, held)
     yield from padding(run, held)
     yield "combine", pending(run, held)[1]
@@ -207,17 +198,16 @@ def selected(run: Run) -> Iterator[Stated]:
         yield "selected", Decided(f"a clipped index stays below {extent}", inside)
 
 
-def _result(what: Applied, run: Run, place: tuple[Emission, int, int, Local]) -> Outcome:
-    emission, nth, number, local = place
-    held = {k: what.operands[k] for k in run.rule.operands}
-    digits, _ = pending(run, held)
-    said = laid_out(local.sharding, local.shape, what.node.results[number])
+def _result(what: Applied, run: Run, place: tuple[Emission, int, Made]) -> Outcome:
+    emission, nth, made = place
+    digits, _ = pending(run, {k: what.operands[k] for k in run.rule.operands})
+    said = laid_out(made.sharding, made.shape, None)
     awaits = (*_masked(run, emission), *_expected(run, emission, None))
     words = "just the digits of the combined loops are pending"
     stated = [*writes(run, nth, said), ("combine", Decided(words, said.unreduced == digits))]
-    if local.origin is not None:
-        words = "the result is named for its value, and nothing is left to be done to it"
-        stated.append(("emitted", Decided(words, local.origin == said.value and not awaits)))
+    if made.named:
+        words = "nothing is left to be done to a result that is named for its value"
+        stated.append(("emitted", Decided(words, not awaits)))
     combine = SUM if run.rule.combine == PICK else run.rule.combine
     return replace(said, combine=combine, awaits=awaits), stated
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digit, Digits, canonical, overlap
 from shardalg.algebra.sharding import Sharding
@@ -45,6 +45,28 @@ class Contents:
     combine: str = "sum"
     changes: tuple[Attributes, ...] = ()
     awaits: tuple[Attributes, ...] = ()
+
+
+@dataclass(frozen=True)
+class Made:
+    """A local as the program declares it; `named` if it stands for a graph value."""
+
+    shape: tuple[int, ...]
+    sharding: Sharding
+    named: bool
+
+
+def anonymous(held: Contents, operands: tuple[int, ...]) -> Contents:
+    """The same without its value; places filled with a value name the operand that it is.
+
+    What is claimed of an instruction does not depend on which values it runs on.
+
+    Args:
+      operands: graph values that the instruction's node reads.
+    """
+    names = {f"value {value}": f"operand {k}" for k, value in enumerate(operands)}
+    dims = tuple(replace(d, fill=names.get(d.fill or "", d.fill)) for d in held.dims)
+    return replace(held, value=None, dims=dims)
 
 
 def as_set(digits: Digits) -> Digits:

@@ -24,10 +24,10 @@ from shardalg.merge.integers import (
     within,
 )
 from shardalg.spmd import program as p
-from shardalg.spmd.program import Local
 from shardalg.verify.contents import (
     Contents,
     Held,
+    Made,
     at_member,
     laid_out,
     partition_number,
@@ -43,12 +43,17 @@ Stated = tuple[str, Statement]
 
 @dataclass(frozen=True)
 class Step:
-    """An instruction with what its operands hold and the local that it makes."""
+    """An instruction with what its operands hold and the local that it makes.
+
+    Attributes:
+      filler: the second operand of a mask in words, where it fills with a value.
+    """
 
     mesh: Mesh
     attributes: p.Attributes
     operands: tuple[Contents, ...]
-    made: Local
+    made: Made
+    filler: str = ""
 
     @property
     def given(self) -> Contents:
@@ -58,7 +63,7 @@ class Step:
     @property
     def said(self) -> Contents:
         """What the program says that the result holds."""
-        return laid_out(self.made.sharding, self.made.shape, self.given.value)
+        return laid_out(self.made.sharding, self.made.shape, None)
 
     def claim(self, words: str, goal: Formula, **more: object) -> IntegerClaim:
         """A claim about this instruction."""
@@ -146,8 +151,7 @@ def _mask(step: Step) -> Result:
 def _mask_at(step: Step) -> Result:
     a = step.attributes
     inside = within(start_number(a.start) + X, 0, a.size)
-    fill = a.fill or f"value {step.operands[1].value}"
-    return _masked(step, inside, fill)
+    return _masked(step, inside, a.fill or step.filler)
 
 
 def _moved(step: Step, digits: Digits, dims: tuple[int, ...]) -> Iterator[Stated]:
@@ -261,10 +265,18 @@ def _changed(step: Step) -> Result:
     """A change of numbers, which is what the value waits for, or what its reader expects."""
     given, a = step.given, step.attributes
     if given.awaits and given.awaits[0] == a:
-        return replace(given, awaits=given.awaits[1:]), []
+        return replace(given, awaits=given.awaits[1:]), list(_by_shifted(step))
     if given.awaits:
         return given, [("combine", Decided(f"{given.awaits[0]} comes first", holds=False))]
     return replace(given, changes=(*given.changes, a)), []
+
+
+def _by_shifted(step: Step) -> Iterator[Stated]:
+    """What selects the places of a gathered value are the indices as they were shifted for it."""
+    for indices in step.operands[1:]:
+        shifts = {(c.component, c.digits, -c.scale) for c in indices.changes}
+        wanted = {(c, digits, block) for c, digits, block, _ in step.attributes.components}
+        yield "selected", Decided("indices are shifted as the blocks are", shifts == wanted)
 
 
 MOVES: dict[type, Callable[[Step], Result]] = {
@@ -292,27 +304,23 @@ def moved(step: Step) -> Result:
     A local that a graph value is named for holds what its layout says; the claims show it.
     """
     made, stated = MOVES[type(step.attributes)](step)
-    if step.made.origin is None:
-        return made, stated
-    return settled(step, made, stated)
+    return _settled(step, made, stated) if step.made.named else (made, stated)
 
 
-def settled(step: Step, made: Contents, stated: list[Stated]) -> Result:
-    """The result is what the program says of it: the value, its layout, its partial sums."""
-    said = laid_out(step.made.sharding, step.made.shape, step.made.origin)
+def _settled(step: Step, made: Contents, stated: list[Stated]) -> Result:
+    """The result is what the program says of it: its layout, its partial sums, nothing to do."""
+    said = step.said
     for dim, (held, wanted) in enumerate(zip(made.dims, said.dims, strict=True)):
         words = f"dimension {dim} holds the elements from {wanted.start} on"
         stated = [*stated, *agreement(step, held, wanted, words)]
-    pending = made.unreduced == said.unreduced
-    whole = made.value == said.value and not made.awaits and not made.changes
-    words = "the result is the value that it is named for"
+    pending, done = made.unreduced == said.unreduced, not made.awaits and not made.changes
     stated = [
         *stated,
         ("combine", Decided("just these partial sums are pending", pending)),
-        ("delivers", Decided(words, whole)),
+        ("delivers", Decided("nothing is left to be done to the numbers", done)),
     ]
     fills = tuple(
-        replace(w, fill=h.fill) if h.start == w.start and h.length == w.length else w
+        replace(w, fill=h.fill) if (h.start, h.length) == (w.start, w.length) else w
         for h, w in zip(made.dims, said.dims, strict=True)
     )
     return replace(said, dims=fills, combine=made.combine), stated
