@@ -100,18 +100,6 @@ class MaskClaim:
         )
 
 
-@dataclass(frozen=True)
-class RadixLemma:
-    """`q*m + r` with `0 <= r < m` determines q and r, and is less than `a*m` for `q < a`.
-
-    What the all-size encoding takes as known of the uninterpreted `radix(q, r, m)`.
-    """
-
-    def text(self) -> str:
-        """The statement in words."""
-        return "q*m + r with 0 <= r < m determines q and r, and stays below a*m for q < a"
-
-
 def of_verdict(verdict: Verdict) -> MergeClaim | RefineClaim:
     """The claim that a verdict makes."""
     first, second, *others = verdict.operands

@@ -10,11 +10,14 @@ import z3
 
 from shardalg.algebra.digits import Digits, partition_id, parts
 from shardalg.algebra.sharding import CLASSES, Sharding
-from shardalg.merge.claims import MaskClaim, MergeClaim, RadixLemma, RefineClaim
+from shardalg.merge.claims import MaskClaim, MergeClaim, RefineClaim
 from shardalg.merge.compatible import merge
 from shardalg.merge.encode import Atom, Number, Space, place_value, space
+from shardalg.merge.formula import Condition, conditions
 from shardalg.merge.integer_formulas import goal_of
 from shardalg.merge.integers import IntegerClaim
+from shardalg.merge.lemmas import lemma
+from shardalg.merge.lemmas.lemma import Lemma
 from shardalg.merge.places import Place, block_of, digits_at, offset_at
 from shardalg.merge.verdict import Verdict
 from shardalg.merge.witness import Witness, owner
@@ -327,7 +330,7 @@ def _bounds_of(sharding: Sharding, devices: _Devices) -> list[tuple[Number, Numb
 
 
 def _refine_for_all(claim: RefineClaim) -> list[Obligation]:
-    """Even blocks: `fine = coarse*m + r`, so `[fine*b, fine*b + b)` lies in `[coarse*m*b, ...)`."""
+    """Even blocks: `fine = coarse*m + r` on every device, and then the lemma puts them inside."""
     if not (claim.holds and claim.fine.is_even and claim.coarse.is_even):
         raise Unprovable("uneven blocks nest for some sizes and not for others")
     devices = _devices((claim.fine, claim.coarse), True)
@@ -336,36 +339,32 @@ def _refine_for_all(claim: RefineClaim) -> list[Obligation]:
         if fine != coarse:
             goal = _major_part(coarse, fine, devices)
             made.append(Obligation(tuple(devices.bounds("d")), goal))
-    q, r, m, b = z3.Ints("q r m b")
-    start, end = (q * m + r) * b, (q * m + r) * b + b
-    inside = z3.And(start >= q * (m * b), end <= (q + 1) * (m * b))
-    return [*made, Obligation((q >= 0, r >= 0, r + 1 <= m, b >= 0), inside)]
+    return [*made, *_lemma(lemma("refine_if"))]
 
 
 def _mask(claim: MaskClaim, symbolic: bool) -> list[Obligation]:
+    block = -(-claim.size // claim.parts)
+    if symbolic and (claim.block, claim.limit) == (block, claim.size):
+        return _lemma(lemma("mask_exact"))
     p, x = z3.Ints("p x")
-    right = claim.block == -(-claim.size // claim.parts) and claim.limit == claim.size
-    if not symbolic or not right:
-        block = -(-claim.size // claim.parts)
-        inside = (p >= 0, p < claim.parts, x >= 0, x < block)
-        goal = (p * claim.block + x < claim.limit) == (x < _clip(claim.size - p * block, block))
-        return [Obligation(inside, goal)]
-    size, n, block = z3.Ints("size n block")
-    ceil = (n >= 1, size >= 1, n * block >= size, n * (block - 1) < size)
-    inside = (*ceil, p >= 0, p < n, x >= 0, x < block)
-    return [Obligation(inside, (p * block + x < size) == (x < _clip(size - p * block, block)))]
+    inside = (p >= 0, p < claim.parts, x >= 0, x < block)
+    goal = (p * claim.block + x < claim.limit) == (x < _clip(claim.size - p * block, block))
+    return [Obligation(inside, goal)]
 
 
 def _clip(value: Number, high: Number) -> Number:
     return z3.If(value < 0, 0, z3.If(value > high, high, value))
 
 
-def _radix(claim: RadixLemma, symbolic: bool) -> list[Obligation]:
-    q, r, p, t, m, a = z3.Ints("q r p t m a")
-    inside = (m >= 1, r >= 0, r < m)
-    one = Obligation((*inside, t >= 0, t < m, q * m + r == p * m + t), z3.And(q == p, r == t))
-    below = z3.And(q * m + r >= 0, q * m + r < a * m)
-    return [one, Obligation((*inside, q >= 0, q < a), below)]
+def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
+    """One obligation per condition that the lemma shows; its unknowns are all sizes anyway."""
+    given = conditions(claim.given)
+    return [_implied(given, shown) for shown in conditions(claim.shows)]
+
+
+def _implied(given: tuple[Condition, ...], shown: Condition) -> Obligation:
+    definitions = dict.fromkeys(d for c in (*given, shown) for d in c.definitions)
+    return Obligation((*(c.formula for c in given), *definitions), shown.formula)
 
 
 def _integers(claim: IntegerClaim, symbolic: bool) -> list[Obligation]:
@@ -380,6 +379,6 @@ _FORMULAS: dict[type, Callable[..., list[Obligation]]] = {
     MergeClaim: _merge,
     RefineClaim: _refine,
     MaskClaim: _mask,
-    RadixLemma: _radix,
+    Lemma: _lemma,
     IntegerClaim: _integers,
 }

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardalg.errors import ProofError
-from shardalg.merge.claims import MaskClaim, MergeClaim, RadixLemma, RefineClaim, of_verdict
+from shardalg.merge.claims import MaskClaim, MergeClaim, RefineClaim, of_verdict
 from shardalg.merge.integers import IntegerClaim
+from shardalg.merge.lemmas.lemma import Lemma
 from shardalg.merge.verdict import Verdict
 
 if TYPE_CHECKING:
     from shardalg.merge.obligations import Obligation
     from shardalg.merge.solve import Outcome
 
-Claim = MergeClaim | RefineClaim | MaskClaim | RadixLemma | IntegerClaim
+Claim = MergeClaim | RefineClaim | MaskClaim | Lemma | IntegerClaim
+Ask = Callable[..., "Outcome"]
 SIZES = ("concrete", "all")
 
 
@@ -54,18 +57,22 @@ class Proof:
         return f"Proof({self.status} {scope}: {self.claim.text()}{shown}{tail})"
 
 
-def prove(claim: Verdict | Claim, sizes: str = "concrete", *, timeout_s: float = 30.0) -> Proof:
-    """Let z3 judge a verdict, or any claim of `shardalg.merge.claims`.
+def prove(
+    claim: Verdict | Claim, sizes: str = "concrete", *, timeout_s: float = 30.0, seed: int = 0
+) -> Proof:
+    """Let z3 judge a verdict, any claim of `shardalg.merge.claims`, or a lemma.
 
     Args:
-      sizes: "concrete" or "all"; see `Proof`.
+      sizes: "concrete" or "all"; see `Proof`. A lemma is always about all sizes.
       timeout_s: solver time per formula; running out of it gives the status "unknown".
+      seed: of the solver's random choices.
 
     Raises:
       ProofError: no claim, or other `sizes`.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> from shardalg.algebra.sharding import Sharding
+    >>> from shardalg.merge.lemmas import lemma
     >>> from shardalg.merge.compatible import merge
     >>> mesh = Mesh({"x": 2, "y": 4})
     >>> x, y = (Sharding.from_axes(e, mesh, (8, 8)) for e in (["x"], [None, "y"]))
@@ -74,19 +81,26 @@ def prove(claim: Verdict | Claim, sizes: str = "concrete", *, timeout_s: float =
     >>> wrong = Sharding.from_axes(["y", "x"], mesh, (8, 8))
     >>> prove(MergeClaim(x, y, wrong)).status
     'refuted'
+    >>> prove(lemma("radix_injective"))
+    Proof(proved for all sizes: q*m + r with 0 <= r < m determines q and r)
     """
     if sizes not in SIZES:
         raise ProofError(f"sizes={sizes!r} is not one of {list(SIZES)}.")
     stated = of_verdict(claim) if isinstance(claim, Verdict) else claim
     if not isinstance(stated, Claim):
         raise ProofError(f"{type(claim).__name__} is no claim: give a Verdict or a claim.")
-    proof = _judged(stated, sizes, timeout_s)
+    from shardalg.merge.solve import decide
+
+    ask = partial(decide, timeout_s=timeout_s, seed=seed)
+    if isinstance(stated, Lemma):
+        return _judged(stated, "all", ask)
+    proof = _judged(stated, sizes, ask)
     if sizes == "all" and proof.status == "refuted":
-        return _confirmed(stated, proof, timeout_s)
+        return _confirmed(stated, proof, ask)
     return proof
 
 
-def _judged(claim: Claim, sizes: str, timeout_s: float) -> Proof:
+def _judged(claim: Claim, sizes: str, ask: Ask) -> Proof:
     from shardalg.merge.obligations import Unprovable, obligations
     from shardalg.merge.solve import version
 
@@ -97,7 +111,7 @@ def _judged(claim: Claim, sizes: str, timeout_s: float) -> Proof:
     groups: dict[object, list[Obligation]] = {}
     for nth, obligation in enumerate(todo):
         groups.setdefault(obligation.group or nth, []).append(obligation)
-    outcomes = [_any(group, timeout_s) for group in groups.values()]
+    outcomes = [_any(group, ask) for group in groups.values()]
     failed = next((o for o in outcomes if o[0].status == "refuted"), None)
     failed = failed or next((o for o in outcomes if o[0].status == "unknown"), None)
     ms = sum(outcome.ms for outcome, _ in outcomes)
@@ -112,23 +126,21 @@ def _judged(claim: Claim, sizes: str, timeout_s: float) -> Proof:
     return Proof(claim, "refuted", ms, smt2, witness, sizes, "", version())
 
 
-def _any(group: Sequence[Obligation], timeout_s: float) -> tuple[Outcome, Obligation]:
+def _any(group: Sequence[Obligation], ask: Ask) -> tuple[Outcome, Obligation]:
     """The first alternative that is proved; else the last one."""
-    from shardalg.merge.solve import decide
-
     for obligation in group:
-        outcome = decide(obligation.hypotheses, obligation.goal, timeout_s=timeout_s)
+        outcome = ask(obligation.hypotheses, obligation.goal)
         if outcome.status == "proved":
             break
     return outcome, obligation
 
 
-def _confirmed(claim: Claim, proof: Proof, timeout_s: float) -> Proof:
+def _confirmed(claim: Claim, proof: Proof, ask: Ask) -> Proof:
     """A refutation for all sizes must be one at the sizes of the mesh.
 
     The solver may choose `radix` freely, so its model is no counterexample by itself.
     """
-    concrete = _judged(claim, "concrete", timeout_s)
+    concrete = _judged(claim, "concrete", ask)
     ms, smt2 = proof.ms + concrete.ms, proof.smt2
     if concrete.status == "refuted":
         return Proof(claim, "refuted", ms, smt2, concrete.witness, "all", "", proof.z3_version)

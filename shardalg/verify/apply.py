@@ -92,15 +92,18 @@ def _ready(what: Applied) -> Iterator[Stated]:
 
 
 def _iterations(what: Applied) -> Iterator[Stated]:
-    """Loops that are split together are split independently: each iteration once."""
-    loops = what.apply.loops
-    names = {name for rule in rules(what.signature) or () for name in rule.extents}
-    if not {name for name, _ in loops} <= names:
-        yield "iterations", Decided(f"{dict(loops)} are loops of the operator", holds=False)
-        return
-    claim = iteration_claim(what.mesh, loops)
-    if claim is not None:
-        yield "iterations", claim
+    """Loops of one row that are split together are split independently: each iteration once."""
+    rows = rules(what.signature) or ()
+    unknown = {n for n, _ in what.apply.loops} - {n for rule in rows for n in rule.extents}
+    yield "iterations", Decided("what is split are loops of the operator", not unknown)
+    for rule in rows:
+        claim = iteration_claim(what.mesh, _loops(what, rule))
+        if claim is not None:
+            yield "iterations", claim
+
+
+def _loops(what: Applied, rule: Rule) -> tuple[tuple[str, Digits], ...]:
+    return tuple((n, d) for n, d in what.apply.loops if n in rule.extents)
 
 
 def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeClaim | None:
@@ -133,7 +136,7 @@ def _by_everyone(what: Applied, stated: list[Stated]) -> Outcome:
 
 
 def _run(what: Applied, rule: Rule, number: int) -> tuple[Run, list[Stated]]:
-    loops = tuple((n, d) for n, d in what.apply.loops if n in rule.extents)
+    loops = _loops(what, rule)
     if what.signature.param("new_sizes") is not None:
         run = Run(what.mesh, rule, rule, loops)
         run = replace(run, local=by_blocks(rule, run.blocks))

@@ -10,7 +10,8 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ProofError
 from shardalg.merge.compatible import merge, refines
-from shardalg.merge.prove import MaskClaim, MergeClaim, RadixLemma, prove
+from shardalg.merge.lemmas import lemma
+from shardalg.merge.prove import MaskClaim, MergeClaim, prove
 
 from . import brute
 
@@ -200,16 +201,11 @@ def test_masks(size, n, block, bound, status, sizes):
         assert (at["p"] * block + at["x"] < (size if bound is None else bound)) != exists
 
 
-def test_the_lemma_that_the_encoding_takes_as_known():
-    assert prove(RadixLemma())
-    assert prove(RadixLemma(), "all")
-
-
 def test_no_time_is_unknown_not_an_error():
     verdict = merge(axes([("x", "y", "z", "w")]), axes([("y", "x", "z", "w")]))
     proof = prove(verdict, "all", timeout_s=0.0)
     assert proof.status in ("unknown", "proved")
-    hard = prove(RadixLemma(), timeout_s=0.001)
+    hard = prove(lemma("radix_injective"), timeout_s=0.001)
     assert hard.status in ("unknown", "proved")
     assert hard.status == "proved" or hard.reason
 
