@@ -27,7 +27,8 @@ PLAN_LATER = ("why_not", "aot", "diff")
 MODULE_NAMES = (
     "Window", "halo",
     "host_devices", "Mesh", "Sharding", "mesh_split", "annotate", "merge", "compatible", "equal",
-    "refines", "prove", "plan", "load_plan", "Strategy", "Options", "dims",
+    "refines", "prove", "plan", "load_plan", "Strategy", "Options", "dims", "halo",
+    "Window",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import z3
 
+from shardalg.merge.devices import Obligation, Unprovable, Values
 from shardalg.merge.encode import Space, place_value, space
 from shardalg.merge.integers import (
     All,
@@ -20,8 +21,6 @@ from shardalg.merge.integers import (
     PartitionId,
     Quotient,
 )
-
-Values = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -101,15 +100,11 @@ _FORMULA: dict[type, Callable[..., z3.BoolRef]] = {
 }
 
 
-def goal_of(
-    claim: IntegerClaim,
-) -> tuple[list[z3.BoolRef], z3.BoolRef, Callable[[Values], IntegerWitness]] | None:
-    """(ranges of the unknowns, what is to be shown, how to read a counterexample).
-
-    None where digits of different meshes have no common coordinates for members to vary in.
-    """
+def integer_obligations(claim: IntegerClaim, symbolic: bool) -> list[Obligation]:
+    """The one formula of a claim; its sizes are the numbers that stand in it."""
     found = space(claim.mesh, claim.digits, symbolic=False)
     if found is None and claim.members:
-        return None
+        raise Unprovable("digits of different meshes have no common coordinates to vary")
     encoder = _Encoder(claim, found)
-    return encoder.bounds(), encoder.formula(claim.goal), encoder.witness
+    goal = encoder.formula(claim.goal)
+    return [Obligation(tuple(encoder.bounds()), goal, encoder.witness)]
