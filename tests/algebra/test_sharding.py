@@ -11,9 +11,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.digits import Digit
+from shardalg.algebra.entries import mesh_split
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.offset import partition_expr
-from shardalg.algebra.sharding import Sharding, mesh_split, replicated
+from shardalg.algebra.sharding import Sharding, replicated
 from shardalg.errors import MeshError, NotationError, ShardingError
 
 MESHES = [
