@@ -13,7 +13,7 @@ from shardalg.ops.excluded import REASONS
 from shardalg.ops.loops import COMPOUND, PREFIX, SELECTED, SHIFTED, WINDOW, loop_class
 from shardalg.ops.rule import PICK, Rule
 from shardalg.ops.table import BUILDERS, FAMILIES, rules
-from shardalg.partition.assign import COMBINABLE
+from shardalg.partition.component import COMBINABLE
 
 HEAD = """\
 # Operators
