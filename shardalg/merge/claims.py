@@ -30,7 +30,7 @@ class MergeClaim:
     others: tuple[Sharding, ...] = ()
 
     def __post_init__(self) -> None:
-        shapes = {s.shape for s in (*self.operands, self.result) if s is not None}
+        shapes = {s.shape for s in self.shardings}
         if len(shapes) > 1:
             raise ProofError(f"the shardings of a merge are of one shape, got {sorted(shapes)}.")
 
@@ -39,10 +39,39 @@ class MergeClaim:
         """All shardings that are merged."""
         return (self.first, self.second, *self.others)
 
+    @property
+    def shardings(self) -> tuple[Sharding, ...]:
+        """What the claim is about: operands and result."""
+        return self.operands if self.result is None else (*self.operands, self.result)
+
     def text(self) -> str:
         """The statement in words."""
         verb = "there is no" if self.result is None else f"{self.result.text()} is the"
         return f"{verb} merge of {' and '.join(s.text() for s in self.operands)}"
+
+
+@dataclass(frozen=True)
+class EqualClaim:
+    """Both shardings give every device the same offsets, and the same unreduced and manual ids.
+
+    Attributes:
+      holds: False states the opposite.
+    """
+
+    first: Sharding
+    second: Sharding
+    holds: bool = True
+
+    @property
+    def shardings(self) -> tuple[Sharding, ...]:
+        """What the claim is about."""
+        return (self.first, self.second)
+
+    def text(self) -> str:
+        """The statement in words."""
+        return (
+            f"{self.first.text()} {'equals' if self.holds else 'differs from'} {self.second.text()}"
+        )
 
 
 @dataclass(frozen=True)
@@ -57,6 +86,11 @@ class RefineClaim:
     coarse: Sharding
     holds: bool = True
     device: int | None = None
+
+    @property
+    def shardings(self) -> tuple[Sharding, ...]:
+        """What the claim is about."""
+        return (self.fine, self.coarse)
 
     def text(self) -> str:
         """The statement in words."""
@@ -100,10 +134,12 @@ class MaskClaim:
         )
 
 
-def of_verdict(verdict: Verdict) -> MergeClaim | RefineClaim:
+def of_verdict(verdict: Verdict) -> MergeClaim | RefineClaim | EqualClaim:
     """The claim that a verdict makes."""
     first, second, *others = verdict.operands
-    if verdict.relation in ("refines", "equal"):
+    if verdict.relation == "equal":
+        return EqualClaim(first, second, bool(verdict))
+    if verdict.relation == "refines":
         device = None if verdict.witness is None else verdict.witness.device
         return RefineClaim(first, second, bool(verdict), device)
     refused = None if verdict else verdict

@@ -92,6 +92,13 @@ class Space:
             total = total * self.size(atom) + device[atom]
         return total
 
+    def count(self, atoms: tuple[Atom, ...]) -> Number:
+        """Number of values of the atoms together."""
+        total: Number = z3.IntVal(1)
+        for atom in atoms:
+            total = total * self.size(atom)
+        return total
+
     def lemmas(
         self,
         atoms: tuple[Atom, ...],

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from shardalg.algebra.halo import Halo
 from shardalg.errors import ProofError
-from shardalg.merge.claims import MaskClaim, MergeClaim, RefineClaim, of_verdict
+from shardalg.merge.claims import EqualClaim, MaskClaim, MergeClaim, RefineClaim, of_verdict
+from shardalg.merge.halo_claims import HaloClaim
 from shardalg.merge.lemmas.lemma import Lemma
 from shardalg.merge.verdict import Verdict
 
@@ -16,9 +18,12 @@ if TYPE_CHECKING:
     from shardalg.merge.obligations import Obligation
     from shardalg.merge.solve import Outcome
 
-Claim = MergeClaim | RefineClaim | MaskClaim | Lemma
+Claim = MergeClaim | RefineClaim | EqualClaim | MaskClaim | HaloClaim | Lemma
+# What is no claim itself, but makes one.
+_CLAIM_OF: dict[type, Callable[..., Claim]] = {Verdict: of_verdict, Halo: HaloClaim}
 Ask = Callable[..., "Outcome"]
 SIZES = ("concrete", "all")
+ENCODINGS = ("coordinates", "position", "devices")
 
 
 @dataclass(frozen=True)
@@ -57,17 +62,33 @@ class Proof:
 
 
 def prove(
-    claim: Verdict | Claim, sizes: str = "concrete", *, timeout_s: float = 30.0, seed: int = 0
+    claim: Verdict | Halo | Claim,
+    sizes: str = "concrete",
+    *,
+    encoding: str = "coordinates",
+    timeout_s: float = 30.0,
+    seed: int = 0,
 ) -> Proof:
-    """Let z3 judge a verdict, any claim of `shardalg.merge.claims`, or a lemma.
+    """Let z3 judge a verdict, a halo, any claim of `shardalg.merge.claims`, or a lemma.
 
     Args:
-      sizes: "concrete" or "all"; see `Proof`. A lemma is always about all sizes.
+      sizes: "concrete" or "all"; see `Proof`. A lemma is always about all sizes. A halo is proved
+        on every partition of its sizes; "all" proves the identities that make its closed forms
+        right for every window, size and number of parts (`halo_claims.LEMMAS`).
+      encoding: of the devices of a claim about shardings, for the sizes at hand. "coordinates": one
+        unknown device, a number per axis. "position": one unknown device, one number, and its
+        quotients. "devices": every device by itself (`certificate`), whatever the order of devices;
+        it is taken by itself where the shardings order their devices differently. The three share
+        nothing but the claim, so that each is a second opinion on the others.
       timeout_s: solver time per formula; running out of it gives the status "unknown".
       seed: of the solver's random choices.
 
     Raises:
-      ProofError: no claim, or other `sizes`.
+      ProofError: no claim, other `sizes` or `encoding`, or too many devices to list them.
+
+    What the solver is not asked: that a map between equally many devices and tuples of ids is onto
+    if it is one to one, which makes every tile as large as every other one. That the map is one to
+    one is the formula; that there are equally many is the product of the sizes.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> from shardalg.algebra.sharding import Sharding
@@ -85,26 +106,31 @@ def prove(
     """
     if sizes not in SIZES:
         raise ProofError(f"sizes={sizes!r} is not one of {list(SIZES)}.")
-    stated = of_verdict(claim) if isinstance(claim, Verdict) else claim
+    if encoding not in ENCODINGS or (sizes == "all" and encoding != "coordinates"):
+        raise ProofError(
+            f"encoding={encoding!r} with sizes={sizes!r}: the encodings are {list(ENCODINGS)}, and "
+            "all sizes are proved in coordinates."
+        )
+    stated = _CLAIM_OF[type(claim)](claim) if type(claim) in _CLAIM_OF else claim
     if not isinstance(stated, Claim):
-        raise ProofError(f"{type(claim).__name__} is no claim: give a Verdict or a claim.")
+        raise ProofError(f"{type(claim).__name__} is no claim: give a Verdict, a Halo or a claim.")
     from shardalg.merge.solve import decide
 
     ask = partial(decide, timeout_s=timeout_s, seed=seed)
     if isinstance(stated, Lemma):
         return _judged(stated, "all", ask)
-    proof = _judged(stated, sizes, ask)
+    proof = _judged(stated, sizes, ask, encoding)
     if sizes == "all" and proof.status == "refuted":
         return _confirmed(stated, proof, ask)
     return proof
 
 
-def _judged(claim: Claim, sizes: str, ask: Ask) -> Proof:
-    from shardalg.merge.obligations import Unprovable, obligations
+def _judged(claim: Claim, sizes: str, ask: Ask, encoding: str = "coordinates") -> Proof:
+    from shardalg.merge.obligations import Unprovable, encoded
     from shardalg.merge.solve import version
 
     try:
-        todo = obligations(claim, symbolic=sizes == "all")
+        todo = encoded(claim, "all" if sizes == "all" else encoding)
     except Unprovable as fault:
         return Proof(claim, "unknown", 0.0, "", None, sizes, str(fault), version())
     groups: dict[object, list[Obligation]] = {}
@@ -128,7 +154,7 @@ def _judged(claim: Claim, sizes: str, ask: Ask) -> Proof:
 def _any(group: Sequence[Obligation], ask: Ask) -> tuple[Outcome, Obligation]:
     """The first alternative that is proved; else the last one."""
     for obligation in group:
-        outcome = ask(obligation.hypotheses, obligation.goal)
+        outcome = ask(obligation.hypotheses, obligation.goal, text=obligation.text)
         if outcome.status == "proved":
             break
     return outcome, obligation
