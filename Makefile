@@ -36,7 +36,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow lint notebooks bench oracle xla-merges xla-halos lock clean
+.PHONY: setup explore test test-slow fuzz-algebra lint notebooks bench oracle xla-merges xla-halos lock clean
 
 setup: $(STAMP)
 
@@ -49,6 +49,11 @@ test: $(STAMP)
 # What the suite only samples: minutes, not seconds.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow $(ARGS)
+
+# All of it for the algebra: every small sharding through every notation, 10,000 mutated texts,
+# 100,000 windows.
+fuzz-algebra: $(STAMP)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow tests/algebra tests/merge $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
