@@ -36,7 +36,8 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow fuzz-algebra lint notebooks bench oracle xla-merges xla-halos lock clean
+.PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra xla-merges \
+	xla-halos lock clean
 
 setup: $(STAMP)
 
@@ -50,10 +51,9 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow $(ARGS)
 
-# All of it for the algebra: every small sharding through every notation, 10,000 mutated texts,
-# 100,000 windows.
-fuzz-algebra: $(STAMP)
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow tests/algebra tests/merge $(ARGS)
+# Every theorem that the library rests on, with ten seeds of the solver, and its wrong variants.
+proofs: $(STAMP)
+	$(BIN)/shardalg lemmas --mutants --seeds 10 $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -68,6 +68,10 @@ bench: $(STAMP)
 # Only the programs with XLA's recorded answers.
 oracle: $(STAMP)
 	$(BIN)/python -m pytest -q tests/oracle $(ARGS)
+
+# The algebra at full length: what the suite samples, 100,000 windows and 10,000 mutated texts among it.
+fuzz-algebra: $(STAMP)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow tests/algebra tests/merge $(ARGS)
 
 # Asks the installed XLA again for the merges that the suite compares with.
 xla-merges: $(STAMP)
