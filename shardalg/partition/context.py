@@ -44,8 +44,8 @@ def moves(source: Sharding, target: Sharding) -> tuple[Move, ...]:
     for step in reshard_path(source, target).steps:
         moving = isinstance(step.attributes, COLLECTIVES)
         why = f": {source.text()} to {step.layout.text()}" if moving else ""
-        for attributes, after in padded_move(shape, source, step.attributes, step.layout):
-            found.append(Move(attributes, after, step.layout, why))
+        for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
+            found.append(Move(attributes, after, layout, why))
             shape = after
         source = step.layout
     return tuple(found)
