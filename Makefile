@@ -74,7 +74,7 @@ bench: $(STAMP)
 oracle: $(STAMP)
 	$(BIN)/python -m pytest -q tests/oracle $(ARGS)
 
-# The algebra at full length: what the suite samples, 100,000 windows among it.
+# The algebra at full length: what the suite samples, 100,000 windows and 10,000 mutated texts among it.
 fuzz-algebra: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow tests/algebra tests/merge $(ARGS)
 
