@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.costs.collectives import quotient
@@ -12,9 +12,6 @@ from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.ops.loops import dim_loops, flops
 from shardalg.ops.rule import SUM, Rule
 from shardalg.ops.table import rules
-
-if TYPE_CHECKING:
-    from shardalg.costs.symbolic import Sizes
 
 Shapes = tuple[tuple[Any, ...], ...]
 """Of operands, then of results; numbers or formulas."""
@@ -109,16 +106,9 @@ def useful_flops(graph: Graph) -> int:
     return sum(node_flops(graph, node) for node in graph.walk())
 
 
-def node_flops(graph: Graph, node: Node, sizes: Sizes | None = None) -> Any:
-    """Floating-point operations of a node on global shapes, trip counts included.
-
-    Args:
-      sizes: formulas of the graph's sizes, for a formula.
-    """
-    if sizes is None:
-        return signature_flops(node.signature) * graph.trip_count(node)
-    shapes = tuple(sizes.dims[value] for value in (*node.operands, *node.results))
-    return shaped_flops(node.signature, shapes) * sizes.trips[node.region]
+def node_flops(graph: Graph, node: Node) -> int:
+    """Floating-point operations of a node on global shapes, trip counts included."""
+    return signature_flops(node.signature) * graph.trip_count(node)
 
 
 def operand_type(signature: Signature) -> str:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import KINDS, axis_names, seconds, wire_bytes
-from shardalg.costs.compute import contracts, node_flops, operand_type, shaped_flops
+from shardalg.costs.compute import (
+    Shapes,
+    contracts,
+    operand_type,
+    shaped_flops,
+    signature_flops,
+)
 from shardalg.costs.cost import Cost, Item, Totals
 from shardalg.costs.formula import Formula
 from shardalg.costs.fusion import fused
 from shardalg.costs.hardware import Hardware, over
 from shardalg.costs.memory import liveness
-from shardalg.costs.sums import summed
+from shardalg.costs.sums import summed, total
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.walk import Step, local_bytes, walk
-from shardalg.graph.ir import Graph
+from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.spmd.program import Apply, Instruction, Loop, SpmdProgram
 
 
@@ -47,15 +53,16 @@ def estimate(
     named = program if type(program) is Symbolised else None
     hints = program.hints if named else program
     held = liveness(hints, graph, roles=roles, donated=donated, rebuild=hardware.rebuilds)
-    pricing = _Pricing(hints, graph, hardware, fused(hints, graph))
-    sides = pricing.sides()
-    numbers = Totals(pricing.items(sides), *pricing.useful(), hints.mesh.size, held)
+    numbers = _Pricing(hints, graph, hardware, fused(hints, graph))
+    formulas = replace(numbers, program=named.program, sizes=named.sizes) if named else numbers
+    runs = formulas.runs()
+    sides = [numbers.is_bound_by_traffic(numbers.steps[i].instruction) for i in runs]
+    at_hints = Totals(numbers.items(runs, sides), *numbers.useful(), hints.mesh.size, held)
     if named is None:
-        return Cost(hardware, numbers, numbers)
-    pricing = replace(pricing, program=named.program, sizes=named.sizes)
+        return Cost(hardware, at_hints, at_hints)
     peak = held.priced(named.program)
-    totals = Totals(pricing.items(sides), *pricing.useful(), named.devices, peak)
-    return Cost(hardware, totals, numbers, named.sizes)
+    totals = Totals(formulas.items(runs, sides), *formulas.useful(), named.devices, peak)
+    return Cost(hardware, totals, at_hints, named.sizes)
 
 
 class _Key(NamedTuple):
@@ -65,8 +72,8 @@ class _Key(NamedTuple):
     phase: str
 
 
-Price = tuple[Any, Any, Any, Any]
-"""Executions, flops, wire bytes, seconds."""
+Amounts = tuple[tuple[str | float, Any], ...]
+"""What one execution takes: (field of `Item`, amount), or (a rate per second, amount)."""
 
 
 @dataclass(frozen=True)
@@ -90,47 +97,80 @@ class _Pricing:
         steps = walk(self.program)
         return tuple(s for s in steps if type(s.instruction.attributes) is not Loop)
 
-    def lift(self, amount: Any) -> Any:
-        """A formula, also of a number, where prices are formulas: a rate divides it exactly."""
-        return amount if self.sizes is None else Formula.of(amount)
+    def runs(self) -> dict[int, int]:
+        """The first step of every price, by its place, and how many steps have that price."""
+        number: dict[Any, int] = {}
+        types = [number.setdefault((v.shape, v.dtype), v.index) for v in self.program.locals]
+        found: dict[Any, list[int]] = {}
+        for place, step in enumerate(self.steps):
+            instruction = step.instruction
+            values = (*instruction.operands, *instruction.results)
+            key = (
+                *(self.operation(instruction), instruction.role, instruction.phase, step.count),
+                tuple([types[v] for v in values]),
+                tuple([types[v] for v in self.written(values)]),
+            )
+            found.setdefault(key, []).append(place)
+        return {places[0]: len(places) for places in found.values()}
 
-    def items(self, sides: Sequence[bool]) -> tuple[Item, ...]:
+    def operation(self, instruction: Instruction) -> Any:
+        """What is done, be it to whichever values: a node's operator, or an instruction's own."""
+        if type(instruction.attributes) is not Apply or instruction.node is None:
+            return instruction.attributes
+        return self.graph.nodes[instruction.node].signature
+
+    def written(self, values: Iterable[int]) -> list[int]:
+        """The values that are in memory, each once."""
+        return [v for v in dict.fromkeys(values) if v not in self.fused]
+
+    def items(self, runs: Mapping[int, int], sides: Sequence[bool]) -> tuple[Item, ...]:
         """The prices of all instructions, those of one kind together.
 
         Args:
-          sides: per step, whether memory bounds it, rather than arithmetic.
+          runs: as `runs` gives them.
+          sides: per run, whether memory bounds it, rather than arithmetic.
         """
-        tallies: dict[_Key, Counter[tuple[Price, Any]]] = defaultdict(Counter)
-        for step, by_traffic in zip(self.steps, sides, strict=True):
+        tallies: dict[_Key, Counter[tuple[Any, Any, Any]]] = defaultdict(Counter)
+        for (place, times), by_traffic in zip(runs.items(), sides, strict=True):
+            step = self.steps[place]
             moves = type(step.instruction.attributes) in KINDS
             price = self.moved if moves else self.computed
-            key, prices = price(step.instruction, by_traffic)
-            tallies[key][prices, step.count] += 1
-        items = (Item(*key, *summed(tally)) for key, tally in tallies.items())
+            key, amounts = price(step.instruction, by_traffic)
+            for quantity, amount in amounts:
+                tallies[key][quantity, amount, step.count] += times
+        items = (self.item(key, summed(tally)) for key, tally in tallies.items())
         return tuple(item for item in items if any((item.flops, item.wire_bytes, item.time_s)))
 
-    def moved(self, instruction: Instruction, by_traffic: bool) -> tuple[_Key, Price]:
+    def item(self, key: _Key, sums: dict[str | float, Any]) -> Item:
+        """The sums of one kind; amounts that something is done to at a rate become seconds."""
+        found = [sums.pop(name, 0) for name in ("count", "flops", "wire_bytes", "time_s")]
+        return Item(*key, *found[:-1], total([found[-1], *self.seconds(sums)]))
+
+    def seconds(self, sums: Mapping[float, Any]) -> list[Any]:
+        """Seconds of amounts by rates; a formula also of a number, where prices are formulas."""
+        exact = self.sizes is not None
+        return [over(Formula.of(n) if exact else n, rate) for rate, n in sums.items()]
+
+    def moved(self, instruction: Instruction, by_traffic: bool) -> tuple[_Key, Amounts]:
         """The price of a collective."""
         attributes, mesh = instruction.attributes, self.program.mesh
-        size = self.lift(local_bytes(self.program, instruction.operands))
+        size = local_bytes(self.program, instruction.operands)
+        size = size if self.sizes is None else Formula.of(size)
         time_s = seconds(attributes, size, mesh=mesh, hardware=self.hardware)
         axes = axis_names(mesh, attributes.digits)
         key = _Key(KINDS[type(attributes)], axes, instruction.role, instruction.phase)
-        return key, (1, 0, wire_bytes(attributes, size), time_s)
+        sent = wire_bytes(attributes, size)
+        return key, (("count", 1), ("wire_bytes", sent), ("time_s", time_s))
 
-    def computed(self, instruction: Instruction, by_traffic: bool) -> tuple[_Key, Price]:
+    def computed(self, instruction: Instruction, by_traffic: bool) -> tuple[_Key, Amounts]:
         """The price of a local operator."""
         flops, peak = self.arithmetic(instruction)
         node = instruction.node if type(instruction.attributes) is Apply else None
         is_contraction = node is not None and contracts(self.graph.nodes[node].signature)
         kind = "contraction" if is_contraction else "other compute"
-        bound = self.traffic(instruction) if by_traffic else (flops, peak)
-        key = _Key(kind, (), "", instruction.phase)
-        return key, (1, flops, 0, over(self.lift(bound[0]), bound[1]))
-
-    def sides(self) -> tuple[bool, ...]:
-        """Per step, whether memory bounds it."""
-        return tuple(self.is_bound_by_traffic(step.instruction) for step in self.steps)
+        amount, rate = self.traffic(instruction) if by_traffic else (flops, peak)
+        amounts = (("count", 1), ("flops", flops), (rate, amount))
+        return _Key(kind, (), "", instruction.phase), amounts
 
     def is_bound_by_traffic(self, instruction: Instruction) -> bool:
         """Whether memory bounds a local operator, rather than arithmetic; in numbers only."""
@@ -149,15 +189,23 @@ class _Pricing:
 
     def traffic(self, instruction: Instruction) -> tuple[Any, float]:
         """Bytes that a local operator moves from and to memory, and how many go a second."""
-        moved = dict.fromkeys((*instruction.operands, *instruction.results))
-        kept = tuple(v for v in moved if v not in self.fused)
+        kept = self.written((*instruction.operands, *instruction.results))
         return local_bytes(self.program, kept), self.hardware.hbm_bytes_per_s
 
     def useful(self) -> tuple[Any, Any]:
         """Flops on global shapes, and their seconds at the peak of one device."""
-        tally: Counter[tuple[tuple[Any, Any], Any]] = Counter()
-        for node in self.graph.walk():
-            flops = node_flops(self.graph, node, self.sizes)
-            peak = self.hardware.peak(operand_type(node.signature))
-            tally[(flops, over(self.lift(flops), peak)), 1] += 1
-        return summed(tally) if tally else (0, 0)
+        tally: Counter[tuple[float, Any, Any]] = Counter()
+        nodes = Counter(map(self.whole, self.graph.walk()))
+        for (signature, shapes, trips), times in nodes.items():
+            flops = shaped_flops(signature, shapes) if shapes else signature_flops(signature)
+            tally[self.hardware.peak(operand_type(signature)), flops, trips] += times
+        sums = summed(tally)
+        return total(sums.values()), total(self.seconds(sums))
+
+    def whole(self, node: Node) -> tuple[Signature, Shapes, Any]:
+        """An operator, the formulas of its global shapes, and its executions per call."""
+        if self.sizes is None:
+            return node.signature, (), self.graph.trip_count(node)
+        values = (*node.operands, *node.results)
+        shapes = tuple([self.sizes.dims[v] for v in values])
+        return node.signature, shapes, self.sizes.trips[node.region]
