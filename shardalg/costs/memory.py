@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import expands, materialised
 from shardalg.costs.saved import last_uses, rebuilt_last_uses
+from shardalg.costs.sums import total
 from shardalg.costs.walk import local_bytes
 from shardalg.graph.ir import Graph
 from shardalg.spmd.program import Apply, Block, Instruction, Loop, SpmdProgram
@@ -65,17 +68,17 @@ class Liveness:
     result_bytes: Any
     place: Place = ()
 
-    @property
-    def by_class(self) -> dict[str, int]:
+    @cached_property
+    def by_class(self) -> dict[str, Any]:
         """Bytes alive at the peak per class.
 
         Arguments: "parameters", "optimizer_state", "data"; the rest: "activations", "gradients",
         "constants", "results", "transients"; "unknown" without a role.
         """
-        found: dict[str, int] = {}
+        found: dict[str, list[Any]] = defaultdict(list)
         for value in self.alive:
-            found[value.memory_class] = found.get(value.memory_class, 0) + value.bytes
-        return found
+            found[value.memory_class].append(value.bytes)
+        return {name: total(sizes) for name, sizes in found.items()}
 
     def priced(self, program: SpmdProgram) -> Liveness:
         """The same values alive at the same instruction, in the sizes of another program.
@@ -83,9 +86,12 @@ class Liveness:
         Args:
           program: with the locals of the program that this is the memory of, in formulas.
         """
-        alive = tuple(replace(a, bytes=local_bytes(program, a.of)) for a in self.alive)
+        alive = tuple(
+            Alive(a.local, a.memory_class, a.name, local_bytes(program, a.of), a.of)
+            for a in self.alive
+        )
         return Liveness(
-            sum(a.bytes for a in alive),
+            total(a.bytes for a in alive),
             self.instruction,
             alive,
             local_bytes(program, program.block.arguments),

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import KINDS, axis_names, seconds, wire_bytes
@@ -26,9 +27,11 @@ from shardalg.costs.sums import summed, total
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.graph.ir import Graph, Node, Signature
+from shardalg.pause import collection_paused
 from shardalg.spmd.program import Apply, Instruction, Loop, SpmdProgram
 
 
+@collection_paused()
 def estimate(
     program: SpmdProgram | Symbolised,
     graph: Graph,
@@ -56,12 +59,13 @@ def estimate(
     numbers = _Pricing(hints, graph, hardware, fused(hints, graph))
     formulas = replace(numbers, program=named.program, sizes=named.sizes) if named else numbers
     runs = formulas.runs()
-    sides = [numbers.is_bound_by_traffic(numbers.steps[i].instruction) for i in runs]
-    at_hints = Totals(numbers.items(runs, sides), *numbers.useful(), hints.mesh.size, held)
+    prices = numbers.prices(runs)
+    at_hints = Totals(numbers.items(runs, prices), *numbers.useful(), hints.mesh.size, held)
     if named is None:
         return Cost(hardware, at_hints, at_hints)
     peak = held.priced(named.program)
-    totals = Totals(formulas.items(runs, sides), *formulas.useful(), named.devices, peak)
+    prices = formulas.prices(runs, [price.by_traffic for price in prices])
+    totals = Totals(formulas.items(runs, prices), *formulas.useful(), named.devices, peak)
     return Cost(hardware, totals, at_hints, named.sizes)
 
 
@@ -72,8 +76,17 @@ class _Key(NamedTuple):
     phase: str
 
 
-Amounts = tuple[tuple[str | float, Any], ...]
-"""What one execution takes: (field of `Item`, amount), or (a rate per second, amount)."""
+class _Price(NamedTuple):
+    """What one execution takes.
+
+    Attributes:
+      amounts: (field of `Item`, amount), or (a rate per second, amount).
+      by_traffic: whether memory bounds it, rather than arithmetic.
+    """
+
+    key: _Key
+    amounts: tuple[tuple[str | float, Any], ...]
+    by_traffic: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,21 +136,27 @@ class _Pricing:
         """The values that are in memory, each once."""
         return [v for v in dict.fromkeys(values) if v not in self.fused]
 
-    def items(self, runs: Mapping[int, int], sides: Sequence[bool]) -> tuple[Item, ...]:
-        """The prices of all instructions, those of one kind together.
+    def prices(self, runs: Mapping[int, int], sides: Sequence[bool] = ()) -> list[_Price]:
+        """One execution of each run.
 
         Args:
           runs: as `runs` gives them.
-          sides: per run, whether memory bounds it, rather than arithmetic.
+          sides: per run, whether memory bounds it; without them numbers decide.
         """
+        found = []
+        for place, side in zip_longest(runs, sides):
+            instruction = self.steps[place].instruction
+            moves = type(instruction.attributes) in KINDS
+            found.append(self.moved(instruction) if moves else self.computed(instruction, side))
+        return found
+
+    def items(self, runs: Mapping[int, int], prices: Sequence[_Price]) -> tuple[Item, ...]:
+        """The prices of all instructions, those of one kind together."""
         tallies: dict[_Key, Counter[tuple[Any, Any, Any]]] = defaultdict(Counter)
-        for (place, times), by_traffic in zip(runs.items(), sides, strict=True):
-            step = self.steps[place]
-            moves = type(step.instruction.attributes) in KINDS
-            price = self.moved if moves else self.computed
-            key, amounts = price(step.instruction, by_traffic)
-            for quantity, amount in amounts:
-                tallies[key][quantity, amount, step.count] += times
+        for (place, times), price in zip(runs.items(), prices, strict=True):
+            tally, count = tallies[price.key], self.steps[place].count
+            for quantity, amount in price.amounts:
+                tally[quantity, amount, count] += times
         items = (self.item(key, summed(tally)) for key, tally in tallies.items())
         return tuple(item for item in items if any((item.flops, item.wire_bytes, item.time_s)))
 
@@ -151,7 +170,7 @@ class _Pricing:
         exact = self.sizes is not None
         return [over(Formula.of(n) if exact else n, rate) for rate, n in sums.items()]
 
-    def moved(self, instruction: Instruction, by_traffic: bool) -> tuple[_Key, Amounts]:
+    def moved(self, instruction: Instruction) -> _Price:
         """The price of a collective."""
         attributes, mesh = instruction.attributes, self.program.mesh
         size = local_bytes(self.program, instruction.operands)
@@ -160,23 +179,21 @@ class _Pricing:
         axes = axis_names(mesh, attributes.digits)
         key = _Key(KINDS[type(attributes)], axes, instruction.role, instruction.phase)
         sent = wire_bytes(attributes, size)
-        return key, (("count", 1), ("wire_bytes", sent), ("time_s", time_s))
+        return _Price(key, (("count", 1), ("wire_bytes", sent), ("time_s", time_s)))
 
-    def computed(self, instruction: Instruction, by_traffic: bool) -> tuple[_Key, Amounts]:
-        """The price of a local operator."""
+    def computed(self, instruction: Instruction, by_traffic: bool | None) -> _Price:
+        """The price of a local operator; `by_traffic` is None in numbers, which decide it."""
         flops, peak = self.arithmetic(instruction)
+        bound = flops, peak
+        if by_traffic is not False:
+            traffic = self.traffic(instruction)
+            by_traffic = over(*traffic) > over(*bound) if by_traffic is None else True
+            bound = traffic if by_traffic else bound
+        amount, rate = bound
         node = instruction.node if type(instruction.attributes) is Apply else None
         is_contraction = node is not None and contracts(self.graph.nodes[node].signature)
-        kind = "contraction" if is_contraction else "other compute"
-        amount, rate = self.traffic(instruction) if by_traffic else (flops, peak)
-        amounts = (("count", 1), ("flops", flops), (rate, amount))
-        return _Key(kind, (), "", instruction.phase), amounts
-
-    def is_bound_by_traffic(self, instruction: Instruction) -> bool:
-        """Whether memory bounds a local operator, rather than arithmetic; in numbers only."""
-        if type(instruction.attributes) in KINDS:
-            return False
-        return over(*self.traffic(instruction)) > over(*self.arithmetic(instruction))
+        key = _Key("contraction" if is_contraction else "other compute", (), "", instruction.phase)
+        return _Price(key, (("count", 1), ("flops", flops), (rate, amount)), by_traffic)
 
     def arithmetic(self, instruction: Instruction) -> tuple[Any, float]:
         """Flops of a local operator on its local shapes, and how many the device does a second."""

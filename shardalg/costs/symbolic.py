@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
@@ -15,6 +15,7 @@ from shardalg.costs.formula import Formula, ceiling
 from shardalg.costs.read_sympy import from_sympy
 from shardalg.costs.tile import is_whole, multiple
 from shardalg.graph.ir import Graph
+from shardalg.pause import collection_paused
 from shardalg.spmd.program import (
     COLLECTIVES,
     Apply,
@@ -141,6 +142,7 @@ class Symbolised:
         return math.prod(self.sizes.axes.values())
 
 
+@collection_paused()
 def symbolise(program: SpmdProgram, graph: Graph, sizes: Sizes) -> Symbolised:
     """Put formulas in place of the sizes of a program that was planned at their hints.
 
