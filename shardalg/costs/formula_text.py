@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -145,11 +146,20 @@ def _shared(terms: Terms) -> tuple[Terms, Terms]:
 # Few brackets make up all prices, such as X - 1; sympy takes milliseconds for each.
 @lru_cache(maxsize=4096)
 def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
-    """A polynomial in plain symbols as a number and a product."""
+    """A polynomial of coprime terms, in plain symbols, as a number and a product."""
     import sympy
 
     plain = {f: _symbol(str(f)) for monomial, _ in terms for f, _ in monomial}
-    return sympy.factor(to_sympy(dict(terms), plain)).as_coeff_Mul()
+    whole = to_sympy(dict(terms), plain)
+    if _is_irreducible([dict(monomial) for monomial, _ in terms]):
+        return sympy.Integer(1), whole
+    return sympy.factor(whole).as_coeff_Mul()
+
+
+def _is_irreducible(powers: Sequence[Mapping[Any, int]]) -> bool:
+    """Whether a size stands in one term only, and there once: `a*v + b`, a and b being coprime."""
+    counts = Counter(factor for found in powers for factor in found)
+    return any(e == 1 and counts[f] == 1 for found in powers for f, e in found.items())
 
 
 def _groups(terms: Terms) -> list[Terms]:

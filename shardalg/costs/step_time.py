@@ -184,16 +184,15 @@ class _Pricing:
     def computed(self, instruction: Instruction, by_traffic: bool | None) -> _Price:
         """The price of a local operator; `by_traffic` is None in numbers, which decide it."""
         flops, peak = self.arithmetic(instruction)
-        bound = flops, peak
-        if by_traffic is not False:
-            traffic = self.traffic(instruction)
-            by_traffic = over(*traffic) > over(*bound) if by_traffic is None else True
-            bound = traffic if by_traffic else bound
-        amount, rate = bound
+        if by_traffic is None:
+            moved, speed = self.traffic(instruction)
+            by_traffic = over(sum(moved), speed) > over(flops, peak)
+        sizes, rate = self.traffic(instruction) if by_traffic else ((flops,), peak)
         node = instruction.node if type(instruction.attributes) is Apply else None
         is_contraction = node is not None and contracts(self.graph.nodes[node].signature)
         key = _Key("contraction" if is_contraction else "other compute", (), "", instruction.phase)
-        return _Price(key, (("count", 1), ("flops", flops), (rate, amount)), by_traffic)
+        amounts = (("count", 1), ("flops", flops), *((rate, size) for size in sizes))
+        return _Price(key, amounts, by_traffic)
 
     def arithmetic(self, instruction: Instruction) -> tuple[Any, float]:
         """Flops of a local operator on its local shapes, and how many the device does a second."""
@@ -204,10 +203,11 @@ class _Pricing:
         flops = shaped_flops(signature, tuple([held[v].shape for v in values]))
         return flops, self.hardware.peak(operand_type(signature))
 
-    def traffic(self, instruction: Instruction) -> tuple[Any, float]:
-        """Bytes that a local operator moves from and to memory, and how many go a second."""
+    def traffic(self, instruction: Instruction) -> tuple[list[Any], float]:
+        """Bytes of what a local operator moves from and to memory, and how many go a second."""
         kept = self.written((*instruction.operands, *instruction.results))
-        return local_bytes(self.program, kept), self.hardware.hbm_bytes_per_s
+        held = self.program.locals
+        return [held[v].bytes for v in kept], self.hardware.hbm_bytes_per_s
 
     def useful(self) -> tuple[Any, Any]:
         """Flops on global shapes, and their seconds at the peak of one device."""
