@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from shardalg.errors import TraceError
-from shardalg.graph.calls import CALLS, INLINED, Call
+from shardalg.graph.calls import BODY_PARAMS, CALLS, INLINED, Call
 from shardalg.graph.ir import Graph, Node, Region, Site, Tie, ValueType
 from shardalg.graph.parts import Parts
 from shardalg.graph.phase import Draft, phases
@@ -157,7 +157,18 @@ def _node(builder: Builder, equation: Any, operands: list[int], place: _Place) -
 
 
 def _inline(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
-    return builder.run(equation.params[INLINED[equation.primitive.name]], operands, place)
+    params = equation.params
+    return builder.run(next(params[n] for n in BODY_PARAMS if n in params), operands, place)
+
+
+def _linear_solve(
+    builder: Builder, equation: Any, operands: list[int], place: _Place
+) -> Sequence[int]:
+    """A linear solve is its solver; the other functions are for its derivatives."""
+    counts, bodies = equation.params["const_lengths"], equation.params["jaxprs"]
+    start = counts.matvec + counts.vecmat
+    given = operands[start : start + counts.solve] + operands[sum(counts) :]
+    return builder.run(bodies.solve, given, place)
 
 
 def _jit(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
@@ -306,9 +317,10 @@ def _site(
 # (builder, equation, operands, place) -> results; all other primitives are `_node`.
 HANDLERS: dict[str, Callable[[Builder, Any, list[int], _Place], Sequence[int]]] = {
     **dict.fromkeys(INLINED, _inline),
-    **dict.fromkeys(("jit", "pjit"), _jit),
+    "custom_linear_solve": _linear_solve,
+    "jit": _jit,
     "scan": _scan,
-    **dict.fromkeys(("remat2", "remat", "checkpoint"), _remat),
+    "remat2": _remat,
     "annotate": _annotation,
     **dict.fromkeys(("sharding_constraint", "reshard"), _constraint),
     "device_put": _device_put,

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 from shardalg.graph.ir import Tie
 
-# Calls that are their body: primitive -> the parameter that holds it.
-INLINED = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-}
+# Calls that are their body.
+INLINED = frozenset(
+    """
+    call closed_call composite custom_jvp_call custom_partitioning custom_vjp_call custom_vmap_call
+    eval_jaxpr jit linear_call program_order remat_opt xla_metadata_call
+    """.split()
+)
+# What the parameter that holds it is called, by one primitive and version or another.
+BODY_PARAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
 
 
 @dataclass(frozen=True, slots=True)
