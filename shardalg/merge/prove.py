@@ -24,6 +24,8 @@ Claim = MergeClaim | RefineClaim | EqualClaim | MaskClaim | HaloClaim | Lemma | 
 _CLAIM_OF: dict[type, Callable[..., Claim]] = {Verdict: of_verdict, Halo: HaloClaim}
 Ask = Callable[..., "Outcome"]
 SIZES = ("concrete", "all")
+# Between the formulas of one proof: each stands by itself.
+RESET = "\n(reset)\n"
 ENCODINGS = ("coordinates", "position", "devices")
 
 
@@ -34,8 +36,8 @@ class Proof:
     Attributes:
       status: "proved", "refuted" or "unknown".
       ms: processor time of the solver, milliseconds.
-      smt2: the formulas as SMT-LIB text, each the negation of what is to be shown: `unsat` is
-        the proof.
+      smt2: the formulas as one SMT-LIB script, each the negation of what is to be shown: `unsat`,
+        every time, is the proof.
       witness: of a refuted claim, a concrete case; None otherwise.
       sizes: "concrete" (the mesh at hand) or "all" (every size of at least 2 of every axis, or
         sub-axis, that is longer than 1).
@@ -141,7 +143,7 @@ def _judged(claim: Claim, sizes: str, ask: Ask, encoding: str = "coordinates") -
     failed = next((o for o in outcomes if o[0].status == "refuted"), None)
     failed = failed or next((o for o in outcomes if o[0].status == "unknown"), None)
     ms = sum(outcome.ms for outcome, _ in outcomes)
-    smt2 = "\n".join(outcome.smt2 for outcome, _ in outcomes)
+    smt2 = RESET.join(outcome.smt2 for outcome, _ in outcomes)
     if failed is None:
         return Proof(claim, "proved", ms, smt2, None, sizes, "", version())
     outcome, obligation = failed
