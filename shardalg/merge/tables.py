@@ -67,6 +67,7 @@ def rows_of(sharding: Sharding) -> Rows:
 def ids_at(digits: Digits, positions: Ids) -> Ids:
     """Partition ids that digits give the devices at `positions`.
 
+    >>> from shardalg.algebra.digits import Digit
     >>> ids_at((Digit(1, 2), Digit(2, 2)), np.arange(4))
     array([0, 2, 1, 3])
     """
