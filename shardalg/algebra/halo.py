@@ -12,6 +12,7 @@ from shardalg.algebra.offset import block_size
 from shardalg.algebra.quotient import Quotient
 from shardalg.algebra.window import Window
 from shardalg.errors import ShardingError
+from shardalg.table import Table
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,29 @@ class Halo:
     @cached_property
     def _reads(self) -> tuple[tuple[int, int] | None, ...]:
         return tuple(self.reads(p) for p in range(self.parts))
+
+    def table(self) -> Table:
+        """One row per partition: what it owns, what it reads, and what of that is padding.
+
+        >>> halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4).table()
+        partition  own       start  limit  left  right  padding_low  padding_high  reads
+                0  [0, 3)       -1      4     1      1            0             0  [0, 4)
+                1  [3, 6)        3      8     0      2            0             0  [3, 8)
+                2  [6, 9)        7     12    -1      3            0             0  [7, 12)
+                3  [9, 12)      11     16    -2      4            0             0  [11, 12)
+        """
+        forms = {"start": self.start, "limit": self.limit, "left": self.left, "right": self.right}
+        return Table.from_records(
+            {
+                "partition": p,
+                "own": f"[{p * self.block}, {min((p + 1) * self.block, self.size)})",
+                **{name: form.at(p) for name, form in forms.items()},
+                "padding_low": self.padding_low(p),
+                "padding_high": self.padding_high(p),
+                "reads": None if read is None else f"[{read[0]}, {read[1]})",
+            }
+            for p, read in enumerate(self._reads)
+        )
 
     def __repr__(self) -> str:
         return f"Halo(left={self.left!r}, right={self.right!r})"

@@ -32,7 +32,7 @@ class Proof:
 
     Attributes:
       status: "proved", "refuted" or "unknown".
-      ms: time in the solver, milliseconds.
+      ms: processor time of the solver, milliseconds.
       smt2: the formulas as SMT-LIB text, each the negation of what is to be shown: `unsat` is
         the proof.
       witness: of a refuted claim, a concrete case; None otherwise.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node
 from shardalg.partition.padding import padded_move
-from shardalg.partition.reshard import reshard_path
+from shardalg.partition.reshard import nearest, reshard_path
 from shardalg.spmd.program import COLLECTIVES, Attributes, Instruction, Local
 
 ANY_PHASE = ""
@@ -123,11 +123,9 @@ class PartitionContext:
     def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
         if value in self.remade:
             return self.remade[value](layout, cause._replace(role=self.roles[value]))
-        nearest = min(
-            self.sources[value], key=lambda source: reshard_path(source, layout).wire_elements
-        )
-        local = self.copies[value, nearest, ANY_PHASE]
-        return self.move(local, nearest, layout, cause._replace(role=self.roles[value]))
+        source = nearest(self.sources[value], layout)
+        local = self.copies[value, source, ANY_PHASE]
+        return self.move(local, source, layout, cause._replace(role=self.roles[value]))
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
         """Emit the steps from `source` to `target`; the local that holds the result."""
