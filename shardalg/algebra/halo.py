@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 
 from shardalg.algebra.interval import Interval
 from shardalg.algebra.offset import block_size
@@ -284,13 +285,12 @@ def halo(window: Window, *, size: int, parts: int) -> Halo:
 
 
 def _check(window: Window, size: int, parts: int) -> None:
-    if size < 1 or parts < 1:
+    if not (isinstance(size, Integral) and isinstance(parts, Integral) and min(size, parts) >= 1):
         raise ShardingError(
-            f"a halo of size={size} in parts={parts}: a dimension has at least one element, and at "
-            "least one partition."
+            f"a halo of size={size!r} in parts={parts!r}: both are whole numbers of at least 1."
         )
     if window.out_size(size) < 1:
         raise ShardingError(
             f"{window!r} has no output over {size} elements: its {window.span} positions do not "
-            f"fit into the padded input; nothing is read, so there is no halo."
+            "fit into the padded input; nothing is read, so there is no halo."
         )
