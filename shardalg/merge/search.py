@@ -14,6 +14,7 @@ is the merged sharding) or no model is (there is none). No digit and no theorem 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import ProofError
 from shardalg.merge.merged import from_table, on_mesh, united
 from shardalg.merge.places import Place, block_of, digits_at, offset_at
-from shardalg.merge.tables import Rows
+from shardalg.merge.tables import Rows, rows_of
 from shardalg.merge.verdict import Verdict
 from shardalg.merge.witness import Failure
 
@@ -205,6 +206,17 @@ def _failure(question: _Question, solver: z3.Solver, literals: Sequence[z3.BoolR
                 return Failure("class", (place,))
             split = [s for s in question.pair if digits_at(s, place)]
             return Failure("closed" if len(split) == 1 else "offset", (place,))
+    return _clash(question)
+
+
+def _clash(question: _Question) -> Failure:
+    """Two places that are not balanced, one of each operand, if there are; else all together."""
+    first, second = (rows_of(s) for s in question.pair)
+    for here, there in itertools.product(first.parts, second.parts):
+        counts = {here: first.parts[here], there: second.parts[there]}
+        ids = {here: first.ids[here], there: second.ids[there]}
+        if here != there and not Rows(first.size, counts, ids).is_balanced((here, there)):
+            return Failure("overlap", (here, there))
     return Failure("joint", tuple(dict.fromkeys(place for place, _ in question.places)))
 
 
