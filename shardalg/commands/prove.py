@@ -12,7 +12,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import NotationError
 from shardalg.files import write_whole
 from shardalg.merge.compatible import POLICIES, equal, merge, refines
-from shardalg.merge.prove import Proof, prove
+from shardalg.merge.prove import RESET, Proof, prove
 from shardalg.merge.verdict import Verdict
 from shardalg.options import mesh_of, shape_of
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         proofs.append(prove(verdict))
     print("\n".join([*_lines(verdict, seconds), *map(_proof_line, proofs)]))
     if options.smt2 is not None:
-        write_whole(options.smt2, "\n".join(proof.smt2 for proof in proofs))
+        write_whole(options.smt2, RESET.join(proof.smt2 for proof in proofs if proof.smt2))
     if not proofs[0]:
         return UNPROVED
     return HOLDS if verdict else REFUSED
