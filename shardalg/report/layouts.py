@@ -42,12 +42,17 @@ def held(sharding: Sharding) -> dict[Bounds, tuple[int, ...]]:
 
 
 def draw_shardings(shardings: Mapping[str, Sharding]) -> Figure:
-    """Shardings side by side, each under its name; in every block the devices that hold it."""
+    """Shardings, each under its name; in every block the devices that hold it.
+
+    Planes stand side by side, and tensors of one dimension below each other.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(PANEL * len(shardings), PANEL), layout="constrained")
-    panels = figure.subplots(1, len(shardings), squeeze=False)[0]
-    for axes, (name, sharding) in zip(panels, shardings.items(), strict=True):
+    rows = all(len(sharding.shape) == 1 for sharding in shardings.values())
+    size = (3 * PANEL, 0.4 * PANEL * len(shardings)) if rows else (PANEL * len(shardings), PANEL)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(*((len(shardings), 1) if rows else (1, len(shardings))), squeeze=False)
+    for axes, (name, sharding) in zip(panels.flat, shardings.items(), strict=True):
         _draw(axes, sharding)
         axes.set_title(f"{name}\n{sharding.text()}", fontsize=9, color=INK)
     return figure
@@ -66,7 +71,8 @@ def _draw(axes: Axes, sharding: Sharding) -> None:
         place = (left + right) / 2, (top + bottom) / 2
         axes.text(*place, _listed(devices), ha="center", va="center", fontsize=7, color=INK)
     height, width = (1, *sharding.shape)[-2:]
-    axes.set(xlim=(0, width), ylim=(height, 0), xticks=[0, width], yticks=[0, height])
+    ends = [0, height] if len(sharding.shape) == 2 else []
+    axes.set(xlim=(0, width), ylim=(height, 0), xticks=[0, width], yticks=ends)
     axes.tick_params(labelsize=7, colors=FAINT, length=2)
     axes.spines[:].set_color(FAINT)
 
