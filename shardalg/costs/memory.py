@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import expands, materialised
+from shardalg.costs.recorded import first_largest
 from shardalg.costs.saved import last_uses, rebuilt_last_uses
 from shardalg.costs.walk import local_bytes
 from shardalg.graph.ir import Graph
@@ -135,7 +137,7 @@ def liveness(
     scan = _Scan(program, graph, tuple(roles or ()))
     last = rebuilt_last_uses(program, graph) if rebuild and graph else _last_uses(program.block)
     lives = scan.lives(donated, last)
-    return scan.liveness(lives, scan.peak(program.block, lives).place)
+    return scan.liveness(lives, scan.peak(program.block, lives).peak[1])
 
 
 def alive_at(
@@ -155,6 +157,12 @@ def alive_at(
     return scan.liveness(scan.lives(donated, _last_uses(program.block)), place)
 
 
+def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) -> Place:
+    """The instruction at which `liveness` finds its peak."""
+    scan = _Scan(program, graph, ())
+    return scan.peak(program.block, scan.lives(donated, _last_uses(program.block))).peak[1]
+
+
 class _Held(NamedTuple):
     """Bytes that a value takes, and the local values whose bytes they are."""
 
@@ -165,19 +173,31 @@ class _Held(NamedTuple):
 _NOTHING = _Held()
 
 
+_Peak = tuple[int, Place]
+
+
 @dataclass
 class _Timeline:
     """What is alive in a block, instruction by instruction."""
 
     alive: dict[int, _Held]
     total: int = 0
-    peak: int = 0
-    place: Place = ()
     inner: dict[int, _Held] = field(default_factory=dict)
+    totals: list[tuple[int, Place]] = field(default_factory=list)
 
     def add(self, value: int, held: _Held) -> None:
         self.total += held.bytes - self.alive.get(value, _NOTHING).bytes
         self.alive[value] = held
+
+    def note(self, inside: _Peak | None, place: Place = ()) -> None:
+        """Remember the bytes alive at an instruction, with those inside of a loop."""
+        bytes_, inner = (0, ()) if inside is None else inside
+        self.totals.append((self.total + bytes_, (*place, *inner)))
+
+    @cached_property
+    def peak(self) -> _Peak:
+        """The first of the largest totals."""
+        return self.totals[first_largest([total for total, _ in self.totals])]
 
     def drop(self, value: int) -> None:
         self.total -= self.alive.pop(value, _NOTHING).bytes
@@ -237,7 +257,7 @@ class _Scan:
         start, pinned, last = lives.start, lives.pinned, lives.last
         whole = materialised(block, self.graph) if self.graph else frozenset()
         line = _Timeline(dict(start), sum(held.bytes for held in start.values()))
-        line.peak = line.total
+        line.note(None)
         ends = lives.ends(len(block.instructions))
         if stop == ():
             return line
@@ -251,9 +271,7 @@ class _Scan:
                 line.drop(value)
             for value in instruction.results:
                 line.add(value, self.size(instruction, value, line.alive, whole))
-            now = line.total + (inner.peak if inner else 0)
-            if now > line.peak:
-                line.peak, line.place = now, (i, *(inner.place if inner else ()))
+            line.note(inner.peak if inner else None, (i,))
             if stop and i == stop[0]:
                 line.inner = self.inside(instruction, stop[1:]).alive if inner else {}
                 break

@@ -24,7 +24,7 @@ def border(
     body's layout behind a leading dimension.
     """
     consts, carry, length = (
-        int(node.signature.param(n)) for n in ("num_consts", "num_carry", "length")
+        node.signature.param(n) for n in ("num_consts", "num_carry", "length")
     )
     arguments = tuple(shardings[v] for v in region.arguments)
     results = arguments[consts : consts + carry] + tuple(
@@ -63,6 +63,6 @@ def loop(
 ) -> Loop:
     """The instruction of a scan around its planned body."""
     names = ("num_consts", "num_carry", "length")
-    consts, carry, length = (int(node.signature.param(n)) for n in names)
+    consts, carry, length = (node.signature.param(n) for n in names)
     body = Block(arguments, tuple(instructions), results)
     return Loop(body, consts, carry, length, bool(node.signature.param("reverse")))
