@@ -36,7 +36,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow lint notebooks bench oracle lock clean
+.PHONY: setup explore test test-slow lint notebooks bench oracle xla-merges lock clean
 
 setup: $(STAMP)
 
@@ -63,6 +63,10 @@ bench: $(STAMP)
 # Only the programs with XLA's recorded answers.
 oracle: $(STAMP)
 	$(BIN)/python -m pytest -q tests/oracle $(ARGS)
+
+# Asks the installed XLA again for the merges that the suite compares with.
+xla-merges: $(STAMP)
+	$(BIN)/python -m tests.merge.record_xla
 
 .tools/bin/uv: requirements/tools.txt
 	$(REQUIRE_PYTHON)

@@ -12,9 +12,9 @@ from functools import cached_property
 from math import gcd
 from typing import Any
 
-from shardalg.algebra.digits import Digit, Digits
+from shardalg.algebra.digits import Digits
 from shardalg.algebra.dims import Expr, Size, SymbolError, second_hints, sizes_of
-from shardalg.algebra.mesh import AxisRef, Mesh
+from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
 from shardalg.graph.trace import user_line
@@ -247,7 +247,7 @@ def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annota
 def _restated(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
     def digits(group: Digits) -> Digits:
         refs = (ref for digit in group for ref in sharding.mesh.axis_refs(digit))
-        return tuple(_digit(mesh, ref) for ref in refs)
+        return tuple(mesh.ref_digit(ref) for ref in refs)
 
     return Sharding(
         mesh,
@@ -256,19 +256,6 @@ def _restated(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Shardin
         sharding.unspecified_dims,
         *(digits(group) for group in (sharding.unreduced, sharding.replicated, sharding.manual)),
     )
-
-
-def _digit(mesh: Mesh, ref: AxisRef) -> Digit:
-    whole = mesh.digit(ref.name)
-    if ref.size is None:
-        return whole
-    places = ref.pre * ref.size
-    if whole.size % places:
-        raise SymbolError(
-            f"the sub-axis {ref} is annotated, and {mesh!r} has no such part: {places} does not "
-            f"divide {whole.size}."
-        )
-    return Digit(whole.stride * (whole.size // places), ref.size)
 
 
 def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:

@@ -32,17 +32,13 @@ def from_spec(spec: Any, mesh: Mesh, shape: Sequence[int]) -> Sharding:
     """
     entries = tuple(_entry(entry, spec) for entry in _entries(spec))
     held = [tuple(sorted(getattr(spec, name, None) or ())) for name in ("unreduced", "reduced")]
-    made = Sharding.from_axes(entries, mesh, shape, unreduced=held[0])
-    if not held[1]:
-        return made
-    fields = (made.mesh, made.shape, made.dims, made.unspecified_dims, made.unreduced)
-    return Sharding(*fields, replicated=mesh.digits(held[1]))
+    return Sharding.from_axes(entries, mesh, shape, unreduced=held[0], replicated=held[1])
 
 
 def to_spec(sharding: Sharding) -> PartitionSpec:
     """The `PartitionSpec` of a sharding, one entry per dimension.
 
-    A spec has no word for replicated and manual digits, nor for a dimension that is both split
+    A spec has no word for manual digits and priorities, nor for a dimension that is both split
     and open: such a dimension shows its axes.
 
     Raises:
@@ -62,9 +58,9 @@ def to_spec(sharding: Sharding) -> PartitionSpec:
     entries = [
         _spec_entry(_names(digits, sharding), i in opened) for i, digits in enumerate(sharding.dims)
     ]
-    if not sharding.unreduced:
-        return PartitionSpec(*entries)
-    return PartitionSpec(*entries, unreduced=frozenset(_names(sharding.unreduced, sharding)))
+    classes = {"unreduced": sharding.unreduced, "reduced": sharding.replicated}
+    held = {kind: frozenset(_names(d, sharding)) for kind, d in classes.items() if d}
+    return PartitionSpec(*entries, **held)
 
 
 def mesh_from_jax(jax_mesh: Any) -> Mesh:
@@ -179,15 +175,12 @@ def _entry(entry: Any, spec: Any) -> str | tuple[str, ...] | None:
 def _names(digits: Digits, sharding: Sharding) -> tuple[str, ...]:
     """Whole axes that the digits are."""
     mesh = sharding.mesh
-    refs = []
-    for digit in digits:
-        try:
-            refs += mesh.axis_refs(digit)
-        except MeshError:
-            raise ShardingError(
-                f"{sharding.text()} on {mesh!r} has no PartitionSpec: {digit!r} is not made of "
-                "axes of this mesh."
-            ) from None
+    try:
+        refs = mesh.refs(digits)
+    except MeshError as error:
+        raise ShardingError(
+            f"{sharding.text()} on {mesh!r} has no PartitionSpec: {error}"
+        ) from None
     partial = [ref for ref in refs if ref.size is not None]
     if partial:
         raise ShardingError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,13 +14,17 @@ from typing import Any
 from shardalg.algebra.digits import Digit, Digits
 from shardalg.errors import MeshError
 
+# An axis name is shown bare unless a reader could take it for something else.
+_BARE = re.compile(r"[^\W\d][\w.-]*")
+_RESERVED = ("None", "UNCONSTRAINED", "device")
+
 
 @dataclass(frozen=True)
 class AxisRef:
     """A mesh axis, or the sub-axis `name:(pre)size` of it: `pre` parts are more major than it.
 
-    >>> AxisRef("x", 2, 4)
-    x:(2)4
+    >>> AxisRef("x", 2, 4), AxisRef("of rows")
+    (x:(2)4, 'of rows')
     """
 
     name: str
@@ -26,7 +32,9 @@ class AxisRef:
     size: int | None = None
 
     def __repr__(self) -> str:
-        name = self.name or "device"
+        name = "device" if not self.name else self.name
+        if self.name and (self.name in _RESERVED or not _BARE.fullmatch(self.name)):
+            name = repr(self.name)
         return name if self.size is None else f"{name}:({self.pre}){self.size}"
 
 
@@ -36,7 +44,8 @@ class Mesh:
 
     Args:
       axes: name to size, major first.
-      device_ids: device number at each position; None means 0, 1, 2, ...
+      device_ids: device number at each position; None means 0, 1, 2, ... A mesh without axes is
+        one device; with an id it is that very device, as in Shardy.
       symbolic: the sizes are symbols named like the axes, and the numbers are their hints: plans on
         the mesh are made at the hints, and priced in the symbols.
 
@@ -103,6 +112,15 @@ class Mesh:
         """Whether the axes have no names, so that no PartitionSpec can be written."""
         return self.axis_names == ("",)
 
+    @property
+    def is_device(self) -> bool:
+        """Whether this is one named device: the mesh of a maximal sharding.
+
+        >>> Mesh({}, [3]).is_device, Mesh({}).is_device, Mesh({"x": 1}).is_device
+        (True, False, False)
+        """
+        return not self.axes and self.device_ids is not None
+
     @staticmethod
     def from_jax(jax_mesh: Any) -> Mesh:
         """The mesh of a `jax.sharding.Mesh` or `AbstractMesh`.
@@ -135,8 +153,10 @@ class Mesh:
         )
 
     def __repr__(self) -> str:
-        ids = "" if self.device_ids is None else f", device_ids={list(self.device_ids)}"
-        return f"Mesh({_axes_text(self.axes, '~' if self.symbolic else '=')}{ids})"
+        shown = [_axes_text(self.axes, "~" if self.symbolic else "=")] if self.axes else []
+        if self.device_ids is not None:
+            shown.append(f"device_ids={list(self.device_ids)}")
+        return f"Mesh({', '.join(shown)})"
 
     @property
     def axis_names(self) -> tuple[str, ...]:
@@ -186,7 +206,9 @@ class Mesh:
         >>> Mesh({"x": 3}, device_ids=[2, 0, 1]).position(2)
         0
         """
-        if device not in self._positions:
+        if self.device_ids is None and 0 <= device < self.size:
+            return device
+        if self.device_ids is None or device not in self._positions:
             raise MeshError(
                 f"device {device} is not on {self!r}; its devices are {_listed(self.order)}."
             )
@@ -199,6 +221,25 @@ class Mesh:
                 f"axis {name!r} is not an axis of {self!r}; its axes are {list(self._digits)}."
             )
         return self._digits[name]
+
+    def ref_digit(self, ref: AxisRef) -> Digit:
+        """The digit of an axis or of a sub-axis: stride `stride(x) * |x| / (pre * size)`.
+
+        >>> Mesh({"x": 8, "y": 2}).ref_digit(AxisRef("x", 2, 2))
+        Digit(stride=4, size=2)
+
+        Raises:
+          MeshError: no such axis, or a sub-axis that does not divide it.
+        """
+        axis = self.digit(ref.name)
+        if ref.size is None:
+            return axis
+        if min(ref.pre, ref.size) < 1 or axis.size % (ref.pre * ref.size):
+            raise MeshError(
+                f"{ref!r} is no sub-axis of {ref.name!r}, whose size is {axis.size}: {ref.pre} "
+                f"times {ref.size} must divide it."
+            )
+        return Digit(axis.stride * axis.size // (ref.pre * ref.size), ref.size)
 
     def digits(self, names: Iterable[str]) -> Digits:
         """The digits of several axes, in the order given (major first)."""
@@ -239,6 +280,44 @@ class Mesh:
         if places != digit.size:
             raise MeshError(f"{digit!r} is not made of axes of {self!r}.")
         return tuple(refs)
+
+    def refs(self, digits: Digits) -> tuple[AxisRef, ...]:
+        """Axes and sub-axes that several digits are, major first; neighbours of one axis joined.
+
+        >>> Mesh({"x": 8, "y": 2}).refs((Digit(8, 2), Digit(4, 2), Digit(1, 2)))
+        (x:(1)4, y)
+
+        Raises:
+          MeshError: a digit is not made of axes and sub-axes.
+        """
+        joined: list[AxisRef] = []
+        for ref in (ref for digit in digits for ref in self.axis_refs(digit)):
+            last = joined[-1] if joined else None
+            if last and last.name == ref.name and last.size and last.pre * last.size == ref.pre:
+                joined[-1] = self._ref(ref.name, last.pre, last.size * (ref.size or 1))
+            else:
+                joined.append(ref)
+        return tuple(joined)
+
+    def _ref(self, name: str, pre: int, size: int) -> AxisRef:
+        return AxisRef(name) if size == self._digits[name].size else AxisRef(name, pre, size)
+
+    def texts(self, digits: Digits) -> list[str]:
+        """Axes and sub-axes as text; `d//stride%size` for a digit of another mesh.
+
+        >>> Mesh({"x": 8}).texts((Digit(1, 2), Digit(3, 2)))
+        ['x:(4)2', 'd//3%2']
+        """
+        try:
+            return [repr(ref) for ref in self.refs(digits)]
+        except MeshError:
+            return [text for digit in digits for text in self._texts(digit)]
+
+    def _texts(self, digit: Digit) -> list[str]:
+        try:
+            return [repr(ref) for ref in self.axis_refs(digit)]
+        except MeshError:
+            return [f"d//{digit.stride}%{digit.size}"]
 
 
 def _axis_digits(pairs: tuple[tuple[str, int], ...]) -> dict[str, Digit]:
@@ -324,11 +403,11 @@ def _checked_ids(
     ids = tuple(int(i) for i in device_ids)
     size = math.prod(n for _, n in pairs)
     if len(set(ids)) != len(ids) or len(ids) != size or min(ids) < 0:
-        repeated = sorted({i for i in ids if ids.count(i) > 1})
+        repeated = sorted(i for i, count in Counter(ids).items() if count > 1)
         fault = f"; {repeated} stand there more than once" if repeated else ""
         raise MeshError(
             f"device_ids of Mesh({_axes_text(pairs)}) must be {size} different numbers of at "
             f"least 0, got {len(ids)}: {_listed(ids)}{fault}. List each device once, in row-major "
             "order of the axes."
         )
-    return None if ids == tuple(range(size)) else ids
+    return None if pairs and ids == tuple(range(size)) else ids

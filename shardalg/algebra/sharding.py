@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from shardalg.algebra import offset
 from shardalg.algebra.digits import Digit, Digits, canonical, overlap, partition_id, parts
 from shardalg.algebra.mesh import Mesh
-from shardalg.errors import MeshError, ShardingError
+from shardalg.errors import ShardingError
 
 if TYPE_CHECKING:
     import sympy
+
+# What stands beside the dimensions, in the order of `Sharding.classes`.
+CLASSES = ("unreduced", "manual", "replicated")
 
 # What a caller may put on one dimension: nothing, an axis, or several axes, major first.
 Entry = str | int | None | Sequence[str | int]
@@ -30,12 +33,17 @@ class Sharding:
       unreduced: digits whose devices hold partial sums of the value.
       replicated: digits that are explicitly kept replicated.
       manual: digits that belong to a manual region.
+      priorities: per dimension, the round of completion from which on it takes part (Shardy's
+        `p1`); () is 0 everywhere.
+
+    A *maximal* sharding keeps the whole tensor on one device: it stands on the mesh without axes
+    that is this device (`maximal`), so that no other device has a block of it.
 
     `==` compares all of it; `key` is the layout alone, in canonical digits.
 
     Raises:
-      ShardingError: dimensions and shape differ in rank, or one place of the device position is
-        used twice.
+      ShardingError: dimensions and shape differ in rank, one place of the device position is used
+        twice, or a priority stands on a dimension without axes that is closed.
 
     >>> mesh = Mesh({"x": 2, "y": 4})
     >>> s = Sharding.from_axes([None, ("y", "x"), "?"], mesh, (6, 20, 3))
@@ -54,6 +62,7 @@ class Sharding:
     unreduced: Digits = ()
     replicated: Digits = ()
     manual: Digits = ()
+    priorities: tuple[int, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -73,12 +82,20 @@ class Sharding:
                 f"unspecified_dims {self.unspecified_dims} are not all dimensions of shape "
                 f"{self.shape}; these are numbered from 0."
             )
+        if self.priorities:
+            self._check_priorities()
         fields = (self.mesh, self.shape, self.dims, self.unspecified_dims, self.unreduced)
-        object.__setattr__(self, "_hash", hash((*fields, self.replicated, self.manual)))
+        held = (self.replicated, self.manual, self.priorities)
+        object.__setattr__(self, "_hash", hash((*fields, *held)))
 
     @staticmethod
     def from_axes(
-        entries: Iterable[Entry], mesh: Mesh, shape: Sequence[int], *, unreduced: Iterable[str] = ()
+        entries: Iterable[Entry],
+        mesh: Mesh,
+        shape: Sequence[int],
+        *,
+        unreduced: Iterable[str] = (),
+        replicated: Iterable[str] = (),
     ) -> Sharding:
         """The sharding that names axes per dimension; missing dimensions are not partitioned.
 
@@ -86,12 +103,32 @@ class Sharding:
           entries: per dimension None, an axis (name or number), or several, major first; "?"
             among them leaves the dimension open.
           unreduced: axes whose devices hold partial sums.
+          replicated: axes that are explicitly kept replicated.
 
         Raises:
           MeshError: an axis that the mesh does not have.
           ShardingError: more entries than dimensions, or an axis used twice.
         """
-        return _from_axes(tuple(entries), mesh, tuple(shape), tuple(unreduced))
+        held = {"unreduced": tuple(unreduced), "replicated": tuple(replicated)}
+        return _module("entries").from_axes(tuple(entries), mesh, tuple(shape), held)
+
+    @staticmethod
+    def parse(text: str, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
+        """The sharding that text states in any notation: HLO, Shardy, PartitionSpec, mapping.
+
+        Args:
+          mesh: needed by notations that name axes and state no mesh.
+
+        Raises:
+          NotationError: text of no notation, malformed text, or text that does not fit.
+
+        >>> mesh = Mesh({"x": 2, "y": 4})
+        >>> texts = ["P('x', None)", "[x, None]", "[0, -1]", '#sdy.sharding<@mesh, [{"x"}, {}]>',
+        ...     "{devices=[2,1,4]<=[8] last_tile_dim_replicate}", "{mesh['x'=2,'y'=4], [{'x'},{}]}"]
+        >>> {Sharding.parse(text, (8, 8), mesh).text() for text in texts}
+        {'[x, None]'}
+        """
+        return _module("notation").parse(text, tuple(shape), mesh)
 
     @staticmethod
     def from_spec(spec: Any, mesh: Mesh, shape: Sequence[int]) -> Sharding:
@@ -99,27 +136,54 @@ class Sharding:
         return _module("jax_types").from_spec(spec, mesh, tuple(shape))
 
     def to_spec(self) -> Any:
-        """The `jax.sharding.PartitionSpec` of this layout.
-
-        Raises:
-          ShardingError: sub-axes, or a mesh without axis names.
-        """
+        """The `PartitionSpec` of this layout; sub-axes and unnamed axes are a ShardingError."""
         return _module("jax_types").to_spec(self)
 
     @staticmethod
     def from_hlo(text: str, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
-        """The sharding that HLO text states, `{devices=[2,1,4]<=[8]}`.
+        """The sharding that HLO text states, `{devices=[2,1,4]<=[8]}`; all of XLA's versions.
 
         Without a mesh, positions are device ids and axes have no names.
 
         Raises:
           NotationError: text that is no HLO sharding, or that does not fit shape or mesh.
         """
-        return _module("notation").from_hlo(text, tuple(shape), mesh)
+        return _module("hlo").from_hlo(text, tuple(shape), mesh)
 
-    def to_hlo(self) -> str:
-        """This layout as HLO text, in device ids."""
-        return _module("notation").to_hlo(self)
+    def to_hlo(self, version: int = 2) -> str:
+        """This layout as HLO text, in device ids.
+
+        Args:
+          version: 1 lists devices, 2 says the list as reshape and transpose where it can, 3 names
+            mesh and axes.
+
+        Raises:
+          ShardingError: a layout that this version has no word for, or another version.
+        """
+        return _module("hlo").to_hlo(self, version)
+
+    @staticmethod
+    def from_sdy(text: str, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
+        """The sharding that Shardy's text states, `#sdy.sharding<@mesh, [{"x"}, {?}p1]>`.
+
+        Args:
+          mesh: the mesh that `@mesh` stands for; needed unless the text states its mesh.
+
+        Raises:
+          NotationError: text that is no Shardy sharding, or that does not fit shape or mesh.
+        """
+        return _module("sdy").from_sdy(text, tuple(shape), mesh)
+
+    def to_sdy(self, mesh_name: str | None = "mesh") -> str:
+        """This sharding as Shardy's text.
+
+        Args:
+          mesh_name: the symbol of the mesh; None states the mesh in the text.
+
+        Raises:
+          ShardingError: manual axes, digits that are no axes, or a mesh without axis names.
+        """
+        return _module("sdy").to_sdy(self, mesh_name)
 
     def __eq__(self, other: object) -> bool:
         """Equal in every field; planning compares interned layouts, so identity is tried first."""
@@ -132,7 +196,7 @@ class Sharding:
     @property
     def _fields(self) -> tuple[object, ...]:
         layout = (self.shape, self.dims, self.unspecified_dims, self.unreduced)
-        return (*layout, self.replicated, self.manual, self.mesh)
+        return (*layout, self.replicated, self.manual, self.priorities, self.mesh)
 
     def __hash__(self) -> int:
         return self._hash
@@ -169,10 +233,23 @@ class Sharding:
         first, second, third = (canonical(tuple(sorted(d, reverse=True))) for d in held)
         return first, second, third
 
+    @cached_property
+    def split_places(self) -> tuple[tuple[int | str, Digits], ...]:
+        """Each dimension, and class in `CLASSES`, that has digits, with these in canonical form."""
+        dims = tuple((i, d) for i, d in enumerate(self.canonical_dims) if d)
+        if not (self.unreduced or self.manual or self.replicated):
+            return dims
+        return (*dims, *((c, d) for c, d in zip(CLASSES, self.classes, strict=True) if d))
+
     @property
     def is_replicated(self) -> bool:
         """Whether no dimension is partitioned and nothing is unreduced."""
         return not self.unreduced and all(n == 1 for n in self.parts)
+
+    @property
+    def is_maximal(self) -> bool:
+        """Whether the whole tensor lies on one named device."""
+        return self.mesh.is_device
 
     @property
     def is_even(self) -> bool:
@@ -227,15 +304,21 @@ class Sharding:
         return replace(self, dims=dims)
 
     def text(self) -> str:
-        """Axes per dimension as `[X, None, (Y, Z)]`, `?` where open, `{U:Y}` unreduced."""
-        opened = set(self.unspecified_dims)
-        names = [_dim_text(self.mesh, d, i in opened) for i, d in enumerate(self.dims)]
+        """Axes per dimension as `[X, None, (Y, Z)]`, `?` where open, `{U:Y}` unreduced.
+
+        `(X, ?)p1` has priority 1. `Sharding.parse` reads all of it.
+        """
+        opened, rounds = set(self.unspecified_dims), self.priorities or (0,) * len(self.dims)
+        dims = [
+            _dim_text([*self.mesh.texts(digits), *(["?"] if i in opened else [])], rounds[i])
+            for i, digits in enumerate(self.dims)
+        ]
         tail = "".join(
-            f"{{{mark}:{','.join(_digit_names(self.mesh, digits))}}}"
+            f"{{{mark}:{','.join(self.mesh.texts(digits))}}}"
             for mark, digits in (("U", self.unreduced), ("R", self.replicated), ("M", self.manual))
             if digits
         )
-        return f"[{', '.join(names)}]{tail}"
+        return f"[{', '.join(dims)}]{tail}"
 
     def __repr__(self) -> str:
         return f"Sharding({self.text()}, shape={self.shape}, {self.mesh!r})"
@@ -255,12 +338,28 @@ class Sharding:
         for name in ("unreduced", "replicated", "manual"):
             yield from ((f"the {name} digits", d) for d in getattr(self, name))
 
+    def _check_priorities(self) -> None:
+        """One per dimension; all of them 0 is the default, held as ()."""
+        wrong = [n for n in self.priorities if type(n) is not int or n < 0]
+        if wrong or len(self.priorities) != len(self.shape):
+            raise ShardingError(
+                f"priorities {self.priorities} of shape {self.shape} must be one integer of at "
+                "least 0 per dimension."
+            )
+        for dim, priority in enumerate(self.priorities):
+            if priority and not self.dims[dim] and dim not in self.unspecified_dims:
+                raise ShardingError(
+                    f"dimension {dim} has priority {priority} and neither axes nor is it open: "
+                    "there is nothing to take part in completion. Leave its priority at 0."
+                )
+        if not any(self.priorities):
+            object.__setattr__(self, "priorities", ())
+
     def _used_twice(self) -> str:
         """The message for two uses of one place of the device position, all of them listed."""
         uses = [(place, d) for place, d in self._uses() if d.size > 1]
         faults = [
-            f"  {_digit_names(self.mesh, (a,))[0]} on {here} meets "
-            f"{_digit_names(self.mesh, (b,))[0]} on {there}"
+            f"  {self.mesh.texts((a,))[0]} on {here} meets {self.mesh.texts((b,))[0]} on {there}"
             for i, (here, a) in enumerate(uses)
             for there, b in uses[i + 1 :]
             if overlap(a, b)
@@ -272,102 +371,17 @@ class Sharding:
         )
 
 
-def _from_axes(
-    entries: tuple[Entry, ...], mesh: Mesh, shape: tuple[int, ...], unreduced: tuple[str, ...]
-) -> Sharding:
-    if len(entries) > len(shape):
-        raise ShardingError(
-            f"the spec {_entries_text(entries)} is longer than the shape {shape}: it has "
-            f"{len(entries)} entries for {len(shape)} dimensions. Remove the entries beyond "
-            "the last dimension."
-        )
-    names = [_axis_names(entry, mesh) for entry in entries]
-    _check_axis_names(names, unreduced, entries=entries, where=(mesh, shape))
-    names += [()] * (len(shape) - len(names))
-    dims = tuple(mesh.digits(name for name in axes if name != "?") for axes in names)
-    unspecified = tuple(i for i, axes in enumerate(names) if "?" in axes)
-    return Sharding(mesh, shape, dims, unspecified, unreduced=mesh.digits(unreduced))
-
-
-def _axis_names(entry: Entry, mesh: Mesh) -> tuple[str, ...]:
-    """Names of the axes of one dimension; -1 and None mean none, a number is the axis's place."""
-    if entry is None or entry == -1:
-        return ()
-    several = entry if isinstance(entry, Sequence) and not isinstance(entry, str) else (entry,)
-    return tuple(_axis_name(axis, mesh) for axis in several)
-
-
-def _axis_name(axis: str | int, mesh: Mesh) -> str:
-    if isinstance(axis, int):
-        if not 0 <= axis < len(mesh.axes):
-            raise MeshError(
-                f"axis number {axis} is not an axis of {mesh!r}; its axes are numbered from 0 to "
-                f"{len(mesh.axes) - 1}, and -1 stands for a dimension that is not partitioned."
-            )
-        return mesh.axis_names[axis]
-    return axis
-
-
-def _check_axis_names(
-    names: list[tuple[str, ...]],
-    unreduced: tuple[str, ...],
-    *,
-    entries: tuple[Entry, ...],
-    where: tuple[Mesh, tuple[int, ...]],
-) -> None:
-    """Every unknown axis, and every axis used twice, in one message."""
-    mesh, shape = where
-    place = f"the spec {_entries_text(entries)} of shape {shape} on {mesh!r}"
-    uses: dict[str, list[str]] = {}
-    for i, axes in enumerate(names):
-        for name in axes:
-            uses.setdefault(name, []).append(f"dimension {i}")
-    for name in unreduced:
-        uses.setdefault(name, []).append("the unreduced axes")
-    uses.pop("?", None)
-    unknown = [name for name in uses if name not in mesh.shape]
-    if unknown:
-        listed = ", ".join(f"{name!r} (on {uses[name][0]})" for name in unknown)
-        raise MeshError(
-            f"{place} names {listed}, which the mesh does not have. "
-            f"Its axes are {list(mesh.axis_names)}."
-        )
-    twice = {name: places for name, places in uses.items() if len(places) > 1}
-    if twice:
-        listed = "; ".join(f"{n!r} on {' and on '.join(places)}" for n, places in twice.items())
-        raise ShardingError(
-            f"an axis is used twice in {place}: {listed}. An axis partitions one dimension of a "
-            "tensor: remove it from the other."
-        )
-
-
-def _entries_text(entries: tuple[Entry, ...]) -> str:
-    return f"[{', '.join(map(repr, entries))}]"
-
-
-def _dim_text(mesh: Mesh, digits: Digits, is_open: bool) -> str:
-    names = _digit_names(mesh, digits)
-    if is_open:
-        names.append("?")
-    if not names:
-        return "None"
-    return names[0] if len(names) == 1 else f"({', '.join(names)})"
-
-
-def _digit_names(mesh: Mesh, digits: Digits) -> list[str]:
-    """Axes and sub-axes; `floor(d/stride)%size` for a digit of another mesh."""
-    names: list[str] = []
-    for digit in digits:
-        try:
-            names += map(repr, mesh.axis_refs(digit))
-        except MeshError:
-            names.append(f"d//{digit.stride}%{digit.size}")
-    return names
-
-
 def _module(name: str) -> Any:
     """A notation of shardings. It builds shardings itself, so it is looked up when called."""
     return importlib.import_module(f"shardalg.algebra.{name}")
+
+
+def _dim_text(names: list[str], priority: int) -> str:
+    if priority:
+        return f"({', '.join(names)})p{priority}"
+    if not names:
+        return "None"
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"
 
 
 def replicated(shape: Sequence[int], mesh: Mesh) -> Sharding:
@@ -379,33 +393,10 @@ def replicated(shape: Sequence[int], mesh: Mesh) -> Sharding:
     return Sharding(mesh, tuple(shape), ((),) * len(shape))
 
 
-def mesh_split(
-    shape: Sequence[int],
-    mesh: Mesh,
-    dims_mapping: Sequence[Entry],
-    unspecified_dims: Iterable[int] = (),
-) -> Sharding:
-    """The paper's `mesh_split` on a shape: dimension `i` is split along axis `dims_mapping[i]`.
+def maximal(shape: Sequence[int], device: int) -> Sharding:
+    """The sharding that keeps the whole tensor on one device, and nothing on any other.
 
-    Args:
-      dims_mapping: per dimension the number (or name) of a mesh axis, several of them major first,
-        or -1 (or None) for a dimension that is not partitioned.
-      unspecified_dims: dimensions that completion may still refine.
-
-    Raises:
-      MeshError: an axis that the mesh does not have.
-      ShardingError: a mapping of another rank than the shape, or an axis used twice.
-
-    >>> mesh_split((64, 1024, 8192), Mesh({"X": 8, "Y": 16}), [0, -1, 1])
-    Sharding([X, None, Y], shape=(64, 1024, 8192), Mesh(X=8, Y=16))
-
-    GSPMD (arXiv:2105.04663), section 3.1.
+    >>> maximal((4,), 3), maximal((4,), 3).to_hlo()
+    (Sharding([None], shape=(4,), Mesh(device_ids=[3])), '{maximal device=3}')
     """
-    if len(dims_mapping) != len(shape):
-        raise ShardingError(
-            f"dims_mapping {_entries_text(tuple(dims_mapping))} has {len(dims_mapping)} entries "
-            f"for the {len(shape)} dimensions of shape {tuple(shape)}. Give one axis, or -1, per "
-            "dimension."
-        )
-    closed = Sharding.from_axes(dims_mapping, mesh, shape)
-    return replace(closed, unspecified_dims=tuple(sorted(unspecified_dims)))
+    return replicated(shape, Mesh({}, [device]))

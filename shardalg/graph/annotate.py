@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from shardalg.algebra.entries import mesh_split as split_shape
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.sharding import mesh_split as split_shape
 from shardalg.errors import NotationError, ShardingError, TraceError
 
 Spec = tuple[tuple[str, ...], ...]

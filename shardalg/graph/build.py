@@ -160,6 +160,16 @@ def _inline(builder: Builder, equation: Any, operands: list[int], place: _Place)
     return builder.run(equation.params[INLINED[equation.primitive.name]], operands, place)
 
 
+def _linear_solve(
+    builder: Builder, equation: Any, operands: list[int], place: _Place
+) -> Sequence[int]:
+    """A linear solve is its solver; the other functions are for its derivatives."""
+    counts, bodies = equation.params["const_lengths"], equation.params["jaxprs"]
+    start = counts.matvec + counts.vecmat
+    given = operands[start : start + counts.solve] + operands[sum(counts) :]
+    return builder.run(bodies.solve, given, place)
+
+
 def _jit(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
     """A jitted function is its body; the shardings it was given are constraints."""
     params = equation.params
@@ -306,9 +316,10 @@ def _site(
 # (builder, equation, operands, place) -> results; all other primitives are `_node`.
 HANDLERS: dict[str, Callable[[Builder, Any, list[int], _Place], Sequence[int]]] = {
     **dict.fromkeys(INLINED, _inline),
-    **dict.fromkeys(("jit", "pjit"), _jit),
+    "custom_linear_solve": _linear_solve,
+    "jit": _jit,
     "scan": _scan,
-    **dict.fromkeys(("remat2", "remat", "checkpoint"), _remat),
+    "remat2": _remat,
     "annotate": _annotation,
     **dict.fromkeys(("sharding_constraint", "reshard"), _constraint),
     "device_put": _device_put,

@@ -10,13 +10,17 @@ from shardalg.graph.ir import Tie
 # Calls that are their body: primitive -> the parameter that holds it.
 INLINED = {
     "jit": "jaxpr",
-    "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
     "call": "call_jaxpr",
+    "composite": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
+    "custom_partitioning": "call",
     "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
+    "linear_call": "callee",
+    "program_order": "call_jaxpr",
+    "remat_opt": "fwd_jaxpr",
+    "xla_metadata_call": "jaxpr",
 }
 
 

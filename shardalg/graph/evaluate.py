@@ -141,12 +141,13 @@ _NUMBERINGS: dict[str, Callable[..., Any]] = {
     "offset_dims": lax.GatherDimensionNumbers,
     "update_window_dims": lax.ScatterDimensionNumbers,
     "lhs_spec": lax.ConvDimensionNumbers,
+    "dot_dimension_numbers": lax.RaggedDotDimensionNumbers,
 }
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(
         ("new_dtype", "dtype", "index_dtype", "out_dtype", "preferred_element_type"), jnp.dtype
     ),
-    "dimension_numbers": _dimension_numbers,
+    **dict.fromkeys(("dimension_numbers", "ragged_dot_dimension_numbers"), _dimension_numbers),
     "mode": lambda name: lax.GatherScatterMode[name] if isinstance(name, str) else name,
     "precision": _precision,
     "rounding_method": lambda name: lax.RoundingMethod[name],
@@ -162,6 +163,7 @@ _HINTED = {
     "reduce_sum": "out_sharding",
     "reshape": "sharding",
     "conv_general_dilated": "out_sharding",
+    "ragged_dot_general": "out_sharding",
 }
 
 

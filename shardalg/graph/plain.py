@@ -6,6 +6,7 @@ shardings are named, not kept: `("opaque", "jaxpr:1f0c...")`.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import hashlib
 import re
@@ -28,7 +29,8 @@ SCATTERS = frozenset({"scatter-add", "scatter-mul", "scatter-min", "scatter-max"
 def plain(value: object) -> Plain:
     """`value` as plain data; what is neither number, text nor a tuple of them becomes opaque.
 
-    A named tuple becomes (field, value) pairs, an enum its name, a dtype its name, a set sorted.
+    A named tuple or a dataclass becomes (field, value) pairs, an enum or a dtype its name, a set is
+    sorted.
 
     >>> plain([np.int64(3), np.dtype("float32"), {2, 1}])
     (3, 'float32', (1, 2))
@@ -38,6 +40,8 @@ def plain(value: object) -> Plain:
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
         return (OPAQUE, f"jaxpr:{_digest(value)}")
     name = getattr(value, "__qualname__", None)
+    if name is None and dataclasses.is_dataclass(value):
+        return tuple((f.name, plain(getattr(value, f.name))) for f in dataclasses.fields(value))
     kind = type(value)
     text = f"{value.__module__}.{name}" if name else f"{kind.__module__}.{kind.__qualname__}"
     return (OPAQUE, text)

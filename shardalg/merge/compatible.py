@@ -1,49 +1,93 @@
-"""Compatible, merge, refines: decided in closed form by integers on digit tuples.
+"""Compatible, merge, equal, refines: decided in closed form by integers on digit tuples.
 
 Two shardings are compatible exactly if (A) they give equal offsets on every dimension that both
 split, and (B) the partition ids on all split dimensions are *balanced*: every tile is held by
 equally many devices (GSPMD, arXiv:2105.04663, section 3.5). Equal offsets mean equal canonical
 digits, since offset 0 stands on `N / n` devices; and two chains of digits are balanced exactly if
-no digit of one overlaps a digit of the other (`digits.overlap`).
+no digit of one overlaps a digit of the other (`digits.overlap`). Orders of devices that no digits
+join, and digits of three or more meshes, are decided by tables of partition ids (`tables`).
 """
 
 from __future__ import annotations
 
-import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from shardalg.algebra.digits import Digit, Digits, Table, canonical, nested, overlap, split_prefix
-from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.sharding import Sharding
+import numpy as np
+
+from shardalg.algebra.digits import Digits, nested, overlap, parts, split_prefix
+from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import ShardingError
-from shardalg.merge.verdict import CLASSES, Failure, Verdict, escape, placed
+from shardalg.merge.places import Place, escape
+from shardalg.merge.tables import Rows, aligned, ids_at, join, on_mesh, on_own_order, rows_of
+from shardalg.merge.verdict import Verdict, open_dims
+from shardalg.merge.witness import Failure
 
 POLICIES = ("gspmd", "shardy")
+DECIDERS = ("closed_form", "z3")
 
 
-def merge(first: Sharding, second: Sharding, *, policy: str = "gspmd") -> Verdict:
-    """The coarsest sharding that agrees with both, or why there is none.
+def merge(
+    first: Sharding,
+    second: Sharding,
+    *others: Sharding,
+    policy: str = "gspmd",
+    decide: str = "closed_form",
+) -> Verdict:
+    """The coarsest sharding that agrees with all operands, or why there is none.
+
+    More than two are merged jointly: merging is associative, so the merge of the first ones meets
+    the next one, and the clash that a refusal names is theirs. Pairs that merge do not always merge
+    together: on 4 devices, 2-way splits by bit 0, by bit 1 and by their sum modulo 2 do in pairs.
 
     Args:
       policy: "gspmd": a dimension that both split must lie alike. "shardy": the axes of one may
         be the major part of the axes of the other, and the longer ones are taken.
+      decide: "closed_form", or "z3": the solver searches the merged sharding by its definition
+        alone (`search`), device by device; for checking, up to some thousand devices.
 
     Raises:
-      ShardingError: different shapes or numbers of devices, or an unknown policy.
+      ShardingError: different shapes or numbers of devices, or an unknown policy or decider.
+      ProofError: z3 gave up.
 
+    >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
     >>> a, b, c = (Sharding.from_axes(e, mesh, (8, 8)) for e in (["x"], [None, "y"], [None, "x"]))
     >>> merge(a, b).sharding
     Sharding([x, y], shape=(8, 8), Mesh(x=2, y=4))
     >>> bool(merge(a, c)), merge(a, c).witness.tile, merge(a, c).witness.count
     (False, (0, 1), 0)
+    >>> merge(a, b, a).sharding == merge(a, b).sharding
+    True
     """
-    return _merge(first, _placed_alike(first, second, policy), policy, "merge")
+    if decide != "closed_form" or others:
+        return _merge_many((first, second, *others), policy, decide)
+    return _merge(first, second, policy, "merge")
 
 
-def compatible(first: Sharding, second: Sharding, *, policy: str = "gspmd") -> Verdict:
+def compatible(
+    first: Sharding, second: Sharding, *others: Sharding, policy: str = "gspmd"
+) -> Verdict:
     """Whether `merge` finds a sharding; the verdict carries it too."""
-    return _merge(first, _placed_alike(first, second, policy), policy, "compatible")
+    if others:
+        return replace(merge(first, second, *others, policy=policy), relation="compatible")
+    return _merge(first, second, policy, "compatible")
+
+
+def equal(first: Sharding, second: Sharding) -> Verdict:
+    """Whether both give every device the same offsets, and the same partial sums.
+
+    Open dimensions and explicitly replicated axes are no part of a layout.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh, swapped = Mesh({"x": 2, "y": 2}), Mesh({"x": 2, "y": 2}, device_ids=[0, 2, 1, 3])
+    >>> x, y = Sharding.from_axes(["x"], mesh, (8,)), Sharding.from_axes(["y"], swapped, (8,))
+    >>> bool(equal(x, y)), bool(equal(x, Sharding.from_axes(["y"], mesh, (8,))))
+    (True, False)
+    """
+    second = _placed_alike(first, second, "gspmd")
+    return Verdict("equal", (first, second), failure=_differs(first, second))
 
 
 def refines(fine: Sharding, coarse: Sharding) -> Verdict:
@@ -53,6 +97,7 @@ def refines(fine: Sharding, coarse: Sharding) -> Verdict:
     `coarse` the major ones, an `n*m`-way split of a dimension `D` nests in the `n`-way one exactly
     if `ceil(D/n) = m * ceil(D/(n*m))`, `n = 1` or `D <= 1`; empty blocks lie in any other.
 
+    >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 2})
     >>> both, x = (Sharding.from_axes([e], mesh, (10,)) for e in (("x", "y"), "x"))
     >>> bool(refines(both, x)), refines(both, x).witness
@@ -63,16 +108,41 @@ def refines(fine: Sharding, coarse: Sharding) -> Verdict:
 
 
 def _merge(first: Sharding, second: Sharding, policy: str, relation: str) -> Verdict:
-    operands = (first, second)
-    if not _one_order(first, second):
-        return _merge_tables(first, second, policy, relation)
+    if policy not in POLICIES or first.shape != second.shape or first.mesh is not second.mesh:
+        second = _placed_alike(first, second, policy)
+        if not _one_order(first, second):
+            return _merge_tables(first, second, policy, relation)
     dims, failure = _joined(first, second, policy)
-    failure = (
-        failure or _closed(operands, dims) or _class_mismatch(first, second) or _overlap(*operands)
-    )
+    if failure is None:
+        failure = (
+            _closed((first, second), dims) or _class_mismatch(first, second)
+            if first.unspecified_dims or second.unspecified_dims or first.classes != second.classes
+            else None
+        ) or _overlap(first, second)
+    merged = dims if failure is None else None
+    return Verdict(relation, (first, second), policy, merged, failure)
+
+
+def _merge_many(operands: tuple[Sharding, ...], policy: str, decide: str) -> Verdict:
+    """From left to right; each step is exact, since a merge is the coarsest sharding."""
+    if decide not in DECIDERS:
+        raise ShardingError(f"decide={decide!r} is not one of {list(DECIDERS)}.")
+    merged = operands[0]
+    for operand in operands[1:]:
+        verdict = _step(merged, operand, policy, decide)
+        if verdict.sharding is None:
+            clash = None if len(operands) == 2 else verdict.pair
+            return replace(verdict, operands=operands, clash=clash) if clash else verdict
+        merged = verdict.sharding
+    failure = _closed(operands, merged.dims)
     if failure is not None:
-        return Verdict(relation, operands, policy, None, failure)
-    return Verdict(relation, operands, policy, _result(first, second, dims))
+        held = next(s for s in operands if _closed((s,), merged.dims))
+        return Verdict("merge", operands, policy, None, failure, (held, merged))
+    return Verdict("merge", operands, policy, merged)
+
+
+def _step(first: Sharding, second: Sharding, policy: str, decide: str) -> Verdict:
+    return _merge(first, second, policy, "merge")
 
 
 def _one_order(first: Sharding, second: Sharding) -> bool:
@@ -98,20 +168,18 @@ def _joined(
     return tuple(dims), None
 
 
-def _closed(operands: tuple[Sharding, Sharding], dims: tuple[Digits, ...]) -> Failure | None:
+def _closed(operands: Sequence[Sharding], dims: tuple[Digits, ...]) -> Failure | None:
     """The first dimension that would be refined although an operand leaves only others open."""
     for sharding in operands:
         if sharding.unspecified_dims:
             for i, (held, merged) in enumerate(zip(sharding.canonical_dims, dims, strict=True)):
-                if i not in sharding.unspecified_dims and held != canonical(merged):
+                if i not in sharding.unspecified_dims and parts(held) != parts(merged):
                     return Failure("closed", (i,))
     return None
 
 
 def _class_mismatch(first: Sharding, second: Sharding) -> Failure | None:
     """Partial sums, or a manual region, on one side only: the values are not the same."""
-    if first.classes == second.classes:
-        return None
     for name, a, b in zip(CLASSES[:2], first.classes, second.classes, strict=False):
         if a != b:
             return Failure("class", (name,))
@@ -120,8 +188,8 @@ def _class_mismatch(first: Sharding, second: Sharding) -> Failure | None:
 
 def _overlap(first: Sharding, second: Sharding) -> Failure | None:
     """Two places that the same devices would split: condition (B)."""
-    held = list(placed(first))
-    taken = [(place, digits) for place, digits in placed(second) if (place, digits) not in held]
+    held = first.split_places
+    taken = [place for place in second.split_places if place not in held]
     crossing = False
     for here, digits in held:
         for there, others in taken:
@@ -129,57 +197,53 @@ def _overlap(first: Sharding, second: Sharding) -> Failure | None:
                 continue
             for a in digits:
                 for b in others:
-                    if overlap(a, b):
-                        return Failure("overlap", (here, there))
-                    crossing = crossing or not nested(a, b)
+                    if not nested(a, b):
+                        if overlap(a, b):
+                            return Failure("overlap", (here, there))
+                        crossing = True
     if crossing and not (_is_chain(first) and _is_chain(second)):
-        return _unbalanced(held, taken, first.mesh.size)
+        return _unbalanced(dict(held) | dict(taken))
     return None
 
 
 def _is_chain(sharding: Sharding) -> bool:
-    digits = [d for _, held in placed(sharding) for d in held]
+    digits = [d for _, held in sharding.split_places for d in held]
     return all(nested(a, b) for i, a in enumerate(digits) for b in digits[:i])
 
 
-def _unbalanced(
-    held: list[tuple[int | str, Digits]], taken: list[tuple[int | str, Digits]], size: int
-) -> Failure | None:
-    """Digits of three meshes: pairs do not decide, so the tiles are counted."""
-    places = dict(held) | dict(taken)
-    if Table.of(tuple(places.values()), size).is_balanced:
-        return None
-    return Failure("joint", tuple(places))
+def _unbalanced(places: dict[Place, Digits]) -> Failure | None:
+    """Digits of three meshes: pairs do not decide, so the tiles are counted over one period."""
+    period = math.lcm(*(d.stride * d.size for digits in places.values() for d in digits))
+    positions = np.arange(period)
+    ids = {place: ids_at(digits, positions) for place, digits in places.items()}
+    counted = Rows(period, {place: parts(digits) for place, digits in places.items()}, ids)
+    return None if counted.is_balanced(tuple(places)) else Failure("joint", tuple(places))
 
 
-def _result(first: Sharding, second: Sharding, dims: tuple[Digits, ...]) -> Sharding:
-    """The merged sharding; an operand itself where it already is the result."""
-    kept = _union(first.replicated, second.replicated)
-    opened = _open_dims(first, second)
-    for operand in (first, second):
-        if (dims, kept, opened) == (operand.dims, operand.replicated, operand.unspecified_dims):
-            return operand
-    return replace(first, dims=dims, replicated=kept, unspecified_dims=opened)
+def _differs(first: Sharding, second: Sharding) -> Failure | None:
+    """The first dimension, or class, that is not the same."""
+    if not _one_order(first, second):
+        return _differs_by_device(rows_of(first), rows_of(second))
+    pairs = zip(first.canonical_dims, second.canonical_dims, strict=True)
+    for i, (a, b) in enumerate(pairs):
+        if a != b:
+            return Failure("offset", (i,))
+    return _class_mismatch(first, second)
 
 
-def _union(first: Digits, second: Digits) -> Digits:
-    """Explicitly replicated digits of both; what overlaps is held once, whole."""
-    if not second or first == second:
-        return first
-    more = tuple(d for d in second if not any(overlap(d, e) and d.size <= e.size for e in first))
-    return (*(d for d in first if not any(overlap(d, e) for e in more)), *more)
-
-
-def _open_dims(first: Sharding, second: Sharding) -> tuple[int, ...]:
-    """Open dimensions stay open unless the other operand, open elsewhere, holds them closed."""
-    a, b = first.unspecified_dims, second.unspecified_dims
-    return tuple(i for i in a if i in b) if a and b else a or b
+def _differs_by_device(first: Rows, second: Rows) -> Failure | None:
+    for place in {**first.parts, **second.parts}:
+        held = [rows.ids[place] for rows in (first, second) if place in rows.parts]
+        if place != "replicated" and not (len(held) == 2 and np.array_equal(*held)):
+            return Failure("class" if place in CLASSES else "offset", (place,))
+    return None
 
 
 def _not_contained(fine: Sharding, coarse: Sharding) -> Failure | None:
-    differs = _class_mismatch(fine, coarse)
-    if differs is not None or (_one_order(fine, coarse) and _nests(fine, coarse)):
-        return differs
+    if _one_order(fine, coarse):
+        differs = _class_mismatch(fine, coarse)
+        if differs is not None or _nests(fine, coarse):
+            return differs
     rows = zip(fine.parts, fine.shard_shape, fine.shape, strict=True)
     full = all((n - 1) * block < size for n, block, size in rows)
     if not full or not _one_order(fine, coarse):  # empty blocks lie anywhere: looking decides
@@ -225,69 +289,31 @@ def _placed_alike(first: Sharding, second: Sharding, policy: str) -> Sharding:
             f"{first.text()} on {first.mesh!r} and {second.text()} on {second.mesh!r} are on "
             "different devices; meshes may differ in axes and order only."
         )
-    if first.mesh.device_ids == second.mesh.device_ids:
-        return replace(second, mesh=first.mesh)
-    return _translated(second, first.mesh)
-
-
-def _translated(sharding: Sharding, mesh: Mesh) -> Sharding:
-    """The sharding in positions of `mesh`; itself where those are no digits."""
-    held = (sharding.unreduced, sharding.replicated, sharding.manual)
-    rows = (*sharding.dims, *((d,) for digits in held for d in digits))
-    found = moved(Table.of(rows, mesh.size), sharding.mesh, mesh).recognize()
-    if found is None:
-        return sharding
-    rank, counts = len(sharding.dims), [len(digits) for digits in held]
-    flat = found[rank:]
-    starts = [sum(counts[:k]) for k in range(4)]
-    classes: list[Digits] = [
-        tuple(d for digits in flat[a:b] for d in digits)
-        for a, b in itertools.pairwise(starts)
-    ]
-    return Sharding(mesh, sharding.shape, found[:rank], sharding.unspecified_dims, *classes)
-
-
-def moved(table: Table, source: Mesh, target: Mesh) -> Table:
-    """A table over positions of `source`, over positions of `target`: devices keep their ids."""
-    return table.permuted(tuple(source.position(device) for device in target.order))
+    return aligned(second, first.mesh) or second
 
 
 def _merge_tables(first: Sharding, second: Sharding, policy: str, relation: str) -> Verdict:
     """Two device orders that no digits join: compared device by device."""
-    if any(d for s in (first, second) for d in (*s.classes, s.unspecified_dims)) or (
-        policy != "gspmd"
-    ):
+    pair = (first, second)
+    if first.replicated and second.replicated:
         raise ShardingError(
-            f"{first!r} and {second!r} order their devices differently, and no digits of either "
-            "mesh write both; such shardings merge only without unreduced, manual, replicated or "
-            "unspecified parts and under the gspmd policy. Put both on one mesh."
+            f"{first!r} and {second!r} order their devices differently, and both keep axes "
+            "explicitly replicated, which no one order of devices may have both. Put both on one "
+            "mesh, or leave the replicated axes of one of them free."
         )
-    table = Table.of(first.dims, first.mesh.size)
-    other = moved(Table.of(second.dims, first.mesh.size), second.mesh, first.mesh)
-    pairs = list(zip(table.parts, other.parts, table.ids, other.ids, strict=True))
-    for dim, (n, m, a, b) in enumerate(pairs):
-        if n > 1 and m > 1 and (n, a) != (m, b):
-            return Verdict(relation, (first, second), policy, None, Failure("order", (dim,)))
-    joint = Table(
-        tuple(max(n, m) for n, m, _, _ in pairs), tuple(a if n > 1 else b for n, _, a, b in pairs)
-    )
-    if not joint.is_balanced:
-        dims = tuple(dim for dim, n in enumerate(joint.parts) if n > 1)
-        return Verdict(relation, (first, second), policy, None, Failure("joint", dims))
-    return Verdict(relation, (first, second), policy, _from_table(joint, first, second))
+    joint = join(rows_of(first), rows_of(second), prefixes=policy == "shardy")
+    if isinstance(joint, Rows):
+        merged = _from_table(joint, first, second)
+        failure = _closed(pair, merged.dims)
+        return Verdict(relation, pair, policy, None if failure else merged, failure)
+    return Verdict(relation, pair, policy, None, Failure(*joint))
 
 
-def _from_table(table: Table, first: Sharding, second: Sharding) -> Sharding:
+def _from_table(table: Rows, first: Sharding, second: Sharding) -> Sharding:
     """The sharding that a balanced table is: on either mesh, or on an order made for it."""
     for like in (first, second):
-        found = moved(table, first.mesh, like.mesh).recognize()
+        found = on_mesh(table, like, like.mesh)
         if found is not None:
-            return replace(like, dims=found)
-    size, tiles = first.mesh.size, list(zip(*table.ids, strict=True))
-    order = sorted(range(size), key=lambda position: (tiles[position], position))
-    dims, stride = [], size
-    for n in table.parts:
-        stride //= n
-        dims.append((Digit(stride, n),) if n > 1 else ())
-    mesh = Mesh.unnamed(size, [first.mesh.order[i] for i in order])
-    return Sharding(mesh, first.shape, tuple(dims))
+            break
+    opened = open_dims(first, second)
+    return replace(found or on_own_order(table, first), unspecified_dims=opened)

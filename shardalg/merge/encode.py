@@ -2,7 +2,7 @@
 
 With concrete sizes a partition id is linear in the coordinates. With symbolic sizes it would be a
 polynomial, so the mixed-radix step `q*m + r` is an uninterpreted function `radix(q, r, m)`, of
-which instances of one lemma (`claims.RadixLemma`) are given: it determines `q` and `r`.
+which instances of one lemma (`radix_injective` in `lemmas/`) are given: it determines `q` and `r`.
 """
 
 from __future__ import annotations
@@ -90,6 +90,13 @@ class Space:
         total: Number = z3.IntVal(0)
         for atom in atoms:
             total = total * self.size(atom) + device[atom]
+        return total
+
+    def count(self, atoms: tuple[Atom, ...]) -> Number:
+        """Number of values of the atoms together."""
+        total: Number = z3.IntVal(1)
+        for atom in atoms:
+            total = total * self.size(atom)
         return total
 
     def lemmas(

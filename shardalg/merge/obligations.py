@@ -2,310 +2,56 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import z3
 
-from shardalg.algebra.digits import Digits, partition_id, parts
-from shardalg.algebra.sharding import Sharding
-from shardalg.merge.claims import MaskClaim, MergeClaim, RadixLemma, RefineClaim
-from shardalg.merge.compatible import merge
-from shardalg.merge.encode import Atom, Number, Space, place_value, space
-from shardalg.merge.verdict import (
-    CLASSES,
-    Verdict,
-    Witness,
-    block_of,
-    digits_at,
-    offset_at,
-    owner,
-    placed,
-)
-
-Place = int | str
-Values = tuple[tuple[str, int], ...]
-
-# Tiles of digits of different meshes are counted device by device, up to this many devices.
-MAX_COUNTED = 4096
+from shardalg.algebra.digits import Digits, split_prefix
+from shardalg.algebra.sharding import CLASSES, Sharding
+from shardalg.merge.certificate import certificate
+from shardalg.merge.claims import EqualClaim, MaskClaim, MergeClaim, RefineClaim
+from shardalg.merge.compatible import equal, merge
+from shardalg.merge.devices import Devices, Obligation, Unprovable, Values, devices_of
+from shardalg.merge.encode import Number
+from shardalg.merge.formula import Condition, conditions
+from shardalg.merge.lemmas import lemma
+from shardalg.merge.lemmas.lemma import Lemma
+from shardalg.merge.merging import major_part, merging
+from shardalg.merge.places import digits_at
+from shardalg.merge.refusing import refusing
+from shardalg.merge.witness import Witness
 
 
-@dataclass(frozen=True)
-class Obligation:
-    """`hypotheses` imply `goal`; `witness` reads a counterexample.
+def encoded(claim: object, encoding: str) -> list[Obligation]:
+    """The formulas of a claim: for all sizes ("all"), or an encoding of `prove`.
 
-    Obligations of one `group` are alternatives: one of them is enough.
+    Raises:
+      Unprovable: the encoding has no formula for it.
     """
-
-    hypotheses: tuple[z3.BoolRef, ...]
-    goal: z3.BoolRef
-    witness: Callable[[Values], object] = lambda values: values
-    group: str = ""
-
-
-class Unprovable(Exception):
-    """A claim that has no formula here, with the reason; it becomes the status "unknown"."""
-
-
-def obligations(claim: object, *, symbolic: bool) -> list[Obligation]:
-    """The formulas of a claim, for the sizes at hand or for all sizes."""
-    return _FORMULAS[type(claim)](claim, symbolic)
+    if type(claim) not in _OF_SHARDINGS:
+        return _FORMULAS[type(claim)](claim, encoding == "all")
+    mixed = len({s.mesh.device_ids for s in claim.shardings}) > 1
+    if encoding == "devices" or (mixed and encoding == "coordinates"):
+        return [Obligation((), z3.BoolVal(False), text=certificate(claim))]
+    devices = devices_of(
+        claim.shardings, symbolic=encoding == "all", by_position=encoding == "position"
+    )
+    return _OF_SHARDINGS[type(claim)](claim, devices)
 
 
-@dataclass(frozen=True)
-class _Devices:
-    """Unknown devices and how digits read on them: by coordinates, or by one position."""
-
-    mesh_size: int
-    space: Space | None
-
-    def value(self, digits: Digits, tag: str = "d") -> Number:
-        """Partition id of the device `tag`."""
-        if self.space is None:
-            return place_value(digits, z3.Int(tag))
-        return self.space.partition_id(self.space.atoms_of(digits), self.space.device(tag))
-
-    def bounds(self, *tags: str) -> list[z3.BoolRef]:
-        if self.space is None:
-            return [z3.And(z3.Int(tag) >= 0, z3.Int(tag) < self.mesh_size) for tag in tags]
-        return self.space.bounds(*(self.space.device(tag) for tag in tags))
-
-    def fixed(self, tag: str, position: int) -> list[z3.BoolRef]:
-        """The device `tag` is the one at `position`."""
-        if self.space is None:
-            return [z3.Int(tag) == position]
-        device, values = self.space.device(tag), self.space.at(position)
-        return [device[atom] == values[atom] for atom in self.space.atoms]
-
-    def position(self, values: Values, tag: str = "d") -> int:
-        named = dict(values)
-        return named.get(tag, 0) if self.space is None else self.space.position(named, tag)
-
-
-def _devices(shardings: Iterable[Sharding], symbolic: bool) -> _Devices:
-    held = list(shardings)
-    mesh = held[0].mesh
-    digits = [d for s in held for _, row in placed(s) for d in row]
-    found = space(mesh, digits, symbolic=symbolic)
-    if found is None and symbolic:
-        raise Unprovable(
-            "the digits belong to different meshes, so the answer depends on the sizes "
-            "(Verdict.condition says how): it is proved for the sizes at hand only"
-        )
-    return _Devices(mesh.size, found)
-
-
-def _check_order(shardings: Iterable[Sharding]) -> None:
-    if len({s.mesh.device_ids for s in shardings}) > 1:
-        raise Unprovable("the operands order their devices differently, which no digits say")
-
-
-def _merge(claim: MergeClaim, symbolic: bool) -> list[Obligation]:
-    _check_order(s for s in (claim.first, claim.second, claim.result) if s is not None)
+def _merge(claim: MergeClaim, devices: Devices) -> list[Obligation]:
     if claim.result is not None:
-        operands = (claim.first, claim.second)
-        devices = _devices((*operands, claim.result), symbolic)
-        return [_agreement(claim, devices), _balance(claim.result, devices)]
-    verdict = claim.verdict or merge(claim.first, claim.second, policy=claim.policy)
+        return merging(claim, devices)
+    verdict = claim.verdict or merge(*claim.operands, policy=claim.policy)
     if verdict:
         found = verdict.sharding
         return [Obligation((), z3.BoolVal(False), lambda values: found)]
-    return _refusal(verdict, symbolic)
+    return refusing(verdict, devices)
 
 
-def _agreement(claim: MergeClaim, devices: _Devices) -> Obligation:
-    """The result has the offsets of each operand where the operand splits, and splits no more."""
-    assert claim.result is not None
-    pairs: list[tuple[Sharding, Place]] = []
-    for place in (*range(len(claim.result.shape)), *CLASSES[:2]):
-        operands = [s for s in (claim.first, claim.second) if digits_at(s, place)]
-        if not operands or not isinstance(place, int):
-            operands = [claim.first, claim.second]
-        pairs += [(operand, place) for operand in operands]
-    goal = z3.And([_agrees(claim, operand, place, devices) for operand, place in pairs])
-    return Obligation(tuple(devices.bounds("d")), goal, _differs(claim, pairs, devices))
-
-
-def _agrees(
-    claim: MergeClaim, operand: Sharding, place: Place, devices: _Devices
-) -> z3.BoolRef:
-    """Equal offsets; under the shardy policy the operand's partition id is the major part."""
-    assert claim.result is not None
-    mine, theirs = digits_at(operand, place), digits_at(claim.result, place)
-    a, b = devices.value(mine), devices.value(theirs)
-    if claim.policy == "shardy" and isinstance(place, int) and mine != theirs:
-        return _major_part(mine, theirs, devices)
-    symbolic = devices.space is not None and devices.space.symbolic
-    if not isinstance(place, int) or symbolic:
-        return a == b  # the same function has the same number of parts, hence the same block
-    return a * block_of(operand, place) == b * block_of(claim.result, place)
-
-
-def _major_part(coarse: Digits, fine: Digits, devices: _Devices) -> z3.BoolRef:
-    """`fine = coarse * m + r` with `0 <= r < m`."""
-    found = devices.space
-    if found is not None and found.symbolic:
-        above, all_atoms = found.atoms_of(coarse), found.atoms_of(fine)
-        d = found.device("d")
-        chained = (*above, *all_atoms[len(above) :])
-        return found.partition_id(all_atoms, d) == found.partition_id(chained, d)
-    a, b, m = devices.value(coarse), devices.value(fine), parts(fine) // parts(coarse)
-    return z3.And(a * m <= b, b < (a + 1) * m)
-
-
-def _differs(
-    claim: MergeClaim, pairs: list[tuple[Sharding, Place]], devices: _Devices
-) -> Callable[[Values], object]:
-    """The device of a model, with the offsets of an operand and of the result there."""
-    result = claim.result
-    assert result is not None
-
-    def read(values: Values) -> Witness:
-        position = devices.position(values)
-        rows = [(place, offset_at(s, place, position)) for s, place in pairs]
-        faults = [(p, a) for p, a in rows if a != offset_at(result, p, position)]
-        place, offset = (faults or rows)[0]
-        offsets = (offset, offset_at(result, place, position))
-        return Witness(result.mesh.order[position], place, offsets)
-
-    return read
-
-
-def _balance(result: Sharding, devices: _Devices) -> Obligation:
-    """Every tile on equally many devices.
-
-    By coordinates: partition ids and the unused coordinates together determine the device. There
-    are as many such tuples as devices (each atom stands in exactly one of them), so the map is a
-    bijection, and every tile has the devices of its unused coordinates.
-    """
-    rows = [digits for _, digits in placed(result)]
-    found = devices.space
-    if found is None:
-        return _counted(result, rows)
-    split = [found.atoms_of(digits) for digits in rows]
-    used = [atom for atoms in split for atom in atoms]
-    assert len(set(used)) == len(used), f"{result!r} uses an axis twice"
-    groups = [*split, *((atom,) for atom in found.atoms if atom not in used)]
-    first, second = found.device("d"), found.device("e")
-    hypotheses = found.bounds(first, second)
-    for atoms in groups:
-        hypotheses += found.lemmas(atoms, first, second)
-        hypotheses.append(found.radix(atoms, first) == found.radix(atoms, second))
-    goal = z3.And([first[atom] == second[atom] for atom in found.atoms])
-    return Obligation(tuple(hypotheses), goal)
-
-
-def _counted(result: Sharding, rows: list[Digits]) -> Obligation:
-    """The same for digits of different meshes: an unknown tile, and the devices that hold it."""
-    size, counts = result.mesh.size, [parts(digits) for digits in rows]
-    tile = [z3.Int(f"tile{i}") for i in range(len(rows))]
-    hypotheses = tuple(z3.And(t >= 0, t < n) for t, n in zip(tile, counts, strict=True))
-    expected = size
-    for n in counts:
-        expected //= n
-    return Obligation(hypotheses, _held(rows, tile, size) == expected)
-
-
-def _held(rows: list[Digits], tile: list[Number], size: int) -> Number:
-    """The number of devices that hold a tile, one term per device."""
-    if size > MAX_COUNTED:
-        raise Unprovable(
-            f"digits of different meshes over {size} devices; tiles are counted up to {MAX_COUNTED}"
-        )
-    inside = [
-        z3.And([t == partition_id(d, position) for t, d in zip(tile, rows, strict=True)])
-        for position in range(size)
-    ]
-    return z3.Sum([z3.If(held, 1, 0) for held in inside])
-
-
-def _refusal(verdict: Verdict, symbolic: bool) -> list[Obligation]:
-    """A certificate: a device with two offsets, or a tile that too few devices hold."""
-    assert verdict.failure is not None
-    kind = verdict.failure.kind
-    _check_order(verdict.operands)
-    if kind == "offset" and verdict.policy == "shardy":
-        raise Unprovable("a refusal under the shardy policy is that policy's rule, not a theorem")
-    devices = _devices(verdict.operands, symbolic)
-    if kind in ("overlap", "joint"):
-        return [_unheld(verdict, devices)]
-    return _two_offsets(verdict, devices)
-
-
-def _two_offsets(verdict: Verdict, devices: _Devices) -> list[Obligation]:
-    """A device on which the operands differ.
-
-    For all sizes: the device at 1 on one axis. An axis that only one operand has gives offset 0
-    and a positive one; where both have the same axes in another order, their weights differ.
-    """
-    assert verdict.failure is not None and verdict.witness is not None
-    place = verdict.failure.dims[0]
-    rows = [digits_at(s, place) for s in verdict.operands]
-    found = devices.space
-    if found is None or not found.symbolic:
-        device = verdict.witness.device
-        assert device is not None
-        position = verdict.operands[0].mesh.position(device)
-        a, b = (devices.value(digits) * block_of(s, place) for s, digits in _zip(verdict, rows))
-        return [Obligation(tuple(devices.fixed("d", position)), a != b)]
-    first, second = (found.atoms_of(digits) for digits in rows)
-    alone = [atom for atom in (*first, *second) if (atom in first) != (atom in second)]
-    return [
-        Obligation(
-            tuple(found.bounds()),
-            found.polynomial(first, found.unit(atom)) != found.polynomial(second, found.unit(atom)),
-            group="unit",
-        )
-        for atom in alone or _moved(first, second)
-    ]
-
-
-def _moved(first: tuple[Atom, ...], second: tuple[Atom, ...]) -> list[Atom]:
-    """Atoms with other atoms below them in the second order, the most minor first."""
-    below = {atom: set(second[k + 1 :]) for k, atom in enumerate(second)}
-    held = [atom for k, atom in enumerate(first) if set(first[k + 1 :]) != below[atom]]
-    return held[::-1]
-
-
-def _zip(verdict: Verdict, rows: list[Digits]) -> Iterable[tuple[Sharding, Digits]]:
-    return zip(verdict.operands, rows, strict=True)
-
-
-def _unheld(verdict: Verdict, devices: _Devices) -> Obligation:
-    """No device holds the tile; of digits of one mesh, the tile (0, 1) along a shared axis."""
-    assert verdict.failure is not None and verdict.witness is not None
-    places = verdict.failure.dims
-    owners = [owner(verdict, nth, place) for nth, place in enumerate(places)]
-    rows = [digits_at(s, place) for s, place in zip(owners, places, strict=True)]
-    if devices.space is not None:
-        return _unheld_on_axis(devices.space, rows)
-    tile, count = verdict.witness.tile, verdict.witness.count
-    if count:
-        size = verdict.operands[0].mesh.size
-        held = _held(rows, [z3.IntVal(t) for t in tile], size)
-        return Obligation((), held * math.prod(parts(row) for row in rows) != size)
-    met = [devices.value(d) == t for d, t in zip(rows, tile, strict=True)]
-    return Obligation(tuple(devices.bounds("d")), z3.Not(z3.And(met)))
-
-
-def _unheld_on_axis(found: Space, rows: list[Digits]) -> Obligation:
-    first, second = (found.atoms_of(digits) for digits in rows)
-    shared: Atom = next(atom for atom in first if atom in second)
-    device, zero, one = found.device("d"), found.unit(None), found.unit(shared)
-    lemmas = [*found.lemmas(first, device, zero), *found.lemmas(second, device, one)]
-    met = z3.And(
-        found.radix(first, device) == found.radix(first, zero),
-        found.radix(second, device) == found.radix(second, one),
-    )
-    return Obligation((*found.bounds(device), *lemmas), z3.Not(met))
-
-
-def _refine(claim: RefineClaim, symbolic: bool) -> list[Obligation]:
-    _check_order((claim.fine, claim.coarse))
-    if symbolic:
-        return _refine_for_all(claim)
-    devices = _devices((claim.fine, claim.coarse), symbolic)
+def _refine(claim: RefineClaim, devices: Devices) -> list[Obligation]:
+    if devices.space is not None and devices.space.symbolic:
+        return _refine_for_all(claim, devices)
     blocks = [_bounds_of(s, devices) for s in (claim.fine, claim.coarse)]
     there = z3.And([start < stop for start, stop in blocks[0]])
     inside = z3.And([z3.And(a >= c, b <= d) for (a, b), (c, d) in zip(*blocks, strict=True)])
@@ -320,11 +66,11 @@ def _refine(claim: RefineClaim, symbolic: bool) -> list[Obligation]:
     return [Obligation(fixed, z3.And(there, z3.Not(inside)))]
 
 
-def _device_of(claim: RefineClaim, devices: _Devices, values: Values) -> Witness:
+def _device_of(claim: RefineClaim, devices: Devices, values: Values) -> Witness:
     return Witness(device=claim.fine.mesh.order[devices.position(values)])
 
 
-def _bounds_of(sharding: Sharding, devices: _Devices) -> list[tuple[Number, Number]]:
+def _bounds_of(sharding: Sharding, devices: Devices) -> list[tuple[Number, Number]]:
     """Start and end of the unknown device's elements on each dimension."""
     pairs = []
     rows = zip(sharding.shape, sharding.shard_shape, sharding.canonical_dims, strict=True)
@@ -335,52 +81,86 @@ def _bounds_of(sharding: Sharding, devices: _Devices) -> list[tuple[Number, Numb
     return pairs
 
 
-def _refine_for_all(claim: RefineClaim) -> list[Obligation]:
-    """Even blocks: `fine = coarse*m + r`, so `[fine*b, fine*b + b)` lies in `[coarse*m*b, ...)`."""
-    if not (claim.holds and claim.fine.is_even and claim.coarse.is_even):
-        raise Unprovable("uneven blocks nest for some sizes and not for others")
-    devices = _devices((claim.fine, claim.coarse), True)
+def _refine_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
+    """With `fine = coarse*m + r` and borders that meet, the lemma puts every block inside.
+
+    Borders meet wherever both are even, and otherwise for the sizes of `Verdict.condition`.
+    """
+    rows = list(zip(claim.fine.canonical_dims, claim.coarse.canonical_dims, strict=True))
+    apart = [(fine, coarse) for fine, coarse in rows if fine != coarse]
+    if not claim.holds:
+        return _escapes_for_all(apart, devices)
     made = []
-    for fine, coarse in zip(claim.fine.canonical_dims, claim.coarse.canonical_dims, strict=True):
-        if fine != coarse:
-            goal = _major_part(coarse, fine, devices)
-            made.append(Obligation(tuple(devices.bounds("d")), goal))
-    q, r, m, b = z3.Ints("q r m b")
-    start, end = (q * m + r) * b, (q * m + r) * b + b
-    inside = z3.And(start >= q * (m * b), end <= (q + 1) * (m * b))
-    return [*made, Obligation((q >= 0, r >= 0, r + 1 <= m, b >= 0), inside)]
+    for fine, coarse in apart:
+        if split_prefix(fine, coarse) is None:
+            raise Unprovable("the blocks are inside at these sizes only, where some are empty")
+        goal = major_part(coarse, fine, devices)
+        made.append(Obligation(tuple(devices.bounds("d")), goal))
+    return [*made, *_lemma(lemma("refine_if"))]
+
+
+def _escapes_for_all(rows: list[tuple[Digits, Digits]], devices: Devices) -> list[Obligation]:
+    """Even blocks `D/n` and `D/m` that are not empty: a device at 1 on one axis is outside.
+
+    `p*(D/n) >= q*(D/m)` is `p*m >= q*n`, and so for the ends.
+    """
+    found = devices.space
+    assert found is not None
+    made = []
+    for fine, coarse in rows:
+        if split_prefix(fine, coarse) is None:
+            first, second = found.atoms_of(fine), found.atoms_of(coarse)
+            n, m = found.count(first), found.count(second)
+            for atom in dict.fromkeys((*first, *second)):
+                p, q = (found.polynomial(a, found.unit(atom)) for a in (first, second))
+                inside = z3.And(p * m >= q * n, (p + 1) * m <= (q + 1) * n)
+                made.append(Obligation(tuple(found.bounds()), z3.Not(inside), group="escape"))
+    if not made:
+        raise Unprovable("the axes are a major part: uneven blocks nest for some sizes only")
+    return made
+
+
+def _equal(claim: EqualClaim, devices: Devices) -> list[Obligation]:
+    """Equal ids on every place: the same function has the same number of parts and blocks."""
+    if not claim.holds:
+        verdict = equal(*claim.shardings)
+        return [Obligation((), z3.BoolVal(False))] if verdict else refusing(verdict, devices)
+    places = {place for s in claim.shardings for place, _ in s.split_places if place != CLASSES[2]}
+    rows = [[devices.value(digits_at(s, place)) for s in claim.shardings] for place in places]
+    return [Obligation(tuple(devices.bounds("d")), z3.And([a == b for a, b in rows]))]
 
 
 def _mask(claim: MaskClaim, symbolic: bool) -> list[Obligation]:
+    block = -(-claim.size // claim.parts)
+    if symbolic and (claim.block, claim.limit) == (block, claim.size):
+        return _lemma(lemma("mask_exact"))
     p, x = z3.Ints("p x")
-    right = claim.block == -(-claim.size // claim.parts) and claim.limit == claim.size
-    if not symbolic or not right:
-        block = -(-claim.size // claim.parts)
-        inside = (p >= 0, p < claim.parts, x >= 0, x < block)
-        goal = (p * claim.block + x < claim.limit) == (x < _clip(claim.size - p * block, block))
-        return [Obligation(inside, goal)]
-    size, n, block = z3.Ints("size n block")
-    ceil = (n >= 1, size >= 1, n * block >= size, n * (block - 1) < size)
-    inside = (*ceil, p >= 0, p < n, x >= 0, x < block)
-    return [Obligation(inside, (p * block + x < size) == (x < _clip(size - p * block, block)))]
+    inside = (p >= 0, p < claim.parts, x >= 0, x < block)
+    goal = (p * claim.block + x < claim.limit) == (x < _clip(claim.size - p * block, block))
+    return [Obligation(inside, goal)]
 
 
 def _clip(value: Number, high: Number) -> Number:
     return z3.If(value < 0, 0, z3.If(value > high, high, value))
 
 
-def _radix(claim: RadixLemma, symbolic: bool) -> list[Obligation]:
-    q, r, p, t, m, a = z3.Ints("q r p t m a")
-    inside = (m >= 1, r >= 0, r < m)
-    one = Obligation((*inside, t >= 0, t < m, q * m + r == p * m + t), z3.And(q == p, r == t))
-    below = z3.And(q * m + r >= 0, q * m + r < a * m)
-    return [one, Obligation((*inside, q >= 0, q < a), below)]
+def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
+    """One obligation per condition that the lemma shows; its unknowns are all sizes anyway."""
+    given = conditions(claim.given)
+    return [_implied(given, shown) for shown in conditions(claim.shows)]
 
 
-_FORMULAS: dict[type, Callable[..., list[Obligation]]] = {
+def _implied(given: tuple[Condition, ...], shown: Condition) -> Obligation:
+    definitions = dict.fromkeys(d for c in (*given, shown) for d in c.definitions)
+    return Obligation((*(c.formula for c in given), *definitions), shown.formula)
+
+
+_OF_SHARDINGS: dict[type, Callable[..., list[Obligation]]] = {
     MergeClaim: _merge,
     RefineClaim: _refine,
-    MaskClaim: _mask,
-    RadixLemma: _radix,
+    EqualClaim: _equal,
 }
-
+_FORMULAS: dict[type, Callable[..., list[Obligation]]] = {
+    MaskClaim: _mask,
+    Lemma: _lemma,
+}

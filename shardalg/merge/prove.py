@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardalg.errors import ProofError
-from shardalg.merge.claims import MaskClaim, MergeClaim, RadixLemma, RefineClaim, of_verdict
+from shardalg.merge.claims import EqualClaim, MaskClaim, MergeClaim, RefineClaim, of_verdict
+from shardalg.merge.lemmas.lemma import Lemma
 from shardalg.merge.verdict import Verdict
 
 if TYPE_CHECKING:
     from shardalg.merge.obligations import Obligation
     from shardalg.merge.solve import Outcome
 
-Claim = MergeClaim | RefineClaim | MaskClaim | RadixLemma
+Claim = MergeClaim | RefineClaim | EqualClaim | MaskClaim | Lemma
+Ask = Callable[..., "Outcome"]
 SIZES = ("concrete", "all")
+ENCODINGS = ("coordinates", "position", "devices")
 
 
 @dataclass(frozen=True)
@@ -53,18 +57,36 @@ class Proof:
         return f"Proof({self.status} {scope}: {self.claim.text()}{shown}{tail})"
 
 
-def prove(claim: Verdict | Claim, sizes: str = "concrete", *, timeout_s: float = 30.0) -> Proof:
-    """Let z3 judge a verdict, or any claim of `shardalg.merge.claims`.
+def prove(
+    claim: Verdict | Claim,
+    sizes: str = "concrete",
+    *,
+    encoding: str = "coordinates",
+    timeout_s: float = 30.0,
+    seed: int = 0,
+) -> Proof:
+    """Let z3 judge a verdict, any claim of `shardalg.merge.claims`, or a lemma.
 
     Args:
-      sizes: "concrete" or "all"; see `Proof`.
+      sizes: "concrete" or "all"; see `Proof`. A lemma is always about all sizes.
+      encoding: of the devices of a claim about shardings, for the sizes at hand. "coordinates": one
+        unknown device, a number per axis. "position": one unknown device, one number, and its
+        quotients. "devices": every device by itself (`certificate`), whatever the order of devices;
+        it is taken by itself where the shardings order their devices differently. The three share
+        nothing but the claim, so that each is a second opinion on the others.
       timeout_s: solver time per formula; running out of it gives the status "unknown".
+      seed: of the solver's random choices.
 
     Raises:
-      ProofError: no claim, or other `sizes`.
+      ProofError: no claim, other `sizes` or `encoding`, or too many devices to list them.
+
+    What the solver is not asked: that a map between equally many devices and tuples of ids is onto
+    if it is one to one, which makes every tile as large as every other one. That the map is one to
+    one is the formula; that there are equally many is the product of the sizes.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> from shardalg.algebra.sharding import Sharding
+    >>> from shardalg.merge.lemmas import lemma
     >>> from shardalg.merge.compatible import merge
     >>> mesh = Mesh({"x": 2, "y": 4})
     >>> x, y = (Sharding.from_axes(e, mesh, (8, 8)) for e in (["x"], [None, "y"]))
@@ -73,30 +95,42 @@ def prove(claim: Verdict | Claim, sizes: str = "concrete", *, timeout_s: float =
     >>> wrong = Sharding.from_axes(["y", "x"], mesh, (8, 8))
     >>> prove(MergeClaim(x, y, wrong)).status
     'refuted'
+    >>> prove(lemma("radix_injective"))
+    Proof(proved for all sizes: q*m + r with 0 <= r < m determines q and r)
     """
     if sizes not in SIZES:
         raise ProofError(f"sizes={sizes!r} is not one of {list(SIZES)}.")
+    if encoding not in ENCODINGS or (sizes == "all" and encoding != "coordinates"):
+        raise ProofError(
+            f"encoding={encoding!r} with sizes={sizes!r}: the encodings are {list(ENCODINGS)}, and "
+            "all sizes are proved in coordinates."
+        )
     stated = of_verdict(claim) if isinstance(claim, Verdict) else claim
     if not isinstance(stated, Claim):
         raise ProofError(f"{type(claim).__name__} is no claim: give a Verdict or a claim.")
-    proof = _judged(stated, sizes, timeout_s)
+    from shardalg.merge.solve import decide
+
+    ask = partial(decide, timeout_s=timeout_s, seed=seed)
+    if isinstance(stated, Lemma):
+        return _judged(stated, "all", ask)
+    proof = _judged(stated, sizes, ask, encoding)
     if sizes == "all" and proof.status == "refuted":
-        return _confirmed(stated, proof, timeout_s)
+        return _confirmed(stated, proof, ask)
     return proof
 
 
-def _judged(claim: Claim, sizes: str, timeout_s: float) -> Proof:
-    from shardalg.merge.obligations import Unprovable, obligations
+def _judged(claim: Claim, sizes: str, ask: Ask, encoding: str = "coordinates") -> Proof:
+    from shardalg.merge.obligations import Unprovable, encoded
     from shardalg.merge.solve import version
 
     try:
-        todo = obligations(claim, symbolic=sizes == "all")
+        todo = encoded(claim, "all" if sizes == "all" else encoding)
     except Unprovable as fault:
         return Proof(claim, "unknown", 0.0, "", None, sizes, str(fault), version())
     groups: dict[object, list[Obligation]] = {}
     for nth, obligation in enumerate(todo):
         groups.setdefault(obligation.group or nth, []).append(obligation)
-    outcomes = [_any(group, timeout_s) for group in groups.values()]
+    outcomes = [_any(group, ask) for group in groups.values()]
     failed = next((o for o in outcomes if o[0].status == "refuted"), None)
     failed = failed or next((o for o in outcomes if o[0].status == "unknown"), None)
     ms = sum(outcome.ms for outcome, _ in outcomes)
@@ -111,23 +145,21 @@ def _judged(claim: Claim, sizes: str, timeout_s: float) -> Proof:
     return Proof(claim, "refuted", ms, smt2, witness, sizes, "", version())
 
 
-def _any(group: Sequence[Obligation], timeout_s: float) -> tuple[Outcome, Obligation]:
+def _any(group: Sequence[Obligation], ask: Ask) -> tuple[Outcome, Obligation]:
     """The first alternative that is proved; else the last one."""
-    from shardalg.merge.solve import decide
-
     for obligation in group:
-        outcome = decide(obligation.hypotheses, obligation.goal, timeout_s=timeout_s)
+        outcome = ask(obligation.hypotheses, obligation.goal, text=obligation.text)
         if outcome.status == "proved":
             break
     return outcome, obligation
 
 
-def _confirmed(claim: Claim, proof: Proof, timeout_s: float) -> Proof:
+def _confirmed(claim: Claim, proof: Proof, ask: Ask) -> Proof:
     """A refutation for all sizes must be one at the sizes of the mesh.
 
     The solver may choose `radix` freely, so its model is no counterexample by itself.
     """
-    concrete = _judged(claim, "concrete", timeout_s)
+    concrete = _judged(claim, "concrete", ask)
     ms, smt2 = proof.ms + concrete.ms, proof.smt2
     if concrete.status == "refuted":
         return Proof(claim, "refuted", ms, smt2, concrete.witness, "all", "", proof.z3_version)

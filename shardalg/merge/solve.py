@@ -42,9 +42,18 @@ Outcome = Proved | Refuted | Unknown
 
 
 def decide(
-    hypotheses: Sequence[z3.BoolRef], goal: z3.BoolRef, *, timeout_s: float = 30.0
+    hypotheses: Sequence[z3.BoolRef],
+    goal: z3.BoolRef,
+    *,
+    timeout_s: float = 30.0,
+    seed: int = 0,
+    text: str = "",
 ) -> Outcome:
     """Whether the hypotheses imply the goal; never raises for lack of time.
+
+    Args:
+      seed: of the solver's random choices; proofs that need luck show with other seeds.
+      text: the negation as SMT-LIB text, in place of hypotheses and goal.
 
     >>> x = z3.Int("x")
     >>> decide([x > 2], x > 1).status, decide([x > 2], x > 3).values
@@ -52,14 +61,15 @@ def decide(
     """
     solver = z3.Solver()
     solver.set("timeout", max(1, int(timeout_s * 1000)))
-    solver.add(*hypotheses, z3.Not(goal))
+    solver.set("random_seed", seed)
     start = time.perf_counter()
     try:
+        solver.from_string(text) if text else solver.add(*hypotheses, z3.Not(goal))
         answer, fault = solver.check(), ""
     except z3.Z3Exception as error:
         answer, fault = z3.unknown, str(error)
     ms = (time.perf_counter() - start) * 1e3
-    smt2 = solver.to_smt2()
+    smt2 = text or solver.to_smt2()
     if answer == z3.unsat:
         return Proved(ms, smt2)
     if answer == z3.unknown:

@@ -1,71 +1,36 @@
-"""What deciding two shardings gives: the answer, and for a refusal its reason and its witness."""
+"""What deciding shardings gives: the answer, and for a refusal its reason and its witness."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardalg.algebra.digits import Digit, Digits, nested, partition_id, parts
+from shardalg.algebra.digits import Digits, overlap
 from shardalg.algebra.sharding import Sharding
-
-# Layout classes that stand beside the dimensions, in the order of `Sharding.classes`.
-CLASSES = ("unreduced", "manual", "replicated")
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why two shardings are refused.
-
-    Attributes:
-      kind: "offset" (a dimension lies differently), "order" (the same, of two device orders),
-        "overlap" (two dimensions would share a digit), "joint" (several are unbalanced together),
-        "closed" (a dimension that may not be refined), "class" (unreduced or manual digits
-        differ), "contained" (a block is not inside the other one).
-      dims: the dimensions at fault; a class stands as its name.
-    """
-
-    kind: str
-    dims: tuple[int | str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Witness:
-    """A concrete case that shows a refusal.
-
-    Attributes:
-      device, dim: where the two shardings differ, with the offsets that they give.
-      dims, tile: the tile that `count` devices would hold in place of `expected`.
-    """
-
-    device: int | None = None
-    dim: int | str | None = None
-    offsets: tuple[int, int] | None = None
-    dims: tuple[int | str, ...] = ()
-    tile: tuple[int, ...] = ()
-    count: int | None = None
-    expected: int | None = None
+from shardalg.merge.condition import Condition, condition_of
+from shardalg.merge.places import Place
+from shardalg.merge.witness import Failure, Witness, find
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to a question about two shardings; true or false as itself.
+    """The answer to a question about shardings; true or false as itself.
 
     Attributes:
-      relation: "merge", "compatible" or "refines".
-      operands: the two shardings, the second one written in positions of the first one's mesh.
-      sharding: for a merge, the coarsest sharding that both agree with; None if refused.
+      relation: "merge", "compatible", "equal" or "refines".
+      operands: the shardings, in positions of the first one's mesh where digits can say that.
+      merged: for a merge that exists, what makes it; `sharding` is the value to use.
       failure: what is wrong; None if nothing is.
+      clash: of more than two operands that do not merge, the merge of the first ones and the one
+        that it clashes with.
     """
 
     relation: str
-    operands: tuple[Sharding, Sharding]
+    operands: tuple[Sharding, ...]
     policy: str = "gspmd"
-    sharding: Sharding | None = None
+    merged: Sharding | tuple[Digits, ...] | None = None
     failure: Failure | None = None
+    clash: tuple[Sharding, Sharding] | None = None
 
     def __bool__(self) -> bool:
         return self.failure is None
@@ -75,10 +40,22 @@ class Verdict:
         """Whether the relation holds."""
         return self.failure is None
 
+    @property
+    def pair(self) -> tuple[Sharding, Sharding]:
+        """The two shardings that a refusal is about; the only two where two were given."""
+        return self.clash or (self.operands[0], self.operands[-1])
+
+    @cached_property
+    def sharding(self) -> Sharding | None:
+        """For a merge, the coarsest sharding that all operands agree with; None if refused."""
+        if self.merged is None or isinstance(self.merged, Sharding):
+            return self.merged
+        return united(*self.pair, self.merged)
+
     @cached_property
     def witness(self) -> Witness | None:
         """A device or a tile that shows the refusal; None where the relation holds."""
-        return None if self.failure is None else _WITNESS[self.failure.kind](self)
+        return None if self.failure is None else find(self.pair, self.failure)
 
     @cached_property
     def reason(self) -> str:
@@ -86,146 +63,62 @@ class Verdict:
         return _reason(self)
 
     @cached_property
-    def condition(self) -> str | None:
-        """What must hold of the axis sizes where digits of different meshes meet, else None.
+    def condition(self) -> Condition | None:
+        """For which sizes the relation holds, where digits of different meshes meet, else None.
 
-        Two digits of one mesh need no condition: their answer is the same for all sizes.
+        Two digits of one mesh need no condition: their answer is the same for all sizes of at least
+        2, and so is an answer without a condition. On a symbolic mesh the condition is in the names
+        of its axes, and the verdict is its value at the hints.
+
+        >>> from shardalg.algebra.mesh import Mesh
+        >>> from shardalg.merge.compatible import merge
+        >>> one, other = (Mesh(m, symbolic=True) for m in ({"X": 2, "Y": 3}, {"Y": 3, "X": 2}))
+        >>> y = Sharding.from_axes(["Y"], one, (12, 12))
+        >>> merge(y, Sharding.from_axes([None, "X"], other, (12, 12))).condition
+        gcd(X, Y) = 1
         """
-        digits = [[d for _, held in placed(s) for d in held] for s in self.operands]
-        facts = (_fact(a, b) for a in digits[0] for b in digits[1] if not nested(a, b) and a != b)
-        return " and ".join(dict.fromkeys(f for f in facts if f)) or None
+        if self.failure is not None and self.failure.kind in ("closed", "class"):
+            return None
+        return condition_of(self.operands, self.relation, self.policy)
 
     def __repr__(self) -> str:
         answer = repr(self.sharding) if self.sharding is not None and self else self.reason
         return f"Verdict({'ok' if self else 'refused'}, {self.relation}: {answer})"
 
 
-def placed(sharding: Sharding) -> Iterator[tuple[int | str, Digits]]:
-    """The digits of every dimension and class that has some, canonical."""
-    yield from ((i, d) for i, d in enumerate(sharding.canonical_dims) if d)
-    yield from ((c, d) for c, d in zip(CLASSES, sharding.classes, strict=True) if d)
+def united(first: Sharding, second: Sharding, dims: tuple[Digits, ...]) -> Sharding:
+    """Both shardings with these digits on the dimensions; an operand itself where it is that."""
+    kept = _union(first.replicated, second.replicated)
+    opened = open_dims(first, second)
+    for operand in (first, second):
+        if (dims, kept, opened) == (operand.dims, operand.replicated, operand.unspecified_dims):
+            return operand
+    classes = {"unreduced": first.unreduced, "manual": first.manual}
+    return Sharding(first.mesh, first.shape, dims, opened, replicated=kept, **classes)
 
 
-def digits_at(sharding: Sharding, place: int | str) -> Digits:
-    """The canonical digits of a dimension or a class."""
-    if isinstance(place, int):
-        return sharding.canonical_dims[place]
-    return sharding.classes[CLASSES.index(place)]
+def _union(first: Digits, second: Digits) -> Digits:
+    """Explicitly replicated digits of both; what overlaps is held once, whole."""
+    if not second or first == second:
+        return first
+    more = tuple(d for d in second if not any(overlap(d, e) and d.size <= e.size for e in first))
+    return (*(d for d in first if not any(overlap(d, e) for e in more)), *more)
 
 
-def _fact(first: Digit, second: Digit) -> str | None:
-    """The condition of the gcd theorem for two digits, whether or not it holds."""
-    if first.stride == second.stride == 1:
-        return f"gcd({first.size}, {second.size}) = 1"
-    tops = f"gcd({first.stride * first.size}, {second.stride * second.size})"
-    return f"{tops} divides {first.stride} or {second.stride}"
-
-
-def block_of(sharding: Sharding, place: int | str) -> int:
-    """What one step of the partition id is worth: the block size; 1 for a class.
-
-    A dimension of size 0 has no offsets to compare, so its partition ids are compared.
-    """
-    return max(1, sharding.shard_shape[place]) if isinstance(place, int) else 1
-
-
-def offset_at(sharding: Sharding, place: int | str, position: int) -> int:
-    """Offset of a dimension, or partition id of a class, on the device at a position."""
-    return partition_id(digits_at(sharding, place), position) * block_of(sharding, place)
-
-
-def _offset_witness(verdict: Verdict) -> Witness:
-    """A device on which the operands put the dimension at different offsets."""
-    assert verdict.failure is not None
-    place, (first, second) = verdict.failure.dims[0], verdict.operands
-    mesh = first.mesh
-    split = (*digits_at(first, place), *digits_at(second, place))
-    for position in (*(d.stride for d in split if d.stride < mesh.size), *range(mesh.size)):
-        a, b = (offset_at(s, place, position) for s in verdict.operands)
-        if a != b:
-            return Witness(mesh.order[position], place, (a, b))
-    raise AssertionError("a refused dimension lies alike on every device")
-
-
-def _order_witness(verdict: Verdict) -> Witness:
-    """A device that two orders give different offsets."""
-    assert verdict.failure is not None
-    dim = verdict.failure.dims[0]
-    assert isinstance(dim, int)
-    for device in verdict.operands[0].mesh.order:
-        first, second = (s.shard_offset(device, dim) for s in verdict.operands)
-        if first != second:
-            return Witness(device, dim, (first, second))
-    raise AssertionError("two orders that differ agree on every device")
-
-
-def _tile_witness(verdict: Verdict) -> Witness:
-    """The tile that too few devices hold: one that none holds, if there is one."""
-    assert verdict.failure is not None
-    places, devices = verdict.failure.dims, verdict.operands[0].mesh.order
-    owners = [owner(verdict, nth, place) for nth, place in enumerate(places)]
-    split = [digits_at(s, place) for s, place in zip(owners, places, strict=True)]
-    held = Counter(
-        tuple(
-            partition_id(digits, s.mesh.position(device))
-            for s, digits in zip(owners, split, strict=True)
-        )
-        for device in devices
-    )
-    counts = [parts(digits) for digits in split]
-    tiles = itertools.product(*(range(n) for n in counts))
-    tile = next((t for t in tiles if t not in held), None) or min(held, key=lambda t: held[t])
-    expected = -(-len(devices) // math.prod(counts))
-    return Witness(dims=places, tile=tile, count=held[tile], expected=expected)
-
-
-def owner(verdict: Verdict, nth: int, place: int | str) -> Sharding:
-    """The operand that splits the place; of an overlapping pair the second one's is the second."""
-    pair = verdict.operands if nth == 0 else verdict.operands[::-1]
-    return next(s for s in pair if digits_at(s, place))
-
-
-def _contained_witness(verdict: Verdict) -> Witness:
-    """A device whose block of the first sharding leaves its block of the second one."""
-    assert verdict.failure is not None
-    fine, coarse = verdict.operands
-    for device in fine.mesh.order:
-        dim = escape(fine, coarse, device)
-        if dim is not None:
-            return Witness(
-                device, dim, (fine.shard_offset(device, dim), coarse.shard_offset(device, dim))
-            )
-    raise AssertionError("a refused refinement holds on every device")
-
-
-def escape(fine: Sharding, coarse: Sharding, device: int) -> int | None:
-    """The first dimension on which the device's fine block leaves its coarse block."""
-    if any(fine.valid_size(device, dim) == 0 for dim in range(len(fine.shape))):
-        return None
-    pairs = zip(fine.shard_slices(device), coarse.shard_slices(device), strict=True)
-    for dim, (a, b) in enumerate(pairs):
-        if a.start < b.start or a.stop > b.stop:
-            return dim
-    return None
-
-
-_WITNESS = {
-    "offset": _offset_witness,
-    "class": _offset_witness,
-    "closed": _offset_witness,
-    "order": _order_witness,
-    "overlap": _tile_witness,
-    "joint": _tile_witness,
-    "contained": _contained_witness,
-}
+def open_dims(first: Sharding, second: Sharding) -> tuple[int, ...]:
+    """Open dimensions stay open unless the other operand, open elsewhere, holds them closed."""
+    a, b = first.unspecified_dims, second.unspecified_dims
+    return tuple(i for i in a if i in b) if a and b else a or b
 
 
 def _reason(verdict: Verdict) -> str:
-    first, second = verdict.operands
+    """The answer in words, with the shardings and the witness."""
     if verdict.failure is None:
-        return f"{first.text()} and {second.text()} {_HOLDS[verdict.relation]}"
+        listed = " and ".join(s.text() for s in verdict.operands)
+        return f"{listed} {_HOLDS[verdict.relation]}"
     witness = verdict.witness
     assert witness is not None
+    first, second = verdict.pair
     place = f"of shape {first.shape} on {first.mesh!r}"
     if witness.tile:
         places = " and ".join(_place(dim) for dim in witness.dims)
@@ -237,7 +130,7 @@ def _reason(verdict: Verdict) -> str:
         )
     lines = [
         f"  {s.text()}  {_fact_at(s, witness, value)}"
-        for s, value in zip(verdict.operands, witness.offsets or (), strict=True)
+        for s, value in zip(verdict.pair, witness.offsets or (), strict=True)
     ]
     return (
         f"{_FAULT[verdict.failure.kind]} on {_place(witness.dim)} {place}:\n"
@@ -255,19 +148,20 @@ def _fact_at(sharding: Sharding, witness: Witness, value: int) -> str:
     return f"{text}, up to {end}" if end > value else f"{text}, empty"
 
 
-def _place(place: int | str | None) -> str:
+def _place(place: Place | None) -> str:
     return f"dimension {place}" if isinstance(place, int) else f"the {place} digits"
 
 
+_ALIKE = "agree on the dimensions that both split, and split the others independently"
 _HOLDS = {
-    "merge": "agree on the dimensions that both split, and split the others independently",
-    "compatible": "agree on the dimensions that both split, and split the others independently",
+    "merge": _ALIKE,
+    "compatible": _ALIKE,
+    "equal": "give every device the same offsets",
     "refines": "are nested: each block of the first lies in the device's block of the second",
 }
 _FAULT = {
     "offset": "the shardings place blocks differently",
     "class": "the shardings differ",
-    "order": "the shardings place blocks differently",
     "closed": "the merged sharding would split a dimension that one of them holds closed,",
     "contained": "a block of the first sharding leaves the device's block of the second",
 }

@@ -194,21 +194,21 @@ def flops(rule: Rule, sizes: Mapping[str, Any] | None = None) -> Any:
 
 
 def _largest_block(rule: Rule) -> frozenset[str]:
-    """The whole loops of the tensor with the most elements of them."""
+    """The whole loops of the tensor with the most elements of them; windows are no blocks."""
     blocks = [
-        frozenset(v for i in rule.indices(t) for v in i.variables if v in rule.whole)
-        for t in rule.tensors
+        frozenset(i.loop for i in rule.indices(t) if i.loop in rule.whole) for t in rule.tensors
     ]
     return max(blocks, key=lambda names: math.prod(rule.extents[name] for name in names))
 
 
 def _partial(rule: Rule) -> list[tuple[Index, int]]:
-    """Index and size of the operand dimensions that an iteration may miss."""
+    """Index and size of the operand dimensions that an iteration may miss; no blocks."""
     if not rule.operand_shapes or len(rule.terms) != 1:
         return []
     reads = [(a.operand, d) for a in rule.terms[0] for d in range(len(a.dims))]
     moving = [(k, d) for k, d in reads if not covers(rule, k, d)]
-    return [(rule.indices(k)[d], rule.operand_shapes[k][d]) for k, d in moving]
+    found = [(rule.indices(k)[d], rule.operand_shapes[k][d]) for k, d in moving]
+    return [(index, size) for index, size in found if not rule.whole & set(index.variables)]
 
 
 def inside(index: Index, extents: Mapping[str, int], size: int) -> int:

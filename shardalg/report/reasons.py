@@ -12,6 +12,7 @@ from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.errors import StrategyError
 from shardalg.graph.ir import Graph, Node
 from shardalg.ops.emit import unsupported_loops
+from shardalg.ops.excluded import EXCLUDED
 from shardalg.ops.rule import Rule
 from shardalg.ops.table import rules
 from shardalg.spmd.program import AllGather, SpmdProgram
@@ -100,8 +101,9 @@ def _warning(
     if node.bodies or (rows is not None and not any(map(_split_later, rows))):
         return None
     if rows is None:
-        caused, text = steps, "no row: its operands are gathered whole"
-        remedy = "add a row to shardalg/ops/families (of control flow: ties in graph/calls.py)"
+        reason = EXCLUDED.get(node.primitive, "it has no row")
+        caused, text = steps, f"its operands are gathered whole: {reason}"
+        remedy = "leave them unpartitioned, or add a row (docs/adding_an_operator.md)"
     else:
         caused = [step for step in steps if _along(program, node, rows[0], step)]
         loops = sorted(_split_later(rows[0]))

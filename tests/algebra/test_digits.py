@@ -38,11 +38,7 @@ def values(digits, size):
 def test_overlap_is_joint_imbalance(size):
     """The gcd condition against counting: every pair of digits, nested or not."""
     pairs = list(itertools.product(all_digits(size), repeat=2))
-    wrong = [
-        (a, b)
-        for a, b in pairs
-        if overlap(a, b) == Table.of(((a,), (b,)), size).is_balanced
-    ]
+    wrong = [(a, b) for a, b in pairs if overlap(a, b) == Table.of(((a,), (b,)), size).is_balanced]
     assert not wrong
     crossing = [(a, b) for a, b in pairs if not nested(a, b)]
     assert not any(nested(a, b) and overlap(a, b) for a, b in pairs)

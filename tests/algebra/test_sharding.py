@@ -11,9 +11,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.digits import Digit
+from shardalg.algebra.entries import mesh_split
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.offset import partition_expr
-from shardalg.algebra.sharding import Sharding, mesh_split, replicated
+from shardalg.algebra.sharding import Sharding, replicated
 from shardalg.errors import MeshError, NotationError, ShardingError
 
 MESHES = [
@@ -184,8 +185,6 @@ def test_small_tensors_and_meshes(shape):
 def test_a_value_that_jax_placed_lies_where_we_say():
     mesh = Mesh({"x": 2, "y": 4}, device_ids=[0, 3, 1, 2, 7, 6, 5, 4])
     sharding = Sharding.from_axes([("y", "x")], mesh, (16,))
-    placed = jax.device_put(
-        jax.numpy.arange(16), NamedSharding(mesh.to_jax(), sharding.to_spec())
-    )
+    placed = jax.device_put(jax.numpy.arange(16), NamedSharding(mesh.to_jax(), sharding.to_spec()))
     for shard in placed.addressable_shards:
         assert int(shard.data[0]) == sharding.shard_offset(shard.device.id, 0)

@@ -10,7 +10,7 @@ from shardalg.algebra.digits import Digit
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding, replicated
 from shardalg.errors import ShardingError
-from shardalg.merge.compatible import compatible, merge
+from shardalg.merge.compatible import compatible, equal, merge
 
 from . import brute
 
@@ -81,7 +81,8 @@ def test_two_meshes_over_the_same_devices(first, second):
         verdict = merge(a, b)
         union = brute.offsets(a) | brute.offsets(b)
         clash = any(
-            brute.offsets(a)[d] != brute.offsets(b)[d] for d in brute.offsets(a).keys() & union
+            brute.offsets(a)[d] != brute.offsets(b)[d]
+            for d in brute.offsets(a).keys() & union
             if d in brute.offsets(b)
         )
         joined = [tuple(s.partition_id(p, d) for d, s in _owners(a, b)) for p in range(a.mesh.size)]
@@ -204,8 +205,27 @@ def test_device_orders_meet():
     refused = merge(y, axes("y", None, mesh=natural))
     assert not refused
     check_witness(refused)
-    with pytest.raises(ShardingError, match="order their devices differently"):
-        merge(y, axes("y", "?", mesh=natural))
+    kept = [Sharding(m, (12, 12), ((), ()), replicated=m.digits(["y"])) for m in (natural, other)]
+    with pytest.raises(ShardingError, match="both keep axes explicitly replicated"):
+        merge(*kept)
+
+
+def test_open_dimensions_and_prefixes_of_two_device_orders():
+    natural, other = Mesh({"x": 2, "y": 4}), Mesh({"x": 2, "y": 4}, [0, 3, 1, 2, 4, 7, 6, 5])
+    x = axes("x", "?", mesh=other)
+    both = merge(x, axes(None, "y", mesh=natural)).sharding
+    assert both.unspecified_dims == (1,)
+    assert brute.is_merge(both, x, axes(None, "y", mesh=natural))
+    assert (
+        merge(axes("?", None, mesh=other), axes(None, "y", mesh=natural)).failure.kind == "closed"
+    )
+    longer = axes(("x", "y"), None, mesh=natural)
+    assert merge(x, longer, policy="shardy").failure.kind == "closed"
+    x = axes("x", None, mesh=other)
+    assert merge(x, longer, policy="shardy").sharding.parts == (8, 1)
+    assert not merge(x, longer)
+    partial = [axes("x", None, mesh=m, unreduced=["y"]) for m in (natural, other)]
+    assert merge(*partial).failure.kind == "class"
 
 
 def test_three_meshes_are_counted():
@@ -229,6 +249,65 @@ def test_what_cannot_be_compared():
         merge(axes("x"), axes("x", mesh=Mesh({"x": 2})))
     with pytest.raises(ShardingError, match=r"policy 'xla' is not one of \['gspmd', 'shardy'\]"):
         merge(axes("x"), axes("x"), policy="xla")
+
+
+def test_pairs_that_merge_and_all_three_that_do_not():
+    """Bits 0 and 1 of a device and their sum modulo 2, on three dimensions: no Helly for tables."""
+    orders = ([0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2])
+    bits = [
+        Sharding(
+            Mesh({"x": 2, "y": 2}, o),
+            (4, 4, 4),
+            tuple(((Digit(2, 2),) * (i == k)) for i in range(3)),
+        )
+        for k, o in enumerate(orders)
+    ]
+    for pair in itertools.combinations(bits, 2):
+        assert brute.is_merge(merge(*pair).sharding, *pair)
+    for several in itertools.permutations(bits):
+        verdict = merge(*several)
+        assert not verdict
+        assert verdict.operands == several
+        assert verdict.failure.kind == "joint"
+        assert verdict.witness.count < 1 <= verdict.witness.expected
+        assert not compatible(*several)
+
+
+def test_many_are_merged_jointly():
+    """Every triple of shardings of one mesh: the merge of all is any order of merging in pairs."""
+    rows = brute.digit_shardings(Mesh({"x": 2, "y": 2}), (8, 8))
+    for several in itertools.product(rows, repeat=3):
+        verdict = merge(*several)
+        pairs = all(merge(a, b) for a, b in itertools.combinations(several, 2))
+        assert bool(verdict) == pairs  # digits of one mesh: pairs decide
+        if verdict:
+            given = (
+                brute.offsets(several[0]) | brute.offsets(several[1]) | brute.offsets(several[2])
+            )
+            assert brute.offsets(verdict.sharding) == given
+
+
+def test_every_operand_of_many_keeps_its_closed_dimensions():
+    first, second, third = axes("?", None, "?"), axes(None, "?", "?"), axes("x", None, None)
+    assert merge(first, third)
+    assert merge(first, second, axes(None, None, "z"))
+    verdict = merge(first, second, third)
+    assert verdict.failure.kind == "closed"
+    assert "holds closed, on dimension 0" in verdict.reason
+
+
+def test_equal():
+    """Over all shardings of all device orders: equal exactly if all offsets are."""
+    shardings = [brute.sharding_of(table, (8, 8)) for table in brute.tables(4)]
+    equals = 0
+    for a, b in itertools.product(shardings[::3], shardings):
+        verdict = equal(a, b)
+        assert bool(verdict) == (brute.offsets(a) == brute.offsets(b))
+        equals += a is not b and bool(verdict)
+        if not verdict:
+            check_witness(verdict)
+    assert not equal(axes("x", unreduced=["y"]), axes("x"))
+    assert equal(axes("x"), axes(("x", "?")))
 
 
 def test_compatible_is_merge_by_another_name():

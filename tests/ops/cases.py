@@ -151,6 +151,82 @@ def windows(rng):
         yield pool, (floats(rng, 2, n),)
 
 
+def selections(rng):
+    """Gradients of poolings, which choose the best element of a window."""
+    h, w, taps, stride = *sizes(rng, 2, low=4, high=7), *sizes(rng, 2, high=3)
+    x = floats(rng, 2, h, w, 2)
+    pads = ((0, 0), (0, taps - 1), (1, taps - 1), (0, 0))
+    shape, strides = (1, taps, 2, 1), (1, stride, 2, 1)
+    for start, function in ((-np.inf, lax.max), (np.inf, lax.min)):
+
+        def pool(x, i=start, f=function):
+            return lax.reduce_window(x, i, f, shape, strides, pads)
+
+        yield jax.grad(lambda x: (pool(x) ** 2).sum()), (x,)
+        yield lambda x, f=pool: jax.jvp(f, (x,), (x + 1,)), (x,)
+    ge, add = (jax.make_jaxpr(f)(0.0, 0.0) for f in (lambda a, b: a >= b, lambda a, b: a + b))
+
+    def scatter(x, y, i):
+        return lax.select_and_scatter_p.bind(
+            *(x, y, i),
+            select_jaxpr=ge.jaxpr,
+            select_consts=(),
+            scatter_jaxpr=add.jaxpr,
+            scatter_consts=(),
+            window_dimensions=(taps, 1),
+            window_strides=(stride, 1),
+            padding=((0, 0), (0, 0)),
+        )
+
+    source = floats(rng, (h - taps) // stride + 1, w)
+    yield scatter, (x[0, :, :, 0], source, np.float64(0.5))
+
+
+def monoids(rng):
+    """Reductions by functions of the user."""
+    b, s = sizes(rng, 2, low=3)
+    pair, starts = (floats(rng, b, s), floats(rng, b, s)), (0.0, 1.0)
+
+    def complex_product(a, b):
+        return a[0] * b[1] + a[1] * b[0], a[1] * b[1]
+
+    yield lambda x, y: lax.reduce((x, y), starts, complex_product, (1,)), pair
+    yield lambda x: lax.reduce(x, np.float64(-1), lambda a, b: a * b + a + b, (0,)), pair[:1]
+    window = ((1, 2), (1, 2), ((0, 0), (0, 1)))
+    yield lambda x, y: lax.reduce_window((x, y), starts, complex_product, *window), pair
+    yield lambda x: lax.reduce_window(x, np.float64(1), lax.mul, *window), pair[:1]
+
+
+def grouped_products(rng):
+    """Products whose matrix depends on the row's group."""
+    m, k, n, g = sizes(rng, 4, low=2)
+    cuts = np.sort(rng.integers(0, m + 1, g - 1))
+    groups = np.diff([0, *cuts, m]).astype(np.int32)
+    left, right = floats(rng, m, k), floats(rng, g, k, n)
+    yield lax.ragged_dot, (left, right, groups)
+
+    def loss(x, w, s):
+        return (lax.ragged_dot(x, w, s) ** 2).sum()
+
+    yield jax.grad(loss, (0, 1)), (left, right, groups)
+    batch = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((0,), (0,))), (0,), ())
+    three = floats(rng, m, k, 2), floats(rng, m, k, n)
+    yield lambda x, y, s: lax.ragged_dot_general(x, y, s, batch), (*three, groups)
+    quarter = (floats(rng, 2, 4), floats(rng, 4, n), np.ones((2, 2)), np.ones((1, n)))
+
+    def scaled(x, y, s, t):
+        dims = (((1,), (0,)), ((), ()))
+        return lax.scaled_dot(
+            *(v.astype("bfloat16") for v in (x, y)),
+            lhs_scale=s.astype("bfloat16"),
+            rhs_scale=t.astype("bfloat16"),
+            dimension_numbers=dims,
+            preferred_element_type=np.float32,
+        )
+
+    yield scaled, quarter
+
+
 def gathers(rng):
     v, e, b, s = int(rng.integers(3, 8)), *sizes(rng, 3)
     table, ids = floats(rng, v, e), rng.integers(-2, v + 2, (b, s))
@@ -223,6 +299,9 @@ GROUPS = (
     joining,
     shifted,
     windows,
+    selections,
+    monoids,
+    grouped_products,
     gathers,
     scatters,
     blocks,

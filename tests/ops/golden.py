@@ -45,6 +45,13 @@ def conv(strides=(1,), padding=((1, 1),), **kw):
     return plain | {"dimension_numbers": spec, "window_strides": strides, "padding": padding} | kw
 
 
+def ragged(at, *groups):
+    dims = (((1,), (1,) if groups else (0,)), ((), ()))
+    values = (dims, (at,), groups)
+    names = "dot_dimension_numbers lhs_ragged_dimensions rhs_group_dimensions"
+    return {"ragged_dot_dimension_numbers": numbers(names, *values)}
+
+
 EMBED = numbers(GATHER, (2,), (0,), (0,), (), ())
 ALONG = numbers(GATHER, (), (1,), (1,), (0,), (0,))
 SLICES = numbers(GATHER, (1,), (), (0,), (), ())
@@ -66,8 +73,8 @@ CASES = (
     ("broadcast_in_dim", {"broadcast_dimensions": (0,), "shape": (4, 1)}, ["4"], ["4,1"]),
     ("transpose", {"permutation": (2, 0, 1)}, ["2,3,4"], ["4,2,3"]),
     ("squeeze", {"dimensions": (1,)}, ["4,1,8"], ["4,8"]),
-    ("expand_dims", {"dimensions": (1,)}, ["4,8"], ["4,1,8"]),
     ("tile", {"reps": (1, 3)}, ["4,8"], ["4,24"]),
+    ("empty", {"shape": (4, 8)}, [], ["4,8"]),
     ("iota", {"dimension": 1, "shape": (4, 8)}, [], ["4,8"]),
     ("reshape", {"new_sizes": (6, 5), "dimensions": None}, ["2,3,5"], ["6,5"]),
     ("reshape", {"new_sizes": (2, 3, 5), "dimensions": None}, ["6,5"], ["2,3,5"]),
@@ -81,6 +88,14 @@ CASES = (
         {"dimension_numbers": (((3,), (3,)), ((0, 2), (0, 2)))},
         ["2,8,4,3", "2,8,4,3"],
         ["2,4,8,8"],
+    ),
+    ("ragged_dot_general", ragged(0, 0), ["8,4", "3,4,5", "3"], ["8,5"]),
+    ("ragged_dot_general", ragged(1), ["4,8", "8,5", "3"], ["3,4,5"]),
+    (
+        "scaled_dot",
+        {"dimension_numbers": (((1,), (0,)), ((), ()))},
+        ["4,8", "8,2", "4,2", "1,2"],
+        ["4,2"],
     ),
     ("reduce_sum", {"axes": (1,)}, ["4,8"], ["4"]),
     ("reduce_max", {"axes": (0, 1)}, ["4,8"], [""]),
@@ -108,6 +123,10 @@ CASES = (
     ("unstack", {"axis": 1}, ["4,2"], ["4", "4"]),
     ("reduce_window_max", window(3), ["4,8"], ["4,4"]),
     ("reduce_window_sum", window(1), ["4,8"], ["4,5"]),
+    ("reduce_window", window(3), ["4,8", ""], ["4,4"]),
+    ("select_and_gather_add", window(3), ["4,8", "4,8"], ["4,4"]),
+    ("select_and_scatter_add", window(3), ["4,4", "4,8"], ["4,8"]),
+    ("select_and_scatter", window(3), ["4,8", "4,4", ""], ["4,8"]),
     ("conv_general_dilated", conv(), ["2,3,8", "4,3,3"], ["2,4,8"]),
     (
         "conv_general_dilated",

@@ -2,7 +2,9 @@
 
 import itertools
 
+import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from shardalg.graph import evaluate
 from shardalg.ops import rule as rows
@@ -93,10 +95,11 @@ def point(rule, node, reads, points):
     return reads[: len(rule.results)]
 
 
-def start(rule, operands, shape, dtype):
-    """The results before any iteration."""
+def start(rule, operands, shape, dtype, *, number=0):
+    """Result `number` before any iteration."""
     if isinstance(rule.init, Access):
-        return np.broadcast_to(operands[rule.init.operand], shape).astype(dtype)
+        several = number if rule.combine == rows.USER else 0
+        return np.broadcast_to(operands[rule.init.operand + several], shape).astype(dtype)
     number = identity(rule.combine, dtype) if rule.init is None else rule.init
     return np.full(shape, number, dtype)
 
@@ -120,15 +123,45 @@ def join(rule, result, at, found):
     return out.reshape(result.shape)
 
 
-def best(rule, result, at, found):
-    """argmax, argmin: the lowest position among the best values."""
+def sign_of(rule, node):
+    """1 where the largest value is the best one, -1 where the smallest is."""
+    if rule.combine in (rows.ARGMAX, rows.ARGMIN):
+        return 1 if rule.combine == rows.ARGMAX else -1
+    return 1 if node.binding[1]["select_prim"].name in ("ge", "gt") else -1
+
+
+def best(sign, result, at, found):
+    """For every index the payload of its best value, the first among equals."""
     out, leader = result.reshape(-1).copy(), {}
-    sign = 1 if rule.combine == rows.ARGMAX else -1
     for key, value, position in zip(flat(result.shape, at, len(found[0])), *found, strict=True):
         if key not in leader or sign * value > sign * leader[key]:
             leader[key] = value
             out[key] = position
     return out.reshape(result.shape)
+
+
+def user_function(node, name="jaxpr"):
+    """A function of the user on vectors: reductions hold it open or closed."""
+    params = node.binding[1]
+    body = params[name]
+    closed = hasattr(body, "consts")
+    consts = params.get(name.replace("jaxpr", "consts"), ())
+    body = body if closed else ClosedJaxpr(body, consts)
+    return jax.vmap(jaxpr_as_fun(body))
+
+
+def folded(function, results, at, found):
+    """The user's function over all points of an index, one after the other."""
+    outs = [r.reshape(-1).copy() for r in results]
+    keys = flat(results[0].shape, at, len(found[0]))
+    order = np.argsort(keys, kind="stable")
+    first = np.searchsorted(keys[order], keys[order])
+    for turn in range(int((np.arange(len(keys)) - first).max(initial=-1)) + 1):
+        now = order[np.arange(len(keys)) - first == turn]
+        joined = function(*(o[keys[now]] for o in outs), *(f[now] for f in found))
+        for out, value in zip(outs, joined, strict=True):
+            out[keys[now]] = np.asarray(value)
+    return [o.reshape(r.shape) for o, r in zip(outs, results, strict=True)]
 
 
 def accumulated(rule, result):
@@ -144,16 +177,23 @@ def meaning(rule, node, operands, types):
     """The results that one row makes."""
     points = box(rule.extents)
     exists = alive(rule, points, operands)
-    results = [start(rule, operands, shape, dtype) for shape, dtype in types]
+    results = [start(rule, operands, *type_, number=k) for k, type_ in enumerate(types)]
     for term in rule.terms:
         pairs = [read(operands[a.operand], a.dims, points) for a in term]
         here = exists & np.all([inside for _, inside in pairs], axis=0) if pairs else exists
         found = point(rule, node, [v for v, _ in pairs], points)
+        if rule.combine == rows.USER:
+            at = tuple(values(index, points)[0][here] for index in rule.results[0])
+            chosen = [value[here] for value in found]
+            if rule.primitive == "select_and_gather_add":
+                return [best(sign_of(rule, node), results[0], at, (pairs[1][0][here], *chosen))]
+            return folded(user_function(node), results, at, chosen)
         for number, dims in enumerate(rule.results):
             at = tuple(values(index, points)[0][here] for index in dims)
             if rule.combine in (rows.ARGMAX, rows.ARGMIN):
                 where = points[rule.reduced[0]][here]
-                results[number] = best(rule, results[number], at, (found[0][here], where))
+                chosen = found[0][here], where
+                results[number] = best(sign_of(rule, node), results[number], at, chosen)
             else:
                 made = np.broadcast_to(found[number], here.shape)[here]
                 results[number] = join(rule, results[number], at, made)
@@ -175,5 +215,28 @@ def by_blocks(rule, node, operands, types):
         local = [operands[k][block(dims)] for k, dims in sorted(rule.operands.items())]
         made = evaluate.apply(rule.primitive, node.binding, (), local)
         for result, dims, value in zip(results, rule.results, made, strict=True):
-            result[block(dims)] = np.asarray(value)
+            result[block(dims)] += np.asarray(value).astype(result.dtype)
     return results
+
+
+def by_windows(rule, node, operands, types):
+    """Select and scatter: every element asks, as each tap r, whether it is its window's best."""
+    points = box({name: n for name, n in rule.loops if name not in rule.whole})
+    scatters = rule.combine == rows.SUM
+    source, block = rule.terms[0] if scatters else reversed(rule.terms[0])
+    found, exists = read(operands[source.operand], source.dims, points)
+    taps = {name: n for name, n in rule.loops if name in rule.whole}
+    inner, values_of = box(taps), []
+    sign = sign_of(rule, node) if scatters else 1
+    for number in range(inner["#"]):
+        tap = {name: inner[name][number] for name in taps}
+        value, inside = read(operands[block.operand], block.dims, {**points, **tap})
+        values_of.append(np.where(inside, sign * value, -np.inf))
+    own = [points[name.replace("q", "r")] for name in taps]
+    own = np.ravel_multi_index(own, tuple(taps.values())) if taps else 0
+    here = exists & (np.argmax(values_of, axis=0) == own)
+    at = tuple(values(index, points)[0][here] for index in rule.results[0])
+    if scatters:
+        return [join(rule, start(rule, operands, *types[0]), at, found[here])]
+    begun = [start(rule, operands, *types[0])]
+    return folded(user_function(node, "scatter_jaxpr"), begun, at, [found[here]])

@@ -13,7 +13,7 @@ from shardalg.ops import rule as rows
 from shardalg.ops.rule import Access
 from shardalg.ops.table import rules
 from tests.ops import cases
-from tests.ops.meaning import by_blocks, meaning
+from tests.ops.meaning import by_blocks, by_windows, meaning
 
 
 @dataclass
@@ -49,12 +49,16 @@ def runs(fn, args):
             )
 
 
+WINDOWS = ("select_and_scatter", "select_and_scatter_add")
+
+
 def literal(run, table_rows):
     """What the rows make of the operands of a run."""
     made = []
     for rule in table_rows:
         types = run.types()[len(made) : len(made) + len(rule.results)]
         execute = by_blocks if rule.whole else meaning
+        execute = by_windows if rule.primitive in WINDOWS else execute
         made += execute(rule, run, run.operands, types)
     return made
 

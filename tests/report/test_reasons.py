@@ -21,7 +21,7 @@ def doubled(x):
 @pytest.mark.parametrize(
     ("fn", "op", "match"),
     [
-        (doubled, "while", "no row"),
+        (doubled, "while", "its body runs whole"),
         (lambda x: jnp.cumsum(x, 1), "cumsum", "loop d1 is gathered"),
     ],
 )

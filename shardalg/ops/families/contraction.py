@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from shardalg.graph.ir import Signature
-from shardalg.ops.families.build import Builder, access, indices, is_number, letters, names
+from dataclasses import dataclass, replace
+
+from shardalg.graph.ir import Plain, Signature
+from shardalg.ops.families.build import (
+    Builder,
+    access,
+    indices,
+    is_number,
+    letters,
+    names,
+    record,
+)
 from shardalg.ops.rule import AND, ARGMAX, ARGMIN, MAX, MIN, OR, PRODUCT, SUM, USER, XOR, Rule
 
 REDUCTIONS = {
@@ -20,31 +30,98 @@ ARGS = {"argmax": ARGMAX, "argmin": ARGMIN}
 
 def dot_general(signature: Signature) -> tuple[Rule, ...]:
     """`[b, m, k], [b, k, n] -> [b, m, n] sum [k]`: b batch, k contracting, m, n non-contracting."""
-    (left_k, right_k), (left_b, right_b) = signature.param("dimension_numbers")
-    left, right = (value.shape for value in signature.operands)
-    batch, contracting = letters("b", len(left_b)), letters("k", len(left_k))
-    shared = (*batch, *contracting)
-    lhs = dict(zip((*left_b, *left_k), shared, strict=True))
-    rhs = dict(zip((*right_b, *right_k), shared, strict=True))
-    m = letters("m", len(left) - len(lhs))
-    n = letters("n", len(right) - len(rhs))
-    lhs |= dict(zip([d for d in range(len(left)) if d not in lhs], m, strict=True))
-    rhs |= dict(zip([d for d in range(len(right)) if d not in rhs], n, strict=True))
-    extents = {lhs[d]: s for d, s in enumerate(left)} | {rhs[d]: s for d, s in enumerate(right)}
-    reads = (
-        access(0, (lhs[d] for d in range(len(left)))),
-        access(1, (rhs[d] for d in range(len(right)))),
+    found = dot_loops(signature, signature.param("dimension_numbers"))
+    return (_product(signature, found.maps, found.result),)
+
+
+@dataclass(frozen=True)
+class DotLoops:
+    """Loops of a product: of each dimension of both operands, and by their role."""
+
+    maps: tuple[tuple[str, ...], ...]
+    batch: tuple[str, ...]
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    contracting: tuple[str, ...]
+
+    @property
+    def result(self) -> tuple[str, ...]:
+        """Batch loops, then the non-contracting ones of the left and of the right operand."""
+        return self.batch + self.left + self.right
+
+
+def dot_loops(signature: Signature, numbers: Plain, groups: tuple[int, ...] = ()) -> DotLoops:
+    """Loops of a product by its dimension numbers.
+
+    Args:
+      groups: dimensions of the right operand that choose one of several right operands.
+    """
+    contracted, batched = numbers
+    batch, contracting = letters("b", len(batched[0])), letters("k", len(contracted[0]))
+    maps, free = [], []
+    for letter, side, own in (("m", 0, ()), ("n", 1, groups)):
+        dims = (*batched[side], *contracted[side])
+        known = dict(zip(dims, (*batch, *contracting), strict=True)) | dict.fromkeys(own, "g")
+        rest = [d for d in range(len(signature.operands[side].shape)) if d not in known]
+        free.append(letters(letter, len(rest)))
+        known |= dict(zip(rest, free[-1], strict=True))
+        maps.append(tuple(known[d] for d in sorted(known)))
+    return DotLoops(tuple(maps), batch, *free, contracting)
+
+
+def _product(
+    signature: Signature,
+    maps: tuple[tuple[str, ...], ...],
+    result: tuple[str, ...],
+    whole: frozenset[str] = frozenset(),
+) -> Rule:
+    """Products of two operands, summed over the loops that the result lacks."""
+    tensors = zip((*signature.operands, *signature.results), (*maps, result), strict=True)
+    extents = {name: n for value, own in tensors for name, n in zip(own, value.shape, strict=True)}
+    order = dict.fromkeys((*result, *extents))
+    return Rule(
+        signature.primitive,
+        tuple((name, extents[name]) for name in order),
+        (tuple(access(k, own) for k, own in enumerate(maps)),),
+        (indices(result),),
+        whole=whole,
+        linear=frozenset({0, 1}) if is_number(signature.results[0].dtype) else frozenset(),
+        flops=2,
     )
-    return (
-        Rule(
-            signature.primitive,
-            tuple((name, extents[name]) for name in (*batch, *m, *n, *contracting)),
-            (reads,),
-            (indices((*batch, *m, *n)),),
-            linear=frozenset({0, 1}) if is_number(signature.results[0].dtype) else frozenset(),
-            flops=2,
-        ),
+
+
+def ragged_dot_general(signature: Signature) -> tuple[Rule, ...]:
+    """`[m, k], [g, k, n], [g] -> [m, n] sum [k] whole [g, m]`: row m's group chooses its matrix.
+
+    The ragged dimension may also contract (`[m, k], [k, n], [g] -> [g, m, n]`) or be a batch; it
+    and the groups are whole, since their sizes are known at run time only.
+    """
+    values = record(
+        signature.param("ragged_dot_dimension_numbers"),
+        "dot_dimension_numbers lhs_ragged_dimensions rhs_group_dimensions",
     )
+    (at,), groups = values["lhs_ragged_dimensions"], values["rhs_group_dimensions"]
+    found = dot_loops(signature, values["dot_dimension_numbers"], groups)
+    ragged = found.maps[0][at]
+    roles = (found.batch, found.left, found.contracting)
+    own = next(names for names in roles if ragged in names)
+    before = () if own is found.batch else found.batch
+    prefix = (*before, *own[: own.index(ragged)], "g")
+    sizes = prefix[-len(signature.operands[2].shape) :]
+    result = ("g", *found.result) if own is found.contracting else found.result
+    return (_product(signature, (*found.maps, sizes), result, frozenset({"g", ragged})),)
+
+
+def scaled_dot(signature: Signature) -> tuple[Rule, ...]:
+    """`[m, k], [k, n], [m, kl], [kr, n] -> [m, n] whole [k, kl, kr]`: scales of runs of k."""
+    found = dot_loops(signature, signature.param("dimension_numbers"))
+    scales = tuple(
+        tuple(f"{name}{side}" if name in found.contracting else name for name in own)
+        for side, own in zip("lr", found.maps, strict=True)
+    )
+    whole = {n for own in (*found.maps, *scales) for n in own} - {*found.result}
+    row = _product(signature, (*found.maps, *scales), found.result, frozenset(whole))
+    return (replace(row, linear=frozenset()),)
 
 
 def reduction(signature: Signature) -> tuple[Rule, ...]:
@@ -95,6 +172,8 @@ def _reduced(signature: Signature, axes: tuple[int, ...], combine: str) -> Rule:
 
 ROWS: dict[str, Builder] = {
     "dot_general": dot_general,
+    "ragged_dot_general": ragged_dot_general,
+    "scaled_dot": scaled_dot,
     **dict.fromkeys(REDUCTIONS, reduction),
     **dict.fromkeys(ARGS, arg),
     "reduce": reduce_by,

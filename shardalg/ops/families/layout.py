@@ -41,16 +41,6 @@ def squeeze(signature: Signature) -> tuple[Rule, ...]:
     return (_layout(signature, extents, dims, loops.values()),)
 
 
-def expand_dims(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0] -> [d0, 0]`."""
-    shape = signature.results[0].shape
-    added = {d % len(shape) for d in signature.param("dimensions")}
-    loops = {d: f"d{d}" for d in range(len(shape)) if d not in added}
-    extents = {name: shape[d] for d, name in loops.items()}
-    dims = [loops.get(d, 0) for d in range(len(shape))]
-    return (_layout(signature, extents, loops.values(), dims),)
-
-
 def tile(signature: Signature) -> tuple[Rule, ...]:
     """`[d0, (d1)%n] -> [d0, d1]`; a dimension that is not repeated is plain."""
     shape, source = signature.results[0].shape, signature.operands[0].shape
@@ -66,6 +56,14 @@ def iota(signature: Signature) -> tuple[Rule, ...]:
     loops = names("d", len(shape))
     extents = tuple(zip(loops, shape, strict=True))
     return (Rule(signature.primitive, extents, ((),), (indices(loops),), family="iota"),)
+
+
+def empty(signature: Signature) -> tuple[Rule, ...]:
+    """`-> [d0, d1]`: no element has a value that anybody may rely on."""
+    shape = signature.results[0].shape
+    loops = names("d", len(shape))
+    extents = tuple(zip(loops, shape, strict=True))
+    return (Rule(signature.primitive, extents, ((),), (indices(loops),), family="shape"),)
 
 
 def reshape(signature: Signature) -> tuple[Rule, ...]:
@@ -180,7 +178,8 @@ def _flat(extents: dict[str, int], cuts: list[int], sides: Sides) -> None:
 SHAPED = {"broadcast_in_dim", "reshape"}
 ROWS: dict[str, Builder] = {
     "broadcast_in_dim": broadcast_in_dim,
-    "expand_dims": expand_dims,
+    "empty": empty,
+    "empty2": empty,
     "iota": iota,
     "reshape": reshape,
     "squeeze": squeeze,

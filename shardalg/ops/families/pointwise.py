@@ -9,8 +9,8 @@ from shardalg.ops.families.build import FLOATS, Builder, access, indices, is_num
 from shardalg.ops.rule import Access, Rule
 
 COPIES = """
-annotate convert_element_type copy copy_p name optimization_barrier pbroadcast pvary
-reduced_vary_cast stop_gradient vary_unreduced_cast
+annotate convert_element_type copy layout_constraint name optimization_barrier pbroadcast preduced
+pvary reduced_vary_cast_p stop_gradient vary_unreduced_cast_p xla_metadata_value
 """
 UNARY = """
 abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz conj cos cosh digamma erf
@@ -20,8 +20,9 @@ tan tanh
 """
 MANY = """
 add add_any and atan2 clamp complex div eq eq_to ge gt igamma igamma_grad_a igammac le le_to lt
-lt_to max min mul mulhi ne nextafter or philox2x32 polygamma pow regularized_incomplete_beta rem
-select_n shift_left shift_right_arithmetic shift_right_logical sub threefry2x32 xor zeta
+lt_to max min mul mulhi ne nextafter or philox2x32 philox4x32 polygamma pow
+regularized_incomplete_beta rem select_n shift_left shift_right_arithmetic shift_right_logical sub
+threefry2x32 threefry4x32 xor zeta
 """
 # Primitive to (operands in which the result is linear, whether they are added up); None: all.
 LINEAR: dict[str, tuple[tuple[int, ...] | None, bool]] = {

@@ -132,25 +132,79 @@ def reduce_window_by(signature: Signature) -> tuple[Rule, ...]:
     return (_pooled(signature, USER, access(len(signature.results), ())),)
 
 
+def select_and_gather_add(signature: Signature) -> tuple[Rule, ...]:
+    """`[2*o+r], [2*o+r] -> [o] user [r] local [r]`: the first operand where the second is best."""
+    return (_pooled(signature, USER, None),)
+
+
 def _pooled(signature: Signature, combine: str, init: Access | None) -> Rule:
-    shape, window = signature.results[0].shape, signature.param("window_dimensions")
-    param = dict(signature.params)
-    low = tuple(pair[0] for pair in param["padding"])
-    spaced = (param["window_strides"], param["window_dilation"], low, param["base_dilation"])
-    taps = [Taps(*row) for row in zip(window, *spaced, strict=True)]
+    shape = signature.results[0].shape
+    taps = _taps(signature)
     dims = [window_index(d, t) for d, t in enumerate(taps)]
     loops = names("o", len(shape))
     tap_loops = {f"r{d}": t.count for d, t in enumerate(taps) if t.count > 1}
-    results = len(signature.results)
+    starts = 0 if init is None else len(signature.results)
     return Rule(
         signature.primitive,
         (*zip(loops, shape, strict=True), *tap_loops.items()),
-        (tuple(access(k, dims) for k in range(results)),),
-        (indices(loops),) * results,
+        (tuple(access(k, dims) for k in range(len(signature.operands) - starts)),),
+        (indices(loops),) * len(signature.results),
         combine,
         init,
         local=frozenset(tap_loops),
         linear=frozenset({0} if combine == SUM else ()),
+        flops=1,
+        family="window",
+    )
+
+
+def _taps(signature: Signature) -> list[Taps]:
+    """The window along each dimension."""
+    param = dict(signature.params)
+    window, ones = param["window_dimensions"], (1,) * len(param["window_dimensions"])
+    dilations = [param.get(name, ones) for name in ("window_dilation", "base_dilation")]
+    low = tuple(pair[0] for pair in param["padding"])
+    spaced = (param["window_strides"], dilations[0], low, dilations[1])
+    return [Taps(*row) for row in zip(window, *spaced, strict=True)]
+
+
+def select_and_scatter_add(signature: Signature) -> tuple[Rule, ...]:
+    """`[(i-r)/2], [i+q-r] -> [i] sum [r] local [r] whole [q]`: the gradient of a pooling.
+
+    Element i is tap r of the window at `i - r`; it takes that window's source if it is the best
+    of the window's taps q, which the point gets as one block.
+    """
+    return (_selected(signature, (0, 1), SUM, None),)
+
+
+def select_and_scatter(signature: Signature) -> tuple[Rule, ...]:
+    """The same with functions of the user, and a start value; the operand comes first."""
+    return (_selected(signature, (1, 0), USER, access(2, ())),)
+
+
+def _selected(
+    signature: Signature, operands: tuple[int, int], combine: str, init: Access | None
+) -> Rule:
+    """Row of a select-and-scatter whose (source, operand) stand at these positions."""
+    shape = signature.results[0].shape
+    loops = [(f"d{d}", n) for d, n in enumerate(shape)]
+    source, block, inner = [], [], {}
+    for d, taps in enumerate(_taps(signature)):
+        moves = taps.count > 1
+        inner |= {f"r{d}": taps.count, f"q{d}": taps.count} if moves else {}
+        first = Index.of(f"d{d}") - (f"r{d}" if moves else 0)
+        source.append((first + taps.low).over(taps.stride))
+        block.append(first + (f"q{d}" if moves else 0))
+    return Rule(
+        signature.primitive,
+        (*loops, *inner.items()),
+        (tuple(access(k, m) for k, m in sorted(zip(operands, (source, block), strict=True))),),
+        (indices(name for name, _ in loops),),
+        combine,
+        init,
+        whole=frozenset(name for name in inner if name[0] == "q"),
+        local=frozenset(name for name in inner if name[0] == "r"),
+        linear=frozenset({operands[0]} if combine == SUM else ()),
         flops=1,
         family="window",
     )
@@ -163,4 +217,7 @@ ROWS: dict[str, Builder] = {
     **dict.fromkeys(CUMULATIVE, cumulative),
     **dict.fromkeys(POOLING, reduce_window),
     "reduce_window": reduce_window_by,
+    "select_and_gather_add": select_and_gather_add,
+    "select_and_scatter": select_and_scatter,
+    "select_and_scatter_add": select_and_scatter_add,
 }

@@ -1,0 +1,138 @@
+"""Reading text from the left, with errors that point at the column. All notations are read here.
+
+Work is bounded by the length of the text, whatever it says: numbers have at most `MAX_DIGITS`
+decimal places, meshes at most `MAX_DEVICES` devices, and a text names at most `MAX_AXES` axes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from shardalg.errors import NotationError
+
+MAX_DIGITS = 10
+MAX_DEVICES = 1 << 20
+MAX_AXES = 256
+SHOWN = 60  # columns of a long text on each side of the fault
+
+T = TypeVar("T")
+
+
+class Reader:
+    """One text of one notation; `at` is the place that is read next. Space between words is free.
+
+    >>> reader = Reader("{12, 7}", "a set", "{1, 2}")
+    >>> reader.expect("{"), reader.items(lambda: reader.number("a number"), "}"), reader.end()
+    ('{', (12, 7), None)
+    """
+
+    def __init__(self, text: str, notation: str, example: str) -> None:
+        self.text, self.notation, self.example = text, notation, example
+        self.at, self.axes = 0, 0
+
+    def skip(self) -> int:
+        """The column of the next word."""
+        while self.at < len(self.text) and self.text[self.at].isspace():
+            self.at += 1
+        return self.at
+
+    def take(self, pattern: str) -> str:
+        """The text that matches here, consumed; "" if none does."""
+        match = re.compile(pattern).match(self.text, self.skip())
+        if match is None:
+            return ""
+        self.at = match.end()
+        return match[0]
+
+    def word(self, word: str) -> bool:
+        """Whether `word` stands here; it is consumed."""
+        if not self.text.startswith(word, self.skip()):
+            return False
+        self.at += len(word)
+        return True
+
+    def expect(self, *words: str) -> str:
+        """The one of `words` that stands here, consumed."""
+        for word in words:
+            if self.word(word):
+                return word
+        raise self.error(
+            f"expected {' or '.join(map(repr, dict.fromkeys(words)))}, found {self.found()}"
+        )
+
+    def number(self, what: str) -> int:
+        """A number without sign."""
+        start = self.skip()
+        number = self.take("[0-9]+")
+        if not number:
+            raise self.error(f"expected {what}, found {self.found()}")
+        if len(number) > MAX_DIGITS:
+            raise self.error(f"{what} has {len(number)} digits, more than {MAX_DIGITS}", start)
+        return int(number)
+
+    def items(self, read: Callable[[], T], close: str) -> tuple[T, ...]:
+        """What `read` reads, comma-separated, up to `close`; possibly nothing."""
+        if self.word(close):
+            return ()
+        found = [read()]
+        while self.expect(",", close) == ",":
+            found.append(read())
+        return tuple(found)
+
+    def numbers(self, what: str, close: str) -> tuple[int, ...]:
+        """Comma-separated numbers up to `close`, at least one."""
+        found = [self.number(what)]
+        while self.expect(",", close) == ",":
+            found.append(self.number(what))
+        return tuple(found)
+
+    def quoted(self, quotes: str, what: str) -> str:
+        """A name between one of `quotes`, without escapes."""
+        start = self.skip()
+        quote = self.text[start : start + 1]
+        if not quote or quote not in quotes:
+            raise self.error(f"expected {what} in {quotes[0]}, found {self.found()}")
+        end = self.text.find(quote, start + 1)
+        name = self.text[start + 1 : end]
+        if end < 0 or "\\" in name or not name or not name.isprintable():
+            raise self.error(f"{what} must end with {quote}, be printable, and have no escapes")
+        self.at = end + 1
+        return name
+
+    def one_more_axis(self, at: int) -> None:
+        """Count an axis, so that a hostile text cannot make the checks of pairs slow."""
+        self.axes += 1
+        if self.axes > MAX_AXES:
+            raise self.error(f"a sharding of more than {MAX_AXES} axes", at)
+
+    def metadata(self) -> None:
+        """Skip `metadata={...}` behind its opening brace; braces within quotes do not count."""
+        depth = 1
+        while depth:
+            token = self.take(r'"(?:[^"\\]|\\.)*"|[^"{}]+|[{}]')
+            if not token:
+                raise self.error("the metadata do not end")
+            depth += {"{": 1, "}": -1}.get(token, 0)
+
+    def end(self) -> None:
+        """Nothing but space may follow."""
+        if self.skip() < len(self.text):
+            raise self.error(f"the sharding ends here, found {self.found()}")
+
+    def found(self) -> str:
+        """The character that stands here, as it is named in messages."""
+        return repr(self.text[self.at]) if self.at < len(self.text) else "the end"
+
+    def error(self, what: str, at: int | None = None) -> NotationError:
+        """An error at column `at` (default: here), with a caret below a piece of the text."""
+        column = self.skip() if at is None else at
+        first = max(0, column - SHOWN)
+        piece = self.text[first : column + SHOWN]
+        shown = "".join(char if char.isprintable() else " " for char in piece)
+        what = what.removesuffix(".")
+        return NotationError(
+            f"column {column + 1} of {self.notation}: {what}.\n  {shown}\n"
+            f"  {' ' * (column - first)}^\nWrite it as {self.example}."
+        )

@@ -1,0 +1,76 @@
+"""One layout stated in positions of another mesh over the same devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardalg.algebra.digits import Digits, Table, canonical
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.reader import Reader
+from shardalg.algebra.sharding import CLASSES, Sharding, maximal
+from shardalg.errors import MeshError
+
+
+def restate(sharding: Sharding, mesh: Mesh) -> Sharding | None:
+    """The sharding in positions of `mesh`; None where it is no digits there, or other devices.
+
+    Digits come back as axes and sub-axes of `mesh` where they are made of them.
+
+    >>> listed = Sharding.from_hlo("{devices=[2,2]0,1,3,2}", (4, 4))
+    >>> restate(listed, Mesh({"x": 2, "y": 2}, [0, 3, 1, 2]))
+    Sharding([y, x], shape=(4, 4), Mesh(x=2, y=2, device_ids=[0, 3, 1, 2]))
+    >>> restate(listed, Mesh({"x": 2, "y": 2})) is None
+    True
+    """
+    if sharding.mesh == mesh:
+        return sharding
+    rows = (*sharding.dims, *(getattr(sharding, kind) for kind in CLASSES))
+    found = _positions(rows, sharding.mesh, mesh)
+    if found is None:
+        return None
+    rank = len(sharding.dims)
+    found = tuple(spelled(digits, mesh) for digits in found)
+    held = dict(zip(CLASSES, found[rank:], strict=True))
+    return replace(sharding, mesh=mesh, dims=found[:rank], **held)
+
+
+def _positions(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Digits, ...] | None:
+    """The digits of each row in positions of `target`."""
+    if source.size != target.size:
+        return None
+    if source.device_ids == target.device_ids:
+        return rows
+    if sorted(source.order) != sorted(target.order):
+        return None
+    order = tuple(source.position(device) for device in target.order)
+    return Table.of(rows, source.size).permuted(order).recognize()
+
+
+def spelled(digits: Digits, mesh: Mesh) -> Digits:
+    """The digits as axes and sub-axes of the mesh, where they are made of them.
+
+    >>> mesh = Mesh({"x": 2, "y": 4})
+    >>> spelled((mesh.digit("x"), mesh.digit("y")), mesh) == mesh.digits("xy")
+    True
+    >>> spelled(Mesh.unnamed(8).digits([""]), mesh) == mesh.digits("xy")
+    True
+    """
+    try:
+        return tuple(mesh.ref_digit(ref) for ref in mesh.refs(canonical(digits)))
+    except MeshError:
+        return canonical(digits)
+
+
+def on_device(reader: Reader, device: int, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
+    """The maximal sharding that was read, after a look whether `mesh` has the device."""
+    if mesh is not None and device not in mesh.order:
+        raise reader.error(f"device {device} is not on {mesh!r}")
+    return maximal(shape, device)
+
+
+def stated(reader: Reader, sharding: Sharding, mesh: Mesh | None) -> Sharding:
+    """What was read with a mesh of its own, on `mesh` where one is given."""
+    found = sharding if mesh is None else restate(sharding, mesh)
+    if found is None:
+        raise reader.error(f"{sharding!r} is no digits of {mesh!r}; read it without a mesh")
+    return found

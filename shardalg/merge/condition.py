@@ -1,0 +1,254 @@
+"""Conditions on mesh sizes: where digits of different meshes meet, the answer depends on them.
+
+Two digits of one mesh need no condition: their answer is the same for all sizes. Digits of two
+meshes over the same devices are independent exactly if `gcd(s*n, t*m)` divides `s` or `t`
+(`digits.overlap`), which is a statement about the sizes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import ShardingError
+from shardalg.merge.monomial import ONE, Monomial, NamedDigit, device_count, named_places
+from shardalg.merge.places import Place
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One statement about sizes.
+
+    Attributes:
+      kind: "equal" (a = b), "divides" (a divides b), "either" (one divides the other), "coprime"
+        (gcd(a, b) = 1), "independent" (gcd(a, b) divides c or d), "nests" (ceil(a/b) =
+        c*ceil(a/(b*c))).
+    """
+
+    kind: str
+    terms: tuple[Monomial, ...]
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether it is true at given sizes."""
+        return _HOLDS[self.kind](*(term.at(sizes) for term in self.terms))
+
+    def __repr__(self) -> str:
+        return _TEXT[self.kind].format(*self.terms)
+
+
+_HOLDS = {
+    "equal": lambda a, b: a == b,
+    "divides": lambda a, b: b % a == 0,
+    "either": lambda a, b: a % b == 0 or b % a == 0,
+    "coprime": lambda a, b: math.gcd(a, b) == 1,
+    "independent": lambda a, b, c, d: c % math.gcd(a, b) == 0 or d % math.gcd(a, b) == 0,
+    "nests": lambda size, n, m: -(-size // n) == m * -(-size // (n * m)),
+}
+_TEXT = {
+    "equal": "{} = {}",
+    "divides": "{} divides {}",
+    "either": "{0} divides {1} or {1} divides {0}",
+    "coprime": "gcd({}, {}) = 1",
+    "independent": "gcd({}, {}) divides {} or {}",
+    "nests": "ceil({0}/({1})) = {2}*ceil({0}/({1}*{2}))",
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What must hold of the sizes, all of it, for the relation to hold.
+
+    Attributes:
+      counted: tiles were counted at the sizes at hand, since digits of three or more meshes are not
+        decided in pairs; of other sizes nothing is said.
+
+    >>> x, y = Monomial.named("X"), Monomial.named("Y")
+    >>> condition = Condition((Fact("coprime", (x, y)),))
+    >>> condition, condition.holds(X=2, Y=3), condition.holds(X=2, Y=4)
+    (gcd(X, Y) = 1, True, False)
+    """
+
+    facts: tuple[Fact, ...]
+    counted: bool = False
+
+    def holds(self, **sizes: int) -> bool:
+        """Whether the relation holds at the given sizes of the named axes.
+
+        Raises:
+          ShardingError: a size that is needed is not given, or tiles were counted.
+        """
+        needed = {name for f in self.facts for term in f.terms for name, _ in term.powers}
+        if needed - set(sizes) or self.counted:
+            raise ShardingError(
+                f"the condition {self!r} is about {sorted(needed)}, and the sizes given are "
+                f"{sizes}: give each, and decide tiles that were counted again at those sizes."
+            )
+        return all(fact.holds(sizes) for fact in self.facts)
+
+    def __repr__(self) -> str:
+        counted = ["the tiles counted at these sizes"] if self.counted else []
+        return " and ".join([*map(repr, self.facts), *counted])
+
+
+class _Never(Exception):
+    """No sizes of at least 2 make the relation hold."""
+
+
+def condition_of(operands: tuple[Sharding, ...], relation: str, policy: str) -> Condition | None:
+    """The condition under which the relation holds between shardings in digits of their meshes.
+
+    None where the answer is the same for all sizes: nothing depends on them, or no sizes do.
+    """
+    named = [named_places(s) for s in operands]
+    if any(places is None for places in named):
+        return Condition((), counted=True)
+    found: list[Fact] = []
+    rows = [places for places in named if places is not None]
+    try:
+        for i, (second, places) in enumerate(zip(operands, rows, strict=True)):
+            for first, earlier in zip(operands[:i], rows[:i], strict=True):
+                found += _equal(device_count(first.mesh), device_count(second.mesh))
+                found += _RELATIONS[relation](earlier, places, (first.shape, policy))
+    except _Never:
+        return None
+    facts = tuple(dict.fromkeys(found))
+    counted = len(rows) > 1 and not _two_chains(rows) and bool(facts)
+    return Condition(facts, counted) if facts else None
+
+
+Places = Mapping[Place, tuple[NamedDigit, ...]]
+Given = tuple[tuple[int, ...], str]
+
+
+def _two_chains(rows: Iterable[Places]) -> bool:
+    """Whether pairs decide: the digits are those of at most two meshes."""
+    chains: list[list[NamedDigit]] = []
+    for digit in (d for places in rows for held in places.values() for d in held):
+        chain = next((c for c in chains if all(digit.nests(other) for other in c)), None)
+        if digit not in (d for c in chains for d in c):
+            chains.append([digit]) if chain is None else chain.append(digit)
+    return len(chains) <= 2
+
+
+def _merged(first: Places, second: Places, given: Given) -> Iterator[Fact]:
+    alike = _prefixes if given[1] == "shardy" else _same
+    for place in first:
+        if place in second and isinstance(place, int):
+            yield from alike(first[place], second[place])
+    for here, digits in first.items():
+        for there, others in second.items():
+            if here != there and first.get(there) != others:
+                for a in digits:
+                    for b in others:
+                        yield from _independent(a, b)
+
+
+def _equals(first: Places, second: Places, given: Given) -> Iterator[Fact]:
+    for place in {**first, **second}:
+        yield from _same(first.get(place, ()), second.get(place, ()))
+
+
+def _refines(fine: Places, coarse: Places, given: Given) -> Iterator[Fact]:
+    """Where no block is empty: the axes are a major part, and block borders meet."""
+    for place in (p for p in coarse if isinstance(p, int)):
+        digits = fine.get(place, ())
+        yield from _prefix(digits, coarse[place])
+        n, total = _count(coarse[place]), _count(digits)
+        if n != total and n.divides(total) and given[0][place] > 1 and total.powers:
+            yield Fact("nests", (Monomial(given[0][place]), n, total.over(n)))
+
+
+_RELATIONS = {"merge": _merged, "compatible": _merged, "equal": _equals, "refines": _refines}
+
+
+def _count(digits: tuple[NamedDigit, ...]) -> Monomial:
+    total = ONE
+    for digit in digits:
+        total = total * digit.size
+    return total
+
+
+def _equal(first: Monomial, second: Monomial) -> Iterator[Fact]:
+    common = first.common(second)
+    a, b = first.over(common), second.over(common)
+    if a == b:
+        return
+    if ONE in (a, b) or not (a.powers or b.powers):
+        raise _Never
+    yield Fact("equal", (a, b) if (a.powers, a.number) <= (b.powers, b.number) else (b, a))
+
+
+def _divides(first: Monomial, second: Monomial) -> Iterator[Fact]:
+    common = first.common(second)
+    a, b = first.over(common), second.over(common)
+    if a == ONE:
+        return
+    if b == ONE or not (a.powers or b.powers):
+        raise _Never
+    yield Fact("divides", (a, b))
+
+
+def _same(first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]) -> Iterator[Fact]:
+    if len(first) != len(second):
+        raise _Never
+    for a, b in zip(first, second, strict=True):
+        yield from _equal(a.stride, b.stride)
+        yield from _equal(a.size, b.size)
+
+
+def _prefixes(first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]) -> Iterator[Fact]:
+    """One is a major part of the other; equally many digits leave open which one."""
+    if len(first) != len(second):
+        yield from _prefix(*sorted((first, second), key=len, reverse=True))
+        return
+    yield from _same(first[:-1], second[:-1])
+    yield from _equal(first[-1].top, second[-1].top)
+    a, b = first[-1].stride, second[-1].stride
+    common = a.common(b)
+    if not (a.divides(b) or b.divides(a)):
+        yield Fact("either", (a.over(common), b.over(common)))
+
+
+def _prefix(fine: tuple[NamedDigit, ...], coarse: tuple[NamedDigit, ...]) -> Iterator[Fact]:
+    if len(coarse) > len(fine):
+        raise _Never
+    if not coarse:
+        return
+    last = len(coarse) - 1
+    yield from _same(fine[:last], coarse[:last])
+    yield from _equal(fine[last].top, coarse[last].top)
+    yield from _divides(fine[last].stride, coarse[last].stride)
+
+
+def _independent(a: NamedDigit, b: NamedDigit) -> Iterator[Fact]:
+    """`gcd(top(a), top(b))` divides a stride, common factors cancelled."""
+    if a.nests(b):
+        return
+    if not (a.top.powers or b.top.powers):
+        yield _of_numbers(a, b)
+    elif a.top.divides(b.top):  # then it is the gcd itself, which divides no smaller stride of a
+        yield from _divides(a.top, b.stride)
+    elif b.top.divides(a.top):
+        yield from _divides(b.top, a.stride)
+    elif a.stride == b.stride == ONE and a.top.common(b.top) != ONE:
+        raise _Never
+    else:
+        yield _gcd_fact(a, b)
+
+
+def _of_numbers(a: NamedDigit, b: NamedDigit) -> Fact:
+    """The same where no size has a name; digits of one mesh that overlap do so at any sizes."""
+    borders = sorted(t.number for d in (a, b) for t in (d.stride, d.top))
+    if all(high % low == 0 for low, high in itertools.pairwise(borders)):
+        raise _Never
+    return _gcd_fact(a, b)
+
+
+def _gcd_fact(*digits: NamedDigit) -> Fact:
+    a, b = sorted(digits, key=lambda d: (d.top.powers, d.top.number))
+    if a.stride == b.stride == ONE:
+        return Fact("coprime", (a.top, b.top))
+    return Fact("independent", (a.top, b.top, a.stride, b.stride))

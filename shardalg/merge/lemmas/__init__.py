@@ -1,0 +1,28 @@
+"""The theorems that the library rests on: one table, each with its claim and its wrong variants."""
+
+from __future__ import annotations
+
+from shardalg.errors import ProofError
+from shardalg.merge.lemmas.blocks import BLOCKS
+from shardalg.merge.lemmas.digits import DIGITS
+from shardalg.merge.lemmas.exchanges import EXCHANGES
+from shardalg.merge.lemmas.halos import HALOS
+from shardalg.merge.lemmas.lemma import Lemma
+from shardalg.merge.lemmas.quotients import QUOTIENTS
+
+LEMMAS: tuple[Lemma, ...] = (*DIGITS, *BLOCKS, *QUOTIENTS, *HALOS, *EXCHANGES)
+
+
+def lemma(name: str) -> Lemma:
+    """The lemma of this name.
+
+    Raises:
+      ProofError: there is none; the message lists them.
+
+    >>> lemma("radix_injective").text()
+    'q*m + r with 0 <= r < m determines q and r'
+    """
+    found = {known.name: known for known in LEMMAS}
+    if name not in found:
+        raise ProofError(f"no lemma {name!r}; the lemmas are {', '.join(found)}.")
+    return found[name]

@@ -1,0 +1,150 @@
+"""Merging by tables: partition ids listed by device, for orders of devices that no digits join."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardalg.algebra.digits import Digit, Digits, Table, parts
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import CLASSES, Sharding
+from shardalg.merge.places import Place
+
+Ids = np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Partition ids of every place that is split, on each device, by ascending device id.
+
+    Attributes:
+      size: number of devices.
+      parts: number of partitions of each place.
+      ids: partition id of each place on each device.
+    """
+
+    size: int
+    parts: Mapping[Place, int]
+    ids: Mapping[Place, Ids]
+
+    def is_balanced(self, places: tuple[Place, ...]) -> bool:
+        """Whether every tile of these places is held by the same number of devices."""
+        counts = self.counts(places)
+        return bool((counts == counts[0]).all()) if len(counts) else False
+
+    def counts(self, places: tuple[Place, ...]) -> Ids:
+        """Number of devices of each tile, tiles in row-major order; empty if there are too many."""
+        total = math.prod(self.parts[place] for place in places)
+        if total > self.size:
+            return np.zeros(0, int)
+        tile = np.zeros(self.size, int)
+        for place in places:
+            tile = tile * self.parts[place] + self.ids[place]
+        return np.bincount(tile, minlength=total)
+
+
+def rows_of(sharding: Sharding) -> Rows:
+    """The table of a sharding."""
+    mesh = sharding.mesh
+    places = sharding.split_places
+    positions = np.arange(mesh.size)
+    if mesh.device_ids is not None:
+        positions = np.argsort(np.array(mesh.device_ids))
+    return Rows(
+        mesh.size,
+        {place: parts(digits) for place, digits in places},
+        {place: ids_at(digits, positions) for place, digits in places},
+    )
+
+
+def ids_at(digits: Digits, positions: Ids) -> Ids:
+    """Partition ids that digits give the devices at `positions`.
+
+    >>> ids_at((Digit(1, 2), Digit(2, 2)), np.arange(4))
+    array([0, 2, 1, 3])
+    """
+    total = np.zeros(len(positions), int)
+    for digit in digits:
+        total = total * digit.size + positions // digit.stride % digit.size
+    return total
+
+
+Clash = tuple[str, tuple[Place, ...]]
+
+
+def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
+    """The table that has the ids of both, or what forbids it: kind of failure and places.
+
+    Args:
+      prefixes: a dimension that both split may be split further by one of them (policy "shardy").
+    """
+    chosen = dict.fromkeys(first.parts, first) | {
+        place: second for place in second.parts if place not in first.parts
+    }
+    for place in CLASSES[:2]:
+        if (place in first.parts) != (place in second.parts):
+            return ("class", (place,))
+    for place in (p for p in first.parts if p in second.parts):
+        coarse, fine = (first, second)[:: 1 if first.parts[place] <= second.parts[place] else -1]
+        if not _agree(place, coarse, fine, prefixes=prefixes and isinstance(place, int)):
+            return ("class" if place in CLASSES else "offset", (place,))
+        chosen[place] = fine
+    both = Rows(
+        first.size,
+        {place: rows.parts[place] for place, rows in chosen.items()},
+        {place: rows.ids[place] for place, rows in chosen.items()},
+    )
+    return both if both.is_balanced(tuple(both.parts)) else ("joint", tuple(both.parts))
+
+
+def _agree(place: Place, coarse: Rows, fine: Rows, *, prefixes: bool) -> bool:
+    """Equal ids; with `prefixes` the coarse ones may be the major part of the fine ones."""
+    ratio, rest = divmod(fine.parts[place], coarse.parts[place])
+    if rest or (ratio > 1 and not prefixes):
+        return False
+    ids = fine.ids[place] if ratio == 1 else fine.ids[place] // ratio
+    return bool(np.array_equal(coarse.ids[place], ids))
+
+
+def on_mesh(rows: Rows, like: Sharding, mesh: Mesh) -> Sharding | None:
+    """The sharding that a table is on `mesh`; None where digits of its positions cannot say it."""
+    devices = np.argsort(np.argsort(np.array(mesh.order)))
+    places = tuple(rows.parts)
+    ids = tuple(rows.ids[place][devices] for place in places)
+    found = Table(tuple(rows.parts.values()), ids).recognize()
+    if found is None:
+        return None
+    return _sharding(like, mesh, dict(zip(places, found, strict=True)))
+
+
+def on_own_order(rows: Rows, like: Sharding) -> Sharding:
+    """The sharding that a balanced table is, on unnamed devices ordered tile by tile."""
+    order = np.lexsort(tuple(rows.ids[place] for place in reversed(rows.parts)))
+    held, stride = {}, rows.size
+    for place, n in rows.parts.items():
+        stride //= n
+        held[place] = (Digit(stride, n),)
+    ids = np.sort(np.array(like.mesh.order))[order]
+    return _sharding(like, Mesh.unnamed(rows.size, ids.tolist()), held)
+
+
+def _sharding(like: Sharding, mesh: Mesh, held: Mapping[Place, Digits]) -> Sharding:
+    dims = tuple(held.get(i, ()) for i in range(len(like.shape)))
+    classes = {name: held.get(name, ()) for name in CLASSES}
+    return Sharding(mesh, like.shape, dims, like.unspecified_dims, **classes)
+
+
+def aligned(sharding: Sharding, mesh: Mesh) -> Sharding | None:
+    """The same layout in positions of another mesh over the same devices, if digits can say it.
+
+    >>> swapped = Mesh({"x": 2, "y": 2}, device_ids=[0, 2, 1, 3])
+    >>> s = Sharding.from_axes(["x"], swapped, (8,))
+    >>> aligned(s, Mesh({"x": 2, "y": 2}))
+    Sharding([y], shape=(8,), Mesh(x=2, y=2))
+    """
+    if sharding.mesh is mesh or sharding.mesh.device_ids == mesh.device_ids:
+        return sharding
+    return on_mesh(rows_of(sharding), sharding, mesh)

@@ -1,0 +1,40 @@
+"""Primitives without a row, each with the reason: every device runs them on whole operands."""
+
+from __future__ import annotations
+
+# Reason to primitives. What JAX removes before a program is complete stands here too, so that the
+# table, the calls and this list together name all that jax has (tests/ops/test_census.py).
+REASONS = {
+    "its body runs whole on every device; scans and functions that are inlined are partitioned": (
+        "while cond platform_index"
+    ),
+    "its region names its own devices; write the function without it and annotate instead": (
+        "shard_map"
+    ),
+    "a collective means something inside a shard_map region only": """
+        all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start
+        all_gather_start all_to_all all_to_all_done all_to_all_start axis_index pbroadcast_done
+        pbroadcast_start pmax pmin ppermute ppermute_done ppermute_start precv psend psum psum_done
+        psum_invariant psum_invariant_start psum_start ragged_all_to_all reduce_scatter
+        reduce_scatter_done reduce_scatter_start unreduced_pmax unreduced_pmin unreduced_psum
+        unreduced_psum_start unreduced_reduce_scatter unreduced_reduce_scatter_start""",
+    "what it does outside the function has no place on a device": """
+        after_all buffer_callback check create_token dce_sink debug_callback debug_print
+        inspect_sharding io_callback pure_callback shape_assertion""",
+    "it changes a reference in place, and a plan moves values": """
+        accum_grad_in_ref addupdate box_get box_set broadcast_to core_map create_linear empty_ref
+        free_ref freeze get log_extend log_read new_box new_log new_ref pin run_state swap unpin""",
+    "its meaning is in code that is no jaxpr": """
+        call_exported call_hi_primitive call_hi_primitive_linearized cudnn_fusion
+        dot_product_attention_bwd dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd
+        dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd
+        dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd
+        dot_product_attention_fwd_wrapper ffi_call relayout scaled_matmul scaled_matmul_wrapper""",
+    "it computes or stores elsewhere than on the device": "compute_on with_memory_space_constraint",
+    "two values are to be laid out alike, which completion decides": "shard_alike",
+    "sizes that are known at run time only have no shards": "dim_as_value dimension_size",
+    "JAX's own, gone when a function is traced": """
+        custom_jvp_call_jaxpr custom_lin eval_jaxpr stage tie unreachable zeros_like""",
+}
+EXCLUDED = {name: reason for reason, names in REASONS.items() for name in names.split()}
+"""Primitive to the reason why it has no row."""

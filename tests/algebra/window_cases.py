@@ -1,0 +1,100 @@
+"""Windows at random, what they read by enumeration, and exchanges run on all devices."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardalg.algebra.window import Window
+
+
+def random_case(rng, *, size=60, parts=12, reach=9):
+    """(window, size, parts) with at least one output; negative padding and dilation in half."""
+    while True:
+        window = Window(
+            size=int(rng.integers(1, 8)),
+            stride=int(rng.choice([1, 1, 2, 3, 4, 5])),
+            padding_low=int(rng.integers(-4, reach)),
+            padding_high=int(rng.integers(-4, reach)),
+            base_dilation=int(rng.choice([1, 1, 2, 3, 4, 6])),
+            window_dilation=int(rng.choice([1, 1, 2, 3])),
+        )
+        elements = int(rng.integers(1, size + 1))
+        if window.out_size(elements):
+            return window, elements, int(rng.integers(1, parts + 1))
+
+
+def reads(window, size, parts):
+    """Per partition: first element and end of what its outputs read, by trying every tap."""
+    count = window.out_size(size)
+    taps = np.arange(window.size) * window.window_dilation - window.padding_low
+    places = (np.arange(count) * window.stride)[:, None] + taps
+    elements = places // window.base_dilation
+    there = (places % window.base_dilation == 0) & (elements >= 0) & (elements < size)
+    lowest = np.where(there, elements, size).min(1)
+    highest = np.where(there, elements, -1).max(1)
+    step = -(-count // parts)
+    for p in range(parts):
+        own = slice(p * step, (p + 1) * step)
+        first, last = lowest[own].min(initial=size), highest[own].max(initial=-1)
+        yield (int(first), int(last) + 1) if last >= 0 else None
+
+
+def padded(window, values, fill):
+    """The dilated and padded input, cut where padding is negative."""
+    step = window.base_dilation
+    base = np.full((len(values) - 1) * step + 1, fill, values.dtype)
+    base[::step] = values
+    low, high = window.padding_low, window.padding_high
+    base = np.concatenate([np.full(max(low, 0), fill), base, np.full(max(high, 0), fill)])
+    return base[max(-low, 0) : len(base) + min(high, 0)]
+
+
+def dilated(window, taps):
+    """The taps with holes of zeros between them."""
+    kernel = np.zeros(window.span, taps.dtype)
+    kernel[:: window.window_dilation] = taps
+    return kernel
+
+
+def convolve(base, kernel, stride, count):
+    """`count` windows of a padded base, each summed under the kernel."""
+    return np.array([base[o * stride :][: len(kernel)] @ kernel for o in range(count)])
+
+
+def deliver(exchange, blocks):
+    """Every device's interval, by what the permutes of the rounds carry and one slice.
+
+    `blocks` holds a block per position; what no permute brings is garbage (nan).
+    """
+    buffers = [[] for _ in blocks]
+    for number, step in enumerate(exchange.rounds):
+        assert step.number == number
+        pieces = [np.full(step.upper - step.lower, np.nan) for _ in blocks]
+        for position in range(len(blocks)):
+            if step.own and exchange.source(position, number) == position:
+                pieces[position] = blocks[position][step.lower : step.upper].copy()
+        for permute in step.permutes:
+            sources, targets = zip(*permute.pairs, strict=True)
+            assert len(set(sources)) == len(sources)
+            assert len(set(targets)) == len(targets)
+            place = slice(permute.lower - step.lower, permute.upper - step.lower)
+            for source, target in permute.pairs:
+                sent = blocks[source][permute.lower : permute.upper]
+                pieces[target][place] = sent
+        for buffer, piece in zip(buffers, pieces, strict=True):
+            buffer.append(piece)
+    length = exchange.want.length
+    rows = []
+    for position, pieces in enumerate(buffers):
+        buffer, shift = np.concatenate(pieces), exchange.shift(position)
+        assert len(buffer) == exchange.buffer
+        assert 0 <= shift <= len(buffer) - length
+        rows.append(buffer[shift : shift + length])
+    return rows
+
+
+def split(values, parts, block):
+    """Blocks of an uneven array; the padding holds a huge number, as garbage would."""
+    whole = np.full(parts * block, 1e30)
+    whole[: len(values)] = values
+    return list(whole.reshape(parts, block))

@@ -1,0 +1,53 @@
+"""Every primitive that jax has is in the table, a call, an annotation, or left out by name."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from shardalg.graph.build import HANDLERS
+from shardalg.ops.excluded import EXCLUDED, REASONS
+from shardalg.ops.table import BUILDERS
+
+# In one of the versions of jax that pyproject.toml allows, not in the other.
+ONLY_BEFORE = """
+box_get box_set call closed_call core_map log_extend log_read new_box new_log pbroadcast_done
+pbroadcast_start psum_start shard_alike unreduced_psum_start unreduced_reduce_scatter_start
+"""
+ONLY_SINCE_0_11 = """
+log2 one_minus_square program_order relayout unreduced_pmax unreduced_pmin xla_metadata_call
+"""
+OWN = {"annotate"}
+
+
+@pytest.fixture(scope="module")
+def installed():
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.ops.census"], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(found.stdout))
+
+
+def test_every_primitive_of_jax_is_accounted_for(installed, show):
+    places = {"row": BUILDERS, "call or annotation": HANDLERS, "left out": EXCLUDED}
+    counts = {name: len(installed & set(place)) for name, place in places.items()}
+    show(f"jax {jax.__version__}: {len(installed)} primitives, {counts}")
+    unknown = installed - set(BUILDERS) - set(HANDLERS) - set(EXCLUDED)
+    assert not unknown, "add a row (ops/families), a call (graph/calls), or a reason (ops/excluded)"
+
+
+def test_nothing_is_named_that_jax_does_not_have(installed):
+    named = set(BUILDERS) | set(HANDLERS) | set(EXCLUDED)
+    elsewhere = {*ONLY_BEFORE.split(), *ONLY_SINCE_0_11.split(), *OWN}
+    assert not named - installed - elsewhere
+
+
+def test_no_primitive_is_named_twice():
+    listed = [name for names in REASONS.values() for name in names.split()]
+    assert len(listed) == len(set(listed))
+    assert not set(BUILDERS) & set(EXCLUDED)
+    assert not set(HANDLERS) & set(EXCLUDED)
+    # A site is a node of its own primitive; all other handlers stand for what they inline.
+    assert set(BUILDERS) & set(HANDLERS) <= {"annotate"}
