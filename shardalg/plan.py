@@ -226,9 +226,7 @@ class Plan:
             return None
         from shardalg.costs.symbolic import Sizes, symbolise
 
-        return symbolise(
-            self.program, self.graph, Sizes.of(self.symbols.lifted, self.mesh.sizes)
-        )
+        return symbolise(self.program, self.graph, Sizes.of(self.symbols.lifted, self.mesh.sizes))
 
     def warnings(self) -> DataFrame:
         """What costs more than it needs to: operators without a row, with source line and bytes."""

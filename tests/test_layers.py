@@ -29,6 +29,8 @@ LAYERS = (
     ("report",),
     ("symbols",),
     ("traced",),
+    ("stages",),
+    ("guards",),
     ("plan_file",),
     ("plan",),
     ("explore",),
