@@ -36,7 +36,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow lint notebooks bench oracle xla-merges lock clean
+.PHONY: setup explore test test-slow proofs lint notebooks bench oracle xla-merges xla-halos lock clean
 
 setup: $(STAMP)
 
@@ -49,6 +49,10 @@ test: $(STAMP)
 # What the suite only samples: minutes, not seconds.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow $(ARGS)
+
+# Every theorem that the library rests on, with ten seeds of the solver, and its wrong variants.
+proofs: $(STAMP)
+	$(BIN)/shardalg lemmas --mutants --seeds 10 $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -67,6 +71,11 @@ oracle: $(STAMP)
 # Asks the installed XLA again for the merges that the suite compares with.
 xla-merges: $(STAMP)
 	$(BIN)/python -m tests.merge.record_xla
+
+# The same for the halos that it exchanges: some minutes of compiles.
+xla-halos: $(STAMP)
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+		$(BIN)/python -m tests.oracle.record_halos
 
 .tools/bin/uv: requirements/tools.txt
 	$(REQUIRE_PYTHON)

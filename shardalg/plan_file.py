@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import PlanFileError
+from shardalg.files import write_whole
 from shardalg.propagate.strategy import Annotations
 
 SCHEMA = "shardalg.plan/2"
@@ -28,21 +27,11 @@ def write(path: str | Path, content: Mapping[str, Any]) -> None:
     body = json.dumps(content, sort_keys=True)
     text = f'{{"schema": {json.dumps(SCHEMA)}, "sha256": "{digest(body)}", "plan": {body}}}\n'
     try:
-        _replace(Path(path), text)
+        write_whole(Path(path), text)
     except OSError as error:
         raise PlanFileError(
             f"{path} cannot be written: {error.strerror or error}. Save to another place."
         ) from None
-
-
-def _replace(target: Path, text: str) -> None:
-    """A new file beside the target, with the permissions of any new file, then renamed onto it."""
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def digest(text: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 import shardalg
 from shardalg.cli import main
 
+PROVE = ["prove", "[X]", "[X]", "--shape", "8"]
 WRONG = {
     "no command": ([], "the following arguments are required: command"),
     "unknown command": (["explain"], "invalid choice: 'explain'"),
@@ -24,6 +25,25 @@ WRONG = {
     "mesh of one axis": (["explore", "--mesh", "X=8"], r"two axes, got Mesh\(X=8\)"),
     "mesh of three": (["explore", "--mesh", "X=2,Y=2,Z=2"], "Give one such as X=2,Y=4"),
     "axis of size zero": (["explore", "--mesh", "X=0,Y=4"], "X"),
+    "no shape": (["prove", "[X]", "[X]"], "the following arguments are required: --shape"),
+    "one sharding": (["prove", "[X]", "--shape", "8"], "are required: second"),
+    "shape of words": ([*PROVE[:3], "--shape", "8,x"], "shape: 'x' in '8,x'; write sizes as in"),
+    "shape with a gap": ([*PROVE[:3], "--shape", "8,,4"], "shape: '' in '8,,4'"),
+    "shape negative": ([*PROVE[:3], "--shape=-8"], "shape: '-8'"),
+    "axis names without a mesh": (PROVE, "names axes and states no mesh; give the mesh"),
+    "unknown axis": ([*PROVE, "--mesh", "Z=8"], r"axis 'X' is not an axis of Mesh\(Z=8\)"),
+    "malformed mesh": ([*PROVE, "--mesh", "X:2"], "mesh: 'X:2' in 'X:2'; write NAME=SIZE"),
+    "three meshes": ([*PROVE, *["--mesh", "X=8"] * 3], "--mesh is given 3 times"),
+    "meshes of other sizes": ([*PROVE, "--mesh", "X=8", "--mesh", "X=4"], "on different devices"),
+    "unknown relation": ([*PROVE, "--relation", "splits"], "invalid choice: 'splits'"),
+    "unknown policy": ([*PROVE, "--policy", "xla"], "invalid choice: 'xla'"),
+    "malformed sharding": (["prove", "[X", *PROVE[2:], "--mesh", "X=8"], "column 3"),
+    "malformed HLO": (["prove", "{devices=[8]<=[8]", *PROVE[2:], "--mesh", "X=8"], "column 18"),
+    "HLO of other rank": (["prove", "{devices=[4,2]<=[8]}", *PROVE[2:]], "2 dimensions are tiled"),
+    "no notation": (["prove", "X", *PROVE[2:]], "'X' is no sharding. Write one as"),
+    "axis twice": (["prove", "[X, X]", "[X]", "--shape", "8,8", "--mesh", "X=8"], "used twice"),
+    "no seeds": (["lemmas", "--seeds", "0"], "--seeds 0: give a number of at least 1"),
+    "seeds no number": (["lemmas", "--seeds", "x"], "invalid int value: 'x'"),
     "unknown strategy": (["explore", "--strategy", "best"], "no strategy 'best'; Table 1 has"),
 }
 

@@ -14,9 +14,10 @@ PACKAGE = ROOT / "shardalg"
 
 # A module imports only from rows above its own, or from its own row's folder.
 LAYERS = (
-    ("errors", "pause"),
+    ("errors", "pause", "files"),
     ("table",),
     ("algebra",),
+    ("options",),
     ("merge",),
     ("graph",),
     ("ops",),
@@ -34,6 +35,7 @@ LAYERS = (
     ("plan_file",),
     ("plan",),
     ("explore",),
+    ("commands",),
     ("cli",),
     # what stands outside the flow: the face and its tools
     ("testing", "__init__", "__main__"),

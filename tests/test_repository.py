@@ -14,7 +14,18 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = (ROOT / "requirements" / "dev.txt").read_text()
 TOOLS = (ROOT / "requirements" / "tools.txt").read_text()
-TARGETS = ("setup", "explore", "test", "lint", "notebooks", "bench", "oracle", "lock", "clean")
+TARGETS = (
+    "setup",
+    "explore",
+    "test",
+    "lint",
+    "notebooks",
+    "bench",
+    "oracle",
+    "proofs",
+    "lock",
+    "clean",
+)
 
 # Put together, so that this file does not hold what it looks for.
 REGISTRIES = ["pypi" + ".org", "python" + "hosted", "registry.npm" + "js", "debian" + ".org"]

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardalg.algebra.affine import Index
-from shardalg.algebra.interval import Interval, touched
+from shardalg.algebra.interval import Interval
 from shardalg.algebra.offset import block_size
 from shardalg.algebra.quotient import Quotient
 from shardalg.algebra.window import Window
@@ -76,22 +75,41 @@ class Halo:
         return self.right.max(0, self.parts - 1)
 
     @property
-    def exchanged_left(self) -> int:
-        """Elements sent to the right, as XLA exchanges them: partition 0 has no left neighbour.
+    def margin_left(self) -> int:
+        """How far to the left of its own block any partition with a left neighbour reads.
 
-        At least 0: the largest left width over the partitions 1 to `parts - 1`.
+        That are the partitions 1 to `parts - 1`; no block lies beyond the first one.
         """
-        return max(self.left.max(1, self.parts - 1), 0) if self.parts > 1 else 0
+        return self._margin(self.left, 1)
+
+    @property
+    def margin_right(self) -> int:
+        """How far to the right of its own block any partition with a right neighbour reads."""
+        return self._margin(self.right, 0)
+
+    def _margin(self, width: Quotient, first: int) -> int:
+        if self.parts == 1:
+            return 0
+        widest = width.max(first, first + self.parts - 2)
+        return min(max(widest, 0), (self.parts - 1) * self.block)
+
+    @property
+    def exchanged_left(self) -> int:
+        """Elements that are sent to the right, as XLA exchanges them: the same by all partitions.
+
+        The margin, less what lies behind every partition's limit.
+        """
+        return max(self.margin_left + min(self.block + self.max_right, 0), 0)
 
     @property
     def exchanged_right(self) -> int:
-        """Elements sent to the left, as XLA exchanges them: the last one has no right neighbour."""
-        return max(self.right.max(0, self.parts - 2), 0) if self.parts > 1 else 0
+        """Elements that are sent to the left: the margin, less what lies before every start."""
+        return max(self.margin_right + min(self.block + self.max_left, 0), 0)
 
     @property
     def hops(self) -> tuple[int, int]:
         """How many neighbours to the left and to the right hold what a partition reads."""
-        return -(-self.exchanged_left // self.block), -(-self.exchanged_right // self.block)
+        return -(-self.margin_left // self.block), -(-self.margin_right // self.block)
 
     @property
     def case(self) -> int:
@@ -140,21 +158,20 @@ class Halo:
             return max(self.padding_low(p) for p in range(self.parts))
         return self.window.padding_low % common + base - common
 
-    @property
-    def length(self) -> int:
-        """Elements of the local operand: the most that any partition reads."""
-        return self.interval.length
-
     @cached_property
+    def length(self) -> int:
+        """Elements of the local operand: the most that any partition reads.
+
+        `limit(p) - start(p)` repeats after `base_dilation / gcd(step, base_dilation)` partitions.
+        """
+        start, limit = self.start, self.limit
+        cycle = math.lcm(start.divisor, limit.divisor)
+        return max(0, *(limit.at(p) - start.at(p) for p in range(min(self.parts, cycle))))
+
+    @property
     def interval(self) -> Interval:
         """What partition p reads, with a static length."""
-        window = self.window
-        index = Index.of("p") * window.stride + Index.of("tap") * window.window_dilation
-        return touched(
-            (index - window.padding_low).over(window.base_dilation),
-            blocks={"p": self.out_block, "tap": window.size},
-            parts={"p": self.parts},
-        )
+        return Interval(self.start.index, self.length)
 
     def reads(self, p: int) -> tuple[int, int] | None:
         """First element and end of what the outputs of a partition really read; None: nothing.
@@ -188,12 +205,12 @@ class Halo:
 
     @property
     def needed_left(self) -> int:
-        """The widest left part that some partition really reads, `<= exchanged_left`."""
+        """How far to the left some output of a partition really reads: at most `margin_left`."""
         return self._needed(lambda p, first, end: p * self.block - first)
 
     @property
     def needed_right(self) -> int:
-        """The widest right part that some partition really reads, `<= exchanged_right`."""
+        """How far to the right some output of a partition really reads: at most `margin_right`."""
         return self._needed(lambda p, first, end: end - (p + 1) * self.block)
 
     def _needed(self, width: Callable[[int, int, int], int]) -> int:

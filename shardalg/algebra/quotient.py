@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardalg.algebra.affine import Index
 from shardalg.algebra.offset import partition_symbol
 
 if TYPE_CHECKING:
@@ -70,6 +71,16 @@ class Quotient:
     def __neg__(self) -> Quotient:
         slope = self.slope * self.divisor + self.rest
         return Quotient.of(-slope, -self.constant, self.divisor, up=True)
+
+    @property
+    def index(self) -> Index:
+        """The same as an index expression in the variable `p`.
+
+        >>> print(Quotient.of(6, 5, 4).index)
+        (3*p+2)//2
+        """
+        slope = self.slope * self.divisor + self.rest
+        return Index((("p", slope),) if slope else (), self.constant, self.divisor)
 
     @property
     def is_constant(self) -> bool:

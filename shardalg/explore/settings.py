@@ -10,6 +10,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.errors import MeshError, StrategyError
 from shardalg.models.table1 import STRATEGIES
 from shardalg.models.transformer import WIDE_64B, Config
+from shardalg.options import assignments
 
 # B, S, M and H differ, so that a drawing can name each dimension by its size.
 SMALL = Config(B=8, S=32, M=128, H=512, N=16, D=16, V=1024, L=2, dtype="float32")
@@ -100,33 +101,10 @@ def config_of(model: str, sizes: str = "") -> Config:
     """
     if model not in MODELS:
         raise StrategyError(f"no model {model!r}; the models are {', '.join(MODELS)}.")
-    found = _assignments(sizes, "sizes", "B=8,S=64")
+    found = assignments(sizes, "sizes", "B=8,S=64")
     unknown = [name for name in found if name not in SIZES]
     if unknown:
         raise StrategyError(
             f"the model has no size {', '.join(unknown)}; its sizes are {', '.join(SIZES)}."
         )
     return replace(MODELS[model], **found)
-
-
-def mesh_of(text: str) -> Mesh:
-    """A mesh from "X=2,Y=4".
-
-    >>> mesh_of("data=2,model=4")
-    Mesh(data=2, model=4)
-    """
-    return Mesh(_assignments(text, "mesh", "X=2,Y=4"))
-
-
-def _assignments(text: str, what: str, example: str) -> dict[str, int]:
-    """`A=1,B=2` as a mapping."""
-    pairs = [part.strip() for part in text.split(",") if part.strip()]
-    found: dict[str, int] = {}
-    for pair in pairs:
-        name, equals, size = (part.strip() for part in pair.partition("="))
-        if not (name and equals and size.isdecimal()) or name in found:
-            raise StrategyError(
-                f"{what}: {pair!r} in {text!r}; write NAME=SIZE, each name once, as in {example}."
-            )
-        found[name] = int(size)
-    return found

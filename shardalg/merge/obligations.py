@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import z3
 
@@ -14,6 +15,8 @@ from shardalg.merge.compatible import equal, merge
 from shardalg.merge.devices import Devices, Obligation, Unprovable, Values, devices_of
 from shardalg.merge.encode import Number
 from shardalg.merge.formula import Condition, conditions
+from shardalg.merge.halo_claims import LEMMAS as HALO_LEMMAS
+from shardalg.merge.halo_claims import HaloClaim, HaloWitness, Statement
 from shardalg.merge.lemmas import lemma
 from shardalg.merge.lemmas.lemma import Lemma
 from shardalg.merge.merging import major_part, merging
@@ -150,6 +153,23 @@ def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
     return [_implied(given, shown) for shown in conditions(claim.shows)]
 
 
+def _halo(claim: HaloClaim, symbolic: bool) -> list[Obligation]:
+    if symbolic and not claim.is_derived:
+        raise Unprovable("its widths are not the window's closed forms: give the sizes at hand")
+    if symbolic:
+        return [made for name in HALO_LEMMAS for made in _lemma(lemma(name))]
+    return [made for statement in claim.statements() for made in _stated(statement)]
+
+
+def _stated(statement: Statement) -> list[Obligation]:
+    def read(values: Values) -> HaloWitness:
+        found = dict(values)
+        return HaloWitness(statement.fault, found.get("p", 0), found.get("k"))
+
+    given, shown = conditions(statement.given), conditions(statement.shows)
+    return [replace(_implied(given, condition), witness=read) for condition in shown]
+
+
 def _implied(given: tuple[Condition, ...], shown: Condition) -> Obligation:
     definitions = dict.fromkeys(d for c in (*given, shown) for d in c.definitions)
     return Obligation((*(c.formula for c in given), *definitions), shown.formula)
@@ -162,5 +182,6 @@ _OF_SHARDINGS: dict[type, Callable[..., list[Obligation]]] = {
 }
 _FORMULAS: dict[type, Callable[..., list[Obligation]]] = {
     MaskClaim: _mask,
+    HaloClaim: _halo,
     Lemma: _lemma,
 }

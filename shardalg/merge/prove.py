@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from shardalg.algebra.halo import Halo
 from shardalg.errors import ProofError
 from shardalg.merge.claims import EqualClaim, MaskClaim, MergeClaim, RefineClaim, of_verdict
+from shardalg.merge.halo_claims import HaloClaim
 from shardalg.merge.lemmas.lemma import Lemma
 from shardalg.merge.verdict import Verdict
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
     from shardalg.merge.obligations import Obligation
     from shardalg.merge.solve import Outcome
 
-Claim = MergeClaim | RefineClaim | EqualClaim | MaskClaim | Lemma
+Claim = MergeClaim | RefineClaim | EqualClaim | MaskClaim | HaloClaim | Lemma
+# What is no claim itself, but makes one.
+_CLAIM_OF: dict[type, Callable[..., Claim]] = {Verdict: of_verdict, Halo: HaloClaim}
 Ask = Callable[..., "Outcome"]
 SIZES = ("concrete", "all")
 ENCODINGS = ("coordinates", "position", "devices")
@@ -28,7 +32,7 @@ class Proof:
 
     Attributes:
       status: "proved", "refuted" or "unknown".
-      ms: time in the solver, milliseconds.
+      ms: processor time of the solver, milliseconds.
       smt2: the formulas as SMT-LIB text, each the negation of what is to be shown: `unsat` is
         the proof.
       witness: of a refuted claim, a concrete case; None otherwise.
@@ -58,17 +62,19 @@ class Proof:
 
 
 def prove(
-    claim: Verdict | Claim,
+    claim: Verdict | Halo | Claim,
     sizes: str = "concrete",
     *,
     encoding: str = "coordinates",
     timeout_s: float = 30.0,
     seed: int = 0,
 ) -> Proof:
-    """Let z3 judge a verdict, any claim of `shardalg.merge.claims`, or a lemma.
+    """Let z3 judge a verdict, a halo, any claim of `shardalg.merge.claims`, or a lemma.
 
     Args:
-      sizes: "concrete" or "all"; see `Proof`. A lemma is always about all sizes.
+      sizes: "concrete" or "all"; see `Proof`. A lemma is always about all sizes. A halo is proved
+        on every partition of its sizes; "all" proves the identities that make its closed forms
+        right for every window, size and number of parts (`halo_claims.LEMMAS`).
       encoding: of the devices of a claim about shardings, for the sizes at hand. "coordinates": one
         unknown device, a number per axis. "position": one unknown device, one number, and its
         quotients. "devices": every device by itself (`certificate`), whatever the order of devices;
@@ -105,9 +111,9 @@ def prove(
             f"encoding={encoding!r} with sizes={sizes!r}: the encodings are {list(ENCODINGS)}, and "
             "all sizes are proved in coordinates."
         )
-    stated = of_verdict(claim) if isinstance(claim, Verdict) else claim
+    stated = _CLAIM_OF[type(claim)](claim) if type(claim) in _CLAIM_OF else claim
     if not isinstance(stated, Claim):
-        raise ProofError(f"{type(claim).__name__} is no claim: give a Verdict or a claim.")
+        raise ProofError(f"{type(claim).__name__} is no claim: give a Verdict, a Halo or a claim.")
     from shardalg.merge.solve import decide
 
     ask = partial(decide, timeout_s=timeout_s, seed=seed)

@@ -6,21 +6,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardalg.algebra.affine import Index
 from shardalg.algebra.exchange import exchange
 from shardalg.algebra.halo import halo
+from shardalg.algebra.interval import touched
 from shardalg.algebra.offset import partition_symbol
 from shardalg.algebra.quotient import Quotient
 from shardalg.algebra.window import Window, pad_window, slice_window
 from shardalg.errors import ShardingError
 
 from .window_cases import (
-    convolve,
+    CONVOLUTION,
+    MAX_POOLING,
     deliver,
     dilated,
     padded,
     random_case,
     reads,
     split,
+    windows,
 )
 
 SEED = 210504663
@@ -46,7 +50,7 @@ def faults(found):
         yield "max_left"
     if found.max_right != (limit - (p + 1) * block).max():
         yield "max_right"
-    if found.length != (limit - start).max() or (found.interval.at({"p": p})[0] != start).any():
+    if found.length != (limit - start).max() or found.interval != _touched(window, found):
         yield "interval"
     low, high = found.padding_low(p), [found.padding_high(int(q)) for q in p]
     if (low != start * base - first).any() or found.max_padding_low != low.max():
@@ -56,8 +60,18 @@ def faults(found):
     yield from _read_faults(found, [start, limit])
 
 
+def _touched(window, found):
+    """The interval as it is read off the index map of the operator."""
+    index = Index.of("p") * window.stride + Index.of("tap") * window.window_dilation
+    return touched(
+        (index - window.padding_low).over(window.base_dilation),
+        blocks={"p": found.out_block, "tap": window.size},
+        parts={"p": found.parts},
+    )
+
+
 def _read_faults(found, box):
-    """What is really read: exact, inside the box, and no wider than what is exchanged."""
+    """What is really read: exact, inside the box, and within the margins."""
     needed = [0, 0]
     for p, read in enumerate(reads(found.window, found.size, found.parts)):
         if found.reads(p) != read:
@@ -69,8 +83,8 @@ def _read_faults(found, box):
             needed[1] = max(needed[1], read[1] - (p + 1) * found.block)
     if [found.needed_left, found.needed_right] != needed:
         yield "needed"
-    if needed[0] > found.exchanged_left or needed[1] > found.exchanged_right:
-        yield "exchanged"
+    if needed[0] > found.margin_left or needed[1] > found.margin_right:
+        yield "margin"
 
 
 @pytest.mark.parametrize("count", [5000, pytest.param(100_000, marks=pytest.mark.slow)])
@@ -94,51 +108,57 @@ def test_random_windows_against_enumeration(count, show):
     show(f"{count} windows: {dict(sorted(seen.items()))}")
 
 
-def spmd_convolution(window, values, taps, parts):
-    """One program for all devices: exchange, mask, and a local convolution of static shapes."""
-    found = halo(window, size=len(values), parts=parts)
+def partitioned(algebra, found, values, taps, *, mask=True):
+    """One program for all devices: exchange, mask, and a local operator of static shapes."""
+    window, parts = found.window, found.parts
     want = exchange(found.interval, size=len(values), count=parts)
     held = deliver(want, split(values, parts, found.block))
-    kernel, outputs = dilated(window, taps), []
+    kernel, outputs = dilated(window, taps, algebra.fill), []
     for p, local in enumerate(held):
         start, end = want.want.at({"p": p})
         place = np.arange(start, end)
-        masked = np.where((place >= 0) & (place < len(values)), local, 0.0)
-        outputs.append(_local(found, masked, kernel, found.padding_low(p)))
+        inside = (place >= 0) & (place < len(values))
+        masked = np.where(inside, local, algebra.fill) if mask else np.nan_to_num(local, nan=1e30)
+        outputs.append(_local(algebra, found, masked, kernel, low=found.padding_low(p)))
     return np.concatenate(outputs)[: found.out_size]
 
 
-def _local(found, values, kernel, low):
+def _local(algebra, found, values, kernel, *, low):
     """The paper's three cases; only `low` differs between devices."""
     window, count, most = found.window, found.out_block, found.max_padding_low
-    base = np.zeros(most + max((len(values) - 1) * window.base_dilation + 1, 0))
+    base = np.full(most + max((len(values) - 1) * window.base_dilation + 1, 0), algebra.fill)
     base[most :: window.base_dilation][: len(values)] = values
-    base = np.concatenate([base, np.zeros(found.reach + most)])
+    base = np.concatenate([base, np.full(found.reach + most, algebra.fill)])
     if found.case == 1:
         assert low == most
-        return convolve(base, kernel, window.stride, count)
+        return windows(algebra, base, kernel, window.stride, count)
     if found.case == 2:
-        surplus = convolve(base, kernel, 1, count + most)
+        surplus = windows(algebra, base, kernel, 1, count + most)
         return surplus[most - low :][:count]
-    room = np.concatenate([np.zeros(most), kernel, np.zeros(most)])
-    return convolve(base, room[low : low + len(kernel) + most], window.stride, count)
+    room = np.pad(kernel, most, constant_values=algebra.fill)
+    placed = room[low : low + len(kernel) + most]
+    return windows(algebra, base, placed, window.stride, count)
 
 
-def test_partitioned_convolutions(show):
+@pytest.mark.parametrize("name", ["convolution", "max pooling"])
+def test_partitioned_windows(name, show):
     """Garbage in all padding, offsets that depend on p, every base dilation: the same result."""
+    algebra = {"convolution": CONVOLUTION, "max pooling": MAX_POOLING}[name]
     rng, seen = np.random.default_rng(SEED), Counter()
-    for _ in range(1000):
+    for _ in range(500):
         window, size, parts = random_case(rng, size=40, parts=8)
         values, taps = rng.normal(size=size), rng.normal(size=window.size)
-        base = padded(window, values, 0.0)
+        base = padded(window, values, algebra.fill)
         if len(base) < window.span:  # negative padding cuts more than there is
             continue
-        expected = convolve(base, dilated(window, taps), window.stride, window.out_size(size))
-        got = spmd_convolution(window, values, taps, parts)
+        found = halo(window, size=size, parts=parts)
+        kernel = dilated(window, taps, algebra.fill)
+        expected = windows(algebra, base, kernel, window.stride, window.out_size(size))
+        got = partitioned(algebra, found, values, taps)
         np.testing.assert_allclose(got, expected, atol=1e-9, err_msg=f"{window} {size} {parts}")
-        seen[halo(window, size=size, parts=parts).case] += 1
-    assert min(seen.values()) > 50
-    show(f"convolutions per case of base dilation: {dict(seen)}")
+        seen[found.case] += 1
+    assert min(seen.values()) > 20
+    show(f"{name}, windows per case of base dilation: {dict(seen)}")
 
 
 def test_the_appendix_example():
@@ -173,18 +193,21 @@ def test_widths(window, size, parts, left, right, case):
 def test_slice_and_pad_are_windows():
     rng = np.random.default_rng(SEED)
     for _ in range(100):
-        size = int(rng.integers(1, 30))
-        values = rng.normal(size=size)
-        start = int(rng.integers(0, size))
-        limit, stride = int(rng.integers(start + 1, size + 1)), int(rng.integers(1, 4))
-        window = slice_window(start, limit, stride, size=size)
-        got = spmd_convolution(window, values, np.ones(1), int(rng.integers(1, 6)))
-        np.testing.assert_array_equal(got, values[start:limit:stride])
+        parts, values = int(rng.integers(1, 6)), rng.normal(size=int(rng.integers(1, 30)))
+        start = int(rng.integers(0, len(values)))
+        limit, stride = int(rng.integers(start + 1, len(values) + 1)), int(rng.integers(1, 4))
+        sliced = slice_window(start, limit, stride, size=len(values))
+        assert moved(sliced, values, parts).tolist() == values[start:limit:stride].tolist()
         low, high, interior = (int(x) for x in rng.integers((-2, -2, 0), (4, 4, 3)))
         window = pad_window(low, high, interior)
-        if window.out_size(size) and len(padded(window, values, 0.0)):
-            got = spmd_convolution(window, values, np.ones(1), int(rng.integers(1, 6)))
-            np.testing.assert_array_equal(got, padded(window, values, 0.0))
+        if window.out_size(len(values)):
+            expected = padded(window, values, 0.0)
+            assert moved(window, values, parts).tolist() == expected.tolist()
+
+
+def moved(window, values, parts):
+    found = halo(window, size=len(values), parts=parts)
+    return partitioned(CONVOLUTION, found, values, np.ones(1))
 
 
 MUTATIONS = {
@@ -202,11 +225,29 @@ def rounded_down(found):
     return Quotient.of(found.step, -window.padding_low, window.base_dilation)
 
 
+EXAMPLE = halo(Window(5, 2, 4, 4, base_dilation=3), size=19, parts=4)
+
+
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_wrong_halo_is_seen(name):
-    found = halo(Window(3, 2, 1, 1, base_dilation=3), size=20, parts=4)
-    assert not list(faults(found))
-    assert list(faults(MUTATIONS[name](found)))
+def test_a_wrong_halo_is_seen_by_enumeration(name):
+    assert not list(faults(EXAMPLE))
+    assert list(faults(MUTATIONS[name](EXAMPLE)))
+
+
+# A right halo that is too wide costs bytes and is no error.
+@pytest.mark.parametrize(
+    "name", [*(m for m in MUTATIONS if m != "right one larger"), "mask left out"]
+)
+def test_a_wrong_halo_is_seen_in_the_result(name):
+    rng, window = np.random.default_rng(SEED), EXAMPLE.window
+    values, taps = rng.normal(size=EXAMPLE.size), rng.normal(size=window.size)
+    base, kernel = padded(window, values, 0.0), dilated(window, taps, 0.0)
+    expected = windows(CONVOLUTION, base, kernel, window.stride, EXAMPLE.out_size)
+    right = partitioned(CONVOLUTION, EXAMPLE, values, taps)
+    np.testing.assert_allclose(right, expected, atol=1e-9)
+    found = MUTATIONS.get(name, lambda h: h)(EXAMPLE)
+    got = partitioned(CONVOLUTION, found, values, taps, mask=name != "mask left out")
+    assert not np.allclose(got, expected)
 
 
 @pytest.mark.parametrize(

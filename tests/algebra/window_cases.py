@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
 from shardalg.algebra.window import Window
@@ -49,16 +52,30 @@ def padded(window, values, fill):
     return base[max(-low, 0) : len(base) + min(high, 0)]
 
 
-def dilated(window, taps):
-    """The taps with holes of zeros between them."""
-    kernel = np.zeros(window.span, taps.dtype)
+@dataclass(frozen=True)
+class Algebra:
+    """How a window combines: what padding holds, and one output from a reach of the base."""
+
+    fill: float
+    output: Callable[[np.ndarray, np.ndarray], float]
+
+
+# A pooling is a convolution in which + is max and * is +: its kernel is 0 at taps, else -inf.
+CONVOLUTION = Algebra(0.0, lambda base, kernel: float(base @ kernel))
+MAX_POOLING = Algebra(-np.inf, lambda base, kernel: float((base + kernel).max()))
+
+
+def dilated(window, taps, fill):
+    """The taps with holes between them."""
+    kernel = np.full(window.span, fill)
     kernel[:: window.window_dilation] = taps
     return kernel
 
 
-def convolve(base, kernel, stride, count):
-    """`count` windows of a padded base, each summed under the kernel."""
-    return np.array([base[o * stride :][: len(kernel)] @ kernel for o in range(count)])
+def windows(algebra, base, kernel, stride, count):
+    """`count` outputs over a padded base."""
+    reach = (base[o * stride :][: len(kernel)] for o in range(count))
+    return np.array([algebra.output(part, kernel) for part in reach])
 
 
 def deliver(exchange, blocks):

@@ -12,9 +12,10 @@ import pytest
 import shardalg as sa
 from shardalg.explore import foreign, paper, proofs, runs, table1
 from shardalg.explore.explore import Exploration, write_figures
-from shardalg.explore.settings import PAPER, SMALL, TINY, Settings, config_of, mesh_of
+from shardalg.explore.settings import PAPER, SMALL, TINY, Settings, config_of
 from shardalg.explore.strategies import LAYER, TRAIN_STEP, plans_of, price_section, sections
 from shardalg.models.transformer import WIDE_64B
+from shardalg.options import mesh_of
 from shardalg.table import Table
 
 STRATEGIES = ("attempt 1", "attempt 2", "finalized")

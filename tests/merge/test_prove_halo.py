@@ -1,0 +1,68 @@
+"""Proofs of halos: right ones are proved on all partitions, wrong ones have a partition to show."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardalg.algebra.halo import halo
+from shardalg.algebra.window import Window
+from shardalg.merge.halo_claims import HaloWitness
+from shardalg.merge.prove import prove
+
+SEED = 210504663
+EXAMPLE = halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4)
+DILATED = halo(Window(5, 2, 4, 4, base_dilation=3, window_dilation=2), size=190, parts=16)
+MUTATIONS = {
+    "left one smaller": lambda h: replace(h, left=h.left.plus(0, -1)),
+    "left one larger": lambda h: replace(h, left=h.left.plus(0, 1)),
+    "right one smaller": lambda h: replace(h, right=h.right.plus(0, -1)),
+    "right one larger": lambda h: replace(h, right=h.right.plus(0, 1)),
+    "left grows": lambda h: replace(h, left=h.left.plus(1)),
+    "of another window": lambda h: replace(h, window=replace(h.window, padding_low=2)),
+}
+
+
+def random_halo(rng):
+    while True:
+        fields = rng.integers((1, 1, -3, -3, 1, 1), (8, 5, 8, 8, 5, 4))
+        window, size = Window(*map(int, fields)), int(rng.integers(1, 300))
+        if window.out_size(size):
+            return halo(window, size=size, parts=int(rng.integers(1, 65)))
+
+
+def test_random_halos_are_proved(show):
+    rng, times = np.random.default_rng(SEED), []
+    for _ in range(20):
+        proof = prove(random_halo(rng))
+        assert proof, proof
+        times.append(proof.ms)
+    show(f"halos proved for concrete sizes: median {np.median(times):.0f} ms")
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("found", [EXAMPLE, DILATED])
+def test_a_wrong_halo_is_refuted(found, name):
+    proof = prove(MUTATIONS[name](found))
+    assert proof.status == "refuted"
+    assert isinstance(proof.witness, HaloWitness)
+
+
+def test_the_witness_is_an_element_that_is_lacking():
+    """Right halo p, not p + 1: some partition reads the element after its last one."""
+    wrong = replace(EXAMPLE, right=EXAMPLE.right.plus(0, -1))
+    witness = prove(wrong).witness
+    assert witness.fault == "an element that is read lies outside"
+    first, end = EXAMPLE.reads(witness.partition)
+    assert wrong.limit.at(witness.partition) <= witness.element < end
+    assert first <= witness.element
+
+
+def test_halos_for_all_sizes():
+    """The identities are proved with every parameter symbolic; other forms are not the window's."""
+    proof = prove(DILATED, "all")
+    assert proof, proof
+    assert proof.smt2.count("(check-sat)") >= 6
+    other = prove(replace(DILATED, left=DILATED.left.plus(0, -1)), "all")
+    assert other.status == "unknown"
+    assert "not the window's closed forms" in other.reason
