@@ -19,6 +19,7 @@ BENCHMARKS = {
     "oracle_bytes": "benchmarks.oracle",
     "foreign_step": "benchmarks.foreign_step",
     "symbols": "benchmarks.symbols",
+    "algebra": "benchmarks.algebra",
 }
 
 

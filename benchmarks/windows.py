@@ -9,35 +9,21 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import sympy
 
-from benchmarks.result import Result
 from shardalg.algebra.halo import halo
 from shardalg.algebra.offset import block_size, partition_symbol
 from shardalg.algebra.window import Window
-from shardalg.table import Table
 
 COUNT = 2000
 SEED = 210504663
-ABOUT = """Random windows over sharded dimensions: size, stride, padding, dilations, uneven splits.
-`halo` gives the left and the right width as closed forms in the partition id; `all figures` also
-asks for the largest widths, what XLA exchanges, the case of base dilation, the largest low padding
-and the static local size. sympy builds the same two widths with `floor` and `ceiling` and evaluates
-their largest values. Processor time, median of five passes over the same windows."""
+ABOUT = """`halo`: the left and the right width of a random window (size, stride, padding, dilations,
+uneven split) as closed forms in the partition id; `all figures` adds the largest widths, what XLA
+exchanges, the case of base dilation, the largest low padding and the static local size. sympy
+builds the same two widths with `floor` and `ceiling` and evaluates their largest values."""
 
 
-def run(say: Callable[[str], None], count: int = COUNT) -> Result:
-    say(f"deriving halos of {count} windows")
-    rows = list(rows_of(count))
-    summary = {
-        "halo derivation, microseconds": rows[0]["us"],
-        "times faster than sympy": rows[0]["sympy_ratio"],
-    }
-    return Result("windows", ABOUT, Table.from_records(rows), summary)
-
-
-def rows_of(count: int = COUNT) -> Iterator[dict[str, object]]:
+def rows(count: int = COUNT) -> Iterator[dict[str, object]]:
     cases = list(windows(count))
-    few = cases[: max(count // 40, 1)]
-    slow = microseconds(by_sympy, few, passes=1)
+    slow = microseconds(by_sympy, cases[: max(count // 40, 1)], passes=1)
     for what, derive in (("halo", derived), ("halo, all figures", all_figures)):
         us = microseconds(derive, cases)
         yield {"what": what, "us": us, "sympy_us": slow, "sympy_ratio": slow / us}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from shardalg.costs.step_time import Cost
     from shardalg.costs.symbolic import Symbolised
     from shardalg.lower import Lowered
-    from shardalg.partition.verify import Report
     from shardalg.symbols import Symbols
     from shardalg.table import DataFrame
+    from shardalg.verify.report import Report
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +259,7 @@ class Plan:
 
     @cached_property
     def _report(self) -> Report:
-        from shardalg.partition.verify import verify
+        from shardalg.verify.verify import verify
 
         return replace(verify(self.sharded, self.program), hints=self._hints(self.sizes))
 
@@ -286,7 +287,7 @@ class Plan:
         fn: Callable[..., Any] | None = None,
         args: Sequence[Any] | None = None,
     ) -> Lowered:
-        """The program as a JAX executable; call it on global arrays.
+        """The program as a JAX executable; call it on global arrays. It is verified first.
 
         Args:
           devices: as many as the mesh has positions; None takes jax's first ones.
@@ -300,12 +301,7 @@ class Plan:
         from shardalg.lower import lower
 
         traced = self._bound(fn, args)
-        refuted = self.__dict__.get("_report")
-        if refuted is not None and refuted.refuted:
-            raise LoweringError(
-                f"the plan has {len(refuted.refuted)} refuted claims, the first: "
-                f"{refuted.refuted[0]}. It would compute something else; see plan.verify()."
-            )
+        self._refuse_refuted()
         sites = {
             site.node: sharding
             for site, sharding in zip(traced.graph.sites, self.annotations.sites, strict=True)
@@ -315,6 +311,23 @@ class Plan:
         hints = self._hints(self.sizes)
         at = f", at the hints {hints}" if hints else ""
         return replace(made, verified=self._verified() + at)
+
+    def _refuse_refuted(self) -> None:
+        report = self.verify()
+        if report.refuted:
+            first = report.refuted[0]
+            raise LoweringError(
+                f"the plan has {len(report.refuted)} refuted claims, the first of "
+                f"{first.node}: {first.words}; it fails at {first.witness}. It would compute "
+                "something else: plan.verify() lists them; please report the function."
+            )
+        open_ = [claim for claim in report.claims if claim.status in ("unknown", "not_claimed")]
+        if open_:
+            warnings.warn(
+                f"{len(open_)} claims of the plan are open, the first of {open_[0].node}: "
+                f"{open_[0].words}. plan.verify() lists them.",
+                stacklevel=3,
+            )
 
     def _bound(self, fn: Callable[..., Any] | None, args: Sequence[Any] | None) -> Traced:
         if self.traced.graph.bindings and fn is None:

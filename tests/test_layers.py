@@ -25,6 +25,7 @@ LAYERS = (
     ("spmd",),
     ("costs",),
     ("partition",),
+    ("verify",),
     ("lower",),
     ("models",),
     ("report",),

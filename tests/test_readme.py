@@ -1,7 +1,10 @@
 """The README's example runs and prints what stands below it; what it links to exists."""
 
+import contextlib
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -9,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from shardalg.cli import main
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(python|text)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+CONSOLES = re.findall(r"^```console\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 LINKS = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
 
 
@@ -39,6 +45,29 @@ def test_an_example_prints_what_the_readme_shows(code, shown, tmp_path):
     assert printed(tmp_path, code) == shown.splitlines()
 
 
+def answered(console):
+    """The commands of a block, each with what it prints below it."""
+    lines = []
+    for command in re.findall(r"^\$ .*", console, re.MULTILINE):
+        program, *arguments = shlex.split(command[2:])
+        assert program == "shardalg"
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            main(arguments)
+        lines += [command, *shown.getvalue().splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def without_times(text):
+    """The text without what differs from machine to machine."""
+    return re.sub(r"[\d.]+ (?=µs|ms)|(?<=z3 )[\d.]+", "#", text)
+
+
+@pytest.mark.parametrize("console", CONSOLES)
+def test_a_command_prints_what_the_readme_shows(console):
+    assert without_times(answered(console)) == without_times(console)
+
+
 @pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=["numbers", "named sizes"])
 def test_an_example_is_short(code, shown):
     lines = [line for line in code.splitlines() if line and "import" not in line]
@@ -57,4 +86,6 @@ if __name__ == "__main__":  # python -m tests.test_readme: write the README's ou
             lines = "\n".join(printed(folder, code)) + "\n"
             head = f"```python\n{code}```\n\nprints\n\n```text\n"
             text = text.replace(f"{head}{shown}```", f"{head}{lines}```")
+    for console in CONSOLES:
+        text = text.replace(f"```console\n{console}", f"```console\n{answered(console)}")
     (ROOT / "README.md").write_text(text)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sympy
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,21 @@ class Index:
             return None
         number //= self.div
         return number % self.mod if self.mod else number
+
+    @property
+    def expr(self) -> sympy.Expr:
+        """The same in sympy, in integer symbols of the variables' names.
+
+        >>> (Index.of("o") * 2 - 1).expr, (Index.of("p") // 4 % 2).expr
+        (2*o - 1, Mod(floor(p/4), 2))
+        """
+        import sympy
+
+        number = sympy.Integer(self.constant)
+        for name, coefficient in self.terms:
+            number += coefficient * sympy.Symbol(name, integer=True)
+        number = number / self.div if self.exact else sympy.floor(number / self.div)
+        return sympy.Mod(number, self.mod) if self.mod else number
 
     def __str__(self) -> str:
         ordered = sorted(self.terms, key=lambda term: -abs(term[1]))

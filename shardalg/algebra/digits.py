@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Digit:
+class Digit(NamedTuple):
     """`floor(position / stride) mod size`, where *position* is the device's place in the mesh.
+
+    A named tuple: planning hashes and compares layouts, which are tuples of digits, all the time.
 
     >>> [Digit(stride=2, size=3).at(position) for position in range(8)]
     [0, 0, 1, 1, 2, 2, 0, 0]
@@ -32,7 +34,10 @@ def parts(digits: Digits) -> int:
     >>> parts((Digit(4, 2), Digit(1, 4)))
     8
     """
-    return math.prod(digit.size for digit in digits)
+    count = 1
+    for _, size in digits:
+        count *= size
+    return count
 
 
 def partition_id(digits: Digits, position: int) -> int:
@@ -158,10 +163,6 @@ class Table:
         """The table that digits write over `size` positions."""
         ids = tuple(tuple(partition_id(d, p) for p in range(size)) for d in dims)
         return Table(tuple(parts(d) for d in dims), ids)
-
-    def permuted(self, order: tuple[int, ...]) -> Table:
-        """The table whose position `i` holds what position `order[i]` of this one holds."""
-        return Table(self.parts, tuple(tuple(ids[i] for i in order) for ids in self.ids))
 
     @property
     def is_balanced(self) -> bool:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 
 import numpy as np
 
-from shardalg.algebra.digits import Digit, Digits, parts
+from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.interval import Interval
 from shardalg.algebra.offset import block_size
 from shardalg.errors import ShardingError
@@ -78,12 +79,20 @@ class Exchange:
     devices: int
 
     def __post_init__(self) -> None:
-        unknown = set(self.want.start.variables) - {name for name, _ in self.ids}
+        unknown = sorted(set(self.want.start.variables) - {name for name, _ in self.ids})
         if unknown or self.size < 1 or self.block * parts(self.held) < self.size:
             raise ShardingError(
                 f"an exchange of {self.size} elements in {parts(self.held)} blocks of {self.block} "
-                f"for {self.want}: the blocks must hold all elements, and every partition id of "
-                f"the start needs digits (missing: {sorted(unknown)})."
+                f"for {self.want}: the blocks must hold all elements, at least one, and every "
+                f"partition id of the start needs digits (missing: {unknown})."
+            )
+        digits = (*self.held, *(digit for _, row in self.ids for digit in row))
+        outside = [d for d in digits if d.stride * d.size > self.devices]
+        clashes = [pair for pair in combinations(self.held, 2) if overlap(*pair)]
+        if outside or clashes:
+            raise ShardingError(
+                f"an exchange over {self.devices} devices: {outside or clashes[0]} "
+                f"{'reach beyond them' if outside else 'split the dimension twice'}."
             )
 
     def shift(self, position: int) -> int:
@@ -115,10 +124,13 @@ class Exchange:
     def hop_elements(self) -> int:
         """The same if neighbours send whole margins, hop by hop, as wide as any device needs."""
         start, end = self._clipped
-        own = self._held * self.block
-        some = start < end
-        margins = (own - start)[some], (end - own - self.block)[some]
-        return sum(int(margin.max(initial=0)) for margin in margins)
+        own, some = self._held * self.block, start < end
+        if not some.any():
+            return 0
+        left, right = int((own - start)[some].max()), int((end - own - self.block)[some].max())
+        # What lies behind every end, or before every start, is not sent.
+        unread = min(self.block + right, 0), min(self.block + left, 0)
+        return max(left + unread[0], 0) + max(right + unread[1], 0)
 
     @property
     def gather_elements(self) -> int:
@@ -203,7 +215,7 @@ def exchange(want: Interval, *, size: int, count: int, block: int | None = None)
       block: elements that a device holds; `ceil(size / count)` if not given.
 
     Raises:
-      ShardingError: the blocks do not hold all elements.
+      ShardingError: no devices, or blocks that do not hold all elements.
 
     >>> from shardalg.algebra.affine import Index
     >>> shifted = exchange(Interval(Index.of("p") * 3 - 1, 4), size=12, count=4)
@@ -214,6 +226,8 @@ def exchange(want: Interval, *, size: int, count: int, block: int | None = None)
     >>> shifted.elements, shifted.hop_elements, shifted.gather_elements
     (1, 1, 9)
     """
+    if count < 1:
+        raise ShardingError(f"an exchange over count={count} devices: give at least one.")
     held = (Digit(1, count),)
     names = want.start.variables or ("p",)
     ids = tuple((name, held) for name in names)

@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 
 from shardalg.algebra.interval import Interval
 from shardalg.algebra.offset import block_size
 from shardalg.algebra.quotient import Quotient
 from shardalg.algebra.window import Window
 from shardalg.errors import ShardingError
+from shardalg.table import Table
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,29 @@ class Halo:
     def _reads(self) -> tuple[tuple[int, int] | None, ...]:
         return tuple(self.reads(p) for p in range(self.parts))
 
+    def table(self) -> Table:
+        """One row per partition: what it owns, what it reads, and what of that is padding.
+
+        >>> halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4).table()
+        partition  own       start  limit  left  right  padding_low  padding_high  reads
+                0  [0, 3)       -1      4     1      1            0             0  [0, 4)
+                1  [3, 6)        3      8     0      2            0             0  [3, 8)
+                2  [6, 9)        7     12    -1      3            0             0  [7, 12)
+                3  [9, 12)      11     16    -2      4            0             0  [11, 12)
+        """
+        forms = {"start": self.start, "limit": self.limit, "left": self.left, "right": self.right}
+        return Table.from_records(
+            {
+                "partition": p,
+                "own": f"[{p * self.block}, {min((p + 1) * self.block, self.size)})",
+                **{name: form.at(p) for name, form in forms.items()},
+                "padding_low": self.padding_low(p),
+                "padding_high": self.padding_high(p),
+                "reads": None if read is None else f"[{read[0]}, {read[1]})",
+            }
+            for p, read in enumerate(self._reads)
+        )
+
     def __repr__(self) -> str:
         return f"Halo(left={self.left!r}, right={self.right!r})"
 
@@ -260,13 +285,12 @@ def halo(window: Window, *, size: int, parts: int) -> Halo:
 
 
 def _check(window: Window, size: int, parts: int) -> None:
-    if size < 1 or parts < 1:
+    if not (isinstance(size, Integral) and isinstance(parts, Integral) and min(size, parts) >= 1):
         raise ShardingError(
-            f"a halo of size={size} in parts={parts}: a dimension has at least one element, and at "
-            "least one partition."
+            f"a halo of size={size!r} in parts={parts!r}: both are whole numbers of at least 1."
         )
     if window.out_size(size) < 1:
         raise ShardingError(
             f"{window!r} has no output over {size} elements: its {window.span} positions do not "
-            f"fit into the padded input; nothing is read, so there is no halo."
+            "fit into the padded input; nothing is read, so there is no halo."
         )

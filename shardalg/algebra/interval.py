@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.quotient import Quotient
+from shardalg.errors import ShardingError
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class Interval:
       start: its variables are partition ids: the `p` of one sharded dimension, or one per sharded
         loop. Rounded down if divided; `ceil(x/m)` is written `floor((x + m - 1)/m)`.
 
+    Raises:
+      ShardingError: a start with an exact division or a remainder; a negative length.
+
     >>> Interval(Index.of("p") * 4 - 1, 6)
     Interval([4*p-1, +6))
     >>> Interval(Index.of("p") * 4 - 1, 6).at({"p": 2})
@@ -31,8 +35,11 @@ class Interval:
     length: int
 
     def __post_init__(self) -> None:
-        assert not self.start.exact and not self.start.mod, f"{self.start} is no start"
-        assert self.length >= 0, self
+        if self.start.exact or self.start.mod or self.length < 0:
+            raise ShardingError(
+                f"{self!r}: the start is linear in partition ids, divided with rounding down if at "
+                "all (write `//`), and the length is not negative."
+            )
 
     def at(self, ids: Mapping[str, int]) -> tuple[int, int]:
         """First element and end, for partition ids (numbers, or arrays of them)."""
@@ -66,13 +73,17 @@ def touched(index: Index, *, blocks: Mapping[str, int], parts: Mapping[str, int]
       blocks: per loop of the index: iterations of one device.
       parts: per split loop: into how many blocks. Loops that are not here run whole everywhere.
 
+    Raises:
+      ShardingError: the index has a remainder.
+
     >>> conv = Index.of("o") * 2 + Index.of("r") - 1
     >>> touched(conv, blocks={"o": 4, "r": 3}, parts={"o": 8})
     Interval([8*o-1, +9))
     >>> touched(conv.over(3), blocks={"o": 4, "r": 3}, parts={"o": 8})
     Interval([(8*o+1)//3, +3))
     """
-    assert not index.mod, f"{index}: a remainder reaches no interval"
+    if index.mod:
+        raise ShardingError(f"{index} jumps back at a multiple of {index.mod}: it is no interval.")
     reach = [coefficient * (blocks[name] - 1) for name, coefficient in index.terms]
     low = index.constant + sum(min(0, part) for part in reach)
     span = sum(abs(part) for part in reach)

@@ -18,6 +18,7 @@ MAX_AXES = 256
 SHOWN = 60  # columns of a long text on each side of the fault
 
 T = TypeVar("T")
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Reader:
@@ -34,8 +35,9 @@ class Reader:
 
     def skip(self) -> int:
         """The column of the next word."""
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
+        found = _SPACE.match(self.text, self.at)
+        assert found is not None  # it matches the empty text
+        self.at = found.end()
         return self.at
 
     def take(self, pattern: str) -> str:

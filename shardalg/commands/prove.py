@@ -12,7 +12,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import NotationError
 from shardalg.files import write_whole
 from shardalg.merge.compatible import POLICIES, equal, merge, refines
-from shardalg.merge.prove import Proof, prove
+from shardalg.merge.prove import RESET, Proof, prove
 from shardalg.merge.verdict import Verdict
 from shardalg.options import mesh_of, shape_of
 
@@ -63,19 +63,26 @@ def run(options: argparse.Namespace) -> int:
         raise NotationError(f"--mesh is given {len(meshes)} times; there are two shardings.")
     texts, shape = (options.first, options.second), shape_of(options.shape)
     pair = _on_meshes(texts, shape, meshes) if meshes else _on_own_meshes(texts, shape)
-    start = time.perf_counter()
-    verdict = RELATIONS[options.relation](*pair, options.policy)
-    reason = verdict.reason  # decided, with its witness
-    seconds = time.perf_counter() - start
+    verdict, seconds = _decided(options.relation, pair, options.policy)
     proofs = [prove(verdict, "all" if options.all_sizes else "concrete")]
     if options.all_sizes and not proofs[0]:
         proofs.append(prove(verdict))
-    print("\n".join([*_lines(verdict, reason, seconds), *map(_proof_line, proofs)]))
+    print("\n".join([*_lines(verdict, seconds), *map(_proof_line, proofs)]))
     if options.smt2 is not None:
-        write_whole(options.smt2, "\n".join(proof.smt2 for proof in proofs))
+        write_whole(options.smt2, RESET.join(proof.smt2 for proof in proofs if proof.smt2))
     if not proofs[0]:
         return UNPROVED
     return HOLDS if verdict else REFUSED
+
+
+def _decided(relation: str, pair: tuple[Sharding, Sharding], policy: str) -> tuple[Verdict, float]:
+    """The verdict, and the processor seconds of deciding it, its witness included."""
+    for _ in range(2):  # the first time loads modules
+        start = time.thread_time()
+        verdict = RELATIONS[relation](*pair, policy)
+        assert verdict.reason
+        seconds = time.thread_time() - start
+    return verdict, seconds
 
 
 def _on_meshes(
@@ -106,7 +113,7 @@ def _attempt(text: str, shape: tuple[int, ...]) -> Sharding | NotationError:
         return fault
 
 
-def _lines(verdict: Verdict, reason: str, seconds: float) -> list[str]:
+def _lines(verdict: Verdict, seconds: float) -> list[str]:
     """The question, the answer and why."""
     first, second = verdict.operands
     answer = "holds" if verdict else "refused"
@@ -118,7 +125,7 @@ def _lines(verdict: Verdict, reason: str, seconds: float) -> list[str]:
     ]
     if verdict and verdict.sharding is not None:
         lines.append(_line("merged", _described(verdict.sharding)))
-    lines.append(_line("because", reason))
+    lines.append(_line("because", verdict.reason))
     if verdict.condition is not None:
         lines.append(_line("condition", str(verdict.condition)))
     return lines

@@ -237,9 +237,12 @@ class _Symboliser:
         """One dimension stripped to its block, or padded to the blocks that `after` cuts."""
         local, dim = self.program.locals[result], instruction.attributes.dim
         shape = list(self.shapes[instruction.operands[0]])
-        shape[dim] = self.tiled(local, [dim])[dim]
-        if local.shape[dim] != local.sharding.shard_shape[dim]:
-            shape[dim] *= math.prod(d.size for d in self.digits(after.attributes.digits))
+        if local.shape[dim] == local.sharding.shard_shape[dim]:
+            shape[dim] = self.tiled(local, [dim])[dim]
+            return tuple(shape)
+        cut = self.program.locals[after.results[0]].sharding
+        block = self.tile(self.wholes[local.index][dim], cut.shape[dim], cut.dims[dim])
+        shape[dim] = block * math.prod(d.size for d in self.digits(after.attributes.digits))
         return tuple(shape)
 
     def tiled(self, local: Local, dims: Sequence[int]) -> tuple[Size | None, ...]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardalg.partition.verify import Report
 from shardalg.plan import Plan
 from shardalg.report.html import Section
 from shardalg.report.proofs import by_claim, statements
 from shardalg.table import Table
+from shardalg.verify.report import Report
 
 INTRODUCTION = """A plan rests on claims: that two shardings merge, that every iteration is
-computed by equally many devices, that a mask covers what padding added, that operators read,
-write and combine what they should. z3 judges the first three, merges for **all** mesh sizes of
-at least 2. The others are listed as `not_claimed` until they are proved too; until then no plan
-counts as verified."""
+computed by equally many devices, that each local operator reads, writes and combines the elements
+that it should, that masks cover what padding added, that collectives deliver what the next
+operator expects. z3 judges them without reading the planner: merges for **all** mesh sizes of at
+least 2, the others at the sizes of the plan. What is trusted is listed with the tests that stand
+in."""
 MOST_STATEMENTS = 8
 COLUMNS = ("plan", "merges", "merges_proved", "proofs_ms", "all_claims")
 

@@ -17,6 +17,8 @@ from shardalg.merge.encode import Number
 from shardalg.merge.formula import Condition, conditions
 from shardalg.merge.halo_claims import LEMMAS as HALO_LEMMAS
 from shardalg.merge.halo_claims import HaloClaim, HaloWitness, Statement
+from shardalg.merge.integer_formulas import integer_obligations
+from shardalg.merge.integers import IntegerClaim
 from shardalg.merge.lemmas import lemma
 from shardalg.merge.lemmas.lemma import Lemma
 from shardalg.merge.merging import major_part, merging
@@ -184,4 +186,5 @@ _FORMULAS: dict[type, Callable[..., list[Obligation]]] = {
     MaskClaim: _mask,
     HaloClaim: _halo,
     Lemma: _lemma,
+    IntegerClaim: integer_obligations,
 }

@@ -16,7 +16,7 @@ from shardalg.costs.symbolic import Size, Sizes, Symbolised, formula_digits
 from shardalg.graph.ir import Node
 from shardalg.partition.assign import Choice, NodeKey, alternatives
 from shardalg.partition.partition import Partitioner
-from shardalg.partition.reshard import reshard_path
+from shardalg.partition.reshard import nearest, reshard_path
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Options
 from shardalg.spmd.program import AllToAll, ReduceScatter
@@ -117,8 +117,7 @@ class _Pricer:
         total, count = Formula.of(0), len(key.sources)
         operands = zip(key.sources, choice.demands, key.signature.operands, shapes, strict=False)
         for sources, demand, type_, shape in operands:
-            source = min(sources, key=lambda s: reshard_path(s, demand).wire_elements)
-            total += self.path(source, demand, shape) * type_.itemsize
+            total += self.path(nearest(sources, demand), demand, shape) * type_.itemsize
         types = key.signature.results
         for made, home, type_, shape in zip(
             choice.produced, key.homes, types, shapes[count:], strict=True

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardalg.algebra.digits import Digit, Digits, parts
+from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Signature
-from shardalg.ops.emit import unsupported_loops
-from shardalg.ops.loops import dim_loops
-from shardalg.ops.rule import AND, MAX, MIN, OR, PICK, SUM, Rule
+from shardalg.ops.rule import PICK, SUM, Rule
 from shardalg.ops.table import rules
-from shardalg.partition.reshard import reshard_path
+from shardalg.partition.component import (
+    Assigned,
+    Component,
+    Tensor,
+    as_set,
+    components,
+    reduced_digits,
+)
+from shardalg.partition.layouts import interned, whole
+from shardalg.partition.reshard import reshard_bound, reshard_price
 
-Dims = tuple[Digits, ...]
-Assigned = dict[str, Digits]
-COMBINABLE = frozenset({SUM, MAX, MIN, AND, OR})
+Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
+"""Of the operands and of the results."""
 
 
 class NodeKey(NamedTuple):
@@ -61,108 +67,117 @@ def choose(key: NodeKey) -> Choice:
     if rows is None:
         return _gather_all(key)
     merged: Choice | None = None
-    for component in _components(rows):
-        best = best_of(key, list(_candidates(key, rows, component)), rows[component[0]])
-        merged = best if merged is None else _merge(merged, best, rows, component)
+    for component in components(rows):
+        best = _best(key, _candidates(key, component), component.rule)
+        merged = best if merged is None else _merge(merged, best, component)
     assert merged is not None, f"{key.signature.primitive} has an empty row"
     return merged
 
 
 def alternatives(key: NodeKey) -> Iterator[tuple[Choice, tuple[Choice, ...], Rule]]:
     """Per part of a node that is decided alone: what was chosen, all that could be, and the row."""
-    rows = rules(key.signature) or ()
-    for component in _components(rows):
-        found = tuple(_candidates(key, rows, component))
-        rule = rows[component[0]]
-        yield best_of(key, list(found), rule), found, rule
+    for component in components(rules(key.signature) or ()):
+        found = _candidates(key, component)
+        yield _best(key, found, component.rule), tuple(found), component.rule
 
 
-def best_of(key: NodeKey, candidates: list[Choice], rule: Rule) -> Choice:
+def _best(key: NodeKey, candidates: list[Choice], rule: Rule) -> Choice:
     """Only what may win is priced: where there is arithmetic, what computes on the most devices."""
     if rule.flops != 0:
-        most = max(choice.devices for choice in candidates)
+        most = max([choice.devices for choice in candidates])
         candidates = [choice for choice in candidates if choice.devices == most]
-    return min(candidates, key=lambda c: (_price(key, c.demands, c.produced), -c.devices))
+    return candidates[0] if len(candidates) == 1 else _cheapest(key, candidates)
+
+
+def _cheapest(key: NodeKey, candidates: list[Choice]) -> Choice:
+    """The first of the fewest bytes, then of the most devices.
+
+    Candidates are priced in the order of what they cost at least, until the rest cost more.
+    """
+    ordered = sorted([(_bytes(key, c, _least), number) for number, c in enumerate(candidates)])
+    best: tuple[object, int, int] | None = None
+    for least, number in ordered:
+        if best is not None and least > best[0]:
+            break
+        choice = candidates[number]
+        rank = (_bytes(key, choice, reshard_price), -choice.devices, number)
+        best = rank if best is None else min(best, rank)
+    return candidates[best[2]]
+
+
+def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], object]) -> object:
+    """Bytes that a device sends to bring operands in and results home.
+
+    Args:
+      price: elements sent from one layout to another.
+    """
+    signature, total = key.signature, 0
+    for sources, demand, type_ in zip(key.sources, choice.demands, signature.operands, strict=True):
+        total += min([price(source, demand) for source in sources]) * type_.itemsize
+    for made, home, type_ in zip(choice.produced, key.homes, signature.results, strict=True):
+        total += price(made, home) * type_.itemsize
+    return total
+
+
+def _least(source: Sharding, target: Sharding) -> object:
+    return reshard_bound(source, target)[0]
 
 
 def _gather_all(key: NodeKey) -> Choice:
     """A primitive without a row: every device computes the whole of it."""
-    demands = tuple(_layout(s[0], ((),) * len(s[0].shape)) for s in key.sources)
-    produced = tuple(_layout(h, ((),) * len(h.shape)) for h in key.homes)
-    return Choice((), demands, produced, 1)
+    demands = tuple(whole(sources[0]) for sources in key.sources)
+    return Choice((), demands, tuple(map(whole, key.homes)), 1)
 
 
-def _layout(like: Sharding, dims: Dims, unreduced: Digits = ()) -> Sharding:
-    return Sharding(like.mesh, like.shape, dims, unreduced=unreduced)
+def _laid(like: Sharding, dims: tuple[Digits, ...], unreduced: Digits = ()) -> Sharding:
+    return interned(like.mesh, like.shape, dims, unreduced)
 
 
-def _components(rows: tuple[Rule, ...]) -> list[tuple[int, ...]]:
-    """Rows that share a loop or an operand are decided together."""
-    groups: list[tuple[set[object], list[int]]] = []
-    for number, rule in enumerate(rows):
-        marks: set[object] = set(rule.extents) | set(rule.operands)
-        joined = [g for g in groups if g[0] & marks]
-        groups = [g for g in groups if not g[0] & marks]
-        numbers = sorted([n for _, ns in joined for n in ns] + [number])
-        groups.append((marks.union(*(m for m, _ in joined)), numbers))
-    return [tuple(numbers) for _, numbers in sorted(groups, key=lambda g: g[1])]
-
-
-def _merge(
-    first: Choice, second: Choice, rows: tuple[Rule, ...], component: tuple[int, ...]
-) -> Choice:
+def _merge(first: Choice, second: Choice, component: Component) -> Choice:
     """Put the operands and results of `component` from `second` into `first`."""
-    own = set().union(*(rows[r].operands for r in component))
-    demands = tuple(
-        b if i in own else a
-        for i, (a, b) in enumerate(zip(first.demands, second.demands, strict=True))
-    )
-    produced = tuple(
-        b if i in component else a
-        for i, (a, b) in enumerate(zip(first.produced, second.produced, strict=True))
-    )
-    return Choice(first.loops + second.loops, demands, produced, first.devices)
+    demands, produced = list(first.demands), list(first.produced)
+    for tensor in component.tensors:
+        if tensor.operand is not None:
+            demands[tensor.operand] = second.demands[tensor.operand]
+        else:
+            produced[tensor.result] = second.produced[tensor.result]
+    return Choice(first.loops + second.loops, tuple(demands), tuple(produced), first.devices)
 
 
-def _candidates(
-    key: NodeKey, rows: tuple[Rule, ...], component: tuple[int, ...]
-) -> Iterator[Choice]:
-    several = len(rows) > 1
-    own = [rows[r] for r in component]
-    options = _options(key, own, component if several else None)
-    names = list(options)
+def _candidates(key: NodeKey, component: Component) -> list[Choice]:
+    options = _options(key, component)
+    passed = _passed(key, component.rule) if len(rules(key.signature) or ()) == 1 else {}
+    demands = [_laid(sources[0], sources[0].dims) for sources in key.sources]
+    produced = [_laid(home, home.dims) for home in key.homes]
+    found: list[Choice] = []
     for combination in itertools.product(*options.values()):
-        assigned = {n: d for n, d in zip(names, combination, strict=True) if d}
+        assigned = {n: d for n, d in zip(options, combination, strict=True) if d}
         digits = [d for group in assigned.values() for d in group]
-        if len(digits) == len(set(digits)) and _realisable(own, assigned):
-            yield from _choices(key, rows, component, assigned)
+        if len(digits) == len(set(digits)) and component.allows(assigned):
+            layouts = _layouts(key, component, assigned, (demands, produced))
+            if layouts is not None:
+                found += _choices(tuple(assigned.items()), layouts, passed)
+    return found
 
 
-def _options(
-    key: NodeKey, own: list[Rule], component: tuple[int, ...] | None
-) -> dict[str, list[Digits]]:
+def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
     """Per loop the digits that some tensor's sharding puts on it, and no digits."""
-    options: dict[str, list[Digits]] = {}
-    for rule in own:
-        barred = unsupported_loops(rule)
-        for name, _ in rule.loops:
-            if name not in barred:
-                options.setdefault(name, [()])
-    for number, rule in enumerate(own):
-        for tensor in rule.tensors:
-            result = ~tensor if component is None else component[number]
-            at_hand = key.sources[tensor] if tensor >= 0 else (key.homes[result],)
-            for sharding in at_hand:
-                _suggest(options, rule, tensor, sharding)
+    options: dict[str, list[Digits]] = {name: [()] for name in component.loops}
+    for tensor in component.tensors:
+        for sharding in _at_hand(key, tensor):
+            for loops, digits in zip(tensor.dims, sharding.dims, strict=True):
+                for loop, own in spread(loops, digits) if digits else ():
+                    known = options.get(loop)
+                    if known is not None:
+                        tops = (own[:end] for end in range(len(own), 0, -1))
+                        known += [top for top in tops if top not in known]
     return options
 
 
-def _suggest(options: dict[str, list[Digits]], rule: Rule, tensor: int, sharding: Sharding) -> None:
-    for dim, digits in enumerate(sharding.dims):
-        for loop, own in spread(dim_loops(rule, tensor, dim), digits):
-            for end in range(len(own), 0, -1):
-                if loop in options and own[:end] not in options[loop]:
-                    options[loop].append(own[:end])
+def _at_hand(key: NodeKey, tensor: Tensor) -> tuple[Sharding, ...]:
+    if tensor.operand is not None:
+        return key.sources[tensor.operand]
+    return (key.homes[tensor.result],)
 
 
 def spread(loops: tuple[tuple[str, int], ...], digits: Digits) -> list[tuple[str, Digits]]:
@@ -189,133 +204,55 @@ def spread(loops: tuple[tuple[str, int], ...], digits: Digits) -> list[tuple[str
     return out
 
 
-def _realisable(own: list[Rule], assigned: Assigned) -> bool:
-    return all(_row_realisable(rule, assigned) for rule in own)
+def _layouts(
+    key: NodeKey,
+    component: Component,
+    assigned: Assigned,
+    others: tuple[list[Sharding], list[Sharding]],
+) -> Layouts | None:
+    """Layouts that follow; None where two rows ask one operand for different ones.
 
-
-def _row_realisable(rule: Rule, assigned: Assigned) -> bool:
-    """Whether every sharded loop partitions each dimension it runs over, and can be combined."""
-    for tensor in rule.tensors:
-        for dim in range(len(rule.indices(tensor))):
-            if not _partitions(rule, (tensor, dim), assigned):
-                return False
-    return all(
-        _combinable(rule, loop, parts(assigned[loop])) for loop in rule.reduced if loop in assigned
-    )
-
-
-def _combinable(rule: Rule, loop: str, count: int) -> bool:
-    """Whether partial results over blocks of `loop` combine: padding must be maskable too."""
-    picked = rule.combine == PICK and bool(rule.guards)
-    plain = any(index.loop == loop for dims in rule.operands.values() for index in dims)
-    even = rule.extents[loop] % count == 0
-    return (rule.combine in COMBINABLE or picked) and (even or plain)
-
-
-def _partitions(rule: Rule, place: tuple[int, int], assigned: Assigned) -> bool:
-    """Whether the sharded loops of a dimension leave each device one block of it.
-
-    Where several loops make up the dimension, the blocks must be even.
+    Args:
+      others: layouts of what the component does not touch.
     """
-    index = rule.indices(place[0])[place[1]]
-    sharded = {v for v in index.variables if v in assigned}
-    loops = dim_loops(rule, *place)
-    if not sharded <= {name for name, _ in loops}:
-        return False
-    open_end = False
-    for name, extent in loops if len(loops) > 1 else ():
-        count = parts(assigned.get(name, ()))
-        if count > 1 and (open_end or extent % count):
-            return False
-        open_end = open_end or count != extent
-    return True
-
-
-def dims_of(rule: Rule, tensor: int, assigned: Assigned) -> Dims:
-    """Digits per dimension of a tensor of `rule` (operand number, or `~r` for result r)."""
-    return tuple(
-        tuple(d for name, _ in dim_loops(rule, tensor, dim) for d in assigned.get(name, ()))
-        for dim in range(len(rule.indices(tensor)))
-    )
-
-
-def reduced_digits(rule: Rule, assigned: Assigned) -> Digits:
-    """Digits on loops whose iterations combine; major first, so that equal sets are alike."""
-    return _as_set(d for name in rule.reduced for d in assigned.get(name, ()))
-
-
-def _as_set(digits: Iterable[Digit]) -> Digits:
-    return tuple(sorted(digits, reverse=True))
+    demands, produced = list(others[0]), list(others[1])
+    asked: dict[int, Sharding] = {}
+    for tensor in component.tensors:
+        dims, rule = tensor.digits(assigned), tensor.rule
+        if tensor.operand is None:
+            pending = reduced_digits(rule, assigned) if rule.combine in (SUM, PICK) else ()
+            produced[tensor.result] = _laid(key.homes[tensor.result], dims, pending)
+            continue
+        made = _laid(key.sources[tensor.operand][0], dims)
+        if asked.setdefault(tensor.operand, made) != made:
+            return None
+        demands[tensor.operand] = made
+    return tuple(demands), tuple(produced)
 
 
 def _choices(
-    key: NodeKey, rows: tuple[Rule, ...], component: tuple[int, ...], assigned: Assigned
+    loops: tuple[tuple[str, Digits], ...], layouts: Layouts, passed: Mapping[int, Digits]
 ) -> Iterator[Choice]:
-    demands = [_layout(s[0], s[0].dims) for s in key.sources]
-    produced = [_layout(home, home.dims) for home in key.homes]
-    agreed: dict[int, Dims] = {}
-    for number in component:
-        rule = rows[number]
-        pending = reduced_digits(rule, assigned) if rule.combine in (SUM, PICK) else ()
-        for tensor in rule.tensors:
-            dims = dims_of(rule, tensor, assigned)
-            if tensor < 0:
-                result = ~tensor if len(rows) == 1 else number
-                produced[result] = _layout(key.homes[result], dims, pending)
-            elif agreed.setdefault(tensor, dims) != dims:
-                return
-            else:
-                demands[tensor] = _layout(key.sources[tensor][0], dims)
-    yield from _finished(key, rows, assigned, (tuple(demands), tuple(produced)))
-
-
-def _finished(
-    key: NodeKey,
-    rows: tuple[Rule, ...],
-    assigned: Assigned,
-    layouts: tuple[tuple[Sharding, ...], tuple[Sharding, ...]],
-) -> Iterator[Choice]:
-    loops = tuple(assigned.items())
-    devices = math.prod(parts(digits) for digits in assigned.values())
+    devices = math.prod([parts(digits) for _, digits in loops])
     yield Choice(loops, *layouts, devices)
-    passed = _pass_pending(key, rows[0], layouts) if len(rows) == 1 else None
     if passed:
-        # Each member adds its own partial sums: no device repeats another's work.
-        members = parts(passed[1][0].unreduced) // max(parts(layouts[1][0].unreduced), 1)
-        yield Choice(loops, *passed, devices * members)
+        digits = next(iter(passed.values()))
+        demands, produced = layouts
+        used = {d for one in (*demands, *produced) for dim in one.dims for d in dim}
+        used.update(d for made in produced for d in made.unreduced)
+        if used.isdisjoint(digits):
+            demands = tuple(_laid(w, w.dims, passed.get(i, ())) for i, w in enumerate(demands))
+            produced = tuple(_laid(m, m.dims, as_set(m.unreduced + digits)) for m in produced)
+            # Each member adds its own partial sums: no device repeats another's work.
+            yield Choice(loops, demands, produced, devices * parts(digits))
 
 
-def _pass_pending(
-    key: NodeKey, rule: Rule, layouts: tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
-) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]] | None:
-    """The same assignment, partial sums passed on: all addends pending alike, or one factor."""
+def _passed(key: NodeKey, rule: Rule) -> Mapping[int, Digits]:
+    """Operands whose partial sums may be passed on: all addends pending alike, or one factor."""
     pending = {i: s[0].unreduced for i, s in enumerate(key.sources) if s[0].unreduced}
     if not pending or rule.combine != SUM or not set(pending) <= rule.linear:
-        return None
+        return {}
     alike = len(set(pending.values())) == 1
     added = set(pending) == rule.addends
     factor = len(pending) == 1 and not set(pending) & rule.addends
-    if not alike or not (added or factor):
-        return None
-    digits = next(iter(pending.values()))
-    wanted, made = layouts
-    used = {d for layout in (*wanted, *made) for dim in layout.dims for d in dim}
-    if used & set(digits) or any(set(m.unreduced) & set(digits) for m in made):
-        return None
-    demands = tuple(_layout(w, w.dims, pending.get(i, ())) for i, w in enumerate(wanted))
-    return demands, tuple(_layout(m, m.dims, _as_set(m.unreduced + digits)) for m in made)
-
-
-def _price(key: NodeKey, demands: tuple[Sharding, ...], produced: tuple[Sharding, ...]) -> object:
-    """Bytes that a device sends to bring operands in and results home."""
-    total: object = 0
-    for sources, demand, type_ in zip(key.sources, demands, key.signature.operands, strict=True):
-        total += bring_price(sources, demand) * type_.itemsize
-    for made, home, type_ in zip(produced, key.homes, key.signature.results, strict=True):
-        total += reshard_path(made, home).wire_elements * type_.itemsize
-    return total
-
-
-def bring_price(sources: tuple[Sharding, ...], demand: Sharding) -> object:
-    """Elements a device sends to get `demand` from the nearest of `sources`."""
-    return min(reshard_path(source, demand).wire_elements for source in sources)
+    return pending if alike and (added or factor) else {}

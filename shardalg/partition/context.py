@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node
+from shardalg.partition.layouts import whole
 from shardalg.partition.padding import padded_move
-from shardalg.partition.reshard import reshard_path
+from shardalg.partition.reshard import nearest, reshard_path
 from shardalg.spmd.program import COLLECTIVES, Attributes, Instruction, Local
 
 ANY_PHASE = ""
@@ -43,8 +44,8 @@ def moves(source: Sharding, target: Sharding) -> tuple[Move, ...]:
     for step in reshard_path(source, target).steps:
         moving = isinstance(step.attributes, COLLECTIVES)
         why = f": {source.text()} to {step.layout.text()}" if moving else ""
-        for attributes, after in padded_move(shape, source, step.attributes, step.layout):
-            found.append(Move(attributes, after, step.layout, why))
+        for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
+            found.append(Move(attributes, after, layout, why))
             shape = after
         source = step.layout
     return tuple(found)
@@ -100,7 +101,7 @@ class PartitionContext:
         """`value` can be had in every layout for nothing, as a slice of the whole would be."""
         home = self.sources[value][0]
         self.remade[value] = make
-        self.sources[value] = (home, Sharding(home.mesh, home.shape, ((),) * len(home.shape)))
+        self.sources[value] = (home, whole(home))
 
     def given(self, value: int, layout: Sharding) -> int:
         """A new local that holds `value` from the start of the current block."""
@@ -123,11 +124,9 @@ class PartitionContext:
     def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
         if value in self.remade:
             return self.remade[value](layout, cause._replace(role=self.roles[value]))
-        nearest = min(
-            self.sources[value], key=lambda source: reshard_path(source, layout).wire_elements
-        )
-        local = self.copies[value, nearest, ANY_PHASE]
-        return self.move(local, nearest, layout, cause._replace(role=self.roles[value]))
+        source = nearest(self.sources[value], layout)
+        local = self.copies[value, source, ANY_PHASE]
+        return self.move(local, source, layout, cause._replace(role=self.roles[value]))
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
         """Emit the steps from `source` to `target`; the local that holds the result."""

@@ -11,9 +11,10 @@ from shardalg.graph.ir import Node
 from shardalg.ops.emit import Emission, emit
 from shardalg.ops.rule import PICK, SUM, Rule
 from shardalg.ops.table import rules
-from shardalg.partition.assign import Choice, NodeKey, choose, reduced_digits
+from shardalg.partition.assign import Choice, NodeKey, choose
+from shardalg.partition.component import reduced_digits
 from shardalg.partition.context import Cause, PartitionContext
-from shardalg.partition.reshard import tile
+from shardalg.partition.search import tile
 from shardalg.spmd.program import (
     AllReduce,
     Apply,
@@ -71,6 +72,8 @@ def node_plan(key: NodeKey) -> NodePlan:
 def _raw(rule: Rule, choice: Choice) -> tuple[Sharding, ...]:
     """Before it is combined, a result of any combine is partial along the combined digits."""
     pending = () if rule.combine in (SUM, PICK) else reduced_digits(rule, dict(choice.loops))
+    if not pending:
+        return choice.produced
     return tuple(replace(p, unreduced=p.unreduced + pending) for p in choice.produced)
 
 

@@ -20,8 +20,10 @@ Shape = tuple[int, ...]
 
 def padded_move(
     shape: Shape, source: Sharding, attributes: Attributes, layout: Sharding
-) -> Iterator[tuple[Attributes, Shape]]:
+) -> Iterator[tuple[Attributes, Shape, Sharding]]:
     """The move with a `Resize` before (so that blocks divide) and after it (so that padding goes).
+
+    With each, the local shape that it leaves and the layout in which the elements then lie.
 
     A dimension that is cut into `m` blocks of the target is padded to `m * block` first; one that
     becomes whole is stripped to its size.
@@ -32,16 +34,16 @@ def padded_move(
         padded = layout.shard_shape[dim] * count
         if padded != shape[dim]:
             shape = _resized(shape, dim, padded)
-            yield Resize(dim, padded), shape
+            yield Resize(dim, padded), shape, source
     joined = _joined_dim(attributes)
     if joined is None:
-        yield attributes, layout.shard_shape
+        yield attributes, layout.shard_shape, layout
         return
     dim, count = joined
     whole = _resized(layout.shard_shape, dim, source.shard_shape[dim] * count)
-    yield attributes, whole
+    yield attributes, whole, layout
     if whole != layout.shard_shape:
-        yield Resize(dim, layout.shard_shape[dim]), layout.shard_shape
+        yield Resize(dim, layout.shard_shape[dim]), layout.shard_shape, layout
 
 
 def _cut_dim(attributes: Attributes) -> tuple[int, int] | None:

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from operator import index
 
-from shardalg.algebra.digits import Digit, Digits, parts
+from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import step_wire_bytes
 from shardalg.costs.decided import decided
-from shardalg.spmd.program import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    CollectivePermute,
-    DynamicSlice,
-    ReduceScatter,
-)
-
-Dims = tuple[Digits, ...]
-State = tuple[Dims, Digits]
-Move = AllGather | AllReduce | AllToAll | CollectivePermute | DynamicSlice | ReduceScatter
+from shardalg.partition.search import Dims, Move, State, bound, is_direct, search
+from shardalg.spmd.program import AllGather, AllReduce, CollectivePermute, ReduceScatter
 
 
 @dataclass(frozen=True)
@@ -67,13 +56,9 @@ def reshard_path(source: Sharding, target: Sharding) -> Path:
     """
     if source.dims == target.dims and source.unreduced == target.unreduced:
         return Path((), 0)
-    cuts = _cuts((source, target))
-    start, goal = (
-        (_refine_dims(s.dims, cuts), tuple(sorted(_refine(s.unreduced, cuts), reverse=True)))
-        for s in (source, target)
-    )
+    start, goal = _states(source, target)
     steps, total, before = [], 0, start[0]
-    for move, (dims, pending), price in _search(source.shape, start, goal):
+    for move, (dims, pending), price in search(source.shape, start, goal):
         if isinstance(move, CollectivePermute):
             move = replace(move, pairs=_permutation(before, dims, source.mesh.size))
         at_goal = (dims, pending) == goal
@@ -83,189 +68,66 @@ def reshard_path(source: Sharding, target: Sharding) -> Path:
     return Path(tuple(_fused(steps)), total)
 
 
-def _cuts(shardings: tuple[Sharding, ...]) -> tuple[int, ...]:
-    """Strides at which any digit of either side begins or ends."""
-    cuts = set()
-    for sharding in shardings:
-        for digits in (*sharding.dims, sharding.unreduced):
-            for digit in digits:
-                cuts |= {digit.stride, digit.stride * digit.size}
-    return tuple(sorted(cuts, reverse=True))
+def reshard_price(source: Sharding, target: Sharding) -> object:
+    """Elements that a device sends on `reshard_path`, without a search where that is known.
 
-
-def _refine(digits: Digits, cuts: tuple[int, ...]) -> Digits:
-    """Split digits at the cuts inside them, so that both sides speak of the same digits."""
-    out: list[Digit] = []
-    for digit in digits:
-        low, top = digit.stride, digit.stride * digit.size
-        inside = [c for c in cuts if low < c < top and c % low == 0 and top % c == 0]
-        bounds = list(pairwise([top, *inside, low]))
-        if all(a % b == 0 for a, b in bounds):
-            out += [Digit(b, a // b) for a, b in bounds]
-        else:
-            out.append(digit)
-    return tuple(out)
-
-
-def _refine_dims(dims: Dims, cuts: tuple[int, ...]) -> Dims:
-    return tuple(_refine(digits, cuts) for digits in dims)
-
-
-def tile(size: int, count: int) -> int:
-    """Block size `ceil(size / count)`."""
-    return -(-size // count)
-
-
-def nests(size: int, outer: int, inner: int) -> bool:
-    """Whether `inner` blocks tile each of `outer` blocks exactly (or the dimension is whole)."""
-    return outer == 1 or tile(size, outer) == inner * tile(size, outer * inner)
-
-
-def _search(shape: tuple[int, ...], start: State, goal: State) -> list[tuple[Move, State, object]]:
-    best: dict[State, tuple[object, int]] = {start: (0, 0)}
-    came: dict[State, tuple[State, Move, object]] = {}
-    heap: list[tuple[object, int, int, State]] = [(0, 0, 0, start)]
-    count = 0
-    while heap:
-        cost, hops, _, state = heapq.heappop(heap)
-        if state == goal:
-            break
-        if (cost, hops) > best[state]:
-            continue
-        for move, after, price in _moves(shape, state, goal):
-            key = (cost + price, hops + (price > 0))
-            if after not in best or key < best[after]:
-                best[after] = key
-                came[after] = (state, move, price)
-                count += 1
-                heapq.heappush(heap, (*key, count, after))
-    assert goal in best, f"no path from {start} to {goal}: gathering and slicing always lead there"
-    chain = []
-    state = goal
-    while state != start:
-        before, move, price = came[state]
-        chain.append((move, state, price))
-        state = before
-    return chain[::-1]
-
-
-def _local_elements(shape: tuple[int, ...], dims: Dims) -> int:
-    total = 1
-    for size, digits in zip(shape, dims, strict=True):
-        total *= tile(size, parts(digits))
-    return total
-
-
-def _moves(
-    shape: tuple[int, ...], state: State, goal: State
-) -> Iterator[tuple[Move, State, object]]:
-    dims, pending = state
-    local = _local_elements(shape, dims)
-    yield from _pending_moves(shape, state, goal, local)
-    if pending and not goal[1]:
-        return
-    yield from _gathers(shape, state, local)
-    yield from _slices(shape, state, goal)
-    yield from _exchanges(shape, state, local)
-    yield from _permutes(state, goal, local)
-
-
-def _with(dims: Dims, dim: int, digits: Digits) -> Dims:
-    return (*dims[:dim], digits, *dims[dim + 1 :])
-
-
-def _pending_moves(
-    shape: tuple[int, ...], state: State, goal: State, local: int
-) -> Iterator[tuple[Move, State, object]]:
-    dims, pending = state
-    todo = tuple(d for d in pending if d not in goal[1])
-    if not todo:
-        return
-    price = step_wire_bytes("all_reduce", group_size=parts(todo), local_bytes=local)
-    yield AllReduce(todo), (dims, tuple(d for d in pending if d not in todo)), price
-    for digit in todo:
-        rest = tuple(d for d in pending if d != digit)
-        one = step_wire_bytes("all_reduce", group_size=digit.size, local_bytes=local)
-        yield AllReduce((digit,)), (dims, rest), one
-        for dim, size in enumerate(shape):
-            if nests(size, parts(dims[dim]), digit.size):
-                full = local // max(tile(size, parts(dims[dim])), 1)
-                padded = full * tile(size, parts(dims[dim]) * digit.size) * digit.size
-                price = step_wire_bytes("reduce_scatter", group_size=digit.size, local_bytes=padded)
-                after = _with(dims, dim, (*dims[dim], digit))
-                yield ReduceScatter(dim, (digit,)), (after, rest), price
-
-
-def _gathers(
-    shape: tuple[int, ...], state: State, local: int
-) -> Iterator[tuple[Move, State, object]]:
-    dims, pending = state
-    for dim, digits in enumerate(dims):
-        for keep in range(len(digits)):
-            gone = digits[keep:]
-            if nests(shape[dim], parts(digits[:keep]), parts(gone)):
-                price = step_wire_bytes("all_gather", group_size=parts(gone), local_bytes=local)
-                yield AllGather(dim, gone), (_with(dims, dim, digits[:keep]), pending), price
-
-
-def _slices(
-    shape: tuple[int, ...], state: State, goal: State
-) -> Iterator[tuple[Move, State, object]]:
-    """Cut by digits that the goal has on the dimension; a permute can still mend their order."""
-    dims, pending = state
-    used = {d for digits in dims for d in digits} | set(pending)
-    for dim, digits in enumerate(dims):
-        extra = tuple(d for d in goal[0][dim] if d not in used)
-        for end in range(1, len(extra) + 1):
-            n = parts(digits)
-            if nests(shape[dim], n, parts(extra[:end])):
-                block = tile(shape[dim], n * parts(extra[:end]))
-                after = _with(dims, dim, digits + extra[:end])
-                yield DynamicSlice(dim, extra[:end], block), (after, pending), 0
-
-
-def _exchanges(
-    shape: tuple[int, ...], state: State, local: int
-) -> Iterator[tuple[Move, State, object]]:
-    dims, pending = state
-    for source, digits in enumerate(dims):
-        for keep in range(len(digits)):
-            moved = digits[keep:]
-            n = parts(moved)
-            if not nests(shape[source], parts(digits[:keep]), n):
-                continue
-            for target, other in enumerate(dims):
-                if target == source or not nests(shape[target], parts(other), n):
-                    continue
-                whole = tile(shape[target], parts(other))
-                padded = local // max(whole, 1) * tile(shape[target], parts(other) * n) * n
-                after = _with(_with(dims, source, digits[:keep]), target, other + moved)
-                price = step_wire_bytes("all_to_all", group_size=n, local_bytes=padded)
-                yield AllToAll(target, source, moved), (after, pending), price
-
-
-def _permutes(state: State, goal: State, local: int) -> Iterator[tuple[Move, State, object]]:
-    """Rename the digits: to those of the goal, or so that a dimension begins with the goal's.
-
-    The pairs of positions are left out: only a move that is taken needs them.
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh = Mesh({"x": 2, "y": 4})
+    >>> x, y = mesh.digits("x"), mesh.digits("y")
+    >>> reshard_price(Sharding(mesh, (8, 8), (x, y)), Sharding(mesh, (8, 8), (x, ())))
+    24
     """
-    dims, pending = state
-    price = step_wire_bytes("collective_permute", group_size=2, local_bytes=local)
-    for wanted in _renamed(dims, goal[0]) if not pending else ():
-        changed = {d for a, b in zip(dims, wanted, strict=True) if a != b for d in (*a, *b)}
-        move = CollectivePermute(tuple(sorted(changed, reverse=True)), ())
-        yield move, (wanted, pending), price
+    least, exact = reshard_bound(source, target)
+    return least if exact else reshard_path(source, target).wire_elements
 
 
-def _renamed(dims: Dims, goal: Dims) -> list[Dims]:
-    """Layouts of the same blocks, on other devices, that are nearer to the goal."""
-    found = []
-    if all(parts(a) == parts(b) for a, b in zip(dims, goal, strict=True)):
-        found.append(goal)
-    for dim, digits in enumerate(dims):
-        first = tuple(d for d in goal[dim] if d in digits)
-        found.append(_with(dims, dim, first + tuple(d for d in digits if d not in first)))
-    return [layout for layout in dict.fromkeys(found) if layout != dims]
+@lru_cache(maxsize=1 << 16)
+def reshard_bound(source: Sharding, target: Sharding) -> tuple[object, bool]:
+    """Elements that a device sends at least from one layout to the other; whether no more."""
+    if source.dims == target.dims and source.unreduced == target.unreduced:
+        return 0, True
+    start, goal = _states(source, target)
+    shape = source.shape
+    return bound(shape, start, goal), is_direct(shape, start, goal)
+
+
+def nearest(sources: tuple[Sharding, ...], target: Sharding) -> Sharding:
+    """The layout from which `target` is had for the fewest bytes."""
+    if len(sources) == 1:
+        return sources[0]
+    return min(sources, key=lambda source: reshard_price(source, target))
+
+
+def _states(source: Sharding, target: Sharding) -> tuple[State, State]:
+    """Both layouts in the digits of their common refinement, pending ones major first."""
+    held = [d for s in (source, target) for digits in (*s.dims, s.unreduced) for d in digits]
+    pieces = _refinement(frozenset(held))
+    return _refined(source, pieces), _refined(target, pieces)
+
+
+def _refined(sharding: Sharding, pieces: Mapping[Digit, Digits] | None) -> State:
+    pending = sharding.unreduced
+    if pieces is None:
+        return sharding.dims, tuple(sorted(pending, reverse=True)) if len(pending) > 1 else pending
+    dims = tuple(tuple(p for d in digits for p in pieces[d]) for digits in sharding.dims)
+    return dims, tuple(sorted((p for d in pending for p in pieces[d]), reverse=True))
+
+
+@lru_cache(maxsize=1 << 12)
+def _refinement(digits: frozenset[Digit]) -> Mapping[Digit, Digits] | None:
+    """Pieces of each digit, cut where another one begins or ends; None where all stay whole."""
+    cuts = {cut for stride, size in digits for cut in (stride, stride * size)}
+    pieces = {digit: _pieces(digit, sorted(cuts, reverse=True)) for digit in digits}
+    return pieces if any(len(found) > 1 for found in pieces.values()) else None
+
+
+def _pieces(digit: Digit, cuts: list[int]) -> Digits:
+    low, top = digit.stride, digit.stride * digit.size
+    inside = [c for c in cuts if low < c < top and c % low == 0 and top % c == 0]
+    bounds = list(pairwise([top, *inside, low]))
+    if all(a % b == 0 for a, b in bounds):
+        return tuple(Digit(b, a // b) for a, b in bounds)
+    return (digit,)
 
 
 def _block(dims: Dims, position: int) -> tuple[int, ...]:

@@ -209,12 +209,28 @@ def test_a_moved_start_is_seen(delta):
     )
 
 
-def test_what_cannot_be_exchanged():
-    with pytest.raises(ShardingError, match="10 elements in 4 blocks of 2"):
-        exchange(Interval(P, 1), size=10, count=4, block=2)
-    with pytest.raises(ShardingError, match=r"missing: \['q'\]"):
-        Exchange(Interval(Index.of("q"), 1), 4, 2, (Digit(1, 2),), (), 2)
-    with pytest.raises(ShardingError, match="a reshape keeps their number"):
-        reshape((3, 2), (5,), parts=2)
-    with pytest.raises(ShardingError, match="size=0 in parts=2"):
-        reverse(0, 2)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: exchange(Interval(P, 1), size=10, count=4, block=2),
+            "10 elements in 4 blocks of 2",
+        ),
+        (lambda: exchange(Interval(P, 1), size=10, count=0), "count=0"),
+        (lambda: over(4, Index.of("q"), ()), r"missing: \['q'\]"),
+        (lambda: over(1, P, (Digit(1, 2),)), "over 1 devices: .*reach beyond them"),
+        (lambda: over(4, Index(), (Digit(1, 2), Digit(1, 4))), "split the dimension twice"),
+        (lambda: Interval(P.over(2), 3), "write `//`"),
+        (lambda: Interval(P, -1), "not negative"),
+        (lambda: touched(P % 4, blocks={"p": 2}, parts={}), "it is no interval"),
+        (lambda: reshape((3, 2), (5,), parts=2), "a reshape keeps their number"),
+        (lambda: reverse(0, 2), "size=0 in parts=2"),
+    ],
+)
+def test_what_cannot_be(make, message):
+    with pytest.raises(ShardingError, match=message):
+        make()
+
+
+def over(devices, start, held):
+    return Exchange(Interval(start, 1), 4, 4, held, (("p", held),), devices)

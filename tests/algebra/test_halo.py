@@ -259,6 +259,7 @@ def test_a_wrong_halo_is_seen_in_the_result(name):
         (lambda: halo(Window(3), size=2, parts=2), "no output over 2 elements"),
         (lambda: halo(Window(3), size=0, parts=2), "size=0"),
         (lambda: halo(Window(3), size=9, parts=0), "parts=0"),
+        (lambda: halo(Window(3), size=9.5, parts=2), "size=9.5"),
         (lambda: slice_window(3, 3, size=4), "the slice 3:3:1 of 4 elements"),
     ],
 )

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from benchmarks import __main__, oracle, planning, result, scaling, step_time, symbols
+from benchmarks import __main__, algebra, oracle, planning, result, scaling, step_time, symbols
 from benchmarks.train_step import Step
 from shardalg.models.transformer import Config
 from shardalg.table import Table
@@ -100,3 +100,12 @@ def test_symbols_times_every_stage_and_every_sweep(said):
     sweeps = [row for name, row in stages.items() if name.startswith("sweep of")]
     assert len(sweeps) == 4
     assert all(row["terms"] > 3 and row["points_per_s"] > 0 for row in sweeps)
+
+
+def test_algebra(said):
+    done = algebra.run(said.append, count=5)
+    assert done.table["what"][:2] == ("halo", "halo, all figures")
+    assert finite(done.table["us"])
+    for row in done.table:
+        assert row["sympy_ratio"] == pytest.approx(row["sympy_us"] / row["us"])
+    assert said

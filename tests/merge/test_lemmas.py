@@ -55,6 +55,20 @@ def test_a_lemma_is_proved_and_not_vacuous(known):
     assert all(by_python(known.shows, example)), example
 
 
+@pytest.mark.parametrize("known", LEMMAS[::6], ids=lambda known: known.name)
+def test_the_text_of_a_proof_is_a_script(known):
+    """Several formulas in one script, none of which sees what another one assumes."""
+    proof = prove(known)
+    assert answers(proof.smt2) == ["unsat"] * proof.smt2.count("(check-sat)")
+    wrong = next(known.mutated())
+    assert "sat" in answers(prove(wrong).smt2)
+
+
+def answers(script):
+    context = z3.Context()  # held until the script has run
+    return z3.Z3_eval_smtlib2_string(context.ref(), script).split()
+
+
 @pytest.mark.parametrize(("known", "wrong"), MUTANTS, ids=lambda s: s.name)
 def test_a_wrong_statement_is_refuted_by_numbers(known, wrong):
     example = witness(wrong, known)

@@ -1,11 +1,12 @@
 """Paths between layouts: they move every value to where it belongs, and none costs too much."""
 
 import itertools
+import math
 
 import jax
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
@@ -16,6 +17,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.partition.context import moves
 from shardalg.partition.reshard import reshard_path
+from shardalg.partition.search import _within, bound, is_direct, search
 from shardalg.spmd import program as p
 from shardalg.spmd.check import check
 from shardalg.spmd.simulate import simulate
@@ -123,6 +125,28 @@ def test_never_more_than_gathering_all_and_slicing(chain):
         gathered += step_wire_bytes("all_gather", group_size=n, local_bytes=local) if n > 1 else 0
         local = local // max(source.shard_shape[dim], 1) * source.shape[dim]
     assert reshard_path(source, target).wire_elements <= gathered
+
+
+@st.composite
+def searches(draw):
+    """(shape, start, goal) in common digits, some of the goal's sums still pending."""
+    source, target = draw(chains(length=2, pending=True, sizes=draw(st.sampled_from([EVEN, ANY]))))
+    kept = tuple(d for d in target.unreduced if d in source.unreduced)
+    goal = Sharding(target.mesh, target.shape, target.dims, unreduced=kept)
+    start, goal = ((s.dims, tuple(sorted(s.unreduced, reverse=True))) for s in (source, goal))
+    return source.shape, start, goal
+
+
+@settings(max_examples=200)
+@given(searches())
+def test_bounds_hold_and_change_no_chain(problem):
+    """The search within limits finds what the search without a limit finds, move for move."""
+    shape, start, goal = problem
+    chain, _ = _within(shape, (start, goal), math.inf)
+    sent = sum(price for _, _, price in chain)
+    assert search(*problem) == chain
+    assert bound(*problem) <= sent
+    assert bound(*problem) == sent or not is_direct(*problem)
 
 
 AG, A2A, CP, DS = p.AllGather, p.AllToAll, p.CollectivePermute, p.DynamicSlice

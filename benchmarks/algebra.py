@@ -1,0 +1,19 @@
+"""How long the decisions and closed forms of the algebra take, and sympy for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks import windows
+from benchmarks.result import Result
+from shardalg.table import Table
+
+ABOUT = f"""Processor time of one call, median of five passes.
+{windows.ABOUT}"""
+
+
+def run(say: Callable[[str], None], count: int = windows.COUNT) -> Result:
+    say(f"deriving the halos of {count} windows")
+    rows = list(windows.rows(count))
+    summary = {f"{row['what']}, microseconds": row["us"] for row in rows}
+    return Result("algebra", ABOUT, Table.from_records(rows), summary)

@@ -1,0 +1,270 @@
+"""Statements about whole numbers as plain values: what the solver is asked, before it is asked.
+
+A number is linear in unknowns, in partition ids, and in quotients and remainders of numbers by
+constants. A claim says that a formula is true for all values of its unknowns; with concrete sizes
+it is quantifier-free and linear, which z3 decides in milliseconds however many devices there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import ProofError
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionId:
+    """The partition id that digits write on the device the claim is about, or on a member.
+
+    Attributes:
+      member: a device of its group that the claim names; "" is the device itself.
+    """
+
+    digits: Digits
+    member: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """`floor(number / by)`."""
+
+    number: Number
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """`number mod by`, in `[0, by)`."""
+
+    number: Number
+    by: int
+
+
+Atom = str | PartitionId | Quotient | Remainder
+
+
+@dataclass(frozen=True)
+class Number:
+    """`sum coefficient * atom + constant`.
+
+    >>> x, y = Number.of("x"), Number.of("y")
+    >>> print((x * 3 + y - 1) // 2 + x - 4)
+    x+(3*x+y-1)//2-4
+    >>> x + y == y + x
+    True
+    """
+
+    terms: tuple[tuple[Atom, int], ...] = ()
+    constant: int = 0
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.terms, self.constant)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @staticmethod
+    def of(value: Number | Atom | int) -> Number:
+        """A number, an unknown, a partition id or an int as a number."""
+        if isinstance(value, Number):
+            return value
+        return Number((), value) if isinstance(value, int) else Number(((value, 1),))
+
+    def __add__(self, other: Number | Atom | int) -> Number:
+        other = Number.of(other)
+        total = dict(self.terms)
+        for atom, coefficient in other.terms:
+            total[atom] = total.get(atom, 0) + coefficient
+        ordered = sorted(((a, c) for a, c in total.items() if c), key=lambda term: str(term[0]))
+        return Number(tuple(ordered), self.constant + other.constant)
+
+    def __mul__(self, factor: int) -> Number:
+        terms = tuple((a, c * factor) for a, c in self.terms if factor)
+        return Number(terms, self.constant * factor)
+
+    def __sub__(self, other: Number | Atom | int) -> Number:
+        return self + Number.of(other) * -1
+
+    def __floordiv__(self, by: int) -> Number:
+        if by == 1:
+            return self
+        return Number.of(Quotient(self, by)) if self.terms else Number((), self.constant // by)
+
+    def __mod__(self, by: int) -> Number:
+        return Number.of(Remainder(self, by)) if self.terms else Number((), self.constant % by)
+
+    def replaced(self, change: Callable[[Atom], Number | None]) -> Number:
+        """The number with atoms replaced, those inside quotients and remainders too."""
+        total = Number((), self.constant)
+        for atom, coefficient in self.terms:
+            new = change(atom)
+            if new is None and isinstance(atom, Quotient | Remainder):
+                inner = atom.number.replaced(change)
+                new = inner // atom.by if isinstance(atom, Quotient) else inner % atom.by
+            total += (Number.of(atom) if new is None else new) * coefficient
+        return total
+
+    def atoms(self) -> Iterator[str | PartitionId]:
+        """Every unknown and partition id, quotients and remainders opened."""
+        for atom, _ in self.terms:
+            if isinstance(atom, Quotient | Remainder):
+                yield from atom.number.atoms()
+            else:
+                yield atom
+
+    def at(self, values: Mapping[Atom, int]) -> int:
+        """The value, given those of its unknowns and partition ids."""
+        total = self.constant
+        for atom, coefficient in self.terms:
+            if isinstance(atom, Quotient):
+                total += coefficient * (atom.number.at(values) // atom.by)
+            elif isinstance(atom, Remainder):
+                total += coefficient * (atom.number.at(values) % atom.by)
+            else:
+                total += coefficient * values[atom]
+        return total
+
+    def __str__(self) -> str:
+        text = "".join(
+            ("+" if c > 0 else "-") + ("" if abs(c) == 1 else f"{abs(c)}*") + _text(atom)
+            for atom, c in self.terms
+        )
+        return (text + (f"{self.constant:+d}" if self.constant or not text else "")).lstrip("+")
+
+
+def _text(atom: Atom) -> str:
+    if isinstance(atom, PartitionId):
+        written = ",".join(f"{d.stride}:{d.size}" for d in atom.digits)
+        return f"p{atom.member}({written})"
+    if isinstance(atom, str):
+        return atom
+    return f"({atom.number}){'//' if isinstance(atom, Quotient) else '%'}{atom.by}"
+
+
+def number(index: Index, values: Mapping[str, Number]) -> Number:
+    """An index expression with numbers for its names, rounding down where it is divided.
+
+    >>> print(number((Index.of("o") * 2 - 1) // 3, {"o": Number.of("p") * 4}))
+    (8*p-1)//3
+    """
+    total = numerator(index, values) // index.div
+    return total % index.mod if index.mod else total
+
+
+def numerator(index: Index, values: Mapping[str, Number]) -> Number:
+    """The same before it is divided."""
+    total = Number((), index.constant)
+    for name, coefficient in index.terms:
+        total += values[name] * coefficient
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """`number == 0`, or `number >= 0`."""
+
+    number: Number
+    relation: str
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Every one of the formulas."""
+
+    parts: tuple[Formula, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """At least one of the formulas."""
+
+    parts: tuple[Formula, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The opposite."""
+
+    formula: Formula
+
+
+Formula = Compare | All | Either | Not
+
+
+def equal(left: Number, right: Number | int) -> Formula:
+    """`left == right`."""
+    return Compare(left - right, "==")
+
+
+def less(left: Number, right: Number | int) -> Formula:
+    """`left < right`."""
+    return Compare(Number.of(right) - left - 1, ">=")
+
+
+def within(value: Number, low: Number | int, high: Number | int) -> Formula:
+    """`low <= value < high`."""
+    return All((Compare(value - low, ">="), less(value, high)))
+
+
+def implies(given: Formula, shown: Formula) -> Formula:
+    """`shown` wherever `given`."""
+    return Either((Not(given), shown))
+
+
+@dataclass(frozen=True)
+class IntegerClaim:
+    """`goal` is true on every device, for all values of the unknowns in their ranges.
+
+    Attributes:
+      words: the statement in words.
+      unknowns: (name, end): the unknown runs over `[0, end)`.
+      members: (name, digits): any device of the group that differs in `digits` alone.
+
+    Raises:
+      ProofError: an unknown without a range, or a member without its digits.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh = Mesh({"x": 2, "y": 4})
+    >>> p = Number.of(PartitionId(mesh.digits("yx")))
+    >>> print(IntegerClaim("ids are in range", mesh, within(p, 0, 8)).text())
+    ids are in range
+    """
+
+    words: str
+    mesh: Mesh
+    goal: Formula
+    unknowns: tuple[tuple[str, int], ...] = ()
+    members: tuple[tuple[str, Digits], ...] = ()
+
+    def __post_init__(self) -> None:
+        known = {name for name, _ in self.unknowns}
+        members = {"", *(name for name, _ in self.members)}
+        for atom in atoms(self.goal):
+            if atom not in known if isinstance(atom, str) else atom.member not in members:
+                raise ProofError(f"the claim {self.words!r} says nothing of {_text(atom)}.")
+
+    @property
+    def digits(self) -> Digits:
+        """Every digit that the claim speaks of."""
+        ids = (a.digits for a in atoms(self.goal) if not isinstance(a, str))
+        return tuple({d: None for row in (*ids, *(m for _, m in self.members)) for d in row})
+
+    def text(self) -> str:
+        """The statement in words."""
+        return self.words
+
+
+def atoms(formula: Formula) -> Iterator[str | PartitionId]:
+    """Every unknown and partition id in a formula."""
+    if isinstance(formula, Compare):
+        yield from formula.number.atoms()
+    elif isinstance(formula, Not):
+        yield from atoms(formula.formula)
+    else:
+        for part in formula.parts:
+            yield from atoms(part)

@@ -1,0 +1,150 @@
+"""What the rows of a node allow: which loops may be sharded, and what that makes of the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from shardalg.algebra.digits import Digit, Digits, parts
+from shardalg.ops.emit import unsupported_loops
+from shardalg.ops.loops import dim_loops
+from shardalg.ops.rule import AND, MAX, MIN, OR, PICK, SUM, Rule
+
+Dims = tuple[Digits, ...]
+Assigned = Mapping[str, Digits]
+Loops = tuple[tuple[str, int], ...]
+COMBINABLE = frozenset({SUM, MAX, MIN, AND, OR})
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An operand or a result of one row.
+
+    Attributes:
+      rule: the row.
+      operand, result: its number in the node; the other one is None.
+      dims: per dimension its loops with extents, major first.
+    """
+
+    rule: Rule
+    operand: int | None
+    result: int | None
+    dims: tuple[Loops, ...]
+
+    def digits(self, assigned: Assigned) -> Dims:
+        """Digits per dimension where loops are sharded so."""
+        return tuple([_joined(loops, assigned) for loops in self.dims])
+
+
+def _joined(loops: Loops, assigned: Assigned) -> Digits:
+    if len(loops) == 1:
+        return assigned.get(loops[0][0], ())
+    return tuple(d for name, _ in loops for d in assigned.get(name, ()))
+
+
+@dataclass(frozen=True)
+class Component:
+    """Rows that share a loop or an operand, and so are decided together.
+
+    Attributes:
+      rules: the rows; rule: the first of them.
+      tensors: of all rows, operands of a row before its results.
+      loops: those that may be sharded.
+      even: of these the ones that only even parts may split (combined, and no mask fits), with
+        their extents.
+      nests: dimensions of several loops: all but the last that is split are split to elements.
+    """
+
+    rules: tuple[Rule, ...]
+    tensors: tuple[Tensor, ...]
+    loops: tuple[str, ...]
+    even: Loops
+    nests: tuple[Loops, ...]
+
+    @property
+    def rule(self) -> Rule:
+        """The first row."""
+        return self.rules[0]
+
+    def allows(self, assigned: Assigned) -> bool:
+        """Whether every device gets one block of each tensor, and what is combined can be."""
+        for name, extent in self.even:
+            if name in assigned and extent % parts(assigned[name]):
+                return False
+        return all(_nests(loops, assigned) for loops in self.nests)
+
+
+def _nests(loops: Loops, assigned: Assigned) -> bool:
+    open_end = False
+    for name, extent in loops:
+        count = parts(assigned.get(name, ()))
+        if count > 1 and (open_end or extent % count):
+            return False
+        open_end = open_end or count != extent
+    return True
+
+
+@lru_cache(maxsize=1 << 14)
+def components(rows: tuple[Rule, ...]) -> tuple[Component, ...]:
+    """The parts of a node that are decided alone, in the order of its results."""
+    groups: list[tuple[set[object], list[int]]] = []
+    for number, rule in enumerate(rows):
+        marks: set[object] = set(rule.extents) | set(rule.operands)
+        joined = [g for g in groups if g[0] & marks]
+        groups = [g for g in groups if not g[0] & marks]
+        numbers = sorted([n for _, ns in joined for n in ns] + [number])
+        groups.append((marks.union(*(m for m, _ in joined)), numbers))
+    return tuple(
+        _component(rows, numbers) for _, numbers in sorted(groups, key=lambda group: group[1])
+    )
+
+
+def _component(rows: tuple[Rule, ...], numbers: list[int]) -> Component:
+    rules = tuple(rows[n] for n in numbers)
+    tensors = tuple(t for n in numbers for t in _tensors(rows[n], None if len(rows) == 1 else n))
+    named = [n for rule in rules for n, _ in rule.loops if n not in unsupported_loops(rule)]
+    barred = {name for rule in rules for name in _barred(rule)}
+    return Component(
+        rules,
+        tensors,
+        tuple(dict.fromkeys(name for name in named if name not in barred)),
+        tuple((n, rule.extents[n]) for rule in rules for n in rule.reduced if not _masked(rule, n)),
+        tuple(dict.fromkeys(loops for t in tensors for loops in t.dims if len(loops) > 1)),
+    )
+
+
+def _tensors(rule: Rule, number: int | None) -> Iterator[Tensor]:
+    """Args: number: of several rows, the result that this one makes."""
+    for tensor in rule.tensors:
+        dims = tuple(dim_loops(rule, tensor, d) for d in range(len(rule.indices(tensor))))
+        if tensor >= 0:
+            yield Tensor(rule, tensor, None, dims)
+        else:
+            yield Tensor(rule, None, ~tensor if number is None else number, dims)
+
+
+def _barred(rule: Rule) -> Iterator[str]:
+    """Loops in a dimension whose blocks they do not make, and those that nothing combines."""
+    for tensor in rule.tensors:
+        for dim, index in enumerate(rule.indices(tensor)):
+            names = {name for name, _ in dim_loops(rule, tensor, dim)}
+            yield from (name for name in index.variables if name not in names)
+    picked = rule.combine == PICK and bool(rule.guards)
+    if not (rule.combine in COMBINABLE or picked):
+        yield from rule.reduced
+
+
+def _masked(rule: Rule, loop: str) -> bool:
+    """Whether padding along a combined loop can be masked: it is a dimension of an operand."""
+    return any(index.loop == loop for dims in rule.operands.values() for index in dims)
+
+
+def reduced_digits(rule: Rule, assigned: Assigned) -> Digits:
+    """Digits on loops whose iterations combine; major first, so that equal sets are alike."""
+    return as_set(d for name in rule.reduced for d in assigned.get(name, ()))
+
+
+def as_set(digits: Iterable[Digit]) -> Digits:
+    """Digits major first."""
+    return tuple(sorted(digits, reverse=True))

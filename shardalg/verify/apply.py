@@ -1,0 +1,225 @@
+"""The claims of one `Apply`: its row, the row of what it runs, and what its operands hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Signature
+from shardalg.merge.compatible import merge
+from shardalg.merge.integers import All, IntegerClaim, Number, equal, implies, within
+from shardalg.merge.prove import MergeClaim
+from shardalg.ops.emit import Emission, emit
+from shardalg.ops.rule import CLIP, PICK, SUM, Access, Rule
+from shardalg.ops.table import rules
+from shardalg.spmd import program as p
+from shardalg.spmd.program import Apply, Attributes
+from shardalg.verify.contents import Contents, Made, as_set, laid_out, partition_number
+from shardalg.verify.operators import (
+    Run,
+    by_blocks,
+    emitted,
+    local_signature,
+    padding,
+    pending,
+    reads,
+    row_major,
+    writes,
+)
+from shardalg.verify.report import Decided, Statement
+
+Stated = tuple[str, Statement]
+Outcome = tuple[tuple[Contents, ...], list[Stated]]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """An operator that a device runs.
+
+    Attributes:
+      signature: of the global operator.
+      operands: what they hold, without their values.
+      made: local types and layouts of the results; named says which are graph values by then.
+    """
+
+    mesh: Mesh
+    signature: Signature
+    apply: Apply
+    operands: tuple[Contents, ...]
+    made: tuple[Made, ...]
+
+    @property
+    def local(self) -> Signature:
+        """The operator on local shapes."""
+        shapes = (
+            *(tuple(d.length for d in held.dims) for held in self.operands),
+            *(made.shape for made in self.made),
+        )
+        return local_signature(self.signature, dict(self.apply.params), shapes)
+
+
+def applied(what: Applied) -> Outcome:
+    """What the results of an operator hold, and the claims on which that rests."""
+    stated = [*_ready(what), *_iterations(what)]
+    rows = rules(what.signature)
+    if rows is None:
+        return _by_everyone(what, stated)
+    results: list[Contents] = []
+    for number, rule in enumerate(rows):
+        run, claims = _run(what, rule, number)
+        alone = len(rows) == 1
+        emission = emit(what.signature, rule, run.blocks) if alone else Emission()
+        stated += [*claims, *_operator(what, run, emission)]
+        for nth, made in enumerate(what.made if alone else what.made[number : number + 1]):
+            contents, claims = _result(what, run, (emission, nth, made))
+            results.append(contents)
+            stated += claims
+    return tuple(results), stated
+
+
+def _ready(what: Applied) -> Iterator[Stated]:
+    """The primitive is the node's own, and nothing is left to be done to its operands."""
+    ready = not any(held.awaits for held in what.operands)
+    same = what.apply.primitive == what.signature.primitive
+    yield (
+        "emitted",
+        Decided(f"{what.signature.primitive} runs on finished operands", ready and same),
+    )
+
+
+def _iterations(what: Applied) -> Iterator[Stated]:
+    """Loops of one row that are split together are split independently: each iteration once."""
+    rows = rules(what.signature) or ()
+    unknown = {n for n, _ in what.apply.loops} - {n for rule in rows for n in rule.extents}
+    yield "iterations", Decided("what is split are loops of the operator", not unknown)
+    for rule in rows:
+        claim = iteration_claim(what.mesh, _loops(what, rule))
+        if claim is not None:
+            yield "iterations", claim
+
+
+def _loops(what: Applied, rule: Rule) -> tuple[tuple[str, Digits], ...]:
+    return tuple((n, d) for n, d in what.apply.loops if n in rule.extents)
+
+
+def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeClaim | None:
+    """The loops of a node as dimensions of a tensor, split one by one, merge into a joint split.
+
+    None where fewer than two loops are split: then there is nothing to clash.
+    """
+    if len(loops) < 2:
+        return None
+    shape = tuple(parts(digits) for _, digits in loops)
+    single = [
+        Sharding(mesh, shape, tuple(d if i == k else () for i, (_, d) in enumerate(loops)))
+        for k in range(len(loops))
+    ]
+    joint = Sharding(mesh, shape, tuple(d for _, d in loops))
+    return MergeClaim(reduce(lambda a, b: merge(a, b).sharding, single[:-1]), single[-1], joint)
+
+
+def _by_everyone(what: Applied, stated: list[Stated]) -> Outcome:
+    """A primitive without a row: every device computes the whole of it from whole operands."""
+    results = tuple(laid_out(made.sharding, made.shape, None) for made in what.made)
+    whole = all(
+        dim.start == Number() and dim.length == dim.size and not held.unreduced
+        for held in (*what.operands, *results)
+        for dim in held.dims
+    )
+    plain = not what.apply.loops and not any(held.changes for held in what.operands)
+    words = f"every device computes the whole of {what.signature.primitive}"
+    return results, [*stated, ("reads", Decided(words, whole and plain))]
+
+
+def _run(what: Applied, rule: Rule, number: int) -> tuple[Run, list[Stated]]:
+    loops = _loops(what, rule)
+    if what.signature.param("new_sizes") is not None:
+        run = Run(what.mesh, rule, rule, loops)
+        run = replace(run, local=by_blocks(rule, run.blocks))
+        return run, [row_major(run, what.signature, what.local)]
+    local = rules(what.local)
+    assert local is not None, f"{what.local.primitive} has a row for one shape and not for another"
+    run = Run(what.mesh, rule, local[number], loops)
+    return run, list(emitted(run))
+
+
+def _operator(what: Applied, run: Run, emission: Emission) -> Iterator[Stated]:
+    held = {k: what.operands[k] for k in run.rule.operands}
+    yield from reads(run, held)
+    yield from padding(run, held)
+    yield "combine", pending(run, held)[1]
+    yield from selected(run)
+    for k, contents in held.items():
+        wanted = tuple(_expected(run, emission, k))
+        words = f"the numbers of operand {k} are changed as the row asks: {wanted or 'not at all'}"
+        yield "emitted", Decided(words, tuple(map(_comparable, contents.changes)) == wanted)
+
+
+def _comparable(attributes: Attributes) -> Attributes:
+    """Digits whose order does not matter, in one order."""
+    if isinstance(attributes, p.FirstMember):
+        return replace(attributes, digits=as_set(attributes.digits))
+    return attributes
+
+
+def _own_digits(run: Run) -> Digits:
+    """Digits of the loops whose iterations are combined."""
+    return as_set(tuple(d for name in run.rule.reduced for d in run.digits[name]))
+
+
+def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Attributes]:
+    """Changes of an operand's numbers, or (None) of the result's, that the row asks for."""
+    for shift in emission.shifts:
+        if shift.operand == operand and run.digits[shift.loop]:
+            scale = shift.sign * run.blocks[shift.loop]
+            yield p.Offset(run.digits[shift.loop], scale, shift.component, shift.clamp)
+    init = run.rule.init
+    if isinstance(init, Access) and init.operand == operand and _own_digits(run):
+        yield p.FirstMember(_own_digits(run), run.rule.combine)
+
+
+def selected(run: Run) -> Iterator[Stated]:
+    """The place that a run-time index names is on one partition: it, and nobody else, has it."""
+    symbols = {symbol.name: symbol for symbol in run.rule.symbols}
+    for guard in run.rule.guards:
+        name = guard.loop.loop
+        if name is None or not run.digits[name]:
+            continue
+        block, extent = run.blocks[name], run.rule.extents[name]
+        t, own = Number.of("t"), partition_number(run.digits[name])
+        here, there = within(t - own * block, 0, block), equal(t // block, own)
+        on_mesh = within(t // block, 0, parts(run.digits[name]))
+        goal = All((implies(here, there), implies(there, here), on_mesh))
+        words = f"index t of {name} is place t - p*{block} on partition t // {block} alone"
+        yield "selected", IntegerClaim(words, run.mesh, goal, (("t", extent),))
+        symbol = symbols[guard.index.variables[0]]
+        inside = symbol.mode != CLIP or symbol.high < extent
+        yield "selected", Decided(f"a clipped index stays below {extent}", inside)
+
+
+def _result(what: Applied, run: Run, place: tuple[Emission, int, Made]) -> Outcome:
+    emission, nth, made = place
+    digits, _ = pending(run, {k: what.operands[k] for k in run.rule.operands})
+    said = laid_out(made.sharding, made.shape, None)
+    awaits = (*_masked(run, emission), *_expected(run, emission, None))
+    words = "just the digits of the combined loops are pending"
+    stated = [*writes(run, nth, said), ("combine", Decided(words, said.unreduced == digits))]
+    if made.named:
+        words = "nothing is left to be done to a result that is named for its value"
+        stated.append(("emitted", Decided(words, not awaits)))
+    combine = SUM if run.rule.combine == PICK else run.rule.combine
+    return replace(said, combine=combine, awaits=awaits), stated
+
+
+def _masked(run: Run, emission: Emission) -> Iterator[Attributes]:
+    """What has to be left out of a gathered value: what other partitions hold."""
+    owned = [(c, loop) for c, loop in emission.owned if run.digits[loop]]
+    if owned:
+        components = tuple(
+            (c, run.digits[loop], run.blocks[loop], run.rule.extents[loop]) for c, loop in owned
+        )
+        yield p.MaskIndexed(components, emission.batch_dims, emission.fill)

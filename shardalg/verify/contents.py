@@ -1,0 +1,138 @@
+"""What a local value holds of a graph value, as far as the claims so far have shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shardalg.algebra.digits import Digit, Digits, canonical, overlap
+from shardalg.algebra.sharding import Sharding
+from shardalg.merge.integers import Number, PartitionId, number
+from shardalg.spmd.program import Attributes, Start
+
+
+@dataclass(frozen=True)
+class Held:
+    """One dimension: local place `x` in `[0, length)` holds element `start + x`, if that exists.
+
+    Attributes:
+      start: element at place 0, in partition ids.
+      size: elements of the global dimension; only `[0, size)` exist.
+      fill: what stands at the other places: the identity of a way to combine, `"operand k"` for
+        the number that is operand k of the next operator, or None for anything.
+    """
+
+    start: Number
+    length: int
+    size: int
+    fill: str | None = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a local value holds on every device.
+
+    Attributes:
+      value: the graph value; None for what no graph value names.
+      dims: per dimension, which elements.
+      unreduced: digits along which the members' values are still to be combined, by `combine`.
+      changes: what was done to the numbers (shifted indices, first member only), in order.
+      awaits: what has still to be done before the elements are the graph value's.
+    """
+
+    value: int | None
+    dims: tuple[Held, ...]
+    unreduced: Digits = ()
+    combine: str = "sum"
+    changes: tuple[Attributes, ...] = ()
+    awaits: tuple[Attributes, ...] = ()
+
+
+@dataclass(frozen=True)
+class Made:
+    """A local as the program declares it; `named` if it stands for a graph value."""
+
+    shape: tuple[int, ...]
+    sharding: Sharding
+    named: bool
+
+
+def anonymous(held: Contents, operands: tuple[int, ...]) -> Contents:
+    """The same without its value; places filled with a value name the operand that it is.
+
+    What is claimed of an instruction does not depend on which values it runs on.
+
+    Args:
+      operands: graph values that the instruction's node reads.
+    """
+    names = {f"value {value}": f"operand {k}" for k, value in enumerate(operands)}
+    dims = tuple(replace(d, fill=names.get(d.fill or "", d.fill)) for d in held.dims)
+    return replace(held, value=None, dims=dims)
+
+
+def as_set(digits: Digits) -> Digits:
+    """Digits whose order does not matter, in the one way to write them.
+
+    >>> as_set((Digit(1, 4), Digit(4, 2)))
+    (Digit(stride=1, size=8),)
+    """
+    return canonical(tuple(sorted(digits, reverse=True)))
+
+
+def without(held: Digits, gone: Digits) -> Digits | None:
+    """The set `held` without the digits `gone`; None where these are not all in it.
+
+    >>> without((Digit(1, 8),), (Digit(2, 2),))
+    (Digit(stride=4, size=2), Digit(stride=1, size=2))
+    >>> without((Digit(1, 4),), (Digit(1, 8),)) is None
+    True
+    """
+    rest = list(held)
+    for digit in gone:
+        low, top = digit.stride, digit.stride * digit.size
+        around = [d for d in rest if low % d.stride == 0 and d.stride * d.size % top == 0]
+        if not around:
+            return None
+        (whole,) = around
+        rest.remove(whole)
+        above = whole.stride * whole.size // top
+        rest += [Digit(whole.stride, low // whole.stride), Digit(top, above)]
+    return as_set(tuple(rest))
+
+
+def partition_number(digits: Digits) -> Number:
+    """The partition id along digits; 0 where there are none."""
+    found = canonical(digits)
+    return Number.of(PartitionId(found)) if found else Number()
+
+
+def laid_out(sharding: Sharding, shape: tuple[int, ...], value: int | None) -> Contents:
+    """What a layout says that a device holds: blocks of `ceil(size / parts)` from `p * block` on.
+
+    Args:
+      shape: local shape, which may be longer than a block (padded) or shorter.
+    """
+    rows = zip(sharding.dims, sharding.shard_shape, sharding.shape, shape, strict=True)
+    dims = tuple(
+        Held(partition_number(digits) * block, length, size) for digits, block, size, length in rows
+    )
+    return Contents(value, dims, as_set(sharding.unreduced))
+
+
+def start_number(start: Start) -> Number:
+    """A start of the program's language as a number of the claims."""
+    return number(start.index, {name: partition_number(d) for name, d in start.digits})
+
+
+def at_member(start: Number, digits: Digits, member: str) -> Number:
+    """The same start on a member of the group along `digits`."""
+
+    def moved(atom: object) -> Number | None:
+        if isinstance(atom, PartitionId) and _meets(atom.digits, digits):
+            return Number.of(PartitionId(atom.digits, member))
+        return None
+
+    return start.replaced(moved)
+
+
+def _meets(first: Digits, second: Digits) -> bool:
+    return any(overlap(a, b) for a in first for b in second)

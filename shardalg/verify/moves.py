@@ -1,0 +1,326 @@
+"""Instructions that move, cut, join or mask: what each makes of what its operands hold.
+
+A collective is claimed from its definition: which member's block arrives at which place. The claim
+compares, at every place, the element that arrives with the one that the result's layout puts there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from shardalg.algebra.digits import Digits, overlap, partition_id, parts
+from shardalg.algebra.mesh import Mesh
+from shardalg.merge.integers import (
+    All,
+    Compare,
+    Formula,
+    IntegerClaim,
+    Number,
+    PartitionId,
+    equal,
+    implies,
+    less,
+    within,
+)
+from shardalg.spmd import program as p
+from shardalg.verify.contents import (
+    Contents,
+    Held,
+    Made,
+    at_member,
+    laid_out,
+    partition_number,
+    start_number,
+    without,
+)
+from shardalg.verify.report import Decided, Statement
+
+MEMBER = "m"
+X = Number.of("x")
+Stated = tuple[str, Statement]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An instruction with what its operands hold and the local that it makes.
+
+    Attributes:
+      filler: the second operand of a mask in words, where it fills with a value.
+    """
+
+    mesh: Mesh
+    attributes: p.Attributes
+    operands: tuple[Contents, ...]
+    made: Made
+    filler: str = ""
+
+    @property
+    def given(self) -> Contents:
+        """What the first operand holds."""
+        return self.operands[0]
+
+    @property
+    def said(self) -> Contents:
+        """What the program says that the result holds."""
+        return laid_out(self.made.sharding, self.made.shape, None)
+
+    def claim(self, words: str, goal: Formula, **more: object) -> IntegerClaim:
+        """A claim about this instruction."""
+        return IntegerClaim(words, self.mesh, goal, **more)
+
+
+Result = tuple[Contents, list[Stated]]
+
+
+def _with_dim(contents: Contents, dim: int, held: Held) -> Contents:
+    return replace(contents, dims=(*contents.dims[:dim], held, *contents.dims[dim + 1 :]))
+
+
+def agreement(step: Step, held: Held, said: Held, words: str) -> Iterator[Stated]:
+    """`held` has every element that `said` puts somewhere, there; nothing to show if alike."""
+    if (held.start, held.length) == (said.start, said.length):
+        return
+    here = All((within(said.start + X, 0, said.size),))
+    shown = All((equal(held.start, said.start), less(X, held.length)))
+    yield "delivers", step.claim(words, implies(here, shown), unknowns=(("x", said.length),))
+
+
+def _inside(step: Step, start: Number, size: int) -> Stated:
+    length = step.given.dims[step.attributes.dim].length
+    goal = All((Compare(start, ">="), Compare(Number.of(length - size) - start, ">=")))
+    return "delivers", step.claim(f"[{start}, +{size}) lies inside {length} places", goal)
+
+
+def _cut(step: Step, start: Number, size: int) -> Result:
+    held = step.given.dims[step.attributes.dim]
+    cut = replace(held, start=held.start + start, length=size)
+    made = _with_dim(step.given, step.attributes.dim, cut)
+    return made, [_inside(step, start, size)]
+
+
+def _dynamic_slice(step: Step) -> Result:
+    a = step.attributes
+    return _cut(step, partition_number(a.digits) * a.block, a.block)
+
+
+def _resize(step: Step) -> Result:
+    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    made = _with_dim(step.given, a.dim, replace(held, length=a.size, fill=None))
+    if a.size <= held.length:
+        return made, []
+    beyond = held.start + held.length + X
+    goal = implies(within(beyond, 0, held.size), Compare(Number.of(-1), ">="))
+    words = f"padding from {held.length} to {a.size} places covers no element"
+    return made, [("delivers", step.claim(words, goal, unknowns=(("x", a.size - held.length),)))]
+
+
+def _concatenate(step: Step) -> Result:
+    dim = step.attributes.dim
+    first, stated = step.given.dims[dim], []
+    length = first.length
+    for other in step.operands[1:]:
+        held = other.dims[dim]
+        at = first.start + length
+        goal = implies(within(at + X, 0, held.size), equal(held.start, at))
+        words = f"the piece from place {length} on follows the one before it"
+        stated.append(("delivers", step.claim(words, goal, unknowns=(("x", held.length),))))
+        same = replace(other, dims=step.given.dims) == replace(step.given, dims=step.given.dims)
+        alike = all(a == b for i, (a, b) in enumerate(
+            zip(other.dims, step.given.dims, strict=True)) if i != dim)  # fmt: skip
+        stated.append(("delivers", Decided("the pieces are of one value", same and alike)))
+        length += held.length
+    return _with_dim(step.given, dim, replace(first, length=length, fill=None)), stated
+
+
+def _masked(step: Step, inside: Formula, fill: str) -> Result:
+    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    exists = within(held.start + X, 0, held.size)
+    goal = All((implies(inside, exists), implies(exists, inside)))
+    words = f"the mask keeps just the elements that exist of {held.size}"
+    claim = step.claim(words, goal, unknowns=(("x", held.length),))
+    return _with_dim(step.given, a.dim, replace(held, fill=fill)), [("mask", claim)]
+
+
+def _mask(step: Step) -> Result:
+    a = step.attributes
+    place = partition_number(a.digits) * a.block + X
+    return _masked(step, less(place, a.size), a.fill)
+
+
+def _mask_at(step: Step) -> Result:
+    a = step.attributes
+    inside = within(start_number(a.start) + X, 0, a.size)
+    return _masked(step, inside, a.fill or step.filler)
+
+
+def _moved(step: Step, digits: Digits, dims: tuple[int, ...]) -> Iterator[Stated]:
+    """Dimensions that a collective does not touch lie alike on the members of its group."""
+    for dim, held in enumerate(step.given.dims):
+        other = at_member(held.start, digits, MEMBER)
+        if dim not in dims and other != held.start:
+            words = f"members agree on dimension {dim}"
+            members = ((MEMBER, digits),)
+            yield "delivers", step.claim(words, equal(other, held.start), members=members)
+
+
+def _arrives(step: Step, arriving: Number, said: Held, length: int, place: Number) -> Stated:
+    """The element at place `x` of what a member sends stands at `place` of the result."""
+    digits = step.attributes.digits
+    here = within(said.start + place, 0, said.size)
+    goal = implies(here, equal(arriving + X, said.start + place))
+    words = f"place {place} receives element {arriving}+x"
+    more = {"unknowns": (("x", length),), "members": ((MEMBER, digits),)}
+    return "delivers", step.claim(words, goal, **more)
+
+
+def _member_id(digits: Digits) -> Number:
+    own = partition_number(digits)
+    return at_member(own, digits, MEMBER)
+
+
+def _all_gather(step: Step) -> Result:
+    a = step.attributes
+    held, said = step.given.dims[a.dim], step.said.dims[a.dim]
+    count = parts(a.digits)
+    arriving = at_member(held.start, a.digits, MEMBER)
+    place = _member_id(a.digits) * held.length + X
+    stated = [
+        _arrives(step, arriving, said, held.length, place),
+        ("delivers", Decided("blocks of all members", said.length == held.length * count)),
+        *_moved(step, a.digits, (a.dim,)),
+        _apart(step),
+    ]
+    return _with_dim(step.given, a.dim, said), stated
+
+
+def _apart(step: Step) -> Stated:
+    """Partial sums are not moved between the members that hold them."""
+    mixed = any(overlap(a, b) for a in step.attributes.digits for b in step.given.unreduced)
+    return "combine", Decided("what moves are not the partial sums of one value", not mixed)
+
+
+def _summed(step: Step) -> tuple[Contents, list[Stated]]:
+    """The digits of the collective are pending, and joined as they should be; they are then not."""
+    a, given = step.attributes, step.given
+    rest = without(given.unreduced, a.digits)
+    words = f"{a.combine} joins what is pending: {given.combine}"
+    stated = [
+        ("combine", Decided(words, rest is not None and a.combine == given.combine)),
+        *_moved(step, a.digits, ()),
+    ]
+    return replace(given, unreduced=given.unreduced if rest is None else rest), stated
+
+
+def _reduce_scatter(step: Step) -> Result:
+    a = step.attributes
+    made, stated = _summed(step)
+    size = made.dims[a.dim].length // parts(a.digits)
+    cut, more = _cut(step, partition_number(a.digits) * size, size)
+    return replace(made, dims=cut.dims), [*stated, *more]
+
+
+def _all_to_all(step: Step) -> Result:
+    a, said = step.attributes, step.said
+    split, joined = step.given.dims[a.split_dim], step.given.dims[a.concat_dim]
+    piece = split.length // parts(a.digits)
+    sent = at_member(split.start, a.digits, MEMBER) + partition_number(a.digits) * piece
+    place = _member_id(a.digits) * joined.length + X
+    arriving = at_member(joined.start, a.digits, MEMBER)
+    stated = [
+        _arrives(step, sent, said.dims[a.split_dim], piece, X),
+        _arrives(step, arriving, said.dims[a.concat_dim], joined.length, place),
+        *_moved(step, a.digits, (a.split_dim, a.concat_dim)),
+        _apart(step),
+    ]
+    made = _with_dim(step.given, a.split_dim, said.dims[a.split_dim])
+    return _with_dim(made, a.concat_dim, said.dims[a.concat_dim]), stated
+
+
+def _permute(step: Step) -> Result:
+    """Each device receives once, from a device that held what it should hold."""
+    pairs, said = step.attributes.pairs, step.said
+    devices = range(step.mesh.size)
+    once = sorted(target for _, target in pairs) == list(devices)
+    sources = sorted(source for source, _ in pairs) == list(devices)
+    lies = all(
+        _start_at(have, source) == _start_at(want, target)
+        for source, target in pairs
+        for have, want in zip(step.given.dims, said.dims, strict=True)
+    )
+    words = "every device receives the block of its new place, once"
+    stated = [
+        ("delivers", Decided(words, once and sources and lies)),
+        ("combine", Decided("partial sums stay where they are", not step.given.unreduced)),
+    ]
+    return replace(step.given, dims=said.dims), stated
+
+
+def _start_at(held: Held, position: int) -> int:
+    ids = (atom for atom in held.start.atoms() if isinstance(atom, PartitionId))
+    return held.start.at({atom: partition_id(atom.digits, position) for atom in ids})
+
+
+def _changed(step: Step) -> Result:
+    """A change of numbers, which is what the value waits for, or what its reader expects."""
+    given, a = step.given, step.attributes
+    if given.awaits and given.awaits[0] == a:
+        return replace(given, awaits=given.awaits[1:]), list(_by_shifted(step))
+    if given.awaits:
+        return given, [("combine", Decided(f"{given.awaits[0]} comes first", holds=False))]
+    return replace(given, changes=(*given.changes, a)), []
+
+
+def _by_shifted(step: Step) -> Iterator[Stated]:
+    """What selects the places of a gathered value are the indices as they were shifted for it."""
+    for indices in step.operands[1:]:
+        shifts = {(c.component, c.digits, -c.scale) for c in indices.changes}
+        wanted = {(c, digits, block) for c, digits, block, _ in step.attributes.components}
+        yield "selected", Decided("indices are shifted as the blocks are", shifts == wanted)
+
+
+MOVES: dict[type, Callable[[Step], Result]] = {
+    p.AllGather: _all_gather,
+    p.AllReduce: _summed,
+    p.ReduceScatter: _reduce_scatter,
+    p.AllToAll: _all_to_all,
+    p.CollectivePermute: _permute,
+    p.DynamicSlice: _dynamic_slice,
+    p.Slice: lambda step: _cut(step, Number((), step.attributes.start), step.attributes.size),
+    p.SliceAt: lambda step: _cut(step, start_number(step.attributes.start), step.attributes.size),
+    p.Concatenate: _concatenate,
+    p.Resize: _resize,
+    p.Mask: _mask,
+    p.MaskAt: _mask_at,
+    p.Offset: _changed,
+    p.MaskIndexed: _changed,
+    p.FirstMember: _changed,
+}
+
+
+def moved(step: Step) -> Result:
+    """What the result holds, and the claims on which that rests.
+
+    A local that a graph value is named for holds what its layout says; the claims show it.
+    """
+    made, stated = MOVES[type(step.attributes)](step)
+    return _settled(step, made, stated) if step.made.named else (made, stated)
+
+
+def _settled(step: Step, made: Contents, stated: list[Stated]) -> Result:
+    """The result is what the program says of it: its layout, its partial sums, nothing to do."""
+    said = step.said
+    for dim, (held, wanted) in enumerate(zip(made.dims, said.dims, strict=True)):
+        words = f"dimension {dim} holds the elements from {wanted.start} on"
+        stated = [*stated, *agreement(step, held, wanted, words)]
+    pending, done = made.unreduced == said.unreduced, not made.awaits and not made.changes
+    stated = [
+        *stated,
+        ("combine", Decided("just these partial sums are pending", pending)),
+        ("delivers", Decided("nothing is left to be done to the numbers", done)),
+    ]
+    fills = tuple(
+        replace(w, fill=h.fill) if (h.start, h.length) == (w.start, w.length) else w
+        for h, w in zip(made.dims, said.dims, strict=True)
+    )
+    return replace(said, dims=fills, combine=made.combine), stated

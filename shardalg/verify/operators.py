@@ -1,0 +1,295 @@
+"""An operator on its local operands: does it read, write and combine what its row says?
+
+The row of the global operator is compared with the row of the operator that a device runs, which
+the same table gives for the local shapes and parameters. With loop `l` in blocks of `B` over the
+partition ids `p` of its digits, local iteration `x` is iteration `p*B + x`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.mesh import Mesh
+from shardalg.graph.ir import Signature, ValueType
+from shardalg.merge.integers import (
+    All,
+    Either,
+    Formula,
+    IntegerClaim,
+    Not,
+    Number,
+    equal,
+    implies,
+    less,
+    number,
+    numerator,
+    within,
+)
+from shardalg.ops.rule import PICK, SUM, Access, Rule, Symbol
+from shardalg.verify.contents import Contents, Held, as_set, partition_number
+from shardalg.verify.report import Decided
+
+TRUE = All(())
+Stated = tuple[str, Decided | IntegerClaim]
+
+
+@dataclass(frozen=True)
+class Run:
+    """An operator as a device runs it, by one row.
+
+    Attributes:
+      rule, local: rows of the global operator and of the local one.
+      loops: digits of every sharded loop.
+    """
+
+    mesh: Mesh
+    rule: Rule
+    local: Rule
+    loops: tuple[tuple[str, Digits], ...]
+
+    @cached_property
+    def digits(self) -> dict[str, Digits]:
+        """Digits per loop, () where it is not sharded."""
+        split = dict(self.loops)
+        return {name: split.get(name, ()) for name, _ in self.rule.loops}
+
+    @cached_property
+    def blocks(self) -> dict[str, int]:
+        """Iterations of every loop on one device: `ceil(extent / parts)`."""
+        return {n: -(-extent // parts(self.digits[n])) for n, extent in self.rule.loops}
+
+    @cached_property
+    def places(self) -> dict[str, Number]:
+        """Local iteration per loop: an unknown, 0 where the local operator has no such loop."""
+        return {n: Number.of(n) if self.blocks[n] != 1 else Number() for n in self.blocks}
+
+    @cached_property
+    def iterations(self) -> dict[str, Number]:
+        """Global iteration per loop: `p*B + x`."""
+        return {
+            n: partition_number(self.digits[n]) * self.blocks[n] + self.places[n]
+            for n in self.blocks
+        }
+
+    def exists(self, names: tuple[str, ...]) -> Formula:
+        """The iteration is one of the global operator: no padding of an uneven loop."""
+        uneven = [n for n in names if self.blocks[n] * parts(self.digits[n]) > self.rule.extents[n]]
+        return All(tuple(less(self.iterations[n], self.rule.extents[n]) for n in uneven))
+
+    def unknowns(self, names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+        """Ranges of the local iterations."""
+        return tuple((n, self.blocks[n]) for n in names if self.blocks[n] != 1)
+
+    def claim(self, words: str, goal: Formula, names: tuple[str, ...]) -> IntegerClaim:
+        """A claim about the local iterations of some loops."""
+        return IntegerClaim(words, self.mesh, goal, self.unknowns(names))
+
+
+def local_signature(
+    signature: Signature, params: Mapping[str, object], shapes: tuple[tuple[int, ...], ...]
+) -> Signature:
+    """The operator that a device runs: other shapes, some other parameters."""
+    types = (*signature.operands, *signature.results)
+    local = tuple(ValueType(shape, t.dtype) for shape, t in zip(shapes, types, strict=True))
+    count = len(signature.operands)
+    merged = tuple((dict(signature.params) | dict(params)).items())
+    return Signature(signature.primitive, merged, local[:count], local[count:])
+
+
+def emitted(run: Run) -> Iterator[Stated]:
+    """The local operator runs over just the blocks of the loops."""
+    extents = run.local.extents
+    wrong = [n for n, block in run.blocks.items() if extents.get(n, 1) != block]
+    words = ", ".join(f"{n} in blocks of {block}" for n, block in run.blocks.items())
+    alike = run.rule.combine == run.local.combine and len(run.rule.terms) == len(run.local.terms)
+    yield "emitted", Decided(f"the local operator runs over {words}", not wrong and alike)
+
+
+def reads(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
+    """Every read of every operand is at its element, or at nothing on both sides."""
+    for mine, theirs in _all_accesses(run.rule, run.local):
+        rows = zip(mine.dims, theirs.dims, held[mine.operand].dims, strict=True)
+        for dim, (index, local, found) in enumerate(rows):
+            if not _is_whole(run, index, local, found):
+                yield "reads", _read(run, (mine.operand, dim), (index, local), found)
+
+
+def _all_accesses(rule: Rule, local: Rule) -> Iterator[tuple[Access | Symbol, Access | Symbol]]:
+    """Reads as data, as start value and as run-time numbers, with those of the local row."""
+    yield from _accesses(rule, local)
+    if isinstance(rule.init, Access) and isinstance(local.init, Access):
+        yield rule.init, local.init
+    yield from zip(rule.symbols, local.symbols, strict=True)
+
+
+def _accesses(rule: Rule, local: Rule) -> Iterator[tuple[Access, Access]]:
+    for mine, theirs in zip(rule.terms, local.terms, strict=True):
+        yield from zip(mine, theirs, strict=True)
+
+
+def _is_whole(run: Run, index: Index, local: Index, held: Held) -> bool:
+    """Nothing depends on the device: the same read of the same elements."""
+    split = any(run.digits.get(n) for n in index.variables)
+    return not split and index == local and held.start == Number() and held.length == held.size
+
+
+def _read(run: Run, place: tuple[int, int], maps: tuple[Index, Index], held: Held) -> IntegerClaim:
+    index, local = maps
+    operand, dim = place
+    hit, element = _element(index, run.iterations, held.size)
+    found, position = _element(local, run.places, held.length)
+    here = All((found, equal(position + held.start, element)))
+    empty = _is_empty(run, held, (found, position))
+    goal = implies(run.exists(index.variables), All((implies(hit, here), implies(Not(hit), empty))))
+    words = f"operand {operand}, dimension {dim}: {local} of the block is {index}"
+    return run.claim(words, goal, index.variables)
+
+
+def _element(index: Index, values: Mapping[str, Number], size: int) -> tuple[Formula, Number]:
+    """(the read is inside a dimension of that size, where it reads)."""
+    element = number(index, values)
+    exact = equal(numerator(index, values) % index.div, 0) if index.exact else TRUE
+    return All((exact, within(element, 0, size))), element
+
+
+def _is_empty(run: Run, held: Held, read: tuple[Formula, Number]) -> Formula:
+    """A local read that finds nothing: outside the buffer, or at a place that is filled."""
+    inside, position = read
+    if not _absorbs(run.rule, held.fill):
+        return Not(inside)
+    return Either((Not(inside), Not(within(position + held.start, 0, held.size))))
+
+
+def _absorbs(rule: Rule, fill: str | None) -> bool:
+    """Whether reading `fill` is as good as reading nothing."""
+    if rule.combine == PICK and isinstance(rule.init, Access):
+        return fill == f"operand {rule.init.operand}"
+    return fill is not None and fill == rule.combine
+
+
+def padding(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
+    """Iterations beyond an uneven loop that is combined read nothing but filled places."""
+    rule = run.rule
+    for name in rule.reduced if rule.combine != PICK else ():
+        if run.blocks[name] * parts(run.digits[name]) <= rule.extents[name]:
+            continue
+        for mine, theirs in _accesses(rule, run.local):
+            rows = zip(mine.dims, theirs.dims, held[mine.operand].dims, strict=True)
+            dims = [row for row in rows if name in row[0].variables]
+            if dims:
+                yield "padding", _beyond(run, name, mine.operand, dims)
+
+
+def _beyond(
+    run: Run, name: str, operand: int, dims: list[tuple[Index, Index, Held]]
+) -> IntegerClaim:
+    names = tuple(dict.fromkeys(v for index, _, _ in dims for v in index.variables))
+    beyond = Not(less(run.iterations[name], run.rule.extents[name]))
+    empty = [
+        _is_empty(run, held, _element(local, run.places, held.length)) for _, local, held in dims
+    ]
+    words = (
+        f"iterations of {name} beyond {run.rule.extents[name]} read nothing of operand {operand}"
+    )
+    return run.claim(words, implies(beyond, Either(tuple(empty))), names)
+
+
+def writes(run: Run, result: int, made: Contents) -> Iterator[Stated]:
+    """Every iteration writes its element, and every element of the block is written."""
+    pairs = zip(run.rule.results[result], run.local.results[result], made.dims, strict=True)
+    for dim, (index, local, held) in enumerate(pairs):
+        if _is_whole(run, index, local, held):
+            continue
+        element, place = number(index, run.iterations), number(local, run.places)
+        right = All((equal(place + held.start, element), within(place, 0, held.length)))
+        words = f"dimension {dim}: {index} is written at {local}"
+        yield (
+            "writes",
+            run.claim(words, implies(run.exists(index.variables), right), index.variables),
+        )
+        yield "writes", _covered(run, dim, (index, local), held)
+
+
+def _covered(run: Run, dim: int, maps: tuple[Index, Index], held: Held) -> IntegerClaim:
+    """The element at place `y` is written by the iteration whose loops are the digits of `y`."""
+    index, local = maps
+    y = Number.of("y")
+    values = {name: (y // coefficient) % run.blocks[name] for name, coefficient in local.terms}
+    iterations = {
+        name: partition_number(run.digits[name]) * run.blocks[name] + values.get(name, Number())
+        for name in index.variables
+    }
+    valid = [less(iterations[n], run.rule.extents[n]) for n in index.variables]
+    wanted = All(
+        (equal(number(local, values), y), equal(number(index, iterations), held.start + y), *valid)
+    )
+    goal = implies(within(held.start + y, 0, held.size), wanted)
+    words = f"dimension {dim}: every element of the block is written"
+    return IntegerClaim(words, run.mesh, goal, (("y", held.length),))
+
+
+def pending(run: Run, held: Mapping[int, Contents]) -> tuple[Digits, Decided]:
+    """Digits along which results are partial, and whether the operands' partial sums may pass.
+
+    Partial sums pass a linear operator: all its addends pending alike, or one factor alone.
+    """
+    rule = run.rule
+    own = tuple(d for name in rule.reduced for d in run.digits[name])
+    passed = {k: c.unreduced for k, c in held.items() if c.unreduced}
+    words = "partial sums of the operands pass through a linear operator"
+    if not passed:
+        return as_set(own), Decided("no operand is partial", holds=True)
+    added, factor = set(passed) == rule.addends, len(passed) == 1 and not set(passed) & rule.addends
+    may = rule.combine == SUM and set(passed) <= rule.linear and (added or factor)
+    alike = len(set(passed.values())) == 1 and all(
+        c.combine == SUM for c in held.values() if c.unreduced
+    )
+    digits = next(iter(passed.values()))
+    return as_set((*own, *digits)), Decided(words, may and alike)
+
+
+def row_major(run: Run, signature: Signature, local: Signature) -> Stated:
+    """A reshape keeps the row-major order: both sides of the local one count alike."""
+    order = signature.param("dimensions") or range(len(signature.operands[0].shape))
+    read = [run.local.indices(0)[d] for d in order]
+    sides = (
+        (read, [local.operands[0].shape[d] for d in order]),
+        (list(run.local.results[0]), list(local.results[0].shape)),
+    )
+    first, second = (_flat(maps, shape, run.places) for maps, shape in sides)
+    words = "the local reshape keeps the row-major order"
+    return "emitted", run.claim(words, equal(first, second), tuple(run.blocks))
+
+
+def _flat(maps: list[Index], shape: list[int], places: Mapping[str, Number]) -> Number:
+    total = Number()
+    for k, index in enumerate(maps):
+        total += number(index, places) * math.prod(shape[k + 1 :])
+    return total
+
+
+def by_blocks(rule: Rule, blocks: Mapping[str, int]) -> Rule:
+    """The row with its loops cut to blocks: coefficients of nested loops shrink with them."""
+
+    def shrunk(index: Index) -> Index:
+        ordered = sorted(index.terms, key=lambda term: -term[1])
+        terms = []
+        for k, (name, coefficient) in enumerate(ordered):
+            inner = math.prod(rule.extents[n] for n, _ in ordered[k + 1 :])
+            local = math.prod(blocks[n] for n, _ in ordered[k + 1 :])
+            terms.append((name, local if coefficient == inner else coefficient))
+        return replace(index, terms=tuple(sorted(terms)))
+
+    return replace(
+        rule,
+        loops=tuple((n, blocks[n]) for n, _ in rule.loops),
+        terms=tuple(
+            tuple(replace(a, dims=tuple(map(shrunk, a.dims))) for a in term) for term in rule.terms
+        ),
+        results=tuple(tuple(map(shrunk, dims)) for dims in rule.results),
+    )

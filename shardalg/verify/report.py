@@ -1,0 +1,108 @@
+"""What was claimed of a program, and what became of each claim."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardalg.merge.integers import IntegerClaim
+from shardalg.merge.prove import MergeClaim, Proof
+from shardalg.table import Table
+
+if TYPE_CHECKING:
+    from shardalg.table import DataFrame
+
+TRUSTED = "trusted"
+STATUSES = ("proved", TRUSTED, "not_claimed", "unknown", "refuted")
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A statement without unknowns, which comparing both sides decides."""
+
+    words: str
+    holds: bool
+
+
+Statement = Decided | IntegerClaim | MergeClaim
+"""What a claim says; z3 judges all but the first."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement about the program and what became of it.
+
+    Attributes:
+      node: the value or instruction that it speaks of.
+      claim: "merge", "iterations", "reads", "padding", "writes", "combine", "emitted", "selected",
+        "mask", "delivers", "carry" or "border"; "rows", "emission", "collectives", "arithmetic" of
+        what is trusted.
+      status: "proved", "refuted", "unknown", "trusted" (tested instead) or "not_claimed".
+      words: the statement; witness: of a refuted one, a case in which it fails.
+    """
+
+    node: str
+    claim: str
+    status: str
+    ms: float = 0.0
+    smt2: str = ""
+    words: str = ""
+    witness: object = None
+
+
+FACTS = tuple(
+    Claim("every plan", kind, TRUSTED, words=words)
+    for kind, words in (
+        ("rows", "a row says what its JAX primitive computes: tests/ops evaluate each"),
+        ("emission", "run-time indices are shifted where it says: tests/partition run it"),
+        ("collectives", "JAX's collectives do what their names say: tests/lower run each of them"),
+        ("arithmetic", "sums may be reassociated, and 0 times a number of the user is 0"),
+    )
+)
+"""What no claim shows, and what stands in for it."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All claims of a plan. `ok` only if each is proved or trusted.
+
+    Attributes:
+      hints: the sizes at which a plan of named sizes was verified, in words.
+    """
+
+    claims: tuple[Claim, ...]
+    merges: tuple[Proof, ...] = ()
+    hints: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is open."""
+        return all(claim.status in ("proved", TRUSTED) for claim in self.claims)
+
+    @property
+    def refuted(self) -> tuple[Claim, ...]:
+        """Claims with a counter-example."""
+        return tuple(claim for claim in self.claims if claim.status == "refuted")
+
+    @cached_property
+    def table(self) -> Table:
+        """One row per claim."""
+        columns = ("node", "claim", "status", "ms", "smt2", "statement")
+        rows = ((c.node, c.claim, c.status, c.ms, c.smt2, c.words) for c in self.claims)
+        return Table(columns, tuple(rows))
+
+    @property
+    def df(self) -> DataFrame:
+        """The table as a DataFrame."""
+        return self.table.df
+
+    def summary(self) -> str:
+        """`31 proved, 2 trusted, 120 not_claimed`."""
+        counts = Counter(claim.status for claim in self.claims)
+        return ", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s]) or "no claims"
+
+    def __repr__(self) -> str:
+        at = f", at the hints {self.hints}" if self.hints else ""
+        return f"Report({'ok' if self.ok else 'open'}: {self.summary()}{at})"

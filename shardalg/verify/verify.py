@@ -1,0 +1,216 @@
+"""Every claim on which "the program equals the function" rests, stated and sent to z3.
+
+A local value is followed from the arguments on: which elements of which graph value it holds at
+which place (`contents`). Moves are claimed from the definition of each instruction (`moves`),
+operators by comparing their row with that of the operator which a device runs (`operators`).
+Nothing is taken from the planner: only the program, the graph and the rows are read.
+What is taken on trust, and tested instead, is listed in `report.FACTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Graph
+from shardalg.merge.integers import IntegerClaim, Number
+from shardalg.merge.prove import MergeClaim, Proof, prove
+from shardalg.propagate.sharded import ShardedGraph
+from shardalg.spmd.program import Apply, Block, Instruction, Loop, MaskIndexed, SpmdProgram
+from shardalg.verify import contents
+from shardalg.verify.apply import Applied, applied
+from shardalg.verify.contents import Contents, Made, anonymous, laid_out
+from shardalg.verify.moves import Step, moved
+from shardalg.verify.report import FACTS, Claim, Decided, Report, Statement
+
+Held = dict[int, Contents]
+
+
+@lru_cache(maxsize=1 << 14)
+def proved(statement: IntegerClaim | MergeClaim) -> Proof:
+    """What z3 says of a statement; the same one stands in many plans."""
+    return prove(statement, sizes="all" if isinstance(statement, MergeClaim) else "concrete")
+
+
+class Verifier:
+    """Claims of one program; each distinct one is proved once."""
+
+    def __init__(self, graph: Graph, program: SpmdProgram) -> None:
+        self.graph, self.program = graph, program
+        self.proofs: dict[IntegerClaim | MergeClaim, Proof] = {}
+        self.outcomes: dict[Applied | Step, tuple[tuple[Contents, ...], list[Claim]]] = {}
+
+    def judged(self, node: str, kind: str, statement: Statement) -> Claim:
+        """The claim after it was decided, or z3 has seen it."""
+        if isinstance(statement, Decided):
+            status = "proved" if statement.holds else "refuted"
+            return Claim(node, kind, status, words=statement.words)
+        proof = self.proofs[statement] = proved(statement)
+        words = statement.text()
+        return Claim(node, kind, proof.status, proof.ms, proof.smt2, words, proof.witness)
+
+    def run(self) -> Iterator[Claim]:
+        """The claims of the whole program."""
+        program, graph = self.program, self.graph
+        held = {local: self.said(local) for local, _ in program.constants}
+        for local, value in program.constants:
+            yield self.named("border", local, value)
+        arguments = dict(zip(program.block.arguments, graph.arguments, strict=True))
+        yield from self.opened(held, arguments, program.argument_shardings)
+        yield from self.block(program.block, held)
+        results = zip(program.block.results, graph.results, program.result_shardings, strict=True)
+        for local, value, layout in results:
+            yield from self.handed("border", held[local], (value, layout))
+
+    def said(self, local: int) -> Contents:
+        """What the program says that a local holds."""
+        made = self.program.locals[local]
+        return laid_out(made.sharding, made.shape, made.origin)
+
+    def named(self, kind: str, local: int, value: int) -> Claim:
+        """The local is named for the value that it starts with, and holds it entirely."""
+        made = self.program.locals[local]
+        words = f"{self.graph.values[value].name} is handed in as it is laid out"
+        right = made.origin == value and made.shape == made.sharding.shard_shape
+        return self.judged(self.graph.values[value].name, kind, Decided(words, right))
+
+    def opened(
+        self, held: Held, arguments: dict[int, int], layouts: tuple[Sharding, ...]
+    ) -> Iterator[Claim]:
+        """Arguments hold their values, in the layouts of the border."""
+        for (local, value), layout in zip(arguments.items(), layouts, strict=True):
+            held[local] = self.said(local)
+            yield self.named("border", local, value)
+            words = "the argument has the layout of the border"
+            right = held[local] == laid_out(layout, layout.shard_shape, value)
+            yield self.judged(self.graph.values[value].name, "border", Decided(words, right))
+
+    def handed(
+        self, kind: str, contents: Contents, wanted: tuple[int, Sharding]
+    ) -> Iterator[Claim]:
+        """What is handed out is a value in a layout, with nothing left to be done."""
+        value, layout = wanted
+        said = laid_out(layout, layout.shard_shape, value)
+        bare = replace(contents, dims=tuple(replace(d, fill=None) for d in contents.dims))
+        words = f"the value is handed out as {layout.text()}"
+        right = replace(bare, combine=said.combine) == said
+        yield self.judged(self.graph.values[value].name, kind, Decided(words, right))
+
+    def block(self, block: Block, held: Held) -> Iterator[Claim]:
+        """Claims of every instruction, loop bodies included; `held` grows by what they make."""
+        for instruction in block.instructions:
+            if isinstance(instruction.attributes, Loop):
+                yield from self.loop(instruction, held)
+            else:
+                yield from self.instruction(instruction, held)
+
+    def instruction(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
+        """Claims of one instruction; what does not depend on its values is stated once."""
+        key, values = self.keyed(instruction, held)
+        if key not in self.outcomes:
+            results, stated = applied(key) if isinstance(key, Applied) else moved(key)
+            results = results if isinstance(key, Applied) else (results,)
+            self.outcomes[key] = results, [self.judged("", kind, s) for kind, s in stated]
+        results, claims = self.outcomes[key]
+        for local, result, value in zip(instruction.results, results, values, strict=True):
+            held[local] = replace(result, value=value)
+        name = self.name(instruction)
+        for claim in (*claims, self.values_right(instruction, held, values)):
+            yield replace(claim, node=name)
+
+    def keyed(
+        self, instruction: Instruction, held: Held
+    ) -> tuple[Applied | Step, tuple[int | None, ...]]:
+        """The instruction without its values, and the values that its results are."""
+        node = None if instruction.node is None else self.graph.nodes[instruction.node]
+        reads = node.operands if node is not None else ()
+        operands = tuple(anonymous(held[operand], reads) for operand in instruction.operands)
+        locals_ = [self.program.locals[result] for result in instruction.results]
+        made = tuple(Made(x.shape, x.sharding, x.origin is not None) for x in locals_)
+        mesh, attributes = self.program.mesh, instruction.attributes
+        if isinstance(attributes, Apply):
+            return Applied(mesh, node.signature, attributes, operands, made), node.results
+        first = held[instruction.operands[0]].value
+        filler = held[instruction.operands[-1]].value
+        return Step(mesh, attributes, operands, made[0], f"value {filler}"), (first,)
+
+    def values_right(
+        self, instruction: Instruction, held: Held, values: tuple[int | None, ...]
+    ) -> Claim:
+        """An operator reads the node's operands, and results are named for what they are."""
+        named = [self.program.locals[result].origin for result in instruction.results]
+        right = all(n in (None, v) for n, v in zip(named, values, strict=True))
+        if isinstance(instruction.attributes, Apply):
+            given = tuple(held[operand].value for operand in instruction.operands)
+            right = right and given == self.graph.nodes[instruction.node].operands
+        if isinstance(instruction.attributes, MaskIndexed):
+            indices = held[instruction.operands[1]].value
+            right = right and indices == self.graph.nodes[instruction.node].operands[1]
+        return self.judged("", "reads", Decided("operands and results are the node's own", right))
+
+    def loop(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
+        """A scan: what goes in, around and out has one layout on both sides of each border."""
+        loop, graph = instruction.attributes, self.graph
+        node = graph.nodes[instruction.node]
+        region = graph.regions[node.bodies[0]]
+        name, fixed = self.name(instruction), loop.num_consts + loop.num_carry
+        inner = {local: self.said(local) for local, _ in self.program.constants}
+        pairs = zip(loop.body.arguments, region.arguments, strict=True)
+        for number, (local, value) in enumerate(pairs):
+            inner[local] = self.said(local)
+            yield self.named("carry", local, value)
+            outer = held[instruction.operands[number]]
+            wanted = self.around(inner[local], node.operands[number], loop, number >= fixed)
+            yield self.alike(name, outer, wanted)
+        yield from self.block(loop.body, inner)
+        for number, (local, value) in enumerate(
+            zip(loop.body.results, region.results, strict=True)
+        ):
+            carry = number < loop.num_carry
+            layout = self.carried(loop, number) if carry else self.program.locals[local].sharding
+            yield from self.handed("carry", inner[local], (value, layout))
+            made = self.said(instruction.results[number])
+            body = laid_out(layout, layout.shard_shape, value)
+            held[instruction.results[number]] = made
+            yield self.alike(name, made, self.around(body, node.results[number], loop, not carry))
+
+    def carried(self, loop: Loop, number: int) -> Sharding:
+        """The layout in which a carry enters the body."""
+        return self.program.locals[loop.body.arguments[loop.num_consts + number]].sharding
+
+    def around(self, inner: Contents, value: int, loop: Loop, stacked: bool) -> Contents:
+        """What stands outside a loop for a value inside: itself, or all iterations' stacked."""
+        leading = (contents.Held(Number(), loop.length, loop.length),) if stacked else ()
+        return replace(inner, value=value, dims=(*leading, *inner.dims))
+
+    def alike(self, name: str, found: Contents, wanted: Contents) -> Claim:
+        """Both sides of a loop's border hold the same elements."""
+        bare = replace(
+            found,
+            dims=tuple(replace(d, fill=None) for d in found.dims),
+            combine=wanted.combine,
+        )
+        return self.judged(name, "carry", Decided("both sides of the border agree", bare == wanted))
+
+    def name(self, instruction: Instruction) -> str:
+        """The graph value that the instruction serves."""
+        if instruction.node is None:
+            return "border"
+        return self.graph.values[self.graph.nodes[instruction.node].results[0]].name
+
+
+def verify(sharded: ShardedGraph, program: SpmdProgram) -> Report:
+    """Prove that the program computes what the graph says: each claim of every instruction.
+
+    Merges and iterations are proved for all mesh sizes, everything else for the sizes at hand.
+    """
+    verifier = Verifier(sharded.graph, program)
+    merges = [
+        verifier.judged(sharded.graph.values[value].name, "merge", MergeClaim(first, second, both))
+        for value, first, second, both in sharded.merges
+    ]
+    claims = (*merges, *verifier.run())
+    merged = tuple(p for c, p in verifier.proofs.items() if isinstance(c, MergeClaim))
+    return Report((*claims, *FACTS), merged)
