@@ -16,6 +16,7 @@ MAX_DIGITS = 10
 MAX_DEVICES = 1 << 20
 MAX_AXES = 256
 SHOWN = 60  # columns of a long text on each side of the fault
+MESSAGE = 2000  # characters of an error, which may name a mesh of many devices
 
 T = TypeVar("T")
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -133,7 +134,7 @@ class Reader:
         first = max(0, column - SHOWN)
         piece = self.text[first : column + SHOWN]
         shown = "".join(char if char.isprintable() else " " for char in piece)
-        what = what.removesuffix(".")
+        what = what.removesuffix(".") if len(what) < MESSAGE else f"{what[:MESSAGE]} ..."
         return NotationError(
             f"column {column + 1} of {self.notation}: {what}.\n  {shown}\n"
             f"  {' ' * (column - first)}^\nWrite it as {self.example}."

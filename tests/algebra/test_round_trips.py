@@ -2,11 +2,13 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from jax._src.lib import xla_client
 
 from shardalg.algebra.digits import Digit
+from shardalg.algebra.entries import mesh_split
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.restate import spelled
 from shardalg.algebra.sharding import Sharding
@@ -134,6 +136,23 @@ def test_shardy(cases):
             continue
         assert Sharding.parse(made.to_sdy(), made.shape, made.mesh) == made
         assert Sharding.parse(made.to_sdy(None), made.shape) == made
+
+
+def test_mappings_of_mesh_split(cases):
+    count = 0
+    for made in cases:
+        plain = replace(made, unreduced=(), replicated=(), manual=(), priorities=())
+        try:
+            mapping = made.dims_mapping
+        except ShardingError:
+            whole = set(made.mesh.digits(made.mesh.axis_names))
+            assert any(d not in whole for digits in made.dims for d in digits)
+            continue
+        assert mesh_split(made.shape, made.mesh, mapping, made.unspecified_dims) == plain
+        closed = replace(plain, unspecified_dims=())
+        assert Sharding.parse(str(list(mapping)), made.shape, made.mesh) == closed
+        count += 1
+    assert count > len(cases) // 2
 
 
 def test_specs(cases):
