@@ -23,6 +23,7 @@ from shardalg.partition.component import (
 )
 from shardalg.partition.layouts import layout, whole
 from shardalg.partition.reshard import reshard_bound, reshard_price
+from shardalg.partition.windows import elements, windows
 
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """Of the operands and of the results."""
@@ -114,8 +115,23 @@ def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], o
     signature, total = key.signature, 0
     for sources, demand, type_ in zip(key.sources, choice.demands, signature.operands, strict=True):
         total += min([price(source, demand) for source in sources]) * type_.itemsize
+    total += _window_bytes(key, choice)
     for made, home, type_ in zip(choice.produced, key.homes, signature.results, strict=True):
         total += price(made, home) * type_.itemsize
+    return total
+
+
+def _window_bytes(key: NodeKey, choice: Choice) -> int:
+    """Bytes that a device sends so that every one has what its windows read."""
+    total = 0
+    for rule in rules(key.signature) or ():
+        loops = tuple((n, d) for n, d in choice.loops if n in rule.extents)
+        held = tuple((k, choice.demands[k].dims) for k in rule.operands)
+        devices = key.homes[0].mesh.size
+        for window in windows(rule, loops, held, devices) if loops else ():
+            demand = choice.demands[window.operand]
+            itemsize = key.signature.operands[window.operand].itemsize
+            total += elements(window, demand.shard_shape) * itemsize
     return total
 
 
@@ -154,9 +170,10 @@ def _candidates(key: NodeKey, component: Component) -> list[Choice]:
         assigned = {n: d for n, d in zip(options, combination, strict=True) if d}
         digits = [d for group in assigned.values() for d in group]
         if len(digits) == len(set(digits)) and component.allows(assigned):
-            layouts = _layouts(key, component, assigned, (demands, produced))
-            if layouts is not None:
-                found += _choices(tuple(assigned.items()), layouts, passed)
+            for gathered in (False, True) if component.moves(assigned) else (False,):
+                layouts = _layouts(key, component, assigned, (demands, produced), gathered)
+                if layouts is not None:
+                    found += _choices(tuple(assigned.items()), layouts, passed)
     return found
 
 
@@ -165,7 +182,7 @@ def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
     options: dict[str, list[Digits]] = {name: [()] for name in component.loops}
     for tensor in component.tensors:
         for sharding in _at_hand(key, tensor):
-            for loops, digits in zip(tensor.dims, sharding.dims, strict=True):
+            for loops, digits in zip(tensor.suggested, sharding.dims, strict=True):
                 for loop, own in spread(loops, digits) if digits else ():
                     known = options.get(loop)
                     if known is not None:
@@ -209,16 +226,18 @@ def _layouts(
     component: Component,
     assigned: Assigned,
     others: tuple[list[Sharding], list[Sharding]],
+    gathered: bool,
 ) -> Layouts | None:
     """Layouts that follow; None where two rows ask one operand for different ones.
 
     Args:
       others: layouts of what the component does not touch.
+      gathered: whether dimensions behind windows are held whole.
     """
     demands, produced = list(others[0]), list(others[1])
     asked: dict[int, Sharding] = {}
     for tensor in component.tensors:
-        dims, rule = tensor.digits(assigned), tensor.rule
+        dims, rule = tensor.digits(assigned, gathered=gathered), tensor.rule
         if tensor.operand is None:
             pending = reduced_digits(rule, assigned) if rule.combine in (SUM, PICK) else ()
             produced[tensor.result] = _laid(key.homes[tensor.result], dims, pending)
