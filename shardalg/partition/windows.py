@@ -203,9 +203,10 @@ class Bringing:
         width = round_.upper - round_.lower
         if width != exchange.block:
             local = self.sized(Slice(window.dim, round_.lower, width), local, width)
-        if not round_.permutes:
+        if all(exchange.source(p, round_.number) == p for p in range(exchange.devices)):
             return local
-        source = exchange.want.start // exchange.block
+        start = exchange.want.start
+        source = Index(start.terms, start.constant, start.div * exchange.block)
         fetch = Fetch(
             window.dim,
             exchange.held,
