@@ -160,10 +160,6 @@ class Table:
         ids = tuple(tuple(partition_id(d, p) for p in range(size)) for d in dims)
         return Table(tuple(parts(d) for d in dims), ids)
 
-    def permuted(self, order: tuple[int, ...]) -> Table:
-        """The table whose position `i` holds what position `order[i]` of this one holds."""
-        return Table(self.parts, tuple(tuple(ids[i] for i in order) for ids in self.ids))
-
     @property
     def is_balanced(self) -> bool:
         """Whether every tile is held by the same number of devices (a valid sharding)."""

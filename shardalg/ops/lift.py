@@ -11,6 +11,7 @@ from shardalg.algebra.dims import Expr, SymbolError, evaluate, sizes_of
 from shardalg.graph.ir import Graph
 from shardalg.ops.naming import Names
 from shardalg.ops.retrace import Alignment, Difference, Retrace
+from shardalg.pause import collection_paused
 
 Shape = tuple[Expr, ...]
 
@@ -64,6 +65,7 @@ def _number(expression: Expr, values: Mapping[str, int], known: dict[Expr, int])
     return known[expression]
 
 
+@collection_paused()
 def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = None) -> Lifted:
     """Name every dimension of a normalised graph that was traced at the hints.
 

@@ -21,7 +21,7 @@ from shardalg.partition.component import (
     components,
     reduced_digits,
 )
-from shardalg.partition.layouts import layout, whole
+from shardalg.partition.layouts import interned, whole
 from shardalg.partition.reshard import reshard_bound, reshard_price
 from shardalg.partition.windows import elements, windows
 
@@ -146,7 +146,7 @@ def _gather_all(key: NodeKey) -> Choice:
 
 
 def _laid(like: Sharding, dims: tuple[Digits, ...], unreduced: Digits = ()) -> Sharding:
-    return layout(like.mesh, like.shape, dims, unreduced)
+    return interned(like.mesh, like.shape, dims, unreduced)
 
 
 def _merge(first: Choice, second: Choice, component: Component) -> Choice:

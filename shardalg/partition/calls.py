@@ -5,14 +5,14 @@ from __future__ import annotations
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node, Region
 from shardalg.partition.context import Cause, PartitionContext
+from shardalg.partition.layouts import interned
 from shardalg.spmd.program import Block, Instruction, Loop
 
 
 def stacked(sharding: Sharding, length: int) -> Sharding:
     """Layout of `length` values of `sharding` along a new leading dimension, not partitioned."""
-    return Sharding(
-        sharding.mesh, (length, *sharding.shape), ((), *sharding.dims), unreduced=sharding.unreduced
-    )
+    shape, dims = (length, *sharding.shape), ((), *sharding.dims)
+    return interned(sharding.mesh, shape, dims, sharding.unreduced)
 
 
 def border(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node
+from shardalg.partition.layouts import whole
 from shardalg.partition.padding import padded_move
 from shardalg.partition.reshard import nearest, reshard_path
 from shardalg.spmd.program import COLLECTIVES, Attributes, Instruction, Local
@@ -100,7 +101,7 @@ class PartitionContext:
         """`value` can be had in every layout for nothing, as a slice of the whole would be."""
         home = self.sources[value][0]
         self.remade[value] = make
-        self.sources[value] = (home, Sharding(home.mesh, home.shape, ((),) * len(home.shape)))
+        self.sources[value] = (home, whole(home))
 
     def given(self, value: int, layout: Sharding) -> int:
         """A new local that holds `value` from the start of the current block."""

@@ -85,6 +85,8 @@ def _windows(key: NodeKey, rows: tuple[Rule, ...], choice: Choice) -> tuple[Wind
 def _raw(rule: Rule, choice: Choice) -> tuple[Sharding, ...]:
     """Before it is combined, a result of any combine is partial along the combined digits."""
     pending = () if rule.combine in (SUM, PICK) else reduced_digits(rule, dict(choice.loops))
+    if not pending:
+        return choice.produced
     return tuple(replace(p, unreduced=p.unreduced + pending) for p in choice.produced)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
 from shardalg.partition.assign import NodeKey
 from shardalg.partition.calls import border, close_body, loop, open_body
 from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
+from shardalg.partition.layouts import interned, whole
 from shardalg.partition.node import (
     NodePlan,
     is_remade,
@@ -29,17 +29,15 @@ MOVING = {"parameters": "weight", "data": "activation"}
 
 
 class Partitioner:
-    """One run: the context, the homes of all values, and what was decided per distinct node."""
+    """One run: the context, and the homes of all values."""
 
     def __init__(self, sharded: ShardedGraph, roles: Sequence[str], options: Options) -> None:
         self.sharded = sharded
         self.graph = sharded.graph
-        self.layouts: dict[Sharding, Sharding] = {}
         self.homes = self._plain(sharded.shardings)
         self.context = PartitionContext(
             self.graph, tuple([MOVING.get(r, r) for r in roles]), options.keep_gathers
         )
-        self.plans: dict[NodeKey, NodePlan] = {}
 
     def run(self) -> SpmdProgram:
         """The whole program."""
@@ -74,8 +72,7 @@ class Partitioner:
         for sharding in shardings:
             if id(sharding) not in seen:
                 dims = tuple([tuple([d for d in dim if d.size > 1]) for dim in sharding.dims])
-                plain = Sharding(sharding.mesh, sharding.shape, dims)
-                seen[id(sharding)] = self.layouts.setdefault(plain, plain)
+                seen[id(sharding)] = interned(sharding.mesh, sharding.shape, dims)
         return tuple([seen[id(sharding)] for sharding in shardings])
 
     def _phase(self, value: int) -> str:
@@ -83,9 +80,7 @@ class Partitioner:
         return "forward" if producer is None else self.graph.nodes[producer].phase
 
     def _constant(self, value: int) -> int:
-        home = self.homes[value]
-        whole = Sharding(home.mesh, home.shape, ((),) * len(home.shape))
-        return self.context.given(value, whole)
+        return self.context.given(value, whole(self.homes[value]))
 
     def _region(self, index: int) -> None:
         for number in self.graph.regions[index].nodes:
@@ -107,11 +102,7 @@ class Partitioner:
             self._hold_remade(node)
 
     def _planned(self, node: Node, homes: tuple[Sharding, ...]) -> NodePlan:
-        key = self.key(node, homes)
-        plan = self.plans.get(key)
-        if plan is None:
-            plan = self.plans[key] = self._interned(node_plan(key))
-        return plan
+        return node_plan(self.key(node, homes))
 
     def _hold_remade(self, node: Node) -> None:
         if is_remade(self.context, node):
@@ -121,15 +112,6 @@ class Partitioner:
                     self.context, node, self._planned(node, (layout,)), (layout, cause)
                 ),
             )
-
-    def _interned(self, plan: NodePlan) -> NodePlan:
-        """The plan with one object per distinct layout: looking one up is an identity test."""
-        one = self.layouts.setdefault
-        choice = plan.choice
-        demands = tuple([one(layout, layout) for layout in choice.demands])
-        produced = tuple([one(layout, layout) for layout in choice.produced])
-        raw = tuple([one(layout, layout) for layout in plan.raw])
-        return replace(plan, choice=replace(choice, demands=demands, produced=produced), raw=raw)
 
     def _call(self, node: Node) -> None:
         context = self.context

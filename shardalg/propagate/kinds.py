@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from shardalg.algebra.digits import Digits
 from shardalg.graph.ir import Signature
@@ -70,12 +71,40 @@ class Kind:
         >>> merge.project(1, 0, ((Digit(1, 2),),))
         ((Digit(stride=1, size=2),), ())
         """
+        picks = self._picks[source][target]
+        if picks is not None:
+            padded = (*dims, ())
+            return tuple([padded[k] for k in picks])
         loops: dict[str, Digits] = {}
         for digits, entry in zip(dims, self.maps[source], strict=True):
             if digits:
                 _spread(digits, entry, loops)
         used: set[str] = set()
         return tuple(_gathered(entry, loops, used) for entry in self.maps[target])
+
+    @cached_property
+    def is_alike(self) -> bool:
+        """Whether all tensors have the same loops in the same dimensions, each a whole one."""
+        same = len(set(self.maps)) == 1
+        return same and self._picks[0][0] == tuple(range(len(self.maps[0])))
+
+    @cached_property
+    def _picks(self) -> tuple[tuple[tuple[int, ...] | None, ...], ...]:
+        return tuple(tuple(_picked(a, b) for b in self.maps) for a in self.maps)
+
+
+def _picked(source: Map, target: Map) -> tuple[int, ...] | None:
+    """Per dimension of the target the source's that is the same loop (-1: none).
+
+    None where a dimension has several loops or a loop several dimensions, or where digits have to
+    divide: such layouts are spread and gathered loop by loop.
+    """
+    for side in (source, target):
+        loops = [entry for entry in side if entry]
+        if len(set(loops)) < len(loops) or any(len(e) > 1 or e[0][1] for e in loops):
+            return None
+    places = {entry: dim for dim, entry in enumerate(source)}
+    return tuple(places.get(entry, -1) if entry else -1 for entry in target)
 
 
 def _spread(digits: Digits, entry: tuple[tuple[str, int], ...], loops: dict[str, Digits]) -> None:

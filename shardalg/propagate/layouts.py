@@ -88,13 +88,14 @@ class Layouts:
         offered = math.prod(parts(digits) for digits in dims)
         if self.tiles[number] == 1:
             return self.number(shape, dims) if offered > 1 else number
-        if merging:
+        finer = extends(dims, old)
+        if merging and not finer and not extends(old, dims):
             both = self.merged(shape, old, dims)
             if both is not None:
                 new = self.number(shape, both)
                 if self.tiles[new] > max(self.tiles[number], offered):
                     return new
-        if offered > self.tiles[number] and (replace or extends(dims, old)):
+        if offered > self.tiles[number] and (replace or finer):
             return self.number(shape, dims)
         return number
 

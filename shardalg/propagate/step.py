@@ -50,15 +50,34 @@ def step(
     Args:
       numbers: layouts of its tensors, operands first.
     """
+    n = kind.num_operands
+    is_forward = direction == priority.FORWARD
+    if _settled(kind, numbers, layouts, numbers[n:] if is_forward else numbers[:n]):
+        return None
     act = DIRECTIONS[direction]
     outcome = act(kind, numbers, layouts, merging)
     if merging:
         return outcome if outcome.changed else None
-    n = kind.num_operands
-    is_forward = direction == priority.FORWARD
-    after = numbers[:n] + outcome.layouts if is_forward else outcome.layouts + numbers[n:]
-    retry = bool(act(kind, after, layouts, True).changed)
-    return replace(outcome, retry=retry) if outcome.changed or retry else None
+    after = numbers
+    if outcome.changed:
+        after = numbers[:n] + outcome.layouts if is_forward else outcome.layouts + numbers[n:]
+    if act(kind, after, layouts, True).changed:
+        return replace(outcome, retry=True)
+    return outcome if outcome.changed else None
+
+
+def _settled(kind: Kind, numbers: Numbers, layouts: Layouts, targets: Numbers) -> bool:
+    """Whether nothing can change, as seen at a glance.
+
+    No tensor is partitioned; or all are alike in layout and loops; or all targets are annotated
+    without open dimensions.
+    """
+    dims, tiles, fixed, free = layouts.dims, layouts.tiles, layouts.fixed, layouts.open
+    if max([tiles[number] for number in numbers]) == 1:
+        return True
+    if kind.is_alike and len({dims[number] for number in numbers}) == 1:
+        return True
+    return all(fixed[number] and not free[number] for number in targets)
 
 
 def forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome:
@@ -68,8 +87,8 @@ def forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Ou
     after = []
     for target, single in zip(kind.results, kind.single, strict=True):
         found = offers(kind, numbers, layouts, target)
-        if not merging:
-            found = sorted(found, key=lambda offer: -_tiles(offer[0]))[:1]
+        if not merging and len(found) > 1:
+            found = [max(found, key=lambda offer: _tiles(offer[0]))]
         may_replace = single and (not merging or kind.num_operands == 1)
         after.append(_in_turn(numbers[target], found, layouts, (merging, may_replace)))
     return _outcome(numbers[kind.num_operands :], after)
@@ -98,7 +117,7 @@ def _in_turn(
     """A value's layout after some offers, and the tensors it took something from."""
     sources: Numbers = ()
     for dims, origin in found:
-        new = layouts.improve(number, dims, *how)
+        new = number if dims == layouts.dims[number] else layouts.improve(number, dims, *how)
         if new != number:
             number, sources = new, (*sources, *origin)
     return number, tuple(dict.fromkeys(sources))
