@@ -133,7 +133,7 @@ def _slice(
 
 _PLACED: dict[str, Callable[..., Params]] = {
     "rhs_dilation": _convolution,
-    "window_dimensions": _reduction,
+    "base_dilation": _reduction,
     "padding_config": _pad,
     "limit_indices": _slice,
 }
