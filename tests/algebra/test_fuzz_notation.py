@@ -83,7 +83,7 @@ def check_spec(text, found):
 
 def check_shardy(text, found):
     """Shardy verifies and prints the text; on the mesh that it states, if it states one."""
-    symbol = re.match(r"[^,]*@([\w$.-]+|\"[^\"]*\")", text)
+    symbol = re.match(r"[^,]*@([\w$.]+|\"[^\"]*\")", text)
     name = symbol[1] if symbol else None
     found = found if name else Sharding.from_sdy(text, found.shape)
     printed = shardy_prints(text, found.mesh, len(found.shape), name)
