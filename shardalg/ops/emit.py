@@ -11,7 +11,7 @@ from shardalg.errors import RuleError
 from shardalg.graph.ir import Params, Signature
 from shardalg.ops.families.indexing import numbers, scatter_mode
 from shardalg.ops.loops import dim_loops, moved
-from shardalg.ops.rule import CLIP, PRODUCT, SUM, Rule
+from shardalg.ops.rule import CLIP, PRODUCT, SUM, USER, Rule
 from shardalg.ops.windows import Place, Span, local_params, windowed
 
 Blocks = Mapping[str, int]
@@ -121,7 +121,12 @@ def _divided(rule: Rule) -> frozenset[str]:
 
 
 def _unreachable(rule: Rule) -> frozenset[str]:
-    """Loops in an index that neither is made of loops nor read through a window."""
+    """Loops in an index that neither is made of loops nor read through a window.
+
+    A combination of the user's has no identity to fill places with: all its moved loops.
+    """
+    if rule.combine == USER:
+        return moved(rule)
     places = ((t, d) for t in rule.tensors for d in range(len(rule.indices(t))))
     barred = [rule.indices(t)[d] for t, d in places if not _reachable(rule, t, d)]
     return frozenset(v for index in barred for v in index.variables if v in rule.extents)
