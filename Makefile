@@ -58,6 +58,7 @@ fuzz-operators: $(STAMP)
 
 # Every theorem that the library rests on, with ten seeds of the solver, and its wrong variants.
 proofs: $(STAMP)
+	$(BIN)/python -m tests.merge.proofs
 	$(BIN)/shardalg lemmas --mutants --seeds 10 $(ARGS)
 
 lint: $(STAMP)
