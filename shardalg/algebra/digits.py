@@ -83,6 +83,10 @@ def overlap(first: Digit, second: Digit) -> bool:
     >>> overlap(Digit(1, 2), Digit(1, 3)), overlap(Digit(1, 4), Digit(1, 6))
     (False, True)
     """
+    if first == second:
+        return first.size > 1
+    if nested(first, second):
+        return False
     common = math.gcd(first.stride * first.size, second.stride * second.size)
     return bool(first.stride % common and second.stride % common)
 

@@ -31,6 +31,8 @@ class Reader:
     """
 
     def __init__(self, text: str, notation: str, example: str) -> None:
+        if not isinstance(text, str):
+            raise NotationError(f"{notation} is text like {example}; got {text!r:.80}.")
         self.text, self.notation, self.example = text, notation, example
         self.at, self.axes = 0, 0
 

@@ -206,6 +206,11 @@ class Sharding:
     def __hash__(self) -> int:
         return self._hash
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All that is no structure: the sizes of dimensions and of mesh axes."""
+        return (*self.shape, *(n for _, n in self.mesh.axes))
+
     @cached_property
     def parts(self) -> tuple[int, ...]:
         """Per dimension, the number of partitions."""

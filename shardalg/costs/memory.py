@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import expands, materialised
+from shardalg.costs.recorded import first_largest
 from shardalg.costs.saved import last_uses, rebuilt_last_uses
 from shardalg.costs.sums import total
 from shardalg.costs.walk import local_bytes
@@ -141,7 +142,7 @@ def liveness(
     scan = _Scan(program, graph, tuple(roles or ()))
     last = rebuilt_last_uses(program, graph) if rebuild and graph else _last_uses(program.block)
     lives = scan.lives(donated, last)
-    return scan.liveness(lives, scan.peak(program.block, lives).place)
+    return scan.liveness(lives, scan.peak(program.block, lives).peak[1])
 
 
 def alive_at(
@@ -161,6 +162,12 @@ def alive_at(
     return scan.liveness(scan.lives(donated, _last_uses(program.block)), place)
 
 
+def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) -> Place:
+    """The instruction at which `liveness` finds its peak."""
+    scan = _Scan(program, graph, ())
+    return scan.peak(program.block, scan.lives(donated, _last_uses(program.block))).peak[1]
+
+
 class _Held(NamedTuple):
     """Bytes that a value takes, and the local values whose bytes they are."""
 
@@ -173,26 +180,29 @@ _NOTHING = _Held()
 
 @dataclass
 class _Timeline:
-    """What is alive in a block, instruction by instruction."""
+    """What is alive in a block, instruction by instruction; the totals so far, and where."""
 
     alive: dict[int, _Held]
     total: int = 0
-    peak: int = 0
-    place: Place = ()
     inner: dict[int, _Held] = field(default_factory=dict)
+    totals: list[tuple[int, Place]] = field(default_factory=list)
 
     def add(self, value: int, held: _Held) -> None:
         self.total += held.bytes - self.alive.get(value, _NOTHING).bytes
         self.alive[value] = held
+
+    @cached_property
+    def peak(self) -> tuple[int, Place]:
+        """The first of the largest totals, and where it is."""
+        return self.totals[first_largest([total for total, _ in self.totals])]
 
     def drop(self, value: int) -> None:
         self.total -= self.alive.pop(value, _NOTHING).bytes
 
     def reach(self, i: int, inner: _Timeline | None) -> None:
         """Instruction `i` runs now; `inner` is the body of the loop that it is."""
-        now = self.total + (inner.peak if inner else 0)
-        if now > self.peak:
-            self.peak, self.place = now, (i, *(inner.place if inner else ()))
+        inside, place = inner.peak if inner else (0, ())
+        self.totals.append((self.total + inside, (i, *place)))
 
 
 @dataclass(frozen=True)
@@ -262,7 +272,7 @@ class _Scan:
     def peak(self, block: Block, lives: _Lives, stop: Place | None = None) -> _Timeline:
         """The peak of a block; with `stop`, what is alive at that place."""
         line = _Timeline(dict(lives.start), sum(held.bytes for held in lives.start.values()))
-        line.peak = line.total
+        line.totals.append((line.total, ()))
         if stop == ():
             return line
         for value in lives.start.keys() - lives.last.keys() - lives.pinned:
