@@ -36,7 +36,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra xla-merges \
+.PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra fuzz-operators xla-merges \
 	xla-halos lock clean
 
 setup: $(STAMP)
@@ -50,6 +50,11 @@ test: $(STAMP)
 # What the suite only samples: minutes, not seconds.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow $(ARGS)
+
+# Rows executed literally, and in parts, on random operators: FUZZ is seconds and the first seed.
+FUZZ ?= 600 0
+fuzz-operators: $(STAMP)
+	$(BIN)/python -m tests.ops.fuzz $(FUZZ)
 
 # Every theorem that the library rests on, with ten seeds of the solver, and its wrong variants.
 proofs: $(STAMP)
@@ -69,7 +74,7 @@ bench: $(STAMP)
 oracle: $(STAMP)
 	$(BIN)/python -m pytest -q tests/oracle $(ARGS)
 
-# The algebra at full length: what the suite samples, 100,000 windows among it.
+# The algebra at full length: what the suite samples, 100,000 windows and 10,000 mutated texts among it.
 fuzz-algebra: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow tests/algebra tests/merge $(ARGS)
 

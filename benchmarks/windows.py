@@ -15,10 +15,10 @@ from shardalg.algebra.window import Window
 
 COUNT = 2000
 SEED = 210504663
-ABOUT = """`halo`: the left and the right width of a random window (size, stride, padding, dilations,
-uneven split) as closed forms in the partition id; `all figures` adds the largest widths, what XLA
-exchanges, the case of base dilation, the largest low padding and the static local size. sympy
-builds the same two widths with `floor` and `ceiling` and evaluates their largest values."""
+ABOUT = """`halo`: the left and the right width of a random window (size, stride, padding, both
+dilations, uneven split) as closed forms in the partition id; `all figures` adds the largest widths,
+what XLA exchanges, the case of base dilation, the largest low padding and the static local size.
+sympy builds the same two widths with `floor` and `ceiling` and evaluates their largest values."""
 
 
 def rows(count: int = COUNT) -> Iterator[dict[str, object]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,19 +13,18 @@ from shardalg import plan_file
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import LoweringError, PlanFileError, ShardalgError, StrategyError
 from shardalg.graph.ir import Graph
-from shardalg.partition.partition import partition
-from shardalg.pause import collection_paused
-from shardalg.propagate import propagate
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
 from shardalg.report import decisions, reasons, tables
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
+from shardalg.stages import Stages, planned, planned_at
 from shardalg.table import Table
 from shardalg.traced import Traced, read_traced, trace_arguments
 
 if TYPE_CHECKING:
     from shardalg.algebra.dims import Size
+    from shardalg.costs.decided import Guards
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.memory import Liveness
     from shardalg.costs.step_time import Cost
@@ -48,12 +47,34 @@ class Plan:
       changes: of a plan made by `at`, the decisions that differ from those at the hints.
     """
 
-    traced: Traced
-    annotations: Annotations
     options: Options
-    sharded: ShardedGraph = field(repr=False)
-    program: SpmdProgram = field(repr=False)
-    changes: Table = field(default=decisions.NO_CHANGES, repr=False)
+    _stages: Callable[[], Stages]
+    changes: Table = decisions.NO_CHANGES
+
+    @cached_property
+    def stages(self) -> Stages:
+        """What planning made of the function; of a plan by `at`, made when first asked for."""
+        return self._stages()
+
+    @property
+    def traced(self) -> Traced:
+        """The function as it was traced, and what stands at its border."""
+        return self.stages.traced
+
+    @property
+    def annotations(self) -> Annotations:
+        """What was asked for."""
+        return self.stages.annotations
+
+    @property
+    def sharded(self) -> ShardedGraph:
+        """The completed layouts."""
+        return self.stages.sharded
+
+    @property
+    def program(self) -> SpmdProgram:
+        """What every device runs."""
+        return self.stages.program
 
     @property
     def mesh(self) -> Mesh:
@@ -87,9 +108,7 @@ class Plan:
     @cached_property
     def symbols(self) -> Symbols:
         """The formulas of the function's sizes; numbers where no dimension has a name."""
-        from shardalg.symbols import numbers_only
-
-        return self.traced.symbols or numbers_only(self.graph)
+        return self.stages.symbols
 
     @cached_property
     def sizes(self) -> dict[str, Size]:
@@ -138,15 +157,19 @@ class Plan:
         return liveness(self.program, self.graph, roles=roles, donated=donated)
 
     def at(self, **sizes: int) -> Plan:
-        """The same plan in numbers: traced and planned again where these names have these sizes.
+        """The same plan in numbers, where these names have these sizes; others have their hints.
 
-        Names that are left out have their hints. `changes` of the plan that comes back lists the
-        decisions that are others than at the hints, and where the peak of memory stands elsewhere;
-        where it is empty, the formulas hold.
+        Everything that planning asked of the sizes is checked there, which takes a millisecond
+        (after the first time, when all of it is found out). If it holds, no decision is another
+        one: `changes` is empty, the formulas hold, and the function is traced and planned there
+        when something but the cost is asked of the plan that comes back. Else that is done at once,
+        and `changes` lists the decisions that are others than at the hints, and where the peak of
+        memory stands elsewhere.
 
         Raises:
           SymbolError: a name that the plan does not have, a size below 1, a function that is
-            another program there. StrategyError: `strict`, and a decision changed.
+            another program there (found when it is traced). StrategyError: `strict`, and a decision
+            changed.
 
         >>> import jax, shardalg as sa
         >>> from jax.sharding import PartitionSpec as P
@@ -157,13 +180,13 @@ class Plan:
         >>> plan.at(B=32, X=2)
         Plan on Mesh(X=2): 1 node, 1 collective, 64 wire bytes per device and step, not verified
         """
-        from shardalg.symbols import annotations_at, mesh_at, point_of
+        from shardalg.symbols import point_of
 
         point = point_of(self.sizes, sizes)
-        graph, constant = self.symbols.graph_at(point)
-        traced = replace(self.traced, graph=graph, symbols=None)
-        annotations = annotations_at(self.annotations, graph, mesh_at(self.mesh, point))
-        here = from_annotations(traced, annotations, self.options)
+        if self._guards is not None and self._guards.hold(point):
+            return Plan(self.options, lambda: planned_at(self.stages, point, self.options)[0])
+        stages, constant = planned_at(self.stages, point, self.options)
+        here = _checked(stages, self.options)
         found = decisions.changes(self, here, point=point, constant=constant)
         decided = [row for row in found if row["kind"] != "peak"]
         if self.options.strict and decided:
@@ -172,6 +195,13 @@ class Plan:
                 f"hints:\n{found}\nPlan at these sizes, or allow it."
             )
         return replace(here, changes=found)
+
+    @cached_property
+    def _guards(self) -> Guards | None:
+        """What planning asked of the sizes; None where that is not known."""
+        from shardalg.guards import guards
+
+        return guards(self.stages, self.options, self.symbolised) if self.is_symbolic else None
 
     def shardings(self) -> DataFrame:
         """Every value: name, shape, completed sharding, local shape, and why it is so."""
@@ -197,9 +227,7 @@ class Plan:
             return None
         from shardalg.costs.symbolic import Sizes, symbolise
 
-        return symbolise(
-            self.program, self.graph, Sizes.of(self.symbols.lifted, self.mesh.sizes)
-        )
+        return symbolise(self.program, self.graph, Sizes.of(self.symbols.lifted, self.mesh.sizes))
 
     def warnings(self) -> DataFrame:
         """What costs more than it needs to: operators without a row, with source line and bytes."""
@@ -430,10 +458,11 @@ def _with_own(annotations: Annotations, traced: Traced) -> Annotations:
 
 def from_annotations(traced: Traced, annotations: Annotations, options: Options) -> Plan:
     """Complete, partition and check: the one way in which a Plan comes about."""
-    with collection_paused():
-        sharded = propagate(traced.graph, annotations, options)
-        program = partition(sharded, traced.roles, options)
-    made = Plan(traced, annotations, options, sharded, program)
+    return _checked(planned(traced, annotations, options), options)
+
+
+def _checked(stages: Stages, options: Options) -> Plan:
+    made = Plan(options, lambda: stages)
     if options.strict and len(made.warnings_table):
         raise StrategyError(
             f"strict=True, and the plan has warnings:\n{made.warnings_table}\n"

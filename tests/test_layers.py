@@ -31,6 +31,8 @@ LAYERS = (
     ("report",),
     ("symbols",),
     ("traced",),
+    ("stages",),
+    ("guards",),
     ("plan_file",),
     ("plan",),
     ("explore",),

@@ -36,7 +36,7 @@ class Index:
         """A loop's name, a number or an index as an index."""
         if isinstance(value, Index):
             return value
-        return Index(((value, 1),)) if isinstance(value, str) else Index((), int(value))
+        return Index(((value, 1),)) if isinstance(value, str) else Index((), value)
 
     def _linear(self) -> dict[str, int]:
         assert self.div == 1 and not self.mod, f"{self} is divided: it cannot be added to"

@@ -82,7 +82,7 @@ class Lists:
         for i, digits in enumerate(sharding.dims):
             names = self._names(digits, sharding)
             names += ["?"] if i in sharding.unspecified_dims else []
-            suffix = f"p{rounds[i]}" if rounds[i] else ""
+            suffix = f"p{rounds[i]}" if rounds[i] and self.priorities else ""
             shown.append(f"{{{', '.join(names)}}}{suffix}")
         return f"[{', '.join(shown)}]"
 

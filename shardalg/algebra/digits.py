@@ -83,6 +83,10 @@ def overlap(first: Digit, second: Digit) -> bool:
     >>> overlap(Digit(1, 2), Digit(1, 3)), overlap(Digit(1, 4), Digit(1, 6))
     (False, True)
     """
+    if first == second:
+        return first.size > 1
+    if nested(first, second):
+        return False
     common = math.gcd(first.stride * first.size, second.stride * second.size)
     return bool(first.stride % common and second.stride % common)
 
@@ -159,10 +163,6 @@ class Table:
         """The table that digits write over `size` positions."""
         ids = tuple(tuple(partition_id(d, p) for p in range(size)) for d in dims)
         return Table(tuple(parts(d) for d in dims), ids)
-
-    def permuted(self, order: tuple[int, ...]) -> Table:
-        """The table whose position `i` holds what position `order[i]` of this one holds."""
-        return Table(self.parts, tuple(tuple(ids[i] for i in order) for ids in self.ids))
 
     @property
     def is_balanced(self) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.restate import spelled
 from shardalg.algebra.sharding import Entry, Sharding
 from shardalg.errors import MeshError, ShardingError
 
@@ -40,6 +42,32 @@ def mesh_split(
         )
     closed = Sharding.from_axes(dims_mapping, mesh, shape)
     return replace(closed, unspecified_dims=tuple(sorted(unspecified_dims)))
+
+
+def dims_mapping(sharding: Sharding) -> tuple[int | tuple[int, ...], ...]:
+    """Per dimension what `mesh_split` takes; open dimensions are `unspecified_dims` beside it.
+
+    >>> mesh = Mesh({"X": 2, "Y": 4, "Z": 2})
+    >>> dims_mapping(Sharding.from_axes(["Y", None, ("Z", "X")], mesh, (8, 8, 8)))
+    (1, -1, (2, 0))
+    """
+    mesh = sharding.mesh
+    numbers = {mesh.digit(name): number for number, name in enumerate(mesh.axis_names)}
+    rows = [_axis_numbers(digits, sharding, numbers) for digits in sharding.dims]
+    return tuple(-1 if not row else row[0] if len(row) == 1 else row for row in rows)
+
+
+def _axis_numbers(
+    digits: Digits, sharding: Sharding, numbers: Mapping[Digit, int]
+) -> tuple[int, ...]:
+    parts = [digit for digit in spelled(digits, sharding.mesh) if digit not in numbers]
+    if parts:
+        raise ShardingError(
+            f"{sharding.text()} on {sharding.mesh!r} has no dims_mapping: "
+            f"{', '.join(sharding.mesh.texts(tuple(parts)))} is no whole axis. State it on a mesh "
+            "whose axes are the parts."
+        )
+    return tuple(numbers[digit] for digit in spelled(digits, sharding.mesh))
 
 
 def from_axes(

@@ -80,7 +80,7 @@ class Halo:
     def margin_left(self) -> int:
         """How far to the left of its own block any partition with a left neighbour reads.
 
-        That are the partitions 1 to `parts - 1`; no block lies beyond the first one.
+        Those are the partitions 1 to `parts - 1`; no block lies beyond the first one.
         """
         return self._margin(self.left, 1)
 
@@ -97,15 +97,16 @@ class Halo:
 
     @property
     def exchanged_left(self) -> int:
-        """Elements that are sent to the right, as XLA exchanges them: the same by all partitions.
+        """Elements that each partition gets from the left, as XLA exchanges them, hop by hop.
 
-        The margin, less what lies behind every partition's limit.
+        The margin, less what lies behind every partition's limit. (A width of more than twice
+        `length` XLA does not exchange by hops, but in pieces like those of an `Exchange`.)
         """
         return max(self.margin_left + min(self.block + self.max_right, 0), 0)
 
     @property
     def exchanged_right(self) -> int:
-        """Elements that are sent to the left: the margin, less what lies before every start."""
+        """Elements from the right: the margin, less what lies before every partition's start."""
         return max(self.margin_right + min(self.block + self.max_left, 0), 0)
 
     @property

@@ -135,7 +135,8 @@ def to_hlo(sharding: Sharding, version: int = 2) -> str:
         return f"{{{groups[0][0] if groups else 'replicated'}}}"
     tiles = [*sharding.parts, *(math.prod(d.size for d in digits) for _, digits in groups)]
     flat = tuple(d for digits in (*sharding.dims, *(g for _, g in groups)) for d in digits)
-    order = _device_order(canonical(flat), sharding.mesh)
+    copies = tiles[-1] if groups and groups[-1][0] == "replicated" else 1
+    order = _device_order(canonical(flat), sharding.mesh, copies)
     short = iota_text(order) if version == 2 else None
     devices = listed(order) if short is None else f"<={short}"
     return f"{{devices=[{listed(tiles)}]{devices}{_tail([kind for kind, _ in groups])}}}"
@@ -321,10 +322,14 @@ def _subgroups(sharding: Sharding) -> list[tuple[str, Digits]]:
     return [(kind, held) for kind, held in kinds if any(d.size > 1 for d in held)]
 
 
-def _device_order(flat: Digits, mesh: Mesh) -> tuple[int, ...]:
-    """The device of every tile, row-major."""
-    places = iota_order(flat)
-    return places if mesh.device_ids is None else tuple(mesh.device_ids[p] for p in places)
+def _device_order(flat: Digits, mesh: Mesh, copies: int) -> tuple[int, ...]:
+    """The device of every tile, row-major; the `copies` of a tile ascending, as XLA has them."""
+    order = iota_order(flat)
+    if mesh.device_ids is None:
+        return order
+    ids = [mesh.device_ids[position] for position in order]
+    tiles = (sorted(ids[at : at + copies]) for at in range(0, len(ids), copies))
+    return tuple(device for tile in tiles for device in tile)
 
 
 def _tail(kinds: list[str]) -> str:

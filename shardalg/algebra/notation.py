@@ -48,9 +48,9 @@ def parse(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Shardi
       NotationError: text of no notation, malformed text, or text that does not fit.
     """
     for start, read in _NOTATIONS.items():
-        if re.compile(start).match(text):
+        if isinstance(text, str) and re.compile(start).match(text):
             return read(text, shape, mesh)
-    raise NotationError(f"{text[:80]!r} is no sharding. Write one as\n  {_EXAMPLES}")
+    raise NotationError(f"{text!r:.80} is no sharding. Write one as\n  {_EXAMPLES}")
 
 
 def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sharding:

@@ -16,8 +16,10 @@ MAX_DIGITS = 10
 MAX_DEVICES = 1 << 20
 MAX_AXES = 256
 SHOWN = 60  # columns of a long text on each side of the fault
+MESSAGE = 2000  # characters of an error, which may name a mesh of many devices
 
 T = TypeVar("T")
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Reader:
@@ -29,13 +31,16 @@ class Reader:
     """
 
     def __init__(self, text: str, notation: str, example: str) -> None:
+        if not isinstance(text, str):
+            raise NotationError(f"{notation} is text like {example}; got {text!r:.80}.")
         self.text, self.notation, self.example = text, notation, example
         self.at, self.axes = 0, 0
 
     def skip(self) -> int:
         """The column of the next word."""
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
+        found = _SPACE.match(self.text, self.at)
+        assert found is not None  # it matches the empty text
+        self.at = found.end()
         return self.at
 
     def take(self, pattern: str) -> str:
@@ -131,7 +136,7 @@ class Reader:
         first = max(0, column - SHOWN)
         piece = self.text[first : column + SHOWN]
         shown = "".join(char if char.isprintable() else " " for char in piece)
-        what = what.removesuffix(".")
+        what = what.removesuffix(".") if len(what) < MESSAGE else f"{what[:MESSAGE]} ..."
         return NotationError(
             f"column {column + 1} of {self.notation}: {what}.\n  {shown}\n"
             f"  {' ' * (column - first)}^\nWrite it as {self.example}."

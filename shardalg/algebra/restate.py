@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardalg.algebra.digits import Digits, Table, canonical
+from shardalg.algebra.digits import Digits, Table, canonical, partition_id, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.reader import Reader
 from shardalg.algebra.sharding import CLASSES, Sharding, maximal
@@ -42,8 +42,11 @@ def _positions(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Di
         return rows
     if sorted(source.order) != sorted(target.order):
         return None
-    order = tuple(source.position(device) for device in target.order)
-    return Table.of(rows, source.size).permuted(order).recognize()
+    import numpy as np
+
+    places = np.array([source.position(device) for device in target.order])
+    ids = tuple(np.zeros_like(places) + partition_id(row, places) for row in rows)
+    return Table(tuple(parts(row) for row in rows), ids).recognize()
 
 
 def spelled(digits: Digits, mesh: Mesh) -> Digits:

@@ -112,6 +112,11 @@ class Sharding:
         held = {"unreduced": tuple(unreduced), "replicated": tuple(replicated)}
         return _module("entries").from_axes(tuple(entries), mesh, tuple(shape), held)
 
+    @property
+    def dims_mapping(self) -> tuple[int | tuple[int, ...], ...]:
+        """Per dimension what `mesh_split` takes: the number of its axis, several, or -1."""
+        return _module("entries").dims_mapping(self)
+
     @staticmethod
     def parse(text: str, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
         """The sharding that text states in any notation: HLO, Shardy, PartitionSpec, mapping.
@@ -132,7 +137,7 @@ class Sharding:
 
     @staticmethod
     def from_spec(spec: Any, mesh: Mesh, shape: Sequence[int]) -> Sharding:
-        """The sharding of a `jax.sharding.PartitionSpec`; `P.UNCONSTRAINED` leaves it open."""
+        """The sharding of a `PartitionSpec`; `P.UNCONSTRAINED` leaves a dimension open."""
         return _module("jax_types").from_spec(spec, mesh, tuple(shape))
 
     def to_spec(self) -> Any:
@@ -186,7 +191,7 @@ class Sharding:
         return _module("sdy").to_sdy(self, mesh_name)
 
     def __eq__(self, other: object) -> bool:
-        """Equal in every field; planning compares interned layouts, so identity is tried first."""
+        """Equal in every field; identity first: planning compares interned layouts."""
         if self is other:
             return True
         if not isinstance(other, Sharding) or self._hash != other._hash:
@@ -200,6 +205,11 @@ class Sharding:
 
     def __hash__(self) -> int:
         return self._hash
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All that is no structure: the sizes of dimensions and of mesh axes."""
+        return (*self.shape, *(n for _, n in self.mesh.axes))
 
     @cached_property
     def parts(self) -> tuple[int, ...]:
@@ -334,7 +344,7 @@ class Sharding:
             yield from ((f"the {name} digits", d) for d in getattr(self, name))
 
     def _check_priorities(self) -> None:
-        """One per dimension; all of them 0 is the default, held as ()."""
+        """One per dimension; 0 everywhere is held as ()."""
         wrong = [n for n in self.priorities if type(n) is not int or n < 0]
         if wrong or len(self.priorities) != len(self.shape):
             raise ShardingError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from shardalg.algebra.digits import Digit, Digits, parts
@@ -46,6 +47,8 @@ _RING_HOPS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# Types tell numbers from formulas that are constant: both are one key otherwise.
+@lru_cache(maxsize=1 << 14, typed=True)
 def step_wire_bytes(kind: str, *, group_size: Any, local_bytes: Any) -> Any:
     """Bytes that each device sends in one execution of a collective, on a ring.
 
@@ -139,9 +142,14 @@ def seconds(attributes: Attributes, local_in_bytes: Any, *, mesh: Mesh, hardware
     if not sent:
         return 0.0
     hops = _RING_HOPS[KINDS[type(attributes)]](group_size(attributes))
-    hops = Formula.of(hops) if type(sent) is Formula else hops
     link = hardware.link(axis_names(mesh, attributes.digits))
-    return over(sent, link) + times(hops, hardware.latency_s)
+    return _ring_seconds(sent, hops, link, hardware.latency_s)
+
+
+@lru_cache(maxsize=1 << 14, typed=True)
+def _ring_seconds(sent: Any, hops: Any, link: float, latency_s: float) -> Any:
+    hops = Formula.of(hops) if type(sent) is Formula else hops
+    return over(sent, link) + times(hops, latency_s)
 
 
 def axis_names(mesh: Mesh, digits: Digits) -> tuple[str, ...]:

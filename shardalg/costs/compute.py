@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.costs.collectives import quotient
@@ -12,9 +13,6 @@ from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.ops.loops import dim_loops, flops
 from shardalg.ops.rule import SUM, Rule
 from shardalg.ops.table import rules
-
-if TYPE_CHECKING:
-    from shardalg.costs.symbolic import Sizes
 
 Shapes = tuple[tuple[Any, ...], ...]
 """Of operands, then of results; numbers or formulas."""
@@ -61,29 +59,50 @@ def shaped_flops(signature: Signature, shapes: Shapes) -> Any:
     >>> shaped_flops(dot, ((B / X, M), (M, 4), (B / X, 4)))
     8*B*M/X
     """
+    return sum(
+        flops(rule, _loop_sizes(rule, places, shapes)) for rule, places in _counted(signature)
+    )
+
+
+Places = tuple[tuple[tuple[str, ...], int, int], ...]
+"""(loops, tensor, dimension) per dimension that loops make up; tensors as in `Shapes`."""
+
+
+@lru_cache(maxsize=65536)
+def _counted(signature: Signature) -> tuple[tuple[Rule, Places], ...]:
+    """The rows that do arithmetic, and where the sizes of their loops stand."""
     rows = rules(signature) or ()
-    count, total = len(signature.operands), 0
-    for number, rule in enumerate(rows):
-        results = shapes[count:] if len(rows) == 1 else shapes[count + number :]
-        total += flops(rule, _loop_sizes(rule, shapes[:count], results)) if rule.flops else 0
-    return total
+    count = len(signature.operands)
+    return tuple(
+        (rule, tuple(_places(rule, count + (number if len(rows) > 1 else 0))))
+        for number, rule in enumerate(rows)
+        if rule.flops
+    )
 
 
-def _loop_sizes(rule: Rule, operands: Shapes, results: Shapes) -> dict[str, Any]:
-    """Sizes of the loops that dimensions walk; where several nest, the major one is cut."""
+def _places(rule: Rule, first_result: int) -> Iterator[tuple[tuple[str, ...], int, int]]:
+    """Dimensions of one loop come first: where several nest, the major one is cut."""
+    found = [
+        (tuple(name for name, _ in dim_loops(rule, tensor, dim)), tensor, dim)
+        for tensor in rule.tensors
+        for dim in range(len(rule.indices(tensor)))
+    ]
+    for loops, tensor, dim in sorted(found, key=lambda place: len(place[0]) > 1):
+        if loops:
+            yield loops, tensor if tensor >= 0 else first_result + ~tensor, dim
+
+
+def _loop_sizes(rule: Rule, places: Places, shapes: Shapes) -> dict[str, Any]:
+    """Sizes of the loops that dimensions walk."""
     found: dict[str, Any] = {}
-    nested = []
-    for tensor in rule.tensors:
-        shape = operands[tensor] if tensor >= 0 else results[~tensor]
-        for dim, size in enumerate(shape):
-            loops = [name for name, _ in dim_loops(rule, tensor, dim)]
-            found |= {loops[0]: size} if len(loops) == 1 else {}
-            nested += [(loops, size)] if len(loops) > 1 else []
-    for loops, size in nested:
+    for loops, tensor, dim in places:
+        if len(loops) == 1:
+            found[loops[0]] = shapes[tensor][dim]
+            continue
         free = next((name for name in loops if name not in found), None)
         if free is not None:
             others = (found.get(n, rule.extents[n]) for n in loops if n != free)
-            found[free] = quotient(size, math.prod(others))
+            found[free] = quotient(shapes[tensor][dim], math.prod(others))
     return found
 
 
@@ -109,16 +128,9 @@ def useful_flops(graph: Graph) -> int:
     return sum(node_flops(graph, node) for node in graph.walk())
 
 
-def node_flops(graph: Graph, node: Node, sizes: Sizes | None = None) -> Any:
-    """Floating-point operations of a node on global shapes, trip counts included.
-
-    Args:
-      sizes: formulas of the graph's sizes, for a formula.
-    """
-    if sizes is None:
-        return signature_flops(node.signature) * graph.trip_count(node)
-    shapes = tuple(sizes.dims[value] for value in (*node.operands, *node.results))
-    return shaped_flops(node.signature, shapes) * sizes.trips[node.region]
+def node_flops(graph: Graph, node: Node) -> int:
+    """Floating-point operations of a node on global shapes, trip counts included."""
+    return signature_flops(node.signature) * graph.trip_count(node)
 
 
 def operand_type(signature: Signature) -> str:

@@ -173,12 +173,21 @@ def primitive(formula: Formula) -> Formula:
     """
     if not formula:
         return formula
-    above, _ = formula.fraction
-    numbers = math.gcd(*(int(c) for c in above.terms.values()))
-    powers = [dict(monomial) for monomial in above.terms]
-    shared = {f: min(p.get(f, 0) for p in powers) for f in powers[0]}
-    content = frozenset((f, e) for f, e in shared.items() if e)
-    return above / Formula({content: numbers})
+    powers = [dict(monomial) for monomial in formula.terms]
+    factors = frozenset().union(*powers)
+    least = {f: min(p.get(f, 0) for p in powers) for f in factors}
+    left = ({f: p.get(f, 0) - e for f, e in least.items()} for p in powers)
+    monomials = (frozenset((f, e) for f, e in p.items() if e) for p in left)
+    return Formula(dict(zip(monomials, _coprime(formula.terms.values()), strict=True)))
+
+
+def _coprime(numbers: Iterable[Number]) -> list[int]:
+    """Numbers divided by the largest one of which they are multiples."""
+    fractions = [Fraction(n) for n in numbers]
+    scale = math.lcm(*(n.denominator for n in fractions))
+    whole = [n.numerator * (scale // n.denominator) for n in fractions]
+    shared = math.gcd(*whole)
+    return [n // shared for n in whole]
 
 
 def _by_power(formula: Formula, name: str) -> dict[int, Formula]:

@@ -12,6 +12,8 @@ from shardalg.costs.collectives import KINDS
 from shardalg.costs.formula import Formula
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
+from shardalg.costs.sums import total
+from shardalg.pause import collection_paused
 from shardalg.table import Table
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class Totals:
     def sum(self, quantity: str, *, communication: bool | None = None) -> Any:
         """Sum of a field of the items, of all or of one sort."""
         chosen = (i for i in self.items if communication in (None, i.is_communication))
-        return sum(getattr(item, quantity) for item in chosen)
+        return total(getattr(item, quantity) for item in chosen)
 
     def named(self) -> Iterator[tuple[str, Any]]:
         """Every quantity with its name, as `Cost.formulas` prints them."""
@@ -181,6 +183,7 @@ class Cost:
         names = ("kind", "axes", "role", "phase", "count", "flops", "wire_bytes", "time_s")
         return Table(names, tuple(rows))
 
+    @collection_paused()
     def formulas(self) -> Table:
         """Every quantity as a formula in the named sizes, and as a number at the hints."""
         pairs = zip(self.totals.named(), self.hints.named(), strict=True)

@@ -41,7 +41,7 @@ def _lifted(method: Callable[[Formula, Formula], Any]) -> Callable[[Formula, Any
     @wraps(method)
     def operator(self: Formula, other: Any) -> Any:
         if type(other) is not Formula:
-            if not isinstance(other, Rational):
+            if type(other) is not int and not isinstance(other, Rational):
                 return NotImplemented
             other = Formula({UNIT: other})
         return method(self, other)
@@ -70,7 +70,8 @@ class Formula:
     terms: Mapping[Monomial, Number]
 
     def __post_init__(self) -> None:
-        kept = {m: _reduced(c) for m, c in self.terms.items() if c}
+        terms = self.terms.items()
+        kept = {m: c if type(c) is int else _reduced(c) for m, c in terms if c}
         object.__setattr__(self, "terms", kept)
 
     @staticmethod
@@ -158,7 +159,8 @@ class Formula:
     @property
     def number(self) -> Number | None:
         """The number that the formula is without any size; None if it has sizes."""
-        return self.terms.get(UNIT, 0) if self.terms.keys() <= {UNIT} else None
+        terms = self.terms
+        return terms.get(UNIT) if len(terms) == 1 else None if terms else 0
 
     @cached_property
     def atoms(self) -> frozenset[Ceil]:

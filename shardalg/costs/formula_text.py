@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -68,11 +69,36 @@ def to_sympy(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
             return symbols[f]
         return _symbol(f) if type(f) is str else f.sympy(symbols)
 
-    products = (
-        sympy.Mul(sympy.Rational(c.numerator, c.denominator), *(factor(f) ** e for f, e in m))
-        for m, c in terms.items()
-    )
+    products = (_term_in_sympy({factor(f): e for f, e in m}, c) for m, c in terms.items())
     return sympy.Add(*products)
+
+
+def _term_in_sympy(powers: Mapping[sympy.Expr, int], coefficient: Any) -> sympy.Expr:
+    """A product of powers, in the order in which sympy would put them: to let it is dear."""
+    import sympy
+
+    number = sympy.Rational(coefficient.numerator, coefficient.denominator)
+    by_name = {f.name: f for f in powers if f.is_Symbol}
+    if len(by_name) < len(powers):
+        return sympy.Mul(number, *(f**e for f, e in powers.items()))
+    order = _order(frozenset((f.name, e, type(f)) for f, e in powers.items()))
+    found = [by_name[name] if e == 1 else by_name[name] ** e for name, e in order]
+    if number != 1 or not found:
+        found.insert(0, number)
+    return found[0] if len(found) == 1 else sympy.Mul(*found, evaluate=False)
+
+
+@lru_cache(maxsize=1 << 14)
+def _order(powers: frozenset[tuple[str, int, type]]) -> tuple[tuple[str, int], ...]:
+    """Names and exponents of a product of symbols as sympy sorts them, whatever their hints."""
+    import sympy
+
+    from shardalg.algebra.dims import Size
+
+    made = (Size(name, 2) if kind is Size else _symbol(name) for name, _, kind in powers)
+    product = sympy.Mul(*(f**e for f, (_, e, _) in zip(made, powers, strict=True)))
+    pairs = (part.as_base_exp() for part in sympy.Mul.make_args(product) if part != 1)
+    return tuple((base.name, int(e)) for base, e in pairs)
 
 
 def _symbol(name: str) -> sympy.Symbol:
@@ -111,14 +137,21 @@ def _products(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
 
 def _factored(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
     """The product of what all terms share and of the factors of the rest."""
+    used = ((f, symbols[f]) for f in {f for m in terms for f, _ in m} if f in symbols)
+    return _factored_once(frozenset(terms.items()), frozenset(used))
+
+
+# The classes of memory recur in its peak, and compute in the step time.
+@lru_cache(maxsize=4096)
+def _factored_once(items: frozenset[Any], used: frozenset[Any]) -> sympy.Expr:
     import sympy
 
+    terms, symbols = dict(items), dict(used)
     if len(terms) < 2:
         return to_sympy(terms, symbols)
     shared, rest = _shared(terms)
     number, bracket = _factors(frozenset(rest.items()))
-    used = {f for monomial in rest for f, _ in monomial if f in symbols}
-    bracket = bracket.xreplace({_symbol(str(f)): symbols[f] for f in used})
+    bracket = bracket.xreplace({_symbol(str(f)): symbol for f, symbol in used})
     outside = to_sympy(shared, symbols) * number
     # sympy would multiply a mere number into the bracket.
     kept = outside.is_Number and outside != 1 and bracket.is_Add
@@ -135,8 +168,9 @@ def _shared(terms: Terms) -> tuple[Terms, Terms]:
         math.gcd(*(n.numerator for n in numbers)), math.lcm(*(n.denominator for n in numbers))
     )
     rest = {
-        frozenset((f, found.get(f, 0) - e) for f, e in least.items() if found.get(f, 0) != e):
-        Fraction(coefficient) / number
+        frozenset(
+            (f, found.get(f, 0) - e) for f, e in least.items() if found.get(f, 0) != e
+        ): Fraction(coefficient) / number
         for found, coefficient in zip(powers, terms.values(), strict=True)
     }
     return {frozenset((f, e) for f, e in least.items() if e): number}, rest
@@ -145,11 +179,23 @@ def _shared(terms: Terms) -> tuple[Terms, Terms]:
 # Few brackets make up all prices, such as X - 1; sympy takes milliseconds for each.
 @lru_cache(maxsize=4096)
 def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
-    """A polynomial in plain symbols as a number and a product."""
+    """A polynomial of coprime terms, in plain symbols, as a number and a product."""
     import sympy
 
     plain = {f: _symbol(str(f)) for monomial, _ in terms for f, _ in monomial}
-    return sympy.factor(to_sympy(dict(terms), plain)).as_coeff_Mul()
+    whole = to_sympy(dict(terms), plain)
+    if _is_irreducible([dict(monomial) for monomial, _ in terms]):
+        return sympy.Integer(1), whole
+    number, factors = sympy.Poly(whole).factor_list()
+    if sum(power for _, power in factors) == 1:
+        return sympy.Integer(1), whole
+    return number, sympy.Mul(*(factor.as_expr() ** power for factor, power in factors))
+
+
+def _is_irreducible(powers: Sequence[Mapping[Any, int]]) -> bool:
+    """Whether a size stands in one term only, and there once: `a*v + b`, a and b being coprime."""
+    counts = Counter(factor for found in powers for factor in found)
+    return any(e == 1 and counts[f] == 1 for found in powers for f, e in found.items())
 
 
 def _groups(terms: Terms) -> list[Terms]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from functools import lru_cache
 
 from shardalg.costs.compute import contracts
-from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph, Signature
 from shardalg.ops.table import rules
 from shardalg.spmd.program import COLLECTIVES, Apply, Block, Instruction, Loop, SpmdProgram
@@ -37,11 +36,19 @@ def materialised(block: Block, graph: Graph) -> frozenset[int]:
 
     Not what a loop only reads as its constant: a broadcast is made again inside the loop.
     """
+    return frozenset(_made_and_read(block, graph)[1])
+
+
+def _made_and_read(block: Block, graph: Graph) -> tuple[set[int], set[int]]:
+    """What instructions that fuse make, and what the others, or the outside, read."""
+    made: set[int] = set()
     read: set[int] = set(block.results)
     for instruction in block.instructions:
-        if not fuses(instruction, graph):
+        if fuses(instruction, graph):
+            made.update(instruction.results)
+        else:
             read.update(instruction.operands[_constants(instruction) :])
-    return frozenset(read)
+    return made, read
 
 
 def _constants(instruction: Instruction) -> int:
@@ -52,16 +59,14 @@ def _constants(instruction: Instruction) -> int:
 
 def fused(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     """Values that pointwise instructions make and only such instructions read: never in memory."""
-    made: set[int] = set()
-    kept = set(materialised(program.block, graph))
-    for step in walk(program):
-        if fuses(step.instruction, graph):
-            made.update(step.instruction.results)
-    for body in _bodies(program):
-        kept |= materialised(body, graph)
-    return frozenset(made - kept)
+    found = [_made_and_read(block, graph) for block in _blocks(program.block)]
+    made, read = (set().union(*sets) for sets in zip(*found, strict=True))
+    return frozenset(made - read)
 
 
-def _bodies(program: SpmdProgram) -> Iterable[Block]:
-    loops = (s.instruction.attributes for s in walk(program))
-    return (loop.body for loop in loops if type(loop) is Loop)
+def _blocks(block: Block) -> Iterator[Block]:
+    """A block and the bodies of the loops in it."""
+    yield block
+    for instruction in block.instructions:
+        if type(instruction.attributes) is Loop:
+            yield from _blocks(instruction.attributes.body)

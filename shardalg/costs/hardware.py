@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,15 @@ class Hardware:
 
     def peak(self, dtype: str) -> float:
         """Floating-point operations per second on items of `dtype`."""
-        rates = dict(self.peak_flops_per_s)
-        return rates.get(dtype, min(rates.values(), default=math.inf))
+        return self._peaks.get(dtype, self._slowest_peak)
+
+    @cached_property
+    def _peaks(self) -> dict[str, float]:
+        return dict(self.peak_flops_per_s)
+
+    @cached_property
+    def _slowest_peak(self) -> float:
+        return min(self._peaks.values(), default=math.inf)
 
     def link(self, axes: Iterable[str]) -> float:
         """Bytes per second of the slowest link among mesh axes."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import expands, materialised
+from shardalg.costs.recorded import first_largest
 from shardalg.costs.saved import last_uses, rebuilt_last_uses
+from shardalg.costs.sums import total
 from shardalg.costs.walk import local_bytes
 from shardalg.graph.ir import Graph
 from shardalg.spmd.program import Apply, Block, Instruction, Loop, SpmdProgram
@@ -65,17 +69,17 @@ class Liveness:
     result_bytes: Any
     place: Place = ()
 
-    @property
-    def by_class(self) -> dict[str, int]:
+    @cached_property
+    def by_class(self) -> dict[str, Any]:
         """Bytes alive at the peak per class.
 
         Arguments: "parameters", "optimizer_state", "data"; the rest: "activations", "gradients",
         "constants", "results", "transients"; "unknown" without a role.
         """
-        found: dict[str, int] = {}
+        found: dict[str, list[Any]] = defaultdict(list)
         for value in self.alive:
-            found[value.memory_class] = found.get(value.memory_class, 0) + value.bytes
-        return found
+            found[value.memory_class].append(value.bytes)
+        return {name: total(sizes) for name, sizes in found.items()}
 
     def priced(self, program: SpmdProgram) -> Liveness:
         """The same values alive at the same instruction, in the sizes of another program.
@@ -83,9 +87,12 @@ class Liveness:
         Args:
           program: with the locals of the program that this is the memory of, in formulas.
         """
-        alive = tuple(replace(a, bytes=local_bytes(program, a.of)) for a in self.alive)
+        alive = tuple(
+            Alive(a.local, a.memory_class, a.name, local_bytes(program, a.of), a.of)
+            for a in self.alive
+        )
         return Liveness(
-            sum(a.bytes for a in alive),
+            total(a.bytes for a in alive),
             self.instruction,
             alive,
             local_bytes(program, program.block.arguments),
@@ -135,7 +142,7 @@ def liveness(
     scan = _Scan(program, graph, tuple(roles or ()))
     last = rebuilt_last_uses(program, graph) if rebuild and graph else _last_uses(program.block)
     lives = scan.lives(donated, last)
-    return scan.liveness(lives, scan.peak(program.block, lives).place)
+    return scan.liveness(lives, scan.peak(program.block, lives).peak[1])
 
 
 def alive_at(
@@ -155,6 +162,12 @@ def alive_at(
     return scan.liveness(scan.lives(donated, _last_uses(program.block)), place)
 
 
+def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) -> Place:
+    """The instruction at which `liveness` finds its peak."""
+    scan = _Scan(program, graph, ())
+    return scan.peak(program.block, scan.lives(donated, _last_uses(program.block))).peak[1]
+
+
 class _Held(NamedTuple):
     """Bytes that a value takes, and the local values whose bytes they are."""
 
@@ -167,35 +180,49 @@ _NOTHING = _Held()
 
 @dataclass
 class _Timeline:
-    """What is alive in a block, instruction by instruction."""
+    """What is alive in a block, instruction by instruction; the totals so far, and where."""
 
     alive: dict[int, _Held]
     total: int = 0
-    peak: int = 0
-    place: Place = ()
     inner: dict[int, _Held] = field(default_factory=dict)
+    totals: list[tuple[int, Place]] = field(default_factory=list)
 
     def add(self, value: int, held: _Held) -> None:
         self.total += held.bytes - self.alive.get(value, _NOTHING).bytes
         self.alive[value] = held
 
+    @cached_property
+    def peak(self) -> tuple[int, Place]:
+        """The first of the largest totals, and where it is."""
+        return self.totals[first_largest([total for total, _ in self.totals])]
+
     def drop(self, value: int) -> None:
         self.total -= self.alive.pop(value, _NOTHING).bytes
+
+    def reach(self, i: int, inner: _Timeline | None) -> None:
+        """Instruction `i` runs now; `inner` is the body of the loop that it is."""
+        inside, place = inner.peak if inner else (0, ())
+        self.totals.append((self.total + inside, (i, *place)))
 
 
 @dataclass(frozen=True)
 class _Lives:
-    """What a block starts with, the values that never die, and last uses."""
+    """What a block starts with, the values that never die, and last uses.
+
+    Attributes:
+      written: the values that are in memory however their readers fuse (`costs.fusion`).
+    """
 
     start: dict[int, _Held]
     pinned: frozenset[int]
     last: dict[int, int]
+    written: frozenset[int]
 
     def ends(self, length: int) -> list[list[int]]:
-        """Per instruction, the values whose last use it is."""
+        """Per instruction, the values that die with it."""
         found: list[list[int]] = [[] for _ in range(length)]
         for value, i in self.last.items():
-            if i < length:
+            if i < length and value not in self.pinned:
                 found[i].append(value)
         return found
 
@@ -211,7 +238,15 @@ class _Scan:
         arguments = self.program.block.arguments
         start = dict.fromkeys([*arguments, *(local for local, _ in self.program.constants)])
         taken = frozenset(arguments[i] for i in donated)
-        return _Lives({v: self.whole(v) for v in start}, frozenset(start) - taken, last)
+        held = {v: self.whole[v] for v in start}
+        return self.span(self.program.block, held, frozenset(start) - taken, last=last)
+
+    def span(
+        self, block: Block, start: dict[int, _Held], pinned: frozenset[int], *, last: dict[int, int]
+    ) -> _Lives:
+        """The lives of a block's values."""
+        written = materialised(block, self.graph) if self.graph else frozenset()
+        return _Lives(start, pinned, last, written)
 
     def liveness(self, lives: _Lives, place: Place) -> Liveness:
         """What is alive at a place."""
@@ -229,35 +264,32 @@ class _Scan:
             place,
         )
 
-    def whole(self, value: int) -> _Held:
-        return _Held(self.program.locals[value].bytes, (value,))
+    @cached_property
+    def whole(self) -> tuple[_Held, ...]:
+        """Per local value, its own bytes."""
+        return tuple(_Held(v.bytes, (v.index,)) for v in self.program.locals)
 
     def peak(self, block: Block, lives: _Lives, stop: Place | None = None) -> _Timeline:
         """The peak of a block; with `stop`, what is alive at that place."""
-        start, pinned, last = lives.start, lives.pinned, lives.last
-        whole = materialised(block, self.graph) if self.graph else frozenset()
-        line = _Timeline(dict(start), sum(held.bytes for held in start.values()))
-        line.peak = line.total
-        ends = lives.ends(len(block.instructions))
+        line = _Timeline(dict(lives.start), sum(held.bytes for held in lives.start.values()))
+        line.totals.append((line.total, ()))
         if stop == ():
             return line
-        for value in start:
-            if value not in last and value not in pinned:
-                line.drop(value)
+        for value in lives.start.keys() - lives.last.keys() - lives.pinned:
+            line.drop(value)
+        last, ends = lives.last, lives.ends(len(block.instructions))
         for i, instruction in enumerate(block.instructions):
-            inner = self.inside(instruction)
-            dying = [v for v in ends[i] if v not in pinned]
-            for value in self.overwritten(instruction, dying, line.alive):
+            for value in self.overwritten(instruction, ends[i], line.alive) if ends[i] else ():
                 line.drop(value)
             for value in instruction.results:
-                line.add(value, self.size(instruction, value, line.alive, whole))
-            now = line.total + (inner.peak if inner else 0)
-            if now > line.peak:
-                line.peak, line.place = now, (i, *(inner.place if inner else ()))
-            if stop and i == stop[0]:
-                line.inner = self.inside(instruction, stop[1:]).alive if inner else {}
+                line.add(value, self.size(instruction, value, line.alive, lives.written))
+            if stop is None:
+                line.reach(i, self.inside(instruction))
+            elif i == stop[0]:
+                inner = self.inside(instruction, stop[1:])
+                line.inner = inner.alive if inner else {}
                 break
-            for value in (*dying, *(v for v in instruction.results if v not in last)):
+            for value in (*ends[i], *(v for v in instruction.results if v not in last)):
                 line.drop(value)
         return line
 
@@ -268,20 +300,21 @@ class _Scan:
             return None
         outside = loop.num_consts + loop.num_carry
         start = {
-            value: self.whole(value) if i >= outside else _NOTHING
+            value: self.whole[value] if i >= outside else _NOTHING
             for i, value in enumerate(loop.body.arguments)
         }
         pinned = frozenset(loop.body.arguments[:outside])
-        line = self.peak(loop.body, _Lives(start, pinned, _last_uses(loop.body)), stop)
+        lives = self.span(loop.body, start, pinned, last=_last_uses(loop.body))
+        line = self.peak(loop.body, lives, stop)
         line.alive.update(line.inner)
         return line
 
     def size(
-        self, instruction: Instruction, value: int, alive: dict[int, _Held], whole: frozenset[int]
+        self, instruction: Instruction, value: int, alive: dict[int, _Held], written: frozenset[int]
     ) -> _Held:
         """What a result takes: of a broadcast that fuses with its readers, its operands' bytes."""
-        own = self.whole(value)
-        if self.graph is None or value in whole or not expands(instruction, self.graph):
+        own = self.whole[value]
+        if self.graph is None or value in written or not expands(instruction, self.graph):
             return own
         read = [alive.get(operand, _NOTHING) for operand in instruction.operands]
         of = tuple(v for held in read for v in held.of)
@@ -291,11 +324,11 @@ class _Scan:
         self, instruction: Instruction, dying: list[int], alive: dict[int, _Held]
     ) -> Iterator[int]:
         """The dying operands whose memory a result takes over."""
-        held, written = self.program.locals, set()
-        free = set(dying)
+        held, written, free = self.whole, set(), set(dying)
         for operand, result in self.in_place(instruction):
-            fits = operand in alive and alive[operand].bytes == held[result].bytes
-            if operand in free and result not in written and fits:
+            if operand not in free or result in written or operand not in alive:
+                continue
+            if alive[operand].bytes == held[result].bytes:
                 free.remove(operand)
                 written.add(result)
                 yield operand
@@ -320,14 +353,20 @@ class _Scan:
 
     def memory_class(self, value: int) -> str:
         """The class of a local value; see `Liveness.by_class`."""
+        role, border = self.role(value), self.border.get(value)
+        if border == "argument":
+            return role or "unknown"
+        return border or _CLASS.get(role, "transients")
+
+    @cached_property
+    def border(self) -> dict[int, str]:
+        """Arguments, and the class of constants and results."""
         block = self.program.block
-        if value in block.arguments:
-            return self.role(value) or "unknown"
-        if any(value == local for local, _ in self.program.constants):
-            return "constants"
-        if value in block.results:
-            return "results"
-        return _CLASS.get(self.role(value), "transients")
+        return {
+            **dict.fromkeys(block.results, "results"),
+            **{local: "constants" for local, _ in self.program.constants},
+            **dict.fromkeys(block.arguments, "argument"),
+        }
 
     def role(self, value: int) -> str | None:
         """Role of the graph value that `value` is a layout of; None for an intermediate."""

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import KINDS, axis_names, seconds, wire_bytes
-from shardalg.costs.compute import contracts, node_flops, operand_type, shaped_flops
+from shardalg.costs.compute import (
+    Shapes,
+    contracts,
+    operand_type,
+    shaped_flops,
+    signature_flops,
+)
 from shardalg.costs.cost import Cost, Item, Totals
 from shardalg.costs.formula import Formula
 from shardalg.costs.fusion import fused
 from shardalg.costs.hardware import Hardware, over
 from shardalg.costs.memory import liveness
-from shardalg.costs.sums import summed
+from shardalg.costs.sums import summed, total
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.walk import Step, local_bytes, walk
-from shardalg.graph.ir import Graph
+from shardalg.graph.ir import Graph, Node, Signature
+from shardalg.pause import collection_paused
 from shardalg.spmd.program import Apply, Instruction, Loop, SpmdProgram
 
 
+@collection_paused()
 def estimate(
     program: SpmdProgram | Symbolised,
     graph: Graph,
@@ -47,15 +56,17 @@ def estimate(
     named = program if type(program) is Symbolised else None
     hints = program.hints if named else program
     held = liveness(hints, graph, roles=roles, donated=donated, rebuild=hardware.rebuilds)
-    pricing = _Pricing(hints, graph, hardware, fused(hints, graph))
-    sides = pricing.sides()
-    numbers = Totals(pricing.items(sides), *pricing.useful(), hints.mesh.size, held)
+    numbers = _Pricing(hints, graph, hardware, fused(hints, graph))
+    formulas = replace(numbers, program=named.program, sizes=named.sizes) if named else numbers
+    runs = formulas.runs()
+    prices = numbers.prices(runs)
+    at_hints = Totals(numbers.items(runs, prices), *numbers.useful(), hints.mesh.size, held)
     if named is None:
-        return Cost(hardware, numbers, numbers)
-    pricing = replace(pricing, program=named.program, sizes=named.sizes)
+        return Cost(hardware, at_hints, at_hints)
     peak = held.priced(named.program)
-    totals = Totals(pricing.items(sides), *pricing.useful(), named.devices, peak)
-    return Cost(hardware, totals, numbers, named.sizes)
+    prices = formulas.prices(runs, [price.by_traffic for price in prices])
+    totals = Totals(formulas.items(runs, prices), *formulas.useful(), named.devices, peak)
+    return Cost(hardware, totals, at_hints, named.sizes)
 
 
 class _Key(NamedTuple):
@@ -65,8 +76,17 @@ class _Key(NamedTuple):
     phase: str
 
 
-Price = tuple[Any, Any, Any, Any]
-"""Executions, flops, wire bytes, seconds."""
+class _Price(NamedTuple):
+    """What one execution takes.
+
+    Attributes:
+      amounts: (field of `Item`, amount), or (a rate per second, amount).
+      by_traffic: whether memory bounds it, rather than arithmetic.
+    """
+
+    key: _Key
+    amounts: tuple[tuple[str | float, Any], ...]
+    by_traffic: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,53 +110,89 @@ class _Pricing:
         steps = walk(self.program)
         return tuple(s for s in steps if type(s.instruction.attributes) is not Loop)
 
-    def lift(self, amount: Any) -> Any:
-        """A formula, also of a number, where prices are formulas: a rate divides it exactly."""
-        return amount if self.sizes is None else Formula.of(amount)
+    def runs(self) -> dict[int, int]:
+        """The first step of every price, by its place, and how many steps have that price."""
+        number: dict[Any, int] = {}
+        types = [number.setdefault((v.shape, v.dtype), v.index) for v in self.program.locals]
+        found: dict[Any, list[int]] = {}
+        for place, step in enumerate(self.steps):
+            instruction = step.instruction
+            values = (*instruction.operands, *instruction.results)
+            key = (
+                *(self.operation(instruction), instruction.role, instruction.phase, step.count),
+                tuple([types[v] for v in values]),
+                tuple([types[v] for v in self.written(values)]),
+            )
+            found.setdefault(key, []).append(place)
+        return {places[0]: len(places) for places in found.values()}
 
-    def items(self, sides: Sequence[bool]) -> tuple[Item, ...]:
-        """The prices of all instructions, those of one kind together.
+    def operation(self, instruction: Instruction) -> Any:
+        """What is done, be it to whichever values: a node's operator, or an instruction's own."""
+        if type(instruction.attributes) is not Apply or instruction.node is None:
+            return instruction.attributes
+        return self.graph.nodes[instruction.node].signature
+
+    def written(self, values: Iterable[int]) -> list[int]:
+        """The values that are in memory, each once."""
+        return [v for v in dict.fromkeys(values) if v not in self.fused]
+
+    def prices(self, runs: Mapping[int, int], sides: Sequence[bool] = ()) -> list[_Price]:
+        """One execution of each run.
 
         Args:
-          sides: per step, whether memory bounds it, rather than arithmetic.
+          runs: as `runs` gives them.
+          sides: per run, whether memory bounds it; without them numbers decide.
         """
-        tallies: dict[_Key, Counter[tuple[Price, Any]]] = defaultdict(Counter)
-        for step, by_traffic in zip(self.steps, sides, strict=True):
-            moves = type(step.instruction.attributes) in KINDS
-            price = self.moved if moves else self.computed
-            key, prices = price(step.instruction, by_traffic)
-            tallies[key][prices, step.count] += 1
-        items = (Item(*key, *summed(tally)) for key, tally in tallies.items())
+        found = []
+        for place, side in zip_longest(runs, sides):
+            instruction = self.steps[place].instruction
+            moves = type(instruction.attributes) in KINDS
+            found.append(self.moved(instruction) if moves else self.computed(instruction, side))
+        return found
+
+    def items(self, runs: Mapping[int, int], prices: Sequence[_Price]) -> tuple[Item, ...]:
+        """The prices of all instructions, those of one kind together."""
+        tallies: dict[_Key, Counter[tuple[Any, Any, Any]]] = defaultdict(Counter)
+        for (place, times), price in zip(runs.items(), prices, strict=True):
+            tally, count = tallies[price.key], self.steps[place].count
+            for quantity, amount in price.amounts:
+                tally[quantity, amount, count] += times
+        items = (self.item(key, summed(tally)) for key, tally in tallies.items())
         return tuple(item for item in items if any((item.flops, item.wire_bytes, item.time_s)))
 
-    def moved(self, instruction: Instruction, by_traffic: bool) -> tuple[_Key, Price]:
+    def item(self, key: _Key, sums: dict[str | float, Any]) -> Item:
+        """The sums of one kind; amounts that something is done to at a rate become seconds."""
+        found = [sums.pop(name, 0) for name in ("count", "flops", "wire_bytes", "time_s")]
+        return Item(*key, *found[:-1], total([found[-1], *self.seconds(sums)]))
+
+    def seconds(self, sums: Mapping[float, Any]) -> list[Any]:
+        """Seconds of amounts by rates; a formula also of a number, where prices are formulas."""
+        exact = self.sizes is not None
+        return [over(Formula.of(n) if exact else n, rate) for rate, n in sums.items()]
+
+    def moved(self, instruction: Instruction) -> _Price:
         """The price of a collective."""
         attributes, mesh = instruction.attributes, self.program.mesh
-        size = self.lift(local_bytes(self.program, instruction.operands))
+        size = local_bytes(self.program, instruction.operands)
+        size = size if self.sizes is None else Formula.of(size)
         time_s = seconds(attributes, size, mesh=mesh, hardware=self.hardware)
         axes = axis_names(mesh, attributes.digits)
         key = _Key(KINDS[type(attributes)], axes, instruction.role, instruction.phase)
-        return key, (1, 0, wire_bytes(attributes, size), time_s)
+        sent = wire_bytes(attributes, size)
+        return _Price(key, (("count", 1), ("wire_bytes", sent), ("time_s", time_s)))
 
-    def computed(self, instruction: Instruction, by_traffic: bool) -> tuple[_Key, Price]:
-        """The price of a local operator."""
+    def computed(self, instruction: Instruction, by_traffic: bool | None) -> _Price:
+        """The price of a local operator; `by_traffic` is None in numbers, which decide it."""
         flops, peak = self.arithmetic(instruction)
+        if by_traffic is None:
+            moved, speed = self.traffic(instruction)
+            by_traffic = over(sum(moved), speed) > over(flops, peak)
+        sizes, rate = self.traffic(instruction) if by_traffic else ((flops,), peak)
         node = instruction.node if type(instruction.attributes) is Apply else None
         is_contraction = node is not None and contracts(self.graph.nodes[node].signature)
-        kind = "contraction" if is_contraction else "other compute"
-        bound = self.traffic(instruction) if by_traffic else (flops, peak)
-        key = _Key(kind, (), "", instruction.phase)
-        return key, (1, flops, 0, over(self.lift(bound[0]), bound[1]))
-
-    def sides(self) -> tuple[bool, ...]:
-        """Per step, whether memory bounds it."""
-        return tuple(self.is_bound_by_traffic(step.instruction) for step in self.steps)
-
-    def is_bound_by_traffic(self, instruction: Instruction) -> bool:
-        """Whether memory bounds a local operator, rather than arithmetic; in numbers only."""
-        if type(instruction.attributes) in KINDS:
-            return False
-        return over(*self.traffic(instruction)) > over(*self.arithmetic(instruction))
+        key = _Key("contraction" if is_contraction else "other compute", (), "", instruction.phase)
+        amounts = (("count", 1), ("flops", flops), *((rate, size) for size in sizes))
+        return _Price(key, amounts, by_traffic)
 
     def arithmetic(self, instruction: Instruction) -> tuple[Any, float]:
         """Flops of a local operator on its local shapes, and how many the device does a second."""
@@ -147,17 +203,26 @@ class _Pricing:
         flops = shaped_flops(signature, tuple([held[v].shape for v in values]))
         return flops, self.hardware.peak(operand_type(signature))
 
-    def traffic(self, instruction: Instruction) -> tuple[Any, float]:
-        """Bytes that a local operator moves from and to memory, and how many go a second."""
-        moved = dict.fromkeys((*instruction.operands, *instruction.results))
-        kept = tuple(v for v in moved if v not in self.fused)
-        return local_bytes(self.program, kept), self.hardware.hbm_bytes_per_s
+    def traffic(self, instruction: Instruction) -> tuple[list[Any], float]:
+        """Bytes of what a local operator moves from and to memory, and how many go a second."""
+        kept = self.written((*instruction.operands, *instruction.results))
+        held = self.program.locals
+        return [held[v].bytes for v in kept], self.hardware.hbm_bytes_per_s
 
     def useful(self) -> tuple[Any, Any]:
         """Flops on global shapes, and their seconds at the peak of one device."""
-        tally: Counter[tuple[tuple[Any, Any], Any]] = Counter()
-        for node in self.graph.walk():
-            flops = node_flops(self.graph, node, self.sizes)
-            peak = self.hardware.peak(operand_type(node.signature))
-            tally[(flops, over(self.lift(flops), peak)), 1] += 1
-        return summed(tally) if tally else (0, 0)
+        tally: Counter[tuple[float, Any, Any]] = Counter()
+        nodes = Counter(map(self.whole, self.graph.walk()))
+        for (signature, shapes, trips), times in nodes.items():
+            flops = shaped_flops(signature, shapes) if shapes else signature_flops(signature)
+            tally[self.hardware.peak(operand_type(signature)), flops, trips] += times
+        sums = summed(tally)
+        return total(sums.values()), total(self.seconds(sums))
+
+    def whole(self, node: Node) -> tuple[Signature, Shapes, Any]:
+        """An operator, the formulas of its global shapes, and its executions per call."""
+        if self.sizes is None:
+            return node.signature, (), self.graph.trip_count(node)
+        values = (*node.operands, *node.results)
+        shapes = tuple([self.sizes.dims[v] for v in values])
+        return node.signature, shapes, self.sizes.trips[node.region]

@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from shardalg.costs.formula import Formula
 
-Row = tuple[Any, ...]
 
-
-def summed(tally: Mapping[tuple[Row, Any], int]) -> Row:
-    """Sum of several quantities, each times a factor.
+def summed(tally: Mapping[tuple[Hashable, Any, Any], int]) -> dict[Any, Any]:
+    """Sum per quantity of amounts, each times a factor.
 
     Args:
-      tally: (quantities, factor) to how often it occurs; at least one.
+      tally: (quantity, amount, factor) to how often it occurs.
 
     >>> from shardalg.costs.formula import symbols
     >>> B, L = symbols("B L")
-    >>> summed({((B, 2), L): 3, ((B + 1, 5), 1): 1})
-    (3*B*L + B + 1, 6*L + 5)
+    >>> summed({("flops", B, L): 3, ("flops", B + 1, 1): 1, ("count", 2, L): 3})
+    {'flops': 3*B*L + B + 1, 'count': 6*L}
     """
-    amounts: dict[Any, dict[int, Counter[Any]]] = defaultdict(lambda: defaultdict(Counter))
-    for (quantities, factor), times in tally.items():
-        for place, amount in enumerate(quantities):
-            amounts[factor][place][amount] += times
-    sums = ([added(c) * factor for c in places.values()] for factor, places in amounts.items())
-    return tuple(map(sum, zip(*sums, strict=True)))
+    amounts: dict[Any, dict[Any, list[tuple[Any, int]]]] = defaultdict(lambda: defaultdict(list))
+    for (quantity, amount, factor), times in tally.items():
+        amounts[quantity][factor].append((amount, times))
+    return {
+        quantity: total([added(found) * factor for factor, found in factors.items()])
+        for quantity, factors in amounts.items()
+    }
 
 
-def added(amounts: Mapping[Any, int]) -> Any:
-    """The sum of amounts that occur several times: a formula if one of them is."""
+def total(amounts: Iterable[Any]) -> Any:
+    """The sum of amounts: a formula if one of them is.
+
+    >>> from shardalg.costs.formula import symbol
+    >>> total([symbol("B"), 2, symbol("B")]), total([])
+    (2*B + 2, 0)
+    """
+    return added((amount, 1) for amount in amounts)
+
+
+def added(amounts: Iterable[tuple[Any, int]]) -> Any:
+    """The sum of amounts, each that many times: a formula if one of them is."""
     terms: dict[Any, Any] = {}
     number = 0
-    for amount, times in amounts.items():
+    for amount, times in amounts:
         if type(amount) is not Formula:
             number += amount * times
             continue

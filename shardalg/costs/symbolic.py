@@ -6,14 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
 from shardalg.costs.formula import Formula, ceiling
 from shardalg.costs.read_sympy import from_sympy
 from shardalg.costs.tile import is_whole, multiple
 from shardalg.graph.ir import Graph
+from shardalg.pause import collection_paused
 from shardalg.spmd.program import (
     COLLECTIVES,
     Apply,
@@ -62,19 +64,10 @@ class Sizes:
         """
         from shardalg.algebra.dims import sizes_of
 
-        known: dict[Any, Size] = {}
-
-        def read(size: sympy.Expr | int) -> Size:
-            if isinstance(size, int):
-                return size
-            if size not in known:
-                known[size] = _plain(from_sympy(size))
-            return known[size]
-
-        shapes = tuple(tuple(map(read, shape)) for shape in lifted.shapes)
-        trips = tuple(map(read, lifted.trip_counts))
-        found = {name: read(size) for name, size in axes.items()}
-        named = sizes_of([e for e in (*known, *axes.values()) if not isinstance(e, int)])
+        shapes, trips, symbols = _read(lifted)
+        found = {name: _plain(from_sympy(size)) for name, size in axes.items()}
+        given = (size for size in axes.values() if not isinstance(size, int))
+        named = sizes_of([*symbols, *given])
         hints = {name: symbol.hint for name, symbol in named.items()}
         return Sizes(shapes, found, trips, dict(named), hints)
 
@@ -89,6 +82,16 @@ class Sizes:
         if formula not in self._shown:
             self._shown[formula] = formula.sympy(symbols=self.symbols)
         return self._shown[formula]
+
+
+@lru_cache(maxsize=16)
+def _read(lifted: Lifted) -> tuple[tuple[Shape, ...], Shape, tuple[sympy.Symbol, ...]]:
+    """Sizes of all values, and trip counts, as formulas, and their symbols: for every mesh."""
+    sizes = {size for shape in (*lifted.shapes, lifted.trip_counts) for size in shape}
+    known = {size: _plain(from_sympy(size)) for size in sizes}
+    symbols = {symbol for size in sizes for symbol in getattr(size, "free_symbols", ())}
+    shapes = tuple(tuple([known[size] for size in shape]) for shape in lifted.shapes)
+    return shapes, tuple(known[size] for size in lifted.trip_counts), tuple(symbols)
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class Symbolised:
         return math.prod(self.sizes.axes.values())
 
 
+@collection_paused()
 def symbolise(program: SpmdProgram, graph: Graph, sizes: Sizes) -> Symbolised:
     """Put formulas in place of the sizes of a program that was planned at their hints.
 
@@ -152,8 +156,8 @@ def symbolise(program: SpmdProgram, graph: Graph, sizes: Sizes) -> Symbolised:
         work.enter(local)
     block = work.block(program.block)
     held = tuple(
-        local if shape is None else replace(local, shape=shape)
-        for local, shape in zip(program.locals, work.shapes, strict=True)
+        v if shape is None else Local(v.index, shape, v.dtype, v.sharding, v.origin)
+        for v, shape in zip(program.locals, work.shapes, strict=True)
     )
     priced = replace(program, locals=held, block=block)
     return Symbolised(graph, sizes, program, priced, tuple(work.facts))
@@ -171,11 +175,11 @@ class _Symboliser:
         self.facts: dict[Divides, None] = {}
         self.digits = lru_cache(maxsize=None)(partial(formula_digits, program.mesh, sizes.axes))
         self.tiles: dict[tuple[Size, int, Digits], Size] = {}
+        self.blocks: dict[tuple[Shape, Sharding], Shape] = {}
 
     def enter(self, index: int) -> None:
         """A value that a block starts with."""
-        local = self.program.locals[index]
-        self.shapes[index] = self.tiled(local, range(len(local.shape)))
+        self.shapes[index] = self.plain(self.program.locals[index])
 
     def block(self, block: Block) -> Block:
         """The block with formulas; its arguments are entered already, or by its loop."""
@@ -187,7 +191,8 @@ class _Symboliser:
                 if self.program.locals[result].origin is None:
                     self.wholes[result] = self.whole(instruction, position)
                 self.shapes[result] = self.shape(instruction, result, after)
-            found.append(replace(instruction, attributes=attributes))
+            same = attributes is instruction.attributes
+            found.append(instruction if same else replace(instruction, attributes=attributes))
         return replace(block, instructions=tuple(found))
 
     def attributes(self, instruction: Instruction) -> Attributes:
@@ -200,9 +205,6 @@ class _Symboliser:
             return replace(attributes, body=body, length=self.length(instruction))
         if type(attributes) in COLLECTIVES:
             return replace(attributes, digits=self.digits(attributes.digits))
-        if type(attributes) is Apply and attributes.loops:
-            loops = tuple((name, self.digits(digits)) for name, digits in attributes.loops)
-            return replace(attributes, loops=loops)
         return attributes
 
     def length(self, instruction: Instruction) -> Size:
@@ -226,7 +228,7 @@ class _Symboliser:
         if type(attributes) is Resize:
             return self.resized(instruction, result, after)
         if local.shape == blocks:
-            return self.tiled(local, range(len(blocks)))
+            return self.plain(local)
         # An uneven dimension that was joined still has the padding of every block.
         given = self.shapes[instruction.operands[0]]
         count = math.prod(d.size for d in self.digits(attributes.digits))
@@ -244,6 +246,13 @@ class _Symboliser:
         block = self.tile(self.wholes[local.index][dim], cut.shape[dim], cut.dims[dim])
         shape[dim] = block * math.prod(d.size for d in self.digits(after.attributes.digits))
         return tuple(shape)
+
+    def plain(self, local: Local) -> Shape:
+        """The block of a local value that is neither padded nor joined."""
+        key = self.wholes[local.index], local.sharding
+        if key not in self.blocks:
+            self.blocks[key] = self.tiled(local, range(len(local.shape)))
+        return self.blocks[key]
 
     def tiled(self, local: Local, dims: Sequence[int]) -> tuple[Size | None, ...]:
         """Blocks of some dimensions of a local value, None for the others."""

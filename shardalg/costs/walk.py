@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shardalg.spmd.program import Block, Instruction, Local, Loop, SpmdProgram
+from shardalg.costs.sums import total
+from shardalg.spmd.program import Block, Instruction, Loop, SpmdProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[
         yield Step(instruction, count, loops)
 
 
-def local_bytes(program: SpmdProgram, values: tuple[int, ...]) -> Any:
+def local_bytes(program: SpmdProgram, values: Iterable[int]) -> Any:
     """Bytes on one device of several local values together."""
-    held: tuple[Local, ...] = program.locals
-    return sum(held[value].bytes for value in values)
+    held = program.locals
+    return total(held[value].bytes for value in values)

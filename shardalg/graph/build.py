@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from shardalg.errors import TraceError
-from shardalg.graph.calls import CALLS, INLINED, Call
+from shardalg.graph.calls import BODY_PARAMS, CALLS, INLINED, Call
 from shardalg.graph.ir import Graph, Node, Region, Site, Tie, ValueType
 from shardalg.graph.parts import Parts
 from shardalg.graph.phase import Draft, phases
@@ -157,7 +157,8 @@ def _node(builder: Builder, equation: Any, operands: list[int], place: _Place) -
 
 
 def _inline(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
-    return builder.run(equation.params[INLINED[equation.primitive.name]], operands, place)
+    params = equation.params
+    return builder.run(next(params[n] for n in BODY_PARAMS if n in params), operands, place)
 
 
 def _linear_solve(

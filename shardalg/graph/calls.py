@@ -7,21 +7,15 @@ from dataclasses import dataclass
 
 from shardalg.graph.ir import Tie
 
-# Calls that are their body: primitive -> the parameter that holds it.
-INLINED = {
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "call": "call_jaxpr",
-    "composite": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_partitioning": "call",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vmap_call": "call",
-    "linear_call": "callee",
-    "program_order": "call_jaxpr",
-    "remat_opt": "fwd_jaxpr",
-    "xla_metadata_call": "jaxpr",
-}
+# Calls that are their body.
+INLINED = frozenset(
+    """
+    call closed_call composite custom_jvp_call custom_partitioning custom_vjp_call custom_vmap_call
+    eval_jaxpr jit linear_call program_order remat_opt xla_metadata_call
+    """.split()
+)
+# What the parameter that holds it is called, by one primitive and version or another.
+BODY_PARAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from shardalg.merge.claims import EqualClaim, MergeClaim, RefineClaim
 from shardalg.merge.compatible import equal, merge
 from shardalg.merge.places import Place, block_of, digits_at, offset_at
 from shardalg.merge.verdict import Verdict
-from shardalg.merge.witness import Witness, owner
+from shardalg.merge.witness import Witness, owners
 
 MAX_DEVICES = 65_536
 
@@ -199,17 +199,18 @@ def _no_prefix(script: _Script, pair: tuple[Sharding, Sharding], place: Place) -
 
 def _counted(script: _Script, verdict: Verdict, witness: Witness) -> None:
     """The devices of one tile, counted over all devices, are not as many as there should be."""
-    owners = [owner(verdict.pair, nth, place) for nth, place in enumerate(witness.dims)]
-    terms = [_holds(script, owners, witness, device) for device in verdict.pair[0].mesh.order]
+    assert verdict.failure is not None
+    held_by = owners(verdict.pair, verdict.failure)
+    terms = [_holds(script, held_by, witness, device) for device in verdict.pair[0].mesh.order]
     total = math.prod(
         math.prod(d.size for d in digits_at(s, place))
-        for s, place in zip(owners, witness.dims, strict=True)
+        for s, place in zip(held_by, witness.dims, strict=True)
     )
     script.show(f"(not (= (* {total} (+ 0 {' '.join(terms)})) {len(terms)}))")
 
 
-def _holds(script: _Script, owners: Iterable[Sharding], witness: Witness, device: int) -> str:
-    rows = zip(owners, witness.dims, witness.tile, strict=True)
+def _holds(script: _Script, held_by: Iterable[Sharding], witness: Witness, device: int) -> str:
+    rows = zip(held_by, witness.dims, witness.tile, strict=True)
     met = (f"(= {script.partition_id(s, place, device)} {t})" for s, place, t in rows)
     return f"(ite (and {' '.join(met)}) 1 0)"
 

@@ -19,9 +19,10 @@ import numpy as np
 from shardalg.algebra.digits import Digits, nested, overlap, parts, split_prefix
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import ShardingError
+from shardalg.merge.merged import aligned, from_table
 from shardalg.merge.places import Place, escape
-from shardalg.merge.tables import Rows, aligned, ids_at, join, on_mesh, on_own_order, rows_of
-from shardalg.merge.verdict import Verdict, open_dims
+from shardalg.merge.tables import Rows, ids_at, join, rows_of
+from shardalg.merge.verdict import Verdict
 from shardalg.merge.witness import Failure
 
 POLICIES = ("gspmd", "shardy")
@@ -58,7 +59,7 @@ def merge(
     Sharding([x, y], shape=(8, 8), Mesh(x=2, y=4))
     >>> bool(merge(a, c)), merge(a, c).witness.tile, merge(a, c).witness.count
     (False, (0, 1), 0)
-    >>> merge(a, b, a).sharding == merge(a, b).sharding
+    >>> merge(a, b, a).sharding == merge(a, b, decide="z3").sharding == merge(a, b).sharding
     True
     """
     if decide != "closed_form" or others:
@@ -142,7 +143,11 @@ def _merge_many(operands: tuple[Sharding, ...], policy: str, decide: str) -> Ver
 
 
 def _step(first: Sharding, second: Sharding, policy: str, decide: str) -> Verdict:
-    return _merge(first, second, policy, "merge")
+    if decide == "closed_form":
+        return _merge(first, second, policy, "merge")
+    from shardalg.merge.search import search
+
+    return search(first, _placed_alike(first, second, policy), policy)
 
 
 def _one_order(first: Sharding, second: Sharding) -> bool:
@@ -303,17 +308,7 @@ def _merge_tables(first: Sharding, second: Sharding, policy: str, relation: str)
         )
     joint = join(rows_of(first), rows_of(second), prefixes=policy == "shardy")
     if isinstance(joint, Rows):
-        merged = _from_table(joint, first, second)
+        merged = from_table(joint, first, second)
         failure = _closed(pair, merged.dims)
         return Verdict(relation, pair, policy, None if failure else merged, failure)
     return Verdict(relation, pair, policy, None, Failure(*joint))
-
-
-def _from_table(table: Rows, first: Sharding, second: Sharding) -> Sharding:
-    """The sharding that a balanced table is: on either mesh, or on an order made for it."""
-    for like in (first, second):
-        found = on_mesh(table, like, like.mesh)
-        if found is not None:
-            break
-    opened = open_dims(first, second)
-    return replace(found or on_own_order(table, first), unspecified_dims=opened)

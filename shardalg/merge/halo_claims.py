@@ -8,20 +8,6 @@ from dataclasses import dataclass
 from shardalg.algebra.halo import Halo, halo
 from shardalg.algebra.quotient import Quotient
 
-# What the closed forms rest on for all sizes, by name in `merge/lemmas`. With x = step*p -
-# padding_low the place of a partition's first window: start and limit are the quotients that bound
-# its elements, the last window and the last tap lie furthest on, every read lies between, the
-# widths are counted from the own block and largest at an end of the partitions, and the padding in
-# front of the first element is a rest mod the dilation.
-LEMMAS = (
-    "halo_start",
-    "halo_last_window",
-    "halo_reads",
-    "halo_left_right",
-    "quotient_endpoint",
-    "halo_phase",
-)
-
 
 @dataclass(frozen=True)
 class Statement:
@@ -30,6 +16,43 @@ class Statement:
     fault: str
     given: str
     shows: str
+
+
+# The claim for all sizes: partition p of any number owns s elements and t outputs.
+_FORMS = (
+    "b >= 1, start == ceil(stride*t*p - low, b), "
+    "limit == ceil(stride*t*p + stride*(t - 1) + (taps - 1)*dilation + 1 - low, b), "
+    "left == p*s - start, right == limit - (p + 1)*s"
+)
+_READ = (
+    "stride >= 1, dilation >= 1, 0 <= x < t, 0 <= tap < taps, "
+    "b*k == stride*(t*p + x) + dilation*tap - low"
+)
+ALL_SIZES = (
+    Statement(
+        "an element that is read lies outside",
+        f"{_FORMS}, {_READ}",
+        "p*s - left <= k, k < (p + 1)*s + right",
+    ),
+    Statement(
+        "the start is not the least one",
+        _FORMS,
+        "b*(p*s - left) >= stride*t*p - low, b*(p*s - left - 1) < stride*t*p - low",
+    ),
+    Statement(
+        "the limit is not the least one",
+        _FORMS,
+        "b*((p + 1)*s + right) > stride*t*p + stride*(t - 1) + (taps - 1)*dilation - low, "
+        "b*((p + 1)*s + right - 1) <= stride*t*p + stride*(t - 1) + (taps - 1)*dilation - low",
+    ),
+    Statement(
+        "the low padding is not the rest",
+        _FORMS,
+        "b*start - (stride*t*p - low) == (low - stride*t*p) % b, 0 <= (low - stride*t*p) % b < b",
+    ),
+)
+# That the quotients which hold the widths are these, and largest at an end of the partitions.
+LEMMAS = ("ceil_is_floor", "quotient_whole_part", "quotient_gcd", "quotient_endpoint")
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Number:
 
     >>> x, y = Number.of("x"), Number.of("y")
     >>> print((x * 3 + y - 1) // 2 + x - 4)
-    x+(3*x+y-1)//2-4
+    (3*x+y-1)//2+x-4
     >>> x + y == y + x
     True
     """

@@ -15,8 +15,8 @@ from shardalg.merge.compatible import equal, merge
 from shardalg.merge.devices import Devices, Obligation, Unprovable, Values, devices_of
 from shardalg.merge.encode import Number
 from shardalg.merge.formula import Condition, conditions
+from shardalg.merge.halo_claims import ALL_SIZES, HaloClaim, HaloWitness, Statement
 from shardalg.merge.halo_claims import LEMMAS as HALO_LEMMAS
-from shardalg.merge.halo_claims import HaloClaim, HaloWitness, Statement
 from shardalg.merge.integer_formulas import integer_obligations
 from shardalg.merge.integers import IntegerClaim
 from shardalg.merge.lemmas import lemma
@@ -158,9 +158,9 @@ def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
 def _halo(claim: HaloClaim, symbolic: bool) -> list[Obligation]:
     if symbolic and not claim.is_derived:
         raise Unprovable("its widths are not the window's closed forms: give the sizes at hand")
-    if symbolic:
-        return [made for name in HALO_LEMMAS for made in _lemma(lemma(name))]
-    return [made for statement in claim.statements() for made in _stated(statement)]
+    statements = ALL_SIZES if symbolic else claim.statements()
+    named = [made for name in HALO_LEMMAS for made in _lemma(lemma(name))] if symbolic else []
+    return [made for statement in statements for made in _stated(statement)] + named
 
 
 def _stated(statement: Statement) -> list[Obligation]:

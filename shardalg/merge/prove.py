@@ -76,8 +76,8 @@ def prove(
 
     Args:
       sizes: "concrete" or "all"; see `Proof`. A lemma is always about all sizes. A halo is proved
-        on every partition of its sizes; "all" proves the identities that make its closed forms
-        right for every window, size and number of parts (`halo_claims.LEMMAS`).
+        on every partition of its sizes, or, its closed forms, for every window, size and number of
+        parts.
       encoding: of the devices of a claim about shardings, for the sizes at hand. "coordinates": one
         unknown device, a number per axis. "position": one unknown device, one number, and its
         quotients. "devices": every device by itself (`certificate`), whatever the order of devices;

@@ -14,7 +14,7 @@ from shardalg.merge.encode import Atom, Number, Space
 from shardalg.merge.merging import held
 from shardalg.merge.places import block_of, digits_at
 from shardalg.merge.verdict import Verdict
-from shardalg.merge.witness import owner
+from shardalg.merge.witness import owners
 
 
 def refusing(verdict: Verdict, devices: Devices) -> list[Obligation]:
@@ -126,8 +126,8 @@ def _unheld(verdict: Verdict, devices: Devices) -> Obligation:
     """No device holds the tile; of digits of one mesh, the tile (0, 1) along a shared axis."""
     assert verdict.failure is not None and verdict.witness is not None
     places = verdict.failure.dims
-    owners = [owner(verdict.pair, nth, place) for nth, place in enumerate(places)]
-    rows = [digits_at(s, place) for s, place in zip(owners, places, strict=True)]
+    held_by = owners(verdict.pair, verdict.failure)
+    rows = [digits_at(s, place) for s, place in zip(held_by, places, strict=True)]
     if devices.space is not None:
         return _unheld_on_axis(devices.space, rows)
     tile, count = verdict.witness.tile, verdict.witness.count

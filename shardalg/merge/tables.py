@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from shardalg.algebra.digits import Digit, Digits, Table, parts
-from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.merge.places import Place
 
@@ -29,6 +28,11 @@ class Rows:
     size: int
     parts: Mapping[Place, int]
     ids: Mapping[Place, Ids]
+
+    def only(self, places: Iterable[Place]) -> Rows:
+        """The table of some of the places."""
+        held = tuple(places)
+        return Rows(self.size, {p: self.parts[p] for p in held}, {p: self.ids[p] for p in held})
 
     def is_balanced(self, places: tuple[Place, ...]) -> bool:
         """Whether every tile of these places is held by the same number of devices."""
@@ -63,6 +67,7 @@ def rows_of(sharding: Sharding) -> Rows:
 def ids_at(digits: Digits, positions: Ids) -> Ids:
     """Partition ids that digits give the devices at `positions`.
 
+    >>> from shardalg.algebra.digits import Digit
     >>> ids_at((Digit(1, 2), Digit(2, 2)), np.arange(4))
     array([0, 2, 1, 3])
     """
@@ -107,44 +112,3 @@ def _agree(place: Place, coarse: Rows, fine: Rows, *, prefixes: bool) -> bool:
         return False
     ids = fine.ids[place] if ratio == 1 else fine.ids[place] // ratio
     return bool(np.array_equal(coarse.ids[place], ids))
-
-
-def on_mesh(rows: Rows, like: Sharding, mesh: Mesh) -> Sharding | None:
-    """The sharding that a table is on `mesh`; None where digits of its positions cannot say it."""
-    devices = np.argsort(np.argsort(np.array(mesh.order)))
-    places = tuple(rows.parts)
-    ids = tuple(rows.ids[place][devices] for place in places)
-    found = Table(tuple(rows.parts.values()), ids).recognize()
-    if found is None:
-        return None
-    return _sharding(like, mesh, dict(zip(places, found, strict=True)))
-
-
-def on_own_order(rows: Rows, like: Sharding) -> Sharding:
-    """The sharding that a balanced table is, on unnamed devices ordered tile by tile."""
-    order = np.lexsort(tuple(rows.ids[place] for place in reversed(rows.parts)))
-    held, stride = {}, rows.size
-    for place, n in rows.parts.items():
-        stride //= n
-        held[place] = (Digit(stride, n),)
-    ids = np.sort(np.array(like.mesh.order))[order]
-    return _sharding(like, Mesh.unnamed(rows.size, ids.tolist()), held)
-
-
-def _sharding(like: Sharding, mesh: Mesh, held: Mapping[Place, Digits]) -> Sharding:
-    dims = tuple(held.get(i, ()) for i in range(len(like.shape)))
-    classes = {name: held.get(name, ()) for name in CLASSES}
-    return Sharding(mesh, like.shape, dims, like.unspecified_dims, **classes)
-
-
-def aligned(sharding: Sharding, mesh: Mesh) -> Sharding | None:
-    """The same layout in positions of another mesh over the same devices, if digits can say it.
-
-    >>> swapped = Mesh({"x": 2, "y": 2}, device_ids=[0, 2, 1, 3])
-    >>> s = Sharding.from_axes(["x"], swapped, (8,))
-    >>> aligned(s, Mesh({"x": 2, "y": 2}))
-    Sharding([y], shape=(8,), Mesh(x=2, y=2))
-    """
-    if sharding.mesh is mesh or sharding.mesh.device_ids == mesh.device_ids:
-        return sharding
-    return on_mesh(rows_of(sharding), sharding, mesh)

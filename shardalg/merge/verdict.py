@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardalg.algebra.digits import Digits, overlap
+from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.condition import Condition, condition_of
+from shardalg.merge.merged import united
 from shardalg.merge.places import Place
 from shardalg.merge.witness import Failure, Witness, find
 
@@ -84,31 +85,6 @@ class Verdict:
     def __repr__(self) -> str:
         answer = repr(self.sharding) if self.sharding is not None and self else self.reason
         return f"Verdict({'ok' if self else 'refused'}, {self.relation}: {answer})"
-
-
-def united(first: Sharding, second: Sharding, dims: tuple[Digits, ...]) -> Sharding:
-    """Both shardings with these digits on the dimensions; an operand itself where it is that."""
-    kept = _union(first.replicated, second.replicated)
-    opened = open_dims(first, second)
-    for operand in (first, second):
-        if (dims, kept, opened) == (operand.dims, operand.replicated, operand.unspecified_dims):
-            return operand
-    classes = {"unreduced": first.unreduced, "manual": first.manual}
-    return Sharding(first.mesh, first.shape, dims, opened, replicated=kept, **classes)
-
-
-def _union(first: Digits, second: Digits) -> Digits:
-    """Explicitly replicated digits of both; what overlaps is held once, whole."""
-    if not second or first == second:
-        return first
-    more = tuple(d for d in second if not any(overlap(d, e) and d.size <= e.size for e in first))
-    return (*(d for d in first if not any(overlap(d, e) for e in more)), *more)
-
-
-def open_dims(first: Sharding, second: Sharding) -> tuple[int, ...]:
-    """Open dimensions stay open unless the other operand, open elsewhere, holds them closed."""
-    a, b = first.unspecified_dims, second.unspecified_dims
-    return tuple(i for i in a if i in b) if a and b else a or b
 
 
 def _reason(verdict: Verdict) -> str:

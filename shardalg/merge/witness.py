@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardalg.algebra.digits import parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.places import Place, digits_at, escape, offset_at
 from shardalg.merge.tables import rows_of
@@ -51,12 +52,12 @@ class Witness:
 
 def find(pair: Pair, failure: Failure) -> Witness:
     """The device or the tile that shows a refusal of two shardings."""
-    return _FIND[failure.kind](pair, failure.dims)
+    return _FIND[failure.kind](pair, failure)
 
 
-def _offset_witness(pair: Pair, places: tuple[Place, ...]) -> Witness:
+def _offset_witness(pair: Pair, failure: Failure) -> Witness:
     """A device that the pair gives different offsets."""
-    place = places[0]
+    place = failure.dims[0]
     for device in _likely_first(pair, place):
         a, b = (offset_at(s, place, device) for s in pair)
         if a != b:
@@ -73,41 +74,44 @@ def _likely_first(pair: Pair, place: Place) -> Iterator[int]:
     yield from pair[0].mesh.order
 
 
-def _tile_witness(pair: Pair, places: tuple[Place, ...]) -> Witness:
+def _tile_witness(pair: Pair, failure: Failure) -> Witness:
     """The tile that too few devices hold: one that none holds, if there is one."""
-    tables = [rows_of(owner(pair, nth, place)) for nth, place in enumerate(places)]
-    parts = tuple(rows.parts[place] for rows, place in zip(tables, places, strict=True))
+    places = failure.dims
+    tables = [rows_of(s) for s in owners(pair, failure)]
+    shape = tuple(rows.parts[place] for rows, place in zip(tables, places, strict=True))
     held = np.stack([rows.ids[place] for rows, place in zip(tables, places, strict=True)], axis=1)
-    size, total = len(held), math.prod(parts)
+    size, total = len(held), math.prod(shape)
     tiles, counts = np.unique(held, axis=0, return_counts=True)
     if len(tiles) == total:
         least = int(counts.argmin())
         tile, count = tuple(tiles[least].tolist()), int(counts[least])
     else:
-        tile, count = _missing(tiles, parts), 0
+        tile, count = _missing(tiles, shape), 0
     return Witness(dims=places, tile=tile, count=count, expected=-(-size // total))
 
 
-def _missing(tiles: np.ndarray, parts: tuple[int, ...]) -> tuple[int, ...]:
+def _missing(tiles: np.ndarray, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The first tile, in row-major order, that is not in a sorted list."""
     numbers = np.zeros(len(tiles), object)
-    for column, n in zip(tiles.T, parts, strict=True):
+    for column, n in zip(tiles.T, shape, strict=True):
         numbers = numbers * n + column.astype(object)
     gaps = np.flatnonzero(numbers != np.arange(len(numbers)))
     number = int(gaps[0]) if len(gaps) else len(numbers)
     found: list[int] = []
-    for n in reversed(parts):
+    for n in reversed(shape):
         number, digit = divmod(number, n)
         found.append(digit)
     return tuple(reversed(found))
 
 
-def owner(pair: Pair, nth: int, place: Place) -> Sharding:
-    """The operand that splits the place; of an overlapping pair the second one's is the second."""
-    return next(s for s in (pair if nth == 0 else pair[::-1]) if digits_at(s, place))
+def owners(pair: Pair, failure: Failure) -> tuple[Sharding, ...]:
+    """Whose digits clash on each place: the first one's with the second one's, or the longest."""
+    if failure.kind == "overlap":
+        return pair
+    return tuple(max(pair, key=lambda s: parts(digits_at(s, place))) for place in failure.dims)
 
 
-def _contained_witness(pair: Pair, places: tuple[Place, ...]) -> Witness:
+def _contained_witness(pair: Pair, failure: Failure) -> Witness:
     """A device whose block of the first sharding leaves its block of the second one."""
     fine, coarse = pair
     for device in fine.mesh.order:

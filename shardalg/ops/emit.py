@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardalg.algebra.affine import Index
 from shardalg.errors import RuleError
 from shardalg.graph.ir import Params, Signature
-from shardalg.ops.families.indexing import numbers
+from shardalg.ops.families.indexing import numbers, scatter_mode
 from shardalg.ops.loops import moved
 from shardalg.ops.rule import CLIP, PRODUCT, SUM, Rule
 
@@ -22,6 +22,7 @@ class IndexShift:
     Attributes:
       operand: whose numbers; None for the result.
       component: of the index vector (the last dimension); None for all numbers.
+      sign: 0 where numbers are clamped and not shifted.
     """
 
     operand: int | None
@@ -90,7 +91,7 @@ def unsupported_loops(rule: Rule) -> frozenset[str]:
     windows = {
         name
         for guard in rule.guards
-        if any(v in rule.extents for v in guard.index.variables)
+        if not guard.index.variables or any(v in rule.extents for v in guard.index.variables)
         for index in (guard.loop, guard.index)
         for name in index.variables
         if name in rule.extents
@@ -209,10 +210,26 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """Indices shifted out of the block drop their update; the operand is added once."""
     split = sharded(rule, blocks)
-    shifts = _shifts(rule, numbers(signature).selected, split)
+    selected = numbers(signature).selected
+    shifts = _shifts(rule, selected, split)
+    if shifts and scatter_mode(signature.param("mode")) == CLIP:
+        shifts += _clamps(rule, selected, shifts)
     adds = rule.combine in (SUM, PRODUCT) and split & set(rule.reduced)
     params: Params = (*UNSORTED, ("mode", "FILL_OR_DROP")) if shifts else ()
     return Emission(params, shifts, first_member=0 if adds else None)
+
+
+def _clamps(
+    rule: Rule, components: tuple[int, ...], shifts: tuple[IndexShift, ...]
+) -> tuple[IndexShift, ...]:
+    """What clipping does on the components that are not shifted: shifted ones drop updates."""
+    highs = {symbol.name: symbol.high for symbol in rule.symbols}
+    done, loop = {shift.component for shift in shifts}, shifts[0].loop
+    return tuple(
+        IndexShift(1, component, loop, 0, (0, highs.get(f"$t{dim}", 0)))
+        for component, dim in enumerate(components)
+        if component not in done
+    )
 
 
 EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {

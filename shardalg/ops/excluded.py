@@ -34,7 +34,7 @@ REASONS = {
     "two values are to be laid out alike, which completion decides": "shard_alike",
     "sizes that are known at run time only have no shards": "dim_as_value dimension_size",
     "JAX's own, gone when a function is traced": """
-        custom_jvp_call_jaxpr custom_lin eval_jaxpr stage tie unreachable zeros_like""",
+        custom_jvp_call_jaxpr custom_lin stage tie unreachable zeros_like""",
 }
 EXCLUDED = {name: reason for reason, names in REASONS.items() for name in names.split()}
 """Primitive to the reason why it has no row."""

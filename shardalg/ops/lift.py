@@ -11,6 +11,7 @@ from shardalg.algebra.dims import Expr, SymbolError, evaluate, sizes_of
 from shardalg.graph.ir import Graph
 from shardalg.ops.naming import Names
 from shardalg.ops.retrace import Alignment, Difference, Retrace
+from shardalg.pause import collection_paused
 
 Shape = tuple[Expr, ...]
 
@@ -64,6 +65,7 @@ def _number(expression: Expr, values: Mapping[str, int], known: dict[Expr, int])
     return known[expression]
 
 
+@collection_paused()
 def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = None) -> Lifted:
     """Name every dimension of a normalised graph that was traced at the hints.
 
@@ -101,7 +103,7 @@ def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = 
     names.join_regions()
     names.solve()
     lifted = _lifted(names)
-    found = compare(lifted, second) if second else None
+    found = compare(lifted, second, aligned=names.aligned) if second else None
     if found is not None and found.kind == "size":
         raise SymbolError(
             f"a size is not what its loops say ({found.source or 'unknown line'}): {found}. Two "
@@ -110,15 +112,19 @@ def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = 
     return lifted
 
 
-def compare(lifted: Lifted, second: Retrace) -> Difference | None:
+def compare(
+    lifted: Lifted, second: Retrace, *, aligned: Alignment | None = None
+) -> Difference | None:
     """Where a trace at other sizes is not what the formulas say; None if it is, everywhere.
 
     Another program comes first, then a named size that is wrong, then a constant that changed.
+
+    Args:
+      aligned: both graphs, value by value, where that is at hand.
     """
-    aligned = Alignment(lifted.graph, second.graph)
-    found = aligned.difference()
-    if found is not None:
-        return found
+    aligned = aligned or Alignment(lifted.graph, second.graph)
+    if aligned.difference is not None:
+        return aligned.difference
     wrong = sorted(_wrong_sizes(lifted, second, aligned), key=lambda d: d.kind != "size")
     return wrong[0] if wrong else None
 

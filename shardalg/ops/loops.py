@@ -193,6 +193,7 @@ def flops(rule: Rule, sizes: Mapping[str, Any] | None = None) -> Any:
     return count * math.prod(loops[name] for name in _largest_block(rule)) * math.prod(free)
 
 
+@lru_cache(maxsize=65536)
 def _largest_block(rule: Rule) -> frozenset[str]:
     """The whole loops of the tensor with the most elements of them; windows are no blocks."""
     blocks = [
@@ -201,14 +202,15 @@ def _largest_block(rule: Rule) -> frozenset[str]:
     return max(blocks, key=lambda names: math.prod(rule.extents[name] for name in names))
 
 
-def _partial(rule: Rule) -> list[tuple[Index, int]]:
+@lru_cache(maxsize=65536)
+def _partial(rule: Rule) -> tuple[tuple[Index, int], ...]:
     """Index and size of the operand dimensions that an iteration may miss; no blocks."""
     if not rule.operand_shapes or len(rule.terms) != 1:
-        return []
+        return ()
     reads = [(a.operand, d) for a in rule.terms[0] for d in range(len(a.dims))]
     moving = [(k, d) for k, d in reads if not covers(rule, k, d)]
-    found = [(rule.indices(k)[d], rule.operand_shapes[k][d]) for k, d in moving]
-    return [(index, size) for index, size in found if not rule.whole & set(index.variables)]
+    found = ((rule.indices(k)[d], rule.operand_shapes[k][d]) for k, d in moving)
+    return tuple((i, size) for i, size in found if not rule.whole & set(i.variables))
 
 
 def inside(index: Index, extents: Mapping[str, int], size: int) -> int:

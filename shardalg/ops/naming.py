@@ -25,6 +25,7 @@ class Names:
         for value in graph.values:
             self.number.extend(value.type.shape)
             self.base.append(len(self.number))
+        self.aligned = Alignment(graph, second.graph) if second else None
         self.other = self._second_numbers()
         self.trip = {r.index: self._trip(r.index) for r in graph.regions if r.kind == "scan"}
         self.parent = list(range(len(self.number)))
@@ -35,10 +36,9 @@ class Names:
 
     def _second_numbers(self) -> list[int | None]:
         """Per slot its size in the second trace, if there is one."""
-        if self.second is None:
+        if self.aligned is None:
             return [None] * len(self.number)
-        aligned = Alignment(self.graph, self.second.graph)
-        found = aligned.difference()
+        found = self.aligned.difference
         if found is not None:
             raise SymbolError(
                 f"the function is another program at {self.second}: {found}. Python code decided "
@@ -46,7 +46,7 @@ class Names:
                 "outside the function."
             )
         numbers: list[int | None] = []
-        for value, other in zip(self.graph.values, aligned.partner, strict=True):
+        for value, other in zip(self.graph.values, self.aligned.partner, strict=True):
             rank = len(value.type.shape)
             numbers += self.second.graph.values[other].type.shape if other >= 0 else [None] * rank
         return numbers

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
-from shardalg.graph.ir import Graph, Node
+from shardalg.graph.ir import Graph, Node, Signature
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class Alignment:
         for ours, theirs in zip(first.nodes, second.nodes, strict=False):
             yield ours.results, theirs.results
 
+    @cached_property
     def difference(self) -> Difference | None:
         """The first node that is another one, or None if the graphs agree but for numbers."""
         shared = {i for i, _ in self.first.constants}
@@ -84,16 +85,13 @@ class Alignment:
         return self._leftover()
 
     def _agree(self, ours: Node, theirs: Node, constants: tuple[set[int], set[int]]) -> bool:
-        if ours.primitive != theirs.primitive or ours.region != theirs.region:
-            return False
-        if len(ours.operands) != len(theirs.operands) or len(ours.results) != len(theirs.results):
+        if ours.region != theirs.region or not _alike(ours.signature, theirs.signature):
             return False
         partner, (shared, constant) = self.partner, constants
         for a, b in zip(ours.operands, theirs.operands, strict=True):
             if partner[a] != b and not (a in shared and b in constant):
                 return False
-        types = zip(_types(ours), _types(theirs), strict=True)
-        return all(len(a.shape) == len(b.shape) and a.dtype == b.dtype for a, b in types)
+        return True
 
     def _leftover(self) -> Difference | None:
         counts = len(self.first.nodes), len(self.second.nodes)
@@ -107,8 +105,14 @@ class Alignment:
         return Difference("graph", index, node.source, text)
 
 
-def _types(node: Node) -> tuple[object, ...]:
-    return node.signature.operands + node.signature.results
+@lru_cache(maxsize=65536)
+def _alike(first: Signature, second: Signature) -> bool:
+    """Whether two operators differ in sizes and parameters at most."""
+    pairs = (first.operands, second.operands), (first.results, second.results)
+    if first.primitive != second.primitive or any(len(a) != len(b) for a, b in pairs):
+        return False
+    types = (pair for sides in pairs for pair in zip(*sides, strict=True))
+    return all(len(a.shape) == len(b.shape) and a.dtype == b.dtype for a, b in types)
 
 
 def _words(node: Node) -> str:

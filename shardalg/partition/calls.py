@@ -23,9 +23,7 @@ def border(
     A carry has the layout of the body's argument wherever it appears; stacked values have their
     body's layout behind a leading dimension.
     """
-    consts, carry, length = (
-        int(node.signature.param(n)) for n in ("num_consts", "num_carry", "length")
-    )
+    consts, carry, length = (node.signature.param(n) for n in ("num_consts", "num_carry", "length"))
     arguments = tuple(shardings[v] for v in region.arguments)
     results = arguments[consts : consts + carry] + tuple(
         shardings[v] for v in region.results[carry:]
@@ -63,6 +61,6 @@ def loop(
 ) -> Loop:
     """The instruction of a scan around its planned body."""
     names = ("num_consts", "num_carry", "length")
-    consts, carry, length = (int(node.signature.param(n)) for n in names)
+    consts, carry, length = (node.signature.param(n) for n in names)
     body = Block(arguments, tuple(instructions), results)
     return Loop(body, consts, carry, length, bool(node.signature.param("reverse")))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.decided import decided
 from shardalg.graph.ir import Node
 from shardalg.ops.emit import Emission, emit
 from shardalg.ops.rule import PICK, SUM, Rule
@@ -45,7 +45,7 @@ class NodePlan:
     why: str
 
 
-@lru_cache(maxsize=1 << 14)
+@decided(1 << 14, lambda key: (n for home in key.homes for n in home.numbers))
 def node_plan(key: NodeKey) -> NodePlan:
     """Choose the assignment and derive from the row what stands around the local operator."""
     choice = choose(key)

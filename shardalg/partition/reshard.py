@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from operator import index
 
 from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.decided import decided
 from shardalg.partition.search import Dims, Move, State, bound, is_direct, search
 from shardalg.spmd.program import AllGather, AllReduce, CollectivePermute, ReduceScatter
 
@@ -36,7 +38,7 @@ class Path:
     wire_elements: object
 
 
-@lru_cache(maxsize=1 << 16)
+@decided(1 << 16, lambda source, target: source.numbers)
 def reshard_path(source: Sharding, target: Sharding) -> Path:
     """Fewest wire bytes, then fewest communicating steps, from `source` to `target`.
 
@@ -138,8 +140,14 @@ def _block(dims: Dims, position: int) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def _numbers(dims: Dims) -> Dims:
+    """Digits in plain numbers: places of devices are no formulas."""
+    return tuple(tuple(Digit(index(d.stride), index(d.size)) for d in digits) for digits in dims)
+
+
 def _permutation(source: Dims, target: Dims, positions: int) -> tuple[tuple[int, int], ...]:
     """(source, target) positions: the r-th holder of a block serves its r-th taker."""
+    source, target = _numbers(source), _numbers(target)
     holders: dict[tuple[int, ...], list[int]] = {}
     for position in range(positions):
         holders.setdefault(_block(source, position), []).append(position)

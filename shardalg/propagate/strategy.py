@@ -195,6 +195,11 @@ def _placed(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
             f"{spec!r} is a layout of shape {spec.shape} on {theirs!r}, needed is one of shape "
             f"{shape} on {mesh!r}. State it for this shape and mesh."
         )
+    if spec.priorities:
+        raise StrategyError(
+            f"{spec!r} has priorities {spec.priorities}, and completion orders its steps by roles "
+            "alone. Leave the priorities out: dataclasses.replace(sharding, priorities=())."
+        )
     held = (spec.unreduced, spec.replicated, spec.manual)
     digits = {digit for group in (*spec.dims, *held) for digit in group if digit.size > 1}
     foreign = digits - {mesh.digit(name) for name in mesh.axis_names}

@@ -9,6 +9,7 @@ from shardalg.costs.collectives import KINDS, axis_names, group_size, wire_bytes
 from shardalg.costs.cost import number
 from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.graph.ir import Graph, Node
+from shardalg.pause import collection_paused
 from shardalg.report.reasons import explanation as explanation
 from shardalg.report.reasons import warnings as warnings
 from shardalg.spmd.program import SpmdProgram
@@ -25,6 +26,7 @@ COLLECTIVE_COLUMNS = (
 PHASES = ("forward", "backward", "update")
 
 
+@collection_paused()
 def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = None) -> Table:
     """Every collective of a program, in order of execution.
 

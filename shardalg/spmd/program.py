@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from shardalg.algebra.affine import Index
@@ -33,13 +35,16 @@ class Local:
     @property
     def bytes(self) -> int:
         """Bytes on one device."""
-        size = ITEM_SIZES.get(self.dtype, 4)
-        for n in self.shape:
-            size *= n
-        return size
+        return _bytes(self.shape, self.dtype)
 
     def __repr__(self) -> str:
         return f"{SHORT.get(self.dtype, self.dtype)}[{','.join(map(str, self.shape))}]"
+
+
+# Few shapes make up a program, and a product of formulas is dear.
+@lru_cache(maxsize=1 << 16)
+def _bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape, start=ITEM_SIZES.get(dtype, 4))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.digits import Digit
+from shardalg.algebra.hlo import from_hlo_tuple
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding, maximal, replicated
 from shardalg.errors import MeshError, NotationError, ShardingError
@@ -232,3 +233,32 @@ def test_one_device():
         Sharding.from_hlo("{maximal device=4}", (2,), Mesh({"x": 4}))
     with pytest.raises(ShardingError, match="on different devices"):
         merge(replicated((2,), Mesh({"x": 4})), single)
+
+
+def test_the_order_of_equal_copies_says_nothing():
+    text = "{devices=[2,2]0,1,3,2 last_tile_dim_replicate}"
+    made = Sharding.from_hlo(text, (4,), Mesh({"x": 2, "y": 2}))
+    assert made.text() == "[x]"
+    assert made.to_hlo() == "{devices=[2,2]<=[4] last_tile_dim_replicate}"
+
+
+def test_tuples():
+    text = "{{replicated}, {devices=[2,1]<=[2]},{maximal device=1}}"
+    shapes = [(), (4, 4), (3,)]
+    found = from_hlo_tuple(text, shapes)
+    assert [made.to_hlo() for made in found] == [
+        "{replicated}",
+        "{devices=[2,1]<=[2]}",
+        "{maximal device=1}",
+    ]
+    assert [made.shape for made in found] == shapes
+    assert from_hlo_tuple("{}", []) == ()
+    for wrong, message in (
+        ("{{replicated}}", "column 15 .*: 1 shardings for the 3 elements"),
+        (text[:-1] + ", {replicated}}", "column 57 .*more shardings than the 3 elements"),
+        ("{{{replicated}}}", "column 3 .*a tuple sharding holds one sharding per element"),
+        ("{replicated}", "column 2 .*expected '{', found 'r'"),
+        (text + "x", "column 56 .*the sharding ends here"),
+    ):
+        with pytest.raises(NotationError, match=message):
+            from_hlo_tuple(wrong, shapes)

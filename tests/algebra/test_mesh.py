@@ -124,3 +124,21 @@ def test_a_symbolic_mesh_is_another_mesh_with_the_same_hints():
 def test_a_symbolic_mesh_that_cannot_be(axes, device_ids, text):
     with pytest.raises(MeshError, match=text):
         Mesh(axes, device_ids, symbolic=True)
+
+
+def test_sub_axes_and_their_digits():
+    mesh = Mesh({"x": 8, "y": 6})
+    for ref in (AxisRef("x"), AxisRef("x", 2, 2), AxisRef("y", 3, 2), AxisRef("x", 1, 4)):
+        assert mesh.axis_ref(mesh.ref_digit(ref)) == ref
+    assert mesh.refs((Digit(24, 2), Digit(12, 2), Digit(6, 2))) == (AxisRef("x"),)
+    assert mesh.refs((Digit(12, 2), Digit(24, 2))) == (AxisRef("x", 2, 2), AxisRef("x", 1, 2))
+    with pytest.raises(MeshError, match=r"x:\(3\)2 is no sub-axis of 'x', whose size is 8"):
+        mesh.ref_digit(AxisRef("x", 3, 2))
+
+
+def test_one_named_device_is_another_mesh_than_any_device():
+    assert Mesh({}, [0]) != Mesh({})
+    assert repr(Mesh({}, [0])) == "Mesh(device_ids=[0])"
+    assert Mesh({}, [7]).position(7) == 0
+    with pytest.raises(MeshError, match="device 0 is not on"):
+        Mesh({}, [7]).position(0)

@@ -1,5 +1,7 @@
 """One reader for all notations, and our own text of every sharding."""
 
+import re
+
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -114,6 +116,13 @@ def test_text_of_no_notation_and_without_its_mesh():
     for text in ("[x, None]", "P('x')", "[0, -1]"):
         with pytest.raises(NotationError, match="names axes and states no mesh; give the mesh"):
             Sharding.parse(text, (8, 8))
+
+
+@pytest.mark.parametrize("value", [None, 3, P("x"), b"[x]"])
+def test_what_is_no_text(value):
+    for read in (Sharding.parse, Sharding.from_hlo, Sharding.from_sdy):
+        with pytest.raises(NotationError, match=re.escape(repr(value))):
+            read(value, (8, 8), MESH)
 
 
 def test_work_on_hostile_text_is_bounded():

@@ -1,6 +1,7 @@
 """Shardings: offsets against JAX's own, expressions against numbers, and bad input."""
 
 import itertools
+from dataclasses import replace
 
 import jax
 import pytest
@@ -188,3 +189,27 @@ def test_a_value_that_jax_placed_lies_where_we_say():
     placed = jax.device_put(jax.numpy.arange(16), NamedSharding(mesh.to_jax(), sharding.to_spec()))
     for shard in placed.addressable_shards:
         assert int(shard.data[0]) == sharding.shard_offset(shard.device.id, 0)
+
+
+@pytest.mark.parametrize(
+    ("priorities", "message"),
+    [
+        ((1,), r"priorities \(1,\) of shape \(8, 8\) must be one integer"),
+        ((1, -1), "at least 0 per dimension"),
+        ((0, 1), "dimension 1 has priority 1 and neither axes nor is it open"),
+    ],
+)
+def test_wrong_priorities(priorities, message):
+    mesh = Mesh({"x": 2})
+    with pytest.raises(ShardingError, match=message):
+        Sharding(mesh, (8, 8), (mesh.digits("x"), ()), priorities=priorities)
+
+
+def test_priorities_are_part_of_a_sharding_and_not_of_its_layout():
+    plain = Sharding.from_axes(["x", "?"], Mesh({"x": 2}), (8, 8))
+    first, zero = (replace(plain, priorities=n) for n in ((0, 1), (0, 0)))
+    assert zero == plain
+    assert hash(zero) == hash(plain)
+    assert first != plain
+    assert first.key == plain.key
+    assert first.text() == "[x, (?)p1]"

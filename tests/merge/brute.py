@@ -100,3 +100,50 @@ def contained(fine, coarse):
         if not cells[0] <= cells[1]:
             return False
     return True
+
+
+def place_id(sharding, place, device):
+    """Partition id of a dimension or a class on a device, digit by digit."""
+    position, number = sharding.mesh.order.index(device), 0
+    for digit in _digits(sharding, place):
+        number = number * digit.size + position // digit.stride % digit.size
+    return number
+
+
+def _digits(sharding, place):
+    if isinstance(place, int):
+        return sharding.dims[place]
+    return sorted(getattr(sharding, place), reverse=True)
+
+
+def check_witness(verdict):
+    """The numbers of a refusal, computed again from the shardings that it is about."""
+    witness, pair = verdict.witness, verdict.pair
+    if not witness.tile:
+        rows = [_offset(s, witness.dim, witness.device) for s in pair]
+        assert tuple(rows) == witness.offsets
+        if verdict.failure.kind == "contained":
+            a, b = (s.shard_slices(witness.device)[witness.dim] for s in pair)
+            assert a.start < a.stop
+            assert a.start < b.start or a.stop > b.stop
+        else:
+            assert rows[0] != rows[1]
+        return
+    owners = [[s for s in pair if _digits(s, place)] for place in witness.dims]
+    assert any(_miscounted(witness, chosen) for chosen in itertools.product(*owners))
+
+
+def _offset(sharding, place, device):
+    number = place_id(sharding, place, device)
+    return number * max(1, sharding.shard_shape[place]) if isinstance(place, int) else number
+
+
+def _miscounted(witness, owners):
+    """Whether the tile is on as many devices as the witness says, and that is not its share."""
+    held, devices, tiles = 0, owners[0].mesh.order, 1
+    for owner, place in zip(owners, witness.dims, strict=True):
+        tiles *= len({place_id(owner, place, device) for device in devices})
+    for device in devices:
+        ids = (place_id(s, p, device) for s, p in zip(owners, witness.dims, strict=True))
+        held += tuple(ids) == witness.tile
+    return held == witness.count and held * tiles != len(devices)

@@ -7,7 +7,8 @@ import pytest
 
 from shardalg.algebra.halo import halo
 from shardalg.algebra.window import Window
-from shardalg.merge.halo_claims import HaloWitness
+from shardalg.merge.halo_claims import ALL_SIZES, HaloWitness
+from shardalg.merge.lemmas.lemma import Lemma
 from shardalg.merge.prove import prove
 
 SEED = 210504663
@@ -59,10 +60,40 @@ def test_the_witness_is_an_element_that_is_lacking():
 
 
 def test_halos_for_all_sizes():
-    """The identities are proved with every parameter symbolic; other forms are not the window's."""
+    """The claim is proved with every parameter symbolic; other forms are not the window's."""
     proof = prove(DILATED, "all")
     assert proof, proof
     assert proof.smt2.count("(check-sat)") >= 6
     other = prove(replace(DILATED, left=DILATED.left.plus(0, -1)), "all")
     assert other.status == "unknown"
     assert "not the window's closed forms" in other.reason
+
+
+MUTANTS = [
+    ("left == p*s - start", "left == p*s - start - 1"),
+    ("right == limit", "right == 1 + limit"),
+    ("start == ceil(stride*t*p - low, b)", "start == (stride*t*p - low) // b"),
+    ("+ 1 - low, b)", "- low, b)"),
+    ("stride*(t - 1)", "stride*t"),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_other_forms_are_refuted_for_all_sizes(mutant):
+    old, new = mutant
+    assert all(old in statement.given for statement in ALL_SIZES)
+    made = (replace(s, given=s.given.replace(old, new)) for s in ALL_SIZES)
+    assert any(judged(statement) == "refuted" for statement in made)
+
+
+def judged(statement):
+    """A statement as the solver sees it, by way of a lemma that says the same."""
+    lemma = Lemma("any", statement.fault, "tests", statement.given, statement.shows, (("b", "b"),))
+    return prove(lemma).status
+
+
+@pytest.mark.slow
+def test_halos_for_all_sizes_with_other_seeds(show):
+    proofs = [prove(DILATED, "all", seed=seed) for seed in range(10)]
+    assert all(proofs)
+    show(f"a halo for all sizes: {max(proof.ms for proof in proofs):.0f} ms at most")

@@ -12,7 +12,7 @@ from shardalg.graph.ir import Signature, ValueType
 from shardalg.ops.emit import emit, unsupported_loops
 from shardalg.ops.loops import loop_class
 from shardalg.ops.table import rules
-from tests.ops import cases
+from tests.ops import cases, random_cases
 from tests.ops.partitioned import run_in_parts
 from tests.ops.test_meaning import drawn, runs, same
 
@@ -26,6 +26,8 @@ GROUPS = (
     cases.windows,
     cases.gathers,
     cases.scatters,
+    cases.selections,
+    *random_cases.GROUPS,
 )
 
 

@@ -12,7 +12,7 @@ from shardalg.graph.trace import trace
 from shardalg.ops import rule as rows
 from shardalg.ops.rule import Access
 from shardalg.ops.table import rules
-from tests.ops import cases
+from tests.ops import cases, random_cases
 from tests.ops.meaning import by_blocks, by_windows, meaning
 
 
@@ -77,6 +77,7 @@ def drawn(group, seed):
 
 
 SEEDS = [(group, 0) for group in cases.GROUPS] + [(cases.pointwise, 1), (cases.shifted, 1)]
+SEEDS += [(group, 100) for group in random_cases.GROUPS]
 
 
 @pytest.mark.parametrize(("group", "seed"), SEEDS, ids=lambda v: getattr(v, "__name__", str(v)))
@@ -158,7 +159,22 @@ def convolve(x, k):
     return jax.lax.conv_general_dilated(x, k, (1,), [(1, 1)])
 
 
+def gradient(x):
+    return jax.grad(lambda x: (window(x) * X[:, :4]).sum())(x)
+
+
+def later_window(rule):
+    """The window that is chosen from starts one element later."""
+    term = tuple(Access(a.operand, tuple(map(_later, a.dims))) for a in rule.terms[0])
+    return replace(rule, terms=(term,))
+
+
+def _later(index):
+    return index + 1 if any(name[0] == "q" for name in index.variables) else index
+
+
 MUTATIONS = [
+    (gradient, (X,), (later_window, shift_read)),
     (lambda x: x * 2, (X,), (shift_read, swap_result)),
     (lambda x: x.T @ x, (X,), (shift_read, other_combine)),
     (lambda x, y: x @ y, (X, X + 1), (swap_result, shift_read)),

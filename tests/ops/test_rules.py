@@ -24,7 +24,7 @@ def test_every_row_prints_its_golden_line():
 def test_the_golden_lines_show_every_family_and_every_class():
     families = {BUILDERS[case[0]].__module__ for case in golden.CASES}
     assert families == {builder.__module__ for builder in BUILDERS.values()}
-    found = [rule for case in golden.CASES for rule in rules(golden.signature(*case))]
+    found = [rule for case in golden.CASES for rule in rules(golden.signature(case))]
     classes = {loop_class(rule, name) for rule in found for name, _ in rule.loops}
     assert classes == set(LOOP_CLASSES)
 
@@ -59,7 +59,7 @@ def test_a_row_that_contradicts_itself_is_refused(change, message):
 
 
 def test_equal_rows_are_one_key():
-    first, second = (rules(golden.signature(*golden.CASES[k]))[0] for k in (0, 0))
+    first, second = (rules(golden.signature(golden.CASES[k]))[0] for k in (0, 0))
     assert first == second
     assert len({first, second, Rule(**GOOD), Rule(**GOOD)}) == 2
 
@@ -170,6 +170,6 @@ def test_flops_of_a_product_are_those_that_xla_counts():
 
 
 def test_combines_are_the_known_words():
-    assert {r.combine for c in golden.CASES for r in rules(golden.signature(*c))} <= set(
+    assert {r.combine for c in golden.CASES for r in rules(golden.signature(c))} <= set(
         rows.COMBINES
     )

@@ -1,5 +1,7 @@
 """Strategies against graphs: what resolves, and every way in which one does not fit."""
 
+import dataclasses
+
 import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
@@ -105,3 +107,9 @@ def test_a_graph_without_its_function_takes_flat_lists():
 def test_an_unknown_policy_is_refused():
     with pytest.raises(StrategyError, match=r"policy 'magic' .* \['gspmd'"):
         Options(policy="magic")
+
+
+def test_priorities_are_refused(graph):
+    given = dataclasses.replace(layout((4, 8), "x"), priorities=(1, 0))
+    with pytest.raises(StrategyError, match=r"argument .*has priorities \(1, 0\), and completion"):
+        resolve(graph, Strategy(MESH, (None, given)))

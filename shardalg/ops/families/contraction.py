@@ -25,6 +25,7 @@ REDUCTIONS = {
     "reduce_or": OR,
     "reduce_xor": XOR,
 }
+RAGGED = "dot_dimension_numbers lhs_ragged_dimensions rhs_group_dimensions"
 ARGS = {"argmax": ARGMAX, "argmin": ARGMIN}
 
 
@@ -96,10 +97,7 @@ def ragged_dot_general(signature: Signature) -> tuple[Rule, ...]:
     The ragged dimension may also contract (`[m, k], [k, n], [g] -> [g, m, n]`) or be a batch; it
     and the groups are whole, since their sizes are known at run time only.
     """
-    values = record(
-        signature.param("ragged_dot_dimension_numbers"),
-        "dot_dimension_numbers lhs_ragged_dimensions rhs_group_dimensions",
-    )
+    values = record(signature.param("ragged_dot_dimension_numbers"), RAGGED)
     (at,), groups = values["lhs_ragged_dimensions"], values["rhs_group_dimensions"]
     found = dot_loops(signature, values["dot_dimension_numbers"], groups)
     ragged = found.maps[0][at]

@@ -64,6 +64,11 @@ def mode(value: Plain) -> str:
     return DROP if "FILL" in str(value).upper() else CLIP
 
 
+def scatter_mode(value: Plain) -> str:
+    """Mode of a scatter: an index out of range drops its update, unless it is clipped."""
+    return CLIP if "CLIP" in str(value).upper() else DROP
+
+
 @dataclass(frozen=True)
 class Axis:
     """One operand dimension of a gather or scatter.
@@ -144,6 +149,8 @@ def select(found: list[Axis], batch: tuple[str, ...], mode: str, loop: str) -> S
         elif symbol:
             guards.append(Guard(Index.of(0), Index.of(symbol.name)))
         dims.append(index)
+    # Indices that select nothing (full slices) still have the batch loops as their dimensions.
+    symbols = symbols or [Symbol("$t", 1, indices((*batch, 0)), 0, CLIP)]
     return Selection(tuple(dims), extents, tuple(guards), tuple(symbols))
 
 
@@ -194,7 +201,7 @@ def fill_value(signature: Signature) -> int | float:
 def scatter(signature: Signature) -> tuple[Rule, ...]:
     """`[u0, u1, w1] -> [o0, w1] sum [u0, u1] init [o0, w1] where o0==$t0`."""
     n = numbers(signature)
-    how = CLIP if "CLIP" in str(signature.param("mode")).upper() else DROP
+    how = scatter_mode(signature.param("mode"))
     shape, updates = signature.operands[0].shape, signature.operands[2].shape
     spans = [d for d in range(len(updates)) if d not in n.window]
     batch = letters("u", len(spans))

@@ -1,0 +1,72 @@
+"""The lemmas as a table, each judged by z3 when the table is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from shardalg.merge.lemmas import LEMMAS
+from shardalg.merge.lemmas.lemma import Lemma
+from shardalg.merge.prove import Proof, prove
+from shardalg.table import Table
+
+COLUMNS = ("lemma", "status", "ms", "statement")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What z3 said of one statement, with every seed, and what it must say."""
+
+    statement: Lemma
+    wanted: str
+    proofs: tuple[Proof, ...]
+
+    @property
+    def status(self) -> str:
+        """What must be said, if all seeds say it; else what one of them says instead."""
+        return next((p.status for p in self.proofs if p.status != self.wanted), self.wanted)
+
+    @property
+    def ms(self) -> float:
+        """The longest time of all seeds, milliseconds."""
+        return round(max(proof.ms for proof in self.proofs), 1)
+
+
+def judge(
+    lemmas: Iterable[Lemma] = LEMMAS, *, seeds: int = 1, mutants: bool = False
+) -> Iterator[Judged]:
+    """Every lemma, below it its mutants if they are wanted, sent to z3 once per seed."""
+    for known in lemmas:
+        wrong = known.mutated() if mutants else ()
+        for statement, wanted in ((known, "proved"), *((w, "refuted") for w in wrong)):
+            proofs = tuple(prove(statement, seed=seed) for seed in range(seeds))
+            yield Judged(statement, wanted, proofs)
+
+
+def table(judged: Iterable[Judged]) -> Table:
+    """One row per statement.
+
+    >>> from shardalg.merge.lemmas import lemma
+    >>> table(judge([lemma("offset_zero")])).select("lemma", "status", "statement")
+    lemma        status  statement
+    offset_zero  proved  only the first block lies at offset 0
+    """
+    rows = ((j.statement.name, j.status, j.ms, j.statement.text()) for j in judged)
+    return Table(COLUMNS, tuple(rows))
+
+
+def summary(judged: Iterable[Judged]) -> str:
+    """How many are as they must be, which are not, and which took longest."""
+    rows = list(judged)
+    lines = []
+    for wanted, what in (("proved", "lemmas"), ("refuted", "mutants")):
+        known = [j for j in rows if j.wanted == wanted]
+        failed = [j.statement.name for j in known if j.status != wanted]
+        if known:
+            slowest = max(known, key=lambda j: j.ms)
+            lines.append(
+                f"{len(known) - len(failed)} of {len(known)} {what} {wanted}, the slowest "
+                f"({slowest.statement.name}) in {slowest.ms} ms"
+                + (f"; not {wanted}: {', '.join(failed)}" if failed else "")
+            )
+    return "\n".join(lines)

@@ -1,0 +1,78 @@
+"""The stages of planning, each the input of the next: function, annotations, layouts, program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.graph.ir import Graph
+from shardalg.ops.retrace import Difference
+from shardalg.partition.partition import partition
+from shardalg.pause import collection_paused
+from shardalg.propagate import propagate
+from shardalg.propagate.sharded import ShardedGraph
+from shardalg.propagate.strategy import Annotations, Options
+from shardalg.spmd.program import SpmdProgram
+from shardalg.traced import Traced
+
+if TYPE_CHECKING:
+    from shardalg.symbols import Symbols
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """What planning makes of a function.
+
+    Attributes:
+      annotations: what was asked for, on a mesh. sharded: completed. program: partitioned.
+    """
+
+    traced: Traced
+    annotations: Annotations
+    sharded: ShardedGraph
+    program: SpmdProgram
+
+    @property
+    def graph(self) -> Graph:
+        """The traced function."""
+        return self.traced.graph
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that all of it is for."""
+        return self.annotations.mesh
+
+    @property
+    def symbols(self) -> Symbols:
+        """The formulas of the function's sizes; numbers where no dimension has a name."""
+        from shardalg.symbols import numbers_only
+
+        return self.traced.symbols or numbers_only(self.graph)
+
+
+def planned(traced: Traced, annotations: Annotations, options: Options) -> Stages:
+    """Complete, partition and check."""
+    with collection_paused():
+        sharded = propagate(traced.graph, annotations, options)
+        program = partition(sharded, traced.roles, options)
+    return Stages(traced, annotations, sharded, program)
+
+
+def planned_at(
+    hints: Stages, point: Mapping[str, int], options: Options
+) -> tuple[Stages, Difference | None]:
+    """The same function traced and planned again at other sizes.
+
+    Also the first constant that is another one there: a size that Python computed.
+
+    Raises:
+      SymbolError: the function is another program there, or cannot be traced there.
+    """
+    from shardalg.symbols import annotations_at, mesh_at
+
+    graph, constant = hints.symbols.graph_at(point)
+    traced = replace(hints.traced, graph=graph, symbols=None)
+    annotations = annotations_at(hints.annotations, graph, mesh_at(hints.mesh, point))
+    return planned(traced, annotations, options), constant

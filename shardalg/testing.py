@@ -1,0 +1,91 @@
+"""What tests and notebooks share: other tools' rules, restated to be compared with ours."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from shardalg.algebra.digits import Digit
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+
+
+def xla_contains(fine: Sharding, coarse: Sharding) -> bool:
+    """XLA's answer to `refines(fine, coarse)`, by its rule, which is not exact on uneven sizes.
+
+    XLA compares per device and dimension the starts of the blocks, and their ends only where the
+    fine block ends inside the tensor: `p*f + f <= D and p*f + f > q*c + c` is a fault, but a block
+    that reaches beyond the end is never one. Empty blocks count as if they held something. Where
+    all blocks are full and divide each other it compares the device lists instead. Unreduced and
+    manual parts are left out here.
+
+    `IsSubTilingOrEqualSharding` in xla/hlo/utils/hlo_sharding_util.cc (openxla/xla at 183fa00,
+    2026-08-22), restated from its source, not run.
+
+    >>> order = Mesh({"x": 6}, device_ids=[0, 1, 3, 2, 4, 5])
+    >>> six = Sharding.from_axes(["x"], order, (7,))
+    >>> two = Sharding.from_axes(["x"], Mesh({"x": 2, "y": 3}), (7,))
+    >>> xla_contains(six, two), six.shard_slices(2), two.shard_slices(2)
+    (True, (slice(6, 7, None),), (slice(0, 4, None),))
+    """
+    if all(n == 1 for n in coarse.parts):
+        return True
+    if all(n == 1 for n in fine.parts):
+        return False
+    if any(n < m for n, m in zip(fine.parts, coarse.parts, strict=True)):
+        return False
+    if _all_full(fine, coarse):
+        return _same_groups(fine, coarse)
+    return all(_starts_inside(fine, coarse, device) for device in fine.mesh.order)
+
+
+def _all_full(fine: Sharding, coarse: Sharding) -> bool:
+    """Whether tiles divide and every device of either sharding holds something."""
+    rows = zip(
+        fine.shape, fine.parts, coarse.parts, fine.shard_shape, coarse.shard_shape, strict=True
+    )
+    return all(
+        m == 1 or (n % m == 0 and c % f == 0 and size > (n - 1) * f and size > (m - 1) * c)
+        for size, n, m, f, c in rows
+    )
+
+
+def _same_groups(fine: Sharding, coarse: Sharding) -> bool:
+    """Whether each coarse tile has the devices of the fine tiles that it would consist of."""
+    ratios = [n // m for n, m in zip(fine.parts, coarse.parts, strict=True)]
+    if math.prod(coarse.parts) == coarse.mesh.size and math.prod(ratios) > 1:
+        return False
+    return all(
+        fine.partition_id(device, dim) // ratio == coarse.partition_id(device, dim)
+        for device in fine.mesh.order
+        for dim, ratio in enumerate(ratios)
+    )
+
+
+def _starts_inside(fine: Sharding, coarse: Sharding, device: int) -> bool:
+    for dim, size in enumerate(fine.shape):
+        start, outer = (s.shard_offset(device, dim) for s in (fine, coarse))
+        end, outer_end = start + fine.shard_shape[dim], outer + coarse.shard_shape[dim]
+        if start < outer or (end <= size and end > outer_end):
+            return False
+    return True
+
+
+def small_containments(size: int, lengths: range) -> Iterator[tuple[Sharding, Sharding]]:
+    """Every pair of 1-dimensional shardings of `size` devices, the first one's in every order.
+
+    Args:
+      lengths: of the dimension.
+
+    >>> pairs = list(small_containments(4, range(1, 13)))
+    >>> len(pairs)  # 24 orders, 2- and 4-way both, 12 lengths
+    1152
+    """
+    counts = [n for n in range(2, size + 1) if size % n == 0]
+    natural = Mesh({"x": size})
+    for order in itertools.permutations(range(size)):
+        mesh = Mesh({"x": size}, order)
+        for n, m, length in itertools.product(counts, counts, lengths):
+            fine, coarse = ((Digit(size // k, k),) for k in (n, m))
+            yield Sharding(mesh, (length,), (fine,)), Sharding(natural, (length,), (coarse,))

@@ -1,0 +1,71 @@
+"""Calls that are their body leave no node of their own, and compute what they computed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardalg.graph.build import HANDLERS
+from shardalg.graph.evaluate import evaluate
+from shardalg.graph.trace import trace
+
+X = np.random.default_rng(5).normal(size=(3, 3)).astype(np.float32)
+
+
+def solve(a):
+    return jnp.linalg.solve(a + 4 * jnp.eye(3), a[0])
+
+
+def composite(x):
+    return jax.lax.composite(lambda x: jnp.sin(x) * 2, "own.sine")(x)
+
+
+def linear(x):
+    return jax.custom_derivatives.linear_call(lambda r, x: r * x, lambda r, y: r * y, x[0], x)
+
+
+@jax.custom_batching.custom_vmap
+def batched(x):
+    return x * 3
+
+
+@batched.def_vmap
+def _(size, mapped, x):
+    return x * 3, mapped[0]
+
+
+def optimised(x):
+    @jax.custom_vjp
+    def f(x):
+        return jnp.sin(x)
+
+    f.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),), optimize_remat=True)
+    return jax.grad(lambda x: f(x).sum())(x)
+
+
+CALLS = [
+    (solve, "custom_linear_solve"),
+    (jax.grad(lambda a: solve(a).sum()), "custom_linear_solve"),
+    (composite, "composite"),
+    (linear, "linear_call"),
+    (batched, "custom_vmap_call"),
+    (optimised, "remat_opt"),
+    (jax.grad(lambda x: jax.checkpoint(solve)(x).sum()), "remat2"),
+]
+
+
+def primitives(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from primitives(inner)
+
+
+@pytest.mark.parametrize(("fn", "name"), CALLS, ids=lambda v: getattr(v, "__name__", v))
+def test_a_call_is_its_body(fn, name):
+    assert name in set(primitives(jax.make_jaxpr(fn)(X).jaxpr))
+    graph = trace(fn, X)
+    assert not {node.primitive for node in graph.nodes} & (set(HANDLERS) - {"annotate"})
+    np.testing.assert_allclose(evaluate(graph, X)[0], fn(X), rtol=1e-5)

@@ -1,0 +1,126 @@
+"""Convolutions, gathers and scatters with every parameter drawn, and their gradients."""
+
+import jax
+import numpy as np
+from jax import lax
+
+MODES = ("clip", "fill", "promise_in_bounds")
+
+
+def drawn(rng, low, high, count):
+    return tuple(int(n) for n in rng.integers(low, high + 1, count))
+
+
+def shuffled(rng, count):
+    return tuple(int(n) for n in rng.permutation(count))
+
+
+def at(spec, sizes):
+    """A shape whose dimension `spec[k]` has size `sizes[k]`."""
+    return tuple(size for _, size in sorted(zip(spec, sizes, strict=True)))
+
+
+def convolution(rng):
+    """Strides, both dilations, padding (negative too), groups of either kind, dimension order."""
+    spatial = int(rng.integers(1, 3))
+    n, i, f, groups = drawn(rng, 1, 2, 4)
+    by_batch = groups if rng.integers(3) == 0 else 1
+    by_feature = 1 if by_batch > 1 else groups
+    specs = [shuffled(rng, spatial + 2) for _ in range(3)]
+    options = {
+        "window_strides": drawn(rng, 1, 3, spatial),
+        "lhs_dilation": drawn(rng, 1, 3, spatial),
+        "rhs_dilation": drawn(rng, 1, 2, spatial),
+        "padding": tuple(drawn(rng, -1, 3, 2) for _ in range(spatial)),
+        "feature_group_count": by_feature,
+        "batch_group_count": by_batch,
+        "dimension_numbers": lax.ConvDimensionNumbers(*specs),
+    }
+    image = (n * by_batch, i * by_feature, *drawn(rng, 4, 7, spatial))
+    kernel = (f * groups, i, *drawn(rng, 1, 3, spatial))
+
+    def convolve(x, k):
+        return lax.conv_general_dilated(x, k, **options)
+
+    x, k = (rng.normal(size=at(spec, s)) for spec, s in zip(specs, (image, kernel), strict=False))
+    if 0 in jax.eval_shape(convolve, x, k).shape:
+        return
+    yield jax.grad(lambda x, k: (convolve(x, k) ** 2).sum(), (0, 1)), (x, k)
+
+
+def selection(rng):
+    """(shape, indices, sizes of the slices, dimension numbers) in all roles of a dimension."""
+    rank = int(rng.integers(1, 4))
+    shape = drawn(rng, 1, 4, rank)
+    role = rng.integers(0, 3, rank)
+    batching, dropped = (tuple(np.flatnonzero(role == k).tolist()) for k in (0, 1))
+    window = tuple(d for d in range(rank) if role[d] == 2)
+    chosen = [d for d in range(rank) if role[d] and rng.integers(3)]
+    chosen = tuple(chosen[k] for k in shuffled(rng, len(chosen)))
+    slices = tuple(int(rng.integers(1, shape[d] + 1)) if d in window else 1 for d in range(rank))
+    spans = [*(shape[d] for d in batching), *drawn(rng, 1, 3, int(rng.integers(0, 3)))]
+    order = shuffled(rng, len(spans))
+    paired = tuple(order.index(k) for k in range(len(batching)))
+    total = len(spans) + len(window)
+    offset = tuple(sorted(shuffled(rng, total)[: len(window)]))
+    numbers = (offset, dropped, chosen, batching, paired)
+    high = max([shape[d] - slices[d] for d in chosen], default=0)
+    indices = rng.integers(-2, high + 3, (*(spans[k] for k in order), len(chosen)))
+    return shape, indices, slices, numbers
+
+
+def bounded(indices, shape, slices, chosen):
+    """Indices whose slices are inside."""
+    return np.clip(indices, 0, [shape[d] - slices[d] for d in chosen]) if chosen else indices
+
+
+def gather(rng):
+    """A gather and, as its gradient, a scatter-add."""
+    shape, indices, slices, numbers = selection(rng)
+    mode = MODES[rng.integers(len(MODES))]
+    if mode == "promise_in_bounds":
+        indices = bounded(indices, shape, slices, numbers[2])
+
+    def take(x, i):
+        return lax.gather(x, i, lax.GatherDimensionNumbers(*numbers), slices, mode=mode)
+
+    yield take, (rng.normal(size=shape), indices)
+    if numbers[2]:
+        yield jax.grad(lambda x, i: (take(x, i) ** 2).sum()), (rng.normal(size=shape), indices)
+
+
+SCATTERS = (lax.scatter_add, lax.scatter_sub, lax.scatter_mul, lax.scatter_min, lax.scatter_max)
+
+
+def scatter(rng):
+    """A scatter of every kind; where the last update wins, all are equal."""
+    shape, indices, slices, numbers = selection(rng)
+    mode = MODES[rng.integers(2)]
+    if not numbers[2]:  # XLA's own scatter is wrong where indices have no component (jax 0.10.2).
+        return
+
+    def taken(x, i):
+        return lax.gather(x, i, lax.GatherDimensionNumbers(*numbers), slices, mode=mode)
+
+    updates = jax.eval_shape(taken, np.zeros(shape), indices).shape
+    function = SCATTERS[rng.integers(len(SCATTERS))]
+    for f, u in ((function, rng.normal(size=updates)), (lax.scatter, np.full(updates, 3.0))):
+
+        def put(x, i, u, f=f):
+            return f(x, i, u, lax.ScatterDimensionNumbers(*numbers), mode=mode)
+
+        yield put, (rng.normal(size=shape), indices, u)
+
+
+def convolutions(rng):
+    for _ in range(2):
+        yield from convolution(rng)
+
+
+def selections_by_index(rng):
+    for _ in range(5):
+        yield from gather(rng)
+        yield from scatter(rng)
+
+
+GROUPS = (convolutions, selections_by_index)
