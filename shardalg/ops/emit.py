@@ -148,6 +148,14 @@ def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else Emission()
 
 
+def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """Every dimension starts where the device's block does."""
+    split = sharded(rule, blocks)
+    names = (index.loop for index in rule.results[0])
+    shifts = tuple(IndexShift(d, None, n, 1) for d, n in enumerate(names) if n in split)
+    return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else Emission()
+
+
 def _window(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """Limits of a slice on dimensions that it takes whole; groups of a depthwise convolution."""
     split = sharded(rule, blocks)
@@ -237,6 +245,7 @@ EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {
     "dynamic": _dynamic,
     "gather": _gather,
     "iota": _iota,
+    "positions": _positions,
     "prefix": _same,
     "same": _same,
     "scatter": _scatter,
