@@ -76,6 +76,7 @@ class Component:
       even: of these the ones that only even parts may split (combined, and no mask fits), with
         their extents.
       nests: dimensions of several loops: all but the last that is split are split to elements.
+      is_whole: whether it is all of a node of one row.
     """
 
     rules: tuple[Rule, ...]
@@ -83,6 +84,7 @@ class Component:
     loops: tuple[str, ...]
     even: Loops
     nests: tuple[Loops, ...]
+    is_whole: bool
 
     @property
     def rule(self) -> Rule:
@@ -142,6 +144,7 @@ def _component(rows: tuple[Rule, ...], numbers: list[int]) -> Component:
         tuple(dict.fromkeys(name for name in named if name not in barred)),
         tuple((n, rule.extents[n]) for rule in rules for n in rule.reduced if not _masked(rule, n)),
         tuple(dict.fromkeys(loops for t in tensors for loops in t.dims if len(loops) > 1)),
+        len(rows) == 1,
     )
 
 

@@ -76,9 +76,9 @@ def node_plan(key: NodeKey) -> NodePlan:
 
 def _windows(key: NodeKey, rows: tuple[Rule, ...], choice: Choice) -> tuple[Window, ...]:
     """What a device needs of dimensions that are read through windows (of one row)."""
-    held = tuple((k, choice.demands[k].dims) for k in rows[0].operands)
     if len(rows) > 1 or not choice.loops:
         return ()
+    held = tuple((k, choice.demands[k].dims) for k in rows[0].operands)
     return windows(rows[0], choice.loops, held, key.homes[0].mesh.size)
 
 
