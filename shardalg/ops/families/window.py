@@ -193,7 +193,7 @@ def _selected(
         local=frozenset(name for name in inner if name[0] == "r"),
         linear=frozenset({operands[0]} if combine == SUM else ()),
         flops=1,
-        family="window",
+        family="same",
     )
 
 
