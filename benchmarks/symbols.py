@@ -83,9 +83,7 @@ def strategy(config: Config, shape: tuple[int, int]) -> sa.Strategy:
     return finalized(sa.Mesh(dict(zip("XY", shape, strict=True)), symbolic=True), config)
 
 
-def priced(
-    first: sa.Plan, config: Config, shape: tuple[int, int]
-) -> Iterator[tuple[str, Seconds]]:
+def priced(first: sa.Plan, config: Config, shape: tuple[int, int]) -> Iterator[tuple[str, Seconds]]:
     """Each stage of a plan on one mesh, in order."""
     symbols = first.symbols
     second = Retrace(symbols.tracer(symbols.second), symbols.second)
