@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from shardalg.algebra.digits import Digits, parts
@@ -13,6 +14,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Signature
 from shardalg.ops.rule import PICK, SUM, Rule
 from shardalg.ops.table import rules
+from shardalg.ops.windows import windowed
 from shardalg.partition.component import (
     Assigned,
     Component,
@@ -23,6 +25,7 @@ from shardalg.partition.component import (
 )
 from shardalg.partition.layouts import interned, whole
 from shardalg.partition.reshard import reshard_bound, reshard_price
+from shardalg.partition.windows import elements, windows
 
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """Of the operands and of the results."""
@@ -115,9 +118,34 @@ def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], o
     signature, total = key.signature, 0
     for sources, demand, type_ in zip(key.sources, choice.demands, signature.operands, strict=True):
         total += min([price(source, demand) for source in sources]) * type_.itemsize
+    total += _window_bytes(key, choice)
     for made, home, type_ in zip(choice.produced, key.homes, signature.results, strict=True):
         total += price(made, home) * type_.itemsize
     return total
+
+
+def _window_bytes(key: NodeKey, choice: Choice) -> int:
+    """Bytes that a device sends so that every one has what its windows read."""
+    total = 0
+    for rule in _through_windows(key.signature):
+        loops = tuple((n, d) for n, d in choice.loops if n in rule.extents)
+        held = tuple((k, choice.demands[k].dims) for k in rule.operands)
+        devices = key.homes[0].mesh.size
+        for window in windows(rule, loops, held, devices) if loops else ():
+            demand = choice.demands[window.operand]
+            itemsize = key.signature.operands[window.operand].itemsize
+            total += elements(window, demand.shard_shape) * itemsize
+    return total
+
+
+@lru_cache(maxsize=1 << 14)
+def _through_windows(signature: Signature) -> tuple[Rule, ...]:
+    """The rows that read a dimension through a window."""
+    return tuple(
+        rule
+        for rule in rules(signature) or ()
+        if any(windowed(rule, k, d) for k, dims in rule.operands.items() for d in range(len(dims)))
+    )
 
 
 def _least(source: Sharding, target: Sharding) -> object:
@@ -164,9 +192,10 @@ def _candidates(
     produced = [_laid(home, home.dims) for home in key.homes]
     found: list[Choice] = []
     for assigned in assignments:
-        layouts = _layouts(key, component, assigned, (demands, produced))
-        if layouts is not None:
-            found += _choices(tuple(assigned.items()), layouts, passed)
+        for gathered in (False, True) if component.moves(assigned) else (False,):
+            layouts = _layouts(key, component, assigned, (demands, produced), gathered)
+            if layouts is not None:
+                found += _choices(tuple(assigned.items()), layouts, passed)
     return found
 
 
@@ -186,7 +215,7 @@ def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
     options: dict[str, list[Digits]] = {name: [()] for name in component.loops}
     for tensor in component.tensors:
         for sharding in _at_hand(key, tensor):
-            for loops, digits in zip(tensor.dims, sharding.dims, strict=True):
+            for loops, digits in zip(tensor.suggested, sharding.dims, strict=True):
                 for loop, own in spread(loops, digits) if digits else ():
                     known = options.get(loop)
                     if known is not None:
@@ -230,16 +259,18 @@ def _layouts(
     component: Component,
     assigned: Assigned,
     others: tuple[list[Sharding], list[Sharding]],
+    gathered: bool,
 ) -> Layouts | None:
     """Layouts that follow; None where two rows ask one operand for different ones.
 
     Args:
       others: layouts of what the component does not touch.
+      gathered: whether dimensions behind windows are held whole.
     """
     demands, produced = list(others[0]), list(others[1])
     asked: dict[int, Sharding] = {}
     for tensor in component.tensors:
-        dims, rule = tensor.digits(assigned), tensor.rule
+        dims, rule = tensor.digits(assigned, gathered=gathered), tensor.rule
         if tensor.operand is None:
             pending = reduced_digits(rule, assigned) if rule.combine in (SUM, PICK) else ()
             produced[tensor.result] = _laid(key.homes[tensor.result], dims, pending)

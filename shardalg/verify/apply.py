@@ -16,6 +16,7 @@ from shardalg.merge.prove import MergeClaim
 from shardalg.ops.emit import Emission, emit
 from shardalg.ops.rule import CLIP, PICK, SUM, Access, Rule
 from shardalg.ops.table import rules
+from shardalg.ops.windows import windowed
 from shardalg.spmd import program as p
 from shardalg.spmd.program import Apply, Attributes
 from shardalg.verify.contents import Contents, Made, as_set, laid_out, partition_number
@@ -72,13 +73,21 @@ def applied(what: Applied) -> Outcome:
     for number, rule in enumerate(rows):
         run, claims = _run(what, rule, number)
         alone = len(rows) == 1
-        emission = emit(what.signature, rule, run.blocks) if alone else Emission()
+        emission = _emission(what, rule, run) if alone else Emission()
         stated += [*claims, *_operator(what, run, emission)]
         for nth, made in enumerate(what.made if alone else what.made[number : number + 1]):
             contents, claims = _result(what, run, (emission, nth, made))
             results.append(contents)
             stated += claims
     return tuple(results), stated
+
+
+def _emission(what: Applied, rule: Rule, run: Run) -> Emission:
+    """Which run-time numbers the row shifts (its parameters are compared through the rows)."""
+    moving = {v for k, dims in rule.operands.items() for d, index in enumerate(dims)
+              if windowed(rule, k, d) for v in index.variables}  # fmt: skip
+    blocks = {n: rule.extents[n] if n in moving else block for n, block in run.blocks.items()}
+    return emit(what.signature, rule, blocks)
 
 
 def _ready(what: Applied) -> Iterator[Stated]:
