@@ -56,8 +56,9 @@ FUZZ ?= 600 0
 fuzz-operators: $(STAMP)
 	$(BIN)/python -m tests.ops.fuzz $(FUZZ)
 
-# Every theorem that the library rests on, with ten seeds of the solver, and its wrong variants.
+# Every named merge, and every theorem that the library rests on, with ten seeds of the solver, and its wrong variants.
 proofs: $(STAMP)
+	$(BIN)/python -m tests.merge.proofs
 	$(BIN)/shardalg lemmas --mutants --seeds 10 $(ARGS)
 
 lint: $(STAMP)

@@ -51,6 +51,7 @@ PLACES = {
         "graph/annotate.py",
         "graph/arguments.py",
         "graph/evaluate.py",
+        "graph/random.py",
         "lower/",
         "models/",
     ),

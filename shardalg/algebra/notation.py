@@ -95,7 +95,8 @@ def read_own(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sha
     held: dict[str, Digits] = {}
     for mark, kind in (("U", "unreduced"), ("R", "replicated"), ("M", "manual")):
         if reader.take(rf"\{{\s*{mark}\s*:"):
-            held[kind] = tuple(d for ds in reader.items(_own_axis(reader, mesh), "}") for d in ds)
+            rows = reader.items(_own_axis(reader, mesh), "}")
+            held[kind] = _joined(tuple(digit for row in rows for digit in row), mesh)
     reader.end()
     return sharding(mesh, shape, tuple(dims), held)
 
@@ -165,7 +166,15 @@ def _own_entry(reader: Reader, mesh: Mesh) -> Dim:
             digits += _own_axis(reader, mesh)()
         closed = reader.expect(")" if is_open else ",", ")") == ")"
     priority = reader.number("a priority") if reader.word("p") else 0
-    return Dim(tuple(digits), is_open, priority)
+    return Dim(_joined(tuple(digits), mesh), is_open, priority)
+
+
+def _joined(digits: Digits, mesh: Mesh) -> Digits:
+    """Neighbouring sub-axes of one axis as one, which is how they are printed."""
+    try:
+        return tuple(mesh.ref_digit(ref) for ref in mesh.refs(digits))
+    except MeshError:
+        return digits
 
 
 def _own_axis(reader: Reader, mesh: Mesh) -> Callable[[], Digits]:
@@ -187,6 +196,8 @@ def _own_axis(reader: Reader, mesh: Mesh) -> Callable[[], Digits]:
             pre = reader.number("the number of parts above the sub-axis")
             reader.expect(")")
             ref = AxisRef(name, pre, reader.number("the size of the sub-axis"))
+            if ref.size == 1:
+                raise reader.error(f"{ref!r} splits nothing", start)
         return (_known(reader, mesh, ref, start),)
 
     return read
@@ -206,7 +217,7 @@ def _foreign(reader: Reader, mesh: Mesh, start: int) -> Digit:
     stride = reader.number("a stride")
     reader.expect("%")
     size = reader.number("a size")
-    if stride < 1 or size < 1 or mesh.size % (stride * size):
+    if stride < 1 or size < 2 or mesh.size % (stride * size):
         what = f"d//{stride}%{size} is no digit of {mesh.size} positions"
         raise reader.error(what, start)
     return Digit(stride, size)

@@ -92,7 +92,7 @@ def mesh_text(mesh: Mesh) -> str:
 def _mesh(reader: Reader, given: Mesh | None) -> Mesh:
     """The mesh that stands here, or the one that its symbol means."""
     start = reader.skip()
-    if reader.take(r'@(?:[A-Za-z_][\w$.-]*|"[^"\\]+")'):
+    if reader.take(r'@(?:[A-Za-z_][A-Za-z0-9_$.]*|"[^"\\]+")'):
         if given is None:
             raise reader.error("this symbol needs its mesh; give one, or state it here", start)
         return given

@@ -17,6 +17,7 @@ from shardalg.spmd.program import (
     AllToAll,
     Attributes,
     CollectivePermute,
+    Fetch,
     ReduceScatter,
 )
 
@@ -26,6 +27,7 @@ KINDS: dict[type, str] = {
     ReduceScatter: "reduce_scatter",
     AllToAll: "all_to_all",
     CollectivePermute: "collective_permute",
+    Fetch: "collective_permute",
 }
 
 # Numerator and denominator of the bytes that one device of a ring of n sends when it holds b bytes
@@ -116,13 +118,16 @@ def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
     """
     if not is_collective(attributes) or _stays(attributes):
         return 0
-    return step_wire_bytes(
+    sent = step_wire_bytes(
         KINDS[type(attributes)], group_size=group_size(attributes), local_bytes=local_in_bytes
     )
+    return sent * len(attributes.permutes) if type(attributes) is Fetch else sent
 
 
 def _stays(attributes: Attributes) -> bool:
-    """Whether every pair of a permute is a device and itself."""
+    """Whether every pair of a permute is a device and itself, or nobody needs another's block."""
+    if type(attributes) is Fetch:
+        return not attributes.permutes
     pairs = attributes.pairs if type(attributes) is CollectivePermute else ((0, 1),)
     return all(source == target for source, target in pairs)
 

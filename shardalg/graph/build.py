@@ -55,10 +55,14 @@ class Builder:
     Args:
       primitives: JAX's objects of the nodes that stand for no equation ("annotate",
         "optimization_barrier"), for `Graph.bindings`.
+      written_out: of an equation that hides what it computes, a body that says it, or None.
     """
 
-    def __init__(self, primitives: Mapping[str, object]) -> None:
+    def __init__(
+        self, primitives: Mapping[str, object], written_out: Callable[[Any], Any | None]
+    ) -> None:
         self.primitives = primitives
+        self.written_out = written_out
         self.parts = Parts()
         self.ties: list[Tie] = []
         self.sites: list[Site] = []
@@ -159,6 +163,15 @@ def _node(builder: Builder, equation: Any, operands: list[int], place: _Place) -
 def _inline(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
     params = equation.params
     return builder.run(next(params[n] for n in BODY_PARAMS if n in params), operands, place)
+
+
+def _write_out(
+    builder: Builder, equation: Any, operands: list[int], place: _Place
+) -> Sequence[int]:
+    body = builder.written_out(equation)
+    if body is None:
+        return _node(builder, equation, operands, place)
+    return builder.run(body, operands, place)
 
 
 def _linear_solve(
@@ -318,6 +331,7 @@ def _site(
 HANDLERS: dict[str, Callable[[Builder, Any, list[int], _Place], Sequence[int]]] = {
     **dict.fromkeys(INLINED, _inline),
     "custom_linear_solve": _linear_solve,
+    **dict.fromkeys(("iota_2x32_shape", "random_bits"), _write_out),
     "jit": _jit,
     "scan": _scan,
     "remat2": _remat,

@@ -16,6 +16,7 @@ from shardalg.errors import RoleError, StrategyError, TraceError
 from shardalg.graph.build import Builder
 from shardalg.graph.evaluate import find_primitive
 from shardalg.graph.ir import Graph
+from shardalg.graph.random import written_out
 from shardalg.graph.source import Sources
 from shardalg.pause import collection_paused
 
@@ -48,7 +49,8 @@ def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | No
             f"{', '.join(sorted(map(str, closed.effects)))}. Remove prints and callbacks from it."
         )
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
-    builder = Builder({name: find_primitive(name) for name in ("annotate", "optimization_barrier")})
+    ours = {name: find_primitive(name) for name in ("annotate", "optimization_barrier")}
+    builder = Builder(ours, written_out)
     with collection_paused():
         graph = builder.graph(closed, paths, result_paths)
         graph.check()

@@ -174,6 +174,18 @@ def _permute(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array
     return [lax.ppermute(x, emitter.axes.all_names, instruction.attributes.pairs)]
 
 
+def _fetch(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
+    """A permute gives zeros to devices that it does not name: they keep what they had."""
+    result = x
+    for pairs in instruction.attributes.permutes:
+        arrived = lax.ppermute(x, emitter.axes.all_names, pairs)
+        served = jnp.zeros(emitter.program.mesh.size, bool)
+        served = served.at[jnp.asarray([target for _, target in pairs])].set(True)
+        position = lax.axis_index(emitter.axes.all_names)
+        result = jnp.where(served[position], arrived, result)
+    return [result]
+
+
 def _dynamic_slice(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     a = instruction.attributes
     start = emitter.partition_id(a.digits) * a.block
@@ -201,6 +213,13 @@ def _resize(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]
         return [lax.slice_in_dim(x, 0, a.size, axis=a.dim)]
     widths = [(0, grow if i == a.dim else 0, 0) for i in range(x.ndim)]
     return [lax.pad(x, jnp.zeros((), x.dtype), widths)]
+
+
+def _dilate(emitter: Emitter, instruction: Instruction, x: Array, *fill: Array) -> list[Array]:
+    a = instruction.attributes
+    value = fill[0] if a.fill is None else jnp.asarray(identity(a.fill, x.dtype.name), x.dtype)
+    widths = [(a.low, a.high, a.factor - 1) if i == a.dim else (0, 0, 0) for i in range(x.ndim)]
+    return [lax.pad(x, value, widths)]
 
 
 def _mask(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
@@ -297,11 +316,13 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.ReduceScatter: _reduce_scatter,
     spmd.AllToAll: _all_to_all,
     spmd.CollectivePermute: _permute,
+    spmd.Fetch: _fetch,
     spmd.DynamicSlice: _dynamic_slice,
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
     spmd.Resize: _resize,
+    spmd.Dilate: _dilate,
     spmd.Mask: _mask,
     spmd.MaskAt: _mask_at,
     spmd.Offset: _offset,

@@ -35,7 +35,10 @@ def _agreement(claim: MergeClaim, devices: Devices) -> Obligation:
             operands = list(claim.operands)
         pairs += [(operand, place) for operand in operands]
     goal = z3.And([_agrees(claim, operand, place, devices) for operand, place in pairs])
-    return Obligation(tuple(devices.bounds("d")), goal, _differs(claim, pairs, devices))
+    bounds = tuple(devices.bounds("d"))
+    if devices.space is not None and devices.space.symbolic:
+        return Obligation(bounds, goal)  # a model has sizes of its own, which no device of ours has
+    return Obligation(bounds, goal, _differs(claim, pairs, devices))
 
 
 def _agrees(claim: MergeClaim, operand: Sharding, place: Place, devices: Devices) -> z3.BoolRef:

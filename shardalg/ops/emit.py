@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from shardalg.algebra.affine import Index
 from shardalg.errors import RuleError
 from shardalg.graph.ir import Params, Signature
 from shardalg.ops.families.indexing import numbers, scatter_mode
-from shardalg.ops.loops import moved
-from shardalg.ops.rule import CLIP, PRODUCT, SUM, Rule
+from shardalg.ops.loops import dim_loops, moved
+from shardalg.ops.rule import CLIP, PRODUCT, SUM, USER, Rule
+from shardalg.ops.windows import Place, Span, local_params, windowed
 
 Blocks = Mapping[str, int]
+NO_SPANS: Mapping[Place, Span] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,14 @@ class Emission:
     first_member: int | None = None
 
 
-def emit(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+def emit(
+    signature: Signature, rule: Rule, blocks: Blocks, spans: Mapping[Place, Span] = NO_SPANS
+) -> Emission:
     """Local configuration of the operator when loop `l` runs over `blocks[l]` on each device.
 
     Args:
       blocks: local extent of every loop: `ceil(extent / parts)`, the extent where not sharded.
+      spans: what a device has of the dimensions that it reads through windows.
 
     Raises:
       RuleError: a loop of `unsupported_loops(rule)` is sharded.
@@ -77,7 +83,12 @@ def emit(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
             f"{rule} cannot be partitioned on loop {', '.join(bad)}: nothing emits it yet. "
             "Gather the operand along it."
         )
-    return EMITTERS[rule.family](signature, rule, blocks)
+    emission = EMITTERS[rule.family](signature, rule, blocks)
+    if not split:
+        return emission
+    placed = dict(emission.params) | dict(local_params(signature, rule, blocks, spans))
+    own = tuple((name, v) for name, v in placed.items() if v != signature.param(name))
+    return replace(emission, params=own)
 
 
 def sharded(rule: Rule, blocks: Blocks) -> frozenset[str]:
@@ -109,11 +120,28 @@ def _divided(rule: Rule) -> frozenset[str]:
     return frozenset(v for i in maps if i.div > 1 or i.mod for v in i.variables)
 
 
+def _unreachable(rule: Rule) -> frozenset[str]:
+    """Loops in an index that neither is made of loops nor read through a window.
+
+    A combination of the user's has no identity to fill places with: all its moved loops.
+    """
+    if rule.combine == USER:
+        return moved(rule)
+    places = ((t, d) for t in rule.tensors for d in range(len(rule.indices(t))))
+    barred = [rule.indices(t)[d] for t, d in places if not _reachable(rule, t, d)]
+    return frozenset(v for index in barred for v in index.variables if v in rule.extents)
+
+
+def _reachable(rule: Rule, tensor: int, dim: int) -> bool:
+    return bool(dim_loops(rule, tensor, dim)) or windowed(rule, tensor, dim)
+
+
 # Family to the loops that its emission does not split; otherwise those in no plain index.
 UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
     "arg": _reduced,
     "shape": _divided,
     "user": _reduced,
+    "window": _unreachable,
 }
 
 
@@ -148,17 +176,19 @@ def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else Emission()
 
 
-def _window(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Limits of a slice on dimensions that it takes whole; groups of a depthwise convolution."""
+def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """Every dimension starts where the device's block does."""
     split = sharded(rule, blocks)
-    limits = signature.param("limit_indices")
+    names = (index.loop for index in rule.results[0])
+    shifts = tuple(IndexShift(d, None, n, 1) for d, n in enumerate(names) if n in split)
+    return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else Emission()
+
+
+def _window(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """Groups of a depthwise convolution; `local_params` places the rest."""
+    split = sharded(rule, blocks)
     grouped = [name for name in GROUPS if signature.param(name, 1) > 1]
-    params = [(name, blocks["g"]) for name in grouped if "g" in split]
-    if limits is not None and split:
-        loops = [index.variables[0] for index in rule.results[0]]
-        local = (blocks[n] if n in split else limit for n, limit in zip(loops, limits, strict=True))
-        params.append(("limit_indices", tuple(local)))
-    return Emission(tuple(params))
+    return Emission(tuple((name, blocks["g"]) for name in grouped if "g" in split))
 
 
 GROUPS = ("feature_group_count", "batch_group_count")
@@ -237,6 +267,7 @@ EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {
     "dynamic": _dynamic,
     "gather": _gather,
     "iota": _iota,
+    "positions": _positions,
     "prefix": _same,
     "same": _same,
     "scatter": _scatter,

@@ -69,6 +69,7 @@ CASES: tuple[Case, ...] = (
     ("tile", {"reps": (1, 3)}, ["4,8"], ["4,24"]),
     ("empty", {"shape": (4, 8)}, [], ["4,8"]),
     ("iota", {"dimension": 1, "shape": (4, 8)}, [], ["4,8"]),
+    ("positions", {"shape": (4, 8), "strides": (8, 1)}, ["", ""], ["4,8", "4,8"]),
     ("reshape", {"new_sizes": (6, 5), "dimensions": None}, ["2,3,5"], ["6,5"]),
     ("reshape", {"new_sizes": (2, 3, 5), "dimensions": None}, ["6,5"], ["2,3,5"]),
     ("reshape", {"new_sizes": (4, 6), "dimensions": None}, ["6,4"], ["4,6"]),

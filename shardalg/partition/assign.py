@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from shardalg.algebra.digits import Digits, parts
@@ -13,6 +14,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Signature
 from shardalg.ops.rule import PICK, SUM, Rule
 from shardalg.ops.table import rules
+from shardalg.ops.windows import windowed
 from shardalg.partition.component import (
     Assigned,
     Component,
@@ -23,6 +25,7 @@ from shardalg.partition.component import (
 )
 from shardalg.partition.layouts import interned, whole
 from shardalg.partition.reshard import reshard_bound, reshard_price
+from shardalg.partition.windows import elements, windows
 
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """Of the operands and of the results."""
@@ -68,7 +71,8 @@ def choose(key: NodeKey) -> Choice:
         return _gather_all(key)
     merged: Choice | None = None
     for component in components(rows):
-        best = _best(key, _candidates(key, component), component.rule)
+        promising = _promising(key, component, list(_assignments(key, component)))
+        best = _best(key, _candidates(key, component, promising), component.rule)
         merged = best if merged is None else _merge(merged, best, component)
     assert merged is not None, f"{key.signature.primitive} has an empty row"
     return merged
@@ -77,7 +81,7 @@ def choose(key: NodeKey) -> Choice:
 def alternatives(key: NodeKey) -> Iterator[tuple[Choice, tuple[Choice, ...], Rule]]:
     """Per part of a node that is decided alone: what was chosen, all that could be, and the row."""
     for component in components(rules(key.signature) or ()):
-        found = _candidates(key, component)
+        found = _candidates(key, component, _assignments(key, component))
         yield _best(key, found, component.rule), tuple(found), component.rule
 
 
@@ -114,9 +118,34 @@ def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], o
     signature, total = key.signature, 0
     for sources, demand, type_ in zip(key.sources, choice.demands, signature.operands, strict=True):
         total += min([price(source, demand) for source in sources]) * type_.itemsize
+    total += _window_bytes(key, choice)
     for made, home, type_ in zip(choice.produced, key.homes, signature.results, strict=True):
         total += price(made, home) * type_.itemsize
     return total
+
+
+def _window_bytes(key: NodeKey, choice: Choice) -> int:
+    """Bytes that a device sends so that every one has what its windows read."""
+    total = 0
+    for rule in _through_windows(key.signature):
+        loops = tuple((n, d) for n, d in choice.loops if n in rule.extents)
+        held = tuple((k, choice.demands[k].dims) for k in rule.operands)
+        devices = key.homes[0].mesh.size
+        for window in windows(rule, loops, held, devices) if loops else ():
+            demand = choice.demands[window.operand]
+            itemsize = key.signature.operands[window.operand].itemsize
+            total += elements(window, demand.shard_shape) * itemsize
+    return total
+
+
+@lru_cache(maxsize=1 << 14)
+def _through_windows(signature: Signature) -> tuple[Rule, ...]:
+    """The rows that read a dimension through a window."""
+    return tuple(
+        rule
+        for rule in rules(signature) or ()
+        if any(windowed(rule, k, d) for k, dims in rule.operands.items() for d in range(len(dims)))
+    )
 
 
 def _least(source: Sharding, target: Sharding) -> object:
@@ -144,20 +173,41 @@ def _merge(first: Choice, second: Choice, component: Component) -> Choice:
     return Choice(first.loops + second.loops, tuple(demands), tuple(produced), first.devices)
 
 
-def _candidates(key: NodeKey, component: Component) -> list[Choice]:
-    options = _options(key, component)
-    passed = _passed(key, component.rule) if len(rules(key.signature) or ()) == 1 else {}
+def _promising(key: NodeKey, component: Component, assignments: list[Assigned]) -> list[Assigned]:
+    """Those that may compute on the most devices, where there is arithmetic; as `_best` decides."""
+    if component.rule.flops == 0 or len(component.rules) > 1:
+        return assignments
+    passed = _passed(key, component).values()
+    members = parts(next(iter(passed), ()))
+    counted = [(math.prod([parts(d) for d in found.values()]), found) for found in assignments]
+    most = max([devices for devices, _ in counted])
+    return [found for devices, found in counted if devices * members >= most]
+
+
+def _candidates(
+    key: NodeKey, component: Component, assignments: Iterable[Assigned]
+) -> list[Choice]:
+    passed = _passed(key, component)
     demands = [_laid(sources[0], sources[0].dims) for sources in key.sources]
     produced = [_laid(home, home.dims) for home in key.homes]
     found: list[Choice] = []
-    for combination in itertools.product(*options.values()):
-        assigned = {n: d for n, d in zip(options, combination, strict=True) if d}
-        digits = [d for group in assigned.values() for d in group]
-        if len(digits) == len(set(digits)) and component.allows(assigned):
-            layouts = _layouts(key, component, assigned, (demands, produced))
+    for assigned in assignments:
+        for gathered in (False, True) if component.moves(assigned) else (False,):
+            layouts = _layouts(key, component, assigned, (demands, produced), gathered)
             if layouts is not None:
                 found += _choices(tuple(assigned.items()), layouts, passed)
     return found
+
+
+def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
+    """Every combination of digits that are at hand, each on one loop, that the rows allow."""
+    options = _options(key, component)
+    for combination in itertools.product(*options.values()):
+        digits = [d for group in combination for d in group]
+        if len(digits) == len(set(digits)):
+            assigned = {n: d for n, d in zip(options, combination, strict=True) if d}
+            if component.allows(assigned):
+                yield assigned
 
 
 def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
@@ -165,7 +215,7 @@ def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
     options: dict[str, list[Digits]] = {name: [()] for name in component.loops}
     for tensor in component.tensors:
         for sharding in _at_hand(key, tensor):
-            for loops, digits in zip(tensor.dims, sharding.dims, strict=True):
+            for loops, digits in zip(tensor.suggested, sharding.dims, strict=True):
                 for loop, own in spread(loops, digits) if digits else ():
                     known = options.get(loop)
                     if known is not None:
@@ -209,16 +259,18 @@ def _layouts(
     component: Component,
     assigned: Assigned,
     others: tuple[list[Sharding], list[Sharding]],
+    gathered: bool,
 ) -> Layouts | None:
     """Layouts that follow; None where two rows ask one operand for different ones.
 
     Args:
       others: layouts of what the component does not touch.
+      gathered: whether dimensions behind windows are held whole.
     """
     demands, produced = list(others[0]), list(others[1])
     asked: dict[int, Sharding] = {}
     for tensor in component.tensors:
-        dims, rule = tensor.digits(assigned), tensor.rule
+        dims, rule = tensor.digits(assigned, gathered=gathered), tensor.rule
         if tensor.operand is None:
             pending = reduced_digits(rule, assigned) if rule.combine in (SUM, PICK) else ()
             produced[tensor.result] = _laid(key.homes[tensor.result], dims, pending)
@@ -247,10 +299,16 @@ def _choices(
             yield Choice(loops, demands, produced, devices * parts(digits))
 
 
-def _passed(key: NodeKey, rule: Rule) -> Mapping[int, Digits]:
+def _passed(key: NodeKey, component: Component) -> Mapping[int, Digits]:
     """Operands whose partial sums may be passed on: all addends pending alike, or one factor."""
     pending = {i: s[0].unreduced for i, s in enumerate(key.sources) if s[0].unreduced}
-    if not pending or rule.combine != SUM or not set(pending) <= rule.linear:
+    rule = component.rule
+    if (
+        not pending
+        or not component.is_whole
+        or rule.combine != SUM
+        or not set(pending) <= rule.linear
+    ):
         return {}
     alike = len(set(pending.values())) == 1
     added = set(pending) == rule.addends

@@ -10,6 +10,8 @@ from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.ops.emit import unsupported_loops
 from shardalg.ops.loops import dim_loops
 from shardalg.ops.rule import AND, MAX, MIN, OR, PICK, SUM, Rule
+from shardalg.ops.windows import windowed
+from shardalg.partition.windows import owner
 
 Dims = tuple[Digits, ...]
 Assigned = Mapping[str, Digits]
@@ -25,16 +27,36 @@ class Tensor:
       rule: the row.
       operand, result: its number in the node; the other one is None.
       dims: per dimension its loops with extents, major first.
+      windows: dimensions that are read through a window.
     """
 
     rule: Rule
     operand: int | None
     result: int | None
     dims: tuple[Loops, ...]
+    windows: tuple[int, ...] = ()
 
-    def digits(self, assigned: Assigned) -> Dims:
-        """Digits per dimension where loops are sharded so."""
-        return tuple([_joined(loops, assigned) for loops in self.dims])
+    def digits(self, assigned: Assigned, *, gathered: bool = False) -> Dims:
+        """Digits per dimension where loops are sharded so.
+
+        Args:
+          gathered: whether windowed dimensions are held whole, so that no window is exchanged.
+        """
+        found = [_joined(loops, assigned) for loops in self.dims]
+        for dim in self.windows if not gathered else ():
+            found[dim] = owner(self.rule, (self.operand, dim), assigned)
+        return tuple(found)
+
+    @property
+    def suggested(self) -> tuple[Loops, ...]:
+        """Per dimension the loops that its digits may go to; of a window the widest one."""
+        found = list(self.dims)
+        for dim in self.windows:
+            index = self.rule.indices(self.operand)[dim]
+            extents = self.rule.extents
+            name = max(index.terms, key=lambda term: abs(term[1]) * extents[term[0]])[0]
+            found[dim] = ((name, extents[name]),)
+        return tuple(found)
 
 
 def _joined(loops: Loops, assigned: Assigned) -> Digits:
@@ -54,6 +76,7 @@ class Component:
       even: of these the ones that only even parts may split (combined, and no mask fits), with
         their extents.
       nests: dimensions of several loops: all but the last that is split are split to elements.
+      is_whole: whether it is all of a node of one row.
     """
 
     rules: tuple[Rule, ...]
@@ -61,11 +84,21 @@ class Component:
     loops: tuple[str, ...]
     even: Loops
     nests: tuple[Loops, ...]
+    is_whole: bool
 
     @property
     def rule(self) -> Rule:
         """The first row."""
         return self.rules[0]
+
+    def moves(self, assigned: Assigned) -> bool:
+        """Whether a window is read along a sharded loop."""
+        return any(
+            name in assigned
+            for t in self.tensors
+            for dim in t.windows
+            for name in t.rule.indices(t.operand)[dim].variables
+        )
 
     def allows(self, assigned: Assigned) -> bool:
         """Whether every device gets one block of each tensor, and what is combined can be."""
@@ -111,6 +144,7 @@ def _component(rows: tuple[Rule, ...], numbers: list[int]) -> Component:
         tuple(dict.fromkeys(name for name in named if name not in barred)),
         tuple((n, rule.extents[n]) for rule in rules for n in rule.reduced if not _masked(rule, n)),
         tuple(dict.fromkeys(loops for t in tensors for loops in t.dims if len(loops) > 1)),
+        len(rows) == 1,
     )
 
 
@@ -119,7 +153,8 @@ def _tensors(rule: Rule, number: int | None) -> Iterator[Tensor]:
     for tensor in rule.tensors:
         dims = tuple(dim_loops(rule, tensor, d) for d in range(len(rule.indices(tensor))))
         if tensor >= 0:
-            yield Tensor(rule, tensor, None, dims)
+            through = tuple(d for d in range(len(dims)) if windowed(rule, tensor, d))
+            yield Tensor(rule, tensor, None, dims, through)
         else:
             yield Tensor(rule, None, ~tensor if number is None else number, dims)
 
@@ -128,6 +163,8 @@ def _barred(rule: Rule) -> Iterator[str]:
     """Loops in a dimension whose blocks they do not make, and those that nothing combines."""
     for tensor in rule.tensors:
         for dim, index in enumerate(rule.indices(tensor)):
+            if windowed(rule, tensor, dim):
+                continue
             names = {name for name, _ in dim_loops(rule, tensor, dim)}
             yield from (name for name in index.variables if name not in names)
     picked = rule.combine == PICK and bool(rule.guards)

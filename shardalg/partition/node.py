@@ -15,6 +15,7 @@ from shardalg.partition.assign import Choice, NodeKey, choose
 from shardalg.partition.component import reduced_digits
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.search import tile
+from shardalg.partition.windows import Bringing, Window, filler, spans, windows
 from shardalg.spmd.program import (
     AllReduce,
     Apply,
@@ -34,6 +35,7 @@ class NodePlan:
       before: (operand, attributes) on operands; after: attributes on every result.
       indexed: (operand that was shifted, attributes) of the mask behind a gather.
       raw: layout of each result as the local operator leaves it, before `after`.
+      windows: dimensions of operands of which a device needs an interval.
     """
 
     choice: Choice
@@ -43,6 +45,7 @@ class NodePlan:
     indexed: tuple[int, MaskIndexed] | None
     raw: tuple[Sharding, ...]
     why: str
+    windows: tuple[Window, ...] = ()
 
 
 @decided(1 << 14, lambda key: (n for home in key.homes for n in home.numbers))
@@ -57,7 +60,9 @@ def node_plan(key: NodeKey) -> NodePlan:
     loops = dict(choice.loops)
     extents = {name: extent for rule in rows for name, extent in rule.loops}
     blocks = {n: tile(e, parts(loops.get(n, ()))) for n, e in extents.items()}
-    emission = emit(key.signature, rows[0], blocks) if len(rows) == 1 else Emission()
+    found = _windows(key, rows, choice)
+    alone = len(rows) == 1
+    emission = emit(key.signature, rows[0], blocks, spans(found)) if alone else Emission()
     before = (*_masks(rows, loops), *_shifts(emission, loops, blocks))
     if emission.first_member is not None:
         pending = reduced_digits(rows[0], loops)
@@ -66,7 +71,15 @@ def node_plan(key: NodeKey) -> NodePlan:
     after = _result_shifts(emission, loops, blocks) + _combines(rows[0], loops)
     apply = Apply(primitive, emission.params, choice.loops)
     indexed = _indexed(emission, loops, (blocks, extents))
-    return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why)
+    return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why, found)
+
+
+def _windows(key: NodeKey, rows: tuple[Rule, ...], choice: Choice) -> tuple[Window, ...]:
+    """What a device needs of dimensions that are read through windows (of one row)."""
+    if len(rows) > 1 or not choice.loops:
+        return ()
+    held = tuple((k, choice.demands[k].dims) for k in rows[0].operands)
+    return windows(rows[0], choice.loops, held, key.homes[0].mesh.size)
 
 
 def _raw(rule: Rule, choice: Choice) -> tuple[Sharding, ...]:
@@ -171,6 +184,8 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
         operands[position] = _apply_on(
             context, operands[position], attributes, cause._replace(role=role)
         )
+    for window in plan.windows:
+        _bring(context, node, window, operands)
     bare = not (plan.indexed or plan.after)
     results = tuple(
         [
@@ -180,6 +195,17 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     )
     context.emit(plan.apply, tuple(operands), results, cause)
     return results if bare else _finished(context, node, plan, (tuple(operands), results))
+
+
+def _bring(context: PartitionContext, node: Node, window: Window, operands: list[int]) -> None:
+    """Replace an operand's local by the interval that its windows read."""
+    rule = rules(node.signature)[0]
+    fill = filler(rule)
+    role = context.roles[node.operands[window.operand]]
+    cause = Cause(node.index, node.phase, role, f"{node.primitive} reads a window")
+    given = None if fill is None else operands[fill]
+    bringing = Bringing(context, window, rule, given, cause)
+    operands[window.operand] = bringing.run(operands[window.operand])
 
 
 def _finished(

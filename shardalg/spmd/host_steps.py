@@ -96,6 +96,15 @@ def _permute(a: spmd.CollectivePermute, x: Stack) -> Stack:
     return result
 
 
+def _fetch(a: spmd.Fetch, x: Stack) -> Stack:
+    """What is nobody's block is garbage: the own one is as good as any."""
+    result = list(x)
+    for pairs in a.permutes:
+        for source, target in pairs:
+            result[target] = x[source]
+    return result
+
+
 def _dynamic_slice(a: spmd.DynamicSlice, x: Stack) -> Stack:
     def own(position: int, block: np.ndarray) -> np.ndarray:
         start = partition_id(a.digits, position) * a.block
@@ -140,6 +149,24 @@ def _resize(a: spmd.Resize, x: Stack) -> Stack:
         return np.pad(block, grow).take(range(a.size), a.dim)
 
     return _everywhere(fit, x)
+
+
+def _dilate(a: spmd.Dilate, x: Stack, *fill: Stack) -> Stack:
+    def spread(_: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
+        before = block.shape[a.dim]
+        value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)
+        shape = [a.length(n) if i == a.dim else n for i, n in enumerate(block.shape)]
+        result = np.full(shape, value, block.dtype)
+        held = tuple(
+            slice(a.low, a.low + (before - 1) * a.factor + 1, a.factor)
+            if i == a.dim
+            else slice(None)
+            for i in range(block.ndim)
+        )
+        result[held] = block
+        return result
+
+    return _everywhere(spread, x, *fill)
 
 
 def _mask(a: spmd.Mask, x: Stack) -> Stack:
@@ -220,11 +247,13 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.ReduceScatter: _reduce_scatter,
     spmd.AllToAll: _all_to_all,
     spmd.CollectivePermute: _permute,
+    spmd.Fetch: _fetch,
     spmd.DynamicSlice: _dynamic_slice,
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
     spmd.Resize: _resize,
+    spmd.Dilate: _dilate,
     spmd.Mask: _mask,
     spmd.MaskAt: _mask_at,
     spmd.Offset: _offset,

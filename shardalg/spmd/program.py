@@ -54,6 +54,7 @@ class Start:
     Attributes:
       index: affine in the names of `digits`, perhaps divided (rounding down) and taken modulo.
       digits: (name, digits) of every partition id in it.
+      more: added to the index at last.
 
     >>> from shardalg.algebra.digits import Digit
     >>> start = Start((Index.of("o") * 6 - 1) // 4, (("o", (Digit(1, 4),)),))
@@ -63,6 +64,7 @@ class Start:
 
     index: Index
     digits: tuple[tuple[str, Digits], ...] = ()
+    more: int = 0
 
     def at(self, position: int) -> int:
         """The number on the device at a position."""
@@ -70,7 +72,7 @@ class Start:
 
     def of(self, ids: Mapping[str, Any]) -> Any:
         """The number for partition ids by name: ints, or numbers of a traced program."""
-        return self.index.at(ids)
+        return self.index.at(ids) + self.more
 
     @property
     def all_digits(self) -> Digits:
@@ -142,6 +144,23 @@ class CollectivePermute:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """The block of the device whose partition id along `digits` is `source(p)`.
+
+    What arrives counts only as far as it is among the `length` elements of `dim` from `wanted(p)`
+    on; the rest is garbage. A device that is its own source keeps its block; the others are
+    served by the permutes, whose (source, target) positions name no position twice on one side.
+    """
+
+    dim: int
+    digits: Digits
+    source: Start
+    permutes: tuple[tuple[tuple[int, int], ...], ...]
+    wanted: Start
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class DynamicSlice:
     """The own block `[p*block, (p+1)*block)` along `dim`, `p` the partition id of `digits`."""
 
@@ -191,6 +210,24 @@ class Resize:
 
     dim: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dilate:
+    """`factor - 1` places between neighbours of `dim`, `low` before the first, `high` at the end.
+
+    They hold the identity of `fill`; the second operand, a number, where `fill` is None.
+    """
+
+    dim: int
+    factor: int
+    low: int
+    high: int
+    fill: str | None = "sum"
+
+    def length(self, before: int) -> int:
+        """Places that `before` places become."""
+        return self.low + max((before - 1) * self.factor + 1, 0) + self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,11 +325,11 @@ class Loop:
 
 
 Attributes = (
-    Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | DynamicSlice
-    | Slice | SliceAt | Concatenate | Resize | Mask | MaskAt | Offset | MaskIndexed | FirstMember
-    | Loop
+    Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
+    | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
+    | Offset | MaskIndexed | FirstMember | Loop
 )  # fmt: skip
-COLLECTIVES = (AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute)
+COLLECTIVES = (AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import SHORT, Graph
 from shardalg.spmd.program import (
+    COLLECTIVES,
     AllGather,
     AllReduce,
     AllToAll,
@@ -16,7 +17,9 @@ from shardalg.spmd.program import (
     Block,
     CollectivePermute,
     Concatenate,
+    Dilate,
     DynamicSlice,
+    Fetch,
     FirstMember,
     Instruction,
     Local,
@@ -57,7 +60,8 @@ def start_text(mesh: Mesh, start: Start) -> str:
     """The closed form with `p(X)` for the partition id along X: `(6*p(X)-1)//4`."""
     names = {name: f"p({axes_text(mesh, digits)})" for name, digits in start.digits}
     renamed = tuple((names[name], coefficient) for name, coefficient in start.index.terms)
-    return str(replace(start.index, terms=renamed))
+    tail = f"{start.more:+d}" if start.more else ""
+    return str(replace(start.index, terms=renamed)) + tail
 
 
 _TEXT: dict[type, Callable[..., str]] = {
@@ -74,6 +78,9 @@ _TEXT: dict[type, Callable[..., str]] = {
         f"all_to_all split={a.split_dim} concat={a.concat_dim} axes={axes_text(m, a.digits)}"
     ),
     CollectivePermute: lambda a, m: f"collective_permute axes={axes_text(m, a.digits)}",
+    Fetch: lambda a, m: (
+        f"fetch dim={a.dim} axes={axes_text(m, a.digits)} of p = {start_text(m, a.source)}"
+    ),
     DynamicSlice: lambda a, m: (
         f"dynamic_slice dim={a.dim} at p({axes_text(m, a.digits)})*{a.block}"
     ),
@@ -84,6 +91,7 @@ _TEXT: dict[type, Callable[..., str]] = {
     Mask: lambda a, m: (
         f"mask dim={a.dim} where p({axes_text(m, a.digits)})*{a.block}+x >= {a.size} with {a.fill}"
     ),
+    Dilate: lambda a, m: f"dilate dim={a.dim} by {a.factor}, {a.low} before, {a.high} after",
     MaskAt: lambda a, m: (
         f"mask dim={a.dim} where {start_text(m, a.start)}+x is outside [0,{a.size})"
         + (f" with {a.fill}" if a.fill else "")
@@ -146,5 +154,5 @@ def _comment(instruction: Instruction, graph: Graph | None) -> str:
 
 def _moves(instruction: Instruction) -> bool:
     return isinstance(
-        instruction.attributes, AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute
+        instruction.attributes, COLLECTIVES
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digit, Digits, canonical, overlap
 from shardalg.algebra.sharding import Sharding
-from shardalg.merge.integers import Number, PartitionId, number
+from shardalg.merge.integers import All, Formula, Number, PartitionId, number, within
 from shardalg.spmd.program import Attributes, Start
 
 
@@ -19,12 +19,25 @@ class Held:
       size: elements of the global dimension; only `[0, size)` exist.
       fill: what stands at the other places: the identity of a way to combine, `"operand k"` for
         the number that is operand k of the next operator, or None for anything.
+      base: place `x` holds element `(start + x) / base`, and `gap` where that does not come out.
+      wanted: (start, length): only elements in there are held; None: all that exist.
     """
 
     start: Number
     length: int
     size: int
     fill: str | None = None
+    base: int = 1
+    gap: str | None = None
+    wanted: tuple[Number, int] | None = None
+
+    def exists(self, element: Number) -> Formula:
+        """The element is one of the dimension, and one of those that are held."""
+        inside = within(element, 0, self.size)
+        if self.wanted is None:
+            return inside
+        start, length = self.wanted
+        return All((inside, within(element, start, start + length)))
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,10 @@ def anonymous(held: Contents, operands: tuple[int, ...]) -> Contents:
       operands: graph values that the instruction's node reads.
     """
     names = {f"value {value}": f"operand {k}" for k, value in enumerate(operands)}
-    dims = tuple(replace(d, fill=names.get(d.fill or "", d.fill)) for d in held.dims)
+    dims = tuple(
+        replace(d, fill=names.get(d.fill or "", d.fill), gap=names.get(d.gap or "", d.gap))
+        for d in held.dims
+    )
     return replace(held, value=None, dims=dims)
 
 
@@ -120,7 +136,8 @@ def laid_out(sharding: Sharding, shape: tuple[int, ...], value: int | None) -> C
 
 def start_number(start: Start) -> Number:
     """A start of the program's language as a number of the claims."""
-    return number(start.index, {name: partition_number(d) for name, d in start.digits})
+    ids = {name: partition_number(digits) for name, digits in start.digits}
+    return number(start.index, ids) + start.more
 
 
 def at_member(start: Number, digits: Digits, member: str) -> Number:

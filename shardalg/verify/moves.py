@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from shardalg.algebra.digits import Digits, overlap, partition_id, parts
+from shardalg.algebra.digits import Digits, canonical, overlap, partition_id, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.merge.integers import (
     All,
@@ -122,7 +122,9 @@ def _concatenate(step: Step) -> Result:
     for other in step.operands[1:]:
         held = other.dims[dim]
         at = first.start + length
-        goal = implies(within(at + X, 0, held.size), equal(held.start, at))
+        wanted = held.wanted or first.wanted
+        first = replace(first, wanted=wanted)
+        goal = implies(first.exists(at + X), equal(held.start, at))
         words = f"the piece from place {length} on follows the one before it"
         stated.append(("delivers", step.claim(words, goal, unknowns=(("x", held.length),))))
         same = replace(other, dims=step.given.dims) == replace(step.given, dims=step.given.dims)
@@ -135,11 +137,13 @@ def _concatenate(step: Step) -> Result:
 
 def _masked(step: Step, inside: Formula, fill: str) -> Result:
     a, held = step.attributes, step.given.dims[step.attributes.dim]
+    stated = list(_nothing_beyond(step, held))
+    held = replace(held, wanted=None)
     exists = within(held.start + X, 0, held.size)
     goal = All((implies(inside, exists), implies(exists, inside)))
     words = f"the mask keeps just the elements that exist of {held.size}"
     claim = step.claim(words, goal, unknowns=(("x", held.length),))
-    return _with_dim(step.given, a.dim, replace(held, fill=fill)), [("mask", claim)]
+    return _with_dim(step.given, a.dim, replace(held, fill=fill)), [*stated, ("mask", claim)]
 
 
 def _mask(step: Step) -> Result:
@@ -257,8 +261,69 @@ def _permute(step: Step) -> Result:
 
 
 def _start_at(held: Held, position: int) -> int:
-    ids = (atom for atom in held.start.atoms() if isinstance(atom, PartitionId))
-    return held.start.at({atom: partition_id(atom.digits, position) for atom in ids})
+    return _number_at(held.start, position)
+
+
+def _number_at(number: Number, position: int) -> int:
+    ids = (atom for atom in number.atoms() if isinstance(atom, PartitionId))
+    return number.at({atom: partition_id(atom.digits, position) for atom in ids})
+
+
+def _fetch(step: Step) -> Result:
+    """The permutes bring every device what it wants of the block that it names."""
+    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    source, wanted = start_number(a.source), start_number(a.wanted)
+    arriving = held.start.replaced(
+        lambda atom: source if atom == PartitionId(canonical(a.digits)) else None
+    )
+    served = {target: source for pairs in a.permutes for source, target in pairs}
+    sides = [side for pairs in a.permutes for side in zip(*pairs, strict=True)]
+    once = all(len(set(side)) == len(side) for side in sides)
+    lies = all(
+        _serves(step, position, served.get(position, position), (arriving, wanted))
+        for position in range(step.mesh.size)
+    )
+    others = all(
+        _start_at(other, served.get(p, p)) == _start_at(other, p)
+        for p in range(step.mesh.size)
+        for dim, other in enumerate(step.given.dims)
+        if dim != a.dim
+    )
+    words = "every device receives what it wants of the block that it names"
+    made = replace(held, start=arriving, wanted=(wanted, a.length), fill=None)
+    stated = [("delivers", Decided(words, once and lies and others)), _apart(step)]
+    return _with_dim(step.given, a.dim, made), stated
+
+
+def _serves(step: Step, position: int, source: int, forms: tuple[Number, Number]) -> bool:
+    """Whether the source's block begins where it should, if any of it is wanted."""
+    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    start, wanted = (_number_at(form, position) for form in forms)
+    low, high = max(start, wanted, 0), min(start + held.length, wanted + a.length, held.size)
+    return low >= high or _start_at(held, source) == start
+
+
+def _dilate(step: Step) -> Result:
+    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    made = replace(
+        held,
+        start=held.start * a.factor - a.low,
+        length=a.length(held.length),
+        base=a.factor,
+        gap=a.fill or step.filler,
+    )
+    # as many places around it as there are between two neighbours would be an element's
+    plain = held.base == 1 and max(a.low, a.high) < a.factor
+    words = "the places that are filled are no element's"
+    return _with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain))]
+
+
+def _nothing_beyond(step: Step, held: Held) -> Iterator[Stated]:
+    """Windows that were cut to what is wanted hold nothing else that exists."""
+    if held.wanted is not None:
+        goal = implies(within(held.start + X, 0, held.size), held.exists(held.start + X))
+        words = "every element that exists at these places was wanted"
+        yield "delivers", step.claim(words, goal, unknowns=(("x", held.length),))
 
 
 def _changed(step: Step) -> Result:
@@ -285,11 +350,13 @@ MOVES: dict[type, Callable[[Step], Result]] = {
     p.ReduceScatter: _reduce_scatter,
     p.AllToAll: _all_to_all,
     p.CollectivePermute: _permute,
+    p.Fetch: _fetch,
     p.DynamicSlice: _dynamic_slice,
     p.Slice: lambda step: _cut(step, Number((), step.attributes.start), step.attributes.size),
     p.SliceAt: lambda step: _cut(step, start_number(step.attributes.start), step.attributes.size),
     p.Concatenate: _concatenate,
     p.Resize: _resize,
+    p.Dilate: _dilate,
     p.Mask: _mask,
     p.MaskAt: _mask_at,
     p.Offset: _changed,

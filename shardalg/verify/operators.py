@@ -107,7 +107,9 @@ def emitted(run: Run) -> Iterator[Stated]:
     wrong = [n for n, block in run.blocks.items() if extents.get(n, 1) != block]
     words = ", ".join(f"{n} in blocks of {block}" for n, block in run.blocks.items())
     alike = run.rule.combine == run.local.combine and len(run.rule.terms) == len(run.local.terms)
-    yield "emitted", Decided(f"the local operator runs over {words}", not wrong and alike)
+    other = {n for n in set(run.rule.reduced) ^ set(run.local.reduced) if run.blocks.get(n) != 1}
+    right = not wrong and alike and not other
+    yield "emitted", Decided(f"the local operator runs over {words}", right)
 
 
 def reads(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
@@ -143,7 +145,7 @@ def _read(run: Run, place: tuple[int, int], maps: tuple[Index, Index], held: Hel
     operand, dim = place
     hit, element = _element(index, run.iterations, held.size)
     found, position = _element(local, run.places, held.length)
-    here = All((found, equal(position + held.start, element)))
+    here = All((found, _holds(held, position, element), held.exists(element)))
     empty = _is_empty(run, held, (found, position))
     goal = implies(run.exists(index.variables), All((implies(hit, here), implies(Not(hit), empty))))
     words = f"operand {operand}, dimension {dim}: {local} of the block is {index}"
@@ -157,12 +159,27 @@ def _element(index: Index, values: Mapping[str, Number], size: int) -> tuple[For
     return All((exact, within(element, 0, size))), element
 
 
+def _holds(held: Held, position: Number, element: Number) -> Formula:
+    """The place holds the element."""
+    return equal(position + held.start, element * held.base)
+
+
 def _is_empty(run: Run, held: Held, read: tuple[Formula, Number]) -> Formula:
     """A local read that finds nothing: outside the buffer, or at a place that is filled."""
     inside, position = read
-    if not _absorbs(run.rule, held.fill):
-        return Not(inside)
-    return Either((Not(inside), Not(within(position + held.start, 0, held.size))))
+    at = position + held.start
+    found = [Not(inside)]
+    if _absorbs(run.rule, held.gap):
+        found.append(Not(equal(at % held.base, 0)))
+    if _absorbs(run.rule, held.fill):
+        found.append(All((equal(at % held.base, 0), Not(held.exists(at // held.base)))))
+    return Either(tuple(found))
+
+
+def _is_element(held: Held, position: Number) -> Formula:
+    """The place holds an element that exists."""
+    at = position + held.start
+    return All((equal(at % held.base, 0), held.exists(at // held.base)))
 
 
 def _absorbs(rule: Rule, fill: str | None) -> bool:
@@ -173,30 +190,36 @@ def _absorbs(rule: Rule, fill: str | None) -> bool:
 
 
 def padding(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
-    """Iterations beyond an uneven loop that is combined read nothing but filled places."""
+    """Iterations beyond an uneven loop that is combined add nothing.
+
+    They read elements or filled places only, and of some factor a filled place.
+    """
     rule = run.rule
     for name in rule.reduced if rule.combine != PICK else ():
-        if run.blocks[name] * parts(run.digits[name]) <= rule.extents[name]:
-            continue
-        for mine, theirs in _accesses(rule, run.local):
-            rows = zip(mine.dims, theirs.dims, held[mine.operand].dims, strict=True)
-            dims = [row for row in rows if name in row[0].variables]
-            if dims:
-                yield "padding", _beyond(run, name, mine.operand, dims)
+        if run.blocks[name] * parts(run.digits[name]) > rule.extents[name]:
+            for mine, theirs in zip(rule.terms, run.local.terms, strict=True):
+                yield "padding", _beyond(run, name, list(zip(mine, theirs, strict=True)), held)
 
 
 def _beyond(
-    run: Run, name: str, operand: int, dims: list[tuple[Index, Index, Held]]
+    run: Run, name: str, reads: list[tuple[Access, Access]], held: Mapping[int, Contents]
 ) -> IntegerClaim:
-    names = tuple(dict.fromkeys(v for index, _, _ in dims for v in index.variables))
-    beyond = Not(less(run.iterations[name], run.rule.extents[name]))
-    empty = [
-        _is_empty(run, held, _element(local, run.places, held.length)) for _, local, held in dims
-    ]
-    words = (
-        f"iterations of {name} beyond {run.rule.extents[name]} read nothing of operand {operand}"
-    )
-    return run.claim(words, implies(beyond, Either(tuple(empty))), names)
+    names: dict[str, None] = {}
+    known, absorbed = [], []
+    for mine, theirs in reads:
+        for dim, (index, local) in enumerate(zip(mine.dims, theirs.dims, strict=True)):
+            if name in index.variables:
+                found = held[mine.operand].dims[dim]
+                read = _element(local, run.places, found.length)
+                empty = _is_empty(run, found, read)
+                known.append(Either((empty, _is_element(found, read[1]))))
+                absorbed.append(empty)
+                names |= dict.fromkeys(index.variables)
+    extent = run.rule.extents[name]
+    beyond = Not(less(run.iterations[name], extent))
+    words = f"iterations of {name} beyond {extent} read no garbage, and a filled place"
+    goal = implies(beyond, All((*known, Either(tuple(absorbed)))))
+    return run.claim(words, goal, tuple(names))
 
 
 def writes(run: Run, result: int, made: Contents) -> Iterator[Stated]:

@@ -82,10 +82,12 @@ def check_spec(text, found):
 
 
 def check_shardy(text, found):
-    symbol = re.match(r"[^,]*@([\w.]+|\"[^\"]*\")", text)
+    """Shardy verifies and prints the text; on the mesh that it states, if it states one."""
+    symbol = re.match(r"[^,]*@([\w$.]+|\"[^\"]*\")", text)
     name = symbol[1] if symbol else None
-    own = found.to_sdy(name)
-    assert shardy_prints(text, found.mesh, len(found.shape), name).replace("p0", "") == own, text
+    found = found if name else Sharding.from_sdy(text, found.shape)
+    printed = shardy_prints(text, found.mesh, len(found.shape), name)
+    assert printed.replace("p0", "") == found.to_sdy(name), text
 
 
 JUDGES = {"P(": check_spec, "#sdy": check_shardy}

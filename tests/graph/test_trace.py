@@ -355,3 +355,42 @@ def test_a_swapped_operand_is_noticed():
     (found,) = evaluate(replace(graph, nodes=(node,)), normal(3), normal(3, seed=1))
     with pytest.raises(AssertionError):
         assert_equal([found], [normal(3) - normal(3, seed=1)])
+
+
+def drawn_by(key, x):
+    first, second = jax.random.split(jax.random.wrap_key_data(key))
+    kept = jax.random.bernoulli(first, 0.5, x.shape)
+    return kept, jax.random.normal(second, x.shape), jax.random.bits(second, (7,), "uint8")
+
+
+def test_random_bits_are_written_out_bit_for_bit():
+    key, x = jnp.array([1, 2], jnp.uint32), jnp.zeros((3, 5, 4))
+    graph = trace(drawn_by, key, x)
+    names = {node.primitive for node in graph.nodes}
+    assert {"positions", "threefry2x32"} <= names
+    assert not names & {"random_bits", "iota_2x32_shape"}
+    expected = jax.jit(drawn_by)(key, x)
+    for ours, theirs in zip(evaluate(graph, key, x), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    kept, _, bits = evaluate(graph, key, x)
+    np.testing.assert_array_equal(kept, expected[0])
+    np.testing.assert_array_equal(bits, expected[2])
+
+
+def test_bits_of_many_keys_are_those_of_each():
+    keys = np.arange(6, dtype=np.uint32).reshape(3, 2)
+
+    def many(keys):
+        return jax.vmap(lambda k: jax.random.uniform(jax.random.wrap_key_data(k), (4, 2)))(keys)
+
+    graph = trace(many, keys)
+    assert "random_bits" not in {node.primitive for node in graph.nodes}
+    np.testing.assert_array_equal(evaluate(graph, keys)[0], jax.jit(many)(keys))
+
+
+def test_bits_of_another_kind_of_key_stay_hidden():
+    def bits(words):
+        return jax.random.bits(jax.random.wrap_key_data(words, impl="rbg"), (3,))
+
+    graph = trace(bits, np.arange(4, dtype=np.uint32))
+    assert "random_bits" in {node.primitive for node in graph.nodes}

@@ -5,6 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from shardalg.graph.random import positions_p
+
+STARTS = (np.uint32(2), np.uint32(0), np.uint32(9))
+
 
 def sizes(rng, count, low=1, high=5):
     return [int(n) for n in rng.integers(low, high + 1, count)]
@@ -37,6 +41,7 @@ def layout(rng):
     yield lambda x: lax.expand_dims(x, (1,)), (x,)
     yield lambda x: lax.tile(x, (1, 3)), (x,)
     yield lambda: lax.broadcasted_iota(np.int32, (b, s), 1), ()
+    yield lambda: positions_p.bind(*STARTS, shape=(b, s, m), strides=(3 << 33, 5 << 30, 7)), ()
 
 
 RESHAPES = (

@@ -86,6 +86,11 @@ def point(rule, node, reads, points):
             return reads
         found = evaluate.apply(name, node.binding, (), reads)
         return [np.asarray(x) for x in found]
+    if name == "positions":
+        strides = node.signature.param("strides")
+        loops = [points[f"d{d}"] for d in range(len(strides))]
+        total = sum((s + at) * n for s, at, n in zip(reads, loops, strides, strict=True))
+        return [total >> 32, total & 0xFFFFFFFF]
     if name == "iota":
         return [points[f"d{node.signature.param('dimension')}"]]
     if name == "scatter-sub":
@@ -114,7 +119,7 @@ def flat(shape, at, count):
 def join(rule, result, at, found):
     """The result with the values of the existing points combined into it."""
     out, at = result.reshape(-1).copy(), flat(result.shape, at, len(found))
-    if rule.combine in UFUNCS and not rule.prefix and rule.reduced:
+    if rule.combine in UFUNCS and not rule.prefix and (rule.reduced or rule.init is not None):
         ufunc = UFUNCS[rule.combine]
         ufunc = np.bitwise_xor if ufunc is np.logical_xor and out.dtype != bool else ufunc
         ufunc.at(out, at, found.astype(out.dtype))

@@ -137,8 +137,12 @@ def searches(draw):
     return source.shape, start, goal
 
 
+X, Y = Digit(2, 2), Digit(1, 2)
+
+
 @settings(max_examples=200)
 @given(searches())
+@example(((8, 8, 8), (((X,), (Y,), ()), ()), (((), (), (X, Y)), ())))
 def test_bounds_hold_and_change_no_chain(problem):
     """The search within limits finds what the search without a limit finds, move for move."""
     shape, start, goal = problem

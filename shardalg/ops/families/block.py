@@ -14,7 +14,7 @@ approx_top_k cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householde
 lu lu_pivots_to_permutation ormqr qr schur svd symmetric_product tridiagonal tridiagonal_solve
 """
 RANDOM = """
-from_edtype iota_2x32_shape random_bits random_clone random_fold_in random_gamma random_seed
+from_edtype random_bits random_clone random_fold_in random_gamma random_seed
 random_split random_unwrap random_wrap rng_bit_generator rng_uniform to_edtype
 """
 VECTORS = ("tridiagonal_solve", "lu_pivots_to_permutation")

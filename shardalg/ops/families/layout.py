@@ -58,6 +58,21 @@ def iota(signature: Signature) -> tuple[Rule, ...]:
     return (Rule(signature.primitive, extents, ((),), (indices(loops),), family="iota"),)
 
 
+def positions(signature: Signature) -> tuple[Rule, ...]:
+    """`[], [] -> [d0, d1], [d0, d1]`: the point is the position, from a start per dimension."""
+    shape = signature.results[0].shape
+    loops = names("d", len(shape))
+    return (
+        Rule(
+            signature.primitive,
+            tuple(zip(loops, shape, strict=True)),
+            (tuple(access(k, ()) for k in range(len(shape))),),
+            (indices(loops),) * 2,
+            family="positions",
+        ),
+    )
+
+
 def empty(signature: Signature) -> tuple[Rule, ...]:
     """`-> [d0, d1]`: no element has a value that anybody may rely on."""
     shape = signature.results[0].shape
@@ -181,6 +196,7 @@ ROWS: dict[str, Builder] = {
     "empty": empty,
     "empty2": empty,
     "iota": iota,
+    "positions": positions,
     "reshape": reshape,
     "squeeze": squeeze,
     "tile": tile,

@@ -1,0 +1,139 @@
+"""Dimensions that an operator reads through a window: strided, shifted, dilated or reversed.
+
+With its loops cut to blocks, a device needs an interval of such a dimension. The local operator is
+the same one on that interval: only its padding (and the limits of a slice) are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shardalg.algebra.affine import Index
+from shardalg.graph.ir import Params, Signature
+from shardalg.ops.families.build import record
+from shardalg.ops.loops import dim_loops
+from shardalg.ops.rule import Rule
+
+Place = tuple[int, int]
+"""Operand and dimension."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a device has of a dimension that is read through a window.
+
+    The local operator reads place `(numerator - phase) / base` where the global one reads an
+    element, with the numerator counted from the device's first one.
+
+    Attributes:
+      length: places.
+      base: the dilation that is left to the operator; phase: in `[0, base)`.
+    """
+
+    length: int
+    phase: int = 0
+    base: int = 1
+
+
+def windowed(rule: Rule, tensor: int, dim: int) -> bool:
+    """Whether an operand's dimension is read through a window whose loops may be sharded.
+
+    >>> from shardalg.ops.table import rules
+    >>> from shardalg.graph.ir import ValueType
+    >>> f = lambda n: ValueType((n,), "float32")
+    >>> row, = rules(Signature("rev", (("dimensions", (0,)),), (f(6),), (f(6),)))
+    >>> str(row), windowed(row, 0, 0)
+    ('rev: [-d0+5] -> [d0]', True)
+    """
+    index = rule.indices(tensor)[dim]
+    plain = all(name in rule.extents for name in index.variables) and 0 not in (
+        rule.shape(tensor) or ()
+    )
+    divided = index.mod or (index.div > 1 and not index.exact)
+    moving = tensor >= 0 and index.terms and not divided
+    return bool(moving and plain) and not dim_loops(rule, tensor, dim)
+
+
+def reach(index: Index, blocks: Mapping[str, int]) -> int:
+    """Numerators between the first and the last that blocks of the loops need, both included."""
+    return sum(abs(c) * (blocks[name] - 1) for name, c in index.terms) + 1
+
+
+def local_params(
+    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[Place, Span]
+) -> Params:
+    """Parameters of the local operator that differ: those of the dimensions in `spans`."""
+    for name, place in _PLACED.items():
+        if signature.param(name) is not None:
+            return place(signature, rule, blocks, spans)
+    return ()
+
+
+def _padding(needed: int, span: Span) -> tuple[int, int]:
+    """Padding around a span so that the windows of the block fit exactly; it may be negative."""
+    return span.phase, needed - span.phase - max((span.length - 1) * span.base + 1, 0)
+
+
+def _convolution(
+    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[Place, Span]
+) -> Params:
+    layout, *_ = record(signature.param("dimension_numbers"), "lhs rhs out").values()
+    return _of_dims(signature, rule, blocks, spans, (layout[2:], "lhs_dilation"))
+
+
+def _reduction(
+    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[Place, Span]
+) -> Params:
+    dims = tuple(range(len(signature.operands[0].shape)))
+    return _of_dims(signature, rule, blocks, spans, (dims, "base_dilation"))
+
+
+def _of_dims(
+    signature: Signature,
+    rule: Rule,
+    blocks: Mapping[str, int],
+    spans: Mapping[Place, Span],
+    where: tuple[tuple[int, ...], str],
+) -> Params:
+    """Args: where: the operand's dimension of each window dimension, and the dilation's name."""
+    dims, dilation = where
+    padding, base = list(signature.param("padding")), list(signature.param(dilation))
+    for k, dim in enumerate(dims):
+        span = spans.get((0, dim))
+        if span is not None:
+            padding[k] = _padding(reach(rule.operands[0][dim], blocks), span)
+            base[k] = span.base
+    return (("padding", tuple(padding)), (dilation, tuple(base)))
+
+
+def _pad(
+    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[Place, Span]
+) -> Params:
+    config = list(signature.param("padding_config"))
+    for (_, dim), span in spans.items():
+        low, high = _padding(reach(rule.operands[0][dim], blocks), span)
+        config[dim] = (low, high, span.base - 1)
+    return (("padding_config", tuple(config)),)
+
+
+def _slice(
+    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[Place, Span]
+) -> Params:
+    """A dimension that is cut starts at its first element; a whole one keeps its limits."""
+    starts, limits = list(signature.param("start_indices")), list(signature.param("limit_indices"))
+    for dim, index in enumerate(rule.results[0]):
+        loop = index.variables[0]
+        if (0, dim) in spans:
+            starts[dim], limits[dim] = 0, reach(rule.operands[0][dim], blocks)
+        elif blocks[loop] != rule.extents[loop]:
+            limits[dim] = blocks[loop]
+    return (("start_indices", tuple(starts)), ("limit_indices", tuple(limits)))
+
+
+_PLACED: dict[str, Callable[..., Params]] = {
+    "rhs_dilation": _convolution,
+    "base_dilation": _reduction,
+    "padding_config": _pad,
+    "limit_indices": _slice,
+}

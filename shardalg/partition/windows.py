@@ -1,0 +1,266 @@
+"""Windows over a sharded dimension: what each device has to receive, and how it gets there.
+
+The interval that a device's iterations read comes from the row (`algebra.interval.touched`), and
+the rounds that bring it from `algebra.exchange`. The instructions: the piece of a block that can be
+needed, a fetch per round, the pieces side by side, one slice at a start in closed form, a mask
+where elements that do not exist may be read, and a dilation of its own where the phase of a
+dilated window depends on the device (GSPMD, arXiv:2105.04663, appendix A.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.exchange import Exchange, Round
+from shardalg.algebra.interval import touched
+from shardalg.ops.rule import PICK, Access, Rule
+from shardalg.ops.windows import Place, Span, reach, windowed
+from shardalg.partition.context import Cause, PartitionContext
+from shardalg.spmd.program import (
+    Attributes,
+    Concatenate,
+    Dilate,
+    Fetch,
+    MaskAt,
+    Slice,
+    SliceAt,
+    Start,
+)
+
+Loops = tuple[tuple[str, Digits], ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """One dimension of an operand that is read through a window with sharded loops.
+
+    Attributes:
+      exchange: brings the interval that a device needs.
+      index: the row's index of the dimension, before its division by `base`.
+      numerator: its smallest value on a device, in partition ids; `reach` values from there on.
+      masked: whether places may be read that hold no element.
+    """
+
+    operand: int
+    dim: int
+    exchange: Exchange
+    numerator: Index
+    base: int
+    reach: int
+    masked: bool
+
+    @property
+    def length(self) -> int:
+        """Elements of the interval."""
+        return self.exchange.want.length
+
+    @cached_property
+    def phases(self) -> frozenset[int]:
+        """All values of `base * start - numerator` over the devices."""
+        start = self.start(self.numerator * -1)
+        return frozenset(start.at(p) % self.base for p in range(self.exchange.devices))
+
+    @property
+    def span(self) -> Span:
+        """What the local operator is given."""
+        if len(self.phases) > 1:
+            return Span(self.reach)
+        (phase,) = self.phases
+        return Span(self.length, phase, self.base)
+
+    def start(self, index: Index, more: int = 0) -> Start:
+        """A start of the program's language from one in the loops' partition ids."""
+        ids = tuple((n, d) for n, d in self.exchange.ids if n in index.variables)
+        return Start(index, ids, more)
+
+
+@lru_cache(maxsize=1 << 14)
+def windows(
+    rule: Rule, loops: Loops, held: tuple[tuple[int, tuple[Digits, ...]], ...], devices: int
+) -> tuple[Window, ...]:
+    """Every dimension that sharded loops read through a window.
+
+    Args:
+      held: (operand, digits of its dimensions) as the operands are laid out.
+    """
+    assigned, found = dict(loops), []
+    layouts = dict(held)
+    for operand, dims in rule.operands.items():
+        for dim, index in enumerate(dims):
+            split = [n for n in index.variables if n in assigned]
+            if split and windowed(rule, operand, dim):
+                digits = layouts[operand][dim]
+                found.append(_window(rule, (operand, dim), assigned, (digits, devices)))
+    return tuple(found)
+
+
+def _window(
+    rule: Rule, place: Place, assigned: Mapping[str, Digits], where: tuple[Digits, int]
+) -> Window:
+    operand, dim = place
+    held, devices = where
+    index = rule.operands[operand][dim]
+    split = {n: assigned[n] for n in index.variables if n in assigned}
+    extents = {n: rule.extents[n] for n in index.variables}
+    blocks = {n: -(-extents[n] // parts(split.get(n, ()))) for n in extents}
+    counts = {n: parts(digits) for n, digits in split.items()}
+    size = rule.operand_shapes[operand][dim]
+    exchange = Exchange(
+        touched(index, blocks=blocks, parts=counts),
+        size,
+        -(-size // parts(held)),
+        held,
+        tuple(split.items()),
+        devices,
+    )
+    low = sum(min(0, c * (blocks[n] - 1)) for n, c in index.terms)
+    terms = tuple((n, c * blocks[n]) for n, c in index.terms if n in split)
+    numerator = Index(terms, index.constant + low)
+    # an iteration beyond a loop that is combined is executed too
+    executed = {
+        n: blocks[n] * counts[n] if n in counts and n in rule.reduced else extents[n]
+        for n in extents
+    }
+    return Window(
+        operand,
+        dim,
+        exchange,
+        numerator,
+        index.div,
+        reach(index, blocks),
+        not _inside(index, executed, size),
+    )
+
+
+def _inside(index: Index, extents: Mapping[str, int], size: int) -> bool:
+    """Whether every iteration reads an element that exists."""
+    ends = [(0, c * (extents[n] - 1)) for n, c in index.terms]
+    low = index.constant + sum(map(min, ends))
+    high = index.constant + sum(map(max, ends))
+    return low >= 0 and high <= (size - 1) * index.div
+
+
+def owner(rule: Rule, place: Place, assigned: Mapping[str, Digits]) -> Digits:
+    """The digits in which a windowed dimension is best held: those of the loop that spans most."""
+    index = rule.operands[place[0]][place[1]]
+    split = [(abs(c) * rule.extents[n], assigned[n]) for n, c in index.terms if n in assigned]
+    return max(split, key=lambda pair: pair[0])[1] if split else ()
+
+
+def spans(found: tuple[Window, ...]) -> dict[Place, Span]:
+    """What the local operator has of each windowed dimension."""
+    return {(w.operand, w.dim): w.span for w in found}
+
+
+def elements(window: Window, shape: tuple[int, ...]) -> int:
+    """Elements that a device sends for a window over an operand of a local shape."""
+    others = 1
+    for dim, size in enumerate(shape):
+        others *= 1 if dim == window.dim else size
+    sent = sum((r.upper - r.lower) * len(r.permutes) for r in window.exchange.rounds)
+    return sent * others
+
+
+@dataclass(frozen=True)
+class Bringing:
+    """Emits the instructions of one window.
+
+    Attributes:
+      fill: the local that stands for elements that do not exist; None: the combine's identity.
+    """
+
+    context: PartitionContext
+    window: Window
+    rule: Rule
+    fill: int | None
+    cause: Cause
+
+    def run(self, local: int) -> int:
+        """The local operand's interval from its block."""
+        window = self.window
+        pieces = [self.piece(local, r) for r in window.exchange.rounds if r.upper > r.lower]
+        local = pieces[0] if len(pieces) == 1 else self.joined(pieces)
+        local = self.cut(local)
+        if window.masked:
+            start = window.start(window.exchange.want.start)
+            local = self.filled(
+                MaskAt(window.dim, start, window.exchange.size, self.combine), local
+            )
+        return self.dilated(local) if len(window.phases) > 1 else local
+
+    @property
+    def combine(self) -> str | None:
+        """How a mask fills: None where it fills with a value."""
+        return None if self.fill is not None else self.rule.combine
+
+    def piece(self, local: int, round_: Round) -> int:
+        """The part of a round's block that some device needs."""
+        window, exchange = self.window, self.window.exchange
+        width = round_.upper - round_.lower
+        if width != exchange.block:
+            local = self.sized(Slice(window.dim, round_.lower, width), local, width)
+        if all(exchange.source(p, round_.number) == p for p in range(exchange.devices)):
+            return local
+        start = exchange.want.start
+        source = Index(start.terms, start.constant, start.div * exchange.block)
+        fetch = Fetch(
+            window.dim,
+            exchange.held,
+            window.start(source, round_.number),
+            tuple(permute.pairs for permute in round_.permutes),
+            window.start(exchange.want.start),
+            window.length,
+        )
+        return self.sized(fetch, local, width)
+
+    def joined(self, pieces: list[int]) -> int:
+        """The pieces side by side."""
+        dim = self.window.dim
+        width = sum(self.context.locals[piece].shape[dim] for piece in pieces)
+        return self.sized(Concatenate(dim), pieces[0], width, *pieces[1:])
+
+    def cut(self, local: int) -> int:
+        """The interval out of the rounds."""
+        window, exchange = self.window, self.window.exchange
+        shifts = {exchange.shift(p) for p in range(exchange.devices)}
+        width = self.context.locals[local].shape[window.dim]
+        if len(shifts) > 1:
+            start = exchange.want.start % exchange.block
+            at = window.start(start, -exchange.rounds[0].lower)
+            return self.sized(SliceAt(window.dim, at, window.length), local, window.length)
+        (shift,) = shifts
+        if (shift, width) == (0, window.length):
+            return local
+        return self.sized(Slice(window.dim, shift, window.length), local, window.length)
+
+    def dilated(self, local: int) -> int:
+        """The numerators of the device's windows, the gaps of the dilation written out."""
+        window, base = self.window, self.window.base
+        high = max(0, window.reach - max((window.length - 1) * base + 1, 0))
+        dilate = Dilate(window.dim, base, base - 1, high, self.combine)
+        local = self.filled(dilate, local, dilate.length(window.length))
+        at = window.start((window.numerator - 1) % base)
+        return self.sized(SliceAt(window.dim, at, window.reach), local, window.reach)
+
+    def filled(self, attributes: Attributes, local: int, size: int | None = None) -> int:
+        """An instruction that fills places."""
+        width = self.context.locals[local].shape[self.window.dim] if size is None else size
+        return self.sized(attributes, local, width, *([] if self.fill is None else [self.fill]))
+
+    def sized(self, attributes: Attributes, local: int, size: int, *more: int) -> int:
+        """Emit an instruction whose result has `size` places on the dimension."""
+        like, dim = self.context.locals[local], self.window.dim
+        shape = (*like.shape[:dim], size, *like.shape[dim + 1 :])
+        made = self.context.new_local(shape, like.dtype, like.sharding)
+        self.context.emit(attributes, (local, *more), (made,), self.cause)
+        return made
+
+
+def filler(rule: Rule) -> int | None:
+    """The operand whose number stands for elements that do not exist; None: an identity."""
+    picks = rule.combine == PICK and isinstance(rule.init, Access)
+    return rule.init.operand if picks else None

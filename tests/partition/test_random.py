@@ -1,0 +1,34 @@
+"""Random bits are partitioned: every device draws its own block of what one device would draw."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+
+X = np.random.default_rng(0).normal(size=(10, 6, 5)).astype(np.float32)
+KEY = np.array([3, 4], np.uint32)
+MESH = sa.Mesh({"X": 4, "Y": 2})
+SPEC = P("X", None, "Y")
+
+
+def dropout(x, words):
+    key = jax.random.wrap_key_data(words)
+    return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), 2 * x, 0)
+
+
+def test_dropout_draws_blocks_and_moves_nothing():
+    plan = sa.plan(dropout, X, KEY, mesh=MESH, in_shardings=(SPEC, P()), out_shardings=SPEC)
+    assert not len(plan.collectives())
+    assert not len(plan.warnings())
+    assert "u32[3@X,6,3@Y] threefry2x32" in str(plan.program)
+    np.testing.assert_array_equal(plan.lower()(X, KEY), jax.jit(dropout)(X, KEY))
+
+
+def test_dropout_of_named_sizes_is_one_program_at_all_of_them():
+    b, m = sa.dims("B M", hint=(8, 6))
+    x = jax.ShapeDtypeStruct((b, 6, m), "float32")
+    plan = sa.plan(dropout, x, KEY, mesh=MESH, in_shardings=(SPEC, P()), out_shardings=SPEC)
+    assert not len(plan.collectives())
+    assert {str(s) for s in plan.cost("tpu_v3").flops.free_symbols} == {"B", "M"}
