@@ -39,8 +39,8 @@ and the conditions of all choices. `guards` records, once per plan, all that pla
 sizes; `at` is the plan at twice one of {", ".join(TWICE)}, checked against that: the same plan, or
 traced and planned again; `its program` is the same plan traced and planned when asked for.
 `first_ms` is on the first mesh, with nothing remembered, `ms` the median of the meshes
-{MESHES[1:]}, each seen for the first time; processor time. A sweep evaluates one formula of that many terms at {POINTS:,} points of
-B, X and Y, on one thread."""
+{MESHES[1:]}, each seen for the first time; processor time. A sweep evaluates one formula of that
+many terms at {POINTS:,} points of B, X and Y, on one thread."""
 
 
 def run(
