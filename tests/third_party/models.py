@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from attnax import TransformerConfig, TransformerDecoder
-from flax import linen, nnx
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jax_resnet import ResNet, ResNetBlock
 from mamba2_jax import Mamba2Config, Mamba2ForCausalLM
