@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -279,14 +280,38 @@ def _loop(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[
     consts, rest = operands[: a.num_consts], operands[a.num_consts :]
 
     def body(carry: tuple[Array, ...], xs: tuple[Array, ...]) -> tuple:
-        arguments = zip(a.body.arguments, (*consts, *carry, *xs), strict=True)
-        env = constants(emitter) | dict(arguments)
-        results = run_block(emitter, a.body, env)
+        results = _inside(emitter, a.body, *consts, *carry, *xs)
         return tuple(results[: a.num_carry]), tuple(results[a.num_carry :])
 
     initial, xs = tuple(rest[: a.num_carry]), tuple(rest[a.num_carry :])
     carry, ys = lax.scan(body, initial, xs, length=a.length, reverse=a.reverse)
     return [*carry, *ys]
+
+
+def _inside(emitter: Emitter, block: Block, *arguments: Array) -> list[Array]:
+    """The results of a block inside an instruction."""
+    env = constants(emitter) | dict(zip(block.arguments, arguments, strict=True))
+    return run_block(emitter, block, env)
+
+
+def _while(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
+    a = instruction.attributes
+    first, both = a.num_consts[0], sum(a.num_consts)
+
+    def goes_on(carry: list[Array]) -> Array:
+        return _inside(emitter, a.condition, *operands[:first], *carry)[0]
+
+    def body(carry: list[Array]) -> list[Array]:
+        return _inside(emitter, a.body, *operands[first:both], *carry)
+
+    return lax.while_loop(goes_on, body, list(operands[both:]))
+
+
+def _branches(
+    emitter: Emitter, instruction: Instruction, which: Array, *operands: Array
+) -> list[Array]:
+    blocks = instruction.attributes.blocks
+    return lax.switch(which, [partial(_inside, emitter, b) for b in blocks], *operands)
 
 
 def constants(emitter: Emitter) -> dict[int, Array]:
@@ -329,6 +354,8 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,
     spmd.Loop: _loop,
+    spmd.While: _while,
+    spmd.Branches: _branches,
 }
 
 

@@ -6,7 +6,7 @@ from jax.sharding import PartitionSpec as P
 from shardalg.errors import StrategyError
 from shardalg.report.reasons import explanation, warnings
 from shardalg.report.tables import collectives, shardings
-from tests.report.planned import plan_on, planned
+from tests.report.planned import MESH, plan_on, planned
 
 
 def test_a_model_of_known_operators_gives_no_warning():
@@ -15,13 +15,14 @@ def test_a_model_of_known_operators_gives_no_warning():
 
 
 def doubled(x):
-    return jax.lax.while_loop(lambda s: s.sum() < 10, lambda s: s * 2, x)
+    """In a region of its own, which names its own devices."""
+    return jax.shard_map(lambda s: s * 2, mesh=MESH.to_jax(), in_specs=P(), out_specs=P())(x)
 
 
 @pytest.mark.parametrize(
     ("fn", "op", "match"),
     [
-        (doubled, "while", "its body runs whole"),
+        (doubled, "shard_map", "its region names its own devices"),
         (lambda x: jnp.cumsum(x, 1), "cumsum", "loop d1 is gathered"),
     ],
 )
