@@ -39,7 +39,7 @@ class Row:
     Attributes:
       windows: position of the first tap of each output; an element k is at position `dilation*k`.
       outputs: how many of them the unpartitioned operator has too.
-      shift: by how many taps of 0 the kernel is moved in a longer window, the same on every device.
+      zeros: taps of 0 before and after the kernel, in a window that is as long on every device.
     """
 
     partition: int
@@ -47,7 +47,7 @@ class Row:
     limit: int
     windows: tuple[int, ...] = ()
     outputs: int = 0
-    shift: int = 0
+    zeros: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Picture:
     @property
     def lanes(self) -> int:
         """Lines that the windows of a partition need so that none lie upon each other."""
-        longest = self.span + max(row.shift for row in self.rows)
+        longest = self.span + sum(self.rows[0].zeros)
         return min(-(-longest // self.stride), max(len(row.windows) for row in self.rows))
 
     @property
@@ -102,8 +102,8 @@ class Picture:
             if row.start < row.limit:
                 low.append(row.start * self.dilation)
                 high.append((row.limit - 1) * self.dilation + 1)
-            low += [first - row.shift for first in row.windows]
-            high += [first + self.span for first in row.windows]
+            low += [first - row.zeros[0] for first in row.windows]
+            high += [first + self.span + row.zeros[1] for first in row.windows]
         return min(low), max(high)
 
 
@@ -120,7 +120,7 @@ def picture(read: Halo | Exchange, *, kernel_placement: bool = False) -> Picture
     >>> from shardalg.algebra.halo import halo
     >>> from shardalg.algebra.window import Window
     >>> picture(halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4)).rows[3]
-    Row(partition=3, start=11, limit=16, windows=(11, 12, 13, 14), outputs=4, shift=0)
+    Row(partition=3, start=11, limit=16, windows=(11, 12, 13, 14), outputs=4, zeros=(0, 0))
     """
     if type(read) is Exchange:
         return _of_exchange(read)
@@ -136,6 +136,7 @@ def picture(read: Halo | Exchange, *, kernel_placement: bool = False) -> Picture
 
 def _row(halo: Halo, p: int, kernel_placement: bool) -> Row:
     window = halo.window
+    most, low = (halo.max_padding_low, halo.padding_low(p)) if kernel_placement else (0, 0)
     outputs = range(p * halo.out_block, (p + 1) * halo.out_block)
     return Row(
         p,
@@ -143,7 +144,7 @@ def _row(halo: Halo, p: int, kernel_placement: bool) -> Row:
         halo.limit.at(p),
         tuple(window.stride * o - window.padding_low for o in outputs),
         sum(o < halo.out_size for o in outputs),
-        halo.max_padding_low - halo.padding_low(p) if kernel_placement else 0,
+        (most - low, low),
     )
 
 
@@ -295,11 +296,14 @@ class _Panel:
     def window(self, row: Row, first: int, y: float, *, exists: bool) -> None:
         """A window of one output; FAINT if the unpartitioned operator has no such output."""
         color, shown = INK if exists else FAINT, self.shown
-        ends = self.x(first - row.shift + 0.15), self.x(first + shown.span - 0.15)
+        before, after = row.zeros
+        last = first + shown.span
+        ends = self.x(first - before + 0.15), self.x(last + after - 0.15)
         self.axes.plot(ends, (y, y), color=color, lw=0.8, ls="-" if exists else ":")
         dots = {"color": color, "ls": "none", "marker": "o", "ms": 3}
         taps = [self.x(first + tap + 0.5) for tap in shown.taps]
-        rings = [self.x(first - nth - 0.5) for nth in range(row.shift)]
+        places = [*range(first - before, first), *range(last, last + after)]
+        rings = [self.x(place + 0.5) for place in places]
         self.axes.plot(taps, [y] * len(taps), **dots)
         self.axes.plot(rings, [y] * len(rings), **dots, mfc="white", mew=0.7)
 
@@ -325,7 +329,7 @@ def _key(figure: Figure, shown: Sequence[Picture]) -> None:
             Line2D([], [], **past, label="of an output past the end"),
         ),
         (
-            any(row.shift for row in rows),
+            any(any(row.zeros) for row in rows),
             Line2D([], [], **dots, ls="none", mfc="white", label="tap of 0"),
         ),
     ]

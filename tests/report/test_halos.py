@@ -70,7 +70,8 @@ def test_no_window_lies_upon_another(seed):
         shown = picture(read, kernel_placement=True)
         low, high = shown.bounds
         for row in shown.rows:
-            spans = [(first - row.shift, first + shown.span) for first in row.windows]
+            before, after = row.zeros
+            spans = [(first - before, first + shown.span + after) for first in row.windows]
             assert all(low <= a < b <= high for a, b in spans)
             for lane in range(shown.lanes):
                 pairs = combinations(spans[lane :: shown.lanes], 2)
@@ -82,8 +83,8 @@ def test_placed_kernels_start_at_the_same_low_padding():
     plain, placed = picture(THIRD), picture(THIRD, kernel_placement=True)
     before = [3 * row.start - row.windows[0] for row in plain.rows]
     assert before == [1, 2, 0, 1]
-    assert [row.shift for row in placed.rows] == [1, 0, 2, 1]
-    starts = {3 * row.start - (row.windows[0] - row.shift) for row in placed.rows}
+    assert [row.zeros for row in placed.rows] == [(1, 1), (0, 2), (2, 0), (1, 1)]
+    starts = {3 * row.start - (row.windows[0] - row.zeros[0]) for row in placed.rows}
     assert starts == {THIRD.max_padding_low} == {2}
 
 
