@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
-from shardalg.ops.families.build import Builder, access, indices, is_number, names
+from shardalg.ops.families.build import Builder, access, indices, is_number, moved_row, names
 from shardalg.ops.rule import PICK, Rule
 
 
@@ -46,14 +46,7 @@ def _piece(signature: Signature, k: int, *, axis: int, start: int) -> Rule:
     shape = signature.results[k].shape
     loops = [f"s{k}" if d == axis else f"d{d}" for d in range(len(shape))]
     dims = [Index.of(n) + start if d == axis else Index.of(n) for d, n in enumerate(loops)]
-    return Rule(
-        signature.primitive,
-        tuple(zip(loops, shape, strict=True)),
-        ((access(0, dims),),),
-        (indices(loops),),
-        linear=frozenset({0}),
-        family="terms",
-    )
+    return moved_row(signature, loops, dims=dims, family="terms", result=k)
 
 
 def stack(signature: Signature) -> tuple[Rule, ...]:
