@@ -35,6 +35,12 @@ from shardalg.verify.operators import (
 from shardalg.verify.report import Decided, Statement
 
 Stated = tuple[str, Statement]
+# What a device may say otherwise than the node: the rows read these, so the claims compare them.
+RESTATED = frozenset(
+    "shape new_sizes sizes start_indices limit_indices slice_sizes padding padding_config "
+    "lhs_dilation base_dilation feature_group_count batch_group_count "
+    "indices_are_sorted unique_indices mode".split()
+)
 Outcome = tuple[tuple[Contents, ...], list[Stated]]
 
 
@@ -75,6 +81,9 @@ def applied(what: Applied) -> Outcome:
     results: list[Contents] = []
     for number, rule in enumerate(rows):
         run, claims = _run(what, rule, number)
+        if _is_refuted([*stated, *claims]):
+            # the maps of another operator cannot be compared with the row's
+            return _as_said(what), [*stated, *claims]
         alone = len(rows) == 1
         emission = _emission(what, rule, run) if alone else Emission()
         stated += [*claims, *_operator(what, run, emission)]
@@ -112,10 +121,19 @@ def _emission(what: Applied, rule: Rule, run: Run) -> Emission:
     return emit(what.signature, rule, blocks)
 
 
+def _is_refuted(stated: list[Stated]) -> bool:
+    return any(isinstance(s, Decided) and not s.holds for _, s in stated)
+
+
+def _as_said(what: Applied) -> tuple[Contents, ...]:
+    return tuple(laid_out(made.sharding, made.shape, None) for made in what.made)
+
+
 def _ready(what: Applied) -> Iterator[Stated]:
     """The primitive is the node's own, and nothing is left to be done to its operands."""
     ready = not any(held.awaits for held in what.operands)
-    same = what.apply.primitive == what.signature.primitive
+    restated = {name for name, _ in what.apply.params} <= RESTATED
+    same = what.apply.primitive == what.signature.primitive and restated
     yield (
         "emitted",
         Decided(f"{what.signature.primitive} runs on finished operands", ready and same),
@@ -155,7 +173,7 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
 
 def _by_everyone(what: Applied, stated: list[Stated]) -> Outcome:
     """A primitive without a row: every device computes the whole of it from whole operands."""
-    results = tuple(laid_out(made.sharding, made.shape, None) for made in what.made)
+    results = _as_said(what)
     whole = all(
         dim.start == Number() and dim.length == dim.size and not held.unreduced
         for held in (*what.operands, *results)

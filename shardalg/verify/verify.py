@@ -36,6 +36,7 @@ from shardalg.verify.report import FACTS, Claim, Decided, Report, Statement
 Held = dict[int, Contents]
 OPERATORS = (Apply, Choose)
 """Instructions that are the operator of a node; all others move what it reads or makes."""
+LOOP_PARAMS = ("num_consts", "num_carry", "length", "reverse")
 
 
 @lru_cache(maxsize=1 << 14)
@@ -167,6 +168,10 @@ class Verifier:
         region = graph.regions[node.bodies[0]]
         name, fixed = self.name(instruction), loop.num_consts + loop.num_carry
         inner = {local: self.said(local) for local, _ in self.program.constants}
+        said = tuple(node.signature.param(n) for n in LOOP_PARAMS)
+        runs = (loop.num_consts, loop.num_carry, loop.length, loop.reverse)
+        words = f"the loop runs {loop.length} times over what the scan carries"
+        yield self.judged(name, "carry", Decided(words, tuple(map(int, said)) == runs))
         pairs = zip(loop.body.arguments, region.arguments, strict=True)
         for number, (local, value) in enumerate(pairs):
             inner[local] = self.said(local)
@@ -175,9 +180,8 @@ class Verifier:
             wanted = self.around(inner[local], node.operands[number], loop, number >= fixed)
             yield self.alike(name, outer, wanted)
         yield from self.block(loop.body, inner)
-        for number, (local, value) in enumerate(
-            zip(loop.body.results, region.results, strict=True)
-        ):
+        pairs = zip(loop.body.results, region.results, strict=True)
+        for number, (local, value) in enumerate(pairs):
             carry = number < loop.num_carry
             layout = self.carried(loop, number) if carry else self.program.locals[local].sharding
             yield from self.handed("carry", inner[local], (value, layout))

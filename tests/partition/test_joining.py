@@ -93,8 +93,10 @@ def test_gradients_of_a_concatenation():
 
 
 def test_a_choice_prints_its_ends():
-    arguments = numbers(9, 3), numbers(13, 3)
-    plan = checked(lambda a, b: jnp.concatenate([a, b]), arguments, (ROWS, ROWS), out_shardings=ROWS)
+    def fn(a, b):
+        return jnp.concatenate([a, b])
+
+    plan = checked(fn, (numbers(9, 3), numbers(13, 3)), (ROWS, ROWS), out_shardings=ROWS)
     assert "choose dim=0 by 6*p(Y)+x, ends 9, 22" in str(plan.program)
     found = [s.attributes for s in instructions(plan.program.block)]
     assert [a.digits for a in found if isinstance(a, p.Choose)] == [MESH.digits("Y")]
