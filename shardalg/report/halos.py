@@ -181,7 +181,7 @@ def draw_halos(reads: Mapping[str, Halo | Exchange], *, kernel_placement: bool =
     shown = [picture(read, kernel_placement=kernel_placement) for read in reads.values()]
     heights = [_height(panel) for panel in shown]
     total = top = sum(heights) + KEY
-    width = max(NARROW, *(_width(panel) for panel in shown))
+    width = max([NARROW, *map(_width, shown)])
     figure = Figure(figsize=(width, total))
     for title, panel, height in zip(reads, shown, heights, strict=True):
         top -= height

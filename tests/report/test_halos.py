@@ -149,3 +149,9 @@ def test_only_one_row_of_devices_is_drawn():
     of_four = Exchange(Interval(Index.of("p") * 5 - 1, 6), 10, 5, rows, (("p", rows),), 4)
     with pytest.raises(ShardingError, match="one row of devices"):
         draw_halos({"": of_four})
+
+
+def test_a_figure_of_nothing_has_its_key_alone():
+    figure = draw_halos({})
+    assert not figure.axes
+    assert len(figure.legends[0].get_texts()) == 4
