@@ -18,6 +18,7 @@ from shardalg.spmd.program import (
     Attributes,
     Block,
     Branches,
+    Choose,
     CollectivePermute,
     Concatenate,
     Dilate,
@@ -99,6 +100,9 @@ _TEXT: dict[type, Callable[..., str]] = {
     MaskAt: lambda a, m: (
         f"mask dim={a.dim} where {start_text(m, a.start)}+x is outside [0,{a.size})"
         + (f" with {a.fill}" if a.fill else "")
+    ),
+    Choose: lambda a, m: (
+        f"choose dim={a.dim} by {start_text(m, a.start)}+x, ends {', '.join(map(str, a.ends))}"
     ),
     Offset: lambda a, m: (
         f"offset p({axes_text(m, a.digits)})*{a.scale}"

@@ -13,6 +13,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from shardalg.graph.annotate import annotate
+from shardalg.graph.calls import CALLS
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.serial import from_json, to_json
 from shardalg.graph.trace import trace
