@@ -270,7 +270,7 @@ def test_replanning_on_another_mesh_of_the_same_devices_runs(plan):
 
 
 def test_strict_refuses_a_fallback():
-    fn = jax.shard_map(jnp.sin, mesh=MESH.to_jax(), in_specs=P(), out_specs=P())
+    fn = jax.shard_map(jnp.sin, in_specs=P(), out_specs=P())
     given = {"mesh": MESH, "in_shardings": (P("X", "Y"),)}
     plan = sa.plan(fn, X, **given)
     assert plan.warnings()["wire_bytes"].sum() > 0
