@@ -183,7 +183,7 @@ class Plan:
         from shardalg.symbols import point_of
 
         point = point_of(self.sizes, sizes)
-        if self._guards is not None and self._guards.hold(point):
+        if self.holds(**point):
             return Plan(self.options, lambda: planned_at(self.stages, point, self.options)[0])
         stages, constant = planned_at(self.stages, point, self.options)
         here = _checked(stages, self.options)
@@ -195,6 +195,21 @@ class Plan:
                 f"hints:\n{found}\nPlan at these sizes, or allow it."
             )
         return replace(here, changes=found)
+
+    def holds(self, **sizes: int) -> bool:
+        """Whether no decision is another one where these names have these sizes, as far as known.
+
+        True is certain, but for what Python code makes of a size: another program, or two literals
+        that become one value. False may be a question that planning asked on the way to the same
+        plan; `at` tells.
+
+        Raises:
+          SymbolError: a name that the plan does not have, a size below 1.
+        """
+        from shardalg.symbols import point_of
+
+        point = point_of(self.sizes, sizes)
+        return self._guards is not None and self._guards.hold(point)
 
     @cached_property
     def _guards(self) -> Guards | None:
