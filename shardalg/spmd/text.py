@@ -153,4 +153,6 @@ def _comment(instruction: Instruction, graph: Graph | None) -> str:
 
 
 def _moves(instruction: Instruction) -> bool:
-    return isinstance(instruction.attributes, COLLECTIVES)
+    return isinstance(
+        instruction.attributes, COLLECTIVES
+    )

@@ -3,10 +3,17 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from shardalg.report.proofs import by_claim, statements
-from shardalg.report.tables import COLLECTIVE_COLUMNS, beside, collectives, strategies, totals
+from shardalg.report.tables import (
+    COLLECTIVE_COLUMNS,
+    beside,
+    collectives,
+    shardings,
+    strategies,
+    totals,
+)
 from shardalg.table import Table
 from tests.costs.handmade import H, M, ffn_graph, ffn_program, loop_program
-from tests.report.planned import plan_on
+from tests.report.planned import plan_on, planned
 
 
 def test_collectives_of_a_program_in_order():

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardalg.report.tables import collectives, shardings
+from shardalg.report.tables import collectives
 from shardalg.report.warned import warnings
 from tests.report.planned import plan_on, planned
 
@@ -30,7 +30,7 @@ def test_a_fallback_is_listed_with_its_line_and_all_its_bytes(fn, op, match):
     moved = collectives(program, graph)
     assert row["op"] == op
     assert match in row["warning"]
-    assert row["source"].startswith("test_reasons.py:")
+    assert row["source"].startswith("test_warned.py:")
     gathers = [r["wire_bytes"] for r in moved if r["op"] == op]
     assert row["wire_bytes"] == sum(gathers) > 0
 
