@@ -52,6 +52,7 @@ PLACES = {
         "graph/arguments.py",
         "graph/evaluate.py",
         "graph/random.py",
+        "graph/written.py",
         "lower/",
         "models/",
     ),

@@ -42,7 +42,7 @@ class Window:
       exchange: brings the interval that a device needs.
       index: the row's index of the dimension, before its division by `base`.
       numerator: its smallest value on a device, in partition ids; `reach` values from there on.
-      masked: whether places may be read that hold no element.
+      masked: whether places may be read that hold no element, and nothing else is chosen there.
     """
 
     operand: int
@@ -132,7 +132,7 @@ def _window(
         numerator,
         index.div,
         reach(index, blocks),
-        not _inside(index, executed, size),
+        len(rule.terms) == 1 and not _inside(index, executed, size),
     )
 
 

@@ -18,8 +18,9 @@ from shardalg.ops.rule import CLIP, PICK, SUM, Access, Rule
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
 from shardalg.spmd import program as p
-from shardalg.spmd.program import Apply, Attributes
+from shardalg.spmd.program import Apply, Attributes, Choose
 from shardalg.verify.contents import Contents, Made, as_set, laid_out, partition_number
+from shardalg.verify.moves import Step, chosen
 from shardalg.verify.operators import (
     Run,
     by_blocks,
@@ -55,7 +56,7 @@ class Applied:
 
     mesh: Mesh
     signature: Signature
-    apply: Apply
+    apply: Apply | Choose
     operands: tuple[Contents, ...]
     made: tuple[Made, ...]
 
@@ -71,6 +72,8 @@ class Applied:
 
 def applied(what: Applied) -> Outcome:
     """What the results of an operator hold, and the claims on which that rests."""
+    if isinstance(what.apply, Choose):
+        return _chosen(what)
     stated = [*_ready(what), *_iterations(what)]
     rows = rules(what.signature)
     if rows is None:
@@ -89,6 +92,25 @@ def applied(what: Applied) -> Outcome:
             results.append(contents)
             stated += claims
     return tuple(results), stated
+
+
+def _chosen(what: Applied) -> Outcome:
+    """Each place is that of the one alternative which exists: as if the others were masked."""
+    (rule,) = rules(what.signature)
+    run = Run(what.mesh, rule, rule, _loops(what, rule))
+    made = rule.results[0]
+    pieces = tuple(tuple(replace(a, dims=made) for a in term) for term in rule.terms)
+    run = replace(run, local=replace(by_blocks(rule, run.blocks), terms=pieces))
+    bare = not any(held.awaits or held.changes for held in what.operands)
+    stated: list[Stated] = [*_iterations(what), ("emitted", Decided("pieces are as read", bare))]
+    kept = []
+    for number, held in enumerate(what.operands):
+        alone, claims = chosen(Step(what.mesh, what.apply, (held,), what.made[0]), number)
+        kept.append(alone)
+        stated += claims
+    stated += _operator(replace(what, operands=tuple(kept)), run, Emission())
+    contents, claims = _result(what, run, (Emission(), 0, what.made[0]))
+    return (contents,), [*stated, *claims]
 
 
 def _emission(what: Applied, rule: Rule, run: Run) -> Emission:

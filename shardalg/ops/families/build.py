@@ -47,12 +47,11 @@ def moved_row(
     *,
     dims: Iterable[Index],
     family: str,
-    result: int = 0,
 ) -> Rule:
     """A row that moves elements of one operand: `[2*d0+1] -> [d0]`, the result's loops plain."""
     return Rule(
         signature.primitive,
-        tuple(zip(loops, signature.results[result].shape, strict=True)),
+        tuple(zip(loops, signature.results[0].shape, strict=True)),
         ((access(0, dims),),),
         (indices(loops),),
         linear=frozenset({0}),
