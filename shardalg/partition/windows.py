@@ -182,6 +182,8 @@ class Bringing:
     def run(self, local: int) -> int:
         """The local operand's interval from its block."""
         window = self.window
+        if not window.exchange.held:
+            return self.own(local)
         pieces = [self.piece(local, r) for r in window.exchange.rounds if r.upper > r.lower]
         local = pieces[0] if len(pieces) == 1 else self.joined(pieces)
         local = self.cut(local)
@@ -190,6 +192,19 @@ class Bringing:
             local = self.filled(
                 MaskAt(window.dim, start, window.exchange.size, self.combine), local
             )
+        return self.dilated(local) if len(window.phases) > 1 else local
+
+    def own(self, local: int) -> int:
+        """The interval of a dimension that every device has whole: padded, then cut."""
+        window, dim = self.window, self.window.dim
+        want, size = window.exchange.want, window.exchange.size
+        start = window.start(want.start)
+        starts = [start.at(p) for p in range(window.exchange.devices)]
+        low, high = max(0, -min(starts)), max(0, max(starts) + want.length - size)
+        if low or high:
+            local = self.filled(Dilate(dim, 1, low, high, self.combine), local, low + size + high)
+        at = window.start(want.start, low)
+        local = self.sized(SliceAt(dim, at, want.length), local, want.length)
         return self.dilated(local) if len(window.phases) > 1 else local
 
     @property
