@@ -84,7 +84,7 @@ def emit(
             "Gather the operand along it."
         )
     emission = EMITTERS[rule.family](signature, rule, blocks)
-    if not split:
+    if not split and not spans:
         return emission
     placed = dict(emission.params) | dict(local_params(signature, rule, blocks, spans))
     own = tuple((name, v) for name, v in placed.items() if v != signature.param(name))

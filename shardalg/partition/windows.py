@@ -10,7 +10,7 @@ dilated window depends on the device (GSPMD, arXiv:2105.04663, appendix A.2).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from shardalg.algebra.affine import Index
@@ -255,10 +255,11 @@ class Bringing:
     def dilated(self, local: int) -> int:
         """The numerators of the device's windows, the gaps of the dilation written out."""
         window, base = self.window, self.window.base
-        high = max(0, window.reach - max((window.length - 1) * base + 1, 0))
-        dilate = Dilate(window.dim, base, base - 1, high, self.combine)
-        local = self.filled(dilate, local, dilate.length(window.length))
         at = window.start((window.numerator - 1) % base)
+        needed = max(map(at.at, range(window.exchange.devices))) + window.reach
+        bare = Dilate(window.dim, base, base - 1, 0, self.combine)
+        dilate = replace(bare, high=max(0, needed - bare.length(window.length)))
+        local = self.filled(dilate, local, dilate.length(window.length))
         return self.sized(SliceAt(window.dim, at, window.reach), local, window.reach)
 
     def filled(self, attributes: Attributes, local: int, size: int | None = None) -> int:

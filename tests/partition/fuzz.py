@@ -17,13 +17,13 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.errors import ShardalgError
 from shardalg.spmd.simulate import simulate
 from tests.ops import cases, random_cases
 
 GROUPS = (*cases.GROUPS, *random_cases.GROUPS)
 MESHES = ((2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (2, 4))
-LOWERED = 10
+LAYOUTS = 10
+"""Layouts that a function is planned with; of one of them the lowering runs too."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,10 @@ def some_spec(rng, mesh, rank):
 def layouts(rng, graph):
     """A strategy with a layout for every argument and result, at times left to completion."""
     mesh = some_mesh(rng)
-    ranks = [[len(graph.values[v].type.shape) for v in vs] for vs in (graph.arguments, graph.results)]
-    given, wanted = (tuple(some_spec(rng, mesh, rank) for rank in side) for side in ranks)
+    given, wanted = (
+        tuple(some_spec(rng, mesh, len(graph.values[v].type.shape)) for v in side)
+        for side in (graph.arguments, graph.results)
+    )
     results = graph.results and rng.integers(4)
     return sa.Strategy(mesh, in_shardings=given, out_shardings=wanted if results else None)
 
@@ -97,16 +99,14 @@ def faults(plan, arguments, want, lowered):
                 if c.status in ("refuted", "unknown", "not_claimed"))  # fmt: skip
     if not same(simulate(plan.program, plan.graph, *arguments), want):
         yield "simulated, it is another result than one device's"
+    # XLA's own importer refuses a shard_map of arrays without elements (jaxlib 0.10.2).
+    lowered = lowered and all(np.size(a) for a in arguments)
     if lowered and not same(jax.tree.leaves(plan.lower()(*arguments)), want):
         yield "lowered, it is another result than one device's"
 
 
-def cases_of(drawn, count, lowered):
-    """(strategy, faults) of `count` layouts of a function, which is traced once.
-
-    Args:
-      lowered: of which case the lowering runs too: a number below `count`, or None.
-    """
+def cases_of(drawn, count):
+    """(strategy, faults) of `count` layouts of a function, which is traced once."""
     function, want = flat(drawn)
     rng = np.random.default_rng((drawn.seed, drawn.number))
     with jax.enable_x64(True):
@@ -114,22 +114,19 @@ def cases_of(drawn, count, lowered):
         for number in range(count):
             strategy = layouts(rng, plan.graph)
             try:
-                found = list(
-                    faults(plan.replan(strategy), drawn.arguments, want, number == lowered)
-                )
-            except Exception:  # noqa: BLE001 (whatever goes wrong is what is looked for)
+                found = list(faults(plan.replan(strategy), drawn.arguments, want, number == 0))
+            except Exception:  # whatever goes wrong is what is looked for
                 found = [traceback.format_exc(limit=-4)]
             yield strategy, found
 
 
-def fuzz(seconds, seed, count=5):
+def fuzz(seconds, seed):
     """Counts of cases per group, the failures as text, and the seed that would come next."""
     counts, failures, end = Counter(), [], time.monotonic() + seconds
     while time.monotonic() < end:
         for group in GROUPS:
             for drawn in functions(group, seed):
-                lowered = 0 if (seed + drawn.number) % 2 == 0 else None
-                for strategy, found in cases_of(drawn, count, lowered):
+                for strategy, found in cases_of(drawn, LAYOUTS):
                     counts[group.__name__] += 1
                     if found:
                         failures.append(f"{drawn}\n  {strategy}\n  " + "\n  ".join(found))
@@ -142,6 +139,7 @@ def fuzz(seconds, seed, count=5):
 def main():
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 600
     first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    jax.config.update("jax_disable_most_optimizations", True)  # each program runs once
     sa.host_devices(8)
     counts, failures, last = fuzz(seconds, first)
     for group, count in sorted(counts.items()):
