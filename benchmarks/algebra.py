@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks import windows
+from benchmarks import merges, windows
 from benchmarks.result import Result
 from shardalg.table import Table
 
 ABOUT = f"""Processor time of one call, median of five passes.
+{merges.ABOUT}
 {windows.ABOUT}"""
 
 
-def run(say: Callable[[str], None], count: int = windows.COUNT) -> Result:
+def run(
+    say: Callable[[str], None], count: int = windows.COUNT, *, devices: int = merges.LARGE
+) -> Result:
+    say("merging and proving")
+    rows = list(merges.rows(devices))
     say(f"deriving the halos of {count} windows")
-    rows = list(windows.rows(count))
+    rows += windows.rows(count)
     summary = {f"{row['what']}, microseconds": row["us"] for row in rows}
     return Result("algebra", ABOUT, Table.from_records(rows), summary)

@@ -28,15 +28,19 @@ CHIP = "tpu_v3"
 POINTS = 4_000_000
 # What "a symbolic plan and all its formulas" is: these, after tracing.
 COUNTED = ("lift", "plan", "symbolise", "collectives", "cost formulas")
+TWICE = ("B", "S", "H", "V", "L")
+SAME, OTHER = "at, decisions unchanged", "at, a fact fails"
 ABOUT = f"""The train step of the paper's 64-billion-parameter model (embedding, scanned layers,
 cross entropy, Adafactor), its sizes B S M H N D V L and X Y named, under the finalized strategy.
 `lift` names every dimension from the arguments' (tracing, twice, comes before it and is not
 counted); `plan` completes and partitions at the hints; `symbolise` puts formulas for the sizes;
 then come the table of collectives and every quantity of the cost in sympy, the orders of Table 1
-and the conditions of all choices, and `at` is the plan at twice the batch. `first_ms` is on the
-first mesh, with nothing remembered, `ms` the median of the meshes {MESHES[1:]}, each seen for the
-first time; processor time. A sweep evaluates one formula of that many terms at {POINTS:,} points of
-B, X and Y, on one thread."""
+and the conditions of all choices. `guards` records, once per plan, all that planning asks of the
+sizes; `at` is the plan at twice one of {", ".join(TWICE)}, checked against that: the same plan, or
+traced and planned again; `its program` is the same plan traced and planned when asked for.
+`first_ms` is on the first mesh, with nothing remembered, `ms` the median of the meshes
+{MESHES[1:]}, each seen for the first time; processor time. A sweep evaluates one formula of that
+many terms at {POINTS:,} points of B, X and Y, on one thread."""
 
 
 def run(
@@ -61,9 +65,16 @@ def run(
         "symbolic plan and all formulas after tracing, ms": sum(r["ms"] for r in counted),
         "the same with nothing remembered, ms": sum(r["first_ms"] for r in counted),
         "wire bytes swept, points per second": sweeps[0]["points_per_s"],
-        "at() with unchanged decisions, ms": next(r["ms"] for r in rows if r["stage"] == "at"),
+        "at() with unchanged decisions, ms": _ms(rows, SAME),
+        "what it needs once per plan (guards), ms": _ms(rows, "guards"),
+        "at() at twice a size, decisions unchanged": len(stages.get(SAME, ())),
+        "at() at twice a size, a fact fails": len(stages.get(OTHER, ())),
     }
     return Result("symbols", ABOUT, Table.from_records((*rows, *sweeps)), summary)
+
+
+def _ms(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:
+    return next((row["ms"] for row in rows if row["stage"] == stage), None)
 
 
 def planned(config: Config, shape: tuple[int, int]) -> sa.Plan:
@@ -83,9 +94,7 @@ def strategy(config: Config, shape: tuple[int, int]) -> sa.Strategy:
     return finalized(sa.Mesh(dict(zip("XY", shape, strict=True)), symbolic=True), config)
 
 
-def priced(
-    first: sa.Plan, config: Config, shape: tuple[int, int]
-) -> Iterator[tuple[str, Seconds]]:
+def priced(first: sa.Plan, config: Config, shape: tuple[int, int]) -> Iterator[tuple[str, Seconds]]:
     """Each stage of a plan on one mesh, in order."""
     symbols = first.symbols
     second = Retrace(symbols.tracer(symbols.second), symbols.second)
@@ -99,7 +108,13 @@ def priced(
     yield "cost formulas", Seconds(estimated.wall + shown.wall, estimated.cpu + shown.cpu)
     yield "orders of Table 1", timed(lambda: costs_of(plan, per="L"))[1]
     yield "conditions", timed(lambda: plan.conditions_table)[1]
-    yield "at", timed(lambda: plan.at(B=config.B * 2))[1]
+    yield "guards", timed(plan.holds)[1]
+    for name in TWICE:
+        sizes = {name: 2 * getattr(config, name)}
+        there, seconds = timed(lambda: plan.at(**sizes))  # noqa: B023
+        yield (SAME if plan.holds(**sizes) else OTHER), seconds
+        if plan.holds(**sizes):
+            yield "its program", timed(lambda: there.program)[1]  # noqa: B023
 
 
 def _row(stage: str, seconds: Sequence[Seconds]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from shardalg.partition.partition import partition
 from shardalg.pause import collection_paused
 from shardalg.propagate import propagate
 from shardalg.propagate.strategy import Options
+from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
 from shardalg.stages import Stages
 from shardalg.symbols import annotations_at
@@ -39,16 +40,27 @@ def guards(stages: Stages, options: Options, named: Symbolised) -> Guards | None
     """
     recorded = recorder(named.sizes.hints)
     sizes = _Sizes(stages, named.sizes, recorded)
-    mesh = stages.mesh.resized({n: recorded.size(s) for n, s in named.sizes.axes.items()})
-    with collection_paused():
-        graph = sizes.graph()
-        sharded = propagate(graph, annotations_at(stages.annotations, graph, mesh), options)
-        program = partition(sharded, stages.traced.roles, options)
-        peak_place(program, graph, stages.traced.donated)
+    try:
+        with collection_paused():
+            program = _planned_again(stages, options, sizes)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        # An operator whose row computes what a formula cannot follow: nothing is known.
+        return None
     lines = (program_text(p, stages.graph).splitlines() for p in (program, stages.program))
     first, second = (tuple(text)[1:] for text in lines)
     facts = (*map(_fact, named.conditions), *sizes.held())
     return Guards(recorded, facts) if first == second else None
+
+
+def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgram:
+    """All of planning that `at` compares, on recorded sizes."""
+    size, axes = sizes.recorded.size, sizes.sizes.axes
+    mesh = stages.mesh.resized({name: size(axis) for name, axis in axes.items()})
+    graph = sizes.graph()
+    sharded = propagate(graph, annotations_at(stages.annotations, graph, mesh), options)
+    program = partition(sharded, stages.traced.roles, options)
+    peak_place(program, graph, stages.traced.donated)
+    return program
 
 
 def _fact(condition: Divides) -> Fact:

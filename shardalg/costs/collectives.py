@@ -92,8 +92,9 @@ def quotient(above: Any, below: Any) -> Any:
 
 
 def is_collective(attributes: Attributes) -> bool:
-    """Whether an instruction moves bytes between devices."""
-    return type(attributes) in KINDS
+    """Whether an instruction moves bytes between devices: not a fetch from nobody."""
+    from_nobody = type(attributes) is Fetch and not attributes.permutes
+    return type(attributes) in KINDS and not from_nobody
 
 
 def group_size(attributes: Attributes) -> Any:
@@ -125,9 +126,7 @@ def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
 
 
 def _stays(attributes: Attributes) -> bool:
-    """Whether every pair of a permute is a device and itself, or nobody needs another's block."""
-    if type(attributes) is Fetch:
-        return not attributes.permutes
+    """Whether every pair of a permute is a device and itself."""
     pairs = attributes.pairs if type(attributes) is CollectivePermute else ((0, 1),)
     return all(source == target for source, target in pairs)
 

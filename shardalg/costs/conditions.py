@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -166,6 +166,8 @@ def conditions(
 def primitive(formula: Formula) -> Formula:
     """The formula divided by its largest common product, so that proportional ones are equal.
 
+    The product is positive at all sizes: the formula keeps its sign.
+
     >>> from shardalg.costs.formula import symbols
     >>> B, M, X = symbols("B M X")
     >>> primitive(4 * B * M / X - 6 * M)
@@ -174,11 +176,22 @@ def primitive(formula: Formula) -> Formula:
     if not formula:
         return formula
     powers = [dict(monomial) for monomial in formula.terms]
-    factors = frozenset().union(*powers)
+    factors = [f for f in frozenset().union(*powers) if _is_size(f)]
     least = {f: min(p.get(f, 0) for p in powers) for f in factors}
-    left = ({f: p.get(f, 0) - e for f, e in least.items()} for p in powers)
+    left = ({**p, **{f: p.get(f, 0) - e for f, e in least.items()}} for p in powers)
     monomials = (frozenset((f, e) for f, e in p.items() if e) for p in left)
     return Formula(dict(zip(monomials, _coprime(formula.terms.values()), strict=True)))
+
+
+def is_positive(formula: Formula) -> bool:
+    """Whether a formula is a sum of positive products: positive at all sizes."""
+    factors = (f for monomial in formula.terms for f, _ in monomial)
+    return all(c > 0 for c in formula.terms.values()) and all(map(_is_size, factors))
+
+
+def _is_size(factor: Any) -> bool:
+    """Whether a factor is at least 1 at all sizes: a name, or a ceiling of what is positive."""
+    return type(factor) is str or is_positive(factor.ratio)
 
 
 def _coprime(numbers: Iterable[Number]) -> list[int]:

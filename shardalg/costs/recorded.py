@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from shardalg.costs.conditions import primitive
+from shardalg.costs.conditions import is_positive, primitive
 from shardalg.costs.facts import NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact
 from shardalg.costs.formula import Formula, Number, ceiling
 from shardalg.costs.tile import is_whole, multiple
@@ -148,6 +148,9 @@ def _rest(a: Side, b: Side) -> Answer:
 
 
 def _ratio(above: Formula, below: Formula) -> Formula | None:
+    """The quotient as a formula; None where it is none, or the divisor may be 0."""
+    if not is_positive(below):
+        return None
     return above / below if len(below.terms) == 1 else multiple(above, below)
 
 
@@ -168,23 +171,16 @@ def _signed(difference: Formula, strict: bool, outcome: bool) -> Answer:
     if not outcome:
         difference, strict = -difference, not strict
     found = primitive(difference)
-    known = found.number is not None or _is_positive(found)
+    known = found.number is not None or is_positive(found)
     return outcome, () if known else (Fact(found, POSITIVE if strict else NONNEGATIVE),)
 
 
 def _is_equal(a: Side, b: Side) -> Answer:
     outcome, found = a[0] == b[0], primitive(a[1] - b[1])
-    known = not outcome and (_is_positive(found) or _is_positive(-found))
+    known = not outcome and (is_positive(found) or is_positive(-found))
     if known or found.number is not None:
         return outcome, ()
     return outcome, (Fact(found, ZERO if outcome else NONZERO),)
-
-
-def _is_positive(formula: Formula) -> bool:
-    """Whether a formula is a sum of positive products: positive at all sizes."""
-    return all(c > 0 for c in formula.terms.values()) and all(
-        _is_positive(atom.ratio) for atom in formula.atoms
-    )
 
 
 def _swapped(act: Callable[[Side, Side], Answer]) -> Callable[..., Answer]:

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from shardalg.costs.collectives import KINDS, axis_names, seconds, wire_bytes
+from shardalg.costs.collectives import KINDS, axis_names, is_collective, seconds, wire_bytes
 from shardalg.costs.compute import (
     Shapes,
     contracts,
@@ -146,7 +146,7 @@ class _Pricing:
         found = []
         for place, side in zip_longest(runs, sides):
             instruction = self.steps[place].instruction
-            moves = type(instruction.attributes) in KINDS
+            moves = is_collective(instruction.attributes)
             found.append(self.moved(instruction) if moves else self.computed(instruction, side))
         return found
 

@@ -331,7 +331,7 @@ def _site(
 HANDLERS: dict[str, Callable[[Builder, Any, list[int], _Place], Sequence[int]]] = {
     **dict.fromkeys(INLINED, _inline),
     "custom_linear_solve": _linear_solve,
-    **dict.fromkeys(("iota_2x32_shape", "random_bits"), _write_out),
+    **dict.fromkeys("iota_2x32_shape random_bits split stack unstack".split(), _write_out),
     "jit": _jit,
     "scan": _scan,
     "remat2": _remat,

@@ -8,7 +8,6 @@ are a primitive of our own, because one with a position of its block cannot be s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,13 +20,8 @@ from jax.interpreters import mlir
 WORD, HALF = 1 << 32, 1 << 16
 
 
-def written_out(equation: Any) -> Any | None:
-    """What computes the results of an equation, as a closed jaxpr; None where it is not known."""
-    return _WRITTEN[equation.primitive.name](equation)
-
-
-def _bits(equation: Any) -> Any | None:
-    """`random_bits` of keys of JAX's default kind."""
+def bits_of(equation: Any) -> Any | None:
+    """`random_bits` of keys of JAX's default kind, as a closed jaxpr; None of another kind."""
     (keys,) = (var.aval for var in equation.invars)
     kind = getattr(keys.dtype, "_impl", None)
     if getattr(kind, "name", None) != "threefry2x32":
@@ -43,18 +37,12 @@ def _bits(equation: Any) -> Any | None:
     return jax.make_jaxpr(lambda keys: bits(jax.random.key_data(keys)))(spec)
 
 
-def _positions(equation: Any) -> Any:
+def positions_of(equation: Any) -> Any:
     """`iota_2x32_shape`: the position of every element in row-major order."""
     shape = equation.params["shape"]
     strides = tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
     starts = [np.uint32(0)] * len(shape)
     return jax.make_jaxpr(lambda: positions_p.bind(*starts, shape=shape, strides=strides))()
-
-
-_WRITTEN: dict[str, Callable[[Any], Any | None]] = {
-    "random_bits": _bits,
-    "iota_2x32_shape": _positions,
-}
 
 
 def positions(*starts: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Any, Any]:

@@ -16,8 +16,8 @@ from shardalg.errors import RoleError, StrategyError, TraceError
 from shardalg.graph.build import Builder
 from shardalg.graph.evaluate import find_primitive
 from shardalg.graph.ir import Graph
-from shardalg.graph.random import written_out
 from shardalg.graph.source import Sources
+from shardalg.graph.written import written_out
 from shardalg.pause import collection_paused
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import jax
@@ -52,7 +52,7 @@ class Border:
     @property
     def struct(self) -> jax.ShapeDtypeStruct:
         """The padded array, for tracing."""
-        return jax.ShapeDtypeStruct(self.padded_shape, self.dtype, sharding=self.inner)
+        return jax.ShapeDtypeStruct(self.padded_shape, item_type(self.dtype), sharding=self.inner)
 
     def fits(self, array: Any) -> bool:
         """Whether `array` has the true or the padded shape, and the item type once JAX holds it."""
@@ -60,7 +60,9 @@ class Border:
         if dtype is None:
             dtype = np.asarray(array).dtype
         known = shape in (self.sharding.shape, self.padded_shape)
-        return known and jax.dtypes.canonicalize_dtype(dtype) == jax.numpy.dtype(self.dtype)
+        if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+            dtype = jax.dtypes.canonicalize_dtype(dtype)
+        return known and dtype == item_type(self.dtype)
 
     def enter(self, array: Any) -> jax.Array:
         """Padded and placed; an array that already is so is returned itself."""
@@ -81,6 +83,23 @@ class Border:
         if self.sharding.is_even:
             return array
         return _stripper(self.sharding.shape, self.outer)(array)
+
+
+@cache
+def item_type(name: str) -> Any:
+    """JAX's item type of that name, those of random keys among them.
+
+    >>> item_type("bfloat16"), item_type("key<fry>")
+    (dtype(bfloat16), key<fry>)
+    """
+    if not name.startswith("key<"):
+        return jax.numpy.dtype(name)
+    keys = (jax.eval_shape(partial(jax.random.key, impl=impl), 0).dtype for impl in _KEYS)
+    return next(dtype for dtype in keys if str(dtype) == name)
+
+
+# JAX's kinds of random keys.
+_KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def even_prefix(sharding: Sharding) -> Sharding:

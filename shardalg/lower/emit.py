@@ -236,6 +236,15 @@ def _mask_at(emitter: Emitter, instruction: Instruction, x: Array, *fill: Array)
     return [jnp.where((place >= 0) & (place < a.size), x, value)]
 
 
+def _choose(emitter: Emitter, instruction: Instruction, *pieces: Array) -> list[Array]:
+    a = instruction.attributes
+    place = lax.broadcasted_iota(jnp.int32, pieces[0].shape, a.dim) + emitter.start(a.start)
+    result = pieces[-1]
+    for piece, end in zip(pieces[-2::-1], a.ends[-2::-1], strict=True):
+        result = jnp.where(place < end, piece, result)
+    return [result]
+
+
 def _offset(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     a = instruction.attributes
     shift = jnp.asarray(emitter.partition_id(a.digits) * a.scale).astype(x.dtype)
@@ -325,6 +334,7 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,
     spmd.MaskAt: _mask_at,
+    spmd.Choose: _choose,
     spmd.Offset: _offset,
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,

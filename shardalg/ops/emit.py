@@ -47,6 +47,8 @@ class Emission:
       batch_dims: dimensions of that value which the indices span.
       fill: what a globally missing index gives, on one member; None: none can miss.
       first_member: operand that enters the combination on one member only.
+      chosen: (result dimension, size of each operand along it) where every place is that of one
+        operand.
     """
 
     params: Params = ()
@@ -55,6 +57,7 @@ class Emission:
     batch_dims: tuple[int, ...] = ()
     fill: int | float | None = None
     first_member: int | None = None
+    chosen: tuple[int, tuple[int, ...]] | None = None
 
 
 def emit(
@@ -146,6 +149,7 @@ UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
     "arg": _reduced,
     "scatter": _added_once,
     "shape": _divided,
+    "terms": _unreachable,
     "user": _reduced,
     "window": _unreachable,
 }
@@ -188,6 +192,14 @@ def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     names = (index.loop for index in rule.results[0])
     shifts = tuple(IndexShift(d, None, n, 1) for d, n in enumerate(names) if n in split)
     return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else Emission()
+
+
+def _terms(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """Along the dimension in which the operands follow one another, a place has one of them."""
+    dim = signature.param("dimension")
+    sizes = tuple(v.shape[dim] for v in signature.operands)
+    chosen = len(sizes) > 1 and rule.results[0][dim].loop in sharded(rule, blocks)
+    return Emission(chosen=(dim, sizes) if chosen else None)
 
 
 def _window(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
@@ -278,7 +290,7 @@ EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {
     "same": _same,
     "scatter": _scatter,
     "shape": _shape,
-    "terms": _same,
+    "terms": _terms,
     "user": _same,
     "window": _window,
 }

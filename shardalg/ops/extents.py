@@ -35,6 +35,7 @@ class Shift:
     `repeats`: the target walks over the source several times (tile).
     `free`: the row does not tie the two (the place of a window is a run-time number, the target
     counts taps): a reading needs evidence.
+    `start`: where the target begins in the source, if it walks over it element by element.
     """
 
     source: Place
@@ -44,6 +45,7 @@ class Shift:
     slack: tuple[int, ...] = ()
     repeats: bool = False
     free: bool = False
+    start: int | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class _Reader:
         shifts = list(self._shifts())
         sums = list(_tilings(shifts, self._sizes()))
         summed = {e.left[0] for e in sums}
-        kept = [shift for shift, _ in shifts if shift.target not in summed]
+        kept = [shift for shift in shifts if shift.target not in summed]
         kept += [*self._repeats(), *self._selected(), *self._taps(), *self._blocks()]
         parts = (self.equal, products + sums, kept, self.inner)
         return Extents(*map(tuple, parts))
@@ -141,14 +143,16 @@ class _Reader:
                 if not more:
                     yield Shift(place, self.loop_at[name], repeats=True)
 
-    def _shifts(self) -> Iterator[tuple[Shift, Index]]:
+    def _shifts(self) -> Iterator[Shift]:
         for place, index, rule in self.moved:
             names = [v for v in index.variables if v in rule.result_loops]
             if place[0] < self.count and len(names) == 1 and names[0] in self.loop_at:
                 stride = abs(dict(index.terms)[names[0]])
                 base = index.div if index.exact else 1
                 slack = _slack(index, rule, stride)
-                yield Shift(place, self.loop_at[names[0]], stride, base, slack), index
+                plain = stride == base == len(index.terms) == 1
+                start = index.constant if plain else None
+                yield Shift(place, self.loop_at[names[0]], stride, base, slack, start=start)
 
     def _selected(self) -> Iterator[Shift]:
         """`k == o + $t`: a window at a run-time place in k."""
@@ -209,16 +213,14 @@ def _is_reversed(rule: Rule, index: Index, at: Place) -> bool:
     return coefficient == -1 and rule.extents.get(name) == size == index.constant + 1
 
 
-def _tilings(shifts: list[tuple[Shift, Index]], sizes: dict[Place, int]) -> Iterator[Equation]:
-    """Pieces that fill one dimension without a gap: concatenate and split, by their starts."""
-    for whole, part, sign in (("target", "source", -1), ("source", "target", 1)):
-        groups: dict[Place, list[tuple[int, Place]]] = {}
-        for shift, index in shifts:
-            if shift.stride == shift.base == 1 and len(index.terms) == 1:
-                pieces = groups.setdefault(getattr(shift, whole), [])
-                pieces.append((sign * index.constant, getattr(shift, part)))
-        for place, pieces in groups.items():
-            starts, places = zip(*sorted(pieces), strict=True)
-            ends = [start + sizes[p] for start, p in zip(starts, places, strict=True)]
-            if len(pieces) > 1 and (*starts, sizes[place]) == (0, *ends):
-                yield Equation(SUM, (place,), places)
+def _tilings(shifts: list[Shift], sizes: dict[Place, int]) -> Iterator[Equation]:
+    """Pieces that fill one dimension without a gap: concatenate, by their starts."""
+    groups: dict[Place, list[tuple[int, Place]]] = {}
+    for shift in shifts:
+        if shift.start is not None:
+            groups.setdefault(shift.target, []).append((-shift.start, shift.source))
+    for place, pieces in groups.items():
+        starts, places = zip(*sorted(pieces), strict=True)
+        ends = [start + sizes[p] for start, p in zip(starts, places, strict=True)]
+        if len(pieces) > 1 and (*starts, sizes[place]) == (0, *ends):
+            yield Equation(SUM, (place,), places)

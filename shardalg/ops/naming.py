@@ -9,7 +9,7 @@ import sympy
 
 from shardalg.algebra.dims import Expr, SymbolError, evaluate, sizes_of
 from shardalg.graph.ir import Graph, Node
-from shardalg.ops.extents import PRODUCT, Shift, extents
+from shardalg.ops.extents import PRODUCT, SUM, Shift, extents
 from shardalg.ops.retrace import Alignment, Retrace
 
 ONE = sympy.Integer(1)
@@ -92,6 +92,7 @@ class Names:
                     self._join(first, second, node)
             if found.equations or found.shifts:
                 self._keep(node, at)
+        self._join_pieces()
 
     def _keep(self, node: Node, at: tuple[int, ...]) -> None:
         found = extents(node.signature)
@@ -107,6 +108,19 @@ class Names:
             self.equations.append((node, equation.kind, sides))
         for shift in found.shifts:
             self.shifts.append((node, slot(shift.source), slot(shift.target), shift))
+
+    def _join_pieces(self) -> None:
+        """Slices of one value that fill a dimension without a gap are as long as it together."""
+        pieces: dict[int, dict[int, tuple[int, Node]]] = {}
+        for node, source, target, shift in self.shifts:
+            if shift.start is not None and shift.start >= 0:
+                pieces.setdefault(source, {})[shift.start] = target, node
+        for source, found in pieces.items():
+            starts = sorted(found)
+            targets = [found[start][0] for start in starts]
+            ends = [a + self.number[t] for a, t in zip(starts, targets, strict=True)]
+            if len(found) > 1 and [*starts, self.number[source]] == [0, *ends]:
+                self.equations.append((found[0][1], SUM, ([source], targets)))
 
     def _new(self, size: int) -> None:
         self.parent.append(len(self.number))

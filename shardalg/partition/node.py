@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
-from shardalg.graph.ir import Node
+from shardalg.graph.ir import Node, Signature
 from shardalg.ops.emit import Emission, emit
 from shardalg.ops.rule import PICK, SUM, Rule
 from shardalg.ops.table import rules
@@ -20,10 +21,12 @@ from shardalg.spmd.program import (
     AllReduce,
     Apply,
     Attributes,
+    Choose,
     FirstMember,
     Mask,
     MaskIndexed,
     Offset,
+    Start,
 )
 
 
@@ -40,7 +43,7 @@ class NodePlan:
 
     choice: Choice
     before: tuple[tuple[int, Attributes], ...]
-    apply: Apply
+    apply: Apply | Choose
     after: tuple[Attributes, ...]
     indexed: tuple[int, MaskIndexed] | None
     raw: tuple[Sharding, ...]
@@ -69,9 +72,22 @@ def node_plan(key: NodeKey) -> NodePlan:
         if pending:
             before += ((emission.first_member, FirstMember(pending, rows[0].combine)),)
     after = _result_shifts(emission, loops, blocks) + _combines(rows[0], loops)
-    apply = Apply(primitive, emission.params, choice.loops)
+    apply = _local(key.signature, emission, choice, blocks)
     indexed = _indexed(emission, loops, (blocks, extents))
     return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why, found)
+
+
+def _local(
+    signature: Signature, emission: Emission, choice: Choice, blocks: dict[str, int]
+) -> Apply | Choose:
+    """What stands for the operator on a device."""
+    if emission.chosen is None:
+        return Apply(signature.primitive, emission.params, choice.loops)
+    dim, sizes = emission.chosen
+    (rule,) = rules(signature)
+    loop = rule.results[0][dim].loop
+    start = Start(Index.of(loop) * blocks[loop], ((loop, dict(choice.loops)[loop]),))
+    return Choose(dim, start, sizes, choice.loops)
 
 
 def _windows(key: NodeKey, rows: tuple[Rule, ...], choice: Choice) -> tuple[Window, ...]:

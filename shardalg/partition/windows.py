@@ -9,13 +9,14 @@ dilated window depends on the device (GSPMD, arXiv:2105.04663, appendix A.2).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
-from shardalg.algebra.exchange import Exchange, Round
+from shardalg.algebra.exchange import Exchange, Permute, Round
 from shardalg.algebra.interval import touched
 from shardalg.ops.rule import PICK, Access, Rule
 from shardalg.ops.windows import Place, Span, reach, windowed
@@ -42,7 +43,7 @@ class Window:
       exchange: brings the interval that a device needs.
       index: the row's index of the dimension, before its division by `base`.
       numerator: its smallest value on a device, in partition ids; `reach` values from there on.
-      masked: whether places may be read that hold no element.
+      masked: whether places may be read that hold no element, and nothing else is chosen there.
     """
 
     operand: int
@@ -132,7 +133,7 @@ def _window(
         numerator,
         index.div,
         reach(index, blocks),
-        not _inside(index, executed, size),
+        len(rule.terms) == 1 and not _inside(index, executed, size),
     )
 
 
@@ -161,8 +162,25 @@ def elements(window: Window, shape: tuple[int, ...]) -> int:
     others = 1
     for dim, size in enumerate(shape):
         others *= 1 if dim == window.dim else size
-    sent = sum((r.upper - r.lower) * len(r.permutes) for r in window.exchange.rounds)
-    return sent * others
+    return window.exchange.elements * others
+
+
+Cut = tuple[int, int, tuple[Permute, ...]]
+"""Places `[lower, upper)` of a block, and the permutes that bring them."""
+
+
+def cuts(round_: Round) -> Iterator[Cut]:
+    """A round in runs of places: no permute sends more than what it is needed for."""
+    borders = {round_.lower, round_.upper}
+    for permute in round_.permutes:
+        borders |= {permute.lower, permute.upper}
+    runs: list[Cut] = []
+    for lower, upper in pairwise(sorted(borders)):
+        by = tuple(p for p in round_.permutes if p.lower <= lower and upper <= p.upper)
+        if runs and runs[-1][2] == by:
+            lower = runs.pop()[0]
+        runs.append((lower, upper, by))
+    yield from runs
 
 
 @dataclass(frozen=True)
@@ -184,7 +202,8 @@ class Bringing:
         window = self.window
         if not window.exchange.held:
             return self.own(local)
-        pieces = [self.piece(local, r) for r in window.exchange.rounds if r.upper > r.lower]
+        rounds = [(r, cut) for r in window.exchange.rounds for cut in cuts(r)]
+        pieces = [self.piece(local, r, cut) for r, cut in rounds]
         local = pieces[0] if len(pieces) == 1 else self.joined(pieces)
         local = self.cut(local)
         if window.masked:
@@ -212,12 +231,12 @@ class Bringing:
         """How a mask fills: None where it fills with a value."""
         return None if self.fill is not None else self.rule.combine
 
-    def piece(self, local: int, round_: Round) -> int:
-        """The part of a round's block that some device needs."""
+    def piece(self, local: int, round_: Round, cut: Cut) -> int:
+        """Places of a round's block that the same permutes bring."""
         window, exchange = self.window, self.window.exchange
-        width = round_.upper - round_.lower
-        if width != exchange.block:
-            local = self.sized(Slice(window.dim, round_.lower, width), local, width)
+        lower, upper, permutes = cut
+        if upper - lower != exchange.block:
+            local = self.sized(Slice(window.dim, lower, upper - lower), local, upper - lower)
         if all(exchange.source(p, round_.number) == p for p in range(exchange.devices)):
             return local
         start = exchange.want.start
@@ -226,11 +245,11 @@ class Bringing:
             window.dim,
             exchange.held,
             window.start(source, round_.number),
-            tuple(permute.pairs for permute in round_.permutes),
-            window.start(exchange.want.start),
+            tuple(permute.pairs for permute in permutes),
+            window.start(start),
             window.length,
         )
-        return self.sized(fetch, local, width)
+        return self.sized(fetch, local, upper - lower)
 
     def joined(self, pieces: list[int]) -> int:
         """The pieces side by side."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import KINDS, axis_names
+from shardalg.costs.collectives import KINDS, axis_names, is_collective
 from shardalg.costs.conditions import Condition
 from shardalg.costs.formula import Formula
 from shardalg.costs.memory import Liveness
@@ -179,7 +179,7 @@ def _moved(program: SpmdProgram) -> Mapping[int, list[str]]:
     found: dict[int, list[str]] = {}
     for step in walk(program):
         instruction = step.instruction
-        if type(instruction.attributes) in KINDS:
+        if is_collective(instruction.attributes):
             node = BORDER if instruction.node is None else instruction.node
             found.setdefault(node, []).append(_words(program, instruction))
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.collectives import KINDS, axis_names, wire_bytes
+from shardalg.costs.collectives import KINDS, axis_names, is_collective, wire_bytes
 from shardalg.costs.compute import contracts, signature_flops
 from shardalg.costs.walk import local_bytes, walk
 from shardalg.graph.ir import Graph
@@ -137,7 +137,7 @@ class _Reader:
         """The box of an instruction."""
         attributes = instruction.attributes
         made = self.program.locals[instruction.results[0]]
-        kind = KINDS.get(type(attributes))
+        kind = KINDS[type(attributes)] if is_collective(attributes) else None
         if kind:
             moved = wire_bytes(attributes, local_bytes(self.program, instruction.operands))
             axes = axis_names(self.program.mesh, attributes.digits)

@@ -103,17 +103,13 @@ def _span(found: Sequence[Box]) -> tuple[int, int, int]:
     return max((box.column for box in found), default=0) + 1, min(lanes), max(lanes)
 
 
-def _paint(
-    axes: Axes, panel: Panel, found: Sequence[Box], span: tuple[int, int, int]
-) -> None:
+def _paint(axes: Axes, panel: Panel, found: Sequence[Box], span: tuple[int, int, int]) -> None:
     _, low, high = span
     figure = axes.get_figure()
     axes.set_xlim(0, figure.get_figwidth())
     axes.set_ylim((low - 0.62) * LANE, (high + 0.38) * LANE + 0.45)
     axes.axis("off")
-    axes.text(
-        0.15, (high + 0.38) * LANE + 0.22, panel.title, fontsize=11, weight="bold", color=INK
-    )
+    axes.text(0.15, (high + 0.38) * LANE + 0.22, panel.title, fontsize=11, weight="bold", color=INK)
     colors = _axis_colors(panel)
     for box in found:
         for i in box.inputs:
@@ -135,9 +131,7 @@ def _box(axes: Axes, box: Box, colors: Mapping[str, str]) -> None:
         face = KIND_COLORS[box.kind]
         style = "round,pad=0,rounding_size=0.08"
         axes.add_patch(
-            FancyBboxPatch(
-                corner, WIDTH, HEIGHT, boxstyle=style, fc=face, ec=INK, lw=0.8, zorder=3
-            )
+            FancyBboxPatch(corner, WIDTH, HEIGHT, boxstyle=style, fc=face, ec=INK, lw=0.8, zorder=3)
         )
     above, below, size = (0.11, 0.13, 8.5) if box.kind == "value" else (0, 0.33, 9.5)
     fits = 105 / max(11, *(len(token.text) for token in box.label))

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardalg.costs.collectives import KINDS, axis_names, group_size, wire_bytes
+from shardalg.costs.collectives import (
+    KINDS,
+    axis_names,
+    group_size,
+    is_collective,
+    wire_bytes,
+)
 from shardalg.costs.cost import number
 from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.graph.ir import Graph, Node
 from shardalg.pause import collection_paused
-from shardalg.report.reasons import explanation as explanation
-from shardalg.report.reasons import warnings as warnings
 from shardalg.spmd.program import SpmdProgram
 from shardalg.table import Table
 
@@ -39,7 +43,7 @@ def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = N
     """
     priced = program if named is None else named.program
     pairs = zip(walk(program), walk(priced), strict=True)
-    chosen = [pair for pair in pairs if type(pair[0].instruction.attributes) in KINDS]
+    chosen = [pair for pair in pairs if is_collective(pair[0].instruction.attributes)]
     rows = (
         (*_what(program, step), *_prices(priced, other, named), *_whose(graph, step))
         for step, other in chosen

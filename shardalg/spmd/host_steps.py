@@ -191,6 +191,18 @@ def _mask_at(a: spmd.MaskAt, x: Stack, *fill: Stack) -> Stack:
     return _everywhere(masked, x, *fill)
 
 
+def _choose(a: spmd.Choose, *stacks: Stack) -> Stack:
+    def chosen(position: int, *blocks: np.ndarray) -> np.ndarray:
+        place = a.start.at(position) + np.arange(blocks[0].shape[a.dim])
+        shape = [-1 if i == a.dim else 1 for i in range(blocks[0].ndim)]
+        result = blocks[-1]
+        for block, end in zip(blocks[-2::-1], a.ends[-2::-1], strict=True):
+            result = np.where((place < end).reshape(shape), block, result)
+        return result
+
+    return _everywhere(chosen, *stacks)
+
+
 def _offset(a: spmd.Offset, x: Stack) -> Stack:
     def shifted(position: int, block: np.ndarray) -> np.ndarray:
         result = np.array(block)
@@ -256,6 +268,7 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,
     spmd.MaskAt: _mask_at,
+    spmd.Choose: _choose,
     spmd.Offset: _offset,
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from shardalg.algebra.affine import Index
@@ -264,6 +265,34 @@ class MaskAt:
 
 
 @dataclass(frozen=True, slots=True)
+class Choose:
+    """A block of the operands' tensors side by side along `dim`, from a piece of each.
+
+    All pieces are as long as the block; place `x` is that of the operand in whose elements
+    `start(p) + x` lies when the tensors, `sizes` elements long, follow one another. Behind all of
+    them it is garbage.
+
+    Attributes:
+      loops: the digits on each sharded loop of the node's rule.
+    """
+
+    dim: int
+    start: Start
+    sizes: tuple[int, ...]
+    loops: tuple[tuple[str, Digits], ...] = ()
+
+    @property
+    def digits(self) -> Digits:
+        """What its start depends on."""
+        return self.start.all_digits
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where each tensor ends."""
+        return tuple(accumulate(self.sizes))
+
+
+@dataclass(frozen=True, slots=True)
 class Offset:
     """Add `p*scale` to an integer value, which is clamped to `clamp` first.
 
@@ -327,7 +356,7 @@ class Loop:
 Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
     | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
-    | Offset | MaskIndexed | FirstMember | Loop
+    | Choose | Offset | MaskIndexed | FirstMember | Loop
 )  # fmt: skip
 COLLECTIVES = (AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch)
 

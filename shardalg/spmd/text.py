@@ -15,6 +15,7 @@ from shardalg.spmd.program import (
     AllToAll,
     Apply,
     Block,
+    Choose,
     CollectivePermute,
     Concatenate,
     Dilate,
@@ -96,6 +97,9 @@ _TEXT: dict[type, Callable[..., str]] = {
         f"mask dim={a.dim} where {start_text(m, a.start)}+x is outside [0,{a.size})"
         + (f" with {a.fill}" if a.fill else "")
     ),
+    Choose: lambda a, m: (
+        f"choose dim={a.dim} by {start_text(m, a.start)}+x, ends {', '.join(map(str, a.ends))}"
+    ),
     Offset: lambda a, m: (
         f"offset p({axes_text(m, a.digits)})*{a.scale}"
         + ("" if a.component is None else f" on component {a.component}")
@@ -153,6 +157,4 @@ def _comment(instruction: Instruction, graph: Graph | None) -> str:
 
 
 def _moves(instruction: Instruction) -> bool:
-    return isinstance(
-        instruction.attributes, COLLECTIVES
-    )
+    return isinstance(instruction.attributes, COLLECTIVES)

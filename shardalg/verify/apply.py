@@ -18,8 +18,9 @@ from shardalg.ops.rule import AND, CLIP, MAX, MIN, OR, PICK, SUM, Access, Rule
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
 from shardalg.spmd import program as p
-from shardalg.spmd.program import Apply, Attributes
+from shardalg.spmd.program import Apply, Attributes, Choose
 from shardalg.verify.contents import Contents, Made, as_set, laid_out, partition_number
+from shardalg.verify.moves import Step, chosen
 from shardalg.verify.operators import (
     Run,
     by_blocks,
@@ -36,6 +37,12 @@ from shardalg.verify.report import Decided, Statement
 IDEMPOTENT = (MAX, MIN, AND, OR)
 """Ways to combine in which it does not matter how often one number enters."""
 Stated = tuple[str, Statement]
+# What a device may say otherwise than the node: the rows read these, so the claims compare them.
+RESTATED = frozenset(
+    "shape new_sizes sizes start_indices limit_indices slice_sizes padding padding_config "
+    "lhs_dilation base_dilation feature_group_count batch_group_count "
+    "indices_are_sorted unique_indices mode".split()
+)
 Outcome = tuple[tuple[Contents, ...], list[Stated]]
 
 
@@ -51,7 +58,7 @@ class Applied:
 
     mesh: Mesh
     signature: Signature
-    apply: Apply
+    apply: Apply | Choose
     operands: tuple[Contents, ...]
     made: tuple[Made, ...]
 
@@ -67,6 +74,8 @@ class Applied:
 
 def applied(what: Applied) -> Outcome:
     """What the results of an operator hold, and the claims on which that rests."""
+    if isinstance(what.apply, Choose):
+        return _chosen(what)
     stated = [*_ready(what), *_iterations(what)]
     rows = rules(what.signature)
     if rows is None:
@@ -74,6 +83,9 @@ def applied(what: Applied) -> Outcome:
     results: list[Contents] = []
     for number, rule in enumerate(rows):
         run, claims = _run(what, rule, number)
+        if _is_refuted([*stated, *claims]):
+            # the maps of another operator cannot be compared with the row's
+            return _as_said(what), [*stated, *claims]
         alone = len(rows) == 1
         emission = _emission(what, rule, run) if alone else Emission()
         stated += [*claims, *_operator(what, run, emission)]
@@ -84,6 +96,25 @@ def applied(what: Applied) -> Outcome:
     return tuple(results), stated
 
 
+def _chosen(what: Applied) -> Outcome:
+    """Each place is that of the one alternative which exists: as if the others were masked."""
+    (rule,) = rules(what.signature)
+    run = Run(what.mesh, rule, rule, _loops(what, rule))
+    made = rule.results[0]
+    pieces = tuple(tuple(replace(a, dims=made) for a in term) for term in rule.terms)
+    run = replace(run, local=replace(by_blocks(rule, run.blocks), terms=pieces))
+    bare = not any(held.awaits or held.changes for held in what.operands)
+    stated: list[Stated] = [*_iterations(what), ("emitted", Decided("pieces are as read", bare))]
+    kept = []
+    for number, held in enumerate(what.operands):
+        alone, claims = chosen(Step(what.mesh, what.apply, (held,), what.made[0]), number)
+        kept.append(alone)
+        stated += claims
+    stated += _operator(replace(what, operands=tuple(kept)), run, Emission())
+    contents, claims = _result(what, run, (Emission(), 0, what.made[0]))
+    return (contents,), [*stated, *claims]
+
+
 def _emission(what: Applied, rule: Rule, run: Run) -> Emission:
     """Which run-time numbers the row shifts (its parameters are compared through the rows)."""
     moving = {v for k, dims in rule.operands.items() for d, index in enumerate(dims)
@@ -92,10 +123,19 @@ def _emission(what: Applied, rule: Rule, run: Run) -> Emission:
     return emit(what.signature, rule, blocks)
 
 
+def _is_refuted(stated: list[Stated]) -> bool:
+    return any(isinstance(s, Decided) and not s.holds for _, s in stated)
+
+
+def _as_said(what: Applied) -> tuple[Contents, ...]:
+    return tuple(laid_out(made.sharding, made.shape, None) for made in what.made)
+
+
 def _ready(what: Applied) -> Iterator[Stated]:
     """The primitive is the node's own, and nothing is left to be done to its operands."""
     ready = not any(held.awaits for held in what.operands)
-    same = what.apply.primitive == what.signature.primitive
+    restated = {name for name, _ in what.apply.params} <= RESTATED
+    same = what.apply.primitive == what.signature.primitive and restated
     yield (
         "emitted",
         Decided(f"{what.signature.primitive} runs on finished operands", ready and same),
@@ -135,7 +175,7 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
 
 def _by_everyone(what: Applied, stated: list[Stated]) -> Outcome:
     """A primitive without a row: every device computes the whole of it from whole operands."""
-    results = tuple(laid_out(made.sharding, made.shape, None) for made in what.made)
+    results = _as_said(what)
     whole = all(
         dim.start == Number() and dim.length == dim.size and not held.unreduced
         for held in (*what.operands, *results)

@@ -158,6 +158,14 @@ def _mask_at(step: Step) -> Result:
     return _masked(step, inside, a.fill or step.filler)
 
 
+def chosen(step: Step, number: int) -> Result:
+    """What is left of the piece of an operand: the places at which it is the one to be taken."""
+    a = step.attributes
+    end = a.ends[number]
+    inside = within(start_number(a.start) + X, end - a.sizes[number], end)
+    return _masked(step, inside, "pick")
+
+
 def _moved(step: Step, digits: Digits, dims: tuple[int, ...]) -> Iterator[Stated]:
     """Dimensions that a collective does not touch lie alike on the members of its group."""
     for dim, held in enumerate(step.given.dims):
@@ -273,9 +281,10 @@ def _fetch(step: Step) -> Result:
     """The permutes bring every device what it wants of the block that it names."""
     a, held = step.attributes, step.given.dims[step.attributes.dim]
     source, wanted = start_number(a.source), start_number(a.wanted)
-    arriving = held.start.replaced(
-        lambda atom: source if atom == PartitionId(canonical(a.digits)) else None
-    )
+    own = PartitionId(canonical(a.digits))
+    arriving = held.start.replaced(lambda atom: source if atom == own else None)
+    if not own.digits:  # one block, number 0: what is before or behind it does not exist
+        arriving = held.start + source * held.size
     served = {target: source for pairs in a.permutes for source, target in pairs}
     sides = [side for pairs in a.permutes for side in zip(*pairs, strict=True)]
     once = all(len(set(side)) == len(side) for side in sides)

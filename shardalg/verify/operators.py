@@ -110,7 +110,9 @@ def emitted(run: Run) -> Iterator[Stated]:
     wrong = [n for n, block in loops.items() if extents.get(n, 1) != block]
     words = ", ".join(f"{n} in blocks of {block}" for n, block in run.blocks.items())
     alike = run.rule.combine == run.local.combine and len(run.rule.terms) == len(run.local.terms)
-    yield "emitted", Decided(f"the local operator runs over {words}", not wrong and alike)
+    other = {n for n in {*run.rule.reduced} ^ {*run.local.reduced} if loops[n] != 1}
+    right = not wrong and alike and not other
+    yield "emitted", Decided(f"the local operator runs over {words}", right)
 
 
 def reads(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:

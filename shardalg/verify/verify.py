@@ -18,7 +18,15 @@ from shardalg.graph.ir import Graph
 from shardalg.merge.integers import IntegerClaim, Number
 from shardalg.merge.prove import MergeClaim, Proof, prove
 from shardalg.propagate.sharded import ShardedGraph
-from shardalg.spmd.program import Apply, Block, Instruction, Loop, MaskIndexed, SpmdProgram
+from shardalg.spmd.program import (
+    Apply,
+    Block,
+    Choose,
+    Instruction,
+    Loop,
+    MaskIndexed,
+    SpmdProgram,
+)
 from shardalg.verify import contents
 from shardalg.verify.apply import Applied, applied
 from shardalg.verify.contents import Contents, Made, anonymous, laid_out
@@ -26,6 +34,9 @@ from shardalg.verify.moves import Step, moved
 from shardalg.verify.report import FACTS, Claim, Decided, Report, Statement
 
 Held = dict[int, Contents]
+OPERATORS = (Apply, Choose)
+"""Instructions that are the operator of a node; all others move what it reads or makes."""
+LOOP_PARAMS = ("num_consts", "num_carry", "length", "reverse")
 
 
 @lru_cache(maxsize=1 << 14)
@@ -130,7 +141,7 @@ class Verifier:
         locals_ = [self.program.locals[result] for result in instruction.results]
         made = tuple(Made(x.shape, x.sharding, x.origin is not None) for x in locals_)
         mesh, attributes = self.program.mesh, instruction.attributes
-        if isinstance(attributes, Apply):
+        if isinstance(attributes, OPERATORS):
             return Applied(mesh, node.signature, attributes, operands, made), node.results
         first = held[instruction.operands[0]].value
         filler = held[instruction.operands[-1]].value
@@ -142,7 +153,7 @@ class Verifier:
         """An operator reads the node's operands, and results are named for what they are."""
         named = [self.program.locals[result].origin for result in instruction.results]
         right = all(n in (None, v) for n, v in zip(named, values, strict=True))
-        if isinstance(instruction.attributes, Apply):
+        if isinstance(instruction.attributes, OPERATORS):
             given = tuple(held[operand].value for operand in instruction.operands)
             right = right and given == self.graph.nodes[instruction.node].operands
         if isinstance(instruction.attributes, MaskIndexed):
@@ -157,6 +168,10 @@ class Verifier:
         region = graph.regions[node.bodies[0]]
         name, fixed = self.name(instruction), loop.num_consts + loop.num_carry
         inner = {local: self.said(local) for local, _ in self.program.constants}
+        said = tuple(node.signature.param(n) for n in LOOP_PARAMS)
+        runs = (loop.num_consts, loop.num_carry, loop.length, loop.reverse)
+        words = f"the loop runs {loop.length} times over what the scan carries"
+        yield self.judged(name, "carry", Decided(words, tuple(map(int, said)) == runs))
         pairs = zip(loop.body.arguments, region.arguments, strict=True)
         for number, (local, value) in enumerate(pairs):
             inner[local] = self.said(local)
@@ -165,9 +180,8 @@ class Verifier:
             wanted = self.around(inner[local], node.operands[number], loop, number >= fixed)
             yield self.alike(name, outer, wanted)
         yield from self.block(loop.body, inner)
-        for number, (local, value) in enumerate(
-            zip(loop.body.results, region.results, strict=True)
-        ):
+        pairs = zip(loop.body.results, region.results, strict=True)
+        for number, (local, value) in enumerate(pairs):
             carry = number < loop.num_carry
             layout = self.carried(loop, number) if carry else self.program.locals[local].sharding
             yield from self.handed("carry", inner[local], (value, layout))

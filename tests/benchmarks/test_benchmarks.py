@@ -103,9 +103,9 @@ def test_symbols_times_every_stage_and_every_sweep(said):
 
 
 def test_algebra(said):
-    done = algebra.run(said.append, count=5)
-    assert done.table["what"][:2] == ("halo", "halo, all figures")
+    done = algebra.run(said.append, count=5, devices=4096)
+    assert {"digit merge", "table merge, 4096 devices", "halo"} <= set(done.table["what"])
     assert finite(done.table["us"])
-    for row in done.table:
+    for row in (row for row in done.table if row["sympy_us"] is not None):
         assert row["sympy_ratio"] == pytest.approx(row["sympy_us"] / row["us"])
     assert said

@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 
 import jax
 import jax.numpy as jnp
@@ -16,23 +17,27 @@ from shardalg.costs.collectives import KINDS, axis_names, group_size, wire_bytes
 from shardalg.costs.compute import shaped_flops, signature_local_flops
 from shardalg.costs.formula import Formula, symbols
 from shardalg.costs.hardware import Hardware, load
-from shardalg.costs.memory import alive_at
 from shardalg.costs.symbolic import Sizes, symbolise
 from shardalg.costs.walk import local_bytes, walk
 from shardalg.models import table1
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
+from shardalg.plan import Plan
+from shardalg.report import decisions
 from shardalg.spmd.program import Apply, Resize
+from shardalg.stages import planned_at
 
 EVEN = {"B": 12, "S": 20, "M": 32, "H": 224, "N": 8, "D": 6, "V": 80, "L": 5}
 UNEVEN = {"B": 7, "S": 39, "M": 26, "H": 213, "N": 5, "D": 6, "V": 53, "L": 5}
 MESH = sa.Mesh({"X": 2, "Y": 4}, symbolic=True)
 STRATEGIES = {"1": table1.attempt_1, "2": table1.attempt_2, "finalized": table1.finalized}
+ASKED = 2
+"""Points per case at which a condition fails, and `at` is asked what changed."""
 # function, strategy, layers in a scan, points
 CASES = [
-    *(("layer_gradient", strategy, False, 18) for strategy in STRATEGIES),
-    ("train_step", "finalized", True, 6),
-    ("train_step", "finalized", False, 3),
+    *(("layer_gradient", strategy, False, 16) for strategy in STRATEGIES),
+    ("train_step", "finalized", True, 4),
+    ("train_step", "finalized", False, 2),
 ]
 
 
@@ -86,9 +91,9 @@ def draw(rng, made, hints):
     for axis in MESH.axis_names:
         point[axis] = rng.choice([point[axis], rng.randint(2, 6)])
     if rng.random() < 0.7:
-        for name in hints.keys() & point.keys():
+        for name in sorted(hints.keys() & point.keys()):
             point[name] = max(2, round(hints[name] * rng.uniform(0.8, 1.3)))
-    for name in hints.keys() & point.keys():
+    for name in sorted(hints.keys() & point.keys()):
         wanted = [c.parts for c in made.conditions if c.divides and str(c.size) == name]
         unit = math.lcm(1, *(n.at(point) for n in wanted))
         point[name] = -(-point[name] // unit) * unit
@@ -109,51 +114,68 @@ def held(memory):
 
 
 def check_memory(formulas, there, point):
-    """Every class of memory at the instruction of the hints' peak; which peak it is.
-
-    Returns "peak" where that is the peak at the point too, "place" where it is not, and "other
-    buffers" where another operand has the size that a result needs, and is written over.
-    """
-    traced = there.traced
-    here = alive_at(
-        there.program, there.graph, formulas.place, roles=traced.roles, donated=traced.donated
-    )
-    if held(here) != held(formulas):
-        return "other buffers"
+    """Every class of memory at the peak, which is the hints' peak, of the same values."""
+    here = there.memory
+    assert (here.place, held(here)) == (formulas.place, held(formulas)), point
     classes = formulas.by_class
     assert dict(zip(classes, at(classes.values(), point), strict=True)) == here.by_class
     assert at([formulas.peak_bytes, formulas.argument_bytes, formulas.result_bytes], point) == (
         here.peak_bytes, here.argument_bytes, here.result_bytes
     )  # fmt: skip
-    return "peak" if cost(there, there.program).memory.place == formulas.place else "place"
+
+
+class Formulas:
+    """Every collective, flop and byte of a plan, held against the planner's at numbers."""
+
+    def __init__(self, plan):
+        made = symbolised(plan)
+        self.moved, prices = list(moved(made.program)), cost(plan, made)
+        self.flops = prices.totals.sum("flops"), prices.totals.useful_flops
+        self.memory = prices.memory
+
+    def check(self, there, point):
+        numbers = list(moved(there.program))
+        assert [what for what, _ in self.moved] == [what for what, _ in numbers], point
+        for (what, sizes), (_, exact) in zip(self.moved, numbers, strict=True):
+            assert at(sizes, point) == exact, (what, sizes, point)
+        price = cost(there, there.program)
+        assert at(self.flops, point) == (price.flops, price.useful_flops), point
+        check_memory(self.memory, there, point)
+
+
+def compared(plan, point):
+    """A plan retraced and planned at a point, whatever is known of it, with what changed."""
+    stages, constant = planned_at(plan.stages, point, plan.options)
+    there = Plan(plan.options, lambda: stages)
+    return there, decisions.changes(plan, there, point=point, constant=constant)
 
 
 @pytest.mark.parametrize("hints", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize(("name", "strategy", "scan", "wanted"), CASES)
 def test_formulas_are_what_the_planner_says_at_numbers(name, strategy, scan, wanted, hints, show):
-    plan = planned(name, strategy, hints, scan)
-    made = symbolised(plan)
-    formulas, prices = list(moved(made.program)), cost(plan, made)
-    seen = Counter()
-    for seed, point in enumerate(points(made, hints, f"{name} {strategy} {scan}")):
-        if seen["equal"] == wanted or seed == 5 * wanted:
+    """Where all that planning asked holds: the same plan, exactly. Where not: `at` says what."""
+    plan, seen = planned(name, strategy, hints, scan), Counter()
+    formulas = Formulas(plan)
+    for point in islice(points(symbolised(plan), hints, f"{name} {strategy} {scan}"), 40 * wanted):
+        if seen["equal"] == wanted:
             break
-        there = plan.at(**point)
-        if len(there.changes):
-            seen["decisions changed"] += 1
-            continue
-        numbers = list(moved(there.program))
-        assert [what for what, _ in formulas] == [what for what, _ in numbers], point
-        for (what, sizes), (_, exact) in zip(formulas, numbers, strict=True):
-            assert at(sizes, point) == exact, (what, sizes, point)
-        price = cost(there, there.program)
-        assert at([prices.totals.sum("flops")], point) == (price.flops,), point
-        assert at([prices.totals.useful_flops], point) == (price.useful_flops,), point
-        seen["equal"] += 1
-        seen[f"memory: {check_memory(prices.memory, there, point)}"] += 1
-    head = f"{name} {strategy}: {len(formulas)} collectives, {len(made.conditions)} conditions"
-    show(f"{head}; points {dict(seen)}")
-    assert seen["equal"] >= wanted // 2
+        if plan.holds(**point):
+            there, changed = compared(plan, point)
+            assert not len(changed), (point, changed)
+            if len(there.graph.values) != len(plan.graph.values):
+                # Literals of Python code, such as the M of a mean, that are equal there: one value.
+                seen["literals coincide"] += 1
+                continue
+            formulas.check(there, point)
+            seen["equal"] += 1
+        elif seen["asked"] < ASKED:
+            changed = plan.at(**point).changes
+            seen["asked"] += 1
+            seen[f"changed: {changed['kind'][0]}" if len(changed) else "not changed"] += 1
+        else:
+            seen["fails"] += 1
+    show(f"{name} {strategy}: {len(formulas.moved)} collectives; points {dict(seen)}")
+    assert seen["equal"] == wanted
 
 
 @pytest.fixture(scope="module")

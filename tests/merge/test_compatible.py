@@ -42,6 +42,42 @@ def test_all_shardings_of_all_device_orders(size):
     assert min(answers.values()) > 0
 
 
+def enumerated(shape, pairs):
+    """Random pairs of all valid shardings of 6 devices, against a search through all of them."""
+    tables = brute.tables(6)
+    alike = {}
+    for number, (counts, held) in enumerate(tables):
+        for dim, n in enumerate(counts):
+            offsets = tuple(tile[dim] * -(-shape[dim] // n) for tile in held)
+            alike.setdefault((dim, offsets), set()).add(number)
+    by_counts = [[t for t in tables if t[0] == n] for n in sorted({n for n, _ in tables})]
+    rng, counts = random.Random(6), {True: 0, False: 0}
+    for _ in range(pairs):
+        chosen = (rng.choice(rng.choice(by_counts)) for _ in range(2))
+        pair = [brute.sharding_of(table, shape) for table in chosen]
+        wanted = [(d, tuple(o)) for s in pair for d, o in brute.offsets(s).items()]
+        truth = bool(set.intersection(*(alike[key] for key in wanted), set(range(len(tables)))))
+        verdict = merge(*pair)
+        assert bool(verdict) == truth, pair
+        if not truth:
+            brute.check_witness(verdict)
+        counts[truth] += 1
+    return counts
+
+
+@pytest.mark.parametrize("shape", [(12, 12), (7, 5), (3, 2)])
+def test_shardings_of_six_devices(shape, record_property):
+    counts = enumerated(shape, 600)
+    record_property("shown", f"pairs of 6 devices that merge, and that do not: {counts}")
+    assert min(counts.values()) >= 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(12, 12), (7, 5), (3, 2)])
+def test_many_shardings_of_six_devices(shape):
+    assert min(enumerated(shape, 10_000).values()) > 0
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -96,7 +96,8 @@ def _changed(block, kind, change, left):
                 continue
             if left[0] == -1:
                 instruction = replace(instruction, attributes=change(attributes))
-        elif isinstance(attributes, p.Loop):
+        if isinstance(attributes, p.Loop):
+            attributes = instruction.attributes
             body = _changed(attributes.body, kind, change, left)
             instruction = replace(instruction, attributes=replace(attributes, body=body))
         steps.append(instruction)
@@ -194,6 +195,13 @@ MUTATIONS = {
     ),
     "positions of another device": (
         "moved", p.Offset, lambda a: replace(a, scale=a.scale + 1), 0,
+    ),
+    "one iteration less": (
+        "step", p.Loop, lambda a: replace(a, length=a.length - 1), 0,
+    ),
+    "iterations in reverse": ("step", p.Loop, lambda a: replace(a, reverse=True), 0),
+    "another parameter": (
+        "lookup", p.Apply, lambda a: replace(a, params=(*a.params, ("axes", (1,)))), -1,
     ),
 }  # fmt: skip
 

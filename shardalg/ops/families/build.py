@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Plain, Signature
@@ -39,6 +39,24 @@ def indices(items: Iterable[str | int | Index]) -> tuple[Index, ...]:
 def access(operand: int, items: Iterable[str | int | Index]) -> Access:
     """A read of `operand`."""
     return Access(operand, indices(items))
+
+
+def moved_row(
+    signature: Signature,
+    loops: Sequence[str],
+    *,
+    dims: Iterable[Index],
+    family: str,
+) -> Rule:
+    """A row that moves elements of one operand: `[2*d0+1] -> [d0]`, the result's loops plain."""
+    return Rule(
+        signature.primitive,
+        tuple(zip(loops, signature.results[0].shape, strict=True)),
+        ((access(0, dims),),),
+        (indices(loops),),
+        linear=frozenset({0}),
+        family=family,
+    )
 
 
 def record(value: Plain, fields: str) -> dict[str, tuple[int, ...]]:

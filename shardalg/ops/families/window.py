@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
-from shardalg.ops.families.build import Builder, access, indices, is_number, names
+from shardalg.ops.families.build import Builder, access, indices, is_number, moved_row, names
 from shardalg.ops.rule import LOGSUMEXP, MAX, MIN, PICK, PRODUCT, SUM, USER, Access, Rule
 
 CUMULATIVE = {
@@ -26,7 +26,7 @@ def slice_(signature: Signature) -> tuple[Rule, ...]:
     strides = signature.param("strides") or (1,) * len(shape)
     loops = names("d", len(shape))
     dims = [Index.of(d) * s + a for d, s, a in zip(loops, strides, starts, strict=True)]
-    return (_shifted(signature, dims),)
+    return (moved_row(signature, loops, dims=dims, family="window"),)
 
 
 def rev(signature: Signature) -> tuple[Rule, ...]:
@@ -37,20 +37,7 @@ def rev(signature: Signature) -> tuple[Rule, ...]:
         Index.of(n - 1) - name if d in reversed_ else Index.of(name)
         for d, (name, n) in enumerate(zip(loops, shape, strict=True))
     ]
-    return (_shifted(signature, dims),)
-
-
-def _shifted(signature: Signature, dims: list[Index]) -> Rule:
-    shape = signature.results[0].shape
-    loops = names("d", len(shape))
-    return Rule(
-        signature.primitive,
-        tuple(zip(loops, shape, strict=True)),
-        ((access(0, dims),),),
-        (indices(loops),),
-        linear=frozenset({0}),
-        family="window",
-    )
+    return (moved_row(signature, loops, dims=dims, family="window"),)
 
 
 def pad(signature: Signature) -> tuple[Rule, ...]:

@@ -1,0 +1,161 @@
+"""Numbers that record what is asked of them: same answers as plain ones, and nothing unnoted."""
+
+import math
+import operator
+import random
+from fractions import Fraction
+
+import pytest
+
+from shardalg.costs.decided import Guards, decided, recorder
+from shardalg.costs.facts import BROKEN, NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact, Facts
+from shardalg.costs.formula import Formula, ceiling, symbols
+from shardalg.costs.recorded import Answers, Recorded, Recorder, first_largest
+
+NAMES = ("B", "M", "X")
+ARITHMETIC = (
+    operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.truediv,
+)  # fmt: skip
+QUESTIONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
+
+
+def sizes(hints, made=None):
+    made = made or Recorder(Answers(hints))
+    return made, {name: made.size(*symbols(name)) for name in hints}
+
+
+def plain(number):
+    return number.value if type(number) is Recorded else number
+
+
+def computed(rng, held, steps):
+    """The same random program on any numbers: what it made, and what it was told."""
+    held, answers = list(held), []
+    for _ in range(steps):
+        a, b = rng.choice(held), rng.choice([*held, rng.randint(1, 6)])
+        if rng.random() < 0.5:
+            answers.append(bool(rng.choice(QUESTIONS)(a, b)))
+        else:
+            act = rng.choice(ARITHMETIC)
+            answers.append(bool(b != 0))
+            if b != 0:
+                found = (
+                    act(Fraction(a), b) if act is operator.truediv and type(a) is int else act(a, b)
+                )
+                held.append(found)
+    return held, answers
+
+
+def test_where_all_facts_hold_a_program_goes_the_same_way(show):
+    same = sum(points_that_hold(seed) for seed in range(60))
+    show(f"{same} of {60 * 40} points hold")
+    assert same > 150
+
+
+def points_that_hold(seed):
+    rng = random.Random(seed)
+    hints = {name: rng.randint(2, 12) for name in NAMES}
+    made, held = sizes(hints)
+    numbers, answers = computed(random.Random(seed), held.values(), 12)
+    exact, told = computed(random.Random(seed), hints.values(), 12)
+    assert answers == told
+    assert list(map(plain, numbers)) == exact
+    facts, same = Facts(made.facts), 0
+    for _ in range(40):
+        point = {name: rng.randint(1, 24) for name in NAMES}
+        if not facts.failing(point):
+            there, told = computed(random.Random(seed), point.values(), 12)
+            at = [n.formula.at(point) if type(n) is Recorded else n for n in numbers]
+            assert (at, answers) == (there, told), (seed, hints, point)
+            same += 1
+    assert facts.failing(hints) == ()
+    return same
+
+
+@pytest.mark.parametrize("use", [range, math.gcd, float, int, [0] * 99], ids=str)
+def test_a_bare_number_is_noted_as_staying_what_it_is(use):
+    made, held = sizes({"B": 8})
+    found = use[held["B"]] if isinstance(use, list) else use(held["B"])
+    assert found is not None
+    assert [str(fact) for fact in made.facts] == ["B - 8 == 0"]
+
+
+def test_sizes_of_two_runs_are_never_equal():
+    (_, first), (_, second) = sizes({"B": 8}), sizes({"B": 8})
+    assert first["B"] != second["B"]
+    assert len({first["B"], second["B"]}) == 2
+
+
+@pytest.mark.parametrize(
+    ("relation", "text", "here", "there"),
+    [
+        (POSITIVE, "B - 2*X > 0", {"B": 9, "X": 4}, {"B": 8, "X": 4}),
+        (NONNEGATIVE, "B - 2*X >= 0", {"B": 8, "X": 4}, {"B": 7, "X": 4}),
+        (ZERO, "B - 2*X == 0", {"B": 8, "X": 4}, {"B": 9, "X": 4}),
+        (NONZERO, "B - 2*X != 0", {"B": 9, "X": 4}, {"B": 8, "X": 4}),
+        (WHOLE, "B/X is whole", {"B": 8, "X": 4}, {"B": 9, "X": 4}),
+        (BROKEN, "B/X is not whole", {"B": 9, "X": 4}, {"B": 8, "X": 4}),
+    ],
+)
+def test_every_relation_holds_and_fails(relation, text, here, there):
+    B, X = symbols("B X")
+    fact = Fact(B / X if relation in (WHOLE, BROKEN) else B - 2 * X, relation)
+    assert str(fact) == text
+    assert (Facts([fact]).failing(here), Facts([fact]).failing(there)) == ((), (fact,))
+
+
+def test_many_facts_are_checked_as_one_by_one():
+    rng = random.Random(7)
+    B, M, X = symbols("B M X")
+    parts = (B, M, X, ceiling(B / X), ceiling((M - 1) / (2 * X)), Formula.of(3))
+    relations = (POSITIVE, NONNEGATIVE, ZERO, NONZERO)
+    facts = [
+        Fact(rng.choice(parts) * rng.choice(parts) - rng.randint(1, 9) * rng.choice(parts), r)
+        for r in relations * 40
+    ]
+    facts += [
+        Fact(rng.choice(parts[:3]) * M / (rng.choice(parts[:3]) * 2), WHOLE) for _ in range(9)
+    ]
+    facts = [fact for fact in facts if fact.formula.names]
+    checked = Facts(facts)
+    for size in (9, 1 << 12, 1 << 40):  # the last one is beyond 64 bits
+        for _ in range(20):
+            point = {name: rng.randint(1, size) for name in NAMES}
+            failing = {fact for fact in facts if not fact.holds(point)}
+            assert set(checked.failing(point)) == failing, point
+
+
+def test_the_largest_notes_only_what_makes_it_the_largest():
+    made, held = sizes({"B": 4, "M": 9, "X": 3})
+    assert first_largest([held["B"], held["X"], held["M"], 5]) == 2
+    assert sorted(map(str, made.facts)) == ["-B + M > 0", "M - 5 >= 0", "M - X > 0"]
+
+
+@decided(16, lambda *numbers: numbers)
+def smaller_half(a, b):
+    """Asks for the larger one, and gives what does not depend on it where both are even."""
+    larger = a if a > b else b
+    return (a + b) // 2 if larger else None
+
+
+def test_a_call_stands_where_asked_again_it_gives_the_same():
+    made = recorder({"B": 8, "M": 4})
+    B, M = (made.size(size) for size in symbols("B M"))
+    assert smaller_half(B, M).value == 6
+    assert not made.facts
+    guards = Guards(made)
+    assert guards.facts.failing({"B": 2, "M": 4})
+    assert guards.hold({"B": 2, "M": 4})
+    assert not guards.hold({"B": 3, "M": 4})
+
+
+def test_what_a_call_rests_on_is_asked_again_too():
+    @decided(16, lambda *numbers: numbers)
+    def outer(a, b):
+        return smaller_half(a, b) > 3
+
+    made = recorder({"B": 8, "M": 4})
+    assert outer(*(made.size(size) for size in symbols("B M"))) is True
+    guards = Guards(made)
+    assert guards.hold({"B": 7, "M": 4})  # another inner result, the same outer one
+    assert not guards.hold({"B": 1, "M": 4})

@@ -1,0 +1,102 @@
+"""Tensors cut apart and put side by side along a sharded dimension: pieces move, nothing whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from shardalg.spmd import program as p
+from tests.partition.planned import MESH, checked, instructions, kinds, moves, numbers
+
+ROWS, BOTH, ALL = P("Y"), P("Y", "X"), P(("X", "Y"))
+
+
+def sent(plan):
+    """Elements that a device sends along all dimensions."""
+    return sum(row["wire_bytes"] for row in plan.collectives_table) / 4
+
+
+def rotated(x):
+    return jnp.roll(x, 3, 0)
+
+
+# name: (function, shapes, layout of all, how many elements a device may send)
+CASES = {
+    "two": (lambda a, b: jnp.concatenate([a, b], 0), [(9, 3), (13, 3)], ROWS, 60),
+    "even": (lambda a, b: jnp.concatenate([a, b], 0), [(8, 3), (16, 3)], ALL, 24),
+    "three, one of them twice": (
+        lambda a, b: jnp.concatenate([a, b, a], 0), [(5, 4), (1, 4)], BOTH, 40,
+    ),
+    "split": (lambda a: jnp.split(a, [3, 5], 0), [(11, 4)], BOTH, 40),
+    "split in halves": (lambda a: jnp.split(a, 2, 0), [(16, 4)], ALL, 32),
+    "stack": (lambda a, b: jnp.stack([a, b, a, b], 0), [(5,), (5,)], P("X"), 6),
+    "rotate": (rotated, [(16, 4)], BOTH, 48),
+    "booleans": (lambda a, b: jnp.concatenate([a > 0, b > 0], 0), [(7, 2), (5, 2)], ROWS, 60),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_only_pieces_move(name):
+    fn, shapes, spec, most = CASES[name]
+    arguments = [numbers(*shape, seed=i) for i, shape in enumerate(shapes)]
+    specs = tuple(P(*spec[: len(shape)]) for shape in shapes)
+    plan = checked(fn, arguments, specs, out_shardings=spec)
+    assert "all_gather" not in {kind for kind, _ in moves(plan)}
+    assert sent(plan) <= most
+    assert plan.verify().ok, plan.verify().refuted
+
+
+def test_an_element_of_a_dimension_is_sent_not_the_dimension():
+    x = numbers(64, 3)
+    plan = checked(lambda x: lax.unstack_p.bind(x, axis=0)[5], (x,), (ROWS,))
+    assert sent(plan) < x.size / 2
+    assert plan.verify().ok
+
+
+def test_what_is_next_to_a_place_is_chosen_bit_for_bit():
+    """Zeros keep their sign, and a NaN stays in its place: nothing is added up."""
+    a = np.array([-0.0, np.nan, 1, -0.0, np.inf], np.float32)
+    b = np.array([-0.0, 2, np.nan], np.float32)
+    plan = checked(lambda a, b: jnp.concatenate([a, b]), (a, b), (ROWS, ROWS), out_shardings=ROWS)
+    got = np.asarray(plan.lower()(a, b))
+    np.testing.assert_array_equal(got.view(np.int32), np.concatenate([a, b]).view(np.int32))
+    assert "Choose" in kinds(plan)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_pieces_of_uneven_sizes(seed):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 12, rng.integers(2, 5))
+    arguments = [numbers(int(n), 2, seed=i) for i, n in enumerate(sizes)]
+    specs = tuple(ALL if rng.integers(3) else P() for _ in sizes)
+
+    def fn(*xs):
+        joined = jnp.concatenate(xs, 0)
+        return joined, jnp.split(joined, [int(sizes[0]) + 1], 0)[1]
+
+    plan = checked(fn, arguments, specs, out_shardings=ALL)
+    assert plan.verify().ok, plan.verify().refuted
+    for got, want in zip(plan.lower()(*arguments), fn(*arguments), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_gradients_of_a_concatenation():
+    def loss(a, b):
+        return (jnp.concatenate([a, b], 0) ** 2).sum()
+
+    arguments = numbers(9, 3), numbers(6, 3, seed=1)
+    plan = checked(jax.grad(loss, (0, 1)), arguments, (ROWS, ROWS), out_shardings=ROWS)
+    assert plan.verify().ok
+    assert "all_gather" not in {kind for kind, _ in moves(plan)}
+
+
+def test_a_choice_prints_its_ends():
+    def fn(a, b):
+        return jnp.concatenate([a, b])
+
+    plan = checked(fn, (numbers(9, 3), numbers(13, 3)), (ROWS, ROWS), out_shardings=ROWS)
+    assert "choose dim=0 by 6*p(Y)+x, ends 9, 22" in str(plan.program)
+    found = [s.attributes for s in instructions(plan.program.block)]
+    assert [a.digits for a in found if isinstance(a, p.Choose)] == [MESH.digits("Y")]

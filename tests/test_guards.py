@@ -1,0 +1,143 @@
+"""Where a plan with named sizes is the same plan: sound, complete, and checked without planning."""
+
+import copy
+import importlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.costs.facts import BROKEN, WHOLE, Facts
+from shardalg.models import table1, training
+from shardalg.models.transformer import Config
+from shardalg.plan import Plan
+from shardalg.report import decisions
+from shardalg.stages import planned_at
+
+B, S, M = sa.dims("B S M", hint=(8, 16, 32))
+MESH = sa.Mesh({"X": 2, "Y": 4}, symbolic=True)
+LAYER = Config(B=12, S=20, M=32, H=224, N=8, D=6, V=80, L=2, scan=False)
+
+
+def there(plan, point):
+    """The plan retraced and planned at a point, whatever is known of it; what changed."""
+    full = {name: point.get(name, size.hint) for name, size in plan.sizes.items()}
+    stages, constant = planned_at(plan.stages, full, plan.options)
+    found = Plan(plan.options, lambda: stages)
+    return found, decisions.changes(plan, found, point=full, constant=constant)
+
+
+@pytest.fixture(scope="module")
+def layer():
+    part = training.part("layer_gradient")
+    return sa.plan(
+        part.function(LAYER),
+        *part.named_arguments(LAYER),
+        strategy=table1.finalized(MESH, LAYER, "layer_gradient"),
+        roles=part.roles(),
+        donate_argnums=part.donate_argnums(),
+    )
+
+
+def asks_of_splits(fact, run, calls):
+    return fact.relation in (WHOLE, BROKEN)
+
+
+def asked_inside_of_calls(fact, run, calls):
+    return run not in calls
+
+
+def compared_by_the_run_itself(fact, run, calls):
+    return run in calls and not asks_of_splits(fact, run, calls)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "point"),
+    [
+        (asks_of_splits, {"H": 94}),
+        (asked_inside_of_calls, {"D": 3}),
+        (compared_by_the_run_itself, {"N": 20}),
+    ],
+)
+def test_each_class_of_facts_is_needed(layer, left_out, point):
+    """Without it another plan would be taken for the same one."""
+    guards = layer._guards
+    full = {name: point.get(name, size.hint) for name, size in layer.sizes.items()}
+    weaker = copy.copy(guards)
+    kept = (f for f, calls in guards.asked.items() if not left_out(f, guards.whole, calls))
+    weaker.facts = Facts(kept)
+    assert weaker.hold(full)
+    assert not guards.hold(full)
+    assert len(there(layer, point)[1])
+
+
+def test_unchanged_plans_are_planned_only_when_asked_for(layer, monkeypatch):
+    here = layer.at(B=11, S=19)
+    assert not layer.holds(B=11, S=19)
+    assert len(here.changes)
+    monkeypatch.setattr(importlib.import_module("shardalg.plan"), "planned_at", None)
+    same = layer.at(H=232)
+    assert not len(same.changes)
+    with pytest.raises(TypeError):
+        same.program  # noqa: B018
+    monkeypatch.undo()
+    assert same.text() == there(layer, {"H": 232})[0].text()
+
+
+def both_ends(x):
+    return jnp.pad(x[1:-1], ((2, 1), (0, 0))).reshape(-1) * 2
+
+
+def windows(x):
+    return jax.lax.dynamic_slice_in_dim(x, 1, x.shape[0] - 3, 0).sum(1)
+
+
+def scanned(x):
+    return jax.lax.scan(lambda c, row: (c + row, c * row), jnp.zeros(x.shape[1:]), x)
+
+
+def gathered(x):
+    return x[jnp.arange(x.shape[1]) % x.shape[0]] @ x.T
+
+
+@pytest.mark.parametrize("function", [both_ends, windows, scanned, gathered])
+def test_sizes_in_parameters_follow(function):
+    x = jax.ShapeDtypeStruct((B, S), "float32")
+    plan = sa.plan(function, x, mesh=MESH, in_shardings=(P(None, "Y"),))
+    assert plan._guards is not None
+    held = [p for p in ({"B": 10}, {"B": 16, "S": 32}, {"S": 24, "X": 3}) if plan.holds(**p)]
+    assert held
+    for point in held:
+        found, changed = there(plan, point)
+        assert not len(changed), (point, changed)
+        assert found.text() == plan.at(**point).text()
+
+
+def test_sizes_made_in_python_hold_the_dimensions_but_no_axes():
+    plan = sa.plan(
+        lambda x: x @ jnp.ones((x.shape[1], 3 + x.shape[0] // 5)),
+        jax.ShapeDtypeStruct((B, M), "float32"),
+        mesh=MESH,
+        in_shardings=(P("X"),),
+    )
+    assert len(plan.symbols.constants)
+    assert plan.holds(X=4)
+    assert not plan.holds(M=64)
+    assert not len(plan.at(M=64).changes)
+
+
+def test_loaded_plans_know_their_axes(tmp_path):
+    x = jax.ShapeDtypeStruct((B, S), "float32")
+    plan = sa.plan(lambda x: x.sum(0), x, mesh=MESH, in_shardings=(P("X"),))
+    plan.save(tmp_path / "plan.json")
+    loaded = sa.load_plan(tmp_path / "plan.json")
+    assert (loaded.holds(X=4), loaded.holds(X=3), loaded.holds(B=16)) == (True, False, False)
+    assert loaded.at(X=4).text() == plan.at(X=4).text()
+
+
+def test_a_plan_in_numbers_holds_nowhere_else():
+    plan = sa.plan(jnp.tanh, jax.ShapeDtypeStruct((8, 4), "float32"), mesh=sa.Mesh({"X": 2}))
+    assert not plan.holds()
+    assert plan.at().text() == plan.text()

@@ -1,0 +1,115 @@
+"""Programs that move pieces of a sharded loop, each with one thing wrong: refuted, and seen."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from shardalg.algebra.affine import Index
+from shardalg.errors import ProgramError
+from shardalg.spmd import program as p
+from shardalg.spmd.simulate import simulate
+from shardalg.verify.verify import verify
+from tests.partition.planned import MESH, instructions, numbers, planned
+
+X, Y = MESH.digits("X"), MESH.digits("Y")
+ROWS = P("Y")
+
+
+def joined(a, b):
+    return jnp.concatenate([a, b], 0)
+
+
+# name: (function, arguments, their layout, layout of the results)
+PROGRAMS = {"joined": (joined, (numbers(9, 3), numbers(13, 3, seed=1)), ROWS, ROWS)}
+
+
+@cache
+def plan(name):
+    fn, arguments, spec, results = PROGRAMS[name]
+    return planned(fn, arguments, (spec,) * len(arguments), out_shardings=results)
+
+
+def mutated(name, kind, change, which):
+    """The program with instruction `which` of a kind changed; None: its operand in its place."""
+    program = plan(name).program
+    of_kind = [s for s in instructions(program.block) if isinstance(s.attributes, kind)]
+    victim = of_kind[which]
+    renamed = {} if change else {victim.results[0]: victim.operands[0]}
+    steps = tuple(
+        replace(
+            s,
+            attributes=change(s.attributes) if s is victim else s.attributes,
+            operands=tuple(renamed.get(o, o) for o in s.operands),
+        )
+        for s in program.block.instructions
+        if change or s is not victim
+    )
+    results = tuple(renamed.get(r, r) for r in program.block.results)
+    return replace(program, block=replace(program.block, instructions=steps, results=results))
+
+
+def computes(name, program):
+    """Whether the results are those of one device."""
+    fn, arguments, *_ = PROGRAMS[name]
+    try:
+        results = simulate(program, plan(name).graph, *arguments)
+    except ProgramError:
+        return False
+    wants = jax.tree.leaves(fn(*arguments))
+    return all(np.allclose(r, w, rtol=1e-5) for r, w in zip(results, wants, strict=True))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_program_as_planned_is_right(name):
+    assert computes(name, plan(name).program)
+    report = verify(plan(name).sharded, plan(name).program)
+    assert report.ok, report.refuted
+
+
+def moved_start(start, by):
+    return replace(start, index=Index(start.index.terms, start.index.constant + by))
+
+
+MUTATIONS = {
+    "the first piece one too long": (
+        "joined", p.Choose, lambda a: replace(a, sizes=(10, 12)), 0,
+    ),
+    "the pieces the other way": ("joined", p.Choose, lambda a: replace(a, sizes=(13, 9)), 0),
+    "chosen one place later": (
+        "joined", p.Choose, lambda a: replace(a, start=moved_start(a.start, 1)), 0,
+    ),
+    "chosen along another axis": (
+        "joined", p.Choose,
+        lambda a: replace(a, start=replace(a.start, digits=((a.start.digits[0][0], X),))), 0,
+    ),
+    "a piece of one place later": (
+        "joined", p.SliceAt, lambda a: replace(a, start=replace(a.start, more=a.start.more + 1)),
+        0,
+    ),
+    "a round of another block": (
+        "joined", p.Fetch, lambda a: replace(a, source=replace(a.source, more=5)), 0,
+    ),
+    "a round left out": ("joined", p.Fetch, None, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_verify_refutes_it(name):
+    program, kind, change, which = MUTATIONS[name]
+    report = verify(plan(program).sharded, mutated(program, kind, change, which))
+    assert report.refuted
+
+
+# What a fetch says of its source is what its permutes do: only the claim reads it.
+UNSEEN = {"a round of another block"}
+
+
+@pytest.mark.parametrize("name", sorted(MUTATIONS.keys() - UNSEEN))
+def test_simulate_sees_it(name):
+    program, kind, change, which = MUTATIONS[name]
+    assert not computes(program, mutated(program, kind, change, which))
