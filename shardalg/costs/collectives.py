@@ -16,6 +16,7 @@ from shardalg.spmd.program import (
     AllReduce,
     AllToAll,
     Attributes,
+    Carry,
     CollectivePermute,
     Fetch,
     ReduceScatter,
@@ -28,6 +29,7 @@ KINDS: dict[type, str] = {
     AllToAll: "all_to_all",
     CollectivePermute: "collective_permute",
     Fetch: "collective_permute",
+    Carry: "all_gather",
 }
 
 # Numerator and denominator of the bytes that one device of a ring of n sends when it holds b bytes

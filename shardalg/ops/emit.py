@@ -101,7 +101,6 @@ def sharded(rule: Rule, blocks: Blocks) -> frozenset[str]:
 
 def unsupported_loops(rule: Rule) -> frozenset[str]:
     """Loops that stay whole on every device: the row says so, or nothing emits them yet."""
-    prefix = {rule.prefix[0]} if rule.prefix else set()
     windows = {
         name
         for guard in rule.guards
@@ -110,7 +109,7 @@ def unsupported_loops(rule: Rule) -> frozenset[str]:
         for name in index.variables
         if name in rule.extents
     }
-    return rule.whole | rule.local | prefix | windows | UNSUPPORTED.get(rule.family, moved)(rule)
+    return rule.whole | rule.local | windows | UNSUPPORTED.get(rule.family, moved)(rule)
 
 
 def _reduced(rule: Rule) -> frozenset[str]:

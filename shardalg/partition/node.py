@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from shardalg.algebra.affine import Index
@@ -21,11 +22,14 @@ from shardalg.spmd.program import (
     AllReduce,
     Apply,
     Attributes,
+    Carry,
     Choose,
     FirstMember,
+    Join,
     Mask,
     MaskIndexed,
     Offset,
+    Slice,
     Start,
 )
 
@@ -71,7 +75,11 @@ def node_plan(key: NodeKey) -> NodePlan:
         pending = reduced_digits(rows[0], loops)
         if pending:
             before += ((emission.first_member, FirstMember(pending, rows[0].combine)),)
-    after = _result_shifts(emission, loops, blocks) + _combines(rows[0], loops)
+    after = (
+        *_result_shifts(emission, loops, blocks),
+        *_combines(rows[0], loops),
+        *carries(rows[0], loops),
+    )
     apply = _local(key.signature, emission, choice, blocks)
     indexed = _indexed(emission, loops, (blocks, extents))
     return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why, found)
@@ -112,10 +120,23 @@ def _masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[tuple[int,
     for rule in rows:
         for operand, dims in rule.operands.items() if rule.combine != PICK else ():
             for dim, index in enumerate(dims):
-                mask = _mask(rule, index.loop, loops) if index.loop in rule.reduced else None
+                mask = _mask(rule, index.loop, loops) if index.loop in _joined(rule) else None
                 if mask:
                     found[operand, Mask(dim, *mask, rule.combine)] = None
     return tuple(found)
+
+
+def _joined(rule: Rule) -> tuple[str, ...]:
+    """Loops whose padding joins what is kept: combined ones, and those of prefixes from the end."""
+    return rule.reduced if rule.prefix is None or not rule.prefix[1] else (rule.prefix[0],)
+
+
+def carries(rule: Rule, loops: Mapping[str, Digits]) -> Iterator[Carry]:
+    """What joins the prefixes of the blocks of a sharded loop, along its dimension of a result."""
+    loop, reverse = rule.prefix or (None, False)
+    if loops.get(loop):
+        (dim,) = [d for d, index in enumerate(rule.results[0]) if index.loop == loop]
+        yield Carry(dim, loops[loop], rule.combine, reverse)
 
 
 def _mask(rule: Rule, loop: str, loops: dict[str, Digits]) -> tuple[Digits, int, int] | None:
@@ -239,7 +260,8 @@ def _finished(
         results = (_apply_on(context, results[0], mask, causes[0], operands[operand]),)
     for attributes in plan.after:
         results = tuple(
-            _apply_on(context, r, attributes, c) for r, c in zip(results, causes, strict=True)
+            _AFTER.get(type(attributes), _apply_on)(context, r, attributes, c)
+            for r, c in zip(results, causes, strict=True)
         )
     for value, local, layout in zip(node.results, results, plan.choice.produced, strict=True):
         context.locals[local] = replace(context.locals[local], origin=value, sharding=layout)
@@ -253,6 +275,22 @@ def _apply_on(
     made = context.new_local(like.shape, like.dtype, like.sharding)
     context.emit(attributes, (local, *more), (made,), cause)
     return made
+
+
+def _carry_on(context: PartitionContext, local: int, carry: Carry, cause: Cause) -> int:
+    """The prefix of a block after that of all blocks before it."""
+    like = context.locals[local]
+    size = like.shape[carry.dim]
+    shape = (*like.shape[: carry.dim], 1, *like.shape[carry.dim + 1 :])
+    last = Slice(carry.dim, 0 if carry.reverse else size - 1, 1)
+    end = context.new_local(shape, like.dtype, like.sharding)
+    context.emit(last, (local,), (end,), cause)
+    before = _apply_on(context, end, carry, cause)
+    return _apply_on(context, local, Join(carry.dim, carry.combine), cause, before)
+
+
+# What is done to a result in more than one instruction.
+_AFTER = {Carry: _carry_on}
 
 
 def settle(

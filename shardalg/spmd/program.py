@@ -162,6 +162,29 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Carry:
+    """What all blocks before the device's own come to, from what each of them comes to.
+
+    An exclusive scan over the members of a group in the order of their partition ids, from the
+    last to the first in `reverse`; the first of them gets the identity. The operand has one place
+    along `dim`, the dimension that the blocks cut.
+    """
+
+    dim: int
+    digits: Digits
+    combine: str
+    reverse: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Combine every place along `dim` of the first operand with the one place of the second."""
+
+    dim: int
+    combine: str
+
+
+@dataclass(frozen=True, slots=True)
 class DynamicSlice:
     """The own block `[p*block, (p+1)*block)` along `dim`, `p` the partition id of `digits`."""
 
@@ -355,10 +378,10 @@ class Loop:
 
 Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
-    | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
-    | Choose | Offset | MaskIndexed | FirstMember | Loop
+    | Carry | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
+    | Choose | Join | Offset | MaskIndexed | FirstMember | Loop
 )  # fmt: skip
-COLLECTIVES = (AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch)
+COLLECTIVES = (AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry)
 
 
 @dataclass(frozen=True, slots=True)

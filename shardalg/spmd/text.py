@@ -15,6 +15,7 @@ from shardalg.spmd.program import (
     AllToAll,
     Apply,
     Block,
+    Carry,
     Choose,
     CollectivePermute,
     Concatenate,
@@ -23,6 +24,7 @@ from shardalg.spmd.program import (
     Fetch,
     FirstMember,
     Instruction,
+    Join,
     Local,
     Loop,
     Mask,
@@ -82,6 +84,10 @@ _TEXT: dict[type, Callable[..., str]] = {
     Fetch: lambda a, m: (
         f"fetch dim={a.dim} axes={axes_text(m, a.digits)} of p = {start_text(m, a.source)}"
     ),
+    Carry: lambda a, m: (
+        f"carry {a.combine} dim={a.dim} axes={axes_text(m, a.digits)}"
+        + (" in reverse" if a.reverse else "")
+    ),
     DynamicSlice: lambda a, m: (
         f"dynamic_slice dim={a.dim} at p({axes_text(m, a.digits)})*{a.block}"
     ),
@@ -100,6 +106,7 @@ _TEXT: dict[type, Callable[..., str]] = {
     Choose: lambda a, m: (
         f"choose dim={a.dim} by {start_text(m, a.start)}+x, ends {', '.join(map(str, a.ends))}"
     ),
+    Join: lambda a, m: f"join {a.combine} dim={a.dim}",
     Offset: lambda a, m: (
         f"offset p({axes_text(m, a.digits)})*{a.scale}"
         + ("" if a.component is None else f" on component {a.component}")

@@ -226,6 +226,10 @@ def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Att
         if shift.operand == operand and run.digits[shift.loop]:
             scale = shift.sign * run.blocks[shift.loop]
             yield p.Offset(run.digits[shift.loop], scale, shift.component, shift.clamp)
+    if operand is None and run.rule.prefix and run.digits[run.rule.prefix[0]]:
+        loop, reverse = run.rule.prefix
+        (dim,) = [d for d, index in enumerate(run.rule.results[0]) if index.loop == loop]
+        yield p.Carry(dim, run.digits[loop], run.rule.combine, reverse)
     init = run.rule.init
     if isinstance(init, Access) and init.operand == operand and _own_digits(run):
         yield p.FirstMember(_own_digits(run), run.rule.combine)

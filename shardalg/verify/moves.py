@@ -335,6 +335,27 @@ def _nothing_beyond(step: Step, held: Held) -> Iterator[Stated]:
         yield "delivers", step.claim(words, goal, unknowns=(("x", held.length),))
 
 
+def _carry(step: Step) -> Result:
+    """What the blocks before come to is no element: it is what a prefix waits for."""
+    a, given = step.attributes, step.given
+    stated = [*_moved(step, a.digits, (a.dim,)), _apart(step)]
+    return replace(given, changes=(*given.changes, a)), stated
+
+
+def _join(step: Step) -> Result:
+    """The prefix of a block is joined with the ends of all prefixes before it."""
+    a, (given, carried) = step.attributes, step.operands
+    held = given.dims[a.dim]
+    wanted = next(iter(given.awaits), None)
+    carry = p.Carry(a.dim, getattr(wanted, "digits", ()), a.combine, getattr(wanted, "reverse", 0))
+    end = held.start + (0 if carry.reverse else held.length - 1)
+    last = _with_dim(given, a.dim, replace(held, start=end, length=1, fill=None))
+    same = carried == replace(last, changes=(carry,))
+    words = f"the last place of each block before is carried into it: {wanted}"
+    stated = [("combine", Decided(words, carry == wanted and same))]
+    return replace(given, awaits=given.awaits[1:]), stated
+
+
 def _changed(step: Step) -> Result:
     """A change of numbers, which is what the value waits for, or what its reader expects."""
     given, a = step.given, step.attributes
@@ -360,6 +381,8 @@ MOVES: dict[type, Callable[[Step], Result]] = {
     p.AllToAll: _all_to_all,
     p.CollectivePermute: _permute,
     p.Fetch: _fetch,
+    p.Carry: _carry,
+    p.Join: _join,
     p.DynamicSlice: _dynamic_slice,
     p.Slice: lambda step: _cut(step, Number((), step.attributes.start), step.attributes.size),
     p.SliceAt: lambda step: _cut(step, start_number(step.attributes.start), step.attributes.size),

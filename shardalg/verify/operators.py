@@ -106,7 +106,8 @@ def emitted(run: Run) -> Iterator[Stated]:
     extents = run.local.extents
     wrong = [n for n, block in run.blocks.items() if extents.get(n, 1) != block]
     words = ", ".join(f"{n} in blocks of {block}" for n, block in run.blocks.items())
-    alike = run.rule.combine == run.local.combine and len(run.rule.terms) == len(run.local.terms)
+    alike = run.rule.prefix == run.local.prefix and run.rule.combine == run.local.combine
+    alike = alike and len(run.rule.terms) == len(run.local.terms)
     other = {n for n in set(run.rule.reduced) ^ set(run.local.reduced) if run.blocks.get(n) != 1}
     right = not wrong and alike and not other
     yield "emitted", Decided(f"the local operator runs over {words}", right)
@@ -195,10 +196,17 @@ def padding(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
     They read elements or filled places only, and of some factor a filled place.
     """
     rule = run.rule
-    for name in rule.reduced if rule.combine != PICK else ():
+    for name in _joined(rule):
         if run.blocks[name] * parts(run.digits[name]) > rule.extents[name]:
             for mine, theirs in zip(rule.terms, run.local.terms, strict=True):
                 yield "padding", _beyond(run, name, list(zip(mine, theirs, strict=True)), held)
+
+
+def _joined(rule: Rule) -> tuple[str, ...]:
+    """Loops whose padding joins what is kept: a prefix meets its padding first from the end."""
+    if rule.prefix is not None:
+        return (rule.prefix[0],) if rule.prefix[1] else ()
+    return rule.reduced if rule.combine != PICK else ()
 
 
 def _beyond(

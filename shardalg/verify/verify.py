@@ -22,7 +22,9 @@ from shardalg.spmd.program import (
     Apply,
     Block,
     Choose,
+    Concatenate,
     Instruction,
+    Join,
     Loop,
     MaskIndexed,
     SpmdProgram,
@@ -36,6 +38,8 @@ from shardalg.verify.report import FACTS, Claim, Decided, Report, Statement
 Held = dict[int, Contents]
 OPERATORS = (Apply, Choose)
 """Instructions that are the operator of a node; all others move what it reads or makes."""
+OF_ONE_VALUE = (Concatenate, Join)
+"""Instructions whose operands are all pieces of one value."""
 LOOP_PARAMS = ("num_consts", "num_carry", "length", "reverse")
 
 
@@ -159,6 +163,8 @@ class Verifier:
         if isinstance(instruction.attributes, MaskIndexed):
             indices = held[instruction.operands[1]].value
             right = right and indices == self.graph.nodes[instruction.node].operands[1]
+        if isinstance(instruction.attributes, OF_ONE_VALUE):
+            right = right and len({held[operand].value for operand in instruction.operands}) == 1
         return self.judged("", "reads", Decided("operands and results are the node's own", right))
 
     def loop(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
