@@ -14,7 +14,7 @@ from shardalg.merge.compatible import merge
 from shardalg.merge.integers import All, IntegerClaim, Number, equal, implies, within
 from shardalg.merge.prove import MergeClaim
 from shardalg.ops.emit import Emission, emit
-from shardalg.ops.rule import CLIP, PICK, SUM, Access, Rule
+from shardalg.ops.rule import AND, CLIP, MAX, MIN, OR, PICK, SUM, Access, Rule
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
 from shardalg.spmd import program as p
@@ -34,6 +34,8 @@ from shardalg.verify.operators import (
 )
 from shardalg.verify.report import Decided, Statement
 
+IDEMPOTENT = (MAX, MIN, AND, OR)
+"""Ways to combine in which it does not matter how often one number enters."""
 Stated = tuple[str, Statement]
 # What a device may say otherwise than the node: the rows read these, so the claims compare them.
 RESTATED = frozenset(
@@ -231,7 +233,8 @@ def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Att
         (dim,) = [d for d, index in enumerate(run.rule.results[0]) if index.loop == loop]
         yield p.Carry(dim, run.digits[loop], run.rule.combine, reverse)
     init = run.rule.init
-    if isinstance(init, Access) and init.operand == operand and _own_digits(run):
+    counts = run.rule.combine not in IDEMPOTENT
+    if counts and isinstance(init, Access) and init.operand == operand and _own_digits(run):
         yield p.FirstMember(_own_digits(run), run.rule.combine)
 
 
