@@ -140,7 +140,6 @@ def _reachable(rule: Rule, tensor: int, dim: int) -> bool:
 
 # Family to the loops that its emission does not split; otherwise those in no plain index.
 UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
-    "arg": _reduced,
     "shape": _divided,
     "terms": _unreachable,
     "user": _reduced,

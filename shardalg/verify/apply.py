@@ -14,7 +14,7 @@ from shardalg.merge.compatible import merge
 from shardalg.merge.integers import All, IntegerClaim, Number, equal, implies, within
 from shardalg.merge.prove import MergeClaim
 from shardalg.ops.emit import Emission, emit
-from shardalg.ops.rule import CLIP, PICK, SUM, Access, Rule
+from shardalg.ops.rule import ARGMAX, ARGMIN, CLIP, PICK, SUM, Access, Rule
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
 from shardalg.spmd import program as p
@@ -230,6 +230,10 @@ def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Att
         loop, reverse = run.rule.prefix
         (dim,) = [d for d, index in enumerate(run.rule.results[0]) if index.loop == loop]
         yield p.Carry(dim, run.digits[loop], run.rule.combine, reverse)
+    if operand is None and run.rule.combine in (ARGMAX, ARGMIN) and _own_digits(run):
+        (loop,) = run.rule.reduced
+        (dim,) = [d for d, index in enumerate(run.rule.operands[0]) if index.loop == loop]
+        yield p.Best(dim, run.digits[loop], run.blocks[loop], run.rule.combine)
     init = run.rule.init
     if isinstance(init, Access) and init.operand == operand and _own_digits(run):
         yield p.FirstMember(_own_digits(run), run.rule.combine)

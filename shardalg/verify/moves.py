@@ -356,6 +356,37 @@ def _join(step: Step) -> Result:
     return replace(given, awaits=given.awaits[1:]), stated
 
 
+def _value_at(step: Step) -> Result:
+    """The values at the best places of the blocks that the places were looked for in."""
+    a, (place, block) = step.attributes, step.operands
+    best = next(iter(place.awaits), None)
+    own = [(d.start, d.length, d.size) for d in block.dims]
+    found = own.pop(a.dim)
+    alike = own == [(d.start, d.length, d.size) for d in place.dims]
+    wanted = isinstance(best, p.Best) and best.dim == a.dim
+    if wanted:
+        count = parts(best.digits) * best.block
+        start = partition_number(best.digits) * best.block
+        masked = count == found[2] or block.dims[a.dim].fill == best.combine
+        wanted = masked and found[:2] == (start, best.block)
+    ready = not (block.changes or block.awaits or block.unreduced)
+    words = f"values are those of the blocks, padding masked, that {best} chooses from"
+    stated = [("combine", Decided(words, bool(alike and wanted and ready)))]
+    return replace(place, changes=(*place.changes, a)), stated
+
+
+def _best(step: Step) -> Result:
+    """The places of the blocks' best become one, by their values."""
+    a, (value, place) = step.attributes, step.operands
+    rest = without(place.unreduced, a.digits)
+    right = rest is not None and place.awaits[:1] == (a,) and not place.changes
+    right = right and value == replace(place, changes=(p.ValueAt(a.dim),))
+    words = f"the best of {a.combine} is chosen by the values of the blocks' best"
+    stated = [("combine", Decided(words, right)), *_moved(step, a.digits, ())]
+    made = replace(place, unreduced=place.unreduced if rest is None else rest)
+    return replace(made, awaits=place.awaits[1:]), stated
+
+
 def _changed(step: Step) -> Result:
     """A change of numbers, which is what the value waits for, or what its reader expects."""
     given, a = step.given, step.attributes
@@ -381,6 +412,8 @@ MOVES: dict[type, Callable[[Step], Result]] = {
     p.AllToAll: _all_to_all,
     p.CollectivePermute: _permute,
     p.Fetch: _fetch,
+    p.Best: _best,
+    p.ValueAt: _value_at,
     p.Carry: _carry,
     p.Join: _join,
     p.DynamicSlice: _dynamic_slice,
