@@ -20,7 +20,7 @@ from shardalg.ops.windows import windowed
 from shardalg.spmd import program as p
 from shardalg.spmd.program import Apply, Attributes, Choose
 from shardalg.verify.contents import Contents, Made, as_set, laid_out, partition_number
-from shardalg.verify.moves import Step, chosen
+from shardalg.verify.moves import chosen
 from shardalg.verify.operators import (
     Run,
     by_blocks,
@@ -33,6 +33,7 @@ from shardalg.verify.operators import (
     writes,
 )
 from shardalg.verify.report import Decided, Statement
+from shardalg.verify.step import Step
 
 Stated = tuple[str, Statement]
 # What a device may say otherwise than the node: the rows read these, so the claims compare them.

@@ -34,8 +34,9 @@ from shardalg.spmd.program import (
 from shardalg.verify import contents
 from shardalg.verify.apply import Applied, applied
 from shardalg.verify.contents import Contents, Made, anonymous, laid_out
-from shardalg.verify.moves import Step, moved
+from shardalg.verify.moves import moved
 from shardalg.verify.report import FACTS, Claim, Decided, Report, Statement
+from shardalg.verify.step import Step
 
 Held = dict[int, Contents]
 OPERATORS = (Apply, Choose)
