@@ -19,6 +19,8 @@ from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
 from shardalg.report import decisions, tables, warned
 from shardalg.report.chains import ValueExplanation, explanation
 from shardalg.report.difference import PlanDifference, difference
+from shardalg.report.html import Listing
+from shardalg.report.listing import program_listing
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
 from shardalg.stages import Stages, planned, planned_at
@@ -277,7 +279,7 @@ class Plan:
         """
         if isinstance(what, str):
             return explanation(self.sharded, what)
-        return explain_collective(self._trials, tables.collectives(self.program, self.graph), what)
+        return explain_collective(self._trials, self.collectives_table, what)
 
     def why_not(self, value: str, spec: object) -> WhyNot:
         """Why a value does not have a layout, and what would change if it were annotated so.
@@ -402,6 +404,10 @@ class Plan:
     def text(self) -> str:
         """The program with source lines."""
         return program_text(self.program, self.graph)
+
+    def listing(self) -> Listing:
+        """The same for a notebook, where pointing at a value shows the chain behind its layout."""
+        return program_listing(self.program, self.sharded)
 
     def _verified(self) -> str:
         """How far the plan was verified, in words."""

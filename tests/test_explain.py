@@ -292,3 +292,21 @@ def test_answers_are_data_text_and_html():
         assert list(answer) == answer.df.to_dict("records")
         assert "<table>" in answer._repr_html_()
         assert len(repr(answer).splitlines()) > 1
+
+
+def test_a_plan_of_named_sizes_is_explained_at_its_hints():
+    (size,) = sa.dims("B", hint=(8,))
+    x = jax.ShapeDtypeStruct((size, 16), "float32")
+    mesh = sa.Mesh({"X": 2, "Y": 4}, symbolic=True)
+    plan = sa.plan(lambda x: x.sum(0), x, mesh=mesh, in_shardings=(P("X"),))
+    found = plan.explain(plan.collectives().iloc[0])
+    assert str(found.change) == "argument x as [None, None] instead of [X, None]"
+    assert found.df["wire_bytes"].tolist() == [0, 0]
+
+
+def test_a_pinned_value_inside_is_laid_out_so():
+    """A value without a site is annotated beside the others; its neighbours follow."""
+    plan = sa.plan(lambda x: jnp.tanh(x) * 2, X, mesh=MESH)
+    found = plan.why_not(plan.shardings()["value"].iloc[-1], P("Y"))
+    assert found.obstacle == "nothing that it is made of, or used for, asks for it"
+    assert {row["other_sharding"] for row in found.cost.values} == {"[Y, None]"}

@@ -11,7 +11,7 @@ from shardalg.costs.collectives import axis_names
 from shardalg.costs.cost import number
 from shardalg.errors import StrategyError
 from shardalg.explain.changes import Change, changes
-from shardalg.explain.trials import Trials
+from shardalg.explain.trials import Outcome, Trials
 from shardalg.report.answers import Answer, Parts
 from shardalg.report.chains import Annotated
 from shardalg.report.disagreements import Moved, Side, disagreement
@@ -28,15 +28,14 @@ CHANGE_COLUMNS = (
 
 @dataclass(frozen=True)
 class Trial:
-    """A change, the plan that it gives, and what that does to the collective in question.
+    """A change, what the plan that it gives sends and holds, and whether that removes a collective.
 
     Attributes:
-      removes: whether it is gone; left_bytes: wire bytes of a step that still move its value at its
-        operator.
+      left_bytes: wire bytes of a step that still move the collective's value at its operator.
     """
 
     change: Change
-    stages: Stages
+    outcome: Outcome
     removes: bool
     left_bytes: int | float
 
@@ -76,13 +75,12 @@ class CollectiveExplanation(Answer):
         First those that remove the collective, the smallest first (dimensions changed, then wire
         bytes of the step); then the others, by the bytes that still move the value at the operator.
         """
-        before = self._trials.stages
-        tried = []
-        for change in changes(before, self.annotations, self.moved.digits):
-            made = self._trials.under(change.applied(before.annotations))
-            gone, left = _removes(self.moved, before, made), _left(self.moved, made)
-            tried.append(Trial(change, made, gone, left))
-        return tuple(sorted(tried, key=_rank))
+        stages, moved = self._trials.stages, self.moved
+        found = changes(stages, self.annotations, moved.digits)
+        tried = [(c, self._trials.outcome(c.applied(stages.annotations))) for c in found]
+        now = self._trials.now
+        made = [Trial(c, o, _removes(moved, now, o), o.sent.get(moved.place, 0)) for c, o in tried]
+        return tuple(sorted(made, key=_rank))
 
     @property
     def change(self) -> Change | None:
@@ -110,13 +108,13 @@ class CollectiveExplanation(Answer):
         )
 
     def _advice(self) -> str:
-        now = f"now: {_price(self._trials.stages)}"
+        now = f"now: {self._trials.now}"
         if self.change is not None:
-            then = _price(self.trials[0].stages)
+            then = self.trials[0].outcome
             return f"Smallest change that removes it: {self.change} ({now}; then: {then})."
         if not self.trials:
             return f"No annotation stands behind it that could be changed ({now})."
-        near = f"{self.trials[0].change} ({now}; then: {_price(self.trials[0].stages)})"
+        near = f"{self.trials[0].change} ({now}; then: {self.trials[0].outcome})"
         return f"None of {len(self.trials)} single changes removes it; the nearest is {near}."
 
 
@@ -128,44 +126,27 @@ def _headline(moved: Moved, stages: Stages) -> str:
     return f"{kind} of {name} along {axes}: {sent}; {instruction.why}."
 
 
-def _price(stages: Stages) -> str:
-    traffic, peak = stages.traffic, stages.memory.peak_bytes
-    sent = f"{number(traffic.wire_bytes):,} wire bytes"
-    return f"{len(traffic.collectives)} collectives, {sent}, peak {number(peak):,} bytes"
-
-
 def _trial_row(trial: Trial) -> tuple[object, ...]:
-    change, traffic = trial.change, trial.stages.traffic
+    change, outcome = trial.change, trial.outcome
     return (
         str(change.place), change.before.text(), change.after.text(), change.changed_dims,
-        trial.removes, len(traffic.collectives), number(traffic.wire_bytes),
-        trial.stages.memory.peak_bytes,
+        trial.removes, outcome.collectives, number(outcome.wire_bytes), outcome.peak_memory_bytes,
     )  # fmt: skip
 
 
 def _rank(trial: Trial) -> tuple[object, ...]:
-    sent = trial.stages.traffic.wire_bytes
     first = trial.change.changed_dims if trial.removes else trial.left_bytes
-    return (not trial.removes, first, sent)
+    return (not trial.removes, first, trial.outcome.wire_bytes)
 
 
-def _removes(moved: Moved, before: Stages, after: Stages) -> bool:
+def _removes(moved: Moved, now: Outcome, then: Outcome) -> bool:
     """Whether a plan lacks a collective that another has, and does not do the same elsewhere.
 
     Nothing moves the value at that operator, and collectives of its kind along its axes run fewer
     times in a step: a sum that is finished one operator later is not removed.
     """
-    return not _left(moved, after) and _runs(moved, after) < _runs(moved, before)
-
-
-def _left(moved: Moved, stages: Stages) -> int | float:
-    here = [other for other in stages.traffic.collectives if other.place == moved.place]
-    return sum(other.step.count * other.wire_bytes for other in here)
-
-
-def _runs(moved: Moved, stages: Stages) -> int:
-    alike = [o.step.count for o in stages.traffic.collectives if o.alike == moved.alike]
-    return sum(alike)
+    fewer = then.runs.get(moved.alike, 0) < now.runs[moved.alike]
+    return moved.place not in then.sent and fewer
 
 
 def explain_collective(trials: Trials, table: Table, which: object) -> CollectiveExplanation:

@@ -15,7 +15,7 @@ from functools import cached_property
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, overlap
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import KINDS, wire_bytes
+from shardalg.costs.collectives import KINDS, is_collective, wire_bytes
 from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.graph.ir import Graph, Node
 from shardalg.ops.table import rules
@@ -110,7 +110,7 @@ class Traffic:
     @cached_property
     def collectives(self) -> tuple[Moved, ...]:
         """Every collective, in the order of the table of collectives."""
-        chosen = [s for s in self.steps if type(s.instruction.attributes) in KINDS]
+        chosen = [s for s in self.steps if is_collective(s.instruction.attributes)]
         return tuple(self._moved(number, step) for number, step in enumerate(chosen))
 
     def _moved(self, number: int, step: Step) -> Moved:

@@ -14,7 +14,7 @@ from shardalg.merge.compatible import merge
 from shardalg.merge.integers import All, IntegerClaim, Number, equal, implies, within
 from shardalg.merge.prove import MergeClaim
 from shardalg.ops.emit import Emission, emit
-from shardalg.ops.rule import ARGMAX, ARGMIN, CLIP, PICK, SUM, Access, Rule
+from shardalg.ops.rule import AND, ARGMAX, ARGMIN, CLIP, MAX, MIN, OR, PICK, SUM, Access, Rule
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
 from shardalg.spmd import program as p
@@ -35,6 +35,8 @@ from shardalg.verify.operators import (
 from shardalg.verify.report import Decided, Statement
 from shardalg.verify.step import Step
 
+IDEMPOTENT = (MAX, MIN, AND, OR)
+"""Ways to combine in which it does not matter how often one number enters."""
 Stated = tuple[str, Statement]
 # What a device may say otherwise than the node: the rows read these, so the claims compare them.
 RESTATED = frozenset(
@@ -236,7 +238,8 @@ def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Att
         (dim,) = [d for d, index in enumerate(run.rule.operands[0]) if index.loop == loop]
         yield p.Best(dim, run.digits[loop], run.blocks[loop], run.rule.combine)
     init = run.rule.init
-    if isinstance(init, Access) and init.operand == operand and _own_digits(run):
+    counts = run.rule.combine not in IDEMPOTENT
+    if counts and isinstance(init, Access) and init.operand == operand and _own_digits(run):
         yield p.FirstMember(_own_digits(run), run.rule.combine)
 
 

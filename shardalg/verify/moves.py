@@ -256,15 +256,18 @@ def _serves(step: Step, position: int, source: int, forms: tuple[Number, Number]
 
 def _dilate(step: Step) -> Result:
     a, held = step.attributes, step.given.dims[step.attributes.dim]
+    fill = a.fill or step.filler
+    # as many places around it as there are between two neighbours would be an element's
+    plain = held.base == 1 and max(a.low, a.high) < a.factor
+    if a.factor == held.base == 1 and held.start == Number() and held.length == held.size:
+        held, plain = replace(held, fill=fill), True
     made = replace(
         held,
         start=held.start * a.factor - a.low,
         length=a.length(held.length),
         base=a.factor,
-        gap=a.fill or step.filler,
+        gap=fill,
     )
-    # as many places around it as there are between two neighbours would be an element's
-    plain = held.base == 1 and max(a.low, a.high) < a.factor
     words = "the places that are filled are no element's"
     return with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain))]
 
