@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -26,7 +25,7 @@ from shardalg.lower.axes import Axes
 from shardalg.spmd import program as spmd
 from shardalg.spmd.bound import bound
 from shardalg.spmd.identity import identity
-from shardalg.spmd.program import Block, Instruction, SpmdProgram
+from shardalg.spmd.program import Instruction, SpmdProgram
 
 Array = Any
 _FOLDS: dict[str, Callable[..., Array]] = {
@@ -70,15 +69,6 @@ class Emitter:
     def start(self, start: spmd.Start) -> Array:
         """The element number on the device that executes."""
         return start.of({name: self.partition_id(digits) for name, digits in start.digits})
-
-
-def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Array]:
-    """Emit `block` with its arguments in `env`; the values of its results."""
-    for instruction in block.instructions:
-        operands = [env[index] for index in instruction.operands]
-        emit = EMIT[type(instruction.attributes)]
-        env.update(zip(instruction.results, emit(emitter, instruction, *operands), strict=True))
-    return [env[index] for index in block.results]
 
 
 def _apply(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
@@ -325,65 +315,6 @@ def _first_member(emitter: Emitter, instruction: Instruction, x: Array) -> list[
     return [jnp.where(emitter.partition_id(a.digits) == 0, x, fill)]
 
 
-def _loop(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
-    a = instruction.attributes
-    consts, rest = operands[: a.num_consts], operands[a.num_consts :]
-
-    def body(carry: tuple[Array, ...], xs: tuple[Array, ...]) -> tuple:
-        results = _inside(emitter, a.body, *consts, *carry, *xs)
-        return tuple(results[: a.num_carry]), tuple(results[a.num_carry :])
-
-    initial, xs = tuple(rest[: a.num_carry]), tuple(rest[a.num_carry :])
-    carry, ys = lax.scan(body, initial, xs, length=a.length, reverse=a.reverse)
-    return [*carry, *ys]
-
-
-def _inside(emitter: Emitter, block: Block, *arguments: Array) -> list[Array]:
-    """The results of a block inside an instruction."""
-    env = constants(emitter) | dict(zip(block.arguments, arguments, strict=True))
-    return run_block(emitter, block, env)
-
-
-def _while(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
-    a = instruction.attributes
-    first, both = a.num_consts[0], sum(a.num_consts)
-
-    def goes_on(carry: list[Array]) -> Array:
-        return _inside(emitter, a.condition, *operands[:first], *carry)[0]
-
-    def body(carry: list[Array]) -> list[Array]:
-        return _inside(emitter, a.body, *operands[first:both], *carry)
-
-    return lax.while_loop(goes_on, body, list(operands[both:]))
-
-
-def _branches(
-    emitter: Emitter, instruction: Instruction, which: Array, *operands: Array
-) -> list[Array]:
-    blocks = instruction.attributes.blocks
-    return lax.switch(which, [partial(_inside, emitter, b) for b in blocks], *operands)
-
-
-def constants(emitter: Emitter) -> dict[int, Array]:
-    """The program's constants on every device: its own block of a sharded one."""
-    data = dict(emitter.graph.constants)
-    env = {}
-    for index, value in emitter.program.constants:
-        local = emitter.program.locals[index]
-        env[index] = _own_block(emitter, jnp.asarray(data[value], local.dtype), local)
-    return env
-
-
-def _own_block(emitter: Emitter, array: Array, local: spmd.Local) -> Array:
-    if local.shape == array.shape:
-        return array
-    sharding = local.sharding
-    parts = zip(array.shape, local.shape, sharding.parts, strict=True)
-    array = jnp.pad(array, [(0, block * n - size) for size, block, n in parts])
-    starts = [emitter.partition_id(d) * n for d, n in zip(sharding.dims, local.shape, strict=True)]
-    return lax.dynamic_slice(array, starts, local.shape)
-
-
 EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Apply: _apply,
     spmd.AllGather: _all_gather,
@@ -408,18 +339,4 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Offset: _offset,
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,
-    spmd.Loop: _loop,
-    spmd.While: _while,
-    spmd.Branches: _branches,
 }
-
-
-def body(emitter: Emitter) -> Callable[..., tuple[jax.Array, ...]]:
-    """The function that every device runs, from its argument blocks to its result blocks."""
-
-    def run(*blocks: Array) -> tuple[Array, ...]:
-        block = emitter.program.block
-        env = constants(emitter) | dict(zip(block.arguments, blocks, strict=True))
-        return tuple(run_block(emitter, block, env))
-
-    return run
