@@ -204,6 +204,25 @@ def _carry(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     return [_folded(jnp.where(before, every, neutral), a.combine)]
 
 
+def _best(emitter: Emitter, instruction: Instruction, value: Array, place: Array) -> list[Array]:
+    """The best of the members' best: what is best of a block, once more."""
+    a = instruction.attributes
+    names = emitter.axes.names(a.digits)
+    values, places = (lax.all_gather(x, names, axis=0, tiled=False) for x in (value, place))
+    member = _RANKS[a.combine](values, axis=0, index_dtype=place.dtype)
+    best = jnp.take_along_axis(places, member[None].astype(jnp.int32), axis=0)[0]
+    return [best + member * jnp.asarray(a.block, place.dtype)]
+
+
+_RANKS = {"argmax": lax.argmax, "argmin": lax.argmin}
+
+
+def _value_at(emitter: Emitter, instruction: Instruction, place: Array, x: Array) -> list[Array]:
+    dim = instruction.attributes.dim
+    index = jnp.expand_dims(place.astype(jnp.int32), dim)
+    return [jnp.squeeze(jnp.take_along_axis(x, index, axis=dim), dim)]
+
+
 def _dynamic_slice(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     a = instruction.attributes
     start = emitter.partition_id(a.digits) * a.block
@@ -349,6 +368,8 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.CollectivePermute: _permute,
     spmd.Fetch: _fetch,
     spmd.Carry: _carry,
+    spmd.Best: _best,
+    spmd.ValueAt: _value_at,
     spmd.DynamicSlice: _dynamic_slice,
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,

@@ -145,7 +145,6 @@ def _added_once(rule: Rule) -> frozenset[str]:
 
 # Family to the loops that its emission does not split; otherwise those in no plain index.
 UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
-    "arg": _reduced,
     "scatter": _added_once,
     "shape": _divided,
     "terms": _unreachable,

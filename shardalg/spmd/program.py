@@ -185,6 +185,24 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
+class Best:
+    """Position of the best element of a dimension cut in blocks, from the best of every block.
+
+    Operands are the best value of the device's block and its place in there; the member of lowest
+    partition id wins a tie, and the first NaN wins over all numbers.
+
+    Attributes:
+      dim: of the tensor, which the results lack; block: places per block.
+      combine: "argmax" or "argmin".
+    """
+
+    dim: int
+    digits: Digits
+    block: int
+    combine: str
+
+
+@dataclass(frozen=True, slots=True)
 class DynamicSlice:
     """The own block `[p*block, (p+1)*block)` along `dim`, `p` the partition id of `digits`."""
 
@@ -316,6 +334,13 @@ class Choose:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueAt:
+    """Of the second operand, the element at the place along `dim` that the first one names."""
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class Offset:
     """Add `p*scale` to an integer value, which is clamped to `clamp` first.
 
@@ -378,10 +403,12 @@ class Loop:
 
 Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
-    | Carry | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
-    | Choose | Join | Offset | MaskIndexed | FirstMember | Loop
+    | Carry | Best | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
+    | Choose | Join | ValueAt | Offset | MaskIndexed | FirstMember | Loop
 )  # fmt: skip
-COLLECTIVES = (AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry)
+COLLECTIVES = (
+    AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

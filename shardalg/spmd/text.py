@@ -14,6 +14,7 @@ from shardalg.spmd.program import (
     AllReduce,
     AllToAll,
     Apply,
+    Best,
     Block,
     Carry,
     Choose,
@@ -37,6 +38,7 @@ from shardalg.spmd.program import (
     SliceAt,
     SpmdProgram,
     Start,
+    ValueAt,
 )
 
 
@@ -88,6 +90,7 @@ _TEXT: dict[type, Callable[..., str]] = {
         f"carry {a.combine} dim={a.dim} axes={axes_text(m, a.digits)}"
         + (" in reverse" if a.reverse else "")
     ),
+    Best: lambda a, m: f"best {a.combine} axes={axes_text(m, a.digits)} in blocks of {a.block}",
     DynamicSlice: lambda a, m: (
         f"dynamic_slice dim={a.dim} at p({axes_text(m, a.digits)})*{a.block}"
     ),
@@ -107,6 +110,7 @@ _TEXT: dict[type, Callable[..., str]] = {
         f"choose dim={a.dim} by {start_text(m, a.start)}+x, ends {', '.join(map(str, a.ends))}"
     ),
     Join: lambda a, m: f"join {a.combine} dim={a.dim}",
+    ValueAt: lambda a, m: f"value_at dim={a.dim}",
     Offset: lambda a, m: (
         f"offset p({axes_text(m, a.digits)})*{a.scale}"
         + ("" if a.component is None else f" on component {a.component}")
