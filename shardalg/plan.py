@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 from shardalg import plan_file
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import LoweringError, PlanFileError, ShardalgError, StrategyError
+from shardalg.explain import CollectiveExplanation, Trials, WhyNot, explain_collective, why_not
 from shardalg.graph.ir import Graph
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
-from shardalg.report import decisions, reasons, tables
+from shardalg.report import decisions, tables, warned
+from shardalg.report.chains import ValueExplanation, explanation
+from shardalg.report.difference import PlanDifference, difference
+from shardalg.report.html import Listing
+from shardalg.report.listing import program_listing
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
 from shardalg.stages import Stages, planned, planned_at
@@ -148,13 +153,10 @@ class Plan:
         found = choices(self.sharded, self.traced.roles, self.options, named=self.symbolised)
         return decisions.conditions(self.symbolised, found, self.memory)
 
-    @cached_property
+    @property
     def memory(self) -> Liveness:
         """What a device holds at the peak; of a plan with named sizes, at the hints."""
-        from shardalg.costs.memory import liveness
-
-        roles, donated = self.traced.roles, self.traced.donated
-        return liveness(self.program, self.graph, roles=roles, donated=donated)
+        return self.stages.memory
 
     def at(self, **sizes: int) -> Plan:
         """The same plan in numbers, where these names have these sizes; others have their hints.
@@ -251,19 +253,52 @@ class Plan:
     @cached_property
     def warnings_table(self) -> Table:
         """The table behind `warnings()`."""
-        return reasons.warnings(self.program, self.graph)
+        return warned.warnings(self.program, self.graph)
 
-    def explain(self, value: str) -> Table:
-        """Why a value is sharded as it is: the chain of steps back to the annotations.
+    def explain(self, what: object) -> ValueExplanation | CollectiveExplanation:
+        """Why a value is sharded as it is, or why a collective is there.
+
+        Of a value: per axis, the steps that brought it, back to the annotations. Of a collective:
+        the layout that the value has and the one that is needed, the annotations behind both, and
+        the smallest change of one annotation that removes it, found by planning again.
 
         Args:
-          value: a name that `shardings()` prints: `params['w']`, a site's name,
-            `dot_general:3@model.py:41`.
+          what: a name that `shardings()` prints (`params['w']`, a site's name,
+            `dot_general:3@model.py:41`), or a row of `collectives()`, its number, or an instruction
+            of `program`.
 
         Raises:
-          StrategyError: no value has that name.
+          StrategyError: no value has that name, or there is no such collective.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+        >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 4}), in_shardings=(P("X"),))
+        >>> print(plan.explain(0).change)
+        argument x as [None, None] instead of [X, None]
         """
-        return reasons.explanation(self.sharded, value)
+        if isinstance(what, str):
+            return explanation(self.sharded, what)
+        return explain_collective(self._trials, self.collectives_table, what)
+
+    def why_not(self, value: str, spec: object) -> WhyNot:
+        """Why a value does not have a layout, and what would change if it were annotated so.
+
+        Args:
+          spec: as `in_shardings` takes it.
+
+        Raises:
+          StrategyError: no value has that name, or the spec does not fit it.
+        """
+        return why_not(self._trials, value, spec)
+
+    def diff(self, other: Plan) -> PlanDifference:
+        """Values, collectives, bytes and memory in which another plan differs."""
+        return difference(self, other)
+
+    @cached_property
+    def _trials(self) -> Trials:
+        return Trials(self.stages, self.options)
 
     def verify(self) -> Report:
         """Every claim on which the program's equality with the function rests, with its proof.
@@ -369,6 +404,10 @@ class Plan:
     def text(self) -> str:
         """The program with source lines."""
         return program_text(self.program, self.graph)
+
+    def listing(self) -> Listing:
+        """The same for a notebook, where pointing at a value shows the chain behind its layout."""
+        return program_listing(self.program, self.sharded)
 
     def _verified(self) -> str:
         """How far the plan was verified, in words."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardalg.algebra.mesh import Mesh
@@ -14,10 +15,12 @@ from shardalg.pause import collection_paused
 from shardalg.propagate import propagate
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options
+from shardalg.report.disagreements import Traffic
 from shardalg.spmd.program import SpmdProgram
 from shardalg.traced import Traced
 
 if TYPE_CHECKING:
+    from shardalg.costs.memory import Liveness
     from shardalg.symbols import Symbols
 
 
@@ -43,6 +46,19 @@ class Stages:
     def mesh(self) -> Mesh:
         """The mesh that all of it is for."""
         return self.annotations.mesh
+
+    @cached_property
+    def memory(self) -> Liveness:
+        """What a device holds at the peak; of a plan with named sizes, at the hints."""
+        from shardalg.costs.memory import liveness
+
+        roles, donated = self.traced.roles, self.traced.donated
+        return liveness(self.program, self.graph, roles=roles, donated=donated)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """The program's collectives, and who makes and reads what they move."""
+        return Traffic(self.program, self.graph)
 
     @property
     def symbols(self) -> Symbols:

@@ -33,7 +33,7 @@ LAYERS = (
     ("traced",),
     ("stages",),
     ("guards",),
-    ("plan_file",),
+    ("plan_file", "explain"),
     ("plan",),
     ("explore",),
     ("commands",),

@@ -21,9 +21,9 @@ from tests.small_step import CONFIG, MESH, assert_close
 # What is not ready is absent, no stub.
 PLAN_NAMES = (
     "replan", "shardings", "collectives", "program", "explain", "warnings", "verify", "cost",
-    "lower", "save", "at", "constants", "conditions",
+    "lower", "save", "at", "constants", "conditions", "why_not", "diff",
 )  # fmt: skip
-PLAN_LATER = ("why_not", "aot", "diff")
+PLAN_LATER = ("aot",)
 MODULE_NAMES = (
     "Window", "halo",
     "host_devices", "Mesh", "Sharding", "mesh_split", "annotate", "merge", "compatible", "equal",

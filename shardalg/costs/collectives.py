@@ -16,6 +16,8 @@ from shardalg.spmd.program import (
     AllReduce,
     AllToAll,
     Attributes,
+    Best,
+    Carry,
     CollectivePermute,
     Fetch,
     ReduceScatter,
@@ -28,6 +30,8 @@ KINDS: dict[type, str] = {
     AllToAll: "all_to_all",
     CollectivePermute: "collective_permute",
     Fetch: "collective_permute",
+    Carry: "all_gather",
+    Best: "all_gather",
 }
 
 # Numerator and denominator of the bytes that one device of a ring of n sends when it holds b bytes

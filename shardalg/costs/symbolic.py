@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
@@ -21,10 +21,17 @@ from shardalg.spmd.program import (
     Apply,
     Attributes,
     Block,
+    Choose,
+    Concatenate,
+    Dilate,
+    Fetch,
     Instruction,
     Local,
     Loop,
+    MaskAt,
     Resize,
+    Slice,
+    SliceAt,
     SpmdProgram,
 )
 
@@ -126,7 +133,8 @@ class Symbolised:
     Attributes:
       hints: the program in numbers.
       program: local shapes, lengths of loops and the digits of collectives are formulas; layouts,
-        masks and slices keep their numbers, since nothing is priced by them.
+        masks and slices keep their numbers, since nothing is priced by them. Of the margins that
+        an exchange cuts from a block only the hints tell that they do not grow with it.
       conditions: what `program` is right under, beside the planner's own choices.
     """
 
@@ -229,11 +237,23 @@ class _Symboliser:
             return self.resized(instruction, result, after)
         if local.shape == blocks:
             return self.plain(local)
+        if type(attributes) in _SIZED:
+            return self.sized(instruction, local)
         # An uneven dimension that was joined still has the padding of every block.
         given = self.shapes[instruction.operands[0]]
         count = math.prod(d.size for d in self.digits(attributes.digits))
         plain = self.tiled(local, [i for i, n in enumerate(local.shape) if n == blocks[i]])
         return tuple(n if n is not None else given[i] * count for i, n in enumerate(plain))
+
+    def sized(self, instruction: Instruction, local: Local) -> Shape:
+        """The shape of a step of an exchange: its one dimension follows from the operands'."""
+        attributes, given = instruction.attributes, instruction.operands
+        shape = list(self.shapes[given[0]])
+        before = [self.program.locals[g].shape[attributes.dim] for g in given]
+        sizes = [self.shapes[g][attributes.dim] for g in given]
+        made = _SIZED[type(attributes)](sizes, before, local.shape[attributes.dim])
+        shape[attributes.dim] = _plain(Formula.of(made))
+        return tuple(shape)
 
     def resized(self, instruction: Instruction, result: int, after: Instruction | None) -> Shape:
         """One dimension stripped to its block, or padded to the blocks that `after` cuts."""
@@ -275,6 +295,26 @@ class _Symboliser:
                 self.facts[Divides(size, count, divides)] = None
             self.tiles[key] = _plain(ratio if divides else ceiling(ratio))
         return self.tiles[key]
+
+
+def _cut(sizes: list[Size], before: list[int], after: int) -> Size:
+    """A margin is a number; what is more than half of a block is all of it but a margin."""
+    return after if 2 * after <= before[0] else sizes[0] - (before[0] - after)
+
+
+def _spread(sizes: list[Size], before: list[int], after: int) -> Size:
+    """Places with gaps between them, as many as fit, and a margin."""
+    factor = max(after // before[0], 1)
+    return sizes[0] * factor + (after - before[0] * factor)
+
+
+# Steps of an exchange: (sizes before, the same at the hints, size after at the hints) -> after.
+_SIZED: dict[type, Callable[[list[Size], list[int], int], Size]] = {
+    **dict.fromkeys((Fetch, MaskAt, Choose), lambda sizes, before, after: sizes[0]),
+    **dict.fromkeys((Slice, SliceAt), _cut),
+    Concatenate: lambda sizes, before, after: sum(sizes),
+    Dilate: _spread,
+}
 
 
 def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digits:

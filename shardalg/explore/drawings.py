@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from shardalg.explore.settings import Settings
 from shardalg.plan import Plan
 from shardalg.report.figures import Panel, draw_programs, png
-from shardalg.report.html import Listing, Picture, Section
+from shardalg.report.html import Picture, Section
 
 FEED_FORWARD = "ffn"
 INTRODUCTION = """The program that every device runs for `Relu(x W_in) W_out`, drawn from the
@@ -31,4 +31,4 @@ def section(settings: Settings, plans: Mapping[str, Plan]) -> Section:
     """The drawing, and the last strategy's program as text."""
     name, last = list(plans.items())[-1]
     parts = (INTRODUCTION, picture(settings, plans), f"The same of **{name}** as text:")
-    return Section("The partitioned feed-forward layer", (*parts, Listing(last.text())))
+    return Section("The partitioned feed-forward layer", (*parts, last.listing()))

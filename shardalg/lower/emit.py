@@ -37,6 +37,14 @@ _FOLDS: dict[str, Callable[..., Array]] = {
     "or": lambda x, axis: lax.reduce_or_p.bind(x, axes=(axis,)),
     "xor": lambda x, axis: lax.reduce_xor_p.bind(x, axes=(axis,)),
     "pick": jnp.sum,
+    "logsumexp": jax.nn.logsumexp,
+}
+_JOINS: dict[str, Callable[[Array, Array], Array]] = {
+    "sum": jnp.add,
+    "product": jnp.multiply,
+    "max": jnp.maximum,
+    "min": jnp.minimum,
+    "logsumexp": jnp.logaddexp,
 }
 
 
@@ -186,6 +194,35 @@ def _fetch(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     return [result]
 
 
+def _carry(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
+    """All blocks' on a new leading dimension; those of the members before are folded."""
+    a = instruction.attributes
+    every = lax.all_gather(x, emitter.axes.names(a.digits), axis=0, tiled=False)
+    member, own = lax.broadcasted_iota(jnp.int32, every.shape, 0), emitter.partition_id(a.digits)
+    before = member > own if a.reverse else member < own
+    neutral = jnp.asarray(identity(a.combine, x.dtype.name), x.dtype)
+    return [_folded(jnp.where(before, every, neutral), a.combine)]
+
+
+def _best(emitter: Emitter, instruction: Instruction, value: Array, place: Array) -> list[Array]:
+    """The best of the members' best: what is best of a block, once more."""
+    a = instruction.attributes
+    names = emitter.axes.names(a.digits)
+    values, places = (lax.all_gather(x, names, axis=0, tiled=False) for x in (value, place))
+    member = _RANKS[a.combine](values, axis=0, index_dtype=place.dtype)
+    best = jnp.take_along_axis(places, member[None].astype(jnp.int32), axis=0)[0]
+    return [best + member * jnp.asarray(a.block, place.dtype)]
+
+
+_RANKS = {"argmax": lax.argmax, "argmin": lax.argmin}
+
+
+def _value_at(emitter: Emitter, instruction: Instruction, place: Array, x: Array) -> list[Array]:
+    dim = instruction.attributes.dim
+    index = jnp.expand_dims(place.astype(jnp.int32), dim)
+    return [jnp.squeeze(jnp.take_along_axis(x, index, axis=dim), dim)]
+
+
 def _dynamic_slice(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     a = instruction.attributes
     start = emitter.partition_id(a.digits) * a.block
@@ -243,6 +280,10 @@ def _choose(emitter: Emitter, instruction: Instruction, *pieces: Array) -> list[
     for piece, end in zip(pieces[-2::-1], a.ends[-2::-1], strict=True):
         result = jnp.where(place < end, piece, result)
     return [result]
+
+
+def _join(emitter: Emitter, instruction: Instruction, x: Array, one: Array) -> list[Array]:
+    return [_JOINS[instruction.attributes.combine](x, one)]
 
 
 def _offset(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
@@ -326,6 +367,9 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.AllToAll: _all_to_all,
     spmd.CollectivePermute: _permute,
     spmd.Fetch: _fetch,
+    spmd.Carry: _carry,
+    spmd.Best: _best,
+    spmd.ValueAt: _value_at,
     spmd.DynamicSlice: _dynamic_slice,
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
@@ -335,6 +379,7 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Mask: _mask,
     spmd.MaskAt: _mask_at,
     spmd.Choose: _choose,
+    spmd.Join: _join,
     spmd.Offset: _offset,
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,

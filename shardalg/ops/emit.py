@@ -101,7 +101,6 @@ def sharded(rule: Rule, blocks: Blocks) -> frozenset[str]:
 
 def unsupported_loops(rule: Rule) -> frozenset[str]:
     """Loops that stay whole on every device: the row says so, or nothing emits them yet."""
-    prefix = {rule.prefix[0]} if rule.prefix else set()
     windows = {
         name
         for guard in rule.guards
@@ -110,7 +109,7 @@ def unsupported_loops(rule: Rule) -> frozenset[str]:
         for name in index.variables
         if name in rule.extents
     }
-    return rule.whole | rule.local | prefix | windows | UNSUPPORTED.get(rule.family, moved)(rule)
+    return rule.whole | rule.local | windows | UNSUPPORTED.get(rule.family, moved)(rule)
 
 
 def _reduced(rule: Rule) -> frozenset[str]:
@@ -139,9 +138,14 @@ def _reachable(rule: Rule, tensor: int, dim: int) -> bool:
     return bool(dim_loops(rule, tensor, dim)) or windowed(rule, tensor, dim)
 
 
+def _added_once(rule: Rule) -> frozenset[str]:
+    """A combined loop of one iteration: its block does not tell whether it is split."""
+    return moved(rule) | {name for name in rule.reduced if rule.extents[name] <= 1}
+
+
 # Family to the loops that its emission does not split; otherwise those in no plain index.
 UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
-    "arg": _reduced,
+    "scatter": _added_once,
     "shape": _divided,
     "terms": _unreachable,
     "user": _reduced,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from shardalg.algebra.affine import Index
@@ -10,7 +11,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
 from shardalg.graph.ir import Node, Signature
 from shardalg.ops.emit import Emission, emit
-from shardalg.ops.rule import PICK, SUM, Rule
+from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, Rule
 from shardalg.ops.table import rules
 from shardalg.partition.assign import Choice, NodeKey, choose
 from shardalg.partition.component import reduced_digits
@@ -21,12 +22,17 @@ from shardalg.spmd.program import (
     AllReduce,
     Apply,
     Attributes,
+    Best,
+    Carry,
     Choose,
     FirstMember,
+    Join,
     Mask,
     MaskIndexed,
     Offset,
+    Slice,
     Start,
+    ValueAt,
 )
 
 
@@ -71,7 +77,11 @@ def node_plan(key: NodeKey) -> NodePlan:
         pending = reduced_digits(rows[0], loops)
         if pending:
             before += ((emission.first_member, FirstMember(pending, rows[0].combine)),)
-    after = _result_shifts(emission, loops, blocks) + _combines(rows[0], loops)
+    after = (
+        *_result_shifts(emission, loops, blocks),
+        *_combines(rows[0], loops),
+        *carries(rows[0], loops),
+    )
     apply = _local(key.signature, emission, choice, blocks)
     indexed = _indexed(emission, loops, (blocks, extents))
     return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why, found)
@@ -112,10 +122,23 @@ def _masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[tuple[int,
     for rule in rows:
         for operand, dims in rule.operands.items() if rule.combine != PICK else ():
             for dim, index in enumerate(dims):
-                mask = _mask(rule, index.loop, loops) if index.loop in rule.reduced else None
+                mask = _mask(rule, index.loop, loops) if index.loop in _joined(rule) else None
                 if mask:
                     found[operand, Mask(dim, *mask, rule.combine)] = None
     return tuple(found)
+
+
+def _joined(rule: Rule) -> tuple[str, ...]:
+    """Loops whose padding joins what is kept: combined ones, and those of prefixes from the end."""
+    return rule.reduced if rule.prefix is None or not rule.prefix[1] else (rule.prefix[0],)
+
+
+def carries(rule: Rule, loops: Mapping[str, Digits]) -> Iterator[Carry]:
+    """What joins the prefixes of the blocks of a sharded loop, along its dimension of a result."""
+    loop, reverse = rule.prefix or (None, False)
+    if loops.get(loop):
+        (dim,) = [d for d, index in enumerate(rule.results[0]) if index.loop == loop]
+        yield Carry(dim, loops[loop], rule.combine, reverse)
 
 
 def _mask(rule: Rule, loop: str, loops: dict[str, Digits]) -> tuple[Digits, int, int] | None:
@@ -147,6 +170,10 @@ def _result_shifts(
 def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
     """A combine other than a sum is finished at once; sums stay pending."""
     digits = reduced_digits(rule, loops)
+    if digits and rule.combine in (ARGMAX, ARGMIN):
+        (loop,) = rule.reduced
+        (dim,) = [d for d, index in enumerate(rule.operands[0]) if index.loop == loop]
+        return (Best(dim, loops[loop], tile(rule.extents[loop], parts(loops[loop])), rule.combine),)
     return (AllReduce(digits, rule.combine),) if digits and rule.combine not in (SUM, PICK) else ()
 
 
@@ -238,8 +265,10 @@ def _finished(
         operand, mask = plan.indexed
         results = (_apply_on(context, results[0], mask, causes[0], operands[operand]),)
     for attributes in plan.after:
+        after = _AFTER.get(type(attributes), _apply_after)
         results = tuple(
-            _apply_on(context, r, attributes, c) for r, c in zip(results, causes, strict=True)
+            after(context, (r, *operands), attributes, c)
+            for r, c in zip(results, causes, strict=True)
         )
     for value, local, layout in zip(node.results, results, plan.choice.produced, strict=True):
         context.locals[local] = replace(context.locals[local], origin=value, sharding=layout)
@@ -253,6 +282,46 @@ def _apply_on(
     made = context.new_local(like.shape, like.dtype, like.sharding)
     context.emit(attributes, (local, *more), (made,), cause)
     return made
+
+
+Given = tuple[int, ...]
+"""A result and the operands of the operator that made it, as locals."""
+
+
+def _apply_after(
+    context: PartitionContext, given: Given, attributes: Attributes, cause: Cause
+) -> int:
+    return _apply_on(context, given[0], attributes, cause)
+
+
+def _carry_on(context: PartitionContext, given: Given, carry: Carry, cause: Cause) -> int:
+    """The prefix of a block after that of all blocks before it."""
+    local = given[0]
+    like = context.locals[local]
+    size = like.shape[carry.dim]
+    shape = (*like.shape[: carry.dim], 1, *like.shape[carry.dim + 1 :])
+    last = Slice(carry.dim, 0 if carry.reverse else size - 1, 1)
+    end = context.new_local(shape, like.dtype, like.sharding)
+    context.emit(last, (local,), (end,), cause)
+    before = _apply_on(context, end, carry, cause)
+    return _apply_on(context, local, Join(carry.dim, carry.combine), cause, before)
+
+
+def _best_on(context: PartitionContext, given: Given, best: Best, cause: Cause) -> int:
+    """The best place of all blocks, by its value in each."""
+    place, block = (context.locals[local] for local in given)
+    value = context.new_local(place.shape, block.dtype, place.sharding)
+    context.emit(ValueAt(best.dim), given, (value,), cause)
+    made = context.new_local(place.shape, place.dtype, place.sharding)
+    context.emit(best, (value, given[0]), (made,), cause)
+    return made
+
+
+# What is done to a result in more than one instruction.
+_AFTER: dict[type, Callable[[PartitionContext, Given, Attributes, Cause], int]] = {
+    Best: _best_on,
+    Carry: _carry_on,
+}
 
 
 def settle(

@@ -20,6 +20,7 @@ def seed(graph: Graph, annotations: Annotations, layouts: Layouts) -> dict[int, 
     nodes = [graph.nodes[site.node] for site in graph.sites]
     given = [*zip(graph.arguments, annotations.arguments, strict=True)]
     given += [(node.results[0], s) for node, s in zip(nodes, annotations.sites, strict=True)]
+    given += annotations.values
     for value, sharding in given:
         if sharding is not None:
             seeds[value] = _fixed(sharding, layouts)
@@ -83,7 +84,7 @@ def settle_borders(
     return changed
 
 
-def settle_loops(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[int]:
+def settle_loops(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[tuple[int, int]]:
     """Give a loop's carried results, in and after the body, the layout of the body argument.
 
     A carry has one layout, its body argument's. Only annotated values keep another, and are
@@ -91,7 +92,7 @@ def settle_loops(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[int
     readers.
 
     Returns:
-      The values changed.
+      (value changed, body argument whose layout it took).
     """
     carried = {tie.source: tie.target for tie in graph.ties if tie.kind == "carry"}
     repairs = list(carried.items())
@@ -105,5 +106,5 @@ def settle_loops(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[int
         number = numbers[value]
         if not layouts.fixed[number] and layouts.dims[number] != layouts.dims[numbers[like]]:
             numbers[value] = layouts.number(layouts.shapes[number], layouts.dims[numbers[like]])
-            changed.append(value)
+            changed.append((value, like))
     return changed

@@ -54,7 +54,8 @@ def propagate(
     fixpoint.run()
     looped = border.settle_loops(graph, layouts, numbers)
     uneven = border.settle_borders(graph, annotations, layouts, numbers)
-    record = Record(graph, fixpoint, begin, seeds, tuple(looped), tuple(uneven))
+    pinned = tuple([value for value, _ in annotations.values])
+    record = Record(graph, fixpoint, begin, seeds, tuple(looped), tuple(uneven), pinned)
     known = layouts.shardings()
     shardings = tuple([known[number] for number in numbers])
     return ShardedGraph(

@@ -20,15 +20,16 @@ class Record:
 
     Attributes:
       begin: the layout number per value before the first sweep; seeds: those of annotated values.
-      looped, uneven: values that the ends changed (see `border.py`).
+      looped: (value, the body argument it follows); uneven: values replicated (see `border.py`).
     """
 
     graph: Graph
     fixpoint: Fixpoint
     begin: tuple[int, ...]
     seeds: dict[int, int]
-    looped: tuple[int, ...]
+    looped: tuple[tuple[int, int], ...]
     uneven: tuple[int, ...]
+    pinned: tuple[int, ...] = ()
 
 
 def history(record: Record) -> tuple[Reason, ...]:
@@ -39,7 +40,7 @@ def history(record: Record) -> tuple[Reason, ...]:
 def _reasons(record: Record) -> Iterator[Reason]:
     fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
     sites = {record.graph.nodes[site.node].results[0] for site in record.graph.sites}
-    named = sites | set(record.graph.arguments)
+    named = sites | set(record.graph.arguments) | set(record.pinned)
     for value, number in record.seeds.items():
         own = value in named and layouts.fixed[number]
         yield Reason(value, layouts.sharding(number), "annotated" if own else "annotated operand")
@@ -57,9 +58,11 @@ def _reasons(record: Record) -> Iterator[Reason]:
                 steps.kind(change.step).role,
                 change.level,
             )
-    for kind, values in (("loop", record.looped), ("border", record.uneven)):
-        for value in values:
-            yield Reason(value, layouts.sharding(fixpoint.numbers[value]), kind)
+    for value, like in record.looped:
+        layout = layouts.sharding(fixpoint.numbers[value])
+        yield Reason(value, layout, "loop", sources=(like,))
+    for value in record.uneven:
+        yield Reason(value, layouts.sharding(fixpoint.numbers[value]), "border")
 
 
 def _inside(tensors: Numbers, positions: Numbers, record: Record) -> Numbers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -38,12 +38,13 @@ class Reason:
 
     def text(self, graph: Graph) -> str:
         """The reason in words."""
+        names = ", ".join(graph.values[v].name for v in self.sources)
         if self.kind != "completed":
             return {
                 "replicated": "nothing reaches it",
                 "border": "uneven at the border: replicated",
+                "loop": f"as {names}, which the loop carries",
             }.get(self.kind, self.kind)
-        names = ", ".join(graph.values[v].name for v in self.sources)
         through = "the program's border" if self.node is None else graph.nodes[self.node].primitive
         side = "from" if self.direction == "forward" else "for"
         return (
@@ -91,6 +92,14 @@ class ShardedGraph:
     def history(self) -> tuple[Reason, ...]:
         """Every change of every value, in order."""
         return self._history()
+
+    @cached_property
+    def changes(self) -> Mapping[int, Sequence[tuple[int, Reason]]]:
+        """Per value that changed, its changes, each with its place in the history."""
+        found: dict[int, list[tuple[int, Reason]]] = {}
+        for moment, reason in enumerate(self.history):
+            found.setdefault(reason.value, []).append((moment, reason))
+        return found
 
     @cached_property
     def reasons(self) -> tuple[Reason, ...]:

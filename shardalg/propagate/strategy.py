@@ -71,12 +71,17 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Annotations:
-    """A strategy on one graph: a sharding or None per argument, result and site (`graph.sites`)."""
+    """A strategy on one graph: a sharding or None per argument, result and site (`graph.sites`).
+
+    Attributes:
+      values: (value, layout) of what is annotated beside them, to see what that would change.
+    """
 
     mesh: Mesh
     arguments: tuple[Sharding | None, ...]
     results: tuple[Sharding | None, ...]
     sites: tuple[Sharding | None, ...]
+    values: tuple[tuple[int, Sharding], ...] = ()
 
 
 def resolve(graph: Graph, strategy: Strategy) -> Annotations:
@@ -116,6 +121,20 @@ def resolve(graph: Graph, strategy: Strategy) -> Annotations:
         where = f"the annotations do not fit the function on {strategy.mesh!r}:"
         raise StrategyError("\n  ".join([where, *dict.fromkeys(reader.faults)]))
     return Annotations(strategy.mesh, tuple(arguments), tuple(results), tuple(sites))
+
+
+def layout_of(graph: Graph, mesh: Mesh, value: int, spec: object) -> Sharding:
+    """A spec, in any form that a strategy takes, as a layout of one value.
+
+    Raises:
+      StrategyError: it does not fit the value.
+    """
+    reader, kind = _Reader(graph, mesh), graph.values[value]
+    made = reader.read(spec, value, kind.name)
+    if made is None:
+        faults = reader.faults or [f"{kind.name} {kind.type!r}: None is no layout; P() replicates"]
+        raise StrategyError(f"the spec does not fit on {mesh!r}: {faults[0]}")
+    return made
 
 
 def _flat(prefix: object, tree: object, where: tuple[Sequence[str], str]) -> list[object]:

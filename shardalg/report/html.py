@@ -27,6 +27,7 @@ p { max-width: 52rem; } code { background: var(--head); padding: .08em .3em; bor
 code, pre { font: .84em/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
 pre { background: var(--head); padding: .9rem 1rem; border-radius: 6px; overflow: auto;
   max-height: 32rem; }
+pre span[title] { cursor: help; } pre span[title]:hover { background: var(--line); }
 .scroll { overflow: auto; max-height: 34rem; border: 1px solid var(--line); border-radius: 6px;
   margin: .8rem 0 1.4rem; width: fit-content; max-width: 100%; }
 table { border-collapse: separate; border-spacing: 0; font-size: .86rem; }
@@ -53,11 +54,22 @@ class Picture:
     caption: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Listing:
-    """Text that is shown as it stands, such as a program."""
+    """Text that is shown as it stands, such as a program.
+
+    Attributes:
+      titles: (`%7`, what it tells in HTML when pointed at) of values in the text.
+    """
 
     text: str
+    titles: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return _listing(self)
 
 
 Part = str | Table | Picture | Listing
@@ -149,7 +161,13 @@ def _picture(picture: Picture) -> str:
 
 
 def _listing(listing: Listing) -> str:
-    return f"<pre>{html.escape(listing.text, quote=False)}</pre>"
+    titles = {name: html.escape(title).replace("\n", "&#10;") for name, title in listing.titles}
+
+    def told(found: re.Match[str]) -> str:
+        name = found[0]
+        return f'<span title="{titles[name]}">{name}</span>' if name in titles else name
+
+    return f"<pre>{re.sub(r'%[0-9]+', told, html.escape(listing.text, quote=False))}</pre>"
 
 
 def _table(table: Table) -> str:

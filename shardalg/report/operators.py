@@ -10,8 +10,8 @@ from shardalg.graph.calls import CALLS, INLINED
 from shardalg.ops.emit import unsupported_loops
 from shardalg.ops.examples import CASES, signature
 from shardalg.ops.excluded import REASONS
-from shardalg.ops.loops import COMPOUND, PREFIX, SELECTED, SHIFTED, WINDOW, loop_class
-from shardalg.ops.rule import PICK, Rule
+from shardalg.ops.loops import COMPOUND, SELECTED, SHIFTED, WINDOW, loop_class
+from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, Rule
 from shardalg.ops.table import BUILDERS, FAMILIES, rules
 from shardalg.partition.component import COMBINABLE
 
@@ -39,7 +39,6 @@ NEEDS = {
     COMPOUND: "exchange",
     WINDOW: "halo",
     SHIFTED: "exchange",
-    PREFIX: "carry of block totals",
     SELECTED: "window across blocks",
 }
 COLUMNS = ("row", "local", "moves", "whole", "not yet")
@@ -70,7 +69,8 @@ def _family(module: ModuleType) -> str:
 def _cells(rule: Rule) -> Iterator[str]:
     barred = unsupported_loops(rule) | _uncombined(rule)
     free = [name for name, extent in rule.loops if name not in barred and extent > 1]
-    joined = [name for name in free if name in rule.reduced]
+    carried = rule.prefix[:1] if rule.prefix else ()
+    joined = [name for name in free if name in (*rule.reduced, *carried)]
     late = [name for name in rule.extents if name in barred - rule.whole - rule.local]
     yield f"`{rule}`".replace("|", "\\|")
     yield ", ".join(name for name in free if name not in joined)
@@ -86,6 +86,10 @@ def _uncombined(rule: Rule) -> frozenset[str]:
 
 
 def _movement(rule: Rule) -> str:
+    if rule.prefix:
+        return "carry of block totals"
+    if rule.combine in (ARGMAX, ARGMIN):
+        return "a value and a place per block"
     return "mask, all_reduce" if rule.combine == PICK else f"all_reduce {rule.combine}"
 
 

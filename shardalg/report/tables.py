@@ -16,8 +16,6 @@ from shardalg.costs.cost import number
 from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.graph.ir import Graph, Node
 from shardalg.pause import collection_paused
-from shardalg.report.reasons import explanation as explanation
-from shardalg.report.reasons import warnings as warnings
 from shardalg.spmd.program import SpmdProgram
 from shardalg.table import Table
 

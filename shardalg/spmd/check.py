@@ -11,7 +11,9 @@ from shardalg.spmd.program import (
     AllReduce,
     AllToAll,
     Apply,
+    Best,
     Block,
+    Carry,
     Choose,
     CollectivePermute,
     Concatenate,
@@ -20,6 +22,7 @@ from shardalg.spmd.program import (
     Fetch,
     FirstMember,
     Instruction,
+    Join,
     Loop,
     Mask,
     MaskAt,
@@ -30,6 +33,7 @@ from shardalg.spmd.program import (
     Slice,
     SliceAt,
     SpmdProgram,
+    ValueAt,
 )
 
 Shape = tuple[int, ...]
@@ -48,6 +52,11 @@ def _sized(shape: Shape, dim: int, size: int) -> Shape:
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
+def _one(shape: Shape, dim: int) -> Shape:
+    """The shape with a dimension of one place more."""
+    return (*shape[:dim], 1, *shape[dim:])
+
+
 # Shape of the result, from the operands'; an Apply and a Loop say theirs in the locals.
 _SHAPES: dict[type, Callable[..., Shape]] = {
     AllGather: lambda a, s: _scaled(s, a.dim, times=parts(a.digits)),
@@ -56,6 +65,8 @@ _SHAPES: dict[type, Callable[..., Shape]] = {
     AllToAll: _all_to_all,
     CollectivePermute: lambda a, s: s,
     Fetch: lambda a, s: s,
+    Carry: lambda a, s: s,
+    Best: lambda a, s, place: s if s == place else (),
     DynamicSlice: lambda a, s: _sized(s, a.dim, a.block),
     Slice: lambda a, s: _sized(s, a.dim, a.size),
     SliceAt: lambda a, s: _sized(s, a.dim, a.size),
@@ -65,6 +76,8 @@ _SHAPES: dict[type, Callable[..., Shape]] = {
     Mask: lambda a, s: s,
     MaskAt: lambda a, s, *_: s,
     Choose: lambda a, *s: s[0] if len(set(s)) == 1 else (),
+    Join: lambda a, s, one: s if _sized(s, a.dim, 1) == one else (),
+    ValueAt: lambda a, place, s: place if _sized(s, a.dim, 1) == _one(place, a.dim) else (),
     Offset: lambda a, s: s,
     MaskIndexed: lambda a, s, *_: s,
     FirstMember: lambda a, s: s,

@@ -8,6 +8,7 @@ groups of positions that differ in the collective's digits alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
@@ -26,6 +27,7 @@ _UFUNCS = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "pick": np.add,
+    "logsumexp": np.logaddexp,
 }
 
 
@@ -53,7 +55,11 @@ def combined(blocks: Stack, combine: str) -> np.ndarray:
     """`blocks` joined elementwise; 2-byte floats are joined in f32 and rounded once."""
     if combine not in _UFUNCS:
         raise ProgramError(f"no collective joins by {combine!r}; known: {sorted(_UFUNCS)}.")
-    array = np.stack(blocks)
+    with np.errstate(invalid="ignore", over="ignore"):  # of garbage
+        return _combined(np.stack(blocks), combine)
+
+
+def _combined(array: np.ndarray, combine: str) -> np.ndarray:
     if array.dtype == np.bool_ and combine in ("sum", "pick"):
         combine = "or"
     if array.dtype.itemsize == 2 and array.dtype.kind in "fV":
@@ -103,6 +109,37 @@ def _fetch(a: spmd.Fetch, x: Stack) -> Stack:
         for source, target in pairs:
             result[target] = x[source]
     return result
+
+
+def _carry(a: spmd.Carry, x: Stack) -> Stack:
+    """Block by block, from the first member of a group to the last, or the other way."""
+    neutral = np.full_like(x[0], identity(a.combine, x[0].dtype.name))
+    result = [neutral] * len(x)
+    for group in groups(a.digits, len(x)):
+        order = group[::-1] if a.reverse else group
+        for before, position in pairwise(order):
+            result[position] = combined([result[before], x[before]], a.combine)
+    return result
+
+
+def _best(a: spmd.Best, values: Stack, places: Stack) -> Stack:
+    """numpy, too, takes the first of what is equally good, and a NaN before all numbers."""
+    rank, result = getattr(np, a.combine), list(places)
+    for group in groups(a.digits, len(values)):
+        every = np.stack([places[p] + place * a.block for place, p in enumerate(group)])
+        winner = rank(np.stack([values[p] for p in group]), axis=0)
+        best = np.take_along_axis(every, winner[None], 0)[0].astype(places[0].dtype)
+        for position in group:
+            result[position] = best
+    return result
+
+
+def _value_at(a: spmd.ValueAt, places: Stack, x: Stack) -> Stack:
+    def at(_: int, place: np.ndarray, block: np.ndarray) -> np.ndarray:
+        index = np.expand_dims(place.astype(np.int64), a.dim)
+        return np.take_along_axis(block, index, a.dim).squeeze(a.dim)
+
+    return _everywhere(at, places, x)
 
 
 def _dynamic_slice(a: spmd.DynamicSlice, x: Stack) -> Stack:
@@ -203,6 +240,13 @@ def _choose(a: spmd.Choose, *stacks: Stack) -> Stack:
     return _everywhere(chosen, *stacks)
 
 
+def _join(a: spmd.Join, x: Stack, one: Stack) -> Stack:
+    def joined(_: int, block: np.ndarray, single: np.ndarray) -> np.ndarray:
+        return combined([block, np.broadcast_to(single, block.shape)], a.combine)
+
+    return _everywhere(joined, x, one)
+
+
 def _offset(a: spmd.Offset, x: Stack) -> Stack:
     def shifted(position: int, block: np.ndarray) -> np.ndarray:
         result = np.array(block)
@@ -260,6 +304,9 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.AllToAll: _all_to_all,
     spmd.CollectivePermute: _permute,
     spmd.Fetch: _fetch,
+    spmd.Carry: _carry,
+    spmd.Best: _best,
+    spmd.ValueAt: _value_at,
     spmd.DynamicSlice: _dynamic_slice,
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
@@ -269,6 +316,7 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.Mask: _mask,
     spmd.MaskAt: _mask_at,
     spmd.Choose: _choose,
+    spmd.Join: _join,
     spmd.Offset: _offset,
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,

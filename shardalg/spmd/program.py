@@ -162,6 +162,47 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Carry:
+    """What all blocks before the device's own come to, from what each of them comes to.
+
+    An exclusive scan over the members of a group in the order of their partition ids, from the
+    last to the first in `reverse`; the first of them gets the identity. The operand has one place
+    along `dim`, the dimension that the blocks cut.
+    """
+
+    dim: int
+    digits: Digits
+    combine: str
+    reverse: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Combine every place along `dim` of the first operand with the one place of the second."""
+
+    dim: int
+    combine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Position of the best element of a dimension cut in blocks, from the best of every block.
+
+    Operands are the best value of the device's block and its place in there; the member of lowest
+    partition id wins a tie, and the first NaN wins over all numbers.
+
+    Attributes:
+      dim: of the tensor, which the results lack; block: places per block.
+      combine: "argmax" or "argmin".
+    """
+
+    dim: int
+    digits: Digits
+    block: int
+    combine: str
+
+
+@dataclass(frozen=True, slots=True)
 class DynamicSlice:
     """The own block `[p*block, (p+1)*block)` along `dim`, `p` the partition id of `digits`."""
 
@@ -293,6 +334,13 @@ class Choose:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueAt:
+    """Of the second operand, the element at the place along `dim` that the first one names."""
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class Offset:
     """Add `p*scale` to an integer value, which is clamped to `clamp` first.
 
@@ -355,10 +403,12 @@ class Loop:
 
 Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
-    | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
-    | Choose | Offset | MaskIndexed | FirstMember | Loop
+    | Carry | Best | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
+    | Choose | Join | ValueAt | Offset | MaskIndexed | FirstMember | Loop
 )  # fmt: skip
-COLLECTIVES = (AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch)
+COLLECTIVES = (
+    AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,8 @@ def _agree(first: np.ndarray, second: np.ndarray, inside: tuple[slice, ...]) -> 
     if first is second:
         return True
     a, b = first[inside], second[inside]
+    if not isinstance(a.dtype, np.dtype):
+        return bool((a == b).all())
     if a.dtype.kind in "biu" or np.array_equal(a, b):
         return bool(np.array_equal(a, b))
     wide = np.complex128 if a.dtype.kind == "c" else np.float64

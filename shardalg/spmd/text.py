@@ -14,7 +14,9 @@ from shardalg.spmd.program import (
     AllReduce,
     AllToAll,
     Apply,
+    Best,
     Block,
+    Carry,
     Choose,
     CollectivePermute,
     Concatenate,
@@ -23,6 +25,7 @@ from shardalg.spmd.program import (
     Fetch,
     FirstMember,
     Instruction,
+    Join,
     Local,
     Loop,
     Mask,
@@ -35,6 +38,7 @@ from shardalg.spmd.program import (
     SliceAt,
     SpmdProgram,
     Start,
+    ValueAt,
 )
 
 
@@ -82,6 +86,11 @@ _TEXT: dict[type, Callable[..., str]] = {
     Fetch: lambda a, m: (
         f"fetch dim={a.dim} axes={axes_text(m, a.digits)} of p = {start_text(m, a.source)}"
     ),
+    Carry: lambda a, m: (
+        f"carry {a.combine} dim={a.dim} axes={axes_text(m, a.digits)}"
+        + (" in reverse" if a.reverse else "")
+    ),
+    Best: lambda a, m: f"best {a.combine} axes={axes_text(m, a.digits)} in blocks of {a.block}",
     DynamicSlice: lambda a, m: (
         f"dynamic_slice dim={a.dim} at p({axes_text(m, a.digits)})*{a.block}"
     ),
@@ -100,6 +109,8 @@ _TEXT: dict[type, Callable[..., str]] = {
     Choose: lambda a, m: (
         f"choose dim={a.dim} by {start_text(m, a.start)}+x, ends {', '.join(map(str, a.ends))}"
     ),
+    Join: lambda a, m: f"join {a.combine} dim={a.dim}",
+    ValueAt: lambda a, m: f"value_at dim={a.dim}",
     Offset: lambda a, m: (
         f"offset p({axes_text(m, a.digits)})*{a.scale}"
         + ("" if a.component is None else f" on component {a.component}")

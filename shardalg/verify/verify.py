@@ -20,22 +20,29 @@ from shardalg.merge.prove import MergeClaim, Proof, prove
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.spmd.program import (
     Apply,
+    Best,
     Block,
     Choose,
+    Concatenate,
     Instruction,
+    Join,
     Loop,
     MaskIndexed,
     SpmdProgram,
+    ValueAt,
 )
 from shardalg.verify import contents
 from shardalg.verify.apply import Applied, applied
 from shardalg.verify.contents import Contents, Made, anonymous, laid_out
-from shardalg.verify.moves import Step, moved
+from shardalg.verify.moves import moved
 from shardalg.verify.report import FACTS, Claim, Decided, Report, Statement
+from shardalg.verify.step import Step
 
 Held = dict[int, Contents]
 OPERATORS = (Apply, Choose)
 """Instructions that are the operator of a node; all others move what it reads or makes."""
+OF_ONE_VALUE = (Best, Concatenate, Join)
+"""Instructions whose operands are all pieces of one value."""
 LOOP_PARAMS = ("num_consts", "num_carry", "length", "reverse")
 
 
@@ -156,9 +163,14 @@ class Verifier:
         if isinstance(instruction.attributes, OPERATORS):
             given = tuple(held[operand].value for operand in instruction.operands)
             right = right and given == self.graph.nodes[instruction.node].operands
+        if isinstance(instruction.attributes, ValueAt):
+            block = held[instruction.operands[1]].value
+            right = right and block == self.graph.nodes[instruction.node].operands[0]
         if isinstance(instruction.attributes, MaskIndexed):
             indices = held[instruction.operands[1]].value
             right = right and indices == self.graph.nodes[instruction.node].operands[1]
+        if isinstance(instruction.attributes, OF_ONE_VALUE):
+            right = right and len({held[operand].value for operand in instruction.operands}) == 1
         return self.judged("", "reads", Decided("operands and results are the node's own", right))
 
     def loop(self, instruction: Instruction, held: Held) -> Iterator[Claim]:

@@ -40,7 +40,13 @@ class Shard:
 
     @property
     def realisable(self):
-        return all(self.dims(tensor) is not None for tensor in self.rule.tensors)
+        carried = self.rule.prefix is not None and self.rule.prefix[0] == self.loop
+        ranked = self.rule.combine in (rows.ARGMAX, rows.ARGMIN) and self.loop in self.rule.reduced
+        return (
+            not carried
+            and not ranked
+            and all(self.dims(tensor) is not None for tensor in self.rule.tensors)
+        )
 
     def cut(self, array, tensor, p):
         """The block of device p, padded with garbage; zeros would hide a missing mask."""

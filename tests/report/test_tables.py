@@ -3,10 +3,17 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from shardalg.report.proofs import by_claim, statements
-from shardalg.report.tables import COLLECTIVE_COLUMNS, beside, collectives, strategies, totals
+from shardalg.report.tables import (
+    COLLECTIVE_COLUMNS,
+    beside,
+    collectives,
+    shardings,
+    strategies,
+    totals,
+)
 from shardalg.table import Table
 from tests.costs.handmade import H, M, ffn_graph, ffn_program, loop_program
-from tests.report.planned import plan_on
+from tests.report.planned import plan_on, planned
 
 
 def test_collectives_of_a_program_in_order():
@@ -89,3 +96,11 @@ def test_proofs_count_each_statement_once():
         ("merge", 3, 2, 2, 1, 0, 7.0), ("reads", 1, 0, 0, 0, 1, 0.0),
     )  # fmt: skip
     assert statements(claims)["claims"] == (1, 2)
+
+
+def test_the_table_of_shardings_has_every_value():
+    _, graph, sharded = planned("ffn", "2D finalized")
+    table = shardings(sharded)
+    assert table["value"] == tuple(v.name for v in graph.values)
+    (x,) = table.where(value="x")
+    assert (x["sharding"], x["local_shape"]) == ("[X, None, Y]", "8x64x32")

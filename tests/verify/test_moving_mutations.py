@@ -24,8 +24,25 @@ def joined(a, b):
     return jnp.concatenate([a, b], 0)
 
 
+def summed(x):
+    return jnp.cumsum(x, 0)
+
+
+def summed_from_the_end(x):
+    return jax.lax.cumsum(x, 0, reverse=True)
+
+
+def best(x):
+    return jnp.argmax(x, 0)
+
+
 # name: (function, arguments, their layout, layout of the results)
-PROGRAMS = {"joined": (joined, (numbers(9, 3), numbers(13, 3, seed=1)), ROWS, ROWS)}
+PROGRAMS = {
+    "joined": (joined, (numbers(9, 3), numbers(13, 3, seed=1)), ROWS, ROWS),
+    "summed": (summed, (numbers(9, 4),), ROWS, ROWS),
+    "summed from the end": (summed_from_the_end, (numbers(9, 4),), ROWS, ROWS),
+    "best": (best, (numbers(9, 4) - np.float32(5),), ROWS, P()),
+}
 
 
 @cache
@@ -95,6 +112,22 @@ MUTATIONS = {
         "joined", p.Fetch, lambda a: replace(a, source=replace(a.source, more=5)), 0,
     ),
     "a round left out": ("joined", p.Fetch, None, 1),
+    "what is carried left out": ("summed", p.Join, None, 0),
+    "carried the other way": ("summed", p.Carry, lambda a: replace(a, reverse=True), 0),
+    "carried as a maximum": ("summed", p.Carry, lambda a: replace(a, combine="max"), 0),
+    "carried along another axis": ("summed", p.Carry, lambda a: replace(a, digits=X), 0),
+    "joined as a maximum": ("summed", p.Join, lambda a: replace(a, combine="max"), 0),
+    "the first place carried": ("summed", p.Slice, lambda a: replace(a, start=0), 0),
+    "nothing carried on": ("summed", p.Carry, None, 0),
+    "padding summed from the end": ("summed from the end", p.Mask, None, 0),
+    "the best of padding": ("best", p.Mask, None, 0),
+    "best of longer blocks": ("best", p.Best, lambda a: replace(a, block=a.block + 1), 0),
+    "the least": ("best", p.Best, lambda a: replace(a, combine="argmin"), 0),
+    "best along another axis": ("best", p.Best, lambda a: replace(a, digits=X), 0),
+    "the best place of a block": ("best", p.Best, None, 0),
+    "a maximum's padding": (
+        "summed from the end", p.Mask, lambda a: replace(a, fill="max"), 0,
+    ),
 }  # fmt: skip
 
 

@@ -1,15 +1,10 @@
-"""Tables of reasons: why a value is sharded as it is, and what a plan does in a roundabout way."""
+"""Warnings: what a plan does in a roundabout way, with the bytes that it costs."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.cost import number
 from shardalg.costs.walk import Step, local_bytes, walk
-from shardalg.errors import StrategyError
 from shardalg.graph.ir import Graph, Node
 from shardalg.ops.emit import unsupported_loops
 from shardalg.ops.excluded import EXCLUDED
@@ -18,65 +13,7 @@ from shardalg.ops.table import rules
 from shardalg.spmd.program import AllGather, SpmdProgram
 from shardalg.table import Table
 
-if TYPE_CHECKING:
-    from shardalg.propagate.sharded import Reason, ShardedGraph
-
 WARNING_COLUMNS = ("op", "source", "count", "wire_bytes", "warning", "remedy")
-EXPLANATION_COLUMNS = ("depth", "value", "sharding", "why", "source")
-
-
-def explanation(sharded: ShardedGraph, value: str) -> Table:
-    """Why a value has its layout: each step that gave it, back to the annotations.
-
-    Row 0 is the value's last change; deeper rows are those of the values whose layouts it took, as
-    they were at that moment.
-
-    Raises:
-      StrategyError: no value has that name.
-    """
-    graph = sharded.graph
-    start = _named(graph, value)
-    rows = [
-        (
-            depth,
-            graph.values[reason.value].name,
-            reason.layout.text(),
-            reason.text(graph),
-            "" if reason.node is None else graph.nodes[reason.node].source,
-        )
-        for depth, reason in _chain(sharded, start)
-    ]
-    return Table(EXPLANATION_COLUMNS, tuple(rows))
-
-
-def _named(graph: Graph, name: str) -> int:
-    found = {value.name: value.index for value in graph.values}
-    if name not in found:
-        near = get_close_matches(name, found, n=5, cutoff=0.5) or list(found)[:5]
-        raise StrategyError(
-            f"no value is called {name!r}; near it are {', '.join(map(repr, near))}. "
-            "plan.shardings() lists the names of all values."
-        )
-    return found[name]
-
-
-def _chain(sharded: ShardedGraph, start: int) -> Iterator[tuple[int, Reason]]:
-    """(depth, reason), a value's sources right below it, each value once."""
-    changes: dict[int, list[tuple[int, Reason]]] = {}
-    for moment, reason in enumerate(sharded.history):
-        changes.setdefault(reason.value, []).append((moment, reason))
-    if start not in changes:
-        yield 0, sharded.reasons[start]
-    waiting, seen = [(0, start, len(sharded.history))], set()
-    while waiting:
-        depth, value, before = waiting.pop()
-        earlier = [change for change in changes.get(value, ()) if change[0] < before]
-        if not earlier or earlier[-1][0] in seen:
-            continue
-        moment, reason = earlier[-1]
-        seen.add(moment)
-        yield depth, reason
-        waiting += [(depth + 1, source, moment) for source in reversed(reason.sources)]
 
 
 def warnings(program: SpmdProgram, graph: Graph) -> Table:

@@ -1,0 +1,142 @@
+"""Single changes: one annotation with another layout, wherever one spec of the user's says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.propagate.strategy import Annotations
+from shardalg.report.chains import Annotated
+from shardalg.stages import Stages
+from shardalg.traced import Traced
+
+MOST_PLACES = 6
+"""So many of the annotations behind a collective are tried otherwise, the value's own first."""
+Slot = tuple[str, int]
+"""An entry of `Annotations`: its field, and the place in it."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One annotation with another layout.
+
+    Attributes:
+      place: what is annotated; slots: all that one spec says (sites of one name, a state's argument
+        and result).
+      before, after: its layout; changed_dims: in how many dimensions they differ.
+    """
+
+    place: Annotated
+    slots: tuple[Slot, ...]
+    before: Sharding
+    after: Sharding
+
+    @property
+    def changed_dims(self) -> int:
+        """In how many dimensions the layouts differ."""
+        pairs = zip(self.before.dims, self.after.dims, strict=True)
+        return sum(before != after for before, after in pairs)
+
+    def applied(self, annotations: Annotations) -> Annotations:
+        """The annotations with this change."""
+        return filled(annotations, self.slots, self.after)
+
+    def __str__(self) -> str:
+        return f"{self.place} as {self.after.text()} instead of {self.before.text()}"
+
+
+def filled(given: Annotations, slots: tuple[Slot, ...], layout: Sharding) -> Annotations:
+    """The annotations with one layout in some of their places."""
+    sides = {name: list(getattr(given, name)) for name, _ in slots}
+    for name, at in slots:
+        shape = layout.shape if sides[name][at] is None else sides[name][at].shape
+        sides[name][at] = replace(layout, shape=shape)
+    return replace(given, **{name: tuple(side) for name, side in sides.items()})
+
+
+def changes(stages: Stages, places: tuple[Annotated, ...], digits: Digits) -> Iterator[Change]:
+    """Each of the annotations with some of the collective's axes dropped, added or moved."""
+    seen: set[tuple[Slot, ...]] = set()
+    for place in places:
+        slots = _slots(stages.traced, stages.annotations, place)
+        if slots in seen or len(seen) == MOST_PLACES:
+            continue
+        seen.add(slots)
+        field_, at = slots[0]
+        before = getattr(stages.annotations, field_)[at]
+        for dims in _edits(before, digits):
+            yield Change(place, slots, before, before.with_dims(dims))
+
+
+def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:
+    """Layouts in which one axis, or all of them, stand on another dimension or on none."""
+    groups = [(digit,) for digit in digits] + ([digits] if len(digits) > 1 else [])
+    found: dict[tuple[Digits, ...], None] = {}
+    for group in groups:
+        rest = tuple(tuple(d for d in dim if d not in group) for dim in layout.dims)
+        found[rest] = None
+        for at, dim in enumerate(rest):
+            longer = (*dim, *group)
+            if layout.shape[at] % parts(longer) == 0:
+                found[(*rest[:at], longer, *rest[at + 1 :])] = None
+    found.pop(layout.dims, None)
+    yield from found
+
+
+def _slots(traced: Traced, annotations: Annotations, place: Annotated) -> tuple[Slot, ...]:
+    """All annotations that one spec of the user's stands for, sorted."""
+    return _TOGETHER[place.kind](traced, annotations, place.number)
+
+
+def _sites(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
+    """Sites of one name, or of one line where they have none, that are annotated alike."""
+    graph = traced.graph
+
+    def spelled(at: int) -> tuple[object, ...]:
+        site, layout = graph.sites[at], annotations.sites[at]
+        line = site.name or graph.nodes[site.node].source
+        return line, layout and layout.dims
+
+    alike = [at for at in range(len(graph.sites)) if spelled(at) == spelled(number)]
+    return tuple(("sites", at) for at in alike)
+
+
+def slots_of_argument(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
+    """An argument, with the result that takes its place if it is state of a step."""
+    result = dict(_states(traced, annotations)).get(number)
+    return (("arguments", number), *([("results", result)] if result is not None else []))
+
+
+def _result(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
+    for argument, result in _states(traced, annotations):
+        if result == number:
+            return (("arguments", argument), ("results", result))
+    return (("results", number),)
+
+
+_TOGETHER: Mapping[str, Callable[[Traced, Annotations, int], tuple[Slot, ...]]] = {
+    "site": _sites,
+    "argument": slots_of_argument,
+    "result": _result,
+}
+
+
+def _states(traced: Traced, annotations: Annotations) -> Iterator[tuple[int, int]]:
+    """(argument, result) of state that a step takes and gives back: donated, of one path and spec.
+
+    Such a pair keeps one layout, or every step would begin with a reshard that no plan shows.
+    """
+    graph, free = traced.graph, dict.fromkeys(range(len(traced.graph.results)))
+    for argument in traced.donated:
+        path = graph.argument_paths[argument]
+        tail = path[path.index("[") :] if "[" in path else ""
+        kind = graph.values[graph.arguments[argument]].type
+        for result in free:
+            alike = graph.values[graph.results[result]].type == kind
+            same = annotations.arguments[argument] == annotations.results[result]
+            if alike and same and graph.result_paths[result].endswith(tail):
+                del free[result]
+                yield argument, result
+                break

@@ -1,0 +1,77 @@
+"""Plans under other annotations, of one trace.
+
+A trial is `stages.planned`, which is what `plan.replan` runs. Every figure is that of the plan that
+it gives; with named sizes, at the hints.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardalg.algebra.digits import Digits
+from shardalg.costs.cost import number
+from shardalg.propagate.strategy import Annotations, Options
+from shardalg.stages import Stages, planned
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a plan sends and holds, per device and step.
+
+    Attributes:
+      collectives: instructions; wire_bytes: of all their executions.
+      sent: bytes per place (the operator and the value that is moved to or from it).
+      runs: executions per kind and digits.
+    """
+
+    collectives: int
+    wire_bytes: int | float
+    peak_memory_bytes: int
+    sent: Mapping[tuple[int | None, int], int | float]
+    runs: Mapping[tuple[str, Digits], int]
+
+    def __str__(self) -> str:
+        sent, held = number(self.wire_bytes), number(self.peak_memory_bytes)
+        return f"{self.collectives} collectives, {sent:,} wire bytes, peak {held:,} bytes"
+
+    @staticmethod
+    def of(stages: Stages) -> Outcome:
+        """The figures of a plan."""
+        sent, runs = Counter(), Counter()
+        for moved in stages.traffic.collectives:
+            sent[moved.place] += moved.step.count * moved.wire_bytes
+            runs[moved.alike] += moved.step.count
+        total = stages.traffic.wire_bytes
+        peak = stages.memory.peak_bytes
+        return Outcome(len(stages.traffic.collectives), total, peak, sent, runs)
+
+
+@dataclass(frozen=True, eq=False)
+class Trials:
+    """A plan, and plans of the same trace under other annotations.
+
+    Of those only the outcomes are kept, each made once.
+    """
+
+    stages: Stages
+    options: Options
+    _outcomes: dict[Annotations, Outcome] = field(default_factory=dict, repr=False)
+
+    def under(self, annotations: Annotations) -> Stages:
+        """The plan under these annotations."""
+        if annotations == self.stages.annotations:
+            return self.stages
+        return planned(self.stages.traced, annotations, self.options)
+
+    def outcome(self, annotations: Annotations) -> Outcome:
+        """What the plan under these annotations sends and holds."""
+        if annotations not in self._outcomes:
+            self._outcomes[annotations] = Outcome.of(self.under(annotations))
+        return self._outcomes[annotations]
+
+    @property
+    def now(self) -> Outcome:
+        """What the plan itself sends and holds."""
+        return self.outcome(self.stages.annotations)

@@ -1,0 +1,121 @@
+"""Why a value does not have a layout: the first obstacle, and what the layout would cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shardalg.algebra.sharding import Sharding
+from shardalg.explain.changes import Slot, filled, slots_of_argument
+from shardalg.explain.trials import Trials
+from shardalg.merge.compatible import compatible, refines
+from shardalg.merge.verdict import Verdict
+from shardalg.propagate.sharded import Reason, ShardedGraph
+from shardalg.propagate.strategy import Annotations, layout_of
+from shardalg.report.answers import Answer, Parts
+from shardalg.report.chains import annotated, value_named
+from shardalg.report.difference import PlanDifference, difference
+from shardalg.stages import Stages
+from shardalg.table import Table
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class WhyNot(Answer):
+    """Why a value does not have a layout, and what it would cost if it had.
+
+    Attributes:
+      value, has, wanted: name, completed layout, and the one asked about.
+      obstacle: the first step of completion that stands against it, in words.
+      verdict: of the layout of that step and the wanted one, with `reason` and `witness`; None
+        where no step contradicts it.
+      cost: what changes in the plan where the value is annotated so.
+    """
+
+    value: str
+    has: Sharding
+    wanted: Sharding
+    obstacle: str
+    verdict: Verdict | None
+    cost: PlanDifference
+
+    @property
+    def table(self) -> Table:
+        """What would change."""
+        return self.cost.table
+
+    def parts(self) -> Parts:
+        """The obstacle, its witness, and the costs."""
+        head = f"{self.value} is {self.has.text()}, not {self.wanted.text()}: {self.obstacle}."
+        shown = () if self.verdict is None or self.verdict else (self.verdict.reason,)
+        return (head, *shown, "Annotated so, the plan would change:", *self.cost.parts()[1:])
+
+
+def why_not(trials: Trials, name: str, spec: object) -> WhyNot:
+    """The first obstacle to a layout of a value, and what the layout would cost.
+
+    Raises:
+      StrategyError: no value has that name, or the spec does not fit it.
+    """
+    stages = trials.stages
+    sharded, graph = stages.sharded, stages.graph
+    value = value_named(graph, name)
+    wanted = layout_of(graph, stages.mesh, value, spec)
+    words, verdict = _obstacle(sharded, value, wanted)
+    other = trials.under(_with(stages, value, wanted))
+    cost = difference(stages, other)
+    return WhyNot(name, sharded.shardings[value], wanted, words, verdict, cost)
+
+
+def _with(stages: Stages, value: int, wanted: Sharding) -> Annotations:
+    """The annotations with one value annotated: where it has an annotation, else beside them.
+
+    State that comes as an argument and goes as a result is changed at both ends.
+    """
+    given, graph = stages.annotations, stages.graph
+    sites = [graph.nodes[site.node].results[0] for site in graph.sites]
+    if value in sites:
+        slots: tuple[Slot, ...] = (("sites", sites.index(value)),)
+    elif value in graph.arguments and given.arguments[graph.arguments.index(value)] is not None:
+        slots = slots_of_argument(stages.traced, given, graph.arguments.index(value))
+    else:
+        return replace(given, values=(*given.values, (value, wanted)))
+    return filled(given, slots, wanted)
+
+
+def _obstacle(sharded: ShardedGraph, value: int, wanted: Sharding) -> tuple[str, Verdict | None]:
+    """The first change of a value that the wanted layout does not refine; what else stands in."""
+    if sharded.shardings[value].dims == wanted.dims:
+        return "it is laid out so already", None
+    for _, reason in sharded.changes.get(value, ()):
+        layout = replace(reason.layout, unspecified_dims=())
+        finer = refines(wanted, layout)
+        if not finer:
+            joint = compatible(layout, wanted)
+            verdict = finer if joint else joint
+            return f"{_said(sharded, reason)} {layout.text()}", verdict
+    if value in sharded.fixed and _closed(sharded, value, wanted):
+        return "its annotation is kept as it is; leave a dimension open to refine it", None
+    return _unasked(sharded, value, wanted), None
+
+
+def _closed(sharded: ShardedGraph, value: int, wanted: Sharding) -> bool:
+    """Whether an annotated value would differ in a dimension that its annotation does not open."""
+    has = sharded.shardings[value]
+    differ = {d for d, dims in enumerate(has.dims) if dims != wanted.dims[d]}
+    return not differ <= set(has.unspecified_dims)
+
+
+def _said(sharded: ShardedGraph, reason: Reason) -> str:
+    place = annotated(sharded, reason)
+    return f"it came {reason.text(sharded.graph)} as" if place is None else f"{place} is annotated"
+
+
+def _unasked(sharded: ShardedGraph, value: int, wanted: Sharding) -> str:
+    """Why no step brought a layout that nothing contradicts."""
+    graph = sharded.graph
+    for conflict in sharded.conflicts:
+        if conflict.value == value and refines(conflict.refused, wanted):
+            node = "a result" if conflict.node is None else graph.nodes[conflict.node].primitive
+            return f"{node} asks for {conflict.refused.text()}, after the order was decided"
+    if not wanted.is_even and value in (*graph.arguments, *graph.results):
+        return "its size does not divide, and an argument or result is completed evenly"
+    return "nothing that it is made of, or used for, asks for it"

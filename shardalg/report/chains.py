@@ -1,0 +1,240 @@
+"""Chains of completion: the steps by which each axis came to a value, back to the annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from shardalg.algebra.digits import Digits, overlap
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import axis_names
+from shardalg.errors import StrategyError
+from shardalg.graph.ir import Graph
+from shardalg.propagate.sharded import Reason, ShardedGraph
+from shardalg.report.answers import Answer, Parts
+from shardalg.table import Table
+
+EXPLANATION_COLUMNS = (
+    "depth", "value", "sharding", "why", "source",
+    "axes", "op", "role", "direction", "level", "annotation",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Annotated:
+    """Where a user said something.
+
+    Attributes:
+      kind: "argument", "result" or "site"; name: its path, or the name of the site.
+      number: among the flat arguments or results, or the graph's sites.
+    """
+
+    kind: str
+    name: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A step that brought `digits` to a value; `depth` steps before the one that is explained."""
+
+    depth: int
+    digits: Digits
+    reason: Reason
+
+
+@dataclass(frozen=True, repr=False)
+class ValueExplanation(Answer):
+    """Why a value has its layout.
+
+    Attributes:
+      value, sharding: name and completed layout.
+      annotations: those that its axes come from.
+      steps: one row per step, `depth` 0 the value's own; `axes` are those that the step brought.
+    """
+
+    value: str
+    sharding: Sharding
+    annotations: tuple[Annotated, ...]
+    steps: Table
+
+    @property
+    def table(self) -> Table:
+        """The steps."""
+        return self.steps
+
+    def parts(self) -> Parts:
+        """A sentence, and the steps."""
+        return (f"{self.value} is {self.sharding.text()}: {_from(self.annotations)}.", self.steps)
+
+
+def _from(annotations: Sequence[Annotated]) -> str:
+    """In words, at most three of them.
+
+    >>> _from([Annotated("argument", "x", 0), Annotated("site", "ffn", 2)])
+    'it comes from argument x, site ffn'
+    """
+    if not annotations:
+        return "no annotation reaches it"
+    more = f" and {len(annotations) - 3} more" if len(annotations) > 3 else ""
+    return f"it comes from {', '.join(map(str, annotations[:3]))}{more}"
+
+
+def explanation(sharded: ShardedGraph, value: str) -> ValueExplanation:
+    """Why a value has its layout: per axis the steps that brought it, back to the annotations.
+
+    Depth 0 are the value's own changes; deeper rows are those of the values whose layouts it took,
+    as they were at that moment.
+
+    Raises:
+      StrategyError: no value has that name.
+    """
+    start = value_named(sharded.graph, value)
+    links = tuple(chain(sharded, start))
+    rows = tuple(_row(sharded, link) for link in links)
+    layout = sharded.shardings[start]
+    return ValueExplanation(
+        value, layout, _annotations(sharded, links), Table(EXPLANATION_COLUMNS, rows)
+    )
+
+
+def _row(sharded: ShardedGraph, link: Link) -> tuple[object, ...]:
+    reason, graph = link.reason, sharded.graph
+    node = None if reason.node is None else graph.nodes[reason.node]
+    place = annotated(sharded, reason)
+    return (
+        link.depth,
+        graph.values[reason.value].name,
+        reason.layout.text(),
+        reason.text(graph),
+        "" if node is None else node.source,
+        ",".join(axis_names(sharded.mesh, link.digits)),
+        "" if node is None else node.primitive,
+        reason.role,
+        reason.direction,
+        reason.level,
+        "" if place is None else str(place),
+    )
+
+
+def value_named(graph: Graph, name: str) -> int:
+    """The value that a table calls `name`.
+
+    Raises:
+      StrategyError: there is none; the message names those near it.
+    """
+    found = {value.name: value.index for value in graph.values}
+    if name not in found:
+        near = get_close_matches(name, found, n=5, cutoff=0.5) or list(found)[:5]
+        raise StrategyError(
+            f"no value is called {name!r}; near it are {', '.join(map(repr, near))}. "
+            "plan.shardings() lists the names of all values."
+        )
+    return found[name]
+
+
+def held(layout: Sharding, digits: Digits) -> Digits:
+    """Those of `digits` that a layout splits a dimension by, wholly or in part."""
+    own = [digit for dim in layout.dims for digit in dim]
+    return tuple(d for d in digits if any(d == o or overlap(d, o) for o in own))
+
+
+def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> Iterator[Link]:
+    """The steps that brought `digits` (None: all of its layout) to a value, sources behind them.
+
+    Each change comes once per axis. A value that nothing reaches has the one step that says so.
+    """
+    if value not in sharded.changes:
+        yield Link(0, (), sharded.reasons[value])
+        return
+    if digits is None:
+        digits = tuple(d for dim in sharded.shardings[value].dims for d in dim)
+    waiting, seen = [(0, value, len(sharded.history), digits)], set()
+    while waiting:
+        depth, number, before, wanted = waiting.pop()
+        deeper = []
+        for moment, reason, brought in arrivals(sharded, number, wanted, before=before):
+            if (moment, brought) not in seen:
+                seen.add((moment, brought))
+                yield Link(depth, brought, reason)
+                sources = _sources(sharded, reason, brought, moment)
+                deeper += [(depth + 1, source, moment, rest) for source, rest in sources]
+        waiting += reversed(deeper)
+
+
+def arrivals(
+    sharded: ShardedGraph, value: int, digits: Digits, *, before: int
+) -> list[tuple[int, Reason, Digits]]:
+    """(moment, change, digits it brought) of a value, the last change first.
+
+    A digit came with the first of the latest unbroken run of layouts that hold it.
+    """
+    changes = [change for change in sharded.changes.get(value, ()) if change[0] < before]
+    if not changes:
+        return []
+    brought: dict[int, list] = {} if digits else {len(changes) - 1: []}
+    for digit in digits:
+        at = len(changes) - 1
+        while at and held(changes[at - 1][1].layout, (digit,)):
+            at -= 1
+        brought.setdefault(at, []).append(digit)
+    return [(*changes[at], tuple(brought[at])) for at in sorted(brought, reverse=True)]
+
+
+def _sources(
+    sharded: ShardedGraph, reason: Reason, digits: Digits, moment: int
+) -> list[tuple[int, Digits]]:
+    """The sources that held some of the digits, each with those; all of them if none did."""
+    found = [(s, held(_layout_at(sharded, s, moment), digits)) for s in reason.sources]
+    return [pair for pair in found if pair[1]] or [(s, ()) for s in reason.sources]
+
+
+def _layout_at(sharded: ShardedGraph, value: int, moment: int) -> Sharding:
+    earlier = [r for at, r in sharded.changes.get(value, ()) if at < moment]
+    return earlier[-1].layout if earlier else sharded.shardings[value]
+
+
+def annotations_of(
+    sharded: ShardedGraph, value: int, digits: Digits | None = None
+) -> tuple[Annotated, ...]:
+    """The annotations from which `digits` (None: all of its layout) came to a value."""
+    return _annotations(sharded, chain(sharded, value, digits))
+
+
+def _annotations(sharded: ShardedGraph, links: Iterable[Link]) -> tuple[Annotated, ...]:
+    places = (annotated(sharded, link.reason) for link in links)
+    return tuple(dict.fromkeys(place for place in places if place is not None))
+
+
+def annotated(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
+    """The annotation that a step is, or (of a result) took its layout from; None for another."""
+    graph, given = sharded.graph, sharded.annotations
+    if reason.kind == "completed" and reason.node is None:
+        at = [j for j, v in enumerate(graph.results) if v == reason.value and given.results[j]]
+        return Annotated("result", graph.result_paths[at[0]], at[0]) if at else None
+    if reason.kind == "annotated" and reason.value in graph.arguments:
+        at = graph.arguments.index(reason.value)
+        return Annotated("argument", graph.argument_paths[at], at)
+    if reason.kind not in ("annotated", "annotated operand"):
+        return None
+    return _site(sharded, reason)
+
+
+def _site(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
+    """The site that marks a value, or the last one that is put on it."""
+    graph, given = sharded.graph, sharded.annotations.sites
+    made = reason.kind == "annotated"
+    found = None
+    for number, site in enumerate(graph.sites):
+        node = graph.nodes[site.node]
+        if (
+            given[number] is not None
+            and reason.value == (node.results if made else node.operands)[0]
+        ):
+            name = site.name or graph.values[node.results[0]].name
+            found = Annotated("site", name, number)
+    return found

@@ -1,0 +1,269 @@
+"""Why a collective is there: the layout that a value has, the one that is needed, and who says so.
+
+A value moves where two layouts meet: as it is at hand, and as an operator, a result or a loop
+takes it. `disagreements` reads both off the program (the first and the last layout of the chain of
+moves that the collective is part of) and follows the collective's axes back through the completion
+(`chains.py`), on either side, to the annotations they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.digits import Digits, overlap
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import KINDS, is_collective, wire_bytes
+from shardalg.costs.walk import Step, local_bytes, walk
+from shardalg.graph.ir import Graph, Node
+from shardalg.ops.table import rules
+from shardalg.propagate.sharded import ShardedGraph
+from shardalg.report.chains import Annotated, annotations_of, held
+from shardalg.spmd.program import (
+    Apply,
+    DynamicSlice,
+    Instruction,
+    Local,
+    Loop,
+    Resize,
+    Slice,
+    SpmdProgram,
+)
+
+MOVES = (*KINDS, DynamicSlice, Slice, Resize)
+"""What a chain from one layout to another is made of."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two layouts that meet at a collective.
+
+    Attributes:
+      layout: of the value; words: what has or needs it.
+      annotations: those that the collective's axes (or their absence) come from on this side.
+    """
+
+    layout: Sharding
+    words: str
+    annotations: tuple[Annotated, ...]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A collective of a program.
+
+    Attributes:
+      number: its row in the table of collectives.
+      value: the graph value that it moves; of an intermediate, the one that it was made from.
+      wire_bytes: per device and execution.
+    """
+
+    number: int
+    step: Step
+    value: int
+    wire_bytes: int | float
+
+    @property
+    def digits(self) -> Digits:
+        """The digits along which it moves."""
+        return self.step.instruction.attributes.digits
+
+    @property
+    def place(self) -> tuple[int | None, int]:
+        """The node that it is for, and the value."""
+        return self.step.instruction.node, self.value
+
+    @property
+    def alike(self) -> tuple[str, Digits]:
+        """What it does, wherever it stands: kind and digits."""
+        return KINDS[type(self.step.instruction.attributes)], tuple(sorted(self.digits))
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """The collectives of a program, and who makes and reads its local values."""
+
+    program: SpmdProgram
+    graph: Graph
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Every instruction in order of execution."""
+        return tuple(walk(self.program))
+
+    @cached_property
+    def made_by(self) -> Mapping[int, Instruction]:
+        """Per local value, the instruction that makes it."""
+        return {r: step.instruction for step in self.steps for r in step.instruction.results}
+
+    @cached_property
+    def readers(self) -> Mapping[int, list[Instruction]]:
+        """Per local value, the instructions that read it."""
+        found: dict[int, list[Instruction]] = {}
+        for step in self.steps:
+            for operand in dict.fromkeys(step.instruction.operands):
+                found.setdefault(operand, []).append(step.instruction)
+        return found
+
+    @cached_property
+    def collectives(self) -> tuple[Moved, ...]:
+        """Every collective, in the order of the table of collectives."""
+        chosen = [s for s in self.steps if is_collective(s.instruction.attributes)]
+        return tuple(self._moved(number, step) for number, step in enumerate(chosen))
+
+    def _moved(self, number: int, step: Step) -> Moved:
+        instruction = step.instruction
+        sent = wire_bytes(instruction.attributes, local_bytes(self.program, instruction.operands))
+        value = self._origin(instruction.operands[0])
+        if value is None:
+            value = self.graph.nodes[instruction.node].results[0]
+        return Moved(number, step, value, sent)
+
+    def _origin(self, local: int) -> int | None:
+        """The graph value that a local value is a layout of, or was made from."""
+        while self.program.locals[local].origin is None:
+            made = self.made_by.get(local)
+            if made is None or not made.operands:
+                return None
+            local = made.operands[0]
+        return self.program.locals[local].origin
+
+    @cached_property
+    def wire_bytes(self) -> int | float:
+        """Bytes that a device sends in a step of the program."""
+        return sum(moved.step.count * moved.wire_bytes for moved in self.collectives)
+
+    def ends(self, moved: Moved) -> tuple[Local, Local]:
+        """The first and the last local value of the chain of moves around a collective."""
+        instruction = moved.step.instruction
+        first, last = instruction.operands[0], instruction.results[0]
+        while self._goes_on(instruction, self.made_by.get(first)):
+            first = self.made_by[first].operands[0]
+        readers = self.readers.get(last, ())
+        while len(readers) == 1 and self._goes_on(instruction, readers[0]):
+            last = readers[0].results[0]
+            readers = self.readers.get(last, ())
+        return self.program.locals[first], self.program.locals[last]
+
+    def _goes_on(self, one: Instruction, other: Instruction | None) -> bool:
+        return (
+            other is not None
+            and type(other.attributes) in MOVES
+            and (other.node, other.why.partition(":")[0]) == (one.node, one.why.partition(":")[0])
+        )
+
+
+def disagreement(sharded: ShardedGraph, traffic: Traffic, moved: Moved) -> tuple[Side, Side]:
+    """What the value has, and what is needed of it, each with the annotations behind it."""
+    reading = _Reading(sharded, traffic, moved)
+    return reading.has(), reading.needs()
+
+
+Cause = tuple[int, Digits | None]
+"""A value, and those of its digits that matter; None for its whole layout."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """One collective, read against the completed graph."""
+
+    sharded: ShardedGraph
+    traffic: Traffic
+    moved: Moved
+
+    @cached_property
+    def ends(self) -> tuple[Local, Local]:
+        return self.traffic.ends(self.moved)
+
+    @property
+    def graph(self) -> Graph:
+        return self.sharded.graph
+
+    def has(self) -> Side:
+        """The layout at hand: the value's completed one, as its operator made it, or partial."""
+        first, digits, value = self.ends[0], self.moved.digits, self.moved.value
+        pending = tuple([d for d in digits if d in first.sharding.unreduced])
+        if pending:
+            words, causes = "a sum in parts", [*self._summed(first.index, pending)]
+        else:
+            words, own = "at hand", held(first.sharding, digits)
+            at_home = held(self.sharded.shardings[value], own)
+            causes = [(value, at_home)] if at_home else [*self._made(first.index, own)]
+        found = self._annotations(causes) or self._annotations([(value, None)])
+        return Side(first.sharding, f"{self.graph.values[value].name} is {words}", found)
+
+    def needs(self) -> Side:
+        """The layout that is asked for: by the operator's loops, a result, a loop's border."""
+        layout, value = self.ends[1].sharding, self.moved.value
+        number = self.moved.step.instruction.node
+        if number is None:
+            return Side(layout, "a result of the function is", self._results(value))
+        node = self.graph.nodes[number]
+        readers = self.traffic.readers.get(self.ends[1].index, ())
+        runs = [r for r in readers if type(r.attributes) is Apply and r.node == number]
+        if runs and value not in node.results:
+            split = [c for c in self._on_loops(runs[0], self.moved.digits) if c[0] != value]
+            words, causes = "needs it", split or [(result, None) for result in node.results]
+        else:
+            same = layout.dims == self.ends[0].sharding.dims and not self.ends[0].sharding.unreduced
+            words = "reads blocks of its neighbours" if same else "hands it on"
+            causes = [(value, held(layout, self.moved.digits) or None)]
+        around = [(other, None) for other in (*node.results, *node.operands)]
+        found = self._annotations(causes) or self._annotations(around)
+        line = f" ({node.source})" if node.source else ""
+        return Side(layout, f"{node.primitive}{line} {words}", found)
+
+    def _annotations(self, causes: Iterable[Cause]) -> tuple[Annotated, ...]:
+        found = (annotations_of(self.sharded, *cause) for cause in causes)
+        return tuple(dict.fromkeys(place for places in found for place in places))
+
+    def _results(self, value: int) -> tuple[Annotated, ...]:
+        """The annotated results that hand out a value."""
+        graph, given = self.graph, self.sharded.annotations.results
+        return tuple(
+            Annotated("result", graph.result_paths[number], number)
+            for number, result in enumerate(graph.results)
+            if result == value and given[number] is not None
+        )
+
+    def _summed(self, local: int, digits: Digits) -> Iterator[Cause]:
+        """Whose digits made sums partial: operands on a split loop, perhaps of operators before."""
+        made = self.traffic.made_by.get(local)
+        if made is None or type(made.attributes) is Loop:
+            return
+        found = [*self._on_loops(made, digits)] if type(made.attributes) is Apply else []
+        yield from found
+        for operand in () if found else made.operands:
+            if set(digits) & set(self.traffic.program.locals[operand].sharding.unreduced):
+                yield from self._summed(operand, digits)
+
+    def _made(self, local: int, digits: Digits) -> Iterator[Cause]:
+        """Whose digits the operator took that made a value otherwise than its home is."""
+        made = self.traffic.made_by.get(local)
+        while made is not None and type(made.attributes) in MOVES:
+            made = self.traffic.made_by.get(made.operands[0])
+        if made is not None and type(made.attributes) is Apply:
+            yield from self._on_loops(made, digits)
+
+    def _on_loops(self, instruction: Instruction, digits: Digits) -> Iterator[Cause]:
+        """Tensors whose completed layouts hold some of the digits on a loop that is split by them.
+
+        Only loops that the operator was split along count.
+        """
+        node = self.graph.nodes[instruction.node]
+        for name, own in instruction.attributes.loops:
+            shared = tuple([d for d in own if any(d == o or overlap(d, o) for o in digits)])
+            for value, dims in self._tensors(node) if shared else ():
+                layout = self.sharded.shardings[value]
+                on_loop = [o for o, i in zip(layout.dims, dims, strict=True) if name in i.variables]
+                wanted = tuple([d for o in on_loop for d in o if d in shared])
+                if wanted:
+                    yield value, wanted
+
+    def _tensors(self, node: Node) -> Iterator[tuple[int, tuple[Index, ...]]]:
+        """Operands and results of a node, each with its indices in the loops."""
+        for rule in rules(node.signature) or ():
+            yield from ((node.operands[k], dims) for k, dims in rule.operands.items())
+            yield from zip(node.results, rule.results, strict=False)

@@ -1,0 +1,59 @@
+"""Pointing at a value of a program's listing shows why it is sharded so."""
+
+import re
+
+from shardalg.report.chains import explanation
+from shardalg.report.html import Listing, Page, Section
+from shardalg.report.listing import MOST_STEPS, chain_text, program_listing
+from shardalg.spmd.text import program_text
+from tests.report.planned import planned
+from tests.report.test_html import Checker
+
+
+def listed(name):
+    program, graph, sharded = planned(name, "2D finalized")
+    return program, graph, sharded, program_listing(program, sharded)
+
+
+def spans(listing):
+    """(title, text) of every span of the HTML."""
+    page = Checker()
+    page.feed(listing._repr_html_())
+    assert not page.open
+    return [dict(attrs)["title"] for tag, attrs in page.tags if tag == "span"], "".join(page.text)
+
+
+def test_the_text_is_the_program():
+    program, graph, _, listing = listed("ffn")
+    assert repr(listing) == program_text(program, graph)
+    assert spans(listing)[1] == repr(listing)
+
+
+def test_every_mention_of_a_value_tells_its_chain():
+    program, _, sharded, listing = listed("ffn_gradient")
+    told = [
+        program.locals[int(number)].origin
+        for number in re.findall("%([0-9]+)", repr(listing))
+        if program.locals[int(number)].origin is not None
+    ]
+    assert spans(listing)[0] == [chain_text(sharded, value) for value in told]
+    assert len(told) > len(program.block.instructions)
+
+
+def test_a_title_ends_at_the_annotation_that_explain_names():
+    _, graph, sharded, _ = listed("ffn_gradient")
+    for value in graph.values:
+        lines = chain_text(sharded, value.index).splitlines()
+        steps = explanation(sharded, value.name).steps
+        assert lines[0] == f"{value.name} {sharded.shardings[value.index].text()}"
+        assert len(lines) == 1 + min(len(steps), MOST_STEPS) + (len(steps) > MOST_STEPS)
+        if len(steps) <= MOST_STEPS and steps["annotation"][-1]:
+            assert "annotated" in lines[-1] or "border" in lines[-1]
+
+
+def test_titles_are_escaped_and_need_no_script():
+    html = Page(
+        "t", "l", (Section("s", (Listing("%1 = %12", (("%1", 'a "b" <c>\nd'),)),)),)
+    ).to_html()
+    assert '<span title="a &quot;b&quot; &lt;c&gt;&#10;d">%1</span> = %12' in html
+    assert "<script" not in html
