@@ -154,23 +154,6 @@ def liveness(
     return scan.liveness(lives, scan.peak(program.block, lives).peak[1])
 
 
-def alive_at(
-    program: SpmdProgram,
-    graph: Graph,
-    place: Place,
-    *,
-    roles: Sequence[str] | None = None,
-    donated: Sequence[int] = (),
-) -> Liveness:
-    """The bytes alive while one instruction runs, be it the peak or not; see `liveness`.
-
-    Args:
-      place: of the instruction, as `Liveness.place` gives it.
-    """
-    scan = _Scan(program, graph, tuple(roles or ()))
-    return scan.liveness(scan.lives(donated, _last_uses(program.block)), place)
-
-
 def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) -> Place:
     """The instruction at which `liveness` finds its peak."""
     scan = _Scan(program, graph, ())
