@@ -51,10 +51,12 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow $(ARGS)
 
-# Rows executed literally, and in parts, on random operators: FUZZ is seconds and the first seed.
+# Random operators: rows executed literally and in parts, then planned in random layouts, simulated,
+# proved and (every tenth) lowered. FUZZ is seconds and the first seed.
 FUZZ ?= 600 0
 fuzz-operators: $(STAMP)
 	$(BIN)/python -m tests.ops.fuzz $(FUZZ)
+	$(BIN)/python -m tests.partition.fuzz $(FUZZ)
 
 # Every named merge, and every theorem that the library rests on, with ten seeds of the solver, and its wrong variants.
 proofs: $(STAMP)

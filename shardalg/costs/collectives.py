@@ -16,6 +16,7 @@ from shardalg.spmd.program import (
     AllReduce,
     AllToAll,
     Attributes,
+    Best,
     Carry,
     CollectivePermute,
     Fetch,
@@ -30,6 +31,7 @@ KINDS: dict[type, str] = {
     CollectivePermute: "collective_permute",
     Fetch: "collective_permute",
     Carry: "all_gather",
+    Best: "all_gather",
 }
 
 # Numerator and denominator of the bytes that one device of a ring of n sends when it holds b bytes

@@ -138,9 +138,14 @@ def _reachable(rule: Rule, tensor: int, dim: int) -> bool:
     return bool(dim_loops(rule, tensor, dim)) or windowed(rule, tensor, dim)
 
 
+def _added_once(rule: Rule) -> frozenset[str]:
+    """A combined loop of one iteration: its block does not tell whether it is split."""
+    return moved(rule) | {name for name in rule.reduced if rule.extents[name] <= 1}
+
+
 # Family to the loops that its emission does not split; otherwise those in no plain index.
 UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
-    "arg": _reduced,
+    "scatter": _added_once,
     "shape": _divided,
     "terms": _unreachable,
     "user": _reduced,

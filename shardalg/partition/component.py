@@ -9,14 +9,14 @@ from functools import lru_cache
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.ops.emit import unsupported_loops
 from shardalg.ops.loops import dim_loops
-from shardalg.ops.rule import AND, MAX, MIN, OR, PICK, PRODUCT, SUM, XOR, Rule
+from shardalg.ops.rule import AND, ARGMAX, ARGMIN, MAX, MIN, OR, PICK, PRODUCT, SUM, XOR, Rule
 from shardalg.ops.windows import windowed
 from shardalg.partition.windows import owner
 
 Dims = tuple[Digits, ...]
 Assigned = Mapping[str, Digits]
 Loops = tuple[tuple[str, int], ...]
-COMBINABLE = frozenset({SUM, PRODUCT, MAX, MIN, AND, OR, XOR})
+COMBINABLE = frozenset({SUM, PRODUCT, MAX, MIN, AND, OR, XOR, ARGMAX, ARGMIN})
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from shardalg.algebra.affine import Index
@@ -11,7 +11,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
 from shardalg.graph.ir import Node, Signature
 from shardalg.ops.emit import Emission, emit
-from shardalg.ops.rule import PICK, SUM, Rule
+from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, Rule
 from shardalg.ops.table import rules
 from shardalg.partition.assign import Choice, NodeKey, choose
 from shardalg.partition.component import reduced_digits
@@ -22,6 +22,7 @@ from shardalg.spmd.program import (
     AllReduce,
     Apply,
     Attributes,
+    Best,
     Carry,
     Choose,
     FirstMember,
@@ -31,6 +32,7 @@ from shardalg.spmd.program import (
     Offset,
     Slice,
     Start,
+    ValueAt,
 )
 
 
@@ -168,6 +170,10 @@ def _result_shifts(
 def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
     """A combine other than a sum is finished at once; sums stay pending."""
     digits = reduced_digits(rule, loops)
+    if digits and rule.combine in (ARGMAX, ARGMIN):
+        (loop,) = rule.reduced
+        (dim,) = [d for d, index in enumerate(rule.operands[0]) if index.loop == loop]
+        return (Best(dim, loops[loop], tile(rule.extents[loop], parts(loops[loop])), rule.combine),)
     return (AllReduce(digits, rule.combine),) if digits and rule.combine not in (SUM, PICK) else ()
 
 
@@ -259,8 +265,9 @@ def _finished(
         operand, mask = plan.indexed
         results = (_apply_on(context, results[0], mask, causes[0], operands[operand]),)
     for attributes in plan.after:
+        after = _AFTER.get(type(attributes), _apply_after)
         results = tuple(
-            _AFTER.get(type(attributes), _apply_on)(context, r, attributes, c)
+            after(context, (r, *operands), attributes, c)
             for r, c in zip(results, causes, strict=True)
         )
     for value, local, layout in zip(node.results, results, plan.choice.produced, strict=True):
@@ -277,8 +284,19 @@ def _apply_on(
     return made
 
 
-def _carry_on(context: PartitionContext, local: int, carry: Carry, cause: Cause) -> int:
+Given = tuple[int, ...]
+"""A result and the operands of the operator that made it, as locals."""
+
+
+def _apply_after(
+    context: PartitionContext, given: Given, attributes: Attributes, cause: Cause
+) -> int:
+    return _apply_on(context, given[0], attributes, cause)
+
+
+def _carry_on(context: PartitionContext, given: Given, carry: Carry, cause: Cause) -> int:
     """The prefix of a block after that of all blocks before it."""
+    local = given[0]
     like = context.locals[local]
     size = like.shape[carry.dim]
     shape = (*like.shape[: carry.dim], 1, *like.shape[carry.dim + 1 :])
@@ -289,8 +307,21 @@ def _carry_on(context: PartitionContext, local: int, carry: Carry, cause: Cause)
     return _apply_on(context, local, Join(carry.dim, carry.combine), cause, before)
 
 
+def _best_on(context: PartitionContext, given: Given, best: Best, cause: Cause) -> int:
+    """The best place of all blocks, by its value in each."""
+    place, block = (context.locals[local] for local in given)
+    value = context.new_local(place.shape, block.dtype, place.sharding)
+    context.emit(ValueAt(best.dim), given, (value,), cause)
+    made = context.new_local(place.shape, place.dtype, place.sharding)
+    context.emit(best, (value, given[0]), (made,), cause)
+    return made
+
+
 # What is done to a result in more than one instruction.
-_AFTER = {Carry: _carry_on}
+_AFTER: dict[type, Callable[[PartitionContext, Given, Attributes, Cause], int]] = {
+    Best: _best_on,
+    Carry: _carry_on,
+}
 
 
 def settle(

@@ -10,7 +10,7 @@ dilated window depends on the device (GSPMD, arXiv:2105.04663, appendix A.2).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
@@ -200,6 +200,8 @@ class Bringing:
     def run(self, local: int) -> int:
         """The local operand's interval from its block."""
         window = self.window
+        if not window.exchange.held:
+            return self.own(local)
         rounds = [(r, cut) for r in window.exchange.rounds for cut in cuts(r)]
         pieces = [self.piece(local, r, cut) for r, cut in rounds]
         local = pieces[0] if len(pieces) == 1 else self.joined(pieces)
@@ -209,6 +211,19 @@ class Bringing:
             local = self.filled(
                 MaskAt(window.dim, start, window.exchange.size, self.combine), local
             )
+        return self.dilated(local) if len(window.phases) > 1 else local
+
+    def own(self, local: int) -> int:
+        """The interval of a dimension that every device has whole: padded, then cut."""
+        window, dim = self.window, self.window.dim
+        want, size = window.exchange.want, window.exchange.size
+        start = window.start(want.start)
+        starts = [start.at(p) for p in range(window.exchange.devices)]
+        low, high = max(0, -min(starts)), max(0, max(starts) + want.length - size)
+        if low or high:
+            local = self.filled(Dilate(dim, 1, low, high, self.combine), local, low + size + high)
+        at = window.start(want.start, low)
+        local = self.sized(SliceAt(dim, at, want.length), local, want.length)
         return self.dilated(local) if len(window.phases) > 1 else local
 
     @property
@@ -259,10 +274,11 @@ class Bringing:
     def dilated(self, local: int) -> int:
         """The numerators of the device's windows, the gaps of the dilation written out."""
         window, base = self.window, self.window.base
-        high = max(0, window.reach - max((window.length - 1) * base + 1, 0))
-        dilate = Dilate(window.dim, base, base - 1, high, self.combine)
-        local = self.filled(dilate, local, dilate.length(window.length))
         at = window.start((window.numerator - 1) % base)
+        needed = max(map(at.at, range(window.exchange.devices))) + window.reach
+        bare = Dilate(window.dim, base, base - 1, 0, self.combine)
+        dilate = replace(bare, high=max(0, needed - bare.length(window.length)))
+        local = self.filled(dilate, local, dilate.length(window.length))
         return self.sized(SliceAt(window.dim, at, window.reach), local, window.reach)
 
     def filled(self, attributes: Attributes, local: int, size: int | None = None) -> int:

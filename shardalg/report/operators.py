@@ -11,7 +11,7 @@ from shardalg.ops.emit import unsupported_loops
 from shardalg.ops.examples import CASES, signature
 from shardalg.ops.excluded import REASONS
 from shardalg.ops.loops import COMPOUND, SELECTED, SHIFTED, WINDOW, loop_class
-from shardalg.ops.rule import PICK, Rule
+from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, Rule
 from shardalg.ops.table import BUILDERS, FAMILIES, rules
 from shardalg.partition.component import COMBINABLE
 
@@ -88,6 +88,8 @@ def _uncombined(rule: Rule) -> frozenset[str]:
 def _movement(rule: Rule) -> str:
     if rule.prefix:
         return "carry of block totals"
+    if rule.combine in (ARGMAX, ARGMIN):
+        return "a value and a place per block"
     return "mask, all_reduce" if rule.combine == PICK else f"all_reduce {rule.combine}"
 
 

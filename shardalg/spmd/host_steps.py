@@ -122,6 +122,26 @@ def _carry(a: spmd.Carry, x: Stack) -> Stack:
     return result
 
 
+def _best(a: spmd.Best, values: Stack, places: Stack) -> Stack:
+    """numpy, too, takes the first of what is equally good, and a NaN before all numbers."""
+    rank, result = getattr(np, a.combine), list(places)
+    for group in groups(a.digits, len(values)):
+        every = np.stack([places[p] + place * a.block for place, p in enumerate(group)])
+        winner = rank(np.stack([values[p] for p in group]), axis=0)
+        best = np.take_along_axis(every, winner[None], 0)[0].astype(places[0].dtype)
+        for position in group:
+            result[position] = best
+    return result
+
+
+def _value_at(a: spmd.ValueAt, places: Stack, x: Stack) -> Stack:
+    def at(_: int, place: np.ndarray, block: np.ndarray) -> np.ndarray:
+        index = np.expand_dims(place.astype(np.int64), a.dim)
+        return np.take_along_axis(block, index, a.dim).squeeze(a.dim)
+
+    return _everywhere(at, places, x)
+
+
 def _dynamic_slice(a: spmd.DynamicSlice, x: Stack) -> Stack:
     def own(position: int, block: np.ndarray) -> np.ndarray:
         start = partition_id(a.digits, position) * a.block
@@ -285,6 +305,8 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.CollectivePermute: _permute,
     spmd.Fetch: _fetch,
     spmd.Carry: _carry,
+    spmd.Best: _best,
+    spmd.ValueAt: _value_at,
     spmd.DynamicSlice: _dynamic_slice,
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,

@@ -185,6 +185,24 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
+class Best:
+    """Position of the best element of a dimension cut in blocks, from the best of every block.
+
+    Operands are the best value of the device's block and its place in there; the member of lowest
+    partition id wins a tie, and the first NaN wins over all numbers.
+
+    Attributes:
+      dim: of the tensor, which the results lack; block: places per block.
+      combine: "argmax" or "argmin".
+    """
+
+    dim: int
+    digits: Digits
+    block: int
+    combine: str
+
+
+@dataclass(frozen=True, slots=True)
 class DynamicSlice:
     """The own block `[p*block, (p+1)*block)` along `dim`, `p` the partition id of `digits`."""
 
@@ -316,6 +334,13 @@ class Choose:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueAt:
+    """Of the second operand, the element at the place along `dim` that the first one names."""
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class Offset:
     """Add `p*scale` to an integer value, which is clamped to `clamp` first.
 
@@ -376,12 +401,41 @@ class Loop:
     reverse: bool
 
 
+@dataclass(frozen=True, slots=True)
+class While:
+    """Iterations while a predicate holds: operands are (constants, initial carry), results (carry).
+
+    Attributes:
+      condition: arguments (its constants, carry); its result, the same on all devices, says
+        whether to go on.
+      body: arguments (its constants, carry), results (carry).
+      num_consts: how many constants are the condition's, and how many the body's.
+    """
+
+    condition: Block
+    body: Block
+    num_consts: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """One of several blocks: operands are (its number, the arguments of every block).
+
+    The number is the same on all devices, so that they meet in the collectives of one block.
+    """
+
+    blocks: tuple[Block, ...]
+
+
 Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
-    | Carry | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
-    | Choose | Join | Offset | MaskIndexed | FirstMember | Loop
+    | Carry | Best | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
+    | Choose | Join | ValueAt | Offset | MaskIndexed | FirstMember
+    | Loop | While | Branches
 )  # fmt: skip
-COLLECTIVES = (AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry)
+COLLECTIVES = (
+    AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,17 @@ from dataclasses import replace
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import SHORT, Graph
+from shardalg.spmd.control import bodies
 from shardalg.spmd.program import (
     COLLECTIVES,
     AllGather,
     AllReduce,
     AllToAll,
     Apply,
+    Attributes,
+    Best,
     Block,
+    Branches,
     Carry,
     Choose,
     CollectivePermute,
@@ -37,6 +41,8 @@ from shardalg.spmd.program import (
     SliceAt,
     SpmdProgram,
     Start,
+    ValueAt,
+    While,
 )
 
 
@@ -88,6 +94,7 @@ _TEXT: dict[type, Callable[..., str]] = {
         f"carry {a.combine} dim={a.dim} axes={axes_text(m, a.digits)}"
         + (" in reverse" if a.reverse else "")
     ),
+    Best: lambda a, m: f"best {a.combine} axes={axes_text(m, a.digits)} in blocks of {a.block}",
     DynamicSlice: lambda a, m: (
         f"dynamic_slice dim={a.dim} at p({axes_text(m, a.digits)})*{a.block}"
     ),
@@ -107,6 +114,7 @@ _TEXT: dict[type, Callable[..., str]] = {
         f"choose dim={a.dim} by {start_text(m, a.start)}+x, ends {', '.join(map(str, a.ends))}"
     ),
     Join: lambda a, m: f"join {a.combine} dim={a.dim}",
+    ValueAt: lambda a, m: f"value_at dim={a.dim}",
     Offset: lambda a, m: (
         f"offset p({axes_text(m, a.digits)})*{a.scale}"
         + ("" if a.component is None else f" on component {a.component}")
@@ -116,6 +124,8 @@ _TEXT: dict[type, Callable[..., str]] = {
     ),
     FirstMember: lambda a, m: f"first_member axes={axes_text(m, a.digits)}",
     Loop: lambda a, m: f"loop {a.length} times" + (" in reverse" if a.reverse else ""),
+    While: lambda a, m: "while",
+    Branches: lambda a, m: f"one of {len(a.blocks)} blocks",
 }
 
 
@@ -145,12 +155,21 @@ def _name(program: SpmdProgram, local: int, graph: Graph | None) -> str:
 def _lines(program: SpmdProgram, block: Block, graph: Graph | None, indent: str) -> Iterator[str]:
     for instruction in block.instructions:
         yield indent + instruction_text(program, instruction) + _comment(instruction, graph)
-        if isinstance(instruction.attributes, Loop):
-            body = instruction.attributes.body
+        for title, body in _titled(instruction.attributes):
             arguments = ", ".join(f"%{a}: {local_text(program.locals[a])}" for a in body.arguments)
-            yield f"{indent}  body({arguments})"
+            yield f"{indent}  {title}({arguments})"
             yield from _lines(program, body, graph, indent + "    ")
     yield indent + "return " + " ".join(f"%{r}" for r in block.results)
+
+
+def _titled(attributes: Attributes) -> Iterator[tuple[str, Block]]:
+    """The blocks inside an instruction, with what they are called."""
+    blocks = bodies(attributes)
+    numbered = tuple(f"block {k}" for k in range(len(blocks)))
+    yield from zip(_TITLES.get(type(attributes), numbered), blocks, strict=True)
+
+
+_TITLES: dict[type, tuple[str, ...]] = {Loop: ("body",), While: ("condition", "body")}
 
 
 def _comment(instruction: Instruction, graph: Graph | None) -> str:

@@ -14,13 +14,13 @@ from shardalg.merge.compatible import merge
 from shardalg.merge.integers import All, IntegerClaim, Number, equal, implies, within
 from shardalg.merge.prove import MergeClaim
 from shardalg.ops.emit import Emission, emit
-from shardalg.ops.rule import CLIP, PICK, SUM, Access, Rule
+from shardalg.ops.rule import AND, ARGMAX, ARGMIN, CLIP, MAX, MIN, OR, PICK, SUM, Access, Rule
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
 from shardalg.spmd import program as p
 from shardalg.spmd.program import Apply, Attributes, Choose
 from shardalg.verify.contents import Contents, Made, as_set, laid_out, partition_number
-from shardalg.verify.moves import Step, chosen
+from shardalg.verify.moves import chosen
 from shardalg.verify.operators import (
     Run,
     by_blocks,
@@ -33,7 +33,10 @@ from shardalg.verify.operators import (
     writes,
 )
 from shardalg.verify.report import Decided, Statement
+from shardalg.verify.step import Step
 
+IDEMPOTENT = (MAX, MIN, AND, OR)
+"""Ways to combine in which it does not matter how often one number enters."""
 Stated = tuple[str, Statement]
 # What a device may say otherwise than the node: the rows read these, so the claims compare them.
 RESTATED = frozenset(
@@ -230,8 +233,13 @@ def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Att
         loop, reverse = run.rule.prefix
         (dim,) = [d for d, index in enumerate(run.rule.results[0]) if index.loop == loop]
         yield p.Carry(dim, run.digits[loop], run.rule.combine, reverse)
+    if operand is None and run.rule.combine in (ARGMAX, ARGMIN) and _own_digits(run):
+        (loop,) = run.rule.reduced
+        (dim,) = [d for d, index in enumerate(run.rule.operands[0]) if index.loop == loop]
+        yield p.Best(dim, run.digits[loop], run.blocks[loop], run.rule.combine)
     init = run.rule.init
-    if isinstance(init, Access) and init.operand == operand and _own_digits(run):
+    counts = run.rule.combine not in IDEMPOTENT
+    if counts and isinstance(init, Access) and init.operand == operand and _own_digits(run):
         yield p.FirstMember(_own_digits(run), run.rule.combine)
 
 

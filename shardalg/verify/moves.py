@@ -7,15 +7,13 @@ compares, at every place, the element that arrives with the one that the result'
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from shardalg.algebra.digits import Digits, canonical, overlap, partition_id, parts
-from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.digits import Digits, canonical, partition_id, parts
 from shardalg.merge.integers import (
     All,
     Compare,
     Formula,
-    IntegerClaim,
     Number,
     PartitionId,
     equal,
@@ -24,57 +22,17 @@ from shardalg.merge.integers import (
     within,
 )
 from shardalg.spmd import program as p
+from shardalg.verify.combines import best, carry, join, value_at
 from shardalg.verify.contents import (
     Contents,
     Held,
-    Made,
     at_member,
-    laid_out,
     partition_number,
     start_number,
     without,
 )
-from shardalg.verify.report import Decided, Statement
-
-MEMBER = "m"
-X = Number.of("x")
-Stated = tuple[str, Statement]
-
-
-@dataclass(frozen=True)
-class Step:
-    """An instruction with what its operands hold and the local that it makes.
-
-    Attributes:
-      filler: the second operand of a mask in words, where it fills with a value.
-    """
-
-    mesh: Mesh
-    attributes: p.Attributes
-    operands: tuple[Contents, ...]
-    made: Made
-    filler: str = ""
-
-    @property
-    def given(self) -> Contents:
-        """What the first operand holds."""
-        return self.operands[0]
-
-    @property
-    def said(self) -> Contents:
-        """What the program says that the result holds."""
-        return laid_out(self.made.sharding, self.made.shape, None)
-
-    def claim(self, words: str, goal: Formula, **more: object) -> IntegerClaim:
-        """A claim about this instruction."""
-        return IntegerClaim(words, self.mesh, goal, **more)
-
-
-Result = tuple[Contents, list[Stated]]
-
-
-def _with_dim(contents: Contents, dim: int, held: Held) -> Contents:
-    return replace(contents, dims=(*contents.dims[:dim], held, *contents.dims[dim + 1 :]))
+from shardalg.verify.report import Decided
+from shardalg.verify.step import MEMBER, Result, Stated, Step, X, apart, members_agree, with_dim
 
 
 def agreement(step: Step, held: Held, said: Held, words: str) -> Iterator[Stated]:
@@ -95,7 +53,7 @@ def _inside(step: Step, start: Number, size: int) -> Stated:
 def _cut(step: Step, start: Number, size: int) -> Result:
     held = step.given.dims[step.attributes.dim]
     cut = replace(held, start=held.start + start, length=size)
-    made = _with_dim(step.given, step.attributes.dim, cut)
+    made = with_dim(step.given, step.attributes.dim, cut)
     return made, [_inside(step, start, size)]
 
 
@@ -106,7 +64,7 @@ def _dynamic_slice(step: Step) -> Result:
 
 def _resize(step: Step) -> Result:
     a, held = step.attributes, step.given.dims[step.attributes.dim]
-    made = _with_dim(step.given, a.dim, replace(held, length=a.size, fill=None))
+    made = with_dim(step.given, a.dim, replace(held, length=a.size, fill=None))
     if a.size <= held.length:
         return made, []
     beyond = held.start + held.length + X
@@ -132,7 +90,7 @@ def _concatenate(step: Step) -> Result:
             zip(other.dims, step.given.dims, strict=True)) if i != dim)  # fmt: skip
         stated.append(("delivers", Decided("the pieces are of one value", same and alike)))
         length += held.length
-    return _with_dim(step.given, dim, replace(first, length=length, fill=None)), stated
+    return with_dim(step.given, dim, replace(first, length=length, fill=None)), stated
 
 
 def _masked(step: Step, inside: Formula, fill: str) -> Result:
@@ -143,7 +101,7 @@ def _masked(step: Step, inside: Formula, fill: str) -> Result:
     goal = All((implies(inside, exists), implies(exists, inside)))
     words = f"the mask keeps just the elements that exist of {held.size}"
     claim = step.claim(words, goal, unknowns=(("x", held.length),))
-    return _with_dim(step.given, a.dim, replace(held, fill=fill)), [*stated, ("mask", claim)]
+    return with_dim(step.given, a.dim, replace(held, fill=fill)), [*stated, ("mask", claim)]
 
 
 def _mask(step: Step) -> Result:
@@ -164,16 +122,6 @@ def chosen(step: Step, number: int) -> Result:
     end = a.ends[number]
     inside = within(start_number(a.start) + X, end - a.sizes[number], end)
     return _masked(step, inside, "pick")
-
-
-def _moved(step: Step, digits: Digits, dims: tuple[int, ...]) -> Iterator[Stated]:
-    """Dimensions that a collective does not touch lie alike on the members of its group."""
-    for dim, held in enumerate(step.given.dims):
-        other = at_member(held.start, digits, MEMBER)
-        if dim not in dims and other != held.start:
-            words = f"members agree on dimension {dim}"
-            members = ((MEMBER, digits),)
-            yield "delivers", step.claim(words, equal(other, held.start), members=members)
 
 
 def _arrives(step: Step, arriving: Number, said: Held, length: int, place: Number) -> Stated:
@@ -200,16 +148,10 @@ def _all_gather(step: Step) -> Result:
     stated = [
         _arrives(step, arriving, said, held.length, place),
         ("delivers", Decided("blocks of all members", said.length == held.length * count)),
-        *_moved(step, a.digits, (a.dim,)),
-        _apart(step),
+        *members_agree(step, a.digits, (a.dim,)),
+        apart(step),
     ]
-    return _with_dim(step.given, a.dim, said), stated
-
-
-def _apart(step: Step) -> Stated:
-    """Partial sums are not moved between the members that hold them."""
-    mixed = any(overlap(a, b) for a in step.attributes.digits for b in step.given.unreduced)
-    return "combine", Decided("what moves are not the partial sums of one value", not mixed)
+    return with_dim(step.given, a.dim, said), stated
 
 
 def _summed(step: Step) -> tuple[Contents, list[Stated]]:
@@ -219,7 +161,7 @@ def _summed(step: Step) -> tuple[Contents, list[Stated]]:
     words = f"{a.combine} joins what is pending: {given.combine}"
     stated = [
         ("combine", Decided(words, rest is not None and a.combine == given.combine)),
-        *_moved(step, a.digits, ()),
+        *members_agree(step, a.digits, ()),
     ]
     return replace(given, unreduced=given.unreduced if rest is None else rest), stated
 
@@ -242,11 +184,11 @@ def _all_to_all(step: Step) -> Result:
     stated = [
         _arrives(step, sent, said.dims[a.split_dim], piece, X),
         _arrives(step, arriving, said.dims[a.concat_dim], joined.length, place),
-        *_moved(step, a.digits, (a.split_dim, a.concat_dim)),
-        _apart(step),
+        *members_agree(step, a.digits, (a.split_dim, a.concat_dim)),
+        apart(step),
     ]
-    made = _with_dim(step.given, a.split_dim, said.dims[a.split_dim])
-    return _with_dim(made, a.concat_dim, said.dims[a.concat_dim]), stated
+    made = with_dim(step.given, a.split_dim, said.dims[a.split_dim])
+    return with_dim(made, a.concat_dim, said.dims[a.concat_dim]), stated
 
 
 def _permute(step: Step) -> Result:
@@ -300,8 +242,8 @@ def _fetch(step: Step) -> Result:
     )
     words = "every device receives what it wants of the block that it names"
     made = replace(held, start=arriving, wanted=(wanted, a.length), fill=None)
-    stated = [("delivers", Decided(words, once and lies and others)), _apart(step)]
-    return _with_dim(step.given, a.dim, made), stated
+    stated = [("delivers", Decided(words, once and lies and others)), apart(step)]
+    return with_dim(step.given, a.dim, made), stated
 
 
 def _serves(step: Step, position: int, source: int, forms: tuple[Number, Number]) -> bool:
@@ -314,17 +256,20 @@ def _serves(step: Step, position: int, source: int, forms: tuple[Number, Number]
 
 def _dilate(step: Step) -> Result:
     a, held = step.attributes, step.given.dims[step.attributes.dim]
+    fill = a.fill or step.filler
+    # as many places around it as there are between two neighbours would be an element's
+    plain = held.base == 1 and max(a.low, a.high) < a.factor
+    if a.factor == held.base == 1 and held.start == Number() and held.length == held.size:
+        held, plain = replace(held, fill=fill), True
     made = replace(
         held,
         start=held.start * a.factor - a.low,
         length=a.length(held.length),
         base=a.factor,
-        gap=a.fill or step.filler,
+        gap=fill,
     )
-    # as many places around it as there are between two neighbours would be an element's
-    plain = held.base == 1 and max(a.low, a.high) < a.factor
     words = "the places that are filled are no element's"
-    return _with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain))]
+    return with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain))]
 
 
 def _nothing_beyond(step: Step, held: Held) -> Iterator[Stated]:
@@ -333,27 +278,6 @@ def _nothing_beyond(step: Step, held: Held) -> Iterator[Stated]:
         goal = implies(within(held.start + X, 0, held.size), held.exists(held.start + X))
         words = "every element that exists at these places was wanted"
         yield "delivers", step.claim(words, goal, unknowns=(("x", held.length),))
-
-
-def _carry(step: Step) -> Result:
-    """What the blocks before come to is no element: it is what a prefix waits for."""
-    a, given = step.attributes, step.given
-    stated = [*_moved(step, a.digits, (a.dim,)), _apart(step)]
-    return replace(given, changes=(*given.changes, a)), stated
-
-
-def _join(step: Step) -> Result:
-    """The prefix of a block is joined with the ends of all prefixes before it."""
-    a, (given, carried) = step.attributes, step.operands
-    held = given.dims[a.dim]
-    wanted = next(iter(given.awaits), None)
-    carry = p.Carry(a.dim, getattr(wanted, "digits", ()), a.combine, getattr(wanted, "reverse", 0))
-    end = held.start + (0 if carry.reverse else held.length - 1)
-    last = _with_dim(given, a.dim, replace(held, start=end, length=1, fill=None))
-    same = carried == replace(last, changes=(carry,))
-    words = f"the last place of each block before is carried into it: {wanted}"
-    stated = [("combine", Decided(words, carry == wanted and same))]
-    return replace(given, awaits=given.awaits[1:]), stated
 
 
 def _changed(step: Step) -> Result:
@@ -381,8 +305,10 @@ MOVES: dict[type, Callable[[Step], Result]] = {
     p.AllToAll: _all_to_all,
     p.CollectivePermute: _permute,
     p.Fetch: _fetch,
-    p.Carry: _carry,
-    p.Join: _join,
+    p.Best: best,
+    p.ValueAt: value_at,
+    p.Carry: carry,
+    p.Join: join,
     p.DynamicSlice: _dynamic_slice,
     p.Slice: lambda step: _cut(step, Number((), step.attributes.start), step.attributes.size),
     p.SliceAt: lambda step: _cut(step, start_number(step.attributes.start), step.attributes.size),

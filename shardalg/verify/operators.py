@@ -65,8 +65,9 @@ class Run:
 
     @cached_property
     def places(self) -> dict[str, Number]:
-        """Local iteration per loop: an unknown, 0 where the local operator has no such loop."""
-        return {n: Number.of(n) if self.blocks[n] != 1 else Number() for n in self.blocks}
+        """Local iteration per loop: an unknown, 0 where it can be nothing else."""
+        known = {n: Number.of(n) if block != 1 else Number() for n, block in self.blocks.items()}
+        return dict.fromkeys(self.local.extents, Number()) | known
 
     @cached_property
     def iterations(self) -> dict[str, Number]:
@@ -104,11 +105,13 @@ def local_signature(
 def emitted(run: Run) -> Iterator[Stated]:
     """The local operator runs over just the blocks of the loops."""
     extents = run.local.extents
-    wrong = [n for n, block in run.blocks.items() if extents.get(n, 1) != block]
+    # A group of its own is no group: loops of one iteration come and go.
+    loops = dict.fromkeys(extents, 1) | run.blocks
+    wrong = [n for n, block in loops.items() if extents.get(n, 1) != block]
     words = ", ".join(f"{n} in blocks of {block}" for n, block in run.blocks.items())
     alike = run.rule.prefix == run.local.prefix and run.rule.combine == run.local.combine
     alike = alike and len(run.rule.terms) == len(run.local.terms)
-    other = {n for n in set(run.rule.reduced) ^ set(run.local.reduced) if run.blocks.get(n) != 1}
+    other = {n for n in {*run.rule.reduced} ^ {*run.local.reduced} if loops[n] != 1}
     right = not wrong and alike and not other
     yield "emitted", Decided(f"the local operator runs over {words}", right)
 
@@ -127,7 +130,9 @@ def _all_accesses(rule: Rule, local: Rule) -> Iterator[tuple[Access | Symbol, Ac
     yield from _accesses(rule, local)
     if isinstance(rule.init, Access) and isinstance(local.init, Access):
         yield rule.init, local.init
-    yield from zip(rule.symbols, local.symbols, strict=True)
+    # One place alone is read without an index.
+    known = {symbol.name: symbol for symbol in local.symbols}
+    yield from ((symbol, known.get(symbol.name, symbol)) for symbol in rule.symbols)
 
 
 def _accesses(rule: Rule, local: Rule) -> Iterator[tuple[Access, Access]]:
@@ -250,7 +255,7 @@ def _covered(run: Run, dim: int, maps: tuple[Index, Index], held: Held) -> Integ
     """The element at place `y` is written by the iteration whose loops are the digits of `y`."""
     index, local = maps
     y = Number.of("y")
-    values = {name: (y // coefficient) % run.blocks[name] for name, coefficient in local.terms}
+    values = {name: (y // c) % run.local.extents[name] for name, c in local.terms}
     iterations = {
         name: partition_number(run.digits[name]) * run.blocks[name] + values.get(name, Number())
         for name in index.variables

@@ -41,7 +41,12 @@ class Shard:
     @property
     def realisable(self):
         carried = self.rule.prefix is not None and self.rule.prefix[0] == self.loop
-        return not carried and all(self.dims(tensor) is not None for tensor in self.rule.tensors)
+        ranked = self.rule.combine in (rows.ARGMAX, rows.ARGMIN) and self.loop in self.rule.reduced
+        return (
+            not carried
+            and not ranked
+            and all(self.dims(tensor) is not None for tensor in self.rule.tensors)
+        )
 
     def cut(self, array, tensor, p):
         """The block of device p, padded with garbage; zeros would hide a missing mask."""

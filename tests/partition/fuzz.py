@@ -1,0 +1,152 @@
+"""`python -m tests.partition.fuzz SECONDS [SEED]`: random operators in random layouts, all checked.
+
+Each case is a function of some family of rows, a mesh (one axis or two, devices in any order) and
+a layout for every argument and result. Its program is simulated and held against one device, and
+every claim of it is judged; of every tenth the lowering runs too. Seeds of what fails are printed.
+"""
+
+import sys
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.spmd.simulate import simulate
+from tests.ops import cases, random_cases
+
+GROUPS = (*cases.GROUPS, *random_cases.GROUPS)
+MESHES = ((2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (2, 4))
+LAYOUTS = 10
+"""Layouts that a function is planned with; of one of them the lowering runs too."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A function, its arguments, and where the draw came from.
+
+    Attributes:
+      seed: of the arguments and of the layouts; number: of the function in its group.
+    """
+
+    group: object
+    seed: int
+    number: int
+    fn: object
+    arguments: tuple
+
+    def __str__(self):
+        shapes = [np.shape(a) for a in self.arguments]
+        return f"{self.group.__name__}, seed {self.seed}, number {self.number}, on {shapes}"
+
+
+def functions(group, seed):
+    """The functions of a group, as one seed draws them."""
+    with jax.enable_x64(True):
+        for number, (fn, arguments) in enumerate(group(np.random.default_rng(seed))):
+            yield Drawn(group, seed, number, fn, tuple(map(jnp.asarray, arguments)))
+
+
+def some_mesh(rng):
+    sizes = MESHES[rng.integers(len(MESHES))]
+    devices = rng.permutation(int(np.prod(sizes))) if rng.integers(2) else None
+    axes = dict(zip("XY", map(int, sizes), strict=False))
+    return sa.Mesh(axes, device_ids=None if devices is None else tuple(devices.tolist()))
+
+
+def some_spec(rng, mesh, rank):
+    """Every axis on some dimension, or on none; both on one in either order."""
+    dims = [[] for _ in range(rank + 1)]
+    for name in rng.permutation(list(mesh.axis_names)).tolist():
+        dims[int(rng.integers(rank + 1))].append(name)
+    return P(*(tuple(names) if names else None for names in dims[:rank]))
+
+
+def layouts(rng, graph):
+    """A strategy with a layout for every argument and result, at times left to completion."""
+    mesh = some_mesh(rng)
+    given, wanted = (
+        tuple(some_spec(rng, mesh, len(graph.values[v].type.shape)) for v in side)
+        for side in (graph.arguments, graph.results)
+    )
+    results = graph.results and rng.integers(4)
+    return sa.Strategy(mesh, in_shardings=given, out_shardings=wanted if results else None)
+
+
+def flat(drawn):
+    """The same function of flat arguments with flat results, and what it gives on one device."""
+    with jax.enable_x64(True):
+        want = [np.asarray(leaf) for leaf in jax.tree.leaves(drawn.fn(*drawn.arguments))]
+    return lambda *arguments: tuple(jax.tree.leaves(drawn.fn(*arguments))), want
+
+
+def same(ours, theirs):
+    return len(ours) == len(theirs) and all(
+        a.shape == b.shape and np.allclose(np.asarray(a), b, rtol=1e-6, atol=1e-7, equal_nan=True)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def faults(plan, arguments, want, lowered):
+    """What is wrong with a plan: words, none if nothing is."""
+    report = plan.verify()
+    yield from (f"{c.status}: {c.node}: {c.claim}: {c.words}" for c in report.claims
+                if c.status in ("refuted", "unknown", "not_claimed"))  # fmt: skip
+    if not same(simulate(plan.program, plan.graph, *arguments), want):
+        yield "simulated, it is another result than one device's"
+    # XLA's own importer refuses a shard_map of arrays without elements (jaxlib 0.10.2).
+    lowered = lowered and all(np.size(a) for a in arguments)
+    if lowered and not same(jax.tree.leaves(plan.lower()(*arguments)), want):
+        yield "lowered, it is another result than one device's"
+
+
+def cases_of(drawn, count):
+    """(strategy, faults) of `count` layouts of a function, which is traced once."""
+    function, want = flat(drawn)
+    rng = np.random.default_rng((drawn.seed, drawn.number))
+    with jax.enable_x64(True):
+        plan = sa.plan(function, *drawn.arguments, mesh=sa.Mesh({"X": 1}))
+        for number in range(count):
+            strategy = layouts(rng, plan.graph)
+            try:
+                found = list(faults(plan.replan(strategy), drawn.arguments, want, number == 0))
+            except Exception:  # whatever goes wrong is what is looked for
+                found = [traceback.format_exc(limit=-4)]
+            yield strategy, found
+
+
+def fuzz(seconds, seed):
+    """Counts of cases per group, the failures as text, and the seed that would come next."""
+    counts, failures, end = Counter(), [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        for group in GROUPS:
+            for drawn in functions(group, seed):
+                for strategy, found in cases_of(drawn, LAYOUTS):
+                    counts[group.__name__] += 1
+                    if found:
+                        failures.append(f"{drawn}\n  {strategy}\n  " + "\n  ".join(found))
+                        print(failures[-1], flush=True)
+        jax.clear_caches()
+        seed += 1
+    return counts, failures, seed
+
+
+def main():
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 600
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    jax.config.update("jax_disable_most_optimizations", True)  # each program runs once
+    sa.host_devices(8)
+    counts, failures, last = fuzz(seconds, first)
+    for group, count in sorted(counts.items()):
+        print(f"{count:6d} {group}")
+    print(f"{sum(counts.values())} cases, seeds {first} to {last - 1}, {len(failures)} wrong")
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

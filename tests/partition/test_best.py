@@ -1,0 +1,64 @@
+"""The best place of a sharded dimension: every block sends its best, and the best of them wins."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from tests.partition.planned import checked, kinds, moves, numbers
+
+FUNCTIONS = (lax.argmax, lax.argmin)
+NAN, INF = np.nan, np.inf
+
+
+def check(function, x, spec):
+    def fn(x):
+        return function(x, 1, np.int32)
+
+    plan = checked(fn, (x,), (spec,))
+    assert plan.verify().ok, plan.verify().refuted
+    np.testing.assert_array_equal(plan.lower()(x), fn(x))
+    return plan
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8])
+def test_a_block_sends_a_value_and_its_place(function, dtype):
+    """Small numbers tie often: the lowest place wins."""
+    x = (numbers(4, 13) + 4).astype(dtype)
+    plan = check(function, x, P("X", "Y"))
+    assert moves(plan) == [("all_gather", "Y")]
+    (row,) = plan.collectives_table
+    assert row["operand_bytes"] == 2 * (x.itemsize + 4)
+    assert {"Mask", "ValueAt", "Best"} == kinds(plan)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_what_no_number_beats(function):
+    """A NaN wins over all numbers, the first of them; infinities tie with what fills padding."""
+    rows = [
+        [0, 1, NAN, 5, NAN, 9, -INF, 2, 3],
+        [-INF] * 9,
+        [INF] * 9,
+        [-INF, INF, 0, 0, 0, 0, 0, INF, -INF],
+        [1, 1, 1, 1, 1, 1, 1, 1, NAN],
+    ]
+    check(function, np.array(rows, np.float32), P(None, "Y"))
+    check(function, np.array(rows, np.float32)[:, :2], P(None, ("Y", "X")))
+
+
+def test_axes_in_any_order():
+    for spec in (P(None, ("X", "Y")), P(None, ("Y", "X"))):
+        check(lax.argmax, numbers(2, 21), spec)
+
+
+def test_accuracy_of_sharded_logits():
+    def accuracy(logits, labels):
+        return (jnp.argmax(logits, -1) == labels).mean()
+
+    labels = np.array([3, 0, 8, 1, 1, 7], np.int32)
+    plan = checked(accuracy, (numbers(6, 9), labels), (P("X", "Y"), P("X")))
+    assert plan.verify().ok
+    moved = sum(row["wire_bytes"] for row in plan.collectives_table)
+    assert moved < 6 * 9 * 4

@@ -1,0 +1,26 @@
+"""A sample of the random operators in random layouts that `make fuzz-operators` draws."""
+
+import jax
+import pytest
+
+from tests.partition import fuzz
+
+SEED = 20
+
+
+@pytest.fixture(autouse=True)
+def quick_compiles():
+    """Each program runs once: an optimiser costs more than it saves."""
+    option = "jax_disable_most_optimizations"
+    before = jax.config.read(option)
+    jax.config.update(option, True)
+    yield
+    jax.config.update(option, before)
+
+
+@pytest.mark.parametrize("group", fuzz.GROUPS, ids=lambda group: group.__name__)
+def test_random_layouts_are_right(group, show):
+    *_, drawn = fuzz.functions(group, SEED)
+    for strategy, found in fuzz.cases_of(drawn, fuzz.LAYOUTS):
+        assert not found, f"{drawn}\n{strategy}\n" + "\n".join(found)
+    show(f"{drawn}: {fuzz.LAYOUTS} cases, one lowered")
