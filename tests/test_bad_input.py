@@ -311,14 +311,14 @@ def test_all_faults_are_named_at_once():
 
 HLO_SHARDINGS = [
     ("", r"column 1 of .*expected '\{'"),
-    ("{tiled}", "expected 'devices=', 'replicated' or 'manual', found 'tiled'"),
-    ("{devices=[2,1]0,1", r"column 18.*expected '\}', found 'the end'"),
-    ("{devices=[2,2]0,1,2}", "4 tiles on 3 devices"),
+    ("{tiled}", "column 2 .*expected 'devices=', 'maximal' or one of .*, found 'tiled'"),
+    ("{devices=[8,1]<=[8]", r"column 20 .*expected '\}', found the end"),
+    ("{devices=[2,2]0,1,2}", "column 15 .*4 tiles on 3 devices"),
     ("{devices=[2,2]<=[5]}", "4 tiles on 5 devices"),
-    ("{devices=[2,1]0,0}", r"\[0, 0\] are not all different"),
-    ("{devices=[2,1]<=[2]T(1,1)}", r"\[1, 1\] is no permutation"),
-    ("{devices=[2,1,2]<=[4] last_tile_dims={what}}", "expected one of replicated, .*found 'what'"),
-    ("{devices=[2,1,2]<=[4]}", r"tiles 3 dimensions, and the shape \(8, 16\) has 2"),
+    ("{devices=[8,1]0,0,1,2,3,4,5,6}", r"the devices \[0\] stand there more than once"),
+    ("{devices=[2,4]<=[8]T(1,1)}", r"\[1, 1\] is no permutation"),
+    ("{devices=[2,1,4]<=[8] last_tile_dims={what}}", "column 39 .*expected 'replicated' or"),
+    ("{devices=[2,1,4]<=[8]}", r"3 dimensions are tiled, the shape \(8, 16\) has 2"),
 ]
 
 

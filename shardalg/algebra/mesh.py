@@ -155,7 +155,7 @@ class Mesh:
     def __repr__(self) -> str:
         shown = [_axes_text(self.axes, "~" if self.symbolic else "=")] if self.axes else []
         if self.device_ids is not None:
-            shown.append(f"device_ids={list(self.device_ids)}")
+            shown.append(f"device_ids={_listed(self.device_ids)}")
         return f"Mesh({', '.join(shown)})"
 
     @property

@@ -44,7 +44,8 @@ def _positions(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Di
         return None
     import numpy as np
 
-    places = np.array([source.position(device) for device in target.order])
+    held, wanted = np.argsort(source.order), np.argsort(np.argsort(target.order))
+    places = held[wanted]
     ids = tuple(np.zeros_like(places) + partition_id(row, places) for row in rows)
     return Table(tuple(parts(row) for row in rows), ids).recognize()
 

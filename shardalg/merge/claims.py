@@ -1,10 +1,9 @@
-"""What can be sent to the solver: statements about shardings and masks, as plain values."""
+"""What can be sent to the solver: statements about shardings, as plain values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ProofError
 from shardalg.merge.verdict import Verdict
@@ -96,42 +95,6 @@ class RefineClaim:
         """The statement in words."""
         verb = "refines" if self.holds else "does not refine"
         return f"{self.fine.text()} {verb} {self.coarse.text()}"
-
-
-@dataclass(frozen=True)
-class MaskClaim:
-    """`p*block + x < bound` holds exactly for the positions that exist, on every device.
-
-    Those are `x < clip(size - p*s, 0, s)` with `s = ceil(size / n)`, for each partition id
-    `0 <= p < n` and local position `0 <= x < s`.
-
-    Attributes:
-      size: elements of the global dimension.
-      digits: what splits it (their number of values is `n`).
-      block, bound: what the program compares with; the right ones are `s` and `size` (None).
-    """
-
-    size: int
-    digits: Digits
-    block: int
-    bound: int | None = None
-
-    @property
-    def parts(self) -> int:
-        """Number of partitions."""
-        return parts(self.digits)
-
-    @property
-    def limit(self) -> int:
-        """The number that the mask compares with."""
-        return self.size if self.bound is None else self.bound
-
-    def text(self) -> str:
-        """The statement in words."""
-        return (
-            f"p*{self.block} + x < {self.limit} holds exactly for the elements that exist of "
-            f"{self.size} in {self.parts} parts"
-        )
 
 
 def of_verdict(verdict: Verdict) -> MergeClaim | RefineClaim | EqualClaim:

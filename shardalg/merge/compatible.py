@@ -17,9 +17,10 @@ from dataclasses import replace
 import numpy as np
 
 from shardalg.algebra.digits import Digits, nested, overlap, parts, split_prefix
+from shardalg.algebra.restate import restate
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import ShardingError
-from shardalg.merge.merged import aligned, from_table
+from shardalg.merge.merged import from_table
 from shardalg.merge.places import Place, escape
 from shardalg.merge.tables import Rows, ids_at, join, rows_of
 from shardalg.merge.verdict import Verdict
@@ -294,7 +295,9 @@ def _placed_alike(first: Sharding, second: Sharding, policy: str) -> Sharding:
             f"{first.text()} on {first.mesh!r} and {second.text()} on {second.mesh!r} are on "
             "different devices; meshes may differ in axes and order only."
         )
-    return aligned(second, first.mesh) or second
+    if first.mesh.device_ids == second.mesh.device_ids:
+        return second  # positions are the same; a reason names the axes that the user wrote
+    return restate(second, first.mesh) or second
 
 
 def _merge_tables(first: Sharding, second: Sharding, policy: str, relation: str) -> Verdict:

@@ -11,7 +11,7 @@ from shardalg.algebra.digits import Digit, Digits, Table, overlap
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.merge.places import Place
-from shardalg.merge.tables import Rows, rows_of
+from shardalg.merge.tables import Rows
 
 
 def united(first: Sharding, second: Sharding, dims: tuple[Digits, ...]) -> Sharding:
@@ -75,16 +75,3 @@ def _sharding(like: Sharding, mesh: Mesh, held: Mapping[Place, Digits]) -> Shard
     dims = tuple(held.get(i, ()) for i in range(len(like.shape)))
     classes = {name: held.get(name, ()) for name in CLASSES}
     return Sharding(mesh, like.shape, dims, like.unspecified_dims, **classes)
-
-
-def aligned(sharding: Sharding, mesh: Mesh) -> Sharding | None:
-    """The same layout in positions of another mesh over the same devices, if digits can say it.
-
-    >>> swapped = Mesh({"x": 2, "y": 2}, device_ids=[0, 2, 1, 3])
-    >>> s = Sharding.from_axes(["x"], swapped, (8,))
-    >>> aligned(s, Mesh({"x": 2, "y": 2}))
-    Sharding([y], shape=(8,), Mesh(x=2, y=2))
-    """
-    if sharding.mesh is mesh or sharding.mesh.device_ids == mesh.device_ids:
-        return sharding
-    return on_mesh(rows_of(sharding), sharding, mesh)

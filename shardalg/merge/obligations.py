@@ -10,7 +10,7 @@ import z3
 from shardalg.algebra.digits import Digits, split_prefix
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.merge.certificate import certificate
-from shardalg.merge.claims import EqualClaim, MaskClaim, MergeClaim, RefineClaim
+from shardalg.merge.claims import EqualClaim, MergeClaim, RefineClaim
 from shardalg.merge.compatible import equal, merge
 from shardalg.merge.devices import Devices, Obligation, Unprovable, Values, devices_of
 from shardalg.merge.encode import Number
@@ -135,20 +135,6 @@ def _equal(claim: EqualClaim, devices: Devices) -> list[Obligation]:
     return [Obligation(tuple(devices.bounds("d")), z3.And([a == b for a, b in rows]))]
 
 
-def _mask(claim: MaskClaim, symbolic: bool) -> list[Obligation]:
-    block = -(-claim.size // claim.parts)
-    if symbolic and (claim.block, claim.limit) == (block, claim.size):
-        return _lemma(lemma("mask_exact"))
-    p, x = z3.Ints("p x")
-    inside = (p >= 0, p < claim.parts, x >= 0, x < block)
-    goal = (p * claim.block + x < claim.limit) == (x < _clip(claim.size - p * block, block))
-    return [Obligation(inside, goal)]
-
-
-def _clip(value: Number, high: Number) -> Number:
-    return z3.If(value < 0, 0, z3.If(value > high, high, value))
-
-
 def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
     """One obligation per condition that the lemma shows; its unknowns are all sizes anyway."""
     given = conditions(claim.given)
@@ -183,7 +169,6 @@ _OF_SHARDINGS: dict[type, Callable[..., list[Obligation]]] = {
     EqualClaim: _equal,
 }
 _FORMULAS: dict[type, Callable[..., list[Obligation]]] = {
-    MaskClaim: _mask,
     HaloClaim: _halo,
     Lemma: _lemma,
     IntegerClaim: integer_obligations,

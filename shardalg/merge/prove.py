@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardalg.algebra.halo import Halo
 from shardalg.errors import ProofError
-from shardalg.merge.claims import EqualClaim, MaskClaim, MergeClaim, RefineClaim, of_verdict
+from shardalg.merge.claims import EqualClaim, MergeClaim, RefineClaim, of_verdict
 from shardalg.merge.halo_claims import HaloClaim
 from shardalg.merge.integers import IntegerClaim
 from shardalg.merge.lemmas.lemma import Lemma
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardalg.merge.obligations import Obligation
     from shardalg.merge.solve import Outcome
 
-Claim = MergeClaim | RefineClaim | EqualClaim | MaskClaim | HaloClaim | Lemma | IntegerClaim
+Claim = MergeClaim | RefineClaim | EqualClaim | HaloClaim | Lemma | IntegerClaim
 # What is no claim itself, but makes one.
 _CLAIM_OF: dict[type, Callable[..., Claim]] = {Verdict: of_verdict, Halo: HaloClaim}
 Ask = Callable[..., "Outcome"]

@@ -142,3 +142,9 @@ def test_one_named_device_is_another_mesh_than_any_device():
     assert Mesh({}, [7]).position(7) == 0
     with pytest.raises(MeshError, match="device 0 is not on"):
         Mesh({}, [7]).position(0)
+
+
+def test_a_long_order_of_devices_is_printed_in_short():
+    shown = repr(Mesh({"x": 2048}, device_ids=range(2047, -1, -1)))
+    assert shown.startswith("Mesh(x=2048, device_ids=[2047, 2046, ")
+    assert shown.endswith(", 2032, ...])")

@@ -359,3 +359,10 @@ def test_a_mutated_rule_would_be_seen():
     ]
     truth = [brute.compatible(a, b) for a, b in pairs]
     assert naive != truth == [bool(merge(a, b)) for a, b in pairs]
+
+
+def test_orders_of_devices_that_digits_join_keep_names_and_priorities():
+    swapped = Mesh({"x": 2, "y": 2}, [0, 2, 1, 3])
+    second = Sharding.parse("[None, (y)p1]", (8, 8), swapped)
+    found = merge(Sharding.parse("[None, None]", (8, 8), Mesh({"x": 2, "y": 2})), second).sharding
+    assert found.text() == "[None, (x)p1]"

@@ -12,7 +12,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ProofError
 from shardalg.merge.compatible import equal, merge, refines
 from shardalg.merge.lemmas import lemma
-from shardalg.merge.prove import EqualClaim, MaskClaim, MergeClaim, RefineClaim, prove
+from shardalg.merge.prove import EqualClaim, MergeClaim, RefineClaim, prove
 
 from . import brute
 
@@ -259,31 +259,6 @@ def test_orders_of_devices_are_proved_device_by_device():
         assert prove(verdict, "all").status == "unknown"
     wrong = MergeClaim(x, column, Sharding.from_axes(["x", "y"], other, (8, 8)))
     assert prove(wrong).status == "refuted"
-
-
-@pytest.mark.parametrize("sizes", ["concrete", "all"])
-@pytest.mark.parametrize(
-    ("size", "n", "block", "bound", "status"),
-    [
-        (10, 4, 3, 10, "proved"),
-        (64, 8, 8, 64, "proved"),
-        (3, 8, 1, 3, "proved"),
-        (1, 1, 1, 1, "proved"),
-        (10, 4, 3, None, "proved"),
-        (10, 4, 3, 11, "refuted"),
-        (10, 4, 3, 9, "refuted"),
-        (10, 4, 2, 10, "refuted"),
-        (10, 4, 2, None, "refuted"),
-        (10, 4, 4, 10, "refuted"),
-    ],
-)
-def test_masks(size, n, block, bound, status, sizes):
-    proof = prove(MaskClaim(size, (Digit(1, n),), block, bound), sizes)
-    assert proof.status == status
-    if status == "refuted":
-        at = dict(proof.witness)
-        exists = at["p"] * -(-size // n) + at["x"] < size
-        assert (at["p"] * block + at["x"] < (size if bound is None else bound)) != exists
 
 
 def test_no_time_is_unknown_not_an_error():
