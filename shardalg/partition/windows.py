@@ -203,7 +203,8 @@ class Bringing:
         if not window.exchange.held:
             return self.own(local)
         rounds = [(r, cut) for r in window.exchange.rounds for cut in cuts(r)]
-        pieces = [self.piece(local, r, cut) for r, cut in rounds]
+        pieces = [self.piece(local, r, cut) for r, cut in rounds if window.length]
+        pieces = pieces or [self.sized(Slice(window.dim, 0, 0), local, 0)]
         local = pieces[0] if len(pieces) == 1 else self.joined(pieces)
         local = self.cut(local)
         if window.masked:

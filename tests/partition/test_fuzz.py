@@ -3,6 +3,7 @@
 import jax
 import pytest
 
+from tests.ops import random_cases
 from tests.partition import fuzz
 
 SEED = 20
@@ -24,3 +25,9 @@ def test_random_layouts_are_right(group, show):
     for strategy, found in fuzz.cases_of(drawn, fuzz.LAYOUTS):
         assert not found, f"{drawn}\n{strategy}\n" + "\n".join(found)
     show(f"{drawn}: {fuzz.LAYOUTS} cases, one lowered")
+
+
+def test_a_window_that_reads_no_element():
+    """Blocks whose windows lie between the elements: an interval of no places."""
+    drawn = next(fuzz.functions(random_cases.convolutions, 2002))
+    assert not [found for _, found in fuzz.cases_of(drawn, 2) if found]
