@@ -35,4 +35,16 @@ def concatenate(signature: Signature) -> tuple[Rule, ...]:
     )
 
 
+def joined_operands(signature: Signature) -> tuple[int, ...]:
+    """Operands that hold elements: of what is joined, an empty one is no part.
+
+    Gradients of a split have such operands where one of its parts is empty.
+    """
+    every = tuple(range(len(signature.operands)))
+    if signature.primitive not in ROWS:
+        return every
+    axis = signature.param("dimension")
+    return tuple(k for k in every if signature.operands[k].shape[axis]) or every[:1]
+
+
 ROWS: dict[str, Builder] = {"concatenate": concatenate}
