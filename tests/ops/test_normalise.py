@@ -140,7 +140,7 @@ def test_the_train_step_stays_the_train_step(scan, show):
 
 
 def test_empty_parts_are_not_joined():
-    """The gradient of a split has them; a loop that reads an empty dimension is split by nothing."""
+    """The gradient of a split has them, and nothing would split a loop that reads one."""
     parts = [jax.ShapeDtypeStruct((2, size), "float32") for size in (0, 3, 0, 2)]
     graph = normalise(trace(lambda *x: jax.lax.concatenate(x, 1), *parts))
     (node,) = graph.nodes
