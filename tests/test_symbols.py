@@ -178,6 +178,7 @@ def test_a_symbolic_mesh_alone():
 
 def test_sizes_of_at_are_positive_integers():
     plan = sa.plan(jnp.tanh, *arrays((B, S)), strategy=ROW)
+    assert plan.at(B=np.int64(32)).mesh == plan.at(B=32).mesh
     with pytest.raises(sa.SymbolError, match="integers of at least 1, got B=0"):
         plan.at(B=0)
 
