@@ -8,6 +8,7 @@ from functools import lru_cache
 from shardalg.costs.compute import contracts
 from shardalg.graph.ir import Graph, Signature
 from shardalg.ops.table import rules
+from shardalg.spmd.control import CONTROL, bodies
 from shardalg.spmd.program import COLLECTIVES, Apply, Block, Instruction, Loop, SpmdProgram
 
 
@@ -15,7 +16,7 @@ def fuses(instruction: Instruction, graph: Graph) -> bool:
     """Whether an instruction is neither a contraction, a collective nor a loop."""
     attributes = instruction.attributes
     if type(attributes) is not Apply:
-        return type(attributes) not in (*COLLECTIVES, Loop)
+        return type(attributes) not in (*COLLECTIVES, *CONTROL)
     return instruction.node is None or not contracts(graph.nodes[instruction.node].signature)
 
 
@@ -68,5 +69,5 @@ def _blocks(block: Block) -> Iterator[Block]:
     """A block and the bodies of the loops in it."""
     yield block
     for instruction in block.instructions:
-        if type(instruction.attributes) is Loop:
-            yield from _blocks(instruction.attributes.body)
+        for body in bodies(instruction.attributes):
+            yield from _blocks(body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,7 +16,16 @@ from shardalg.costs.saved import last_uses, rebuilt_last_uses
 from shardalg.costs.sums import total
 from shardalg.costs.walk import local_bytes
 from shardalg.graph.ir import Graph
-from shardalg.spmd.program import Apply, Block, Instruction, Loop, SpmdProgram
+from shardalg.spmd.control import CONTROL, bodies
+from shardalg.spmd.program import (
+    Apply,
+    Block,
+    Branches,
+    Instruction,
+    Loop,
+    SpmdProgram,
+    While,
+)
 from shardalg.table import Table
 
 # Class of a local value that is neither argument, constant nor result, by the role of the graph
@@ -277,18 +286,22 @@ class _Scan:
         return line
 
     def inside(self, instruction: Instruction, stop: Place | None = None) -> _Timeline | None:
-        """What the body of a loop holds beyond the loop's own operands and results."""
-        loop = instruction.attributes
-        if type(loop) is not Loop:
+        """What the largest body holds beyond the instruction's own operands and results."""
+        control = instruction.attributes
+        blocks = bodies(control)
+        if not blocks:
             return None
-        outside = loop.num_consts + loop.num_carry
-        start = {
-            value: self.whole[value] if i >= outside else _NOTHING
-            for i, value in enumerate(loop.body.arguments)
-        }
-        pinned = frozenset(loop.body.arguments[:outside])
-        lives = self.span(loop.body, start, pinned, last=_last_uses(loop.body))
-        line = self.peak(loop.body, lives, stop)
+        outside = control.num_consts + control.num_carry if type(control) is Loop else None
+        lines = [self.body(block, outside) for block in blocks]
+        largest = first_largest([line.peak[0] for line in lines])
+        return lines[largest] if stop is None else self.body(blocks[largest], outside, stop)
+
+    def body(self, block: Block, outside: int | None, stop: Place | None = None) -> _Timeline:
+        """What a body holds; its arguments up to `outside` are held around it."""
+        start = dict.fromkeys(block.arguments[:outside], _NOTHING)
+        pinned = frozenset(start)
+        start |= {v: self.whole[v] for v in block.arguments if v not in start}
+        line = self.peak(block, self.span(block, start, pinned, last=_last_uses(block)), stop)
         line.alive.update(line.inner)
         return line
 
@@ -318,9 +331,9 @@ class _Scan:
 
     def in_place(self, instruction: Instruction) -> Iterator[tuple[int, int]]:
         """Pairs (operand, result) of which the result may be written over the operand."""
-        loop = instruction.attributes
-        if type(loop) is Loop:
-            carry = instruction.operands[loop.num_consts : loop.num_consts + loop.num_carry]
+        control = instruction.attributes
+        if type(control) in CONTROL:
+            carry = _CARRIED[type(control)](control, instruction.operands)
             yield from zip(carry, instruction.results, strict=False)
         elif not self.writes_apart(instruction):
             taken = instruction.results[:1]
@@ -364,6 +377,14 @@ class _Scan:
         if origin is None or self.graph is None:
             return f"%{value}"
         return self.graph.values[origin].name
+
+
+# The operands of an instruction with bodies that its first results may be written over.
+_CARRIED: dict[type, Callable[..., tuple[int, ...]]] = {
+    Loop: lambda loop, operands: operands[loop.num_consts : loop.num_consts + loop.num_carry],
+    While: lambda loop, operands: operands[sum(loop.num_consts) :],
+    Branches: lambda branches, operands: (),
+}
 
 
 def _last_uses(block: Block) -> dict[int, int]:

@@ -28,7 +28,8 @@ from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.pause import collection_paused
-from shardalg.spmd.program import Apply, Instruction, Loop, SpmdProgram
+from shardalg.spmd.control import CONTROL
+from shardalg.spmd.program import Apply, Instruction, SpmdProgram
 
 
 @collection_paused()
@@ -106,9 +107,9 @@ class _Pricing:
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """Every instruction but the loops, whose bodies are priced."""
+        """Every instruction but loops and branches, whose bodies are priced."""
         steps = walk(self.program)
-        return tuple(s for s in steps if type(s.instruction.attributes) is not Loop)
+        return tuple(s for s in steps if type(s.instruction.attributes) not in CONTROL)
 
     def runs(self) -> dict[int, int]:
         """The first step of every price, by its place, and how many steps have that price."""

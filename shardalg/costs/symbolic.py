@@ -16,6 +16,7 @@ from shardalg.costs.read_sympy import from_sympy
 from shardalg.costs.tile import is_whole, multiple
 from shardalg.graph.ir import Graph
 from shardalg.pause import collection_paused
+from shardalg.spmd.control import CONTROL, bodies, with_bodies
 from shardalg.spmd.program import (
     COLLECTIVES,
     Apply,
@@ -206,14 +207,20 @@ class _Symboliser:
     def attributes(self, instruction: Instruction) -> Attributes:
         """The attributes with formulas where prices read them."""
         attributes = instruction.attributes
-        if type(attributes) is Loop:
-            for argument in attributes.body.arguments:
-                self.enter(argument)
-            body = self.block(attributes.body)
-            return replace(attributes, body=body, length=self.length(instruction))
+        if type(attributes) in CONTROL:
+            inside = with_bodies(attributes, [self.inside(b) for b in bodies(attributes)])
+            if type(inside) is Loop:
+                return replace(inside, length=self.length(instruction))
+            return inside
         if type(attributes) in COLLECTIVES:
             return replace(attributes, digits=self.digits(attributes.digits))
         return attributes
+
+    def inside(self, block: Block) -> Block:
+        """A block inside an instruction, with formulas."""
+        for argument in block.arguments:
+            self.enter(argument)
+        return self.block(block)
 
     def length(self, instruction: Instruction) -> Size:
         """Iterations of a loop: executions of its body per execution of the region around it."""

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardalg.costs.sums import total
-from shardalg.spmd.program import Block, Instruction, Loop, SpmdProgram
+from shardalg.spmd.control import bodies, executions
+from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An instruction, how often it runs per call of the program, and the `Loop`s around it.
+    """An instruction, how often it runs per call of the program, and what it runs inside of.
 
     Attributes:
-      loops: the instructions of the loops around it, outermost first.
+      loops: the instructions of the loops and branches around it, outermost first.
     """
 
     instruction: Instruction
@@ -31,9 +32,8 @@ def walk(program: SpmdProgram) -> Iterator[Step]:
 def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[Step]:
     for instruction in block.instructions:
         attributes = instruction.attributes
-        if type(attributes) is Loop:
-            inner = (*loops, instruction)
-            yield from _walk(attributes.body, count * attributes.length, inner)
+        for body in bodies(attributes):
+            yield from _walk(body, count * executions(attributes), (*loops, instruction))
         yield Step(instruction, count, loops)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from shardalg.errors import TraceError
@@ -14,7 +15,12 @@ from shardalg.graph.parts import Parts
 from shardalg.graph.phase import Draft, phases
 from shardalg.graph.source import Sources
 
-_SCAN_PARAMS = ("length", "num_carry", "num_consts", "reverse")
+# Parameters of a call that stay beside its bodies.
+_KEPT = {
+    "scan": ("length", "num_carry", "num_consts", "reverse"),
+    "while": ("cond_nconsts", "body_nconsts"),
+    "cond": (),
+}
 
 
 @dataclass(slots=True)
@@ -139,7 +145,7 @@ class Builder:
     ) -> int:
         """A node of the primitive in `binding`, with parameters as plain data."""
         primitive, params = binding
-        shown = {k: params[k] for k in _SCAN_PARAMS} if bodies else params
+        shown = {k: params[k] for k in _KEPT[primitive.name]} if bodies else params
         plain = self.parts.plain(primitive.name, shown)
         signature = self.parts.signature(primitive.name, plain, operands=operands, results=results)
         where = (place.source, place.flags, place.spans[0].index, bodies)
@@ -208,26 +214,83 @@ def _placed(
 
 def _scan(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
     """A loop: its body once, in a region of its own."""
-    parts, params = builder.parts, equation.params
+    params = equation.params
     counts = _scan_counts(params)
-    name, at = parts.label("scan", place.source)
-    span = builder.open("scan", place.spans[0], int(params["length"]))
-    variables = getattr(params["jaxpr"], "jaxpr", params["jaxpr"]).invars
-    labels = _border_labels(*counts, total=len(variables))
-    span.arguments = tuple(
-        parts.value(parts.type_of(var.aval), "region_argument", f"{name}{at}/{label}")
-        for var, label in zip(variables, labels, strict=True)
-    )
-    inside = place._replace(spans=(span,))
-    span.results = tuple(builder.run(params["jaxpr"], span.arguments, inside))
-    types = [parts.type_of(var.aval) for var in equation.outvars]
-    results = parts.results(types, (name, at))
     counted = dict(zip(("num_consts", "num_carry"), counts, strict=True))
-    binding = (equation.primitive, {**params, **counted})
-    span.node = builder.node(binding, operands, results, place=place, bodies=(span.index,))
-    call = Call(span.node, counts, operands, span.arguments, span.results, results)
-    builder.ties.extend(CALLS["scan"](call))
+    total = len(_open_jaxpr(params["jaxpr"]).invars)
+    labels = _border_labels(*counts, total=total)
+    bodies = [(params["jaxpr"], labels)]
+    return _call(builder, equation, operands, place, _Bodies(bodies, counts, counted))
+
+
+def _while(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+    """A loop of unknown length: its condition and its body, each in a region of its own."""
+    params = equation.params
+    counts = (params["cond_nconsts"], params["body_nconsts"])
+    carried = len(operands) - sum(counts)
+    bodies = [
+        (
+            params[name],
+            [f"{part}/{label}" for label in _border_labels(n, carried, total=n + carried)],
+        )
+        for part, name, n in zip(
+            ("condition", "body"), ("cond_jaxpr", "body_jaxpr"), counts, strict=True
+        )
+    ]
+    return _call(builder, equation, operands, place, _Bodies(bodies, counts))
+
+
+def _cond(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+    """Branches: each in a region of its own."""
+    branches = equation.params["branches"]
+    labels = range(len(operands) - 1)
+    bodies = [(b, [f"branch{k}/operand{i}" for i in labels]) for k, b in enumerate(branches)]
+    return _call(builder, equation, operands, place, _Bodies(bodies, ()))
+
+
+class _Bodies(NamedTuple):
+    """What a call runs.
+
+    Attributes:
+      bodies: per body, its jaxpr and the labels of its arguments.
+      counts: of `Call`.
+      counted: parameters that this version of jax does not spell out.
+    """
+
+    bodies: list[tuple[Any, list[str]]]
+    counts: tuple[int, ...]
+    counted: Mapping[str, int] = MappingProxyType({})
+
+
+def _call(
+    builder: Builder, equation: Any, operands: list[int], place: _Place, inside: _Bodies
+) -> Sequence[int]:
+    """A node whose bodies are regions, tied to what is around it."""
+    parts, params, kind = builder.parts, equation.params, equation.primitive.name
+    name, at = parts.label(kind, place.source)
+    spans = []
+    for jaxpr, labels in inside.bodies:
+        span = builder.open(kind, place.spans[0], int(params.get("length", 1)))
+        span.arguments = tuple(
+            parts.value(parts.type_of(var.aval), "region_argument", f"{name}{at}/{label}")
+            for var, label in zip(_open_jaxpr(jaxpr).invars, labels, strict=True)
+        )
+        span.results = tuple(builder.run(jaxpr, span.arguments, place._replace(spans=(span,))))
+        spans.append(span)
+    results = parts.results([parts.type_of(var.aval) for var in equation.outvars], (name, at))
+    binding = (equation.primitive, {**params, **inside.counted})
+    bodies = tuple(span.index for span in spans)
+    node = builder.node(binding, operands, results, place=place, bodies=bodies)
+    for span in spans:
+        span.node = node
+    borders = [span.arguments for span in spans], [span.results for span in spans]
+    call = Call(node, inside.counts, operands, *borders, results)
+    builder.ties.extend(CALLS[kind](call))
     return results
+
+
+def _open_jaxpr(jaxpr: Any) -> Any:
+    return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def _scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
@@ -334,6 +397,8 @@ HANDLERS: dict[str, Callable[[Builder, Any, list[int], _Place], Sequence[int]]] 
     **dict.fromkeys("iota_2x32_shape random_bits split stack unstack".split(), _write_out),
     "jit": _jit,
     "scan": _scan,
+    "while": _while,
+    "cond": _cond,
     "remat2": _remat,
     "annotate": _annotation,
     **dict.fromkeys(("sharding_constraint", "reshard"), _constraint),

@@ -20,32 +20,33 @@ BODY_PARAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call with one body, as value indices.
+    """One call with its bodies, as value indices.
 
     Attributes:
       node: index of the call's node.
-      counts: (constants, carried values) of a scan.
-      operands, results: outside; arguments, body_results: inside.
+      counts: (constants, carried values) of a scan; constants (of the condition, of the body) of a
+        while loop.
+      operands, results: outside; arguments, body_results: inside, per body.
     """
 
     node: int
-    counts: tuple[int, int]
+    counts: tuple[int, ...]
     operands: Sequence[int]
-    arguments: Sequence[int]
-    body_results: Sequence[int]
+    arguments: Sequence[Sequence[int]]
+    body_results: Sequence[Sequence[int]]
     results: Sequence[int]
 
 
 def scan_ties(call: Call) -> Iterator[Tie]:
     """The ties of a scan, in the order constants, carries (each with its three), xs, ys.
 
-    >>> call = Call(9, (1, 1), (0, 1, 2), (3, 4, 5), (6, 7), (8, 9))
+    >>> call = Call(9, (1, 1), (0, 1, 2), [(3, 4, 5)], [(6, 7)], (8, 9))
     >>> [(tie.kind, tie.source, tie.target) for tie in scan_ties(call)]
     [('const', 0, 3), ('init', 1, 4), ('carry', 6, 4), ('result', 6, 8), ('xs', 2, 5), ('ys', 7, 9)]
     """
     constants, carried = call.counts
-    pairs = list(zip(call.operands, call.arguments, strict=True))
-    outs = list(zip(call.body_results, call.results, strict=True))
+    pairs = list(zip(call.operands, call.arguments[0], strict=True))
+    outs = list(zip(call.body_results[0], call.results, strict=True))
     for outer, inner in pairs[:constants]:
         yield Tie(call.node, "const", outer, inner)
     for (outer, inner), (made, result) in zip(pairs[constants:], outs[:carried], strict=False):
@@ -58,5 +59,48 @@ def scan_ties(call: Call) -> Iterator[Tie]:
         yield Tie(call.node, "ys", made, result)
 
 
+def while_ties(call: Call) -> Iterator[Tie]:
+    """The ties of a while loop, whose bodies are its condition and its body.
+
+    The condition reads what enters the body: its carry is a constant to it.
+
+    >>> call = Call(9, (1, 0), (0, 1), [(2, 3), (4,)], [(5,), (6,)], (7,))
+    >>> [(tie.kind, tie.source, tie.target) for tie in while_ties(call)]
+    [('const', 0, 2), ('init', 1, 4), ('const', 4, 3), ('carry', 6, 4), ('result', 6, 7)]
+    """
+    first, second = call.counts
+    condition, body = call.arguments
+    carried = body[second:]
+    constants = (*condition[:first], *body[:second])
+    for outer, inner in zip(call.operands[: first + second], constants, strict=True):
+        yield Tie(call.node, "const", outer, inner)
+    for outer, inner in zip(call.operands[first + second :], carried, strict=True):
+        yield Tie(call.node, "init", outer, inner)
+    for outer, inner in zip(carried, condition[first:], strict=True):
+        yield Tie(call.node, "const", outer, inner)
+    for inner, made, result in zip(carried, call.body_results[1], call.results, strict=True):
+        yield Tie(call.node, "carry", made, inner)
+        yield Tie(call.node, "result", made, result)
+
+
+def branch_ties(call: Call) -> Iterator[Tie]:
+    """The ties of branches: all read the same operands, behind the number of the branch.
+
+    >>> call = Call(9, (), (0, 1), [(2,), (3,)], [(4,), (5,)], (6,))
+    >>> [(tie.kind, tie.source, tie.target) for tie in branch_ties(call)]
+    [('const', 1, 2), ('const', 1, 3), ('result', 4, 6), ('result', 5, 6)]
+    """
+    for arguments in call.arguments:
+        for outer, inner in zip(call.operands[1:], arguments, strict=True):
+            yield Tie(call.node, "const", outer, inner)
+    for made in call.body_results:
+        for inner, outer in zip(made, call.results, strict=True):
+            yield Tie(call.node, "result", inner, outer)
+
+
 # A call with bodies, and its ties. Calls that are not listed stay opaque nodes without bodies.
-CALLS: dict[str, Callable[[Call], Iterator[Tie]]] = {"scan": scan_ties}
+CALLS: dict[str, Callable[[Call], Iterator[Tie]]] = {
+    "scan": scan_ties,
+    "while": while_ties,
+    "cond": branch_ties,
+}

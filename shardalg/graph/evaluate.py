@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -184,6 +184,13 @@ class _Run:
             results = _HANDLERS.get(node.primitive, _apply_node)(self, node, operands)
             env.update(zip(node.results, results, strict=True))
 
+    def body(self, index: int, *arguments: Any) -> list[Any]:
+        """The results of a body."""
+        region = self.graph.regions[index]
+        env = {**self.constants, **dict(zip(region.arguments, arguments, strict=True))}
+        self.region(index, env)
+        return [_device_array(env[value]) for value in region.results]
+
 
 def _apply_node(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
     binding = run.graph.bindings[node.index] if run.graph.bindings else None
@@ -206,9 +213,7 @@ def _apply_scan(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
     )
 
     def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        env = {**run.constants, **dict(zip(body.arguments, [*constants, *carry, *xs], strict=True))}
-        run.region(body.index, env)
-        made = [_device_array(env[value]) for value in body.results]
+        made = run.body(body.index, *constants, *carry, *xs)
         return made[:carried], made[carried:]
 
     length, reverse = node.signature.param("length"), node.signature.param("reverse")
@@ -216,9 +221,27 @@ def _apply_scan(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
     return [*carry, *ys]
 
 
+def _apply_while(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
+    condition, body = node.bodies
+    first = node.signature.param("cond_nconsts")
+    both = first + node.signature.param("body_nconsts")
+    return lax.while_loop(
+        lambda carry: run.body(condition, *operands[:first], *carry)[0],
+        lambda carry: run.body(body, *operands[first:both], *carry),
+        operands[both:],
+    )
+
+
+def _apply_branches(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
+    branches = [partial(run.body, index) for index in node.bodies]
+    return lax.switch(operands[0], branches, *operands[1:])
+
+
 _HANDLERS: dict[str, Callable[[_Run, Node, list[Any]], list[Any]]] = {
     "annotate": _apply_annotation,
     "scan": _apply_scan,
+    "while": _apply_while,
+    "cond": _apply_branches,
 }
 
 

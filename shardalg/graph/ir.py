@@ -124,7 +124,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Region:
-    """A body: the whole program ("root"), a "scan" body, or a "remat" span behind its barrier.
+    """A body: the whole program ("root"), of a "scan", "while" or "cond", or a "remat" span.
 
     The nodes of a body read its arguments, each other, and constants; nothing else from outside.
     A remat region has no arguments or results of its own: its nodes stand in the list of the region
@@ -155,7 +155,8 @@ class Tie:
     `target = source` but for `drop` leading dimensions that one side lacks. Kinds: "const" and
     "init" (outer to body argument), "xs" (outer to body argument, leading dimension dropped),
     "carry" (body result to body argument), "result" (body result to outer result), "ys" (body
-    result to outer result, leading dimension added).
+    result to outer result, leading dimension added). What the condition of a while loop reads of
+    the carry is a "const" from the body's argument to its own.
     """
 
     call: int

@@ -19,7 +19,8 @@ from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
-from shardalg.spmd.program import Block, Loop, SpmdProgram
+from shardalg.spmd.control import bodies
+from shardalg.spmd.program import Block, SpmdProgram
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ def _block_digits(block: Block) -> Iterator[Digit]:
     for instruction in block.instructions:
         attributes = instruction.attributes
         yield from getattr(attributes, "digits", ())
-        if isinstance(attributes, Loop):
-            yield from _block_digits(attributes.body)
+        for body in bodies(attributes):
+            yield from _block_digits(body)
 
 
 def user_axes(mesh: Mesh, jax_mesh: JaxMesh) -> Axes:

@@ -25,7 +25,7 @@ from shardalg.lower.axes import Axes
 from shardalg.spmd import program as spmd
 from shardalg.spmd.bound import bound
 from shardalg.spmd.identity import identity
-from shardalg.spmd.program import Block, Instruction, SpmdProgram
+from shardalg.spmd.program import Instruction, SpmdProgram
 
 Array = Any
 _FOLDS: dict[str, Callable[..., Array]] = {
@@ -69,15 +69,6 @@ class Emitter:
     def start(self, start: spmd.Start) -> Array:
         """The element number on the device that executes."""
         return start.of({name: self.partition_id(digits) for name, digits in start.digits})
-
-
-def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Array]:
-    """Emit `block` with its arguments in `env`; the values of its results."""
-    for instruction in block.instructions:
-        operands = [env[index] for index in instruction.operands]
-        emit = EMIT[type(instruction.attributes)]
-        env.update(zip(instruction.results, emit(emitter, instruction, *operands), strict=True))
-    return [env[index] for index in block.results]
 
 
 def _apply(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
@@ -324,41 +315,6 @@ def _first_member(emitter: Emitter, instruction: Instruction, x: Array) -> list[
     return [jnp.where(emitter.partition_id(a.digits) == 0, x, fill)]
 
 
-def _loop(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
-    a = instruction.attributes
-    consts, rest = operands[: a.num_consts], operands[a.num_consts :]
-
-    def body(carry: tuple[Array, ...], xs: tuple[Array, ...]) -> tuple:
-        arguments = zip(a.body.arguments, (*consts, *carry, *xs), strict=True)
-        env = constants(emitter) | dict(arguments)
-        results = run_block(emitter, a.body, env)
-        return tuple(results[: a.num_carry]), tuple(results[a.num_carry :])
-
-    initial, xs = tuple(rest[: a.num_carry]), tuple(rest[a.num_carry :])
-    carry, ys = lax.scan(body, initial, xs, length=a.length, reverse=a.reverse)
-    return [*carry, *ys]
-
-
-def constants(emitter: Emitter) -> dict[int, Array]:
-    """The program's constants on every device: its own block of a sharded one."""
-    data = dict(emitter.graph.constants)
-    env = {}
-    for index, value in emitter.program.constants:
-        local = emitter.program.locals[index]
-        env[index] = _own_block(emitter, jnp.asarray(data[value], local.dtype), local)
-    return env
-
-
-def _own_block(emitter: Emitter, array: Array, local: spmd.Local) -> Array:
-    if local.shape == array.shape:
-        return array
-    sharding = local.sharding
-    parts = zip(array.shape, local.shape, sharding.parts, strict=True)
-    array = jnp.pad(array, [(0, block * n - size) for size, block, n in parts])
-    starts = [emitter.partition_id(d) * n for d, n in zip(sharding.dims, local.shape, strict=True)]
-    return lax.dynamic_slice(array, starts, local.shape)
-
-
 EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Apply: _apply,
     spmd.AllGather: _all_gather,
@@ -383,16 +339,4 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Offset: _offset,
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,
-    spmd.Loop: _loop,
 }
-
-
-def body(emitter: Emitter) -> Callable[..., tuple[jax.Array, ...]]:
-    """The function that every device runs, from its argument blocks to its result blocks."""
-
-    def run(*blocks: Array) -> tuple[Array, ...]:
-        block = emitter.program.block
-        env = constants(emitter) | dict(zip(block.arguments, blocks, strict=True))
-        return tuple(run_block(emitter, block, env))
-
-    return run

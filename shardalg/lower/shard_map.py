@@ -16,8 +16,9 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
 from shardalg.graph.ir import Graph
 from shardalg.lower.axes import Axes, on_whole_axes, run_axes, user_axes
+from shardalg.lower.body import body
 from shardalg.lower.border import Border, border, place
-from shardalg.lower.emit import Emitter, body
+from shardalg.lower.emit import Emitter
 from shardalg.lower.jit import Twin
 from shardalg.lower.measure import Measurement, measure
 from shardalg.spmd.program import SpmdProgram

@@ -5,9 +5,7 @@ from __future__ import annotations
 # Reason to primitives. What JAX removes before a program is complete stands here too, so that the
 # table, the calls and this list together name all that jax has (tests/ops/test_census.py).
 REASONS = {
-    "its body runs whole on every device; scans and functions that are inlined are partitioned": (
-        "while cond platform_index"
-    ),
+    "JAX replaces it by a number where the program is lowered": "platform_index",
     "its region names its own devices; write the function without it and annotate instead": (
         "shard_map"
     ),

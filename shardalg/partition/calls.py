@@ -1,12 +1,31 @@
-"""Scans: one body, planned once, behind a border at which both sides agree."""
+"""Control flow: each body, planned once, behind a border at which both sides agree."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 from shardalg.algebra.sharding import Sharding
-from shardalg.graph.ir import Node, Region
+from shardalg.graph.ir import Graph, Node, Region
 from shardalg.partition.context import Cause, PartitionContext
-from shardalg.partition.layouts import interned
-from shardalg.spmd.program import Block, Instruction, Loop
+from shardalg.partition.layouts import interned, whole
+from shardalg.spmd.program import Attributes, Block, Branches, Loop, While
+
+Layouts = tuple[Sharding, ...]
+
+
+@dataclass(frozen=True)
+class Border:
+    """The layouts on which the two sides of a call agree.
+
+    Attributes:
+      operands, results: of the call.
+      bodies: per body, its arguments' and its results'.
+    """
+
+    operands: Layouts
+    bodies: tuple[tuple[Layouts, Layouts], ...]
+    results: Layouts
 
 
 def stacked(sharding: Sharding, length: int) -> Sharding:
@@ -15,24 +34,51 @@ def stacked(sharding: Sharding, length: int) -> Sharding:
     return interned(sharding.mesh, shape, dims, sharding.unreduced)
 
 
-def border(
-    node: Node, region: Region, shardings: tuple[Sharding, ...]
-) -> tuple[tuple[Sharding, ...], ...]:
-    """(outer operands, body arguments, body results, outer results) of a scan, agreed layouts.
+def border(graph: Graph, node: Node, homes: Sequence[Sharding]) -> Border:
+    """The border of a call whose values have these homes."""
+    regions = [graph.regions[body] for body in node.bodies]
+    return _BORDERS[node.primitive](node, regions, homes)
 
-    A carry has the layout of the body's argument wherever it appears; stacked values have their
-    body's layout behind a leading dimension.
+
+def _scan(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> Border:
+    """A carry has the layout of the body's argument wherever it appears.
+
+    Stacked values have their body's layout behind a leading dimension.
     """
+    (region,) = regions
     consts, carry, length = (node.signature.param(n) for n in ("num_consts", "num_carry", "length"))
-    arguments = tuple(shardings[v] for v in region.arguments)
-    results = arguments[consts : consts + carry] + tuple(
-        shardings[v] for v in region.results[carry:]
-    )
+    arguments = tuple(homes[v] for v in region.arguments)
+    results = arguments[consts : consts + carry] + tuple(homes[v] for v in region.results[carry:])
     outer_in = tuple(
         s if i < consts + carry else stacked(s, length) for i, s in enumerate(arguments)
     )
     outer_out = tuple(s if i < carry else stacked(s, length) for i, s in enumerate(results))
-    return outer_in, arguments, results, outer_out
+    return Border(outer_in, ((arguments, results),), outer_out)
+
+
+def _while(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> Border:
+    """The condition's carry has the layout of the body's; what it says is whole everywhere."""
+    condition, body = regions
+    first, second = (node.signature.param(n) for n in ("cond_nconsts", "body_nconsts"))
+    own = tuple(homes[v] for v in condition.arguments[:first])
+    arguments = tuple(homes[v] for v in body.arguments)
+    carry = arguments[second:]
+    says = tuple(whole(homes[v]) for v in condition.results)
+    return Border(own + arguments, (((*own, *carry), says), (arguments, carry)), carry)
+
+
+def _branches(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> Border:
+    """All branches take the operands as they are, and give the results in one layout."""
+    which, *rest = (homes[v] for v in node.operands)
+    results = tuple(homes[v] for v in node.results)
+    return Border((whole(which), *rest), ((tuple(rest), results),) * len(regions), results)
+
+
+_BORDERS: dict[str, Callable[[Node, Sequence[Region], Sequence[Sharding]], Border]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _branches,
+}
 
 
 def open_body(
@@ -48,19 +94,28 @@ def close_body(
 ) -> tuple[int, ...]:
     """Locals of the body's results in the layouts of the border."""
     return tuple(
-        context.demand(value, layout, Cause(node.index, node.phase, "unknown", "the loop carries"))
+        context.demand(value, layout, Cause(node.index, node.phase, "unknown", "the body hands on"))
         for value, layout in zip(region.results, results, strict=True)
     )
 
 
-def loop(
-    node: Node,
-    arguments: tuple[int, ...],
-    instructions: list[Instruction],
-    results: tuple[int, ...],
-) -> Loop:
-    """The instruction of a scan around its planned body."""
-    names = ("num_consts", "num_carry", "length")
-    consts, carry, length = (node.signature.param(n) for n in names)
-    body = Block(arguments, tuple(instructions), results)
+def control(node: Node, blocks: Sequence[Block]) -> Attributes:
+    """The instruction of a call around its planned bodies."""
+    return _CONTROL[node.primitive](node, *blocks)
+
+
+def _loop(node: Node, body: Block) -> Loop:
+    consts, carry, length = (node.signature.param(n) for n in ("num_consts", "num_carry", "length"))
     return Loop(body, consts, carry, length, bool(node.signature.param("reverse")))
+
+
+def _repeated(node: Node, condition: Block, body: Block) -> While:
+    counts = (node.signature.param("cond_nconsts"), node.signature.param("body_nconsts"))
+    return While(condition, body, counts)
+
+
+_CONTROL: dict[str, Callable[..., Attributes]] = {
+    "scan": _loop,
+    "while": _repeated,
+    "cond": lambda node, *blocks: Branches(blocks),
+}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
 from shardalg.partition.assign import NodeKey
-from shardalg.partition.calls import border, close_body, loop, open_body
+from shardalg.partition.calls import Layouts, border, close_body, control, open_body
 from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
 from shardalg.partition.layouts import interned, whole
 from shardalg.partition.node import (
@@ -115,27 +115,37 @@ class Partitioner:
 
     def _call(self, node: Node) -> None:
         context = self.context
-        region = self.graph.regions[node.bodies[0]]
-        outer_in, arguments, results, outer_out = border(node, region, self.homes)
-        cause = context.cause(node, "the loop takes")
+        agreed = border(self.graph, node, self.homes)
+        cause = context.cause(
+            node, "the loop takes" if len(node.bodies) == 1 else "the bodies take"
+        )
         operands = tuple(
             context.demand(v, layout, cause)
-            for v, layout in zip(node.operands, outer_in, strict=True)
+            for v, layout in zip(node.operands, agreed.operands, strict=True)
         )
-        outer = context.sources, context.copies, context.instructions
-        context.sources, context.copies, context.instructions = self._constants_alone()
-        body_arguments = open_body(context, region, arguments)
-        self._region(region.index)
-        body_results = close_body(context, node, region, results)
-        body = context.instructions
-        context.sources, context.copies, context.instructions = outer
+        blocks = [
+            self._body(node, body, layouts)
+            for body, layouts in zip(node.bodies, agreed.bodies, strict=True)
+        ]
         made = tuple(
             context.new_local(layout.shard_shape, self.graph.values[v].type.dtype, layout, v)
-            for v, layout in zip(node.results, outer_out, strict=True)
+            for v, layout in zip(node.results, agreed.results, strict=True)
         )
-        context.emit(loop(node, body_arguments, body, body_results), operands, made, cause)
-        for value, local, layout in zip(node.results, made, outer_out, strict=True):
+        context.emit(control(node, blocks), operands, made, cause)
+        for value, local, layout in zip(node.results, made, agreed.results, strict=True):
             settle(context, node, (value, local, layout), self.homes[value])
+
+    def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:
+        """One body of a call, on locals of its own."""
+        context, region = self.context, self.graph.regions[body]
+        outer = context.sources, context.copies, context.instructions
+        context.sources, context.copies, context.instructions = self._constants_alone()
+        arguments = open_body(context, region, layouts[0])
+        self._region(body)
+        results = close_body(context, node, region, layouts[1])
+        block = Block(arguments, tuple(context.instructions), results)
+        context.sources, context.copies, context.instructions = outer
+        return block
 
     def _constants_alone(
         self,

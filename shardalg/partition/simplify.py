@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardalg.spmd.program import Block, Instruction, Loop, SpmdProgram
+from shardalg.spmd.control import bodies, with_bodies
+from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
 
 def simplify(program: SpmdProgram) -> SpmdProgram:
@@ -18,12 +19,11 @@ def _live(block: Block) -> Block:
     for instruction in reversed(block.instructions):
         if not needed.intersection(instruction.results):
             continue
-        if isinstance(instruction.attributes, Loop):
-            body = _live(instruction.attributes.body)
-            instruction = replace(
-                instruction, attributes=replace(instruction.attributes, body=body)
-            )
-            needed |= outside(body)
+        blocks = [_live(body) for body in bodies(instruction.attributes)]
+        if blocks:
+            attributes = with_bodies(instruction.attributes, blocks)
+            instruction = replace(instruction, attributes=attributes)
+            needed.update(*map(outside, blocks))
         needed.update(instruction.operands)
         kept.append(instruction)
     return replace(block, instructions=tuple(kept[::-1]))
@@ -36,6 +36,5 @@ def outside(block: Block) -> set[int]:
     for instruction in block.instructions:
         read.update(instruction.operands)
         made.update(instruction.results)
-        if isinstance(instruction.attributes, Loop):
-            read |= outside(instruction.attributes.body)
+        read.update(*map(outside, bodies(instruction.attributes)))
     return (read | set(block.results)) - made

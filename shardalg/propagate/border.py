@@ -94,12 +94,12 @@ def settle_loops(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[tup
     Returns:
       (value changed, body argument whose layout it took).
     """
-    carried = {tie.source: tie.target for tie in graph.ties if tie.kind == "carry"}
-    repairs = list(carried.items())
+    carried = {(tie.call, tie.source): tie.target for tie in graph.ties if tie.kind == "carry"}
+    repairs = [(source, argument) for (_, source), argument in carried.items()]
     repairs += [
-        (tie.target, carried[tie.source])
+        (tie.target, carried[tie.call, tie.source])
         for tie in graph.ties
-        if tie.kind == "result" and tie.source in carried
+        if tie.kind == "result" and (tie.call, tie.source) in carried
     ]
     changed = []
     for value, like in repairs:

@@ -11,7 +11,8 @@ from shardalg.costs.collectives import KINDS, axis_names, is_collective, wire_by
 from shardalg.costs.compute import contracts, signature_flops
 from shardalg.costs.walk import local_bytes, walk
 from shardalg.graph.ir import Graph
-from shardalg.spmd.program import Apply, Instruction, Local, Loop, SpmdProgram
+from shardalg.spmd.control import CONTROL
+from shardalg.spmd.program import Apply, Instruction, Local, SpmdProgram
 
 SHORT_KINDS = {
     "all_gather": "AG",
@@ -67,7 +68,7 @@ def boxes(
       dim_names: global dimension size to the letter that stands for it, such as `{1024: "S"}`.
     """
     reader = _Reader(program, graph, dict(dim_names or {}))
-    drawn = [s for s in _chosen(program, nodes) if type(s.attributes) is not Loop]
+    drawn = [s for s in _chosen(program, nodes) if type(s.attributes) not in CONTROL]
     return _placed(tuple(reader.read(drawn)))
 
 

@@ -21,12 +21,12 @@ from shardalg.graph.ir import Graph, Node
 from shardalg.ops.table import rules
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.report.chains import Annotated, annotations_of, held
+from shardalg.spmd.control import CONTROL
 from shardalg.spmd.program import (
     Apply,
     DynamicSlice,
     Instruction,
     Local,
-    Loop,
     Resize,
     Slice,
     SpmdProgram,
@@ -231,7 +231,7 @@ class _Reading:
     def _summed(self, local: int, digits: Digits) -> Iterator[Cause]:
         """Whose digits made sums partial: operands on a split loop, perhaps of operators before."""
         made = self.traffic.made_by.get(local)
-        if made is None or type(made.attributes) is Loop:
+        if made is None or type(made.attributes) in CONTROL:
             return
         found = [*self._on_loops(made, digits)] if type(made.attributes) is Apply else []
         yield from found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.errors import MeshError, ProgramError
+from shardalg.spmd.control import bodies, executions
 from shardalg.spmd.program import (
     AllGather,
     AllReduce,
@@ -13,6 +14,7 @@ from shardalg.spmd.program import (
     Apply,
     Best,
     Block,
+    Branches,
     Carry,
     Choose,
     CollectivePermute,
@@ -34,6 +36,7 @@ from shardalg.spmd.program import (
     SliceAt,
     SpmdProgram,
     ValueAt,
+    While,
 )
 
 Shape = tuple[int, ...]
@@ -121,10 +124,10 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
             raise _fault(program, instruction, f" reads %{missing[0]}, which is not made yet.")
         if twice:
             raise _fault(program, instruction, f" makes %{twice[0]} again.")
-        if isinstance(instruction.attributes, Loop):
-            _check_loop(program, instruction, instruction.attributes, known)
-        elif not isinstance(instruction.attributes, Apply):
-            _check_shape(program, instruction)
+        check_border = _BORDERS.get(type(instruction.attributes), _check_shape)
+        check_border(program, instruction)
+        for body in bodies(instruction.attributes):
+            _check_block(program, body, known)
         made.update(instruction.results)
     lost = [v for v in block.results if v not in made]
     if lost:
@@ -158,28 +161,74 @@ def _check_shape(program: SpmdProgram, instruction: Instruction) -> None:
         raise _fault(program, instruction, what)
 
 
-def _check_loop(
-    program: SpmdProgram, instruction: Instruction, loop: Loop, known: set[int]
-) -> None:
+def _check_loop(program: SpmdProgram, instruction: Instruction) -> None:
+    loop: Loop = instruction.attributes
     body = loop.body
     fixed = loop.num_consts + loop.num_carry
-    pairs = (instruction.operands, body.arguments, fixed)
-    for outer, inner in _unlike(program, loop.length, pairs):
-        raise _fault(program, instruction, f" passes {outer[1]} for %{inner[0]} of {inner[1]}.")
-    pairs = (instruction.results, body.results, loop.num_carry)
-    for outer, inner in _unlike(program, loop.length, pairs):
-        raise _fault(program, instruction, f" returns {inner[1]} as %{outer[0]} of {outer[1]}.")
+    _check_passed(program, instruction, (instruction.operands, body.arguments, fixed))
+    _check_returned(program, instruction, (instruction.results, body.results, loop.num_carry))
     carries = zip(body.arguments[loop.num_consts :], body.results[: loop.num_carry], strict=False)
+    _check_carried(program, instruction, carries)
+
+
+def _check_while(program: SpmdProgram, instruction: Instruction) -> None:
+    loop: While = instruction.attributes
+    first, both = loop.num_consts[0], sum(loop.num_consts)
+    operands, count = instruction.operands, len(instruction.operands)
+    given = ((*operands[:first], *operands[both:]), loop.condition.arguments, count)
+    _check_passed(program, instruction, given)
+    _check_passed(program, instruction, (operands[first:], loop.body.arguments, count))
+    _check_returned(
+        program, instruction, (instruction.results, loop.body.results, len(instruction.results))
+    )
+    carries = zip(loop.body.arguments[loop.num_consts[1] :], loop.body.results, strict=True)
+    _check_carried(program, instruction, carries)
+    carries = zip(loop.condition.arguments[first:], loop.body.results, strict=True)
+    _check_carried(program, instruction, carries)
+
+
+def _check_branches(program: SpmdProgram, instruction: Instruction) -> None:
+    operands, count = instruction.operands[1:], len(instruction.operands)
+    for block in bodies(instruction.attributes):
+        _check_passed(program, instruction, (operands, block.arguments, count))
+        _check_returned(
+            program, instruction, (instruction.results, block.results, len(instruction.results))
+        )
+
+
+# What an Apply gives is what its primitive gives: its locals say it.
+_BORDERS: dict[type, Callable[[SpmdProgram, Instruction], None]] = {
+    Apply: lambda program, instruction: None,
+    Loop: _check_loop,
+    While: _check_while,
+    Branches: _check_branches,
+}
+# Locals outside and inside a block, in order, and how many of them are not stacked inside a loop.
+_Pairs = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def _check_passed(program: SpmdProgram, instruction: Instruction, pairs: _Pairs) -> None:
+    for outer, inner in _unlike(program, executions(instruction.attributes), pairs):
+        raise _fault(program, instruction, f" passes {outer[1]} for %{inner[0]} of {inner[1]}.")
+
+
+def _check_returned(program: SpmdProgram, instruction: Instruction, pairs: _Pairs) -> None:
+    for outer, inner in _unlike(program, executions(instruction.attributes), pairs):
+        raise _fault(program, instruction, f" returns {inner[1]} as %{outer[0]} of {outer[1]}.")
+
+
+def _check_carried(
+    program: SpmdProgram, instruction: Instruction, carries: Iterable[tuple[int, int]]
+) -> None:
     for argument, result in carries:
         before, after = program.locals[argument].sharding, program.locals[result].sharding
         if before != after and before.key != after.key:
             what = f" carries %{result} back as %{argument}, but they are "
             raise _fault(program, instruction, f"{what}{after.text()} and {before.text()}.")
-    _check_block(program, body, known)
 
 
 def _unlike(
-    program: SpmdProgram, length: int, pairs: tuple[tuple[int, ...], tuple[int, ...], int]
+    program: SpmdProgram, length: int, pairs: _Pairs
 ) -> Iterator[tuple[tuple[int, Shape], tuple[int, Shape]]]:
     """(local, shape) outside and inside a loop that do not fit; stacked from `pairs[2]` on."""
     for number, (outer, inner) in enumerate(zip(*pairs[:2], strict=True)):

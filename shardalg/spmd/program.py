@@ -401,10 +401,37 @@ class Loop:
     reverse: bool
 
 
+@dataclass(frozen=True, slots=True)
+class While:
+    """Iterations while a predicate holds: operands are (constants, initial carry), results (carry).
+
+    Attributes:
+      condition: arguments (its constants, carry); its result, the same on all devices, says
+        whether to go on.
+      body: arguments (its constants, carry), results (carry).
+      num_consts: how many constants are the condition's, and how many the body's.
+    """
+
+    condition: Block
+    body: Block
+    num_consts: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """One of several blocks: operands are (its number, the arguments of every block).
+
+    The number is the same on all devices, so that they meet in the collectives of one block.
+    """
+
+    blocks: tuple[Block, ...]
+
+
 Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
     | Carry | Best | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
-    | Choose | Join | ValueAt | Offset | MaskIndexed | FirstMember | Loop
+    | Choose | Join | ValueAt | Offset | MaskIndexed | FirstMember
+    | Loop | While | Branches
 )  # fmt: skip
 COLLECTIVES = (
     AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best,

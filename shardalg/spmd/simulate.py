@@ -188,11 +188,41 @@ def _loop(run: _Run, instruction: Instruction, env: Environment, *stacks: Stack)
     outputs: dict[int, list[Stack]] = {}
     for step in order:
         slices = [[block[step] for block in stack] for stack in xs]
-        inner = dict(env) | dict(zip(a.body.arguments, (*consts, *carry, *slices), strict=True))
-        _run_block(run, a.body, inner)
-        results = [inner[index] for index in a.body.results]
+        results = _inside(run, a.body, env, (*consts, *carry, *slices))
         carry, outputs[step] = results[: a.num_carry], results[a.num_carry :]
     return [*carry, *_stacked(run, instruction, outputs)]
+
+
+def _inside(run: _Run, block: Block, env: Environment, arguments: Sequence[Stack]) -> list[Stack]:
+    """The results of a block inside an instruction."""
+    inner = dict(env) | dict(zip(block.arguments, arguments, strict=True))
+    _run_block(run, block, inner)
+    return [inner[index] for index in block.results]
+
+
+def _while(run: _Run, instruction: Instruction, env: Environment, *stacks: Stack) -> list[Stack]:
+    a = instruction.attributes
+    first, both = a.num_consts[0], sum(a.num_consts)
+    carry = list(stacks[both:])
+    while _agreed(run, instruction, *_inside(run, a.condition, env, (*stacks[:first], *carry))):
+        carry = _inside(run, a.body, env, (*stacks[first:both], *carry))
+    return carry
+
+
+def _branches(
+    run: _Run, instruction: Instruction, env: Environment, which: Stack, *stacks: Stack
+) -> list[Stack]:
+    blocks = instruction.attributes.blocks
+    number = min(max(_agreed(run, instruction, which), 0), len(blocks) - 1)
+    return _inside(run, blocks[number], env, stacks)
+
+
+def _agreed(run: _Run, instruction: Instruction, stack: Stack) -> int:
+    """The number that all devices hold: they must go one way."""
+    found = {int(block) for block in stack}
+    if len(found) > 1:
+        raise ProgramError(f"{run.place(instruction)}: devices go different ways: {sorted(found)}.")
+    return found.pop()
 
 
 def _stacked(run: _Run, instruction: Instruction, outputs: dict[int, list[Stack]]) -> list[Stack]:
@@ -209,4 +239,9 @@ def _stacked(run: _Run, instruction: Instruction, outputs: dict[int, list[Stack]
     ]
 
 
-_CONTROL: dict[type, Callable[..., list[Stack]]] = {spmd.Apply: _apply, spmd.Loop: _loop}
+_CONTROL: dict[type, Callable[..., list[Stack]]] = {
+    spmd.Apply: _apply,
+    spmd.Loop: _loop,
+    spmd.While: _while,
+    spmd.Branches: _branches,
+}

@@ -8,14 +8,17 @@ from dataclasses import replace
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import SHORT, Graph
+from shardalg.spmd.control import bodies
 from shardalg.spmd.program import (
     COLLECTIVES,
     AllGather,
     AllReduce,
     AllToAll,
     Apply,
+    Attributes,
     Best,
     Block,
+    Branches,
     Carry,
     Choose,
     CollectivePermute,
@@ -39,6 +42,7 @@ from shardalg.spmd.program import (
     SpmdProgram,
     Start,
     ValueAt,
+    While,
 )
 
 
@@ -120,6 +124,8 @@ _TEXT: dict[type, Callable[..., str]] = {
     ),
     FirstMember: lambda a, m: f"first_member axes={axes_text(m, a.digits)}",
     Loop: lambda a, m: f"loop {a.length} times" + (" in reverse" if a.reverse else ""),
+    While: lambda a, m: "while",
+    Branches: lambda a, m: f"one of {len(a.blocks)} blocks",
 }
 
 
@@ -149,12 +155,21 @@ def _name(program: SpmdProgram, local: int, graph: Graph | None) -> str:
 def _lines(program: SpmdProgram, block: Block, graph: Graph | None, indent: str) -> Iterator[str]:
     for instruction in block.instructions:
         yield indent + instruction_text(program, instruction) + _comment(instruction, graph)
-        if isinstance(instruction.attributes, Loop):
-            body = instruction.attributes.body
+        for title, body in _titled(instruction.attributes):
             arguments = ", ".join(f"%{a}: {local_text(program.locals[a])}" for a in body.arguments)
-            yield f"{indent}  body({arguments})"
+            yield f"{indent}  {title}({arguments})"
             yield from _lines(program, body, graph, indent + "    ")
     yield indent + "return " + " ".join(f"%{r}" for r in block.results)
+
+
+def _titled(attributes: Attributes) -> Iterator[tuple[str, Block]]:
+    """The blocks inside an instruction, with what they are called."""
+    blocks = bodies(attributes)
+    numbered = tuple(f"block {k}" for k in range(len(blocks)))
+    yield from zip(_TITLES.get(type(attributes), numbered), blocks, strict=True)
+
+
+_TITLES: dict[type, tuple[str, ...]] = {Loop: ("body",), While: ("condition", "body")}
 
 
 def _comment(instruction: Instruction, graph: Graph | None) -> str:

@@ -9,7 +9,7 @@ What is taken on trust, and tested instead, is listed in `report.FACTS`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -22,6 +22,7 @@ from shardalg.spmd.program import (
     Apply,
     Best,
     Block,
+    Branches,
     Choose,
     Concatenate,
     Instruction,
@@ -30,6 +31,7 @@ from shardalg.spmd.program import (
     MaskIndexed,
     SpmdProgram,
     ValueAt,
+    While,
 )
 from shardalg.verify import contents
 from shardalg.verify.apply import Applied, applied
@@ -43,6 +45,7 @@ OPERATORS = (Apply, Choose)
 """Instructions that are the operator of a node; all others move what it reads or makes."""
 OF_ONE_VALUE = (Best, Concatenate, Join)
 """Instructions whose operands are all pieces of one value."""
+WHILE_PARAMS = ("cond_nconsts", "body_nconsts")
 LOOP_PARAMS = ("num_consts", "num_carry", "length", "reverse")
 
 
@@ -119,10 +122,8 @@ class Verifier:
     def block(self, block: Block, held: Held) -> Iterator[Claim]:
         """Claims of every instruction, loop bodies included; `held` grows by what they make."""
         for instruction in block.instructions:
-            if isinstance(instruction.attributes, Loop):
-                yield from self.loop(instruction, held)
-            else:
-                yield from self.instruction(instruction, held)
+            claims = _CLAIMS.get(type(instruction.attributes), Verifier.instruction)
+            yield from claims(self, instruction, held)
 
     def instruction(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
         """Claims of one instruction; what does not depend on its values is stated once."""
@@ -202,6 +203,81 @@ class Verifier:
             held[instruction.results[number]] = made
             yield self.alike(name, made, self.around(body, node.results[number], loop, not carry))
 
+    def repeated(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
+        """A while loop: its condition and its body read one carry, laid out alike."""
+        loop, name = instruction.attributes, self.name(instruction)
+        node = self.graph.nodes[instruction.node]
+        counts = tuple(node.signature.param(n) for n in WHILE_PARAMS)
+        words = f"{counts} constants stand before what the loop carries"
+        yield self.judged(name, "carry", Decided(words, counts == loop.num_consts))
+        first, both = loop.num_consts[0], sum(loop.num_consts)
+        pairs = list(zip(instruction.operands, node.operands, strict=True))
+        condition = (loop.condition, node.bodies[0], [*pairs[:first], *pairs[both:]])
+        body = (loop.body, node.bodies[1], pairs[first:])
+        carried = [self.layout(local) for local in loop.body.arguments[loop.num_consts[1] :]]
+        says = [self.layout(local) for local in loop.condition.results]
+        yield self.same_everywhere(name, says)
+        yield from self.inside(instruction, condition, held, says)
+        yield from self.inside(instruction, body, held, carried)
+        reads = [self.layout(local) for local in loop.condition.arguments[first:]]
+        words = "the condition reads the carry as the body does"
+        yield self.judged(name, "carry", Decided(words, reads == carried))
+        yield from self.outside(instruction, held, carried)
+
+    def chosen(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
+        """Branches: all read the same operands and hand on their results in one layout."""
+        blocks, name = instruction.attributes.blocks, self.name(instruction)
+        node = self.graph.nodes[instruction.node]
+        words = f"the blocks are the {len(node.bodies)} branches"
+        yield self.judged(name, "carry", Decided(words, len(blocks) == len(node.bodies)))
+        number = instruction.operands[0]
+        yield self.same_everywhere(name, [self.layout(number)])
+        yield from self.handed("carry", held[number], (node.operands[0], self.layout(number)))
+        pairs = list(zip(instruction.operands[1:], node.operands[1:], strict=True))
+        results = [self.layout(local) for local in instruction.results]
+        for block, region in zip(blocks, node.bodies, strict=True):
+            yield from self.inside(instruction, (block, region, pairs), held, results)
+        yield from self.outside(instruction, held, results)
+
+    def inside(
+        self,
+        instruction: Instruction,
+        body: tuple[Block, int, list[tuple[int, int]]],
+        held: Held,
+        layouts: list[Sharding],
+    ) -> Iterator[Claim]:
+        """A body on (locals, values) from outside, its results in these layouts."""
+        block, index, pairs = body
+        region, name = self.graph.regions[index], self.name(instruction)
+        inner = {local: self.said(local) for local, _ in self.program.constants}
+        for local, value, (outer, read) in zip(
+            block.arguments, region.arguments, pairs, strict=True
+        ):
+            inner[local] = self.said(local)
+            yield self.named("carry", local, value)
+            yield self.alike(name, held[outer], replace(inner[local], value=read))
+        yield from self.block(block, inner)
+        for local, *wanted in zip(block.results, region.results, layouts, strict=True):
+            yield from self.handed("carry", inner[local], tuple(wanted))
+
+    def outside(
+        self, instruction: Instruction, held: Held, layouts: list[Sharding]
+    ) -> Iterator[Claim]:
+        """Results are the node's own, in the layouts in which the bodies hand them on."""
+        node, name = self.graph.nodes[instruction.node], self.name(instruction)
+        for local, value, layout in zip(instruction.results, node.results, layouts, strict=True):
+            held[local] = self.said(local)
+            yield self.alike(name, held[local], laid_out(layout, layout.shard_shape, value))
+
+    def layout(self, local: int) -> Sharding:
+        """The layout that the program declares of a local."""
+        return self.program.locals[local].sharding
+
+    def same_everywhere(self, name: str, layouts: list[Sharding]) -> Claim:
+        """All devices hold one number, so that they go the same way."""
+        right = all(not layout.shape and not layout.unreduced for layout in layouts)
+        return self.judged(name, "carry", Decided("all devices go the same way", right))
+
     def carried(self, loop: Loop, number: int) -> Sharding:
         """The layout in which a carry enters the body."""
         return self.program.locals[loop.body.arguments[loop.num_consts + number]].sharding
@@ -225,6 +301,13 @@ class Verifier:
         if instruction.node is None:
             return "border"
         return self.graph.values[self.graph.nodes[instruction.node].results[0]].name
+
+
+_CLAIMS: dict[type, Callable[[Verifier, Instruction, Held], Iterator[Claim]]] = {
+    Loop: Verifier.loop,
+    While: Verifier.repeated,
+    Branches: Verifier.chosen,
+}
 
 
 def verify(sharded: ShardedGraph, program: SpmdProgram) -> Report:

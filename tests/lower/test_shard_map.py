@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import DeviceError, LoweringError
 from shardalg.lower import lower
-from shardalg.lower.emit import Emitter, body
+from shardalg.lower.body import body
+from shardalg.lower.emit import Emitter
 from tests.spmd.handmade import CASES, Builder, array, dot, matmul_all_reduce, matmul_uneven
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import shardalg as sa
-from shardalg.spmd import program as p
+from shardalg.spmd.control import bodies
 from shardalg.spmd.simulate import simulate
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
@@ -49,8 +49,8 @@ def instructions(block):
     """Every instruction, loop bodies included."""
     for step in block.instructions:
         yield step
-        if isinstance(step.attributes, p.Loop):
-            yield from instructions(step.attributes.body)
+        for body in bodies(step.attributes):
+            yield from instructions(body)
 
 
 def kinds(plan):

@@ -5,7 +5,7 @@ from jax.sharding import PartitionSpec as P
 
 from shardalg.report.tables import collectives
 from shardalg.report.warned import warnings
-from tests.report.planned import plan_on, planned
+from tests.report.planned import MESH, plan_on, planned
 
 
 def test_a_model_of_known_operators_gives_no_warning():
@@ -13,15 +13,21 @@ def test_a_model_of_known_operators_gives_no_warning():
     assert len(warnings(program, graph)) == 0
 
 
+def folded(x):
+    """By a way to combine that no collective knows."""
+    return jax.lax.reduce(x, 1.0, lambda a, b: a * b + a, (1,))
+
+
 def doubled(x):
-    return jax.lax.while_loop(lambda s: s.sum() < 10, lambda s: s * 2, x)
+    """In a region of its own, which names its own devices."""
+    return jax.shard_map(lambda s: s * 2, mesh=MESH.to_jax(), in_specs=P(), out_specs=P())(x)
 
 
 @pytest.mark.parametrize(
     ("fn", "op", "match"),
     [
-        (doubled, "while", "its body runs whole"),
-        (lambda x: jnp.cumsum(x, 1), "cumsum", "loop d1 is gathered"),
+        (doubled, "shard_map", "its region names its own devices"),
+        (folded, "reduce", "loop d1 is gathered"),
     ],
 )
 def test_a_fallback_is_listed_with_its_line_and_all_its_bytes(fn, op, match):

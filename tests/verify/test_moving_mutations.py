@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.affine import Index
@@ -36,12 +37,29 @@ def best(x):
     return jnp.argmax(x, 0)
 
 
+def convolved(x):
+    """A halo on both sides, and an uneven dimension: its ends are masked."""
+    return lax.conv_general_dilated(x, KERNEL, (1,), "SAME", dimension_numbers=NUMBERS)
+
+
+def dilated(x):
+    """The phase of the dilation depends on the device."""
+    return lax.conv_general_dilated(
+        x, KERNEL, (2,), ((2, 1),), lhs_dilation=(3,), dimension_numbers=NUMBERS
+    )
+
+
+NUMBERS = ("HNC", "HIO", "HNC")
+KERNEL = numbers(4, 2, 3, seed=1) + np.float32(9)
+IMAGE = np.arange(28, dtype=np.float32).reshape(14, 1, 2) + 9
 # name: (function, arguments, their layout, layout of the results)
 PROGRAMS = {
     "joined": (joined, (numbers(9, 3), numbers(13, 3, seed=1)), ROWS, ROWS),
     "summed": (summed, (numbers(9, 4),), ROWS, ROWS),
     "summed from the end": (summed_from_the_end, (numbers(9, 4),), ROWS, ROWS),
     "best": (best, (numbers(9, 4) - np.float32(5),), ROWS, P()),
+    "convolved": (convolved, (IMAGE,), ROWS, ROWS),
+    "dilated": (dilated, (IMAGE[:10],), ROWS, ROWS),
 }
 
 
@@ -92,6 +110,20 @@ def moved_start(start, by):
     return replace(start, index=Index(start.index.terms, start.index.constant + by))
 
 
+def in_numerator(slice_at, by):
+    """Another number in front of the division, or of the remainder."""
+    index = slice_at.start.index
+    moved = replace(index, constant=index.constant + by)
+    return replace(slice_at, start=replace(slice_at.start, index=moved))
+
+
+def swapped(fetch):
+    """Two devices receive what the other one should."""
+    (first, second, *rest), *more = fetch.permutes
+    pairs = ((first[0], second[1]), (second[0], first[1]), *rest)
+    return replace(fetch, permutes=(pairs, *more))
+
+
 MUTATIONS = {
     "the first piece one too long": (
         "joined", p.Choose, lambda a: replace(a, sizes=(10, 12)), 0,
@@ -125,6 +157,34 @@ MUTATIONS = {
     "the least": ("best", p.Best, lambda a: replace(a, combine="argmin"), 0),
     "best along another axis": ("best", p.Best, lambda a: replace(a, digits=X), 0),
     "the best place of a block": ("best", p.Best, None, 0),
+    "a halo one place off": (
+        "convolved", p.Slice, lambda a: replace(a, start=a.start - 1), 0,
+    ),
+    "a halo not fetched": ("convolved", p.Fetch, None, 0),
+    "a halo from the other side": (
+        "convolved", p.Fetch,
+        lambda a: replace(a, permutes=tuple(tuple((t, s) for s, t in x) for x in a.permutes)), 0,
+    ),
+    "two pairs of a permute swapped": ("convolved", p.Fetch, lambda a: swapped(a), 0),
+    "a permute left out": ("convolved", p.Fetch, lambda a: replace(a, permutes=()), -1),
+    "ends not masked": ("convolved", p.MaskAt, None, 0),
+    "a place too many unmasked": (
+        "convolved", p.MaskAt, lambda a: replace(a, size=a.size + 1), 0,
+    ),
+    "a mask one off": (
+        "convolved", p.MaskAt, lambda a: replace(a, start=replace(a.start, more=1)), 0,
+    ),
+    "an interval one off": ("dilated", p.SliceAt, lambda a: in_numerator(a, 3), 0),
+    "a start rounded up": ("dilated", p.SliceAt, lambda a: in_numerator(a, 2), 0),
+    "a phase one off": ("dilated", p.SliceAt, lambda a: in_numerator(a, 1), -1),
+    "the first device's phase": (
+        "dilated", p.SliceAt,
+        lambda a: replace(a, start=p.Start(Index((), a.start.at(0)), ())), -1,
+    ),
+    "gaps of another number": ("dilated", p.Dilate, lambda a: replace(a, fill="product"), 0),
+    "less between, more before": (
+        "dilated", p.Dilate, lambda a: replace(a, factor=2, low=a.low + 5), 0,
+    ),
     "a maximum's padding": (
         "summed from the end", p.Mask, lambda a: replace(a, fill="max"), 0,
     ),
