@@ -259,8 +259,20 @@ def test_a_spec_that_does_not_fit_a_value():
             plan.why_not("x", spec)
 
 
-def test_the_difference_of_two_strategies_is_what_their_tables_differ_in():
+def squared(x):
+    return lax.scan(lambda c, _: (jnp.tanh(c @ c), None), x, None, length=3)[0]
+
+
+def squarings(spec):
+    x = jax.ShapeDtypeStruct((16, 16), "float32")
+    return sa.plan(squared, x, mesh=MESH, in_shardings=(spec,))
+
+
+@pytest.mark.parametrize("case", ["strategies", "in a loop"])
+def test_the_difference_of_two_plans_is_what_their_tables_differ_in(case):
     one, two = step("attempt_2"), step("finalized")
+    if case == "in a loop":
+        one, two = squarings(P("X", "Y")), squarings(P("X"))
     found = one.diff(two)
     shardings = one.shardings().set_index("value")["sharding"]
     other = two.shardings().set_index("value")["sharding"]

@@ -19,6 +19,7 @@ from shardalg.graph.annotate import annotate_p
 from shardalg.graph.ir import Graph, Missing, Node, Params, Plain
 from shardalg.graph.plain import HINTS, SCATTERS, is_opaque
 from shardalg.graph.random import positions_p
+from shardalg.graph.written import join_ends_p
 
 # What `graph.bindings` holds for a node: JAX's primitive and its parameters.
 Binding = tuple[Any, Mapping[str, Any]]
@@ -109,7 +110,7 @@ def _primitives() -> dict[str, Any]:
     """Name to primitive: our own, then all that jax shows."""
     shown = [p for module in (extended, lax) for p in vars(module).values()]
     barrier = jax.make_jaxpr(lax.optimization_barrier)(0.0).eqns[0].primitive
-    own = [annotate_p, positions_p, barrier]
+    own = [annotate_p, positions_p, join_ends_p, barrier]
     return {p.name: p for p in (*shown, *own) if isinstance(p, Primitive)}
 
 

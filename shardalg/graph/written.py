@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 from shardalg.graph.random import bits_of, positions_of
 
@@ -52,6 +54,29 @@ def _unstack(equation: Any) -> Any:
         equation,
     )
 
+
+def join_ends(*xs: Any, dimension: int, sizes: tuple[int, ...]) -> Any:
+    """The last `sizes[0]` elements of the first operand, then the first ones of the others.
+
+    >>> x = jax.numpy.arange(5)
+    >>> join_ends(x, x, dimension=0, sizes=(2, 3)).tolist()
+    [3, 4, 0, 1, 2]
+    """
+    skipped = (xs[0].shape[dimension] - sizes[0], *(0 for _ in sizes[1:]))
+    triples = zip(xs, skipped, sizes, strict=True)
+    pieces = [lax.slice_in_dim(x, a, a + size, axis=dimension) for x, a, size in triples]
+    return lax.concatenate(pieces, dimension)
+
+
+def _join_ends_type(*avals: Any, dimension: int, sizes: tuple[int, ...]) -> Any:
+    shape = avals[0].shape
+    return avals[0].update(shape=(*shape[:dimension], sum(sizes), *shape[dimension + 1 :]))
+
+
+join_ends_p = Primitive("join_ends")
+join_ends_p.def_impl(join_ends)
+join_ends_p.def_abstract_eval(_join_ends_type)
+mlir.register_lowering(join_ends_p, mlir.lower_fun(join_ends, multiple_results=False))
 
 _WRITTEN: dict[str, Callable[[Any], Any | None]] = {
     "iota_2x32_shape": positions_of,

@@ -195,7 +195,7 @@ def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 def _terms(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """Along the dimension in which the operands follow one another, a place has one of them."""
     dim = signature.param("dimension")
-    sizes = tuple(v.shape[dim] for v in signature.operands)
+    sizes = signature.param("sizes") or tuple(v.shape[dim] for v in signature.operands)
     chosen = len(sizes) > 1 and rule.results[0][dim].loop in sharded(rule, blocks)
     return Emission(chosen=(dim, sizes) if chosen else None)
 

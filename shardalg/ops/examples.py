@@ -112,6 +112,7 @@ CASES: tuple[Case, ...] = (
     ),
     ("rev", {"dimensions": (1,)}, ["4,8"], ["4,8"]),
     ("pad", {"padding_config": ((0, 0, 0), (2, 1, 2))}, ["4,3", ""], ["4,10"]),
+    ("join_ends", {"dimension": 0, "sizes": (3, 7)}, ["10,4", "10,4"], ["10,4"]),
     ("concatenate", {"dimension": 1}, ["4,10", "4,5"], ["4,15"]),
     ("reduce_window_max", window(3), ["4,8"], ["4,4"]),
     ("reduce_window_sum", window(1), ["4,8"], ["4,5"]),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from shardalg.algebra.digits import Digits, overlap
+from shardalg.algebra.digits import Digit, Digits, overlap
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import axis_names
 from shardalg.errors import StrategyError
@@ -87,7 +87,7 @@ def _from(annotations: Sequence[Annotated]) -> str:
 def explanation(sharded: ShardedGraph, value: str) -> ValueExplanation:
     """Why a value has its layout: per axis the steps that brought it, back to the annotations.
 
-    Depth 0 are the value's own changes; deeper rows are those of the values whose layouts it took,
+    Depth 0 are the value's own changes, each followed by those of the values whose layouts it took,
     as they were at that moment.
 
     Raises:
@@ -139,8 +139,7 @@ def value_named(graph: Graph, name: str) -> int:
 
 def held(layout: Sharding, digits: Digits) -> Digits:
     """Those of `digits` that a layout splits a dimension by, wholly or in part."""
-    own = [digit for dim in layout.dims for digit in dim]
-    return tuple(d for d in digits if any(d == o or overlap(d, o) for o in own))
+    return tuple(digit for digit in digits if _dims_of(layout, digit))
 
 
 def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> Iterator[Link]:
@@ -153,17 +152,18 @@ def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> It
         return
     if digits is None:
         digits = tuple(d for dim in sharded.shardings[value].dims for d in dim)
-    waiting, seen = [(0, value, len(sharded.history), digits)], set()
+    last = len(sharded.history)
+    waiting = [(0, *found) for found in reversed(arrivals(sharded, value, digits, before=last))]
+    seen = set()
     while waiting:
-        depth, number, before, wanted = waiting.pop()
-        deeper = []
-        for moment, reason, brought in arrivals(sharded, number, wanted, before=before):
-            if (moment, brought) not in seen:
-                seen.add((moment, brought))
-                yield Link(depth, brought, reason)
-                sources = _sources(sharded, reason, brought, moment)
-                deeper += [(depth + 1, source, moment, rest) for source, rest in sources]
-        waiting += reversed(deeper)
+        depth, moment, reason, brought = waiting.pop()
+        if (moment, brought) in seen:
+            continue
+        seen.add((moment, brought))
+        yield Link(depth, brought, reason)
+        for source, rest in reversed(_sources(sharded, reason, brought, moment)):
+            found = arrivals(sharded, source, rest, before=moment)
+            waiting += [(depth + 1, *arrival) for arrival in reversed(found)]
 
 
 def arrivals(
@@ -171,18 +171,25 @@ def arrivals(
 ) -> list[tuple[int, Reason, Digits]]:
     """(moment, change, digits it brought) of a value, the last change first.
 
-    A digit came with the first of the latest unbroken run of layouts that hold it.
+    A digit came with the first of the latest unbroken run of layouts that hold it where it is.
     """
     changes = [change for change in sharded.changes.get(value, ()) if change[0] < before]
     if not changes:
         return []
     brought: dict[int, list] = {} if digits else {len(changes) - 1: []}
     for digit in digits:
-        at = len(changes) - 1
-        while at and held(changes[at - 1][1].layout, (digit,)):
+        places = [_dims_of(reason.layout, digit) for _, reason in changes]
+        at = len(places) - 1
+        while at and places[at - 1] == places[-1] != ():
             at -= 1
         brought.setdefault(at, []).append(digit)
     return [(*changes[at], tuple(brought[at])) for at in sorted(brought, reverse=True)]
+
+
+def _dims_of(layout: Sharding, digit: Digit) -> tuple[int, ...]:
+    """The dimensions that a digit splits, wholly or in part."""
+    own = enumerate(layout.dims)
+    return tuple(at for at, dim in own if any(digit == d or overlap(digit, d) for d in dim))
 
 
 def _sources(

@@ -59,7 +59,8 @@ class Listing:
     """Text that is shown as it stands, such as a program.
 
     Attributes:
-      titles: (`%7`, what it tells in HTML when pointed at) of values in the text.
+      titles: (`%7`, what it tells in HTML when pointed at) of values in the text; where a value is
+        mentioned again, the first two lines of it.
     """
 
     text: str
@@ -161,11 +162,15 @@ def _picture(picture: Picture) -> str:
 
 
 def _listing(listing: Listing) -> str:
-    titles = {name: html.escape(title).replace("\n", "&#10;") for name, title in listing.titles}
+    titles, seen = dict(listing.titles), set()
 
     def told(found: re.Match[str]) -> str:
         name = found[0]
-        return f'<span title="{titles[name]}">{name}</span>' if name in titles else name
+        if name not in titles:
+            return name
+        lines = titles[name].split("\n")[: 2 if name in seen else None]
+        seen.add(name)
+        return f'<span title="{"&#10;".join(map(html.escape, lines))}">{name}</span>'
 
     return f"<pre>{re.sub(r'%[0-9]+', told, html.escape(listing.text, quote=False))}</pre>"
 

@@ -121,7 +121,17 @@ def chosen(step: Step, number: int) -> Result:
     a = step.attributes
     end = a.ends[number]
     inside = within(start_number(a.start) + X, end - a.sizes[number], end)
-    return _masked(step, inside, "pick")
+    held, place = step.given.dims[a.dim], start_number(a.start) + X
+    stated = list(_nothing_beyond(step, held))
+    exists = within(held.start + X, 0, held.size)
+    alike = All((implies(inside, exists), implies(exists, inside)))
+    words = f"of operand {number} just the elements that exist of {held.size} are chosen"
+    # behind all operands nothing is
+    claim = step.claim(
+        words, implies(less(place, a.ends[-1]), alike), unknowns=(("x", held.length),)
+    )
+    held = replace(held, fill="pick", wanted=None)
+    return with_dim(step.given, a.dim, held), [*stated, ("mask", claim)]
 
 
 def _arrives(step: Step, arriving: Number, said: Held, length: int, place: Number) -> Stated:

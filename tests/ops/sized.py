@@ -147,7 +147,7 @@ SEVERAL = {
         ((10, False), (3, False)),
         divides=True,
     ),
-    "moved": Function(moved, X, ("B,S", "B,3*S", "B,S+3", "B,S"), ((3, False),)),
+    "moved": Function(moved, X, ("B,S", "B,3*S", "B,S+3", "B,S"), ()),
     "flip": Function(lambda x: x + jnp.flip(jnp.arange(x.shape[1])), X, ("B,S",)),
     "next token": Function(lambda x: x[:, :-1] * x[:, 1:], X, ("B,S-1",)),
     "whole": Function(whole, X, ("B,4", "B,S", "B,S", "B,floor(S/2)+1", "B,2*S-2"), ((4, False),)),

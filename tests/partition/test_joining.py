@@ -32,7 +32,12 @@ CASES = {
     "split": (lambda a: jnp.split(a, [3, 5], 0), [(11, 4)], BOTH, 40),
     "split in halves": (lambda a: jnp.split(a, 2, 0), [(16, 4)], ALL, 32),
     "stack": (lambda a, b: jnp.stack([a, b, a, b], 0), [(5,), (5,)], P("X"), 6),
-    "rotate": (rotated, [(16, 4)], BOTH, 48),
+    "rotate": (rotated, [(16, 4)], BOTH, 12),
+    "rotate by more than a block": (lambda a: jnp.roll(a, 17, 0), [(64, 1)], ROWS, 32),
+    "rotate uneven": (lambda a: jnp.concatenate([a[7:], a[:7]], 0), [(9, 2)], ROWS, 8),
+    "shift by one stage": (
+        lambda a, b: jnp.concatenate([b[:1], a[:-1]], 0), [(8, 3), (8, 3)], ROWS, 12,
+    ),
     "booleans": (lambda a, b: jnp.concatenate([a > 0, b > 0], 0), [(7, 2), (5, 2)], ROWS, 60),
 }  # fmt: skip
 
@@ -52,6 +57,30 @@ def test_an_element_of_a_dimension_is_sent_not_the_dimension():
     x = numbers(64, 3)
     plan = checked(lambda x: lax.unstack_p.bind(x, axis=0)[5], (x,), (ROWS,))
     assert sent(plan) < x.size / 2
+    assert plan.verify().ok
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda a: jnp.concatenate([a[::2], a[:4]], 0),
+        lambda a: jnp.concatenate([a[1:-1], a[:2]], 0),
+        lambda a: jnp.concatenate([a[5:], a[:4]], 0),
+        lambda a: jnp.concatenate([a[4:, :1], a[:4, :1]], 0),
+        lambda a: jnp.concatenate([a[:4], a[4:]], 0),
+    ],
+)
+def test_what_is_no_rotation_is_sliced_first(fn):
+    plan = checked(fn, (numbers(9, 3),), (ROWS,), out_shardings=ROWS)
+    assert not {node.primitive for node in plan.graph.nodes} & {"join_ends"}
+
+
+def test_a_slice_that_others_read_stays():
+    def fn(a):
+        end = a[3:]
+        return jnp.concatenate([end, a[:3]], 0), end * 2
+
+    plan = checked(fn, (numbers(9, 3),), (ROWS,), out_shardings=ROWS)
     assert plan.verify().ok
 
 

@@ -6,8 +6,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from shardalg.errors import StrategyError
+from shardalg.propagate import Strategy
 from shardalg.report.chains import explanation
-from tests.report.planned import plan_on, planned
+from tests.report.planned import MESH, plan_function, plan_on, planned
 
 
 def test_an_explanation_leads_back_to_an_annotation():
@@ -38,32 +39,27 @@ def test_an_unknown_value_names_those_near_it():
 
 
 def test_axes_that_came_in_different_steps_have_chains_of_their_own():
-    """The result of a product has X from one operand and Y from the other."""
-    _, graph, sharded = plan_on(
-        lambda x: jnp.dot(jax.nn.relu(x), jnp.ones((64, 8)) * x[0, 0]), (16, 64), P("X", "Y")
+    """An argument with an open dimension takes Y from the weight; X it has from its annotation."""
+    x, w = (jax.ShapeDtypeStruct((16, 16), "float32") for _ in "xw")
+    given = Strategy(MESH, in_shardings=(P("X", P.UNCONSTRAINED), P("Y")))
+    sharded = plan_function(lambda x, w: x @ w, (x, w), given)[2]
+    found = explanation(sharded, "x")
+    columns = ("depth", "value", "axes", "op", "level", "annotation")
+    assert found.steps.select(*columns).rows == (
+        (0, "x", "Y", "dot_general", 1, ""),
+        (1, "w", "Y", "", 0, "argument w"),
+        (0, "x", "X", "", 0, "argument x"),
     )
-    found = explanation(sharded, graph.values[graph.results[0]].name)
-    assert [row["axes"] for row in found if row["depth"] == 0] == ["X"]
-    assert found.steps.rows[-1][-1] == "argument x"
-    product = planned("ffn", "2D finalized")[2]
-    name = next(
-        product.graph.values[n.results[0]].name
-        for n in product.graph.nodes
-        if n.primitive == "dot_general"
-    )
-    steps = explanation(product, name).steps
-    assert set(",".join(steps["axes"]).split(",")) == {"X", "Y"}
-    assert set(filter(None, steps["annotation"])) == {
-        str(a) for a in explanation(product, name).annotations
-    }
+    assert [str(place) for place in found.annotations] == ["argument w", "argument x"]
 
 
 def test_a_carry_is_explained_by_the_body_argument_it_follows():
     def scanned(x):
-        return jax.lax.scan(lambda c, _: (c.T @ c, None), x, None, length=3)[0]
+        return jax.lax.scan(lambda c, _: (c.T, None), x, None, length=3)[0]
 
     _, graph, sharded = plan_on(scanned, (16, 16), P("X"))
     looped = [r for r in sharded.history if r.kind == "loop"]
+    assert len(looped) == 2
     for reason in looped:
         found = explanation(sharded, graph.values[reason.value].name)
         assert "which the loop carries" in found.steps["why"][0]

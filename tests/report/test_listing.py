@@ -31,12 +31,14 @@ def test_the_text_is_the_program():
 
 def test_every_mention_of_a_value_tells_its_chain():
     program, _, sharded, listing = listed("ffn_gradient")
-    told = [
-        program.locals[int(number)].origin
-        for number in re.findall("%([0-9]+)", repr(listing))
-        if program.locals[int(number)].origin is not None
-    ]
-    assert spans(listing)[0] == [chain_text(sharded, value) for value in told]
+    mentions = [int(number) for number in re.findall("%([0-9]+)", repr(listing))]
+    seen, told = set(), []
+    for local in mentions:
+        if program.locals[local].origin is not None:
+            lines = chain_text(sharded, program.locals[local].origin).splitlines()
+            told.append("\n".join(lines[: 2 if local in seen else None]))
+            seen.add(local)
+    assert spans(listing)[0] == told
     assert len(told) > len(program.block.instructions)
 
 
