@@ -135,7 +135,10 @@ class Plan:
 
     @property
     def conditions(self) -> DataFrame:
-        """What ties the formulas to the hints: where one fails, `at` gives another plan.
+        """What ties the formulas to the hints, to read: where one fails, `at` gives another plan.
+
+        A choice is held against what its operator could do instead, along the paths of the hints,
+        so that choices may change before their condition fails; `holds` asks everything.
 
         Columns: kind, condition, margin, where, source, decides. Kinds: "choice" (of an operator,
         the nearest at the hints first; `margin` is what it saves of the dearer's bytes or devices),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
+from numbers import Integral
 from typing import Any
 
 from shardalg.algebra.digits import Digits
@@ -206,15 +207,25 @@ def point_of(named: Mapping[str, Size], given: Mapping[str, int]) -> dict[str, i
     {'B': 8, 'X': 4}
     """
     unknown = [name for name in given if name not in named]
+    if unknown and not named:
+        raise SymbolError(
+            f"the plan has no named sizes, so it holds at no other {', '.join(unknown)}: plan with "
+            "sa.dims or Mesh(..., symbolic=True)."
+        )
     if unknown:
         raise SymbolError(
             f"{', '.join(unknown)} is in no argument's shape and is no symbolic axis of the plan; "
             f"its sizes are {', '.join(f'{n} (hint {s.hint})' for n, s in named.items())}."
         )
-    bad = {n: v for n, v in given.items() if type(v) is not int or v < 1}
+    bad = {n: v for n, v in given.items() if not _is_size(v)}
     if bad:
         raise SymbolError(f"sizes are integers of at least 1, got {_text(bad)}.")
-    return {name: given.get(name, size.hint) for name, size in named.items()}
+    return {name: int(given.get(name, size.hint)) for name, size in named.items()}
+
+
+def _is_size(value: object) -> bool:
+    """Whether it counts elements or devices: a number of numpy does too."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= 1
 
 
 def mesh_at(mesh: Mesh, point: Mapping[str, int]) -> Mesh:

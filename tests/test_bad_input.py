@@ -281,7 +281,38 @@ MESHES = {
         StrategyError, "no value is called", "'dot_general'", r"plan\.shardings\(\)",
     ),
 }  # fmt: skip
-ALL = {**SHARDINGS, **TREES, **FUNCTIONS, **MESHES}
+ALGEBRA = {
+    "merging text": (
+        lambda: sa.merge(split((8, 16), ["X"]), "[X, None]"),
+        ShardingError, "only shardings", r"got '\[X, None\]'", r"Sharding\.parse",
+    ),
+    "refining a spec": (
+        lambda: sa.refines(split((8, 16), ["X"]), P("X")),
+        ShardingError, "only shardings", "got P", r"Sharding\.from_spec",
+    ),
+    "a halo of a number": (
+        lambda: sa.halo(3, size=12, parts=4), ShardingError, "a halo", "got 3", "Window",
+    ),
+    "a mesh of a number": (
+        lambda: sa.Mesh(8), MeshError, "axes", "got 8", r"\{'X': 8, 'Y': 16\}",
+    ),
+    "a spec of one device": (
+        lambda: sa.Sharding.parse("{maximal device=3}", (8,)).to_spec(),
+        ShardingError, "on one device", r"device_ids=\[3\]", "SingleDeviceSharding",
+    ),
+    "a hint that is no integer": (
+        lambda: sa.dims("A", hint=3.5),
+        sa.SymbolError, r"dims\('A'\)", "A=3.5", "a hint an integer",
+    ),
+    "a tuple of sizes for a size": (
+        lambda: sa.plan(jnp.sum, jax.ShapeDtypeStruct((sa.dims("A", hint=8), 4), int), mesh=MESH),
+        TraceError, "the shape", r"\(\(A,\), 4\)", r"\(B,\) = dims",
+    ),
+    "at() of a plan in numbers": (
+        lambda: plan_dot().at(X=4), sa.SymbolError, "the plan", "other X", r"sa\.dims",
+    ),
+}  # fmt: skip
+ALL = {**SHARDINGS, **TREES, **FUNCTIONS, **MESHES, **ALGEBRA}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -60,7 +60,7 @@ def dims(names: str, *, hint: int | Sequence[int]) -> tuple[Size, ...]:
     (32768, 2048)
     """
     parts = names.replace(",", " ").split()
-    hints = [hint] * len(parts) if isinstance(hint, int) else list(hint)
+    hints = list(hint) if isinstance(hint, Sequence) else [hint] * len(parts)
     if len(parts) != len(hints) or not parts:
         raise SymbolError(
             f"dims({names!r}) has {len(parts)} names and {len(hints)} hints {tuple(hints)}: give "

@@ -42,7 +42,7 @@ def to_spec(sharding: Sharding) -> PartitionSpec:
     and open: such a dimension shows its axes.
 
     Raises:
-      ShardingError: sub-axes, digits of another mesh, or a mesh without axis names.
+      ShardingError: sub-axes, digits of another mesh, a mesh without axis names, or one device.
 
     >>> mesh = Mesh({"x": 2, "y": 2, "z": 2})
     >>> spec = to_spec(Sharding.from_axes(["x", None, ("y", "z")], mesh, (4, 4, 4)))
@@ -53,6 +53,11 @@ def to_spec(sharding: Sharding) -> PartitionSpec:
         raise ShardingError(
             f"{sharding!r} was read without a mesh, so its axes have no names for a "
             "PartitionSpec. Give the mesh: Sharding.from_hlo(text, shape, mesh)."
+        )
+    if sharding.is_maximal:
+        raise ShardingError(
+            f"{sharding!r} is on one device, for which a PartitionSpec has no word: use "
+            "jax.sharding.SingleDeviceSharding."
         )
     opened = set(sharding.unspecified_dims)
     entries = [

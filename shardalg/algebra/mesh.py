@@ -73,7 +73,7 @@ class Mesh:
         *,
         symbolic: bool = False,
     ) -> None:
-        pairs = tuple(axes.items() if isinstance(axes, Mapping) else axes)
+        pairs = _pairs(axes)
         _check_axes(pairs)
         ids = _checked_ids(pairs, device_ids)
         if symbolic:
@@ -364,6 +364,16 @@ def _listed(numbers: tuple[int, ...]) -> str:
     """The first few numbers of a long tuple."""
     shown = ", ".join(map(str, numbers[:16]))
     return f"[{shown}, ...]" if len(numbers) > 16 else f"[{shown}]"
+
+
+def _pairs(axes: object) -> tuple[tuple[str, int], ...]:
+    """Name and size of each axis."""
+    try:
+        return tuple((name, n) for name, n in (axes.items() if isinstance(axes, Mapping) else axes))
+    except (TypeError, ValueError):
+        raise MeshError(
+            f"the axes are name to size, as in {{'X': 8, 'Y': 16}}, got {axes!r}."
+        ) from None
 
 
 def _check_axes(pairs: tuple[tuple[str, int], ...]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from shardalg.errors import LoweringError, StrategyError
+from shardalg.errors import LoweringError, StrategyError, TraceError
 from shardalg.graph.ir import Graph
 
 
@@ -45,10 +45,19 @@ def own_shardings(args: Sequence[Any]) -> tuple[Any, ...]:
 def declared_dims(args: Sequence[Any]) -> tuple[tuple[Any, ...], ...] | None:
     """Per leaf its shape, expressions of named sizes included; None if all sizes are numbers.
 
+    Raises:
+      TraceError: a tuple where a size should be, as `dims` gives for one name too.
+
     >>> declared_dims((jax.ShapeDtypeStruct((8, 4), "float32"), 1.0)) is None
     True
     """
     shapes = tuple(tuple(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(tuple(args)))
+    nested = next((shape for shape in shapes if any(isinstance(n, tuple) for n in shape)), None)
+    if nested is not None:
+        raise TraceError(
+            f"the shape {nested} has a tuple in place of a size. dims gives a tuple of sizes, for "
+            "one name too: (B,) = dims('B', hint=64)."
+        )
     named = any(hasattr(size, "free_symbols") for shape in shapes for size in shape)
     return shapes if named else None
 

@@ -110,7 +110,8 @@ def refines(fine: Sharding, coarse: Sharding) -> Verdict:
 
 
 def _merge(first: Sharding, second: Sharding, policy: str, relation: str) -> Verdict:
-    if policy not in POLICIES or first.shape != second.shape or first.mesh is not second.mesh:
+    known = type(first) is type(second) is Sharding and policy in POLICIES
+    if not known or first.shape != second.shape or first.mesh is not second.mesh:
         second = _placed_alike(first, second, policy)
         if not _one_order(first, second):
             return _merge_tables(first, second, policy, relation)
@@ -281,6 +282,12 @@ def _nests(fine: Sharding, coarse: Sharding) -> bool:
 
 def _placed_alike(first: Sharding, second: Sharding, policy: str) -> Sharding:
     """The second sharding in positions of the first one's mesh, where digits can say it."""
+    wrong = [s for s in (first, second) if not isinstance(s, Sharding)]
+    if wrong:
+        raise ShardingError(
+            f"only shardings can be compared, got {wrong[0]!r}: read text with "
+            "Sharding.parse(text, shape, mesh), a PartitionSpec with Sharding.from_spec."
+        )
     if policy not in POLICIES:
         raise ShardingError(f"policy {policy!r} is not one of {list(POLICIES)}.")
     if first.shape != second.shape:

@@ -86,7 +86,7 @@ def devices_of(
     found = space(mesh, digits, symbolic=symbolic)
     if found is None and symbolic:
         raise Unprovable(
-            "the digits belong to different meshes, so the answer depends on the sizes "
-            "(Verdict.condition says how): it is proved for the sizes at hand only"
+            "the digits belong to different meshes, so no one formula says it for all sizes: "
+            "it can be proved for the sizes at hand (Verdict.condition says for which it holds)"
         )
     return Devices(mesh.size, found)

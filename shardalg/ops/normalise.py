@@ -10,6 +10,7 @@ import numpy as np
 
 from shardalg.graph.ir import SHORT, Graph, Node, Region, Signature, Value, ValueType
 from shardalg.ops.ends import ends_joined
+from shardalg.ops.families.joining import joined_operands
 from shardalg.ops.families.pointwise import broadcast_operands
 from shardalg.ops.fold import folded, numbers
 
@@ -21,6 +22,7 @@ def normalise(graph: Graph) -> Graph:
     - `sub f32[8,64] f32[8,1]` reads a `broadcast_in_dim` of its operand: completion treats
       broadcasts apart (they are nodes of their own in XLA too).
     - The two ends of a value side by side read that value (`ends.py`): a rotation is one node.
+    - What is joined is joined without its empty parts.
     - A rank-0 number made of literals alone is a constant.
 
     Names, sources, phases, regions and ties of what stays are kept.
@@ -153,7 +155,9 @@ class _Rewrite:
         repeated = broadcast_operands(signature)
         for position, shape in repeated:
             operands[position] = self._broadcast(node, operands[position], shape)
-        if repeated:
+        joined = joined_operands(signature)
+        operands = [operands[k] for k in joined]
+        if repeated or len(joined) < len(node.operands):
             signature = self._signature(signature, operands)
         results = tuple([value_of[v] for v in node.results])
         index = len(self.nodes)

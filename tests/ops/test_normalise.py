@@ -137,3 +137,12 @@ def test_the_train_step_stays_the_train_step(scan, show):
     ours, theirs = both(*jax.tree.leaves(args))
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-5)
+
+
+def test_empty_parts_are_not_joined():
+    """The gradient of a split has them, and nothing would split a loop that reads one."""
+    parts = [jax.ShapeDtypeStruct((2, size), "float32") for size in (0, 3, 0, 2)]
+    graph = normalise(trace(lambda *x: jax.lax.concatenate(x, 1), *parts))
+    (node,) = graph.nodes
+    assert [value.shape for value in node.signature.operands] == [(2, 3), (2, 2)]
+    assert node.operands == (graph.arguments[1], graph.arguments[3])

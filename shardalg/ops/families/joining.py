@@ -44,4 +44,16 @@ def _joined(signature: Signature, sizes: tuple[int, ...]) -> Rule:
     )
 
 
+def joined_operands(signature: Signature) -> tuple[int, ...]:
+    """Operands that hold elements: of what is joined, an empty one is no part.
+
+    Gradients of a split have such operands where one of its parts is empty.
+    """
+    every = tuple(range(len(signature.operands)))
+    if signature.primitive != "concatenate":
+        return every
+    axis = signature.param("dimension")
+    return tuple(k for k in every if signature.operands[k].shape[axis]) or every[:1]
+
+
 ROWS: dict[str, Builder] = {"concatenate": concatenate, "join_ends": join_ends}
