@@ -57,7 +57,10 @@ def test_no_byte_is_moved_for_want_of_a_row(name, show):
     assert fallback == 0, warnings.to_string()
 
 
-@each_model
+first, *others = MODELS
+
+
+@pytest.mark.parametrize("name", [first, *(pytest.param(n, marks=pytest.mark.slow) for n in others)])
 def test_twenty_steps_equal_one_device(name):
     step, plan = planned(name)
     places = jax.tree.map(
