@@ -60,7 +60,10 @@ def test_no_byte_is_moved_for_want_of_a_row(name, show):
 first, *others = MODELS
 
 
-@pytest.mark.parametrize("name", [first, *(pytest.param(n, marks=pytest.mark.slow) for n in others)])
+SAMPLE = [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
 def test_twenty_steps_equal_one_device(name):
     step, plan = planned(name)
     places = jax.tree.map(
