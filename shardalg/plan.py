@@ -221,7 +221,17 @@ class Plan:
         """What planning asked of the sizes; None where that is not known."""
         from shardalg.guards import guards
 
-        return guards(self.stages, self.options, self.symbolised) if self.is_symbolic else None
+        return None if self.named is None else guards(self.stages, self.options, self.named)
+
+    @property
+    def named(self) -> Symbolised | None:
+        """The same as `symbolised`; None also where some size has no formula."""
+        from shardalg.costs.formula import FormulaError
+
+        try:
+            return self.symbolised
+        except FormulaError:
+            return None
 
     def shardings(self) -> DataFrame:
         """Every value: name, shape, completed sharding, local shape, and why it is so."""

@@ -15,6 +15,7 @@ import shardalg as sa
 from shardalg import plan_file
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.dims_data import from_data, to_data
+from shardalg.costs.formula import FormulaError
 from shardalg.errors import PlanFileError, StrategyError, TraceError
 from shardalg.models import table1, training
 from shardalg.models.transformer import Config
@@ -363,3 +364,14 @@ def test_annotated_parts_of_axes_keep_their_numbers():
     assert moved.text() == part.text() == "[X:(2)4, None]"
     with pytest.raises(sa.MeshError, match="2 times 4 must divide it"):
         annotations_at(given, plan.graph, sa.Mesh({"X": 12}))
+
+
+def test_a_window_over_a_named_size_has_no_formula_and_says_so():
+    """What a device fetches of a sharded dimension depends on more than its size."""
+    specs = {"in_shardings": (P("X"),), "out_shardings": P("X")}
+    mesh = sa.Mesh({"X": 4})
+    plan = sa.plan(lambda x: jnp.roll(x, 3, 0), *arrays((S, 8)), mesh=mesh, **specs)
+    with pytest.raises(FormulaError, match=r"of S/4 elements per device .* Give this dimension"):
+        plan.collectives()
+    assert not plan.holds(S=32)
+    assert list(plan.at(S=32).collectives()["wire_bytes"]) == [96, 96]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.formula import Formula, ceiling
+from shardalg.costs.formula import Formula, FormulaError, ceiling
 from shardalg.costs.read_sympy import from_sympy
 from shardalg.costs.tile import is_whole, multiple
 from shardalg.graph.ir import Graph
@@ -244,7 +244,7 @@ class _Symboliser:
             return self.resized(instruction, result, after)
         if local.shape == blocks:
             return self.plain(local)
-        if type(attributes) in _SIZED:
+        if type(attributes) in EXCHANGED:
             return self.sized(instruction, local)
         # An uneven dimension that was joined still has the padding of every block.
         given = self.shapes[instruction.operands[0]]
@@ -256,11 +256,23 @@ class _Symboliser:
         """The shape of a step of an exchange: its one dimension follows from the operands'."""
         attributes, given = instruction.attributes, instruction.operands
         shape = list(self.shapes[given[0]])
-        before = [self.program.locals[g].shape[attributes.dim] for g in given]
         sizes = [self.shapes[g][attributes.dim] for g in given]
-        made = _SIZED[type(attributes)](sizes, before, local.shape[attributes.dim])
+        if type(attributes) in CUT and any(type(size) is not int for size in sizes):
+            raise FormulaError(self.unknown(instruction, sizes))
+        made = sum(sizes) if type(attributes) is Concatenate else sizes[0]
+        made = local.shape[attributes.dim] if type(attributes) in CUT else made
         shape[attributes.dim] = _plain(Formula.of(made))
         return tuple(shape)
+
+    def unknown(self, instruction: Instruction, sizes: list[Size]) -> str:
+        """Why there is no formula: how much of a block is cut out depends on more than its size."""
+        node = None if instruction.node is None else self.graph.nodes[instruction.node]
+        where = "a move" if node is None else f"{node.primitive} at {node.source}"
+        return (
+            f"{where} reads a sharded dimension of {sizes[0]} elements per device through a "
+            "window: what a device fetches of it has no formula in named sizes. Give this "
+            "dimension, and the axes that split it, as numbers; or ask plan.at(...) for numbers."
+        )
 
     def resized(self, instruction: Instruction, result: int, after: Instruction | None) -> Shape:
         """One dimension stripped to its block, or padded to the blocks that `after` cuts."""
@@ -304,24 +316,9 @@ class _Symboliser:
         return self.tiles[key]
 
 
-def _cut(sizes: list[Size], before: list[int], after: int) -> Size:
-    """A margin is a number; what is more than half of a block is all of it but a margin."""
-    return after if 2 * after <= before[0] else sizes[0] - (before[0] - after)
-
-
-def _spread(sizes: list[Size], before: list[int], after: int) -> Size:
-    """Places with gaps between them, as many as fit, and a margin."""
-    factor = max(after // before[0], 1)
-    return sizes[0] * factor + (after - before[0] * factor)
-
-
-# Steps of an exchange: (sizes before, the same at the hints, size after at the hints) -> after.
-_SIZED: dict[type, Callable[[list[Size], list[int], int], Size]] = {
-    **dict.fromkeys((Fetch, MaskAt, Choose), lambda sizes, before, after: sizes[0]),
-    **dict.fromkeys((Slice, SliceAt), _cut),
-    Concatenate: lambda sizes, before, after: sum(sizes),
-    Dilate: _spread,
-}
+# Steps of an exchange; of the first three the result is a part of the operand.
+CUT = (Slice, SliceAt, Dilate)
+EXCHANGED = (*CUT, Fetch, MaskAt, Choose, Concatenate)
 
 
 def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digits:

@@ -47,7 +47,7 @@ class Planned(Protocol):
         """What a device holds at the peak."""
 
     @property
-    def symbolised(self) -> Symbolised | None:
+    def named(self) -> Symbolised | None:
         """Its formulas, if sizes have names."""
 
     @property
@@ -82,7 +82,7 @@ def _alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
 
 
 def _splits(hints: Planned, point: Mapping[str, int]) -> Iterator[Row]:
-    for fact in hints.symbolised.conditions if hints.symbolised else ():
+    for fact in hints.named.conditions if hints.named else ():
         if not fact.holds(point):
             other = replace(fact, divides=not fact.divides)
             yield "divides", f"{fact.size} in {fact.parts}", "", str(fact), str(other)

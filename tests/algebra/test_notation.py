@@ -46,7 +46,6 @@ def test_every_notation_says_the_same(text):
         P("x", reduced={"y"}),
         P(None, unreduced={"x"}, reduced={"y"}),
     ],
-    ids=repr,
 )
 def test_specs_as_jax_prints_them(spec):
     made = Sharding.from_spec(spec, MESH, (8, 8))
