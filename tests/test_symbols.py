@@ -295,7 +295,8 @@ def test_saved_plans_keep_their_sizes(tmp_path):
     def half(x):
         return x[: x.shape[0] // 2].sum(1)
 
-    plan = sa.plan(half, *arrays((2 * B, S)), strategy=ROW, roles=("data",))
+    columns = sa.Strategy(MESH, in_shardings=(P(None, "X"),))
+    plan = sa.plan(half, *arrays((2 * B, S)), strategy=columns, roles=("data",))
     plan.save(tmp_path / "plan.json")
     loaded = sa.load_plan(tmp_path / "plan.json")
     assert repr(loaded) == repr(plan)
