@@ -32,6 +32,12 @@ def from_spec(spec: Any, mesh: Mesh, shape: Sequence[int]) -> Sharding:
     """
     entries = tuple(_entry(entry, spec) for entry in _entries(spec))
     held = [tuple(sorted(getattr(spec, name, None) or ())) for name in ("unreduced", "reduced")]
+    kind = getattr(getattr(spec, "unreduced_kind", None), "name", "sum")
+    if kind != "sum":
+        raise NotationError(
+            f"{spec} holds partial values that are joined by {kind}: a sharding here holds sums "
+            "only. Leave unreduced_kind out, or join them before."
+        )
     return Sharding.from_axes(entries, mesh, shape, unreduced=held[0], replicated=held[1])
 
 

@@ -60,10 +60,13 @@ def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sh
     reader.take(_SPEC_START)
     dims: list[Dim] = []
     held: dict[str, Digits] = {}
+    stated = ""
     while not reader.word(")"):
         kind = next((kind for kind in _HELD if kind not in held and reader.word(kind)), None)
         if kind is not None:
             held[kind] = _spec_class(reader, mesh)
+        elif "unreduced" in held and not stated and reader.take(_SPEC_KIND):
+            stated = reader.expect("sum")
         elif held or len(dims) == len(shape):
             raise reader.error(f"expected ')' behind {len(dims)} entries, found {reader.found()}")
         else:
@@ -102,6 +105,8 @@ def read_own(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sha
 
 
 _SPEC_START = r"\s*(?:jax\.|jax\.sharding\.)?(?:P|PartitionSpec)\s*\("
+# How partial values are to be joined: sums, as newer versions of JAX also say.
+_SPEC_KIND = r"unreduced_kind\s*=\s*(?:jax\.sharding\.)?(?:UnreducedKind\.)?"
 _HELD = {"unreduced": "unreduced", "reduced": "replicated"}
 _NOTATIONS: Mapping[str, Callable[[str, tuple[int, ...], Mesh | None], Sharding]] = {
     r"\s*\{": from_hlo,

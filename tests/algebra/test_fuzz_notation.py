@@ -78,6 +78,9 @@ def check_reprinted(found):
 def check_spec(text, found):
     """Python itself reads the text of a spec."""
     names = {"P": P, "PartitionSpec": P, "jax": jax, "UNCONSTRAINED": P.UNCONSTRAINED}
+    if hasattr(jax.sharding, "UnreducedKind"):  # how jax 0.11 prints that partial values are sums
+        names |= {"sum": jax.sharding.UnreducedKind.sum}
+        names |= {"UnreducedKind": jax.sharding.UnreducedKind}
     assert Sharding.from_spec(eval(text, names), found.mesh, found.shape) == found, text
 
 

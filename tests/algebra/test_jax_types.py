@@ -9,7 +9,7 @@ import shardalg.algebra.jax_types as jax_types
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.errors import ShardingError
+from shardalg.errors import NotationError, ShardingError
 
 MESH = Mesh({"x": 2, "y": 2, "z": 2})
 
@@ -79,3 +79,16 @@ def test_named_shardings_both_ways():
     assert jax_types.to_named_sharding(ours, abstract).mesh == abstract
     with pytest.raises(ShardingError, match="expected a NamedSharding, got SingleDeviceSharding"):
         jax_types.from_named_sharding(SingleDeviceSharding(jax.devices()[0]), (8, 8))
+
+
+def test_partial_maxima_are_refused():
+    """jax 0.11 says how partial values are joined; older versions know sums alone."""
+    kinds = getattr(jax.sharding, "UnreducedKind", None)
+    mesh = Mesh({"x": 2})
+    if kinds is None:
+        text = "P(unreduced={'x'}, unreduced_kind=max)"
+        with pytest.raises(NotationError, match="expected 'sum', found 'm'"):
+            Sharding.parse(text, (4,), mesh)
+        return
+    with pytest.raises(NotationError, match="joined by max: a sharding here holds sums only"):
+        Sharding.from_spec(P(unreduced={"x"}, unreduced_kind=kinds.max), mesh, (4,))
