@@ -127,7 +127,7 @@ def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], o
 def _window_bytes(key: NodeKey, choice: Choice) -> int:
     """Bytes that a device sends so that every one has what its windows read."""
     total = 0
-    for rule in _through_windows(key.signature):
+    for rule in through_windows(key.signature):
         loops = tuple((n, d) for n, d in choice.loops if n in rule.extents)
         held = tuple((k, choice.demands[k].dims) for k in rule.operands)
         devices = key.homes[0].mesh.size
@@ -139,7 +139,7 @@ def _window_bytes(key: NodeKey, choice: Choice) -> int:
 
 
 @lru_cache(maxsize=1 << 14)
-def _through_windows(signature: Signature) -> tuple[Rule, ...]:
+def through_windows(signature: Signature) -> tuple[Rule, ...]:
     """The rows that read a dimension through a window."""
     return tuple(
         rule

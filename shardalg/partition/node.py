@@ -13,7 +13,7 @@ from shardalg.graph.ir import Node, Signature
 from shardalg.ops.emit import Emission, emit
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, Rule
 from shardalg.ops.table import rules
-from shardalg.partition.assign import Choice, NodeKey, choose
+from shardalg.partition.assign import Choice, NodeKey, choose, through_windows
 from shardalg.partition.component import reduced_digits
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.search import tile
@@ -102,7 +102,7 @@ def _local(
 
 def _windows(key: NodeKey, rows: tuple[Rule, ...], choice: Choice) -> tuple[Window, ...]:
     """What a device needs of dimensions that are read through windows (of one row)."""
-    if len(rows) > 1 or not choice.loops:
+    if len(rows) > 1 or not choice.loops or not through_windows(key.signature):
         return ()
     held = tuple((k, choice.demands[k].dims) for k in rows[0].operands)
     return windows(rows[0], choice.loops, held, key.homes[0].mesh.size)
