@@ -10,12 +10,12 @@ from functools import partial
 import numpy as np
 import sympy
 
-from shardalg.algebra.digits import Digit
+from shardalg.algebra.digits import Digit, partition_ids
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.compatible import equal, merge, refines
 from shardalg.merge.prove import prove
-from shardalg.merge.tables import Rows, ids_at, join
+from shardalg.merge.tables import Rows, join
 
 SEED = 210504663
 SIZES = {"x": 16, "z": 4, "y": 32}
@@ -70,8 +70,9 @@ def tables(size: int) -> list[Rows]:
     positions = np.random.default_rng(SEED).permutation(size)
     n = 1 << (size.bit_length() - 1) // 4
     held = [(Digit(size // n, n),), (Digit(1, n),), (Digit(n, n),)]
+    ids = [partition_ids(digits, positions) for digits in held]
     return [
-        Rows(size, dict.fromkeys((own, 2), n), {p: ids_at(held[p], positions) for p in (own, 2)})
+        Rows(size, dict.fromkeys((own, 2), n), {p: ids[p] for p in (own, 2)})
         for own in (0, 1)
     ]
 

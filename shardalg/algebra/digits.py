@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Digit(NamedTuple):
@@ -50,6 +53,16 @@ def partition_id(digits: Digits, position: int) -> int:
     for digit in digits:
         number = number * digit.size + digit.at(position)
     return number
+
+
+def partition_ids(digits: Digits, positions: np.ndarray) -> np.ndarray:
+    """Partition ids of the devices at an array of positions.
+
+    >>> import numpy as np
+    >>> partition_ids((Digit(1, 2), Digit(2, 2)), np.arange(4))
+    array([0, 2, 1, 3])
+    """
+    return positions * 0 + partition_id(digits, positions)
 
 
 def canonical(digits: Digits) -> Digits:

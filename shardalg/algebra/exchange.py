@@ -15,7 +15,7 @@ from itertools import combinations
 
 import numpy as np
 
-from shardalg.algebra.digits import Digit, Digits, overlap, parts
+from shardalg.algebra.digits import Digit, Digits, overlap, partition_ids, parts
 from shardalg.algebra.interval import Interval
 from shardalg.algebra.offset import block_size
 from shardalg.errors import ShardingError
@@ -175,11 +175,11 @@ class Exchange:
 
     @cached_property
     def _held(self) -> np.ndarray:
-        return _partition_ids(self.held, self._positions)
+        return partition_ids(self.held, self._positions)
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        ids = {name: _partition_ids(digits, self._positions) for name, digits in self.ids}
+        ids = {name: partition_ids(digits, self._positions) for name, digits in self.ids}
         start, _ = self.want.at(ids)
         return np.broadcast_to(start, (self.devices,))
 
@@ -232,13 +232,6 @@ def exchange(want: Interval, *, size: int, count: int, block: int | None = None)
     names = want.start.variables or ("p",)
     ids = tuple((name, held) for name in names)
     return Exchange(want, size, block or block_size(size, count), held, ids, count)
-
-
-def _partition_ids(digits: Digits, positions: np.ndarray) -> np.ndarray:
-    number = np.zeros_like(positions)
-    for digit in digits:
-        number = number * digit.size + positions // digit.stride % digit.size
-    return number
 
 
 def _piece(lower: np.ndarray, upper: np.ndarray, block: int) -> tuple[int, int]:

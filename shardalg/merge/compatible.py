@@ -16,13 +16,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardalg.algebra.digits import Digits, nested, overlap, parts, split_prefix
+from shardalg.algebra.digits import Digits, nested, overlap, partition_ids, parts, split_prefix
 from shardalg.algebra.restate import restate
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import ShardingError
 from shardalg.merge.merged import from_table
 from shardalg.merge.places import Place, escape
-from shardalg.merge.tables import Rows, ids_at, join, rows_of
+from shardalg.merge.tables import Rows, join, rows_of
 from shardalg.merge.verdict import Verdict
 from shardalg.merge.witness import Failure
 
@@ -222,7 +222,7 @@ def _unbalanced(places: dict[Place, Digits]) -> Failure | None:
     """Digits of three meshes: pairs do not decide, so the tiles are counted over one period."""
     period = math.lcm(*(d.stride * d.size for digits in places.values() for d in digits))
     positions = np.arange(period)
-    ids = {place: ids_at(digits, positions) for place, digits in places.items()}
+    ids = {place: partition_ids(digits, positions) for place, digits in places.items()}
     counted = Rows(period, {place: parts(digits) for place, digits in places.items()}, ids)
     return None if counted.is_balanced(tuple(places)) else Failure("joint", tuple(places))
 

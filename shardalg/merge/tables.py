@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import partition_ids, parts
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.merge.places import Place
 
@@ -60,21 +60,8 @@ def rows_of(sharding: Sharding) -> Rows:
     return Rows(
         mesh.size,
         {place: parts(digits) for place, digits in places},
-        {place: ids_at(digits, positions) for place, digits in places},
+        {place: partition_ids(digits, positions) for place, digits in places},
     )
-
-
-def ids_at(digits: Digits, positions: Ids) -> Ids:
-    """Partition ids that digits give the devices at `positions`.
-
-    >>> from shardalg.algebra.digits import Digit
-    >>> ids_at((Digit(1, 2), Digit(2, 2)), np.arange(4))
-    array([0, 2, 1, 3])
-    """
-    total = np.zeros(len(positions), int)
-    for digit in digits:
-        total = total * digit.size + positions // digit.stride % digit.size
-    return total
 
 
 Clash = tuple[str, tuple[Place, ...]]
