@@ -357,9 +357,7 @@ def _constraint(
     return _site(builder, operands, site_params(spec, rank), place)
 
 
-def _reshard(
-    builder: Builder, equation: Any, operands: list[int], place: _Place
-) -> Sequence[int]:
+def _reshard(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
     """A constraint; nothing where JAX's own broadcasting adds it, on a mesh of automatic axes."""
     sharding = equation.params["dst_sharding"]
     if sharding.mesh.are_all_axes_auto and not any(sharding.spec):

@@ -21,7 +21,6 @@ MORE_BYTES = {
     "concat_rotate": "two permutes of disjoint senders bring the pieces, and both are counted",
     "reshape_3x2_to_6": "a reshape that moves block borders gathers; XLA permutes one element",
     "slice_strided": "the even layout at the border is reached by two moves",
-    "sort_sharded": "a sorted dimension is gathered; XLA moves the split to another dimension",
     "hybrid_moe_layer_grad": "what is gathered forward is gathered again backward, and freed",
 }
 
