@@ -17,7 +17,7 @@ from shardalg.partition.assign import Choice, NodeKey, choose, through_windows
 from shardalg.partition.component import reduced_digits
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.search import tile
-from shardalg.partition.windows import Bringing, Window, filler, spans, windows
+from shardalg.partition.windows import Bringing, Kept, Window, filler, kept, spans, windows
 from shardalg.spmd.program import (
     AllReduce,
     Apply,
@@ -31,6 +31,7 @@ from shardalg.spmd.program import (
     MaskIndexed,
     Offset,
     Slice,
+    SliceAt,
     Start,
     ValueAt,
 )
@@ -45,6 +46,7 @@ class NodePlan:
       indexed: (operand that was shifted, attributes) of the mask behind a gather.
       raw: layout of each result as the local operator leaves it, before `after`.
       windows: dimensions of operands of which a device needs an interval.
+      kept: dimensions of the result that the local operator makes more of than the block.
     """
 
     choice: Choice
@@ -55,6 +57,7 @@ class NodePlan:
     raw: tuple[Sharding, ...]
     why: str
     windows: tuple[Window, ...] = ()
+    kept: tuple[Kept, ...] = ()
 
 
 @decided(1 << 14, lambda key: (n for home in key.homes for n in home.numbers))
@@ -77,14 +80,16 @@ def node_plan(key: NodeKey) -> NodePlan:
         pending = reduced_digits(rows[0], loops)
         if pending:
             before += ((emission.first_member, FirstMember(pending, rows[0].combine)),)
+    cut = kept(rows[0], found, blocks)
     after = (
+        *[k.cut for k in cut],
         *_result_shifts(emission, loops, blocks),
         *_combines(rows[0], loops),
         *carries(rows[0], loops),
     )
     apply = _local(key.signature, emission, choice, blocks)
     indexed = _indexed(emission, loops, (blocks, extents))
-    return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why, found)
+    return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why, found, cut)
 
 
 def _local(
@@ -232,12 +237,17 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     bare = not (plan.indexed or plan.after)
     results = tuple(
         [
-            context.new_local(layout.shard_shape, type_.dtype, layout, v if bare else None)
+            context.new_local(_made(layout, plan), type_.dtype, layout, v if bare else None)
             for v, type_, layout in zip(node.results, node.signature.results, plan.raw, strict=True)
         ]
     )
     context.emit(plan.apply, tuple(operands), results, cause)
     return results if bare else _finished(context, node, plan, (tuple(operands), results))
+
+
+def _made(layout: Sharding, plan: NodePlan) -> tuple[int, ...]:
+    lengths = {k.dim: k.length for k in plan.kept}
+    return tuple(lengths.get(dim, size) for dim, size in enumerate(layout.shard_shape))
 
 
 def _bring(context: PartitionContext, node: Node, window: Window, operands: list[int]) -> None:
@@ -294,6 +304,14 @@ def _apply_after(
     return _apply_on(context, given[0], attributes, cause)
 
 
+def _cut_on(context: PartitionContext, given: Given, cut: Slice | SliceAt, cause: Cause) -> int:
+    like = context.locals[given[0]]
+    shape = (*like.shape[: cut.dim], cut.size, *like.shape[cut.dim + 1 :])
+    made = context.new_local(shape, like.dtype, like.sharding)
+    context.emit(cut, given[:1], (made,), cause)
+    return made
+
+
 def _carry_on(context: PartitionContext, given: Given, carry: Carry, cause: Cause) -> int:
     """The prefix of a block after that of all blocks before it."""
     local = given[0]
@@ -321,6 +339,8 @@ def _best_on(context: PartitionContext, given: Given, best: Best, cause: Cause) 
 _AFTER: dict[type, Callable[[PartitionContext, Given, Attributes, Cause], int]] = {
     Best: _best_on,
     Carry: _carry_on,
+    Slice: _cut_on,
+    SliceAt: _cut_on,
 }
 
 
