@@ -88,15 +88,19 @@ def on_whole_axes(mesh: Mesh, digits: Iterable[Digit]) -> bool:
 
 
 def run_axes(program: SpmdProgram, jax_mesh: JaxMesh) -> Axes:
-    """The user's mesh if it can name every digit of `program`, else a mesh of places over it.
+    """The user's mesh if it can name every digit of `program`, else a mesh of places over it."""
+    return axes_of(program.mesh, set(used_digits(program)), jax_mesh)
+
+
+def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh) -> Axes:
+    """The user's mesh if it can name every one of `digits`, else a mesh of places over it.
 
     Raises:
       LoweringError: two digits cut the position at borders of which neither divides the other.
     """
-    mesh, digits = program.mesh, set(used_digits(program))
     if on_whole_axes(mesh, digits):
         return user_axes(mesh, jax_mesh)
-    digits |= {mesh.digit(name) for name in mesh.axis_names}
+    digits = digits | {mesh.digit(name) for name in mesh.axis_names}
     borders = sorted({edge for d in digits if d.size > 1 for edge in (d.stride, d.stride * d.size)})
     for low, high in pairwise(borders):
         if high % low:

@@ -3,7 +3,10 @@
 import functools
 import importlib.util
 import json
+from collections import defaultdict
 from pathlib import Path
+
+from shardalg.lower.hlo_text import HloInstruction, HloModule, parse_leaves
 
 HERE = Path(__file__).parent
 COMPILERS = ("cpu_gspmd", "cpu_shardy", "tpu_gspmd", "tpu_shardy", "gpu_gspmd", "gpu_shardy")
@@ -46,6 +49,34 @@ def completed(name, compiler="cpu_gspmd"):
     """
     table = facts(name)[compiler]["completed"]
     return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+
+
+def module(name, compiler="cpu_gspmd"):
+    """The completed program as an `HloModule`; what has no sharding is left out.
+
+    >>> module("ffn_final_fwd").computations["ENTRY"]["x.1"].attributes["sharding"]
+    '{devices=[2,1,4]<=[8]}'
+    """
+    return module_of(completed(name, compiler))
+
+
+def module_of(rows):
+    """An `HloModule` of recorded rows; the last one's computation is the entry."""
+    entry, computations = rows[-1]["computation"], defaultdict(dict)
+    for row in rows:
+        place = "ENTRY" if row["computation"] == entry else row["computation"]
+        computations[place][row["name"]] = _instruction(row, place)
+    roots = {place: list(here.values())[-1] for place, here in computations.items()}
+    return HloModule(dict(computations), roots, "ENTRY")
+
+
+def _instruction(row, place):
+    attributes = dict(row.get("attributes") or {}, sharding=row["sharding"])
+    attributes["metadata"] = f'op_name="{row["op_name"] or ""}"'
+    leaves = tuple(leaf for text in row["shape"] for leaf in parse_leaves(text))
+    operands = tuple(row.get("operands") or ())
+    literal = attributes.get("number", "0")
+    return HloInstruction(row["name"], row["op"], leaves, operands, attributes, place, literal)
 
 
 def ring_bytes(collective):
