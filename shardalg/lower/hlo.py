@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ _KINDS = {
     "all-to-all": "all_to_all",
     "collective-permute": "collective_permute",
 }
+_BEFORE = re.compile(r"before_(tpu-)?spmd-partitioning")
 _AFTER = re.compile(r"after_(tpu-)?spmd-partitioning")
 _THROUGH = ("reshape", "bitcast", "copy", "transpose", "convert")
 
@@ -38,7 +39,7 @@ class HloCollective:
     Attributes:
       axes: mesh axes or sub-axes of its groups; ("?",) where they are none.
       count: executions per step, loops included; a lower bound unless `exact`.
-      wire_bytes: what a device sends on a ring; for a sliced all-reduce, of its reduce-scatter.
+      wire_bytes: what a device sends on a ring; for a sliced all-reduce, see `sliced_wire_bytes`.
       sliced_by: the smallest factor by which every user slices the result; None: not sliced.
       op_name: JAX's name stack of the operation that it came from.
     """
@@ -53,6 +54,11 @@ class HloCollective:
     exact: bool
     sliced_by: float | None
     op_name: str
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether it stands for a reduce-scatter: an all-reduce of which only a block is read."""
+        return self.sliced_by is not None and self.sliced_by >= self.group_size
 
 
 def collectives(text: str, mesh: Mesh) -> tuple[HloCollective, ...]:
@@ -114,12 +120,22 @@ def _with_slices(
     factor = _sliced_by(module, instruction) if record.kind == "all_reduce" else None
     if factor is None:
         return record
-    n, sent = record.group_size, record.operand_bytes
-    scattered = int(step_wire_bytes("reduce_scatter", group_size=n, local_bytes=sent))
-    fields = dict(record.__dict__, sliced_by=factor)
-    if factor >= n:
-        fields["wire_bytes"] = scattered
-    return HloCollective(**fields)
+    wire = sliced_wire_bytes(record.operand_bytes, record.group_size, factor)
+    return replace(record, sliced_by=factor, wire_bytes=wire)
+
+
+def sliced_wire_bytes(operand_bytes: int, group_size: int, sliced_by: float) -> int:
+    """Bytes that a device sends to all-reduce what is read in slices alone.
+
+    Of n bytes over g devices, 1/k of which is read: a reduce-scatter over k of them,
+    `n (k-1)/k`, and an all-reduce of the rest over g/k, `2 n/k (g/k - 1)/(g/k)`.
+
+    >>> sliced_wire_bytes(64, 4, 4.0), sliced_wire_bytes(64, 4, 2.0)
+    (48, 64)
+    """
+    k = min(sliced_by, group_size)
+    rest = group_size / k
+    return round(operand_bytes * (k - 1) / k + 2 * operand_bytes / k * (rest - 1) / rest)
 
 
 def _sliced_by(module: HloModule, instruction: HloInstruction) -> float | None:
@@ -140,6 +156,39 @@ def _kept_by(
     return whole_bytes / max(1, user.bytes) if user.opcode == "dynamic-slice" else 1.0
 
 
+@dataclass(frozen=True)
+class Dump:
+    """XLA's program on either side of SPMD partitioning, as text; None where no partitioner ran."""
+
+    before: str | None
+    after: str | None
+
+
+class Dumping:
+    """Where XLA puts what it makes, for as long as it is asked.
+
+    Attributes:
+      folder: of its own, gone at the end; options: that the compiler takes.
+    """
+
+    def __enter__(self) -> Dumping:
+        self._temporary = tempfile.TemporaryDirectory(prefix="shardalg-hlo-")
+        self.folder = Path(self._temporary.name)
+        self.options = {"xla_dump_to": str(self.folder), "xla_dump_hlo_pass_re": "spmd"}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._temporary.cleanup()
+
+    def read(self) -> Dump:
+        """What was dumped."""
+        return Dump(self._largest(_BEFORE), self._largest(_AFTER))
+
+    def _largest(self, name: re.Pattern[str]) -> str | None:
+        texts = [p.read_text() for p in sorted(self.folder.iterdir()) if name.search(p.name)]
+        return max(texts, key=len, default=None)
+
+
 def compile_with_collectives(stage: Any, mesh: Mesh) -> tuple[Any, tuple[HloCollective, ...]]:
     """Compile a lowered JAX program and read its collectives as SPMD partitioning left them.
 
@@ -149,13 +198,10 @@ def compile_with_collectives(stage: Any, mesh: Mesh) -> tuple[Any, tuple[HloColl
     Returns:
       The compiled program, and its collectives; those of the final HLO where no partitioner ran.
     """
-    with tempfile.TemporaryDirectory(prefix="shardalg-hlo-") as folder:
-        options = {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "spmd"}
-        compiled = stage.compile(compiler_options=options)
-        after = [p for p in Path(folder).iterdir() if _AFTER.search(p.name)]
-        dumps = [path.read_text() for path in sorted(after)]
-    text = max(dumps, key=len) if dumps else compiled.as_text()
-    return compiled, collectives(text, mesh)
+    with Dumping() as dumping:
+        compiled = stage.compile(compiler_options=dumping.options)
+        text = dumping.read().after
+    return compiled, collectives(text or compiled.as_text(), mesh)
 
 
 def total_wire_bytes(records: Iterable[HloCollective]) -> int:
