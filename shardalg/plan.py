@@ -317,7 +317,7 @@ class Plan:
         fn: Callable[..., Any] | None = None,
         args: Sequence[Any] | None = None,
     ) -> BesideXla:
-        """XLA's layouts and collectives of the same function under the same annotations, beside ours.
+        """XLA's layouts and collectives for the same function and annotations, beside the plan's.
 
         XLA compiles for CPU devices, in a process of its own where this one has too few.
 

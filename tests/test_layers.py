@@ -59,7 +59,7 @@ PLACES = {
         "beside/dump.py",
         "beside/xla_process.py",
     ),
-    "jaxlib": ("graph/trace.py", "graph/annotate.py", "graph/evaluate.py", "lower/"),
+    "jaxlib": ("graph/trace.py", "graph/annotate.py", "graph/evaluate.py", "lower/", "beside/"),
     "z3": ("merge/",),
     "pandas": ("table.py", "report/"),
     "matplotlib": ("report/",),

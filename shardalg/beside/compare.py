@@ -110,7 +110,9 @@ class BesideXla(Answer):
         counts = {name: self.values["verdict"].count(name) for name in VERDICTS}
         agree, *others = counts.items()
         rest = ", ".join(f"{n} {name}" for name, n in others if n)
-        return f"{agree[1]} of {len(self.found)} free values agree" + (f"; {rest}." if rest else ".")
+        return f"{agree[1]} of {len(self.found)} free values agree" + (
+            f"; {rest}." if rest else "."
+        )
 
     def _value_row(self, match: Match) -> tuple[object, ...]:
         names = (match.name, match.kind, match.ours.text(), match.theirs.text())

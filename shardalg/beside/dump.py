@@ -15,7 +15,6 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardalg.algebra.hlo import from_hlo
 from shardalg.algebra.jax_types import mesh_to_abstract
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
@@ -25,7 +24,7 @@ from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph, Node
 from shardalg.lower.axes import Axes, axes_of
 from shardalg.lower.border import even_prefix, item_type
-from shardalg.lower.hlo import Dump, Dumping, HloCollective, collectives
+from shardalg.lower.hlo import Dump, Dumping, HloCollective, collectives, layout
 from shardalg.lower.hlo_text import HloModule, parse
 from shardalg.propagate.strategy import Annotations
 
@@ -106,10 +105,13 @@ def ask(
         stage = _stage(graph, annotations)
         if len(devices) >= mesh.size:
             return read(stage, mesh, partitioner, tuple(devices[: mesh.size]))
-    open_ends = [[s is None for s in side] for side in (annotations.arguments, annotations.results)]
+    arguments, results = annotations.arguments, annotations.results
+    open_ends = [s is None for s in arguments] + [False], [s is None for s in results]
     with Dumping() as dumping:
         texts = compile_apart(stage, dumping, (partitioner, mesh.size, *open_ends))
-        return _completion(dumping.read(), (partitioner, mesh), zip(texts, _shapes(stage), strict=True))
+        return _completion(
+            dumping.read(), (partitioner, mesh), zip(texts, _shapes(stage), strict=True)
+        )
 
 
 def read(
@@ -143,8 +145,7 @@ def _completion(
             f"XLA partitioned nothing on {mesh!r}: there is no dump of its partitioner. Compare a "
             "plan for two devices or more."
         )
-    layouts = [from_hlo(text, shape, mesh) for text, shape in results]
-    known = tuple(made if made.mesh == mesh else None for made in layouts)
+    known = tuple(layout(text, shape, mesh) for text, shape in results)
     made = collectives(dump.after, mesh)
     return Completion(partitioner, mesh, parse(dump.before), known, made)
 
@@ -160,13 +161,16 @@ def _stage(graph: Graph, annotations: Annotations) -> Any:
     sites = zip(graph.sites, annotations.sites, strict=True)
     asked = _Asked(graph, axes, annotations, {site.node: s for site, s in sites if s is not None})
     types = [graph.values[value].type for value in graph.arguments]
+    # JAX asks the borders alone for the mesh, and none of them may be annotated.
+    everywhere = NamedSharding(axes.mesh, PartitionSpec())
     jitted = jax.jit(
         asked.function,
-        in_shardings=tuple(map(asked.border, annotations.arguments)),
+        in_shardings=(*map(asked.border, annotations.arguments), everywhere),
         out_shardings=tuple(map(asked.border, annotations.results)),
         keep_unused=True,
     )
     structs = [jax.ShapeDtypeStruct(t.shape, item_type(t.dtype)) for t in types]
+    structs.append(jax.ShapeDtypeStruct((), "bool"))
     with jax.sharding.use_abstract_mesh(axes.mesh):
         return jitted.trace(*structs).lower(lowering_platforms=("cpu",))
 
@@ -181,6 +185,7 @@ class _Asked:
     sites: dict[int, Sharding]
 
     def function(self, *leaves: jax.Array) -> tuple[jax.Array, ...]:
+        """Of the arguments, and of one more that nothing reads."""
         annotations = self.annotations
         inside = map(self._uneven, leaves, annotations.arguments)
         results = evaluate(self.graph, *inside, annotate=self._at_site, scope=_named)

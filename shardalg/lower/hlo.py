@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shardalg.algebra.hlo import from_hlo
 from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.lower.hlo_groups import group_axes, moved_axes, parse_groups
 from shardalg.lower.hlo_text import HloInstruction, HloModule, leaves_bytes, parse, walk
@@ -154,6 +156,17 @@ def _kept_by(
     while user.opcode in _THROUGH and len(users[user.name]) == 1:
         user = users[user.name][0]
     return whole_bytes / max(1, user.bytes) if user.opcode == "dynamic-slice" else 1.0
+
+
+def layout(text: str, shape: Sequence[int], mesh: Mesh) -> Sharding | None:
+    """A sharding of XLA's on a mesh whose positions are its partition ids; None: no digits say it.
+
+    >>> layout("{devices=[2,4]<=[8]}", (8, 8), Mesh({"x": 2, "y": 4})).text()
+    '[x, y]'
+    """
+    numbered = mesh if mesh.device_ids is None else Mesh(mesh.axes)
+    read = from_hlo(text, shape, numbered)
+    return replace(read, mesh=mesh) if read.mesh == numbered else None
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,18 @@ def test_a_process_of_its_own_tells_the_same(plan):
     assert apart.module == here.module
 
 
+def test_positions_are_partition_ids_in_any_order_of_devices(plan):
+    other = plan.replan(sa.Strategy(sa.Mesh(MESH.shape, [0, 4, 1, 5, 2, 6, 3, 7]), SPECS))
+    assert other.compare_xla("shardy").table == plan.compare_xla("shardy").table
+
+
+def test_a_site_alone_names_the_mesh():
+    plan = sa.plan(lambda x: sa.mesh_split(x + 1, MESH, [0, 1]) * 2, struct(9, 11), mesh=MESH)
+    found = plan.compare_xla("shardy")
+    assert found.told.results[0].dims == ((), ())
+    assert found.xla_wire_bytes > 0
+
+
 def test_what_xla_aborts_on_is_an_error():
     program = next(p for p in corpus.xla_failures() if p["kind"] == "pad" and "abort" in p["xla"])
     plan = planned(program, [jax.ShapeDtypeStruct(program["x"], jnp.float32)])
