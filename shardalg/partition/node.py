@@ -16,8 +16,9 @@ from shardalg.ops.table import rules
 from shardalg.partition.assign import Choice, NodeKey, choose, through_windows
 from shardalg.partition.component import reduced_digits
 from shardalg.partition.context import Cause, PartitionContext
+from shardalg.partition.exchanges import Along
 from shardalg.partition.search import tile
-from shardalg.partition.windows import Bringing, Window, filler, spans, windows
+from shardalg.partition.windows import Bringing, Window, filler, spans, together, windows
 from shardalg.spmd.program import (
     AllReduce,
     Apply,
@@ -227,8 +228,10 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
         operands[position] = _apply_on(
             context, operands[position], attributes, cause._replace(role=role)
         )
-    for window in plan.windows:
-        _bring(context, node, window, operands)
+    for dim in sorted({window.dim for window in plan.windows}):
+        along = [window for window in plan.windows if window.dim == dim]
+        for found in together(along, tuple(operands)):
+            _bring(context, node, found, operands)
     bare = not (plan.indexed or plan.after)
     results = tuple(
         [
@@ -240,15 +243,24 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     return results if bare else _finished(context, node, plan, (tuple(operands), results))
 
 
-def _bring(context: PartitionContext, node: Node, window: Window, operands: list[int]) -> None:
-    """Replace an operand's local by the interval that its windows read."""
-    rule = rules(node.signature)[0]
+def _bring(
+    context: PartitionContext, node: Node, found: tuple[Window, ...], operands: list[int]
+) -> None:
+    """Replace an operand's local by the interval that its windows read, for one local alike."""
+    rule, first = rules(node.signature)[0], found[0]
     fill = filler(rule)
-    role = context.roles[node.operands[window.operand]]
+    role = context.roles[node.operands[first.operand]]
     cause = Cause(node.index, node.phase, role, f"{node.primitive} reads a window")
     given = None if fill is None else operands[fill]
-    bringing = Bringing(context, window, rule, given, cause)
-    operands[window.operand] = bringing.run(operands[window.operand])
+    bringing = [Bringing(context, window, rule, given, cause) for window in found]
+    local = operands[first.operand]
+    if first.exchange.held:
+        along = Along(context, first.dim, cause)
+        intervals = along.deliver(local, tuple(window.exchange for window in found))
+    else:
+        intervals = tuple(one.own(local) for one in bringing)
+    for window, one, interval in zip(found, bringing, intervals, strict=True):
+        operands[window.operand] = one.run(interval)
 
 
 def _finished(
