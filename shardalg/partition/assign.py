@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Signature
 from shardalg.ops.rule import PICK, SUM, Rule
@@ -206,12 +206,19 @@ def _candidates(
 def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
     """Every combination of digits that are at hand, each on one loop, that the rows allow."""
     options = _options(key, component)
+    held = {d for groups in options.values() for group in groups for d in group}
+    nested = _meet(held)
     for combination in itertools.product(*options.values()):
         digits = [d for group in combination for d in group]
-        if len(digits) == len(set(digits)):
+        if len(digits) == len(set(digits)) and not (nested and _meet(digits)):
             assigned = {n: d for n, d in zip(options, combination, strict=True) if d}
             if component.allows(assigned):
                 yield assigned
+
+
+def _meet(digits: Iterable[Digit]) -> bool:
+    """Whether two digits are parts of one axis that lie over each other."""
+    return any(overlap(*pair) for pair in itertools.combinations(digits, 2))
 
 
 def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
