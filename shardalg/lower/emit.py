@@ -237,6 +237,25 @@ def _best(emitter: Emitter, instruction: Instruction, value: Array, place: Array
 _RANKS = {"argmax": lax.argmax, "argmin": lax.argmin}
 
 
+def _top(emitter: Emitter, instruction: Instruction, value: Array, place: Array) -> list[Array]:
+    """The best of all members' best: what is best of a block, once more."""
+    a = instruction.attributes
+    names, count = emitter.axes.names(a.digits), value.shape[a.dim]
+    place = place + jnp.asarray(emitter.partition_id(a.digits) * a.block).astype(place.dtype)
+    values, places = (_gathered(x, names, a.dim, tiled=emitter.tiled) for x in (value, place))
+    best, order = lax.top_k(jnp.moveaxis(values, a.dim, -1), count)
+    order = jnp.moveaxis(order, -1, a.dim)
+    return [jnp.moveaxis(best, -1, a.dim), jnp.take_along_axis(places, order, a.dim)]
+
+
+def _fold(emitter: Emitter, instruction: Instruction, *given: Array) -> list[Array]:
+    names, count = emitter.axes.names(instruction.attributes.digits), len(instruction.results)
+    every = [lax.all_gather(x, names, axis=0, tiled=False) for x in given[:count]]
+    binding, params = bound(emitter.graph, instruction)
+    primitive = emitter.graph.nodes[instruction.node].primitive
+    return apply(primitive, binding, params, (*every, *given[count:]))
+
+
 def _value_at(emitter: Emitter, instruction: Instruction, place: Array, x: Array) -> list[Array]:
     dim = instruction.attributes.dim
     index = jnp.expand_dims(place.astype(jnp.int32), dim)
@@ -364,6 +383,8 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Fetch: _fetch,
     spmd.Carry: _carry,
     spmd.Best: _best,
+    spmd.Top: _top,
+    spmd.Fold: _fold,
     spmd.ValueAt: _value_at,
     spmd.DynamicSlice: _dynamic_slice,
     spmd.Slice: _slice,

@@ -114,10 +114,6 @@ def unsupported_loops(rule: Rule) -> frozenset[str]:
     return rule.whole | rule.local | windows | UNSUPPORTED.get(rule.family, moved)(rule)
 
 
-def _reduced(rule: Rule) -> frozenset[str]:
-    return frozenset(rule.reduced)
-
-
 def _divided(rule: Rule) -> frozenset[str]:
     """Loops under a floor or a modulo: a reshape whose factors do not nest."""
     maps = [index for tensor in rule.tensors for index in rule.indices(tensor)]
@@ -127,9 +123,9 @@ def _divided(rule: Rule) -> frozenset[str]:
 def _unreachable(rule: Rule) -> frozenset[str]:
     """Loops in an index that neither is made of loops nor read through a window.
 
-    A combination of the user's has no identity to fill places with: all its moved loops.
+    Where a combination of the user's has nothing to fill places with: all its moved loops.
     """
-    if rule.combine == USER and not rule.vacant:
+    if rule.combine == USER and not rule.vacant and rule.filler(0) is None:
         return moved(rule)
     places = ((t, d) for t in rule.tensors for d in range(len(rule.indices(t))))
     barred = [rule.indices(t)[d] for t, d in places if not _reachable(rule, t, d)]
@@ -151,7 +147,6 @@ UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
     "selection": _unreachable,
     "shape": _divided,
     "terms": _unreachable,
-    "user": _reduced,
     "window": _unreachable,
 }
 

@@ -24,6 +24,7 @@ from shardalg.spmd.program import (
     Extract,
     Fetch,
     FirstMember,
+    Fold,
     Insert,
     Instruction,
     Join,
@@ -37,6 +38,7 @@ from shardalg.spmd.program import (
     Slice,
     SliceAt,
     SpmdProgram,
+    Top,
     ValueAt,
     While,
 )
@@ -201,12 +203,23 @@ def _check_branches(program: SpmdProgram, instruction: Instruction) -> None:
         )
 
 
+def _check_joined(program: SpmdProgram, instruction: Instruction) -> None:
+    """Results are as the operands are, all alike but for their types."""
+    joined = instruction.operands[: len(instruction.results)]
+    given = [program.locals[v].shape for v in joined]
+    made = [program.locals[v].shape for v in instruction.results]
+    if given != made or len(set(given)) != 1:
+        raise _fault(program, instruction, f" joins {given} to {made}.")
+
+
 # What an Apply gives is what its primitive gives: its locals say it.
 _BORDERS: dict[type, Callable[[SpmdProgram, Instruction], None]] = {
     Apply: lambda program, instruction: None,
     Loop: _check_loop,
     While: _check_while,
     Branches: _check_branches,
+    Top: _check_joined,
+    Fold: _check_joined,
 }
 # Locals outside and inside a block, in order, and how many of them are not stacked inside a loop.
 _Pairs = tuple[tuple[int, ...], tuple[int, ...], int]

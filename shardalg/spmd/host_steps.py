@@ -139,6 +139,29 @@ def _best(a: spmd.Best, values: Stack, places: Stack) -> Stack:
     return result
 
 
+def top(a: spmd.Top, values: Stack, places: Stack) -> list[Stack]:
+    """By a stable sort: of what is equally good, what has the lower place stays first."""
+    found = list(values), list(places)
+    for group in groups(a.digits, len(values)):
+        every = np.concatenate([values[p] for p in group], a.dim)
+        moved = [places[p] + place * a.block for place, p in enumerate(group)]
+        joined = np.concatenate(moved, a.dim).astype(places[0].dtype)
+        order = np.argsort(~_in_total_order(every), axis=a.dim, kind="stable")
+        order = order.take(range(values[0].shape[a.dim]), a.dim)
+        for position in group:
+            found[0][position] = np.take_along_axis(every, order, a.dim)
+            found[1][position] = np.take_along_axis(joined, order, a.dim)
+    return list(found)
+
+
+def _in_total_order(x: np.ndarray) -> np.ndarray:
+    """Integers that are ordered as the numbers: of floats their bits, mirrored below 0."""
+    if x.dtype.kind in "iu":
+        return x
+    bits = x.view(f"int{8 * x.dtype.itemsize}")
+    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
+
+
 def _value_at(a: spmd.ValueAt, places: Stack, x: Stack) -> Stack:
     def at(_: int, place: np.ndarray, block: np.ndarray) -> np.ndarray:
         index = np.expand_dims(place.astype(np.int64), a.dim)

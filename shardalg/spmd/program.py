@@ -16,6 +16,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import ITEM_SIZES, SHORT, Params
 from shardalg.spmd.boxes import Extract, Insert
+from shardalg.spmd.joins import Fold, Top
 
 Pairs = tuple[tuple[int, int], ...]
 """(source, target) positions."""
@@ -454,10 +455,11 @@ Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
     | Carry | Best | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
     | Choose | Join | ValueAt | Offset | MaskIndexed | FirstMember | Extract | Insert
+    | Top | Fold
     | Loop | While | Branches
 )  # fmt: skip
 COLLECTIVES = (
-    AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best,
+    AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best, Top, Fold,
 )  # fmt: skip
 
 

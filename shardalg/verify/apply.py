@@ -14,7 +14,21 @@ from shardalg.merge.compatible import merge
 from shardalg.merge.integers import All, IntegerClaim, Number, equal, implies, within
 from shardalg.merge.prove import MergeClaim
 from shardalg.ops.emit import Emission, boxes, emit, local_shape
-from shardalg.ops.rule import AND, ARGMAX, ARGMIN, CLIP, MAX, MIN, OR, PICK, SUM, Access, Rule
+from shardalg.ops.rule import (
+    AND,
+    ARGMAX,
+    ARGMIN,
+    CLIP,
+    MAX,
+    MIN,
+    OR,
+    PICK,
+    SUM,
+    TOP,
+    USER,
+    Access,
+    Rule,
+)
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
 from shardalg.spmd import program as p
@@ -284,14 +298,25 @@ def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Att
         loop, reverse = run.rule.prefix
         (dim,) = [d for d, index in enumerate(run.rule.results[0]) if index.loop == loop]
         yield p.Carry(dim, run.digits[loop], run.rule.combine, reverse)
-    if operand is None and run.rule.combine in (ARGMAX, ARGMIN) and _own_digits(run):
-        (loop,) = run.rule.reduced
-        (dim,) = [d for d, index in enumerate(run.rule.operands[0]) if index.loop == loop]
-        yield p.Best(dim, run.digits[loop], run.blocks[loop], run.rule.combine)
+    if operand is None and _own_digits(run):
+        yield from _joined(run)
     init = run.rule.init
-    counts = run.rule.combine not in IDEMPOTENT
+    # what a function of the user starts from changes nothing
+    counts = run.rule.combine not in (*IDEMPOTENT, USER)
     if counts and isinstance(init, Access) and init.operand == operand and _own_digits(run):
         yield p.FirstMember(_own_digits(run), run.rule.combine)
+
+
+def _joined(run: Run) -> Iterator[Attributes]:
+    """What makes partial results one, where no all-reduce does."""
+    combine = run.rule.combine
+    if combine == USER:
+        yield p.Fold(tuple(d for name in run.rule.reduced for d in run.digits[name]))
+    if combine in (ARGMAX, ARGMIN, TOP):
+        (loop,) = run.rule.reduced
+        (dim,) = [d for d, index in enumerate(run.rule.operands[0]) if index.loop == loop]
+        where = (dim, run.digits[loop], run.blocks[loop])
+        yield p.Top(*where) if combine == TOP else p.Best(*where, combine)
 
 
 def selected(run: Run) -> Iterator[Stated]:

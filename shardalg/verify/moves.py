@@ -22,7 +22,7 @@ from shardalg.merge.integers import (
     within,
 )
 from shardalg.spmd import program as p
-from shardalg.verify.combines import best, carry, join, value_at
+from shardalg.verify.combines import best, carry, join, together, value_at
 from shardalg.verify.contents import (
     Contents,
     Held,
@@ -350,6 +350,9 @@ def moved(step: Step) -> tuple[tuple[Contents, ...], list[Stated]]:
     if isinstance(step.attributes, p.Fetch):
         found = [_fetch(step, number) for number in range(len(step.attributes.readings))]
         stated = [_sent_once(step)]
+    elif isinstance(step.attributes, p.Top | p.Fold):
+        each = [replace(step, number=number) for number in range(step.count)]
+        found, stated = [together(one) for one in each], []
     else:
         found, stated = [MOVES[type(step.attributes)](step)], []
     if step.made.named:

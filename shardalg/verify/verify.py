@@ -26,11 +26,13 @@ from shardalg.spmd.program import (
     Branches,
     Choose,
     Concatenate,
+    Fold,
     Instruction,
     Join,
     Loop,
     MaskIndexed,
     SpmdProgram,
+    Top,
     ValueAt,
     While,
 )
@@ -151,10 +153,10 @@ class Verifier:
         mesh, attributes = self.program.mesh, instruction.attributes
         if isinstance(attributes, OPERATORS):
             return Applied(mesh, node.signature, attributes, operands, made), node.results
-        first = held[instruction.operands[0]].value
-        filler = held[instruction.operands[-1]].value
-        step = Step(mesh, attributes, operands, made[0], f"value {filler}")
-        return step, (first,) * len(made)
+        given = tuple(held[operand].value for operand in instruction.operands)
+        step = Step(mesh, attributes, operands, made[0], f"value {given[-1]}", count=len(made))
+        joins = isinstance(attributes, Top | Fold)
+        return step, given[: len(made)] if joins else given[:1] * len(made)
 
     def values_right(
         self, instruction: Instruction, held: Held, values: tuple[int | None, ...]
@@ -171,6 +173,11 @@ class Verifier:
         if isinstance(instruction.attributes, MaskIndexed):
             indices = held[instruction.operands[1]].value
             right = right and indices == self.graph.nodes[instruction.node].operands[1]
+        if isinstance(instruction.attributes, Top | Fold):
+            given = tuple(held[operand].value for operand in instruction.operands)
+            node, count = self.graph.nodes[instruction.node], len(values)
+            starts = node.operands[count:] if isinstance(instruction.attributes, Fold) else ()
+            right = right and given == (*node.results, *starts)
         if isinstance(instruction.attributes, OF_ONE_VALUE):
             right = right and len({held[operand].value for operand in instruction.operands}) == 1
         return self.judged("", "reads", Decided("operands and results are the node's own", right))
