@@ -327,11 +327,13 @@ def _join(emitter: Emitter, instruction: Instruction, x: Array, one: Array) -> l
 
 def _offset(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     a = instruction.attributes
-    shift = jnp.asarray(emitter.partition_id(a.digits) * a.scale).astype(x.dtype)
+    shift = jnp.asarray(emitter.partition_id(a.digits) * a.scale + a.more).astype(x.dtype)
     part = x if a.component is None else x[..., a.component]
     if a.clamp is not None:
         part = jnp.clip(part, *a.clamp)
-    part = part + shift
+    low, high = a.within or (0, 0)
+    missing = (a.within is not None) & ((part < low) | (part > high))
+    part = jnp.where(missing, jnp.asarray(-1).astype(x.dtype), part + shift)
     return [part if a.component is None else x.at[..., a.component].set(part)]
 
 
@@ -342,12 +344,13 @@ def _mask_indexed(
     here = jnp.ones(indices.shape[:-1], bool)
     outside = jnp.zeros(indices.shape[:-1], bool)
     member = 0
-    for component, digits, block, size in a.components:
+    for (component, digits, block, size), margin in a.counted:
         p = emitter.partition_id(digits)
         member = member + p
         index = indices[..., component].astype(jnp.int32)
-        here &= (index >= 0) & (index < block)
-        outside |= (index + p * block < 0) | (index + p * block >= size)
+        here &= (index >= 0) & (index < block + margin)
+        start = index - margin + p * block
+        outside |= (start < 0) | (start >= size)
     spread = lambda array: lax.broadcast_in_dim(array, x.shape, a.batch_dims)  # noqa: E731
     zero = jnp.zeros((), x.dtype)
     result = jnp.where(spread(here & ~outside), x, zero)

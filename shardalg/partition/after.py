@@ -9,6 +9,7 @@ from shardalg.spmd.program import (
     Attributes,
     Best,
     Carry,
+    Dilate,
     Fold,
     Join,
     Slice,
@@ -19,6 +20,14 @@ from shardalg.spmd.program import (
 
 Given = tuple[int, ...]
 """A result and the operands of the operator that made it, as locals."""
+
+
+# Places of the dimension after an instruction that changes their number.
+RESIZING: dict[type, Callable[[Attributes, int], int]] = {
+    Dilate: lambda a, size: a.length(size),
+    Slice: lambda a, size: a.size,
+    SliceAt: lambda a, size: a.size,
+}
 
 
 def done_after(
@@ -49,8 +58,12 @@ def done_after(
 def apply_on(
     context: PartitionContext, local: int, attributes: Attributes, cause: Cause, *more: int
 ) -> int:
-    """A local of the same shape, after an instruction on `local` (and `more`)."""
-    made = _like(context, local)
+    """The local that an instruction on `local` (and `more`) makes."""
+    like = context.locals[local]
+    shape = list(like.shape)
+    if type(attributes) in RESIZING:
+        shape[attributes.dim] = RESIZING[type(attributes)](attributes, shape[attributes.dim])
+    made = context.new_local(tuple(shape), like.dtype, like.sharding)
     context.emit(attributes, (local, *more), (made,), cause)
     return made
 
@@ -66,23 +79,11 @@ def _apply_after(
     return apply_on(context, given[0], attributes, cause)
 
 
-def _cut_on(context: PartitionContext, given: Given, cut: Slice | SliceAt, cause: Cause) -> int:
-    like = context.locals[given[0]]
-    shape = (*like.shape[: cut.dim], cut.size, *like.shape[cut.dim + 1 :])
-    made = context.new_local(shape, like.dtype, like.sharding)
-    context.emit(cut, given[:1], (made,), cause)
-    return made
-
-
 def _carry_on(context: PartitionContext, given: Given, carry: Carry, cause: Cause) -> int:
     """The prefix of a block after that of all blocks before it."""
     local = given[0]
-    like = context.locals[local]
-    size = like.shape[carry.dim]
-    shape = (*like.shape[: carry.dim], 1, *like.shape[carry.dim + 1 :])
-    last = Slice(carry.dim, 0 if carry.reverse else size - 1, 1)
-    end = context.new_local(shape, like.dtype, like.sharding)
-    context.emit(last, (local,), (end,), cause)
+    size = context.locals[local].shape[carry.dim]
+    end = apply_on(context, local, Slice(carry.dim, 0 if carry.reverse else size - 1, 1), cause)
     before = apply_on(context, end, carry, cause)
     return apply_on(context, local, Join(carry.dim, carry.combine), cause, before)
 
@@ -97,10 +98,8 @@ def _best_on(context: PartitionContext, given: Given, best: Best, cause: Cause) 
     return made
 
 
-# What is done to a result in more than one instruction, or changes its shape.
+# What is done to a result in more than one instruction.
 _AFTER: dict[type, Callable[[PartitionContext, Given, Attributes, Cause], int]] = {
     Best: _best_on,
     Carry: _carry_on,
-    Slice: _cut_on,
-    SliceAt: _cut_on,
 }

@@ -10,8 +10,8 @@ from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
 from shardalg.graph.ir import Node, Signature
-from shardalg.ops.emit import Emission, emit, local_shape
-from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
+from shardalg.ops.emit import Emission, IndexShift, emit, local_shape
+from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Access, Rule
 from shardalg.ops.table import rules
 from shardalg.partition.after import apply_on, done_after
 from shardalg.partition.assign import Choice, NodeKey, choose, through_windows
@@ -36,12 +36,14 @@ from shardalg.spmd.program import (
     Best,
     Carry,
     Choose,
+    Dilate,
     FirstMember,
     Fold,
     Mask,
     MaskAt,
     MaskIndexed,
     Offset,
+    Slice,
     Start,
     Top,
 )
@@ -88,12 +90,16 @@ def node_plan(key: NodeKey) -> NodePlan:
     found = _windows(key, rows, choice)
     alone = len(rows) == 1
     emission = emit(key.signature, rows[0], blocks, spans(found)) if alone else Emission()
-    before = (*_masks(rows, loops), *_shifts(emission, loops, blocks))
+    before = (
+        *_masks(rows, loops),
+        *_around(rows[0], emission, loops),
+        *_shifts(emission, loops, blocks),
+    )
     if emission.first_member is not None:
         pending = reduced_digits(rows[0], loops)
         if pending:
             before += ((emission.first_member, FirstMember(pending, rows[0].combine)),)
-    cut = kept(rows[0], found, blocks)
+    cut = (*kept(rows[0], found, blocks), *_within_margins(rows[0], emission, blocks))
     after = (
         *[k.cut for k in cut],
         *_result_shifts(emission, loops, blocks),
@@ -101,7 +107,7 @@ def node_plan(key: NodeKey) -> NodePlan:
         *carries(rows[0], loops),
     )
     apply = _local(key.signature, emission, choice, blocks)
-    indexed = _indexed(emission, loops, (blocks, extents))
+    indexed = _indexed(emission, loops, blocks)
     return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why, found, cut)
 
 
@@ -192,7 +198,7 @@ def _shifts(
     emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
 ) -> tuple[tuple[int, Attributes], ...]:
     return tuple(
-        (s.operand, Offset(loops[s.loop], s.sign * blocks[s.loop], s.component, s.clamp))
+        (s.operand, offset(s, loops[s.loop], blocks[s.loop]))
         for s in emission.shifts
         if s.operand is not None and loops.get(s.loop)
     )
@@ -202,10 +208,37 @@ def _result_shifts(
     emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
 ) -> tuple[Attributes, ...]:
     return tuple(
-        Offset(loops[s.loop], s.sign * blocks[s.loop], s.component, s.clamp)
+        offset(s, loops[s.loop], blocks[s.loop])
         for s in emission.shifts
         if s.operand is None and loops.get(s.loop)
     )
+
+
+def offset(shift: IndexShift, digits: Digits, block: int) -> Offset:
+    """The instruction that shifts run-time numbers."""
+    scale = shift.sign * block
+    return Offset(digits, scale, shift.component, shift.clamp, shift.more, shift.within)
+
+
+def _around(
+    rule: Rule, emission: Emission, loops: dict[str, Digits]
+) -> Iterator[tuple[int, Attributes]]:
+    """Margins around a block that windows overlap; what is read there, or behind its end, is 0."""
+    for dim, loop, width in emission.margins:
+        mask = _mask(rule, loop, loops)
+        if mask:
+            yield 0, Mask(dim, *mask, SUM)
+        yield 0, Dilate(dim, 1, width, width, SUM)
+
+
+def _within_margins(rule: Rule, emission: Emission, blocks: Mapping[str, int]) -> tuple[Kept, ...]:
+    """The blocks of a result that was written with its margins."""
+    found = []
+    for _, loop, width in emission.margins if isinstance(rule.init, Access) else ():
+        (dim,) = (d for d, made in enumerate(rule.results[0]) if made.loop == loop)
+        block = blocks[loop]
+        found.append(Kept(dim, block + 2 * width, Slice(dim, width, block)))
+    return tuple(found)
 
 
 def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
@@ -225,15 +258,25 @@ def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
 
 
 def _indexed(
-    emission: Emission, loops: dict[str, Digits], sizes: tuple[dict[str, int], dict[str, int]]
+    emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
 ) -> tuple[int, MaskIndexed] | None:
-    blocks, extents = sizes
-    owned = [(c, loop) for c, loop in emission.owned if loops.get(loop)]
+    digits = {name: own for name, own in loops.items() if own}
+    mask = masking(emission, digits, blocks)
+    operand = next((s.operand for s in emission.shifts if s.operand is not None), 0)
+    return None if mask is None else (operand, mask)
+
+
+def masking(
+    emission: Emission, digits: Mapping[str, Digits], blocks: Mapping[str, int]
+) -> MaskIndexed | None:
+    """What keeps of a gathered value what the own block holds, if something is to be left out."""
+    owned = [one for one in emission.owned if one[1] in digits]
+    widths = {loop: width for _, loop, width in emission.margins}
+    components = tuple((c, digits[loop], blocks[loop], count) for c, loop, count in owned)
+    margins = tuple(widths.get(loop, 0) for _, loop, _ in owned) if widths else ()
     if not owned:
         return None
-    operand = next(s.operand for s in emission.shifts if s.operand is not None)
-    components = tuple((c, loops[loop], blocks[loop], extents[loop]) for c, loop in owned)
-    return operand, MaskIndexed(components, emission.batch_dims, emission.fill)
+    return MaskIndexed(components, emission.batch_dims, emission.fill, margins)
 
 
 def partition_node(

@@ -281,7 +281,10 @@ def _offset(a: spmd.Offset, x: Stack) -> Stack:
         part = np.asarray(result if a.component is None else result[..., a.component], np.int64)
         if a.clamp is not None:
             part = np.clip(part, *a.clamp)
-        part = (part + partition_id(a.digits, position) * a.scale).astype(block.dtype)
+        low, high = a.within or (0, 0)
+        missing = (a.within is not None) & ((part < low) | (part > high))
+        part = part + partition_id(a.digits, position) * a.scale + a.more
+        part = np.where(missing, -1, part).astype(block.dtype)
         if a.component is None:
             return np.asarray(part)
         result[..., a.component] = part
@@ -295,12 +298,13 @@ def _mask_indexed(a: spmd.MaskIndexed, value: Stack, indices: Stack) -> Stack:
         here = np.ones(index.shape[:-1], bool)
         outside = np.zeros(index.shape[:-1], bool)
         member = 0
-        for component, digits, size_here, size in a.components:
+        for (component, digits, size_here, size), margin in a.counted:
             p = partition_id(digits, position)
             member += p
             local = index[..., component].astype(np.int64)
-            here &= (local >= 0) & (local < size_here)
-            outside |= (local + p * size_here < 0) | (local + p * size_here >= size)
+            here &= (local >= 0) & (local < size_here + margin)
+            start = local - margin + p * size_here
+            outside |= (start < 0) | (start >= size)
         fill = a.fill if a.fill is not None and member == 0 else 0
         result = np.where(_spread(here & ~outside, a.batch_dims, block), block, block.dtype.type(0))
         return np.where(_spread(outside, a.batch_dims, block), block.dtype.type(fill), result)

@@ -366,16 +366,18 @@ class ValueAt:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Add `p*scale` to an integer value, which is clamped to `clamp` first.
+    """Add `p*scale + more` to an integer value, which is clamped to `clamp` first.
 
     To all of it, or, with `component`, to the slice of the last dimension with that number (gather
-    and scatter indices).
+    and scatter indices). Where the value was outside of `within` it becomes -1: no index.
     """
 
     digits: Digits
     scale: int
     component: int | None = None
     clamp: tuple[int, int] | None = None
+    more: int = 0
+    within: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +389,7 @@ class MaskIndexed:
 
     Attributes:
       components: (component, digits, block, size).
+      margins: places before the block from which each component counts, none if it is empty.
       batch_dims: the value's dimensions that the indices span.
       fill: None where nothing is filled in.
     """
@@ -394,6 +397,13 @@ class MaskIndexed:
     components: tuple[tuple[int, Digits, int, int], ...]
     batch_dims: tuple[int, ...]
     fill: float | None = None
+    margins: tuple[int, ...] = ()
+
+    @property
+    def counted(self) -> tuple[tuple[tuple[int, Digits, int, int], int], ...]:
+        """Every component with its margin."""
+        margins = self.margins or (0,) * len(self.components)
+        return tuple(zip(self.components, margins, strict=True))
 
     @property
     def digits(self) -> Digits:

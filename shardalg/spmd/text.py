@@ -130,6 +130,7 @@ _TEXT: dict[type, Callable[..., str]] = {
     ValueAt: lambda a, m: f"value_at dim={a.dim}",
     Offset: lambda a, m: (
         f"offset p({axes_text(m, a.digits)})*{a.scale}"
+        + (f"{a.more:+d}" if a.more else "")
         + ("" if a.component is None else f" on component {a.component}")
     ),
     MaskIndexed: lambda a, m: (

@@ -8,7 +8,6 @@ from shardalg.ops.emit import emit
 from shardalg.ops.loops import dim_loops
 from tests.ops.meaning import UFUNCS, identity
 
-
 RANKED = (rows.ARGMAX, rows.ARGMIN, rows.TOP, rows.USER)
 """Ways to combine by more than one array of numbers: tests/partition runs them."""
 
@@ -48,9 +47,8 @@ class Shard:
         ranked = self.rule.combine in RANKED and self.loop in self.rule.reduced
         boxed = any(guard.loop.loop == self.loop for guard in self.rule.guards)
         boxed = boxed and self.rule.family == "dynamic"
-        return (
-            not (carried or ranked or boxed)
-            and all(self.dims(tensor) is not None for tensor in self.rule.tensors)
+        return not (carried or ranked or boxed) and all(
+            self.dims(tensor) is not None for tensor in self.rule.tensors
         )
 
     def cut(self, array, tensor, p):

@@ -1,4 +1,4 @@
-"""Partial results that are several values: the best k of a sharded dimension, and user's monoids."""
+"""Partial results that are several values: the best k of a sharded dimension, monoids of users."""
 
 import jax
 import numpy as np
