@@ -179,6 +179,10 @@ def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
     return block.take(range(start, start + size), dim)
 
 
+def _regroup(a: spmd.Regroup, x: Stack) -> Stack:
+    return _everywhere(lambda _, block: block.reshape(a.shape(block.shape)), x)
+
+
 def _concatenate(a: spmd.Concatenate, *stacks: Stack) -> Stack:
     return _everywhere(lambda _, *blocks: np.concatenate(blocks, a.dim), *stacks)
 
@@ -313,6 +317,7 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
+    spmd.Regroup: _regroup,
     spmd.Resize: _resize,
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,
