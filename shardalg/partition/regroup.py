@@ -111,8 +111,11 @@ def layouts(
 def _layout(
     every: tuple[Group, ...], held: Dims, others: tuple[Dims, Dims | None, Dims | None]
 ) -> tuple[Dims, Dims]:
-    """Args: others: digits of the home; of kept dimensions, the home's if None; of the result's
-    leading dimensions, the operand's if None.
+    """Digits of both sides, from those that the operand is held in.
+
+    Args:
+      others: digits of the home; of dimensions that stay, the home's if None; of leading
+        dimensions of the result, the operand's if None.
     """
     home, kept, led = others
     dims: list[Digits] = [()] * sum(len(group.sizes) for group in every)
@@ -167,7 +170,7 @@ def _held(group: Group, held: Sharding) -> tuple[int, ...]:
 def regroup(
     context: PartitionContext, node: Node, local: int, layouts: tuple[Sharding, Sharding]
 ) -> int:
-    """Emit a reshape between two layouts: flat groups, an exchange each, the result's dimensions."""
+    """Emit a reshape between two layouts: flat groups, an exchange each, the new dimensions."""
     held, made = layouts
     every = regrouped(node.signature)
     role = context.roles[node.operands[0]]

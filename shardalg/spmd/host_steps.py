@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain, pairwise
+from math import prod
 
 import numpy as np
 
@@ -180,7 +181,13 @@ def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
 
 
 def _regroup(a: spmd.Regroup, x: Stack) -> Stack:
-    return _everywhere(lambda _, block: block.reshape(a.shape(block.shape)), x)
+    def regrouped(_: int, block: np.ndarray) -> np.ndarray:
+        shape = a.shape(block.shape)
+        if prod(shape) != block.size or sum(n for n, _ in a.groups) != block.ndim:
+            raise ProgramError(f"blocks of {block.shape} are no {shape}. Name every dimension.")
+        return block.reshape(shape)
+
+    return _everywhere(regrouped, x)
 
 
 def _concatenate(a: spmd.Concatenate, *stacks: Stack) -> Stack:

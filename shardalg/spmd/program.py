@@ -281,6 +281,11 @@ class Regroup:
 
     groups: tuple[tuple[int, tuple[int, ...]], ...]
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The global shape that the dimensions then have."""
+        return tuple(size for _, sizes in self.groups for size in sizes)
+
     def shape(self, before: tuple[int, ...]) -> tuple[int, ...]:
         """The local shape that a local shape becomes.
 
