@@ -185,9 +185,7 @@ def _inline(builder: Builder, equation: Any, operands: list[int], place: Place) 
     return builder.run(next(params[n] for n in BODY_PARAMS if n in params), operands, place)
 
 
-def _write_out(
-    builder: Builder, equation: Any, operands: list[int], place: Place
-) -> Sequence[int]:
+def _write_out(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
     body = builder.written_out(equation)
     if body is None:
         return plain_node(builder, equation, operands, place)
@@ -401,15 +399,21 @@ def site_params(spec: Iterable[object], rank: int) -> dict[str, Any]:
 def site(
     builder: Builder, operands: list[int], params: Mapping[str, Any], place: Place
 ) -> Sequence[int]:
+    """An annotation with these parameters, on one value.
+
+    Raises:
+      TraceError: it says something of axes along which the region around it is manual.
+    """
     parts, name = builder.parts, params["name"]
     label = parts.label("annotate", place.source)
     types = [parts.values[operands[0]].type]
     named = place.manual.intersection(chain.from_iterable(params["spec"] or ()))
     if named or (name and place.manual):
         raise TraceError(
-            f"the annotation {name or params['spec']} at {place.source or 'an unknown line'} stands "
-            f"in a shard_map over {sorted(place.manual)}, where each device has values of its own. "
-            "Lay them out by the in_specs and out_specs of the region, or annotate outside of it."
+            f"the annotation {name or params['spec']} at {place.source or 'an unknown line'} "
+            f"stands in a shard_map over {sorted(place.manual)}, where each device has values of "
+            "its own. Lay them out by the in_specs and out_specs of the region, or annotate around "
+            "it."
         )
     results = parts.results(types, (name, "") if name else label)
     binding = (builder.primitives["annotate"], dict(params))

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardalg.errors import TraceError
-from shardalg.graph.build import Bodies, Builder, Place, Placing, call, plain_node, site, site_params
+from shardalg.graph.build import (
+    Bodies,
+    Builder,
+    Place,
+    Placing,
+    call,
+    plain_node,
+    site,
+    site_params,
+)
 from shardalg.graph.ir import ValueType
 
 
@@ -59,7 +68,9 @@ def _laid_out(
     return made
 
 
-def _collective(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _collective(
+    builder: Builder, equation: Any, operands: list[int], place: Place
+) -> Sequence[int]:
     """A collective of the user's over whole axes."""
     _check(equation, place)
     return plain_node(builder, equation, operands, place)
@@ -78,13 +89,17 @@ def _check(equation: Any, place: Place) -> None:
         )
 
 
-def _axis_index(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _axis_index(
+    builder: Builder, equation: Any, operands: list[int], place: Place
+) -> Sequence[int]:
     """A number of the device: 0, to which its place is added."""
     zero = builder.parts.constant(equation.outvars[0].aval, 0)
     return _collective(builder, equation, [zero], place)
 
 
-def _all_gather(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _all_gather(
+    builder: Builder, equation: Any, operands: list[int], place: Place
+) -> Sequence[int]:
     """Blocks on a new dimension are blocks side by side along one of size 1."""
     _check(equation, place)
     params = equation.params
@@ -152,10 +167,10 @@ PLANNED: dict[str, Placing] = {
 }
 UNPLANNED = """
 all_gather_done all_gather_reduced all_gather_reduced_start all_gather_start all_to_all_done
-all_to_all_start pbroadcast_done pbroadcast_start ppermute_done ppermute_start precv psend psum_done
-psum_invariant_start psum_start ragged_all_to_all reduce_scatter_done reduce_scatter_start
-unreduced_pmax unreduced_pmin unreduced_psum unreduced_psum_start unreduced_reduce_scatter
-unreduced_reduce_scatter_start
+all_to_all_start pbroadcast pbroadcast_done pbroadcast_start ppermute_done ppermute_start precv
+psend psum_done psum_invariant_start psum_start ragged_all_to_all reduce_scatter_done
+reduce_scatter_start unreduced_pmax unreduced_pmin unreduced_psum unreduced_psum_start
+unreduced_reduce_scatter unreduced_reduce_scatter_start
 """.split()
 MANUAL_HANDLERS: dict[str, Placing] = {
     "shard_map": _region,

@@ -13,13 +13,16 @@ import jax
 from jax.tree_util import keystr, tree_flatten_with_path, tree_structure, treedef_is_leaf
 
 from shardalg.errors import RoleError, StrategyError, TraceError
-from shardalg.graph.build import HANDLERS, Builder
+from shardalg.graph import build
 from shardalg.graph.evaluate import find_primitive
 from shardalg.graph.ir import Graph
 from shardalg.graph.manual import MANUAL_HANDLERS
 from shardalg.graph.source import Sources
 from shardalg.graph.written import written_out
 from shardalg.pause import collection_paused
+
+HANDLERS = {**build.HANDLERS, **MANUAL_HANDLERS}
+"""Primitive to what reads its equations; all others are one node each."""
 
 
 def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | None = None) -> Graph:
@@ -51,7 +54,7 @@ def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | No
         )
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
     ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
-    builder = Builder(ours, {**HANDLERS, **MANUAL_HANDLERS}, written_out=written_out)
+    builder = build.Builder(ours, HANDLERS, written_out=written_out)
     with collection_paused():
         graph = builder.graph(closed, paths, result_paths)
         graph.check()

@@ -10,8 +10,8 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node, Region
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.layouts import interned, whole
-from shardalg.spmd.program import Attributes, Block, Branches, Loop, Manual, While
 from shardalg.spmd.manual import manual_layouts
+from shardalg.spmd.program import Attributes, Block, Branches, Loop, Manual, While
 
 Layouts = tuple[Sharding, ...]
 

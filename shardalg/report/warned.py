@@ -36,7 +36,11 @@ def _warning(
     program: SpmdProgram, graph: Graph, node: Node, steps: list[Step]
 ) -> tuple[object, ...] | None:
     rows = None if node.bodies else rules(node.signature)
-    if node.bodies or node.primitive in WRITTEN or (rows is not None and not any(map(_split_later, rows))):
+    if (
+        node.bodies
+        or node.primitive in WRITTEN
+        or (rows is not None and not any(map(_split_later, rows)))
+    ):
         return None
     if rows is None:
         reason = EXCLUDED.get(node.primitive, "it has no row")

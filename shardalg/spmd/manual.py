@@ -47,7 +47,9 @@ def _permute(signature: Signature, digits: Digits, mesh: Mesh) -> spmd.Collectiv
 _WRITTEN: dict[str, Callable[[Signature, Digits, Mesh], Attributes]] = {
     "all_gather": lambda s, d, mesh: spmd.AllGather(s.param("all_gather_dimension"), d),
     "all_gather_invariant": lambda s, d, mesh: spmd.AllGather(s.param("all_gather_dimension"), d),
-    "all_to_all": lambda s, d, mesh: spmd.AllToAll(s.param("split_axis"), s.param("concat_axis"), d),
+    "all_to_all": lambda s, d, mesh: spmd.AllToAll(
+        s.param("split_axis"), s.param("concat_axis"), d
+    ),
     "axis_index": lambda s, d, mesh: spmd.Offset(d, 1),
     "pmax": lambda s, d, mesh: spmd.AllReduce(d, "max"),
     "pmin": lambda s, d, mesh: spmd.AllReduce(d, "min"),
@@ -64,7 +66,10 @@ def manual_layouts(node: Node, mesh: Mesh) -> tuple[Layouts, Layouts]:
     """Layouts of the operands and of the results of a manual region, as its specs say."""
     sides = (("in_axes", node.signature.operands), ("out_axes", node.signature.results))
     operands, results = (
-        tuple(_laid(kind, axes, mesh) for kind, axes in zip(kinds, node.signature.param(name), strict=True))
+        tuple(
+            _laid(kind, axes, mesh)
+            for kind, axes in zip(kinds, node.signature.param(name), strict=True)
+        )
         for name, kinds in sides
     )
     return operands, results

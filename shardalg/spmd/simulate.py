@@ -47,7 +47,9 @@ class _Run:
         values = self.graph.nodes[node].results if node is not None else ()
         name = f" for {self.graph.values[values[0]].name}" if values else ""
         results = ", ".join(repr(self.program.locals[r]) for r in instruction.results)
-        said = "" if isinstance(instruction.attributes, CONTROL) else f" ({instruction.attributes!r})"
+        said = (
+            "" if isinstance(instruction.attributes, CONTROL) else f" ({instruction.attributes!r})"
+        )
         return f"{_kind(instruction)} -> {results}{name}{said}"
 
 

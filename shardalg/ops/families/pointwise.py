@@ -9,7 +9,7 @@ from shardalg.ops.families.build import FLOATS, Builder, access, indices, is_num
 from shardalg.ops.rule import Access, Rule
 
 COPIES = """
-annotate convert_element_type copy layout_constraint name optimization_barrier pbroadcast preduced
+annotate convert_element_type copy layout_constraint name optimization_barrier preduced
 reduced_vary_cast_p stop_gradient vary_unreduced_cast_p xla_metadata_value
 """
 UNARY = """
