@@ -409,7 +409,7 @@ class Plan:
             )
 
     def _bound(self, fn: Callable[..., Any] | None, args: Sequence[Any] | None) -> Traced:
-        if self.traced.graph.bindings and fn is None:
+        if self.traced.fn is not None and fn is None:
             return self.traced
         if fn is None:
             raise LoweringError(

@@ -22,6 +22,8 @@ from shardalg.errors import LoweringError
 from shardalg.graph.evaluate import apply
 from shardalg.graph.ir import Graph
 from shardalg.lower.axes import Axes
+from shardalg.ops.rule import Access
+from shardalg.ops.table import rules
 from shardalg.spmd import program as spmd
 from shardalg.spmd.bound import bound
 from shardalg.spmd.identity import identity
@@ -78,7 +80,19 @@ def _apply(emitter: Emitter, instruction: Instruction, *operands: Array) -> list
         # XLA would fold the transpose into the matmul that made the partial sums, in a form that
         # its fast CPU kernel does not take (1.3 times the whole gradient of a feed-forward layer).
         operands = tuple(map(lax.optimization_barrier, operands))
+    if _writes_at_indices(emitter, instruction):
+        # XLA makes one slice of two and forgets that the second start is clamped: an index that
+        # misses the block would then write what another block holds (openxla/xla issue 49121).
+        operands = (lax.optimization_barrier(operands[0]), *operands[1:])
     return apply(primitive, binding, params, operands)
+
+
+def _writes_at_indices(emitter: Emitter, instruction: Instruction) -> bool:
+    """Whether it writes updates over its own block, at places known at run time."""
+    if not instruction.attributes.loops:
+        return False
+    rows = rules(emitter.graph.nodes[instruction.node].signature)
+    return any(row.guards and isinstance(row.init, Access) for row in rows or ())
 
 
 def _is_partial(emitter: Emitter, instruction: Instruction) -> bool:
@@ -136,8 +150,7 @@ def _reduce_scatter(emitter: Emitter, instruction: Instruction, x: Array) -> lis
     n = _group_size(a.digits)
     if a.combine not in ("sum", "pick") or x.dtype == jnp.bool_:
         # every member sends each other one its piece and folds what arrives: the same bytes
-        pieces = lax.all_to_all(_pieces(x, a.dim, n), names, 0, 0, tiled=True)
-        return [_folded(pieces, a.combine)]
+        return [_folded(_swapped(_pieces(x, a.dim, n), names), a.combine)]
     if emitter.tiled or a.dim == 0:
         return [lax.psum_scatter(x, names, scatter_dimension=a.dim, tiled=True)]
     block = x.shape[a.dim] // n
@@ -155,6 +168,16 @@ def _pieces(x: Array, dim: int, n: int) -> Array:
     return jnp.moveaxis(cut, dim, 0)
 
 
+def _swapped(pieces: Array, names: tuple[str, ...]) -> Array:
+    """Piece `k` goes to member `k`; those that arrive, by their senders.
+
+    On one dimension XLA has no choice of layout: pieces with dimensions of size 1 may get different
+    ones, which its verifier then refuses (jaxlib 0.10.2, where one exchange reads another).
+    """
+    arrived = lax.all_to_all(pieces.reshape(-1), names, 0, 0, tiled=True)
+    return arrived.reshape(pieces.shape)
+
+
 def _all_to_all(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
@@ -163,7 +186,7 @@ def _all_to_all(emitter: Emitter, instruction: Instruction, x: Array) -> list[Ar
     if emitter.tiled:
         return [lax.all_to_all(x, names, a.split_dim, a.concat_dim, tiled=True)]
     pieces = _pieces(x, a.split_dim, _group_size(a.digits))
-    arrived = lax.all_to_all(pieces, names, 0, 0, tiled=True)  # leading dimension: the sender
+    arrived = _swapped(pieces, names)
     shape = list(arrived.shape[1:])
     shape[a.concat_dim] *= arrived.shape[0]
     return [jnp.moveaxis(arrived, 0, a.concat_dim).reshape(shape)]
