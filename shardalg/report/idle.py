@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from shardalg.algebra.digits import Digit, Digits, overlap, parts
+from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.costs.collectives import quotient
 from shardalg.costs.compute import contracts, signature_local_flops
 from shardalg.costs.walk import Step, walk
@@ -56,17 +56,9 @@ def _idle(program: SpmdProgram, graph: Graph, step: Step) -> Idle | None:
     signature = graph.nodes[node].signature
     if attributes.primitive != signature.primitive or not contracts(signature):
         return None
-    mesh, used = program.mesh, _used(program, step)
+    mesh, used = program.mesh, [d for _, digits in attributes.loops for d in digits]
     digits = {name: mesh.digit(name) for name, size in mesh.axes if size > 1}
     free = {n: d for n, d in digits.items() if not any(overlap(d, other) for other in used)}
     flops = signature_local_flops(signature, attributes.loops) * step.count
     return Idle(node, tuple(free), tuple(free.values()), step.count, flops) if free else None
 
-
-def _used(program: SpmdProgram, step: Step) -> list[Digit]:
-    """Digits on loops, and those along which every device adds sums of its own."""
-    instruction = step.instruction
-    pending = [program.locals[v].sharding.unreduced for v in instruction.operands]
-    return [
-        d for digits in (*dict(instruction.attributes.loops).values(), *pending) for d in digits
-    ]
