@@ -14,6 +14,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.errors import LoweringError, PlanFileError, ShardalgError, StrategyError
 from shardalg.explain import CollectiveExplanation, Trials, WhyNot, explain_collective, why_not
 from shardalg.explain.idle import idle_rows
+from shardalg.explain.switches import gather_table, switch_table
 from shardalg.graph.ir import Graph
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
@@ -283,6 +284,24 @@ class Plan:
         """The table behind `warnings()`."""
         fallbacks = warned.warnings(self.program, self.graph)
         return Table(fallbacks.columns, (*fallbacks.rows, *idle_rows(self._trials)))
+
+    def gathers(self) -> DataFrame:
+        """What is brought into a layout more than once, and what it would take to do it once.
+
+        A row per copy that the forward and the backward pass both make (`keep_gathers=True` keeps
+        it, a number as many as fit in so many bytes), and per constant that a loop brings into
+        its layout in every trip (`hoist_gathers=True`). Columns: value, sharding, option, times,
+        wire_bytes (of one), saved_wire_bytes (a step), held_bytes (longer, on a device).
+        """
+        return gather_table(self.sharded, self.traced.roles, self.options).df
+
+    def switches(self) -> DataFrame:
+        """What each switch of `Options` is worth here, one flipped at a time, by planning again.
+
+        Columns: options, collectives, wire_bytes, peak_memory_bytes, local_instructions (those that
+        send nothing), formatting_bytes (that formatting moves from and to memory).
+        """
+        return switch_table(self.stages, self.options).df
 
     def explain(self, what: object) -> ValueExplanation | CollectiveExplanation:
         """Why a value is sharded as it is, or why a collective is there.

@@ -61,4 +61,3 @@ def _idle(program: SpmdProgram, graph: Graph, step: Step) -> Idle | None:
     free = {n: d for n, d in digits.items() if not any(overlap(d, other) for other in used)}
     flops = signature_local_flops(signature, attributes.loops) * step.count
     return Idle(node, tuple(free), tuple(free.values()), step.count, flops) if free else None
-
