@@ -85,22 +85,6 @@ def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:
     yield from found
 
 
-def with_value(stages: Stages, value: int, wanted: Sharding) -> Annotations:
-    """The annotations with one value annotated: where it has an annotation, else beside them.
-
-    State that comes as an argument and goes as a result is changed at both ends.
-    """
-    given, graph = stages.annotations, stages.graph
-    sites = [graph.nodes[site.node].results[0] for site in graph.sites]
-    if value in sites:
-        slots: tuple[Slot, ...] = (("sites", sites.index(value)),)
-    elif value in graph.arguments and given.arguments[graph.arguments.index(value)] is not None:
-        slots = slots_of_argument(stages.traced, given, graph.arguments.index(value))
-    else:
-        return replace(given, values=(*given.values, (value, wanted)))
-    return filled(given, slots, wanted)
-
-
 def _slots(traced: Traced, annotations: Annotations, place: Annotated) -> tuple[Slot, ...]:
     """All annotations that one spec of the user's stands for, sorted."""
     return _TOGETHER[place.kind](traced, annotations, place.number)

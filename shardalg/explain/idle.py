@@ -8,8 +8,8 @@ from itertools import groupby
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.cost import number
-from shardalg.explain.changes import with_value
 from shardalg.explain.trials import Outcome, Trials
+from shardalg.explain.why_not import annotated_as
 from shardalg.graph.ir import Node
 from shardalg.ops.rule import Rule
 from shardalg.ops.table import rules
@@ -54,7 +54,7 @@ def _remedy(trials: Trials, one: Idle) -> str:
     before = redundant_flops(idle(stages.program, stages.graph))
     best: tuple[tuple[float, float], str] | None = None
     for value, layout in _layouts(stages, one):
-        other = trials.under(with_value(stages, value, layout))
+        other = trials.under(annotated_as(stages, value, layout))
         outcome, left = Outcome.of(other), redundant_flops(idle(other.program, other.graph))
         name = stages.graph.values[value].name
         sent = f"{number(trials.now.wire_bytes):,} to {number(outcome.wire_bytes):,} wire bytes"

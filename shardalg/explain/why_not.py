@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shardalg.algebra.sharding import Sharding
-from shardalg.explain.changes import with_value
+from shardalg.explain.changes import Slot, filled, slots_of_argument
 from shardalg.explain.trials import Trials
 from shardalg.merge.compatible import compatible, refines
 from shardalg.merge.verdict import Verdict
 from shardalg.propagate.sharded import Reason, ShardedGraph
-from shardalg.propagate.strategy import layout_of
+from shardalg.propagate.strategy import Annotations, layout_of
 from shardalg.report.answers import Answer, Parts
 from shardalg.report.chains import annotated, value_named
 from shardalg.report.difference import PlanDifference, difference
+from shardalg.stages import Stages
 from shardalg.table import Table
 
 
@@ -59,9 +60,25 @@ def why_not(trials: Trials, name: str, spec: object) -> WhyNot:
     value = value_named(graph, name)
     wanted = layout_of(graph, stages.mesh, value, spec)
     words, verdict = _obstacle(sharded, value, wanted)
-    other = trials.under(with_value(stages, value, wanted))
+    other = trials.under(annotated_as(stages, value, wanted))
     cost = difference(stages, other)
     return WhyNot(name, sharded.shardings[value], wanted, words, verdict, cost)
+
+
+def annotated_as(stages: Stages, value: int, wanted: Sharding) -> Annotations:
+    """The annotations with one value annotated: where it has an annotation, else beside them.
+
+    State that comes as an argument and goes as a result is changed at both ends.
+    """
+    given, graph = stages.annotations, stages.graph
+    sites = [graph.nodes[site.node].results[0] for site in graph.sites]
+    if value in sites:
+        slots: tuple[Slot, ...] = (("sites", sites.index(value)),)
+    elif value in graph.arguments and given.arguments[graph.arguments.index(value)] is not None:
+        slots = slots_of_argument(stages.traced, given, graph.arguments.index(value))
+    else:
+        return replace(given, values=(*given.values, (value, wanted)))
+    return filled(given, slots, wanted)
 
 
 def _obstacle(sharded: ShardedGraph, value: int, wanted: Sharding) -> tuple[str, Verdict | None]:

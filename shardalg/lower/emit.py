@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from shardalg.errors import LoweringError
@@ -197,15 +198,19 @@ def _permute(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array
 
 
 def _fetch(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
-    """A permute gives zeros to devices that it does not name: they keep what they had."""
-    result = x
-    for pairs in instruction.attributes.permutes:
-        arrived = lax.ppermute(x, emitter.axes.all_names, pairs)
-        served = jnp.zeros(emitter.program.mesh.size, bool)
-        served = served.at[jnp.asarray([target for _, target in pairs])].set(True)
-        position = lax.axis_index(emitter.axes.all_names)
-        result = jnp.where(served[position], arrived, result)
-    return [result]
+    """What arrives is sent once; a reading takes it where it is served, and else its own block."""
+    a, names = instruction.attributes, emitter.axes.all_names
+    arrived = [lax.ppermute(x, names, pairs) for pairs in a.permutes]
+    return [_read(emitter, reading, x, arrived) for reading in a.readings]
+
+
+def _read(emitter: Emitter, reading: spmd.Reading, x: Array, arrived: list[Array]) -> Array:
+    position = lax.axis_index(emitter.axes.all_names)
+    for pairs, block in zip(reading.permutes, arrived, strict=True):
+        targets = [target for _, target in pairs]
+        served = np.isin(np.arange(emitter.program.mesh.size), targets)
+        x = jnp.where(jnp.asarray(served)[position], block, x)
+    return x
 
 
 def _carry(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:

@@ -127,7 +127,7 @@ def _unreachable(rule: Rule) -> frozenset[str]:
 
     A combination of the user's has no identity to fill places with: all its moved loops.
     """
-    if rule.combine == USER:
+    if rule.combine == USER and not rule.vacant:
         return moved(rule)
     places = ((t, d) for t in rule.tensors for d in range(len(rule.indices(t))))
     barred = [rule.indices(t)[d] for t, d in places if not _reachable(rule, t, d)]
@@ -146,6 +146,7 @@ def _added_once(rule: Rule) -> frozenset[str]:
 # Family to the loops that its emission does not split; otherwise those in no plain index.
 UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
     "scatter": _added_once,
+    "selection": _unreachable,
     "shape": _divided,
     "terms": _unreachable,
     "user": _reduced,
@@ -287,6 +288,7 @@ EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {
     "prefix": _same,
     "same": _same,
     "scatter": _scatter,
+    "selection": _same,
     "shape": _shape,
     "terms": _terms,
     "user": _same,

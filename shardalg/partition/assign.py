@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import contracts
 from shardalg.graph.ir import Signature
@@ -26,7 +26,7 @@ from shardalg.partition.component import (
 )
 from shardalg.partition.layouts import interned, whole
 from shardalg.partition.reshard import reshard_bound, reshard_price
-from shardalg.partition.windows import elements, windows
+from shardalg.partition.windows import elements, together, windows
 
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """Of the operands and of the results."""
@@ -36,11 +36,13 @@ class NodeKey(NamedTuple):
     """All that the choice depends on; nodes that are alike are decided once.
 
     Attributes:
+      values: per operand, the first one that is the same value.
       sources: per operand, the layouts in which the value is at hand (unreduced digits included).
       homes: per result, the completed sharding.
     """
 
     signature: Signature
+    values: tuple[int, ...]
     sources: tuple[tuple[Sharding, ...], ...]
     homes: tuple[Sharding, ...]
 
@@ -117,8 +119,9 @@ def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], o
       price: elements sent from one layout to another.
     """
     signature, total = key.signature, 0
-    for sources, demand, type_ in zip(key.sources, choice.demands, signature.operands, strict=True):
-        total += min([price(source, demand) for source in sources]) * type_.itemsize
+    for number, demand in dict.fromkeys(zip(key.values, choice.demands, strict=True)):
+        least = min([price(source, demand) for source in key.sources[number]])
+        total += least * signature.operands[number].itemsize
     total += _window_bytes(key, choice)
     for made, home, type_ in zip(choice.produced, key.homes, signature.results, strict=True):
         total += price(made, home) * type_.itemsize
@@ -132,10 +135,11 @@ def _window_bytes(key: NodeKey, choice: Choice) -> int:
         loops = tuple((n, d) for n, d in choice.loops if n in rule.extents)
         held = tuple((k, choice.demands[k].dims) for k in rule.operands)
         devices = key.homes[0].mesh.size
-        for window in windows(rule, loops, held, devices) if loops else ():
-            demand = choice.demands[window.operand]
-            itemsize = key.signature.operands[window.operand].itemsize
-            total += elements(window, demand.shard_shape) * itemsize
+        found = windows(rule, loops, held, devices) if loops else ()
+        for group in together(found, key.values):
+            number = group[0].operand
+            itemsize = key.signature.operands[number].itemsize
+            total += elements(group, choice.demands[number].shard_shape) * itemsize
     return total
 
 
@@ -202,12 +206,19 @@ def _candidates(
 def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
     """Every combination of digits that are at hand, each on one loop, that the rows allow."""
     options = _options(key, component)
+    held = {d for groups in options.values() for group in groups for d in group}
+    nested = _meet(held)
     for combination in itertools.product(*options.values()):
         digits = [d for group in combination for d in group]
-        if len(digits) == len(set(digits)):
+        if len(digits) == len(set(digits)) and not (nested and _meet(digits)):
             assigned = {n: d for n, d in zip(options, combination, strict=True) if d}
             if component.allows(assigned):
                 yield assigned
+
+
+def _meet(digits: Iterable[Digit]) -> bool:
+    """Whether two digits are parts of one axis that lie over each other."""
+    return any(overlap(*pair) for pair in itertools.combinations(digits, 2))
 
 
 def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:

@@ -110,7 +110,8 @@ class Partitioner:
     def key(self, node: Node, homes: tuple[Sharding, ...]) -> NodeKey:
         """What the choice at a node depends on, as the program stands."""
         sources = self.context.sources
-        return NodeKey(node.signature, tuple([sources[v] for v in node.operands]), homes)
+        values = tuple([node.operands.index(v) for v in node.operands])
+        return NodeKey(node.signature, values, tuple([sources[v] for v in node.operands]), homes)
 
     def _node(self, node: Node) -> None:
         homes = tuple([self.homes[v] for v in node.results])

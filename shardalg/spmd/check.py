@@ -155,10 +155,11 @@ def _check_shape(program: SpmdProgram, instruction: Instruction) -> None:
             program.mesh.axis_ref(digit)
         except MeshError as error:
             raise _fault(program, instruction, f": {error}") from None
-    expected, result = _SHAPES[type(attributes)](attributes, *shapes), instruction.results[0]
-    if expected != program.locals[result].shape:
-        what = f" gives {expected}, but %{result} is {program.locals[result].shape}."
-        raise _fault(program, instruction, what)
+    expected = _SHAPES[type(attributes)](attributes, *shapes)
+    for result in instruction.results:
+        if expected != program.locals[result].shape:
+            what = f" gives {expected}, but %{result} is {program.locals[result].shape}."
+            raise _fault(program, instruction, what)
 
 
 def _check_loop(program: SpmdProgram, instruction: Instruction) -> None:

@@ -8,7 +8,7 @@ groups of positions that differ in the collective's digits alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -102,12 +102,15 @@ def _permute(a: spmd.CollectivePermute, x: Stack) -> Stack:
     return result
 
 
-def _fetch(a: spmd.Fetch, x: Stack) -> Stack:
-    """What is nobody's block is garbage: the own one is as good as any."""
+def fetched(a: spmd.Fetch, x: Stack) -> list[Stack]:
+    """Per reading its blocks. What is nobody's is garbage: the own one is as good as any."""
+    return [_read(reading, x) for reading in a.readings]
+
+
+def _read(reading: spmd.Reading, x: Stack) -> Stack:
     result = list(x)
-    for pairs in a.permutes:
-        for source, target in pairs:
-            result[target] = x[source]
+    for source, target in chain.from_iterable(reading.permutes):
+        result[target] = x[source]
     return result
 
 
@@ -303,7 +306,6 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.ReduceScatter: _reduce_scatter,
     spmd.AllToAll: _all_to_all,
     spmd.CollectivePermute: _permute,
-    spmd.Fetch: _fetch,
     spmd.Carry: _carry,
     spmd.Best: _best,
     spmd.ValueAt: _value_at,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from shardalg.algebra.affine import Index
@@ -15,6 +15,9 @@ from shardalg.algebra.digits import Digits, partition_id
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import ITEM_SIZES, SHORT, Params
+
+Pairs = tuple[tuple[int, int], ...]
+"""(source, target) positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +148,39 @@ class CollectivePermute:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """The block of the device whose partition id along `digits` is `source(p)`.
+class Reading:
+    """The block of the device whose partition id is `source(p)`: a result of a `Fetch`.
 
-    What arrives counts only as far as it is among the `length` elements of `dim` from `wanted(p)`
-    on; the rest is garbage. A device that is its own source keeps its block; the others are
-    served by the permutes, whose (source, target) positions name no position twice on one side.
+    What arrives counts only as far as it is among the `length` elements from `wanted(p)` on; the
+    rest is garbage.
+
+    Attributes:
+      permutes: of each permute of the fetch the (source, target) positions that serve this result;
+        a device that is no target keeps its own block.
+    """
+
+    source: Start
+    permutes: tuple[Pairs, ...]
+    wanted: Start
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Blocks along `dim` of devices that differ along `digits`: one result per reading.
+
+    In a permute the block is sent once, for all readings; it names no position twice on one side.
     """
 
     dim: int
     digits: Digits
-    source: Start
-    permutes: tuple[tuple[tuple[int, int], ...], ...]
-    wanted: Start
-    length: int
+    readings: tuple[Reading, ...]
+
+    @property
+    def permutes(self) -> tuple[Pairs, ...]:
+        """What is sent: of each permute the pairs of all readings."""
+        together = zip(*(reading.permutes for reading in self.readings), strict=True)
+        return tuple(tuple(dict.fromkeys(chain.from_iterable(parts))) for parts in together)
 
 
 @dataclass(frozen=True, slots=True)

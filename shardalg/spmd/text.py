@@ -88,7 +88,8 @@ _TEXT: dict[type, Callable[..., str]] = {
     ),
     CollectivePermute: lambda a, m: f"collective_permute axes={axes_text(m, a.digits)}",
     Fetch: lambda a, m: (
-        f"fetch dim={a.dim} axes={axes_text(m, a.digits)} of p = {start_text(m, a.source)}"
+        f"fetch dim={a.dim} axes={axes_text(m, a.digits)} of p = "
+        + " and ".join(start_text(m, reading.source) for reading in a.readings)
     ),
     Carry: lambda a, m: (
         f"carry {a.combine} dim={a.dim} axes={axes_text(m, a.digits)}"

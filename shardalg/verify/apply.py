@@ -196,7 +196,27 @@ def _run(what: Applied, rule: Rule, number: int) -> tuple[Run, list[Stated]]:
     local = rules(what.local)
     assert local is not None, f"{what.local.primitive} has a row for one shape and not for another"
     run = Run(what.mesh, rule, local[number], loops)
+    run = replace(run, wider=tuple(_wider(what, run)))
     return run, list(emitted(run))
+
+
+def _wider(what: Applied, run: Run) -> Iterator[tuple[str, Number]]:
+    """Loops of the result of which more is run than the block, and where: by what is read there.
+
+    Any number would do: the claims show that what is kept of it is right.
+    """
+    for name, _ in run.loops if run.rule.whole else ():
+        if run.local.extents.get(name, 1) > run.blocks[name] and name not in run.rule.reduced:
+            yield name, next(_first(what, run, name))
+
+
+def _first(what: Applied, run: Run, name: str) -> Iterator[Number]:
+    """The iteration of a loop that reads the first place, where the others are at 0."""
+    for operand, dims in run.rule.operands.items():
+        for dim, (index, local) in enumerate(zip(dims, run.local.operands[operand], strict=True)):
+            if dict(index.terms).get(name) == 1 and index.div == 1:
+                start = what.operands[operand].dims[dim].start
+                yield start + (local.constant - index.constant)
 
 
 def _operator(what: Applied, run: Run, emission: Emission) -> Iterator[Stated]:
@@ -265,7 +285,7 @@ def selected(run: Run) -> Iterator[Stated]:
 def _result(what: Applied, run: Run, place: tuple[Emission, int, Made]) -> Outcome:
     emission, nth, made = place
     digits, _ = pending(run, {k: what.operands[k] for k in run.rule.operands})
-    said = laid_out(made.sharding, made.shape, None)
+    said = _more(run, nth, laid_out(made.sharding, made.shape, None))
     awaits = (*_masked(run, emission), *_expected(run, emission, None))
     words = "just the digits of the combined loops are pending"
     stated = [*writes(run, nth, said), ("combine", Decided(words, said.unreduced == digits))]
@@ -274,6 +294,19 @@ def _result(what: Applied, run: Run, place: tuple[Emission, int, Made]) -> Outco
         stated.append(("emitted", Decided(words, not awaits)))
     combine = SUM if run.rule.combine == PICK else run.rule.combine
     return replace(said, combine=combine, awaits=awaits), stated
+
+
+def _more(run: Run, nth: int, said: Contents) -> Contents:
+    """With all iterations that are run, of which those of the block are right."""
+    first = dict(run.wider)
+    pairs = zip(run.rule.results[nth], said.dims, strict=True)
+    dims = tuple(
+        replace(held, start=first[i.loop], wanted=(run.kept(i.loop)[0], run.blocks[i.loop]))
+        if i.loop in first
+        else held
+        for i, held in pairs
+    )
+    return replace(said, dims=dims)
 
 
 def _masked(run: Run, emission: Emission) -> Iterator[Attributes]:

@@ -130,7 +130,6 @@ class Verifier:
         key, values = self.keyed(instruction, held)
         if key not in self.outcomes:
             results, stated = applied(key) if isinstance(key, Applied) else moved(key)
-            results = results if isinstance(key, Applied) else (results,)
             self.outcomes[key] = results, [self.judged("", kind, s) for kind, s in stated]
         results, claims = self.outcomes[key]
         for local, result, value in zip(instruction.results, results, values, strict=True):
@@ -153,7 +152,8 @@ class Verifier:
             return Applied(mesh, node.signature, attributes, operands, made), node.results
         first = held[instruction.operands[0]].value
         filler = held[instruction.operands[-1]].value
-        return Step(mesh, attributes, operands, made[0], f"value {filler}"), (first,)
+        step = Step(mesh, attributes, operands, made[0], f"value {filler}")
+        return step, (first,) * len(made)
 
     def values_right(
         self, instruction: Instruction, held: Held, values: tuple[int | None, ...]
