@@ -27,7 +27,7 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
 from shardalg.stages import Stages, planned, planned_at
 from shardalg.table import Table
-from shardalg.traced import Traced, read_traced, trace_arguments
+from shardalg.traced import Traced, own_mesh, read_traced, trace_arguments, with_own
 
 if TYPE_CHECKING:
     from shardalg.algebra.dims import Size
@@ -561,38 +561,13 @@ def plan(
     axes = strategy.mesh.shape if strategy.mesh is not None else None
     traced = trace_arguments(fn, args, axes, border=(roles, donate_argnums))
     if strategy.mesh is None:
-        strategy = replace(strategy, mesh=_mesh_of(traced))
+        strategy = replace(strategy, mesh=own_mesh(traced))
     return _planned(traced, strategy, options or Options())
 
 
-def _mesh_of(traced: Traced) -> Mesh:
-    meshes = {s.mesh for s in traced.own_shardings if s is not None}
-    if len(meshes) != 1:
-        raise StrategyError(
-            f"plan() needs a mesh: the arguments carry shardings on {len(meshes)} meshes. "
-            "Pass mesh=sa.Mesh({'X': 8, 'Y': 16}) or a Strategy."
-        )
-    return Mesh.from_jax(meshes.pop())
-
-
 def _planned(traced: Traced, strategy: Strategy, options: Options) -> Plan:
-    annotations = _with_own(resolve(traced.graph, strategy), traced)
+    annotations = with_own(resolve(traced.graph, strategy), traced)
     return from_annotations(traced, annotations, options)
-
-
-def _with_own(annotations: Annotations, traced: Traced) -> Annotations:
-    """An argument's own NamedSharding counts where the strategy says nothing."""
-    from shardalg.algebra.jax_types import from_named_sharding
-
-    types = [traced.graph.values[v].type for v in traced.graph.arguments]
-    own = traced.own_shardings or (None,) * len(types)
-    arguments = tuple(
-        given
-        if given is not None or carried is None
-        else from_named_sharding(carried, type_.shape, annotations.mesh)
-        for given, carried, type_ in zip(annotations.arguments, own, types, strict=True)
-    )
-    return replace(annotations, arguments=arguments)
 
 
 def from_annotations(traced: Traced, annotations: Annotations, options: Options) -> Plan:
