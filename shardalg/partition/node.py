@@ -10,7 +10,7 @@ from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
 from shardalg.graph.ir import Node, Signature
-from shardalg.ops.emit import Emission, emit
+from shardalg.ops.emit import Emission, emit, local_shape
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, Rule
 from shardalg.ops.table import rules
 from shardalg.partition.assign import Choice, NodeKey, choose, through_windows
@@ -28,6 +28,7 @@ from shardalg.partition.windows import (
     together,
     windows,
 )
+from shardalg.spmd.boxes import Extract, Insert
 from shardalg.spmd.program import (
     AllReduce,
     Apply,
@@ -46,6 +47,9 @@ from shardalg.spmd.program import (
     ValueAt,
 )
 
+Operator = Apply | Choose | Extract | Insert
+"""What stands for the operator on a device."""
+
 
 @dataclass(frozen=True)
 class NodePlan:
@@ -61,7 +65,7 @@ class NodePlan:
 
     choice: Choice
     before: tuple[tuple[int, Attributes], ...]
-    apply: Apply | Choose
+    apply: Operator
     after: tuple[Attributes, ...]
     indexed: tuple[int, MaskIndexed] | None
     raw: tuple[Sharding, ...]
@@ -104,8 +108,10 @@ def node_plan(key: NodeKey) -> NodePlan:
 
 def _local(
     signature: Signature, emission: Emission, choice: Choice, blocks: dict[str, int]
-) -> Apply | Choose:
+) -> Operator:
     """What stands for the operator on a device."""
+    if emission.boxed:
+        return _box(signature, emission, choice, blocks)
     if emission.chosen is None:
         return Apply(signature.primitive, emission.params, choice.loops)
     dim, sizes = emission.chosen
@@ -113,6 +119,18 @@ def _local(
     loop = rule.results[0][dim].loop
     start = Start(Index.of(loop) * blocks[loop], ((loop, dict(choice.loops)[loop]),))
     return Choose(dim, start, sizes, choice.loops)
+
+
+def _box(
+    signature: Signature, emission: Emission, choice: Choice, blocks: dict[str, int]
+) -> Extract | Insert:
+    """What reads, or writes, a box at run-time starts."""
+    (rule,) = rules(signature)
+    loops = dict(choice.loops)
+    places = tuple((dim, loops[loop], high) for dim, loop, high in emission.boxed)
+    if rule.init is not None:
+        return Insert(places, choice.loops)
+    return Extract(local_shape(rule, 0, blocks), places, choice.loops)
 
 
 def _windows(key: NodeKey, rows: tuple[Rule, ...], choice: Choice) -> tuple[Window, ...]:

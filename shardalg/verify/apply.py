@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -13,11 +13,12 @@ from shardalg.graph.ir import Signature
 from shardalg.merge.compatible import merge
 from shardalg.merge.integers import All, IntegerClaim, Number, equal, implies, within
 from shardalg.merge.prove import MergeClaim
-from shardalg.ops.emit import Emission, emit
+from shardalg.ops.emit import Emission, boxes, emit, local_shape
 from shardalg.ops.rule import AND, ARGMAX, ARGMIN, CLIP, MAX, MIN, OR, PICK, SUM, Access, Rule
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
 from shardalg.spmd import program as p
+from shardalg.spmd.boxes import Extract, Insert
 from shardalg.spmd.program import Apply, Attributes, Choose
 from shardalg.verify.contents import Contents, Made, as_set, laid_out, partition_number
 from shardalg.verify.moves import chosen
@@ -59,7 +60,7 @@ class Applied:
 
     mesh: Mesh
     signature: Signature
-    apply: Apply | Choose
+    apply: Apply | Choose | Extract | Insert
     operands: tuple[Contents, ...]
     made: tuple[Made, ...]
 
@@ -75,8 +76,9 @@ class Applied:
 
 def applied(what: Applied) -> Outcome:
     """What the results of an operator hold, and the claims on which that rests."""
-    if isinstance(what.apply, Choose):
-        return _chosen(what)
+    special = _SPECIAL.get(type(what.apply))
+    if special is not None:
+        return special(what)
     stated = [*_ready(what), *_iterations(what)]
     rows = rules(what.signature)
     if rows is None:
@@ -114,6 +116,35 @@ def _chosen(what: Applied) -> Outcome:
     stated += _operator(replace(what, operands=tuple(kept)), run, Emission())
     contents, claims = _result(what, run, (Emission(), 0, what.made[0]))
     return (contents,), [*stated, *claims]
+
+
+def _boxed(what: Applied) -> Outcome:
+    """A box at run-time starts: in which blocks, up to where, and how large, is the row's."""
+    (rule,) = rules(what.signature)
+    run = Run(what.mesh, rule, rule, _loops(what, rule))
+    run = replace(run, local=by_blocks(rule, run.blocks))
+    cut = {name for name, digits in run.digits.items() if digits}
+    places = tuple((dim, run.digits[loop], high) for dim, loop, high in boxes(rule, cut))
+    reads_box = rule.init is None
+    wanted = Extract(local_shape(rule, 0, run.blocks), places) if reads_box else Insert(places)
+    right = replace(what.apply, loops=()) == wanted
+    read = tuple(dim.length for dim in what.operands[0].dims)
+    blocks = read == tuple(run.blocks[index.loop] for index in rule.operands[0])
+    ready = not any(held.awaits for held in what.operands)
+    stated: list[Stated] = [
+        *_iterations(what),
+        ("emitted", Decided(f"a box in the blocks {places}", right and blocks and ready)),
+        *_operator(what, run, Emission()),
+    ]
+    contents, claims = _result(what, run, (Emission(), 0, what.made[0]))
+    return (contents,), [*stated, *claims]
+
+
+_SPECIAL: dict[type, Callable[[Applied], Outcome]] = {
+    Choose: _chosen,
+    Extract: _boxed,
+    Insert: _boxed,
+}
 
 
 def _emission(what: Applied, rule: Rule, run: Run) -> Emission:
