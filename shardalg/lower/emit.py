@@ -247,6 +247,10 @@ def _slice_at(emitter: Emitter, instruction: Instruction, x: Array) -> list[Arra
     return [lax.dynamic_slice_in_dim(x, emitter.start(a.start), a.size, a.dim)]
 
 
+def _regroup(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
+    return [x.reshape(instruction.attributes.shape(x.shape))]
+
+
 def _concatenate(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
     return [lax.concatenate(operands, instruction.attributes.dim)]
 
@@ -357,6 +361,7 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
+    spmd.Regroup: _regroup,
     spmd.Resize: _resize,
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,
