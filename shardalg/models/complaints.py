@@ -99,14 +99,14 @@ def update_numbered_rows(x: Array, rows: Array) -> Array:
     return x.at[jnp.arange(rows.shape[0])].set(rows)
 
 
-def double(x: Array) -> Array:
-    """A value whose size 8 does not divide."""
-    return mesh_split(x * 2, EIGHT, [0, -1])
+def quadruple(x: Array) -> Array:
+    """A value between others, whose size 8 does not divide."""
+    return mesh_split(x + x, EIGHT, [0, -1]) * 2
 
 
-def double_padded(x: Array) -> Array:
+def quadruple_padded(x: Array) -> Array:
     """The same with rows of zeros, up to a multiple of 8."""
-    return double(jnp.pad(x, ((0, -len(x) % 8), (0, 0))))
+    return quadruple(jnp.pad(x, ((0, -len(x) % 8), (0, 0))))
 
 
 def shuffle(x: Array, order: Array) -> Array:
@@ -156,10 +156,10 @@ COMPLAINTS: Mapping[str, Complaint] = {
     "17 rows over 8 devices": Complaint(
         "jax-ml/jax#26946",
         "I asked for a sharded value: why does a replicated one come out, without a word?",
-        double,
+        quadruple,
         ((17, 4096),),
         Strategy(EIGHT, (P(),)),
-        instead=double_padded,
+        instead=quadruple_padded,
     ),
     "rows shuffled": Complaint(
         "jax-ml/jax#20381",

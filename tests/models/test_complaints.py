@@ -49,3 +49,11 @@ def test_the_remedy_computes_the_same(name):
 def test_every_complaint_is_proved():
     assert {c.strategy.mesh for c in COMPLAINTS.values()} == {EIGHT, GRID}
     assert all(planned(c).verify().ok for c in COMPLAINTS.values())
+
+
+def test_a_site_without_a_layout_is_no_annotation():
+    """What it holds comes from the annotation behind it, and so it is explained."""
+    plan = planned(COMPLAINTS["two layouts of a sum"])
+    (behind,) = plan.explain("on the way").annotations
+    assert str(behind).startswith("site annotate:1@complaints.py")
+    assert [a.kind for a in plan.explain(0).needs.annotations] == ["site"]
