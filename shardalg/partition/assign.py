@@ -18,6 +18,7 @@ from shardalg.ops.windows import windowed
 from shardalg.partition.component import (
     Assigned,
     Component,
+    Loops,
     Tensor,
     as_set,
     components,
@@ -222,17 +223,27 @@ def _meet(digits: Iterable[Digit]) -> bool:
 
 
 def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
-    """Per loop the digits that some tensor's sharding puts on it, and no digits."""
+    """Per loop the digits that some tensor's sharding puts on it, and no digits.
+
+    Digits of a dimension that an operator needs as one block may go to any other loop instead.
+    """
     options: dict[str, list[Digits]] = {name: [()] for name in component.loops}
     for tensor in component.tensors:
         for sharding in _at_hand(key, tensor):
             for loops, digits in zip(tensor.suggested, sharding.dims, strict=True):
-                for loop, own in spread(loops, digits) if digits else ():
+                for loop, own in _places(component, loops, digits) if digits else ():
                     known = options.get(loop)
                     if known is not None:
                         tops = (own[:end] for end in range(len(own), 0, -1))
                         known += [top for top in tops if top not in known]
     return options
+
+
+def _places(component: Component, loops: Loops, digits: Digits) -> Iterable[tuple[str, Digits]]:
+    """Where the digits of a dimension may go."""
+    if any(name in rule.whole for rule in component.rules for name, _ in loops):
+        return tuple((name, digits) for name in component.roomy(parts(digits)))
+    return spread(loops, digits)
 
 
 def _at_hand(key: NodeKey, tensor: Tensor) -> tuple[Sharding, ...]:
