@@ -15,6 +15,7 @@ from shardalg.graph.ir import Signature
 from shardalg.ops.rule import PICK, SUM, Rule
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
+from shardalg.partition import regroup
 from shardalg.partition.component import (
     Assigned,
     Component,
@@ -55,12 +56,14 @@ class Choice:
       loops: sharded loops with their digits.
       demands: layout of each operand; produced: layout of each result, pending digits as unreduced.
       devices: how many parts the iterations are computed in.
+      regrouped: whether an exchange stands for the operator (`partition.regroup`).
     """
 
     loops: tuple[tuple[str, Digits], ...]
     demands: tuple[Sharding, ...]
     produced: tuple[Sharding, ...]
     devices: int
+    regrouped: bool = False
 
 
 def choose(key: NodeKey) -> Choice:
@@ -85,7 +88,9 @@ def alternatives(key: NodeKey) -> Iterator[tuple[Choice, tuple[Choice, ...], Rul
     """Per part of a node that is decided alone: what was chosen, all that could be, and the row."""
     for component in components(rules(key.signature) or ()):
         found = _candidates(key, component, _assignments(key, component))
-        yield _best(key, found, component.rule), tuple(found), component.rule
+        # what an exchange sends has no formula
+        others = tuple(choice for choice in found if not choice.regrouped)
+        yield _best(key, found, component.rule), others, component.rule
 
 
 def _best(key: NodeKey, candidates: list[Choice], rule: Rule) -> Choice:
@@ -123,6 +128,9 @@ def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], o
         least = min([price(source, demand) for source in key.sources[number]])
         total += least * signature.operands[number].itemsize
     total += _window_bytes(key, choice)
+    if choice.regrouped:
+        sent = regroup.elements(signature, choice.demands[0], choice.produced[0])
+        total += sent * signature.operands[0].itemsize
     for made, home, type_ in zip(choice.produced, key.homes, signature.results, strict=True):
         total += price(made, home) * type_.itemsize
     return total
@@ -201,7 +209,17 @@ def _candidates(
             layouts = _layouts(key, component, assigned, (demands, produced), gathered)
             if layouts is not None:
                 found += _choices(tuple(assigned.items()), layouts, passed)
-    return found
+    return [*found, *_regrouped(key)]
+
+
+def _regrouped(key: NodeKey) -> Iterator[Choice]:
+    """Reshapes by an exchange of flat elements."""
+    if regroup.regrouped(key.signature):
+        (home,) = key.homes
+        for dims, out in regroup.layouts(key.signature, key.sources[0], home):
+            demand, made = _laid(key.sources[0][0], dims), _laid(home, out)
+            devices = math.prod([parts(digits) for digits in out])
+            yield Choice((), (demand,), (made,), devices, regrouped=True)
 
 
 def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
