@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from benchmarks import oracle_bytes
 from benchmarks.result import Result, geometric_mean
+from tests.oracle import corpus
 
 ABOUT = """Every recorded program: wire bytes and flops of products (matrix products, and all taps
 of convolutions) per device and step, ours over XLA's (its GSPMD partitioner; bytes right after
@@ -16,8 +17,8 @@ two send different bytes, and for which operators: ours, then XLA's."""
 
 
 def run(say: Callable[[str], None]) -> Result:
-    say(f"planning {len(oracle_bytes.PLANNED)} recorded programs")
-    table = oracle_bytes.table(oracle_bytes.PLANNED)
+    say(f"planning {len(corpus.names())} recorded programs")
+    table = oracle_bytes.table(corpus.names())
     counts = {
         "programs": len(table),
         "sending less than XLA": sum(ratio < 1 for ratio in table["bytes_ratio"]),

@@ -30,9 +30,6 @@ from tests.oracle.record_flops import FACTS
 PRODUCTS = ("dot_general", "conv_general_dilated")
 NAMES = corpus.names("einsum", "ffn", "attention", "stack")
 """Programs of matrix products, whose XLA twins are compared most closely."""
-MANUAL = {"shard_map_subgraph"}
-"""A manual region of the user's is not followed yet: it runs on no single device either."""
-PLANNED = [name for name in corpus.names() if name not in MANUAL]
 
 
 @dataclass(frozen=True)
@@ -205,7 +202,7 @@ def one_device(name, values, dtype="float32"):
 
 
 def main():
-    print(table(PLANNED))
+    print(table(corpus.names()))
 
 
 if __name__ == "__main__":

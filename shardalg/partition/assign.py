@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.compute import contracts
 from shardalg.graph.ir import Signature
 from shardalg.ops.rule import PICK, SUM, Rule
 from shardalg.ops.table import rules
@@ -190,8 +191,7 @@ def _promising(key: NodeKey, component: Component, assignments: list[Assigned]) 
     """Those that may compute on the most devices, where there is arithmetic; as `_best` decides."""
     if component.rule.flops == 0 or len(component.rules) > 1:
         return assignments
-    passed = _passed(key, component).values()
-    members = parts(next(iter(passed), ()))
+    members = 1 if contracts(key.signature) else parts(_passed_digits(key, component))
     counted = [(math.prod([parts(d) for d in found.values()]), found) for found in assignments]
     most = max([devices for devices, _ in counted])
     return [found for devices, found in counted if devices * members >= most]
@@ -200,7 +200,7 @@ def _promising(key: NodeKey, component: Component, assignments: list[Assigned]) 
 def _candidates(
     key: NodeKey, component: Component, assignments: Iterable[Assigned]
 ) -> list[Choice]:
-    passed = _passed(key, component)
+    passed, adds = _passed(key, component), not contracts(key.signature)
     demands = [_laid(sources[0], sources[0].dims) for sources in key.sources]
     produced = [_laid(home, home.dims) for home in key.homes]
     found: list[Choice] = []
@@ -208,7 +208,7 @@ def _candidates(
         for gathered in (False, True) if component.moves(assigned) else (False,):
             layouts = _layouts(key, component, assigned, (demands, produced), gathered)
             if layouts is not None:
-                found += _choices(tuple(assigned.items()), layouts, passed)
+                found += _choices(tuple(assigned.items()), layouts, passed, adds=adds)
     return [*found, *_regrouped(key)]
 
 
@@ -323,8 +323,18 @@ def _layouts(
 
 
 def _choices(
-    loops: tuple[tuple[str, Digits], ...], layouts: Layouts, passed: Mapping[int, Digits]
+    loops: tuple[tuple[str, Digits], ...],
+    layouts: Layouts,
+    passed: Mapping[int, Digits],
+    *,
+    adds: bool,
 ) -> Iterator[Choice]:
+    """Without partial sums, and where they may be passed on, with them.
+
+    Args:
+      adds: whether members that work on sums of their own count as dividing the work. Beside a
+        product a sum is little, but a product of partial sums is the whole product on each member.
+    """
     devices = math.prod([parts(digits) for _, digits in loops])
     yield Choice(loops, *layouts, devices)
     if passed:
@@ -335,8 +345,11 @@ def _choices(
         if used.isdisjoint(digits):
             demands = tuple(_laid(w, w.dims, passed.get(i, ())) for i, w in enumerate(demands))
             produced = tuple(_laid(m, m.dims, as_set(m.unreduced + digits)) for m in produced)
-            # Each member adds its own partial sums: no device repeats another's work.
-            yield Choice(loops, demands, produced, devices * parts(digits))
+            yield Choice(loops, demands, produced, devices * (parts(digits) if adds else 1))
+
+
+def _passed_digits(key: NodeKey, component: Component) -> Digits:
+    return next(iter(_passed(key, component).values()), ())
 
 
 def _passed(key: NodeKey, component: Component) -> Mapping[int, Digits]:

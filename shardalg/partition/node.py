@@ -412,7 +412,7 @@ def defers(context: PartitionContext, node: Node, value: int) -> bool:
     """Whether partial sums may wait: the only user is linear in `value` and in its region."""
     graph = context.graph
     users = graph.users[value]
-    if len(users) != 1 or value in context.outputs:
+    if len(users) != 1 or value in context.outputs or not context.options.defer_sums:
         return False
     user = graph.nodes[users[0]]
     rows = rules(user.signature)
