@@ -87,8 +87,25 @@ def apply(
     bound = primitive.get_bind_params({**kept, **changed})
     # Before 0.10 the functions of a call came apart from its parameters.
     functions, bound = bound if isinstance(bound, tuple) else ((), bound)
+    if primitive_name == "conv_general_dilated":
+        operands, bound = _cropped(operands, bound)
     results = primitive.bind(*functions, *operands, **bound)
     return list(results) if primitive.multiple_results else [results]
+
+
+def _cropped(operands: Sequence[Any], params: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """Image and kernel, with what a negative padding in front takes away taken before.
+
+    XLA's convolution of f32 on a CPU reads behind the image where the padding is negative in front
+    and positive at the end (jaxlib 0.10.2).
+    """
+    image, kernel = operands
+    padding, dims = list(params["padding"]), params["dimension_numbers"].lhs_spec[2:]
+    for k, (low, high) in enumerate(padding):
+        if low < 0 < high and params["lhs_dilation"][k] == 1 and image.shape[dims[k]] >= -low:
+            image = lax.slice_in_dim(image, -low, None, axis=dims[k])
+            padding[k] = (0, high)
+    return (image, kernel), params | {"padding": tuple(padding)}
 
 
 def _scatter(name: str, params: Params, operands: Sequence[Any]) -> Any:
@@ -248,11 +265,21 @@ def _apply_branches(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
     return lax.switch(operands[0], branches, *operands[1:])
 
 
+def _apply_manual(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
+    """On JAX's own devices: what a region does with its collectives, no single one can."""
+    if not run.graph.bindings:
+        raise TraceError("a shard_map in a saved graph has no function to run: trace it again.")
+    primitive, params = run.graph.bindings[node.index]
+    kept = {k: v for k, v in params.items() if k not in dict(node.signature.params)}
+    return apply(node.primitive, (primitive, kept), (), operands)
+
+
 _HANDLERS: dict[str, Callable[[_Run, Node, list[Any]], list[Any]]] = {
     "annotate": _apply_annotation,
     "scan": _apply_scan,
     "while": _apply_while,
     "cond": _apply_branches,
+    "shard_map": _apply_manual,
 }
 
 

@@ -29,11 +29,13 @@ from shardalg.spmd.program import (
     Instruction,
     Join,
     Loop,
+    Manual,
     Mask,
     MaskAt,
     MaskIndexed,
     Offset,
     ReduceScatter,
+    Regroup,
     Resize,
     Slice,
     SliceAt,
@@ -79,6 +81,7 @@ _SHAPES: dict[type, Callable[..., Shape]] = {
     SliceAt: lambda a, s: _sized(s, a.dim, a.size),
     Concatenate: lambda a, *s: _sized(s[0], a.dim, sum(shape[a.dim] for shape in s)),
     Resize: lambda a, s: _sized(s, a.dim, a.size),
+    Regroup: lambda a, s: a.shape(s),
     Dilate: lambda a, s, *_: _sized(s, a.dim, a.length(s[a.dim])),
     Mask: lambda a, s: s,
     MaskAt: lambda a, s, *_: s,
@@ -195,7 +198,14 @@ def _check_while(program: SpmdProgram, instruction: Instruction) -> None:
 
 
 def _check_branches(program: SpmdProgram, instruction: Instruction) -> None:
-    operands, count = instruction.operands[1:], len(instruction.operands)
+    _check_blocks(program, instruction, instruction.operands[1:])
+
+
+def _check_blocks(
+    program: SpmdProgram, instruction: Instruction, operands: tuple[int, ...]
+) -> None:
+    """Every block takes these operands, and gives the instruction's results."""
+    count = len(operands)
     for block in bodies(instruction.attributes):
         _check_passed(program, instruction, (operands, block.arguments, count))
         _check_returned(
@@ -218,6 +228,7 @@ _BORDERS: dict[type, Callable[[SpmdProgram, Instruction], None]] = {
     Loop: _check_loop,
     While: _check_while,
     Branches: _check_branches,
+    Manual: lambda program, instruction: _check_blocks(program, instruction, instruction.operands),
     Top: _check_joined,
     Fold: _check_joined,
 }

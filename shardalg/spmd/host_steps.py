@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain, pairwise
+from math import prod
 
 import numpy as np
 
@@ -204,6 +205,16 @@ def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
     return block.take(range(start, start + size), dim)
 
 
+def _regroup(a: spmd.Regroup, x: Stack) -> Stack:
+    def regrouped(_: int, block: np.ndarray) -> np.ndarray:
+        shape = a.shape(block.shape)
+        if prod(shape) != block.size or sum(n for n, _ in a.groups) != block.ndim:
+            raise ProgramError(f"blocks of {block.shape} are no {shape}. Name every dimension.")
+        return block.reshape(shape)
+
+    return _everywhere(regrouped, x)
+
+
 def _concatenate(a: spmd.Concatenate, *stacks: Stack) -> Stack:
     return _everywhere(lambda _, *blocks: np.concatenate(blocks, a.dim), *stacks)
 
@@ -391,6 +402,7 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
+    spmd.Regroup: _regroup,
     spmd.Resize: _resize,
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,

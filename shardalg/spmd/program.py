@@ -16,7 +16,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import ITEM_SIZES, SHORT, Params
 from shardalg.spmd.boxes import Extract, Insert
-from shardalg.spmd.joins import Fold, Top
+from shardalg.spmd.joins import Best, Carry, Fold, Join, Top, ValueAt
 
 Pairs = tuple[tuple[int, int], ...]
 """(source, target) positions."""
@@ -186,47 +186,6 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Carry:
-    """What all blocks before the device's own come to, from what each of them comes to.
-
-    An exclusive scan over the members of a group in the order of their partition ids, from the
-    last to the first in `reverse`; the first of them gets the identity. The operand has one place
-    along `dim`, the dimension that the blocks cut.
-    """
-
-    dim: int
-    digits: Digits
-    combine: str
-    reverse: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """Combine every place along `dim` of the first operand with the one place of the second."""
-
-    dim: int
-    combine: str
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """Position of the best element of a dimension cut in blocks, from the best of every block.
-
-    Operands are the best value of the device's block and its place in there; the member of lowest
-    partition id wins a tie, and the first NaN wins over all numbers.
-
-    Attributes:
-      dim: of the tensor, which the results lack; block: places per block.
-      combine: "argmax" or "argmin".
-    """
-
-    dim: int
-    digits: Digits
-    block: int
-    combine: str
-
-
-@dataclass(frozen=True, slots=True)
 class DynamicSlice:
     """The own block `[p*block, (p+1)*block)` along `dim`, `p` the partition id of `digits`."""
 
@@ -268,6 +227,53 @@ class Concatenate:
     """The operands one after the other along `dim`."""
 
     dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """The same elements, in row-major order, under other dimensions.
+
+    Of the dimensions that become others only the first that is longer than 1 is held in part, on
+    both sides; the others are whole.
+
+    Attributes:
+      groups: (how many dimensions, the global sizes of those in their place), in order.
+    """
+
+    groups: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The global shape that the dimensions then have."""
+        return tuple(size for _, sizes in self.groups for size in sizes)
+
+    def shape(self, before: tuple[int, ...]) -> tuple[int, ...]:
+        """The local shape that a local shape becomes.
+
+        >>> Regroup(((1, (5,)), (2, (4, 3)))).shape((5, 1, 6))
+        (5, 2, 3)
+        """
+        found: list[int] = []
+        for count, sizes in self.groups:
+            taken, before = before[:count], before[count:]
+            found += taken if len(sizes) == count == 1 else _led(math.prod(taken), sizes)
+        return tuple(found)
+
+
+def _led(elements: int, sizes: tuple[int, ...]) -> list[int]:
+    """Sizes of which the first that is longer than 1 is cut, so that they hold `elements`."""
+    first = leading(sizes)
+    inner = math.prod(sizes[first + 1 :])
+    return [1] * first + [elements // inner] + list(sizes[first + 1 :])
+
+
+def leading(sizes: tuple[int, ...]) -> int:
+    """The first of some dimensions that is longer than 1; the last one where none is.
+
+    >>> leading((1, 4, 3)), leading((1, 1))
+    (1, 1)
+    """
+    return next((k for k, size in enumerate(sizes) if size > 1), len(sizes) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,13 +361,6 @@ class Choose:
     def ends(self) -> tuple[int, ...]:
         """Where each tensor ends."""
         return tuple(accumulate(self.sizes))
-
-
-@dataclass(frozen=True, slots=True)
-class ValueAt:
-    """Of the second operand, the element at the place along `dim` that the first one names."""
-
-    dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,12 +460,26 @@ class Branches:
     blocks: tuple[Block, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Manual:
+    """What every device runs on its own blocks: a region of the user's, with his collectives.
+
+    Operands and results are blocks in the layouts of the region's border; inside, each device's
+    values are its own.
+
+    Attributes:
+      digits: of the axes that are manual.
+    """
+
+    body: Block
+    digits: Digits
+
+
 Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
     | Carry | Best | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
-    | Choose | Join | ValueAt | Offset | MaskIndexed | FirstMember | Extract | Insert
-    | Top | Fold
-    | Loop | While | Branches
+    | Choose | Regroup | Join | ValueAt | Offset | MaskIndexed | FirstMember | Extract | Insert
+    | Top | Fold | Loop | While | Branches | Manual
 )  # fmt: skip
 COLLECTIVES = (
     AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best, Top, Fold,

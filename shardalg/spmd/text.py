@@ -35,11 +35,13 @@ from shardalg.spmd.program import (
     Join,
     Local,
     Loop,
+    Manual,
     Mask,
     MaskAt,
     MaskIndexed,
     Offset,
     ReduceScatter,
+    Regroup,
     Resize,
     Slice,
     SliceAt,
@@ -114,6 +116,9 @@ _TEXT: dict[type, Callable[..., str]] = {
     Slice: lambda a, m: f"slice dim={a.dim} [{a.start}:{a.stop}]",
     SliceAt: lambda a, m: f"slice dim={a.dim} at {start_text(m, a.start)} size {a.size}",
     Concatenate: lambda a, m: f"concatenate dim={a.dim}",
+    Regroup: lambda a, m: "regroup " + ", ".join(
+        f"{'*'.join('d' * count)} as {'*'.join(map(str, sizes))}" for count, sizes in a.groups
+    ),
     Resize: lambda a, m: f"resize dim={a.dim} to {a.size}",
     Mask: lambda a, m: (
         f"mask dim={a.dim} where p({axes_text(m, a.digits)})*{a.block}+x >= {a.size} with {a.fill}"
@@ -142,6 +147,7 @@ _TEXT: dict[type, Callable[..., str]] = {
     Loop: lambda a, m: f"loop {a.length} times" + (" in reverse" if a.reverse else ""),
     While: lambda a, m: "while",
     Branches: lambda a, m: f"one of {len(a.blocks)} blocks",
+    Manual: lambda a, m: f"manual axes={axes_text(m, a.digits)}",
 }
 
 
@@ -185,7 +191,11 @@ def _titled(attributes: Attributes) -> Iterator[tuple[str, Block]]:
     yield from zip(_TITLES.get(type(attributes), numbered), blocks, strict=True)
 
 
-_TITLES: dict[type, tuple[str, ...]] = {Loop: ("body",), While: ("condition", "body")}
+_TITLES: dict[type, tuple[str, ...]] = {
+    Loop: ("body",),
+    While: ("condition", "body"),
+    Manual: ("body",),
+}
 
 
 def _comment(instruction: Instruction, graph: Graph | None) -> str:

@@ -74,7 +74,9 @@ def test_slices_are_set_and_added_to_without_moving(axes):
         return x.at[2:5].set(u), x.at[7:10].add(u), x.at[4].set(u[0])
 
     spec = P(axes)
-    plan = check(fn, (numbers(17, 4), numbers(3, 4, seed=1)), (spec, P()), out_shardings=(spec,) * 3)
+    plan = check(
+        fn, (numbers(17, 4), numbers(3, 4, seed=1)), (spec, P()), out_shardings=(spec,) * 3
+    )
     assert moves(plan) == []
     assert "Dilate" in kinds(plan)
 
