@@ -67,10 +67,14 @@ def index(graph: Graph, rules: Rules) -> Index:
 
 
 def _index(graph: Graph, kinds: _Kinds) -> Index:
-    steps = [*_region(graph, kinds, 0), *_exits(graph, kinds)]
+    return assembled(graph, kinds.found, [*_region(graph, kinds, 0), *_exits(graph, kinds)])
+
+
+def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
+    """The index of steps in sweep order, each of a numbered kind."""
     count = len(graph.values) + len(graph.results)
     tensors = [values for _, values, _ in steps]
-    readers, touching = _neighbours(kinds.found, steps, count)
+    readers, touching = _neighbours(found, steps, count)
     order = list(_appearance(graph, tensors, count))
     place = [0] * count
     for position, value in enumerate(order):
@@ -78,15 +82,15 @@ def _index(graph: Graph, kinds: _Kinds) -> Index:
     shapes = {shape: i for i, shape in enumerate(dict.fromkeys(v.type.shape for v in graph.values))}
     shape_of = [shapes[v.type.shape] for v in graph.values]
     return Index(
-        kinds.found,
+        found,
         [kind for kind, _, _ in steps],
-        _by_kind(steps, len(kinds.found)),
+        _by_kind(steps, len(found)),
         tensors,
         [itemgetter(*values) for values in tensors],
         [node for _, _, node in steps],
         readers,
         touching,
-        _near(kinds.found, steps, (touching, place)),
+        _near(found, steps, (touching, place)),
         order,
         place,
         list(shapes),

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from shardalg.algebra.digits import Digits
 from shardalg.graph.ir import Signature
-from shardalg.ops.loops import row_class
+from shardalg.ops.loops import BROADCAST, COMPOUND, PASS, SELECTED, loop_class, row_class
 from shardalg.ops.rule import Rule
 from shardalg.propagate import priority
 from shardalg.propagate.maps import Map, row_maps
@@ -39,6 +39,8 @@ class Kind:
       image: of a convolution.
       first: operands in the order in which results follow them: XLA asks the indices of a gather
         before its data (`sharding_propagation.cc`, kGather).
+      through: loops that pass from operands to results one to one (Shardy's pass-through factors).
+      alone: whether no operand has another user (Shardy's first stage asks).
     """
 
     role: str
@@ -49,6 +51,8 @@ class Kind:
     single: tuple[bool, ...]
     image: Image | None = None
     first: tuple[int, ...] = ()
+    through: frozenset[str] = frozenset()
+    alone: bool = True
 
     @property
     def operands(self) -> range:
@@ -81,6 +85,25 @@ class Kind:
                 _spread(digits, entry, loops)
         used: set[str] = set()
         return tuple(_gathered(entry, loops, used) for entry in self.maps[target])
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Loop to its extent, in Shardy's order: a contraction's result first."""
+        order = [*self.operands, *self.results]
+        if self.role == priority.CONTRACTION:
+            order = order[::-1]
+        found: dict[str, int] = {}
+        for tensor in order:
+            for size, entry in zip(self.shapes[tensor], self.maps[tensor], strict=True):
+                for loop, extent in entry:
+                    found[loop] = max(found.get(loop, 0), extent or size)
+        return found
+
+    @cached_property
+    def elements(self) -> tuple[int, ...]:
+        """Per tensor the product of its loops' extents."""
+        sizes = self.sizes
+        return tuple(math.prod(sizes[n] for e in dims for n, _ in e) for dims in self.maps)
 
     @cached_property
     def is_alike(self) -> bool:
@@ -163,7 +186,13 @@ def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, .
         single,
         _image(rule, maps) if role == priority.CONVOLUTION else None,
         tuple(sorted(operands, key=lambda k: role == priority.GATHER and k not in indices)),
+        frozenset(loop for r in rules for loop in r.result_loops if _passes(r, loop)),
     )
+
+
+def _passes(rule: Rule, loop: str) -> bool:
+    kind = loop_class(rule, loop)
+    return kind in (PASS, COMPOUND, BROADCAST) or (kind == SELECTED and loop in rule.operand_loops)
 
 
 def role_of(rule: Rule) -> str:
@@ -171,6 +200,17 @@ def role_of(rule: Rule) -> str:
     read = {dims for dims in rule.operands.values() if dims}
     role = row_class(rule)
     return priority.CONTRACTION if role == priority.LAYOUT and len(read) > 1 else role
+
+
+def edge(shape: Shape, sources: int, targets: int, *, role: str, alone: bool) -> Kind:
+    """The kind of values that share one layout across a border: all read, all written alike."""
+    maps = tuple(((f"d{i}", 0),) for i in range(len(shape)))
+    count, through = sources + targets, frozenset(f"d{i}" for i in range(len(shape)))
+    single, zeros = (False,) * targets, (0,) * count
+    return Kind(
+        role, (maps,) * count, (shape,) * count, zeros, sources, single, None,
+        tuple(range(sources)), through, alone,
+    )  # fmt: skip
 
 
 def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> Kind:
