@@ -357,6 +357,15 @@ def _constraint(
     return _site(builder, operands, site_params(spec, rank), place)
 
 
+def _reshard(
+    builder: Builder, equation: Any, operands: list[int], place: _Place
+) -> Sequence[int]:
+    """A constraint on explicit axes; on axes that are all automatic JAX does nothing (as in x.at)."""
+    mesh = getattr(equation.params["dst_sharding"], "mesh", None)
+    automatic = getattr(mesh, "are_all_axes_auto", False)
+    return operands if automatic else _constraint(builder, equation, operands, place)
+
+
 def _device_put(
     builder: Builder, equation: Any, operands: list[int], place: _Place
 ) -> Sequence[int]:
@@ -401,6 +410,7 @@ HANDLERS: dict[str, Callable[[Builder, Any, list[int], _Place], Sequence[int]]] 
     "cond": _cond,
     "remat2": _remat,
     "annotate": _annotation,
-    **dict.fromkeys(("sharding_constraint", "reshard"), _constraint),
+    "sharding_constraint": _constraint,
+    "reshard": _reshard,
     "device_put": _device_put,
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from shardalg.graph.ir import Graph, Node, Tie
 from shardalg.propagate import priority
-from shardalg.propagate.index import Index, Rules, Step, assembled
+from shardalg.propagate.index import Index, Rules, Step, assembled, post_order
 from shardalg.propagate.kinds import Kind, edge, kind_of, pass_through
 
 JOINED = ("init", "carry", "result")
@@ -50,7 +50,7 @@ class _Builder:
 
     def region(self, number: int) -> Iterator[Step]:
         """Steps in order of execution, a call's edges behind its bodies."""
-        for position in self.graph.regions[number].nodes:
+        for position in post_order(self.graph, number):
             node = self.graph.nodes[position]
             if node.bodies:
                 for body in node.bodies:

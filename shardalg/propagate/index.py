@@ -152,7 +152,7 @@ def _single_readers(graph: Graph) -> list[bool]:
 
 def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
     """Steps in order of execution: a call's incoming ties, its body, its outgoing ties."""
-    for position in graph.regions[number].nodes:
+    for position in post_order(graph, number):
         node = graph.nodes[position]
         if not node.bodies:
             kind = kinds.of_node(node.signature, node.results)
@@ -164,6 +164,30 @@ def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
         for body in node.bodies:
             yield from _region(graph, kinds, body)
         yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind not in ENTER)
+
+
+def post_order(graph: Graph, number: int) -> list[int]:
+    """A region's nodes in XLA's order: from the results down, operands first, each once.
+
+    XLA visits instructions so (`HloComputation::MakeInstructionPostOrder`), and where two layouts
+    conflict the first wins. Nodes that no result needs come last.
+    """
+    region, producer, nodes = graph.regions[number], graph.producer, graph.nodes
+    here, done, order = set(region.nodes), set(), []
+    todo = [producer[value] for value in reversed(region.results)]
+    todo = [*reversed(region.nodes), *todo]
+    while todo:
+        node = todo[-1]
+        if node is None or node in done or node not in here:
+            todo.pop()
+            continue
+        before = [producer[value] for value in reversed(nodes[node].operands)]
+        before = [p for p in before if p is not None and p not in done and p in here]
+        todo += before
+        if not before:
+            done.add(todo.pop())
+            order.append(node)
+    return order
 
 
 def _tied(graph: Graph, kinds: _Kinds, tie: Tie) -> Step:
@@ -211,7 +235,7 @@ def _near(
 
 
 def _appearance(graph: Graph, tensors: list[tuple[int, ...]], count: int) -> dict[int, None]:
-    order = dict.fromkeys(graph.arguments)
+    order: dict[int, None] = {}
     for values in tensors:
         order.update(dict.fromkeys(values))
     order.update(dict.fromkeys(range(count)))

@@ -7,19 +7,19 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.trace import trace
 from shardalg.ops.normalise import normalise
-from shardalg.propagate import Strategy, propagate, resolve
+from shardalg.propagate import Options, Strategy, propagate, resolve
 from tests.propagate.align import align, text
 from tests.propagate.small import axes
 
 
-def complete(case, given=None, wanted=None):
+def complete(case, given=None, wanted=None, policy="gspmd"):
     """The program `case` with its own annotations, or with argument specs `given`."""
     function, arguments, own = case.make(**case.SMALL)
     types = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in arguments.values()]
     graph = normalise(trace(function, *types, mesh_shape=case.MESH))
     if given is None:
         given, wanted = tuple(spec for _, _, spec in arguments.values()), own
-    return propagate(graph, resolve(graph, Strategy(Mesh(case.MESH), given, wanted)))
+    return propagate(graph, resolve(graph, Strategy(Mesh(case.MESH), given, wanted)), Options(policy=policy))
 
 
 def compare(done, rows, ends):
