@@ -79,9 +79,9 @@ class _Builder:
 
     def _kind(self, node: Node, absent: tuple[bool, ...], alone: bool) -> int | None:
         rows = self.rules(node.signature) if node.signature.operands else None
-        kind = kind_of(node.signature, rows, (False,) * len(node.results)) if rows else None
-        if kind is None:
+        if not rows:
             return None
+        kind = kind_of(node.signature, rows, (False,) * len(node.results))
         pairs = zip(kind.maps, (*absent, *(False for _ in node.results)), strict=True)
         maps = tuple(((),) * len(dims) if gone else dims for dims, gone in pairs)
         return self._add(replace(kind, maps=maps, alone=alone))
@@ -135,8 +135,10 @@ class _Builder:
 def _made_of_numbers(graph: Graph) -> set[int]:
     """Values without data: no argument or constant array is behind them, in their own region."""
     found = {value for value, _ in graph.constants}
+    sites = {site.node for site in graph.sites}
     for node in graph.walk():
-        if not node.bodies and all(value in found for value in node.operands):
+        made = not node.bodies and node.index not in sites
+        if made and all(value in found for value in node.operands):
             found.update(node.results)
     return found
 

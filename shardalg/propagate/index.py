@@ -122,7 +122,8 @@ class _Kinds:
         if key not in self.numbers:
             rows = self.rules(signature) if signature.operands else None
             flags = tuple(single[v] for v in results)
-            self.numbers[key] = self._add(kind_of(signature, rows, flags) if rows else None)
+            kind = kind_of(signature, rows, flags) if rows else None
+            self.numbers[key] = self._add(None if kind is None or kind.is_closed else kind)
         return self.numbers[key]
 
     def of_tie(self, shape: tuple[int, ...], single: bool, drop: tuple[int, int] = (0, 0)) -> int:

@@ -41,6 +41,8 @@ class Kind:
         before its data (`sharding_propagation.cc`, kGather).
       through: loops that pass from operands to results one to one (Shardy's pass-through factors).
       alone: whether no operand has another user (Shardy's first stage asks).
+      blocks: loops that the operator takes as a block, but that operands and results share: a sort.
+      is_closed: whether GSPMD infers nothing through it: a block of the result is no operand's.
     """
 
     role: str
@@ -53,6 +55,8 @@ class Kind:
     first: tuple[int, ...] = ()
     through: frozenset[str] = frozenset()
     alone: bool = True
+    blocks: frozenset[str] = frozenset()
+    is_closed: bool = False
 
     @property
     def operands(self) -> range:
@@ -168,12 +172,12 @@ def _gathered(
     return out
 
 
-def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, ...]) -> Kind | None:
-    """The kind of a node; None where nothing is inferred through it."""
-    maps, rule = row_maps(signature, rules), rules[0]
+def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, ...]) -> Kind:
+    """The kind of a node."""
+    rule = rules[0]
+    blocks = rule.whole & rule.result_loops & rule.operand_loops
+    maps = row_maps(signature, rules, blocks)
     unmatched = rule.whole & rule.result_loops - rule.operand_loops
-    if unmatched or not any(entry for tensor in maps for entry in tensor):
-        return None
     types = (*signature.operands, *signature.results)
     role, operands = role_of(rule), range(len(signature.operands))
     indices = {symbol.operand for symbol in rule.symbols}
@@ -187,6 +191,8 @@ def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, .
         _image(rule, maps) if role == priority.CONVOLUTION else None,
         tuple(sorted(operands, key=lambda k: role == priority.GATHER and k not in indices)),
         frozenset(loop for r in rules for loop in r.result_loops if _passes(r, loop)),
+        blocks=blocks,
+        is_closed=bool(unmatched) or not any(entry for tensor in maps for entry in tensor),
     )
 
 

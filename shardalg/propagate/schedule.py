@@ -33,6 +33,8 @@ def directions(kind: Kind, stage: int) -> Directions:
     """
     if kind.role == priority.EXIT:
         return dict.fromkeys(kind.sizes, BOTH)
+    if kind.blocks.issuperset(kind.sizes):  # nothing but the sorted dimension
+        return {}
     found = {loop: _direction(kind, loop, stage) for loop in kind.sizes}
     return {loop: way for loop, way in found.items() if way}
 

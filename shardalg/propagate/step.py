@@ -143,9 +143,12 @@ def _seen(kind: Kind, source: int, numbers: Numbers, layouts: Layouts) -> Dims:
 
     XLA lets the result of a convolution with a sharded window dimension follow the image alone, and
     only its batch dimensions where the image's features are sharded too
-    (`sharding_propagation.cc`, InferConvolutionShardingFromOperands).
+    (`sharding_propagation.cc`, InferConvolutionShardingFromOperands). A sort along a sharded
+    dimension is followed where another dimension could take its tiles (kSort).
     """
     dims, image = layouts.dims[numbers[source]], kind.image
+    if kind.blocks and not _is_movable(kind, source, dims):
+        return ((),) * len(dims)
     if image is None:
         return dims
     seen = layouts.dims[numbers[image.operand]]
@@ -156,6 +159,13 @@ def _seen(kind: Kind, source: int, numbers: Numbers, layouts: Layouts) -> Dims:
     if any(seen[d] for d in image.feature_dims):
         return tuple(digits if d in image.batch_dims else () for d, digits in enumerate(dims))
     return dims
+
+
+def _is_movable(kind: Kind, source: int, dims: Dims) -> bool:
+    rows = [*zip(kind.shapes[source], dims, kind.maps[source], strict=True)]
+    tiles = math.prod(parts(d) for _, d, entry in rows if entry and entry[0][0] in kind.blocks)
+    free = [n for n, d, entry in rows if not d and not (entry and entry[0][0] in kind.blocks)]
+    return tiles == 1 or any(n % tiles == 0 for n in free)
 
 
 def _matrix_forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome:
