@@ -357,10 +357,8 @@ def _constraint(
     return _site(builder, operands, site_params(spec, rank), place)
 
 
-def _reshard(
-    builder: Builder, equation: Any, operands: list[int], place: _Place
-) -> Sequence[int]:
-    """A constraint on explicit axes; on axes that are all automatic JAX does nothing (as in x.at)."""
+def _reshard(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+    """A constraint on explicit axes; on axes that are all automatic it is nothing to JAX."""
     mesh = getattr(equation.params["dst_sharding"], "mesh", None)
     automatic = getattr(mesh, "are_all_axes_auto", False)
     return operands if automatic else _constraint(builder, equation, operands, place)

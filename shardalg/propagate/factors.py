@@ -12,7 +12,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from shardalg.algebra.digits import Digit, Digits, overlap, parts
+from shardalg.algebra.digits import (
+    Digit,
+    Digits,
+    is_major,
+    overlap,
+    parts,
+    starts_with,
+    take,
+)
 from shardalg.propagate import priority
 from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import Layouts
@@ -72,6 +80,19 @@ def step(
     return tuple(after) if changed else None
 
 
+def asks(
+    kind: Kind, numbers: Numbers, layouts: Layouts
+) -> Iterator[tuple[int, str, Dims, Numbers]]:
+    """(target, direction, layout, source) of what each tensor would ask of each other one."""
+    for target in (*kind.results, *kind.operands):
+        direction = priority.FORWARD if target in kind.results else priority.BACKWARD
+        for source, number in enumerate(numbers):
+            if source != target and layouts.tiles[number] > 1:
+                dims = kind.project(source, target, layouts.dims[number])
+                if any(dims):
+                    yield target, direction, dims, (source,)
+
+
 def _is_sideways(kind: Kind, tensor: int) -> bool:
     return kind.role == priority.POINTWISE and tensor < kind.num_operands
 
@@ -97,32 +118,8 @@ def _parts(kind: Kind, tensor: int, layouts: Layouts, number: int) -> Tensor:
     return found
 
 
-def take(digits: Digits, size: int) -> tuple[Digits, Digits, int]:
-    """The digits that divide `size` elements, major first, what is left of them, and of the size.
-
-    >>> take((Digit(1, 8),), 4)
-    ((Digit(stride=2, size=4),), (Digit(stride=1, size=2),), 1)
-    >>> take((Digit(4, 2), Digit(1, 4)), 6)
-    ((Digit(stride=4, size=2),), (Digit(stride=1, size=4),), 3)
-    """
-    taken: list[Digit] = []
-    rest = list(digits)
-    while rest and size > 1:
-        head = rest[0]
-        common = math.gcd(size, head.size)
-        if common == 1:
-            break
-        size //= common
-        taken.append(Digit(head.stride * (head.size // common), common))
-        if common == head.size:
-            rest.pop(0)
-        else:
-            rest[0] = Digit(head.stride, head.size // common)
-    return tuple(taken), tuple(rest), size
-
-
 def _agreed(kind: Kind, tensors: Sequence[Tensor], loop: str, direction: int) -> Digits:
-    """The longest digits on which all tensors agree, extended by the sides that `direction` allows."""
+    """The digits on which all tensors agree, extended by the sides that `direction` allows."""
     if not direction:
         return ()
     sides = (kind.operands, kind.results)
@@ -149,19 +146,7 @@ def _compatible(old: Digits, new: Digits, may_extend: bool) -> tuple[Digits, boo
     return (new if may_extend and len(new) > len(old) else old), may_extend
 
 
-def is_major(part: Digit, whole: Digit) -> bool:
-    """Whether `part` is the major part of `whole`, and not all of it.
-
-    >>> is_major(Digit(4, 2), Digit(1, 8)), is_major(Digit(1, 2), Digit(1, 8))
-    (True, False)
-    """
-    same_top = part.stride * part.size == whole.stride * whole.size
-    return same_top and part.size < whole.size and whole.size % part.size == 0
-
-
-def _source(
-    kind: Kind, tensors: Sequence[Tensor], loop: str, digits: Digits
-) -> tuple[int, int]:
+def _source(kind: Kind, tensors: Sequence[Tensor], loop: str, digits: Digits) -> tuple[int, int]:
     """(negated size, number) of the largest tensor that has all these digits on the loop."""
     best = (1, -1)
     for k, tensor in enumerate(tensors) if digits else ():
@@ -174,20 +159,6 @@ def _rank(kind: Kind, source: tuple[int, int], digits: Digits) -> tuple[int, int
     """Larger sources first; of a pointwise operator then the most partitioned loops."""
     split = parts(digits) if kind.role == priority.POINTWISE else 0
     return (source[0], -split, source[1])
-
-
-def starts_with(fine: Digits, coarse: Digits) -> bool:
-    """Whether `coarse` is the major part of `fine`, or all of it.
-
-    >>> starts_with((Digit(1, 8),), (Digit(4, 2),)), starts_with((Digit(4, 2),), (Digit(1, 8),))
-    (True, False)
-    """
-    count = len(coarse)
-    if fine[:count] == coarse:
-        return True
-    if not coarse or len(fine) < count or fine[: count - 1] != coarse[:-1]:
-        return False
-    return is_major(coarse[-1], fine[count - 1])
 
 
 def _extend(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardalg.algebra.digits import Digits
+from shardalg.algebra.digits import Digits, take
 from shardalg.graph.ir import Signature
 from shardalg.ops.loops import BROADCAST, COMPOUND, PASS, SELECTED, loop_class, row_class
 from shardalg.ops.rule import Rule
@@ -88,7 +88,8 @@ class Kind:
             if digits:
                 _spread(digits, entry, loops)
         used: set[str] = set()
-        return tuple(_gathered(entry, loops, used) for entry in self.maps[target])
+        found = tuple(_gathered(entry, loops, used) for entry in self.maps[target])
+        return _with_majors(found, dims)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -138,23 +139,11 @@ def _spread(digits: Digits, entry: tuple[tuple[str, int], ...], loops: dict[str,
     """Give a dimension's digits to its loops, major first: the next starts where one is used up."""
     rest = digits
     for loop, extent in entry:
-        taken, filled = _prefix(rest, extent)
+        taken, rest, room = take(rest, extent) if extent else (rest, (), 0)
         if taken:
             loops.setdefault(loop, taken)
-        rest = rest[len(taken) :]
-        if not rest or not filled:
+        if not rest or room != 1:
             return
-
-
-def _prefix(digits: Digits, extent: int) -> tuple[Digits, bool]:
-    """The digits that divide `extent` (0: all of them), and whether they split it to elements."""
-    if not extent:
-        return digits, False
-    count, number = 0, 1
-    while count < len(digits) and extent % (number * digits[count].size) == 0:
-        number *= digits[count].size
-        count += 1
-    return digits[:count], number == extent
 
 
 def _gathered(
@@ -164,12 +153,33 @@ def _gathered(
     out: Digits = ()
     for loop, extent in entry:
         digits = () if loop in used else loops.get(loop, ())
-        taken, filled = _prefix(digits, extent)
+        taken, rest, room = take(digits, extent) if extent else (digits, (), 0)
         used.add(loop)
         out += taken
-        if not filled or len(taken) < len(digits):
+        if rest or room != 1:
             break
     return out
+
+
+def _with_majors(found: Dims, given: Dims) -> Dims:
+    """Without the minor part of an axis whose major part has no place, and what stands behind it.
+
+    XLA's reshape stops where it cannot place the tiles of a dimension (`ReshapeSharding`).
+    """
+    whole = {digit for digits in given for digit in digits}
+    placed = {digit for digits in found for digit in digits}
+    if placed <= whole:
+        return found
+    tops = {digit.stride * digit.size for digit in whole} | {digit.stride for digit in placed}
+    return tuple(_until(digits, tops) for digits in found)
+
+
+def _until(digits: Digits, tops: set[int]) -> Digits:
+    """The digits before the first whose top is neither an axis's nor the end of a placed part."""
+    for count, digit in enumerate(digits):
+        if digit.stride * digit.size not in tops:
+            return digits[:count]
+    return digits
 
 
 def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, ...]) -> Kind:

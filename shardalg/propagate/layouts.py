@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from shardalg.algebra.digits import Digit, Digits, parts
+from shardalg.algebra.digits import Digit, Digits, parts, starts_with
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.compatible import merge
@@ -108,6 +108,7 @@ class Layouts:
         if self.fixed[number]:
             return self._fill(number, dims) if merging else number
         old, shape = self.dims[number], self.shapes[number]
+        dims = tuple(map(self.fused, dims))
         offered = math.prod(parts(digits) for digits in dims)
         if self.tiles[number] == 1:
             return self.number(shape, dims) if offered > 1 else number
@@ -128,7 +129,7 @@ class Layouts:
         if not open_dims:
             return number
         offered = tuple(d if i in open_dims else () for i, d in enumerate(dims))
-        both = self.merged(shape, self.dims[number], offered)
+        both = self.merged(shape, self.dims[number], tuple(map(self.fused, offered)))
         if both is None:
             return number
         new = self.number(shape, both, fixed=True, open_dims=open_dims)
@@ -141,11 +142,11 @@ def _inside(digit: Digit, axis: Digit) -> bool:
 
 
 def extends(fine: Dims, coarse: Dims) -> bool:
-    """Whether every dimension's digits start with the coarse ones.
+    """Whether every dimension's digits start with the coarse ones, or a part of an axis with it.
 
     >>> from shardalg.algebra.digits import Digit
     >>> x, y = Digit(2, 2), Digit(1, 2)
     >>> extends(((x, y), ()), ((x,), ())), extends(((y, x), ()), ((x,), ()))
     (True, False)
     """
-    return all(new[: len(old)] == old for new, old in zip(fine, coarse, strict=True))
+    return all(map(starts_with, fine, coarse))

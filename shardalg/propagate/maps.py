@@ -28,9 +28,13 @@ def row_maps(
                 # A run-time number is one element of its operand: the index names all but the last
                 # dimension.
                 rest = len(operands[position]) - len(dims)
-                operands[position] = tuple(dim_loops(rule, index, blocks) for index in dims) + ((),) * rest
+                operands[position] = (
+                    tuple(dim_loops(rule, index, blocks) for index in dims) + ((),) * rest
+                )
     results = [
-        tuple(dim_loops(rule, index, blocks) for index in dims) for rule in rules for dims in rule.results
+        tuple(dim_loops(rule, index, blocks) for index in dims)
+        for rule in rules
+        for dims in rule.results
     ]
     return (*operands, *results)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shardalg.propagate import priority
-from shardalg.propagate.factors import Extended, step
+from shardalg.propagate.factors import Extended, asks, step
 from shardalg.propagate.fixpoint import Change
 from shardalg.propagate.index import Index
 from shardalg.propagate.layouts import Layouts
@@ -26,6 +26,8 @@ UNKNOWN: Extended = ()
 @dataclass(eq=False)
 class Worklist:
     """State of one completion in Shardy's way: a layout number per value."""
+
+    asks = staticmethod(asks)
 
     index: Index
     layouts: Layouts

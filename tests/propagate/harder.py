@@ -7,6 +7,7 @@ all of the results' are dropped, and XLA is asked live.
     python -m tests.propagate.harder 500 1    # 500 programs from seed 1, and every difference
 """
 
+import math
 import random
 import sys
 from collections import Counter
@@ -20,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shardalg.algebra.mesh import Mesh
 from shardalg.beside import align, dump
 from shardalg.graph.trace import trace
+from shardalg.lower.hlo_text import HloInstruction, HloModule
 from shardalg.ops.normalise import normalise
 from shardalg.propagate import Options, Strategy, propagate, resolve
 from tests.oracle import corpus
@@ -104,10 +106,41 @@ class Harder:
             stage = jax.jit(self.made[0], in_shardings=given).lower(*self.types)
             return dump.read(stage, ours, partitioner)
 
-    def matches(self, policy, told):
+    def matches(self, policy, module, results):
+        """The values that count, with our layout and XLA's."""
         done = propagate(*self.problem, Options(policy=policy))
-        found = align.matches(done, told.module, told.results)
+        found = align.matches(done, module, results)
         return [match for match in found if match.kind in align.TARGETS]
+
+
+KEPT_ATTRIBUTES = ("index", "body", "to_apply", "branch_computations", "custom_call_target")
+
+
+def rows_of(module):
+    """A completed module as plain rows, as `harder.json` keeps it; scalar bodies are left out."""
+    return [
+        [
+            i.computation, i.name, i.opcode, i.leaves, i.operands,
+            "sharding_constraint" if i.op_name.endswith("sharding_constraint") else "",
+            {k: i.attributes[k] for k in KEPT_ATTRIBUTES if k in i.attributes},
+            i.attributes.get("sharding"), i.literal if i.opcode == "parameter" else "",
+        ]
+        for name, computation in module.computations.items()
+        if any(shape for i in computation.values() for _, shape in i.leaves)
+        for i in computation.values()
+    ]  # fmt: skip
+
+
+def module_of(rows):
+    """The reverse of `rows_of`; the last computation is the entry."""
+    computations, roots = {}, {}
+    for place, name, opcode, leaves, operands, op_name, attributes, sharding, literal in rows:
+        known = dict(attributes, metadata=f'op_name="{op_name}"')
+        known |= {} if sharding is None else {"sharding": sharding}
+        kinds = tuple((kind, tuple(shape)) for kind, shape in leaves)
+        made = HloInstruction(name, opcode, kinds, tuple(operands), known, place, literal)
+        computations.setdefault(place, {})[name] = roots[place] = made
+    return HloModule(computations, roots, rows[-1][0])
 
 
 def programs(count, seed):
@@ -119,19 +152,30 @@ def main(count, seed, policies):
     for policy in policies:
         kinds, wrong, whole = Counter(), [], 0
         for program in programs(count, seed):
-            found = program.matches(policy, program.ask(policy))
+            told = program.ask(policy)
+            found = program.matches(policy, told.module, told.results)
             kinds.update(match.kind for match in found)
             here = [(program, match) for match in found if not match.agrees]
             whole += not here
             wrong += here
-        total = sum(kinds.values())
         for program, match in wrong:
-            print(f"{program.case} {program.seed}: {match.kind} {match.name} {match.ours.shape}: "
-                  f"ours {match.ours.text()}, XLA {match.theirs.text()}")
-        print(f"{policy}: {total - len(wrong)} of {total} free values as XLA ({1 - len(wrong) / total:.2%}), "
-              f"{whole} of {count} programs in whole; of {dict(kinds)} differ "
-              f"{dict(Counter(m.kind for _, m in wrong))}")
+            print(f"{program.case} {program.seed}: {described(match)}")
+        total, bad = sum(kinds.values()), Counter(match.kind for _, match in wrong)
+        print(
+            f"{policy}: {total - len(wrong)} of {total} free values as XLA has them "
+            f"({1 - len(wrong) / total:.2%}), {whole} of {count} programs in whole; compared "
+            f"{dict(kinds)}, different {dict(bad)}"
+        )
+
+
+def described(match):
+    """A difference in words, with the bytes that a device holds under either layout."""
+    held = [math.prod(s.shard_shape) for s in (match.ours, match.theirs)]
+    return (
+        f"{match.kind} {match.name} {match.ours.shape}: ours {match.ours.text()} ({held[0]} "
+        f"elements), XLA {match.theirs.text()} ({held[1]} elements)"
+    )
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or ("gspmd",))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or dump.partitioners())
