@@ -6,20 +6,25 @@ Prints one JSON object per line, ours first: the parent may end the process whil
 from __future__ import annotations
 
 import json
+import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 FIRST = (2, 4)
-OTHERS = ((4, 2), (16, 16), (32, 64))
+OTHERS = ((32, 64), (64, 32), (16, 128))
 
 
 @dataclass(frozen=True)
 class Step:
-    """A train step to plan: its depth, whether its layers are scanned, and its sizes."""
+    """A train step to plan: its depth, whether its layers are scanned, and its sizes.
+
+    Sizes that are not given are those of the paper's 64-billion-parameter model.
+    """
 
     layers: int
     scan: bool = False
@@ -44,55 +49,66 @@ def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, Seconds]:
 def plan_step(step: Step) -> tuple[dict[str, Any], Any]:
     """Seconds of tracing, graph, first plan and plans on new meshes; the first plan."""
     import shardalg as sa
+    from benchmarks import adam
     from shardalg.graph.trace import trace
-    from shardalg.models.table1 import finalized
-    from shardalg.models.training import part
-    from shardalg.models.transformer import Config
-    from shardalg.plan import Traced, from_annotations
-    from shardalg.propagate import Options, resolve
+    from shardalg.models.transformer import WIDE_64B
 
-    config = Config(L=step.layers, scan=step.scan, **dict(step.sizes))
-    chosen = part("train_step")
-    arguments = chosen.arguments(config)
-    leaf_roles = _leaf_roles(chosen.roles(), arguments)
+    config = replace(WIDE_64B, L=step.layers, scan=step.scan, **dict(step.sizes))
+    arguments = adam.arguments(config)
 
     def strategy(shape: tuple[int, int]) -> sa.Strategy:
-        return finalized(sa.Mesh(dict(zip("XY", shape, strict=True))), config)
+        return adam.finalized(sa.Mesh(dict(zip("XY", shape, strict=True))), config)
 
-    def first_plan(traced: Traced, given: sa.Strategy) -> sa.Plan:
-        return from_annotations(traced, resolve(traced.graph, given), Options())
-
-    graph, traced_s = timed(trace, chosen.function(config), *arguments)
-    traced, graph_s = timed(_prepared, graph, leaf_roles, Traced)
-    made, first_s = timed(first_plan, traced, strategy(FIRST))
-    replans = [timed(made.replan, strategy(shape))[1] for shape in OTHERS]
+    graph, traced_s = timed(trace, partial(adam.train_step, config), *arguments)
+    traced, graph_s = timed(_prepared, graph, _leaf_roles(arguments))
+    made, first_s = timed(_first_plan, traced, strategy(FIRST))
+    replans = [timed(_replanned, made, strategy(shape)) for shape in OTHERS]
     facts = {
+        "equations": len(graph.nodes),
         "nodes": len(traced.graph.nodes),
         "instructions": len(made.program.block.instructions),
+        "reasons": len(replans[0][0].sharded.reasons),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "trace": asdict(traced_s),
         "graph": asdict(graph_s),
         "first_plan": asdict(first_s),
         "replan": {
-            "wall": statistics.median(s.wall for s in replans),
-            "cpu": statistics.median(s.cpu for s in replans),
+            "wall": statistics.median(s.wall for _, s in replans),
+            "cpu": statistics.median(s.cpu for _, s in replans),
         },
     }
     return facts, made
 
 
-def _leaf_roles(roles: tuple[str, ...], arguments: tuple[Any, ...]) -> tuple[str | None, ...]:
+def _first_plan(traced: Any, given: Any) -> Any:
+    from shardalg.plan import from_annotations
+    from shardalg.propagate import Options, resolve
+
+    return from_annotations(traced, resolve(traced.graph, given), Options())
+
+
+def _replanned(made: Any, given: Any) -> Any:
+    """A plan with its program, and with the reason of every value."""
+    plan = made.replan(given)
+    assert plan.sharded.reasons
+    return plan
+
+
+def _leaf_roles(arguments: tuple[Any, ...]) -> tuple[str | None, ...]:
     from shardalg.graph.trace import flatten_prefix
+    from shardalg.models.training import part
 
-    return tuple(flatten_prefix(roles, arguments, "roles"))
+    return tuple(flatten_prefix(part("train_step").roles(), arguments, "roles"))
 
 
-def _prepared(graph: Any, leaf_roles: tuple[str | None, ...], traced_type: type) -> Any:
+def _prepared(graph: Any, leaf_roles: tuple[str | None, ...]) -> Any:
     """All that is made once per function, for every mesh and strategy."""
     from shardalg.ops.normalise import normalise
     from shardalg.ops.table import rules
     from shardalg.propagate.index import index
+    from shardalg.traced import Traced
 
-    traced = traced_type(normalise(graph), leaf_roles)
+    traced = Traced(normalise(graph), leaf_roles)
     assert traced.roles
     index(traced.graph, rules)
     return traced

@@ -18,44 +18,8 @@ import numpy as np
 from shardalg.algebra.digits import Digit, Digits, overlap, partition_ids, parts
 from shardalg.algebra.interval import Interval
 from shardalg.algebra.offset import block_size
+from shardalg.algebra.transfers import Permute, Round, Transfer, transfers
 from shardalg.errors import ShardingError
-
-Pairs = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Permute:
-    """One collective permute: sources send the elements `[lower, upper)` of their block.
-
-    No position sends twice or receives twice.
-    """
-
-    pairs: Pairs
-    lower: int
-    upper: int
-
-    @property
-    def elements(self) -> int:
-        """Elements that a device sends along the dimension."""
-        return self.upper - self.lower
-
-
-@dataclass(frozen=True)
-class Round:
-    """Block `floor(start / block) + number`: who sends it to whom.
-
-    Attributes:
-      lower, upper: what of the block can be part of an interval; the buffer holds so much of it.
-      permutes: several where one block is wanted by several devices; together they reach every
-        device that does not hold the block itself.
-      own: whether some device uses its own block in this round.
-    """
-
-    number: int
-    lower: int
-    upper: int
-    permutes: tuple[Permute, ...]
-    own: bool
 
 
 @dataclass(frozen=True)
@@ -111,6 +75,12 @@ class Exchange:
         return None if source < 0 else source
 
     @property
+    def exists(self) -> bool:
+        """Whether all that any device wants exists."""
+        ends = self._starts + self.want.length
+        return bool(self._starts.min() >= 0 and ends.max() <= self.size)
+
+    @property
     def buffer(self) -> int:
         """Elements of all rounds side by side."""
         return sum(r.upper - r.lower for r in self.rounds)
@@ -118,7 +88,12 @@ class Exchange:
     @property
     def elements(self) -> int:
         """Elements along the dimension that a device sends: the sum over all permutes."""
-        return sum(permute.elements for r in self.rounds for permute in r.permutes)
+        return sum(transfer.elements for transfer in self.transfers)
+
+    @cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """What is sent for all rounds together."""
+        return transfers((self.rounds,))
 
     @cached_property
     def hop_elements(self) -> int:

@@ -287,9 +287,7 @@ def halo(window: Window, *, size: int, parts: int) -> Halo:
 
 def _check(window: Window, size: int, parts: int) -> None:
     if not isinstance(window, Window):
-        raise ShardingError(
-            f"a halo is of a window, as in Window(size=3), got {window!r}."
-        )
+        raise ShardingError(f"a halo is of a window, as in Window(size=3), got {window!r}.")
     if not (isinstance(size, Integral) and isinstance(parts, Integral) and min(size, parts) >= 1):
         raise ShardingError(
             f"a halo of size={size!r} in parts={parts!r}: both are whole numbers of at least 1."

@@ -120,19 +120,13 @@ def nearest(plans: Mapping[str, Plan], count: int = MOST_CHOICES) -> Table:
     return Table(("strategy", *columns), tuple(rows))
 
 
-def _apart(
-    settings: Settings, parts: Mapping[str, Costs], layers: Mapping[str, Plan]
-) -> Section:
+def _apart(settings: Settings, parts: Mapping[str, Costs], layers: Mapping[str, Plan]) -> Section:
     """What the layer has beside its parts, and what a layer adds to a train step."""
     added = {name: costs_of(layers[name]).scaling - found.scaling for name, found in parts.items()}
-    steps = {
-        name: costs_of(made, per="L") for name, made in plans_of(settings, TRAIN_STEP).items()
-    }
+    steps = {name: costs_of(made, per="L") for name, made in plans_of(settings, TRAIN_STEP).items()}
     words = STEP.format(layers=settings.config.L)
     hints = next(iter(parts.values())).hints
-    return Section(
-        "Beside Table 1", (APART, difference(added, hints), words, table(steps))
-    )
+    return Section("Beside Table 1", (APART, difference(added, hints), words, table(steps)))
 
 
 def curves(parts: Mapping[str, Costs]) -> Section:

@@ -358,10 +358,11 @@ def _constraint(
 
 
 def _reshard(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
-    """A constraint on explicit axes; on axes that are all automatic it is nothing to JAX."""
-    mesh = getattr(equation.params["dst_sharding"], "mesh", None)
-    automatic = getattr(mesh, "are_all_axes_auto", False)
-    return operands if automatic else _constraint(builder, equation, operands, place)
+    """A constraint; nothing where JAX's own broadcasting adds it, on a mesh of automatic axes."""
+    sharding = equation.params["dst_sharding"]
+    if sharding.mesh.are_all_axes_auto and not any(sharding.spec):
+        return operands
+    return _constraint(builder, equation, operands, place)
 
 
 def _device_put(

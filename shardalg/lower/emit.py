@@ -16,12 +16,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from shardalg.errors import LoweringError
 from shardalg.graph.evaluate import apply
 from shardalg.graph.ir import Graph
+from shardalg.lower.around_xla import around_faults
 from shardalg.lower.axes import Axes
+from shardalg.lower.boxes import extracted, inserted
 from shardalg.spmd import program as spmd
 from shardalg.spmd.bound import bound
 from shardalg.spmd.identity import identity
@@ -78,6 +81,7 @@ def _apply(emitter: Emitter, instruction: Instruction, *operands: Array) -> list
         # XLA would fold the transpose into the matmul that made the partial sums, in a form that
         # its fast CPU kernel does not take (1.3 times the whole gradient of a feed-forward layer).
         operands = tuple(map(lax.optimization_barrier, operands))
+    operands = around_faults(emitter.program, emitter.graph, instruction)(*operands)
     return apply(primitive, binding, params, operands)
 
 
@@ -136,8 +140,7 @@ def _reduce_scatter(emitter: Emitter, instruction: Instruction, x: Array) -> lis
     n = _group_size(a.digits)
     if a.combine not in ("sum", "pick") or x.dtype == jnp.bool_:
         # every member sends each other one its piece and folds what arrives: the same bytes
-        pieces = lax.all_to_all(_pieces(x, a.dim, n), names, 0, 0, tiled=True)
-        return [_folded(pieces, a.combine)]
+        return [_folded(_swapped(_pieces(x, a.dim, n), names), a.combine)]
     if emitter.tiled or a.dim == 0:
         return [lax.psum_scatter(x, names, scatter_dimension=a.dim, tiled=True)]
     block = x.shape[a.dim] // n
@@ -155,6 +158,16 @@ def _pieces(x: Array, dim: int, n: int) -> Array:
     return jnp.moveaxis(cut, dim, 0)
 
 
+def _swapped(pieces: Array, names: tuple[str, ...]) -> Array:
+    """Piece `k` goes to member `k`; those that arrive, by their senders.
+
+    On one dimension XLA has no choice of layout: pieces with dimensions of size 1 may get different
+    ones, which its verifier then refuses (jaxlib 0.10.2, where one exchange reads another).
+    """
+    arrived = lax.all_to_all(pieces.reshape(-1), names, 0, 0, tiled=True)
+    return arrived.reshape(pieces.shape)
+
+
 def _all_to_all(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
@@ -163,7 +176,7 @@ def _all_to_all(emitter: Emitter, instruction: Instruction, x: Array) -> list[Ar
     if emitter.tiled:
         return [lax.all_to_all(x, names, a.split_dim, a.concat_dim, tiled=True)]
     pieces = _pieces(x, a.split_dim, _group_size(a.digits))
-    arrived = lax.all_to_all(pieces, names, 0, 0, tiled=True)  # leading dimension: the sender
+    arrived = _swapped(pieces, names)
     shape = list(arrived.shape[1:])
     shape[a.concat_dim] *= arrived.shape[0]
     return [jnp.moveaxis(arrived, 0, a.concat_dim).reshape(shape)]
@@ -174,15 +187,19 @@ def _permute(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array
 
 
 def _fetch(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
-    """A permute gives zeros to devices that it does not name: they keep what they had."""
-    result = x
-    for pairs in instruction.attributes.permutes:
-        arrived = lax.ppermute(x, emitter.axes.all_names, pairs)
-        served = jnp.zeros(emitter.program.mesh.size, bool)
-        served = served.at[jnp.asarray([target for _, target in pairs])].set(True)
-        position = lax.axis_index(emitter.axes.all_names)
-        result = jnp.where(served[position], arrived, result)
-    return [result]
+    """What arrives is sent once; a reading takes it where it is served, and else its own block."""
+    a, names = instruction.attributes, emitter.axes.all_names
+    arrived = [lax.ppermute(x, names, pairs) for pairs in a.permutes]
+    return [_read(emitter, reading, x, arrived) for reading in a.readings]
+
+
+def _read(emitter: Emitter, reading: spmd.Reading, x: Array, arrived: list[Array]) -> Array:
+    position = lax.axis_index(emitter.axes.all_names)
+    for pairs, block in zip(reading.permutes, arrived, strict=True):
+        targets = [target for _, target in pairs]
+        served = np.isin(np.arange(emitter.program.mesh.size), targets)
+        x = jnp.where(jnp.asarray(served)[position], block, x)
+    return x
 
 
 def _carry(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
@@ -228,6 +245,10 @@ def _slice(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
 def _slice_at(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     a = instruction.attributes
     return [lax.dynamic_slice_in_dim(x, emitter.start(a.start), a.size, a.dim)]
+
+
+def _regroup(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
+    return [x.reshape(instruction.attributes.shape(x.shape))]
 
 
 def _concatenate(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
@@ -315,6 +336,16 @@ def _first_member(emitter: Emitter, instruction: Instruction, x: Array) -> list[
     return [jnp.where(emitter.partition_id(a.digits) == 0, x, fill)]
 
 
+def _extract(emitter: Emitter, instruction: Instruction, x: Array, *starts: Array) -> list[Array]:
+    return [extracted(instruction.attributes, emitter.partition_id, x, starts)]
+
+
+def _insert(
+    emitter: Emitter, instruction: Instruction, x: Array, new: Array, *starts: Array
+) -> list[Array]:
+    return [inserted(instruction.attributes, emitter.partition_id, x, new, starts)]
+
+
 EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Apply: _apply,
     spmd.AllGather: _all_gather,
@@ -330,6 +361,7 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
+    spmd.Regroup: _regroup,
     spmd.Resize: _resize,
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,
@@ -339,4 +371,6 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Offset: _offset,
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,
+    spmd.Extract: _extract,
+    spmd.Insert: _insert,
 }

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.compute import contracts
 from shardalg.graph.ir import Signature
 from shardalg.ops.rule import PICK, SUM, Rule
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
+from shardalg.partition import regroup
 from shardalg.partition.component import (
     Assigned,
     Component,
+    Loops,
     Tensor,
     as_set,
     components,
@@ -25,7 +28,7 @@ from shardalg.partition.component import (
 )
 from shardalg.partition.layouts import interned, whole
 from shardalg.partition.reshard import reshard_bound, reshard_price
-from shardalg.partition.windows import elements, windows
+from shardalg.partition.windows import elements, together, windows
 
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """Of the operands and of the results."""
@@ -35,11 +38,13 @@ class NodeKey(NamedTuple):
     """All that the choice depends on; nodes that are alike are decided once.
 
     Attributes:
+      values: per operand, the first one that is the same value.
       sources: per operand, the layouts in which the value is at hand (unreduced digits included).
       homes: per result, the completed sharding.
     """
 
     signature: Signature
+    values: tuple[int, ...]
     sources: tuple[tuple[Sharding, ...], ...]
     homes: tuple[Sharding, ...]
 
@@ -52,12 +57,14 @@ class Choice:
       loops: sharded loops with their digits.
       demands: layout of each operand; produced: layout of each result, pending digits as unreduced.
       devices: how many parts the iterations are computed in.
+      regrouped: whether an exchange stands for the operator (`partition.regroup`).
     """
 
     loops: tuple[tuple[str, Digits], ...]
     demands: tuple[Sharding, ...]
     produced: tuple[Sharding, ...]
     devices: int
+    regrouped: bool = False
 
 
 def choose(key: NodeKey) -> Choice:
@@ -82,7 +89,9 @@ def alternatives(key: NodeKey) -> Iterator[tuple[Choice, tuple[Choice, ...], Rul
     """Per part of a node that is decided alone: what was chosen, all that could be, and the row."""
     for component in components(rules(key.signature) or ()):
         found = _candidates(key, component, _assignments(key, component))
-        yield _best(key, found, component.rule), tuple(found), component.rule
+        # what an exchange sends has no formula
+        others = tuple(choice for choice in found if not choice.regrouped)
+        yield _best(key, found, component.rule), others, component.rule
 
 
 def _best(key: NodeKey, candidates: list[Choice], rule: Rule) -> Choice:
@@ -116,9 +125,13 @@ def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], o
       price: elements sent from one layout to another.
     """
     signature, total = key.signature, 0
-    for sources, demand, type_ in zip(key.sources, choice.demands, signature.operands, strict=True):
-        total += min([price(source, demand) for source in sources]) * type_.itemsize
+    for number, demand in dict.fromkeys(zip(key.values, choice.demands, strict=True)):
+        least = min([price(source, demand) for source in key.sources[number]])
+        total += least * signature.operands[number].itemsize
     total += _window_bytes(key, choice)
+    if choice.regrouped:
+        sent = regroup.elements(signature, choice.demands[0], choice.produced[0])
+        total += sent * signature.operands[0].itemsize
     for made, home, type_ in zip(choice.produced, key.homes, signature.results, strict=True):
         total += price(made, home) * type_.itemsize
     return total
@@ -131,10 +144,11 @@ def _window_bytes(key: NodeKey, choice: Choice) -> int:
         loops = tuple((n, d) for n, d in choice.loops if n in rule.extents)
         held = tuple((k, choice.demands[k].dims) for k in rule.operands)
         devices = key.homes[0].mesh.size
-        for window in windows(rule, loops, held, devices) if loops else ():
-            demand = choice.demands[window.operand]
-            itemsize = key.signature.operands[window.operand].itemsize
-            total += elements(window, demand.shard_shape) * itemsize
+        found = windows(rule, loops, held, devices) if loops else ()
+        for group in together(found, key.values):
+            number = group[0].operand
+            itemsize = key.signature.operands[number].itemsize
+            total += elements(group, choice.demands[number].shard_shape) * itemsize
     return total
 
 
@@ -177,8 +191,7 @@ def _promising(key: NodeKey, component: Component, assignments: list[Assigned]) 
     """Those that may compute on the most devices, where there is arithmetic; as `_best` decides."""
     if component.rule.flops == 0 or len(component.rules) > 1:
         return assignments
-    passed = _passed(key, component).values()
-    members = parts(next(iter(passed), ()))
+    members = 1 if contracts(key.signature) else parts(_passed_digits(key, component))
     counted = [(math.prod([parts(d) for d in found.values()]), found) for found in assignments]
     most = max([devices for devices, _ in counted])
     return [found for devices, found in counted if devices * members >= most]
@@ -187,7 +200,7 @@ def _promising(key: NodeKey, component: Component, assignments: list[Assigned]) 
 def _candidates(
     key: NodeKey, component: Component, assignments: Iterable[Assigned]
 ) -> list[Choice]:
-    passed = _passed(key, component)
+    passed, adds = _passed(key, component), not contracts(key.signature)
     demands = [_laid(sources[0], sources[0].dims) for sources in key.sources]
     produced = [_laid(home, home.dims) for home in key.homes]
     found: list[Choice] = []
@@ -195,33 +208,60 @@ def _candidates(
         for gathered in (False, True) if component.moves(assigned) else (False,):
             layouts = _layouts(key, component, assigned, (demands, produced), gathered)
             if layouts is not None:
-                found += _choices(tuple(assigned.items()), layouts, passed)
-    return found
+                found += _choices(tuple(assigned.items()), layouts, passed, adds=adds)
+    return [*found, *_regrouped(key)]
+
+
+def _regrouped(key: NodeKey) -> Iterator[Choice]:
+    """Reshapes by an exchange of flat elements."""
+    if regroup.regrouped(key.signature):
+        (home,) = key.homes
+        for dims, out in regroup.layouts(key.signature, key.sources[0], home):
+            demand, made = _laid(key.sources[0][0], dims), _laid(home, out)
+            devices = math.prod([parts(digits) for digits in out])
+            yield Choice((), (demand,), (made,), devices, regrouped=True)
 
 
 def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
     """Every combination of digits that are at hand, each on one loop, that the rows allow."""
     options = _options(key, component)
+    held = {d for groups in options.values() for group in groups for d in group}
+    nested = _meet(held)
     for combination in itertools.product(*options.values()):
         digits = [d for group in combination for d in group]
-        if len(digits) == len(set(digits)):
+        if len(digits) == len(set(digits)) and not (nested and _meet(digits)):
             assigned = {n: d for n, d in zip(options, combination, strict=True) if d}
             if component.allows(assigned):
                 yield assigned
 
 
+def _meet(digits: Iterable[Digit]) -> bool:
+    """Whether two digits are parts of one axis that lie over each other."""
+    return any(overlap(*pair) for pair in itertools.combinations(digits, 2))
+
+
 def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
-    """Per loop the digits that some tensor's sharding puts on it, and no digits."""
+    """Per loop the digits that some tensor's sharding puts on it, and no digits.
+
+    Digits of a dimension that an operator needs as one block may go to any other loop instead.
+    """
     options: dict[str, list[Digits]] = {name: [()] for name in component.loops}
     for tensor in component.tensors:
         for sharding in _at_hand(key, tensor):
             for loops, digits in zip(tensor.suggested, sharding.dims, strict=True):
-                for loop, own in spread(loops, digits) if digits else ():
+                for loop, own in _places(component, loops, digits) if digits else ():
                     known = options.get(loop)
                     if known is not None:
                         tops = (own[:end] for end in range(len(own), 0, -1))
                         known += [top for top in tops if top not in known]
     return options
+
+
+def _places(component: Component, loops: Loops, digits: Digits) -> Iterable[tuple[str, Digits]]:
+    """Where the digits of a dimension may go."""
+    if any(name in rule.whole for rule in component.rules for name, _ in loops):
+        return tuple((name, digits) for name in component.roomy(parts(digits)))
+    return spread(loops, digits)
 
 
 def _at_hand(key: NodeKey, tensor: Tensor) -> tuple[Sharding, ...]:
@@ -283,8 +323,18 @@ def _layouts(
 
 
 def _choices(
-    loops: tuple[tuple[str, Digits], ...], layouts: Layouts, passed: Mapping[int, Digits]
+    loops: tuple[tuple[str, Digits], ...],
+    layouts: Layouts,
+    passed: Mapping[int, Digits],
+    *,
+    adds: bool,
 ) -> Iterator[Choice]:
+    """Without partial sums, and where they may be passed on, with them.
+
+    Args:
+      adds: whether members that work on sums of their own count as dividing the work. Beside a
+        product a sum is little, but a product of partial sums is the whole product on each member.
+    """
     devices = math.prod([parts(digits) for _, digits in loops])
     yield Choice(loops, *layouts, devices)
     if passed:
@@ -295,8 +345,11 @@ def _choices(
         if used.isdisjoint(digits):
             demands = tuple(_laid(w, w.dims, passed.get(i, ())) for i, w in enumerate(demands))
             produced = tuple(_laid(m, m.dims, as_set(m.unreduced + digits)) for m in produced)
-            # Each member adds its own partial sums: no device repeats another's work.
-            yield Choice(loops, demands, produced, devices * parts(digits))
+            yield Choice(loops, demands, produced, devices * (parts(digits) if adds else 1))
+
+
+def _passed_digits(key: NodeKey, component: Component) -> Digits:
+    return next(iter(_passed(key, component).values()), ())
 
 
 def _passed(key: NodeKey, component: Component) -> Mapping[int, Digits]:

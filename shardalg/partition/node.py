@@ -10,14 +10,26 @@ from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
 from shardalg.graph.ir import Node, Signature
-from shardalg.ops.emit import Emission, emit
+from shardalg.ops.emit import Emission, emit, local_shape
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, Rule
 from shardalg.ops.table import rules
 from shardalg.partition.assign import Choice, NodeKey, choose, through_windows
 from shardalg.partition.component import reduced_digits
 from shardalg.partition.context import Cause, PartitionContext
+from shardalg.partition.exchanges import Along
+from shardalg.partition.regroup import regroup
 from shardalg.partition.search import tile
-from shardalg.partition.windows import Bringing, Window, filler, spans, windows
+from shardalg.partition.windows import (
+    Bringing,
+    Kept,
+    Window,
+    filler,
+    kept,
+    spans,
+    together,
+    windows,
+)
+from shardalg.spmd.boxes import Extract, Insert
 from shardalg.spmd.program import (
     AllReduce,
     Apply,
@@ -31,9 +43,13 @@ from shardalg.spmd.program import (
     MaskIndexed,
     Offset,
     Slice,
+    SliceAt,
     Start,
     ValueAt,
 )
+
+Operator = Apply | Choose | Extract | Insert
+"""What stands for the operator on a device."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +58,22 @@ class NodePlan:
 
     Attributes:
       before: (operand, attributes) on operands; after: attributes on every result.
+      apply: None where an exchange stands for it.
       indexed: (operand that was shifted, attributes) of the mask behind a gather.
       raw: layout of each result as the local operator leaves it, before `after`.
       windows: dimensions of operands of which a device needs an interval.
+      kept: dimensions of the result that the local operator makes more of than the block.
     """
 
     choice: Choice
     before: tuple[tuple[int, Attributes], ...]
-    apply: Apply | Choose
+    apply: Operator | None
     after: tuple[Attributes, ...]
     indexed: tuple[int, MaskIndexed] | None
     raw: tuple[Sharding, ...]
     why: str
     windows: tuple[Window, ...] = ()
+    kept: tuple[Kept, ...] = ()
 
 
 @decided(1 << 14, lambda key: (n for home in key.homes for n in home.numbers))
@@ -66,6 +85,8 @@ def node_plan(key: NodeKey) -> NodePlan:
     why = f"{primitive} needs"
     if rows is None:
         return NodePlan(choice, (), Apply(primitive), (), None, choice.produced, why)
+    if choice.regrouped:
+        return NodePlan(choice, (), None, (), None, choice.produced, why)
     loops = dict(choice.loops)
     extents = {name: extent for rule in rows for name, extent in rule.loops}
     blocks = {n: tile(e, parts(loops.get(n, ()))) for n, e in extents.items()}
@@ -77,20 +98,24 @@ def node_plan(key: NodeKey) -> NodePlan:
         pending = reduced_digits(rows[0], loops)
         if pending:
             before += ((emission.first_member, FirstMember(pending, rows[0].combine)),)
+    cut = kept(rows[0], found, blocks)
     after = (
+        *[k.cut for k in cut],
         *_result_shifts(emission, loops, blocks),
         *_combines(rows[0], loops),
         *carries(rows[0], loops),
     )
     apply = _local(key.signature, emission, choice, blocks)
     indexed = _indexed(emission, loops, (blocks, extents))
-    return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why, found)
+    return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why, found, cut)
 
 
 def _local(
     signature: Signature, emission: Emission, choice: Choice, blocks: dict[str, int]
-) -> Apply | Choose:
+) -> Operator:
     """What stands for the operator on a device."""
+    if emission.boxed:
+        return _box(signature, emission, choice, blocks)
     if emission.chosen is None:
         return Apply(signature.primitive, emission.params, choice.loops)
     dim, sizes = emission.chosen
@@ -98,6 +123,18 @@ def _local(
     loop = rule.results[0][dim].loop
     start = Start(Index.of(loop) * blocks[loop], ((loop, dict(choice.loops)[loop]),))
     return Choose(dim, start, sizes, choice.loops)
+
+
+def _box(
+    signature: Signature, emission: Emission, choice: Choice, blocks: dict[str, int]
+) -> Extract | Insert:
+    """What reads, or writes, a box at run-time starts."""
+    (rule,) = rules(signature)
+    loops = dict(choice.loops)
+    places = tuple((dim, loops[loop], high) for dim, loop, high in emission.boxed)
+    if rule.init is not None:
+        return Insert(places, choice.loops)
+    return Extract(local_shape(rule, 0, blocks), places, choice.loops)
 
 
 def _windows(key: NodeKey, rows: tuple[Rule, ...], choice: Choice) -> tuple[Window, ...]:
@@ -222,17 +259,22 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     demand = context.demand
     pairs = zip(node.operands, plan.choice.demands, strict=True)
     operands = [demand(value, layout, cause) for value, layout in pairs]
+    if plan.apply is None:
+        layouts = plan.choice.demands[0], plan.choice.produced[0]
+        return (regroup(context, node, operands[0], layouts),)
     for position, attributes in plan.before:
         role = context.roles[node.operands[position]]
         operands[position] = _apply_on(
             context, operands[position], attributes, cause._replace(role=role)
         )
-    for window in plan.windows:
-        _bring(context, node, window, operands)
+    for dim in sorted({window.dim for window in plan.windows}):
+        along = [window for window in plan.windows if window.dim == dim]
+        for found in together(along, tuple(operands)):
+            _bring(context, node, found, operands)
     bare = not (plan.indexed or plan.after)
     results = tuple(
         [
-            context.new_local(layout.shard_shape, type_.dtype, layout, v if bare else None)
+            context.new_local(_made(layout, plan), type_.dtype, layout, v if bare else None)
             for v, type_, layout in zip(node.results, node.signature.results, plan.raw, strict=True)
         ]
     )
@@ -240,15 +282,29 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     return results if bare else _finished(context, node, plan, (tuple(operands), results))
 
 
-def _bring(context: PartitionContext, node: Node, window: Window, operands: list[int]) -> None:
-    """Replace an operand's local by the interval that its windows read."""
-    rule = rules(node.signature)[0]
+def _made(layout: Sharding, plan: NodePlan) -> tuple[int, ...]:
+    lengths = {k.dim: k.length for k in plan.kept}
+    return tuple(lengths.get(dim, size) for dim, size in enumerate(layout.shard_shape))
+
+
+def _bring(
+    context: PartitionContext, node: Node, found: tuple[Window, ...], operands: list[int]
+) -> None:
+    """Replace an operand's local by the interval that its windows read, for one local alike."""
+    rule, first = rules(node.signature)[0], found[0]
     fill = filler(rule)
-    role = context.roles[node.operands[window.operand]]
+    role = context.roles[node.operands[first.operand]]
     cause = Cause(node.index, node.phase, role, f"{node.primitive} reads a window")
     given = None if fill is None else operands[fill]
-    bringing = Bringing(context, window, rule, given, cause)
-    operands[window.operand] = bringing.run(operands[window.operand])
+    bringing = [Bringing(context, window, rule, given, cause) for window in found]
+    local = operands[first.operand]
+    if first.exchange.held:
+        along = Along(context, first.dim, cause)
+        intervals = along.deliver(local, tuple(window.exchange for window in found))
+    else:
+        intervals = tuple(one.own(local) for one in bringing)
+    for window, one, interval in zip(found, bringing, intervals, strict=True):
+        operands[window.operand] = one.run(interval)
 
 
 def _finished(
@@ -294,6 +350,14 @@ def _apply_after(
     return _apply_on(context, given[0], attributes, cause)
 
 
+def _cut_on(context: PartitionContext, given: Given, cut: Slice | SliceAt, cause: Cause) -> int:
+    like = context.locals[given[0]]
+    shape = (*like.shape[: cut.dim], cut.size, *like.shape[cut.dim + 1 :])
+    made = context.new_local(shape, like.dtype, like.sharding)
+    context.emit(cut, given[:1], (made,), cause)
+    return made
+
+
 def _carry_on(context: PartitionContext, given: Given, carry: Carry, cause: Cause) -> int:
     """The prefix of a block after that of all blocks before it."""
     local = given[0]
@@ -321,6 +385,8 @@ def _best_on(context: PartitionContext, given: Given, best: Best, cause: Cause) 
 _AFTER: dict[type, Callable[[PartitionContext, Given, Attributes, Cause], int]] = {
     Best: _best_on,
     Carry: _carry_on,
+    Slice: _cut_on,
+    SliceAt: _cut_on,
 }
 
 
@@ -346,7 +412,7 @@ def defers(context: PartitionContext, node: Node, value: int) -> bool:
     """Whether partial sums may wait: the only user is linear in `value` and in its region."""
     graph = context.graph
     users = graph.users[value]
-    if len(users) != 1 or value in context.outputs:
+    if len(users) != 1 or value in context.outputs or not context.options.defer_sums:
         return False
     user = graph.nodes[users[0]]
     rows = rules(user.signature)

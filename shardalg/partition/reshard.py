@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from operator import index
 
-from shardalg.algebra.digits import Digit, Digits
+from shardalg.algebra.digits import Digit, Digits, partition_ids
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
 from shardalg.partition.search import Dims, Move, State, bound, is_direct, search
@@ -130,16 +130,6 @@ def _pieces(digit: Digit, cuts: list[int]) -> Digits:
     return (digit,)
 
 
-def _block(dims: Dims, position: int) -> tuple[int, ...]:
-    numbers = []
-    for digits in dims:
-        number = 0
-        for digit in digits:
-            number = number * digit.size + digit.at(position)
-        numbers.append(number)
-    return tuple(numbers)
-
-
 def _numbers(dims: Dims) -> Dims:
     """Digits in plain numbers: places of devices are no formulas."""
     return tuple(tuple(Digit(index(d.stride), index(d.size)) for d in digits) for digits in dims)
@@ -147,18 +137,14 @@ def _numbers(dims: Dims) -> Dims:
 
 def _permutation(source: Dims, target: Dims, positions: int) -> tuple[tuple[int, int], ...]:
     """(source, target) positions: the r-th holder of a block serves its r-th taker."""
-    source, target = _numbers(source), _numbers(target)
-    holders: dict[tuple[int, ...], list[int]] = {}
-    for position in range(positions):
-        holders.setdefault(_block(source, position), []).append(position)
-    takers: dict[tuple[int, ...], int] = {}
-    pairs = []
-    for position in range(positions):
-        block = _block(target, position)
-        rank = takers.get(block, 0)
-        takers[block] = rank + 1
-        pairs.append((holders[block][rank], position))
-    return tuple(pairs)
+    import numpy as np
+
+    everyone = np.arange(positions)
+    blocks = (partition_ids(sum(_numbers(dims), ()), everyone) for dims in (source, target))
+    holders, takers = (np.argsort(ids, kind="stable") for ids in blocks)
+    serves = np.empty_like(holders)
+    serves[takers] = holders
+    return tuple(zip(serves.tolist(), range(positions), strict=True))
 
 
 def _fused(steps: list[Step]) -> list[Step]:

@@ -21,8 +21,10 @@ from shardalg.spmd.program import (
     Concatenate,
     Dilate,
     DynamicSlice,
+    Extract,
     Fetch,
     FirstMember,
+    Insert,
     Instruction,
     Join,
     Loop,
@@ -31,6 +33,7 @@ from shardalg.spmd.program import (
     MaskIndexed,
     Offset,
     ReduceScatter,
+    Regroup,
     Resize,
     Slice,
     SliceAt,
@@ -75,6 +78,7 @@ _SHAPES: dict[type, Callable[..., Shape]] = {
     SliceAt: lambda a, s: _sized(s, a.dim, a.size),
     Concatenate: lambda a, *s: _sized(s[0], a.dim, sum(shape[a.dim] for shape in s)),
     Resize: lambda a, s: _sized(s, a.dim, a.size),
+    Regroup: lambda a, s: a.shape(s),
     Dilate: lambda a, s, *_: _sized(s, a.dim, a.length(s[a.dim])),
     Mask: lambda a, s: s,
     MaskAt: lambda a, s, *_: s,
@@ -84,6 +88,8 @@ _SHAPES: dict[type, Callable[..., Shape]] = {
     Offset: lambda a, s: s,
     MaskIndexed: lambda a, s, *_: s,
     FirstMember: lambda a, s: s,
+    Extract: lambda a, s, *_: a.sizes,
+    Insert: lambda a, s, *_: s,
 }
 # (dimension, digits) that must divide the operand.
 _CUTS: dict[type, Callable[..., tuple[int, Digits]]] = {
@@ -155,10 +161,11 @@ def _check_shape(program: SpmdProgram, instruction: Instruction) -> None:
             program.mesh.axis_ref(digit)
         except MeshError as error:
             raise _fault(program, instruction, f": {error}") from None
-    expected, result = _SHAPES[type(attributes)](attributes, *shapes), instruction.results[0]
-    if expected != program.locals[result].shape:
-        what = f" gives {expected}, but %{result} is {program.locals[result].shape}."
-        raise _fault(program, instruction, what)
+    expected = _SHAPES[type(attributes)](attributes, *shapes)
+    for result in instruction.results:
+        if expected != program.locals[result].shape:
+            what = f" gives {expected}, but %{result} is {program.locals[result].shape}."
+            raise _fault(program, instruction, what)
 
 
 def _check_loop(program: SpmdProgram, instruction: Instruction) -> None:

@@ -8,7 +8,8 @@ groups of positions that differ in the collective's digits alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
+from math import prod
 
 import numpy as np
 
@@ -16,8 +17,10 @@ from shardalg.algebra.digits import Digits, partition_id
 from shardalg.errors import ProgramError
 from shardalg.spmd import program as spmd
 from shardalg.spmd.blocks import Stack, groups
+from shardalg.spmd.boxes import Extract, Insert, Places
 from shardalg.spmd.identity import identity
 
+Shape = tuple[int, ...]
 _UFUNCS = {
     "sum": np.add,
     "product": np.multiply,
@@ -102,12 +105,15 @@ def _permute(a: spmd.CollectivePermute, x: Stack) -> Stack:
     return result
 
 
-def _fetch(a: spmd.Fetch, x: Stack) -> Stack:
-    """What is nobody's block is garbage: the own one is as good as any."""
+def fetched(a: spmd.Fetch, x: Stack) -> list[Stack]:
+    """Per reading its blocks. What is nobody's is garbage: the own one is as good as any."""
+    return [_read(reading, x) for reading in a.readings]
+
+
+def _read(reading: spmd.Reading, x: Stack) -> Stack:
     result = list(x)
-    for pairs in a.permutes:
-        for source, target in pairs:
-            result[target] = x[source]
+    for source, target in chain.from_iterable(reading.permutes):
+        result[target] = x[source]
     return result
 
 
@@ -174,6 +180,16 @@ def _slice_at(a: spmd.SliceAt, x: Stack) -> Stack:
 
 def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
     return block.take(range(start, start + size), dim)
+
+
+def _regroup(a: spmd.Regroup, x: Stack) -> Stack:
+    def regrouped(_: int, block: np.ndarray) -> np.ndarray:
+        shape = a.shape(block.shape)
+        if prod(shape) != block.size or sum(n for n, _ in a.groups) != block.ndim:
+            raise ProgramError(f"blocks of {block.shape} are no {shape}. Name every dimension.")
+        return block.reshape(shape)
+
+    return _everywhere(regrouped, x)
 
 
 def _concatenate(a: spmd.Concatenate, *stacks: Stack) -> Stack:
@@ -297,13 +313,61 @@ def _first_member(a: spmd.FirstMember, x: Stack) -> Stack:
     return _everywhere(only, x)
 
 
+def _extract(a: Extract, x: Stack, *starts: Stack) -> Stack:
+    def read(position: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
+        result = block
+        for dim, first in enumerate(_starts(a.places, given, block.shape, a.sizes, position)):
+            place = first + np.arange(a.sizes[dim])
+            inside = (place >= 0) & (place < block.shape[dim])
+            result = result.take(np.where(inside, place, 0), dim, mode="clip")
+            kept = _along(inside, dim, result)
+            result = np.where(kept, result, np.zeros((), block.dtype))
+        return result
+
+    return _everywhere(read, x, *starts)
+
+
+def _insert(a: Insert, x: Stack, new: Stack, *starts: Stack) -> Stack:
+    def written(
+        position: int, block: np.ndarray, update: np.ndarray, *given: np.ndarray
+    ) -> np.ndarray:
+        result, here = update, np.ones((), bool)
+        for dim, first in enumerate(_starts(a.places, given, block.shape, update.shape, position)):
+            place = np.arange(block.shape[dim]) - first
+            inside = (place >= 0) & (place < update.shape[dim])
+            if not inside.any():
+                return block
+            result = result.take(np.where(inside, place, 0), dim)
+            here = here & _along(inside, dim, block)
+        return np.where(here, result, block)
+
+    return _everywhere(written, x, new, *starts)
+
+
+def _starts(
+    places: Places, given: tuple[np.ndarray, ...], shape: Shape, sizes: Shape, position: int
+) -> list[int]:
+    """The first element of a box per dimension, counted in places of the own block."""
+    cut = {dim: (digits, high) for dim, digits, high in places}
+    found = []
+    for dim, start in enumerate(given):
+        digits, high = cut.get(dim, ((), shape[dim] - sizes[dim]))
+        first = min(max(int(start), 0), high)
+        found.append(first - partition_id(digits, position) * shape[dim] * bool(digits))
+    return found
+
+
+def _along(array: np.ndarray, dim: int, like: np.ndarray) -> np.ndarray:
+    """A vector as one dimension of a tensor of the rank of `like`."""
+    return array.reshape([-1 if d == dim else 1 for d in range(like.ndim)])
+
+
 HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.AllGather: _all_gather,
     spmd.AllReduce: _all_reduce,
     spmd.ReduceScatter: _reduce_scatter,
     spmd.AllToAll: _all_to_all,
     spmd.CollectivePermute: _permute,
-    spmd.Fetch: _fetch,
     spmd.Carry: _carry,
     spmd.Best: _best,
     spmd.ValueAt: _value_at,
@@ -311,6 +375,7 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
+    spmd.Regroup: _regroup,
     spmd.Resize: _resize,
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,
@@ -320,4 +385,6 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.Offset: _offset,
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,
+    Extract: _extract,
+    Insert: _insert,
 }

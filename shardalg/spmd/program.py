@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from shardalg.algebra.affine import Index
@@ -15,6 +15,10 @@ from shardalg.algebra.digits import Digits, partition_id
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import ITEM_SIZES, SHORT, Params
+from shardalg.spmd.boxes import Extract, Insert
+
+Pairs = tuple[tuple[int, int], ...]
+"""(source, target) positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +149,39 @@ class CollectivePermute:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """The block of the device whose partition id along `digits` is `source(p)`.
+class Reading:
+    """The block of the device whose partition id is `source(p)`: a result of a `Fetch`.
 
-    What arrives counts only as far as it is among the `length` elements of `dim` from `wanted(p)`
-    on; the rest is garbage. A device that is its own source keeps its block; the others are
-    served by the permutes, whose (source, target) positions name no position twice on one side.
+    What arrives counts only as far as it is among the `length` elements from `wanted(p)` on; the
+    rest is garbage.
+
+    Attributes:
+      permutes: of each permute of the fetch the (source, target) positions that serve this result;
+        a device that is no target keeps its own block.
+    """
+
+    source: Start
+    permutes: tuple[Pairs, ...]
+    wanted: Start
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Blocks along `dim` of devices that differ along `digits`: one result per reading.
+
+    In a permute the block is sent once, for all readings; it names no position twice on one side.
     """
 
     dim: int
     digits: Digits
-    source: Start
-    permutes: tuple[tuple[tuple[int, int], ...], ...]
-    wanted: Start
-    length: int
+    readings: tuple[Reading, ...]
+
+    @property
+    def permutes(self) -> tuple[Pairs, ...]:
+        """What is sent: of each permute the pairs of all readings."""
+        together = zip(*(reading.permutes for reading in self.readings), strict=True)
+        return tuple(tuple(dict.fromkeys(chain.from_iterable(parts))) for parts in together)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +267,53 @@ class Concatenate:
     """The operands one after the other along `dim`."""
 
     dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """The same elements, in row-major order, under other dimensions.
+
+    Of the dimensions that become others only the first that is longer than 1 is held in part, on
+    both sides; the others are whole.
+
+    Attributes:
+      groups: (how many dimensions, the global sizes of those in their place), in order.
+    """
+
+    groups: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The global shape that the dimensions then have."""
+        return tuple(size for _, sizes in self.groups for size in sizes)
+
+    def shape(self, before: tuple[int, ...]) -> tuple[int, ...]:
+        """The local shape that a local shape becomes.
+
+        >>> Regroup(((1, (5,)), (2, (4, 3)))).shape((5, 1, 6))
+        (5, 2, 3)
+        """
+        found: list[int] = []
+        for count, sizes in self.groups:
+            taken, before = before[:count], before[count:]
+            found += taken if len(sizes) == count == 1 else _led(math.prod(taken), sizes)
+        return tuple(found)
+
+
+def _led(elements: int, sizes: tuple[int, ...]) -> list[int]:
+    """Sizes of which the first that is longer than 1 is cut, so that they hold `elements`."""
+    first = leading(sizes)
+    inner = math.prod(sizes[first + 1 :])
+    return [1] * first + [elements // inner] + list(sizes[first + 1 :])
+
+
+def leading(sizes: tuple[int, ...]) -> int:
+    """The first of some dimensions that is longer than 1; the last one where none is.
+
+    >>> leading((1, 4, 3)), leading((1, 1))
+    (1, 1)
+    """
+    return next((k for k, size in enumerate(sizes) if size > 1), len(sizes) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +500,7 @@ class Branches:
 Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
     | Carry | Best | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
-    | Choose | Join | ValueAt | Offset | MaskIndexed | FirstMember
+    | Choose | Regroup | Join | ValueAt | Offset | MaskIndexed | FirstMember | Extract | Insert
     | Loop | While | Branches
 )  # fmt: skip
 COLLECTIVES = (

@@ -21,7 +21,7 @@ from shardalg.graph.ir import Graph
 from shardalg.spmd import program as spmd
 from shardalg.spmd.blocks import Stack, garbage, ids, item_type, join, split, valid
 from shardalg.spmd.bound import bound
-from shardalg.spmd.host_steps import HOST_STEPS
+from shardalg.spmd.host_steps import HOST_STEPS, fetched
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
 Environment = dict[int, Stack]
@@ -241,6 +241,7 @@ def _stacked(run: _Run, instruction: Instruction, outputs: dict[int, list[Stack]
 
 _CONTROL: dict[type, Callable[..., list[Stack]]] = {
     spmd.Apply: _apply,
+    spmd.Fetch: lambda _, instruction, __, x: fetched(instruction.attributes, x),
     spmd.Loop: _loop,
     spmd.While: _while,
     spmd.Branches: _branches,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import SHORT, Graph
+from shardalg.spmd.boxes import Places
 from shardalg.spmd.control import bodies
 from shardalg.spmd.program import (
     COLLECTIVES,
@@ -25,8 +26,10 @@ from shardalg.spmd.program import (
     Concatenate,
     Dilate,
     DynamicSlice,
+    Extract,
     Fetch,
     FirstMember,
+    Insert,
     Instruction,
     Join,
     Local,
@@ -36,6 +39,7 @@ from shardalg.spmd.program import (
     MaskIndexed,
     Offset,
     ReduceScatter,
+    Regroup,
     Resize,
     Slice,
     SliceAt,
@@ -73,6 +77,11 @@ def start_text(mesh: Mesh, start: Start) -> str:
     return str(replace(start.index, terms=renamed)) + tail
 
 
+def places_text(mesh: Mesh, places: Places) -> str:
+    """`dim 0 at t-p(Y)*b`: where a box at start `t` begins in blocks of `b` places."""
+    return ", ".join(f"dim {dim} at t-p({axes_text(mesh, digits)})*b" for dim, digits, _ in places)
+
+
 _TEXT: dict[type, Callable[..., str]] = {
     Apply: lambda a, m: (
         a.primitive
@@ -88,7 +97,8 @@ _TEXT: dict[type, Callable[..., str]] = {
     ),
     CollectivePermute: lambda a, m: f"collective_permute axes={axes_text(m, a.digits)}",
     Fetch: lambda a, m: (
-        f"fetch dim={a.dim} axes={axes_text(m, a.digits)} of p = {start_text(m, a.source)}"
+        f"fetch dim={a.dim} axes={axes_text(m, a.digits)} of p = "
+        + " and ".join(start_text(m, reading.source) for reading in a.readings)
     ),
     Carry: lambda a, m: (
         f"carry {a.combine} dim={a.dim} axes={axes_text(m, a.digits)}"
@@ -101,6 +111,9 @@ _TEXT: dict[type, Callable[..., str]] = {
     Slice: lambda a, m: f"slice dim={a.dim} [{a.start}:{a.stop}]",
     SliceAt: lambda a, m: f"slice dim={a.dim} at {start_text(m, a.start)} size {a.size}",
     Concatenate: lambda a, m: f"concatenate dim={a.dim}",
+    Regroup: lambda a, m: "regroup " + ", ".join(
+        f"{'*'.join('d' * count)} as {'*'.join(map(str, sizes))}" for count, sizes in a.groups
+    ),
     Resize: lambda a, m: f"resize dim={a.dim} to {a.size}",
     Mask: lambda a, m: (
         f"mask dim={a.dim} where p({axes_text(m, a.digits)})*{a.block}+x >= {a.size} with {a.fill}"
@@ -122,6 +135,8 @@ _TEXT: dict[type, Callable[..., str]] = {
     MaskIndexed: lambda a, m: (
         "mask_indexed " + ", ".join(f"component {c} in [0,{b})" for c, _, b, _ in a.components)
     ),
+    Extract: lambda a, m: f"extract {places_text(m, a.places)}",
+    Insert: lambda a, m: f"insert {places_text(m, a.places)}",
     FirstMember: lambda a, m: f"first_member axes={axes_text(m, a.digits)}",
     Loop: lambda a, m: f"loop {a.length} times" + (" in reverse" if a.reverse else ""),
     While: lambda a, m: "while",

@@ -32,15 +32,26 @@ from shardalg.verify.contents import (
     without,
 )
 from shardalg.verify.report import Decided
-from shardalg.verify.step import MEMBER, Result, Stated, Step, X, apart, members_agree, with_dim
+from shardalg.verify.step import (
+    MEMBER,
+    Result,
+    Stated,
+    Step,
+    X,
+    apart,
+    members_agree,
+    nothing_beyond,
+    with_dim,
+)
+from shardalg.verify.views import regroup
 
 
 def agreement(step: Step, held: Held, said: Held, words: str) -> Iterator[Stated]:
     """`held` has every element that `said` puts somewhere, there; nothing to show if alike."""
-    if (held.start, held.length) == (said.start, said.length):
+    if (held.start, held.length, held.wanted) == (said.start, said.length, None):
         return
-    here = All((within(said.start + X, 0, said.size),))
-    shown = All((equal(held.start, said.start), less(X, held.length)))
+    here = within(said.start + X, 0, said.size)
+    shown = All((equal(held.start, said.start), less(X, held.length), held.exists(said.start + X)))
     yield "delivers", step.claim(words, implies(here, shown), unknowns=(("x", said.length),))
 
 
@@ -95,7 +106,7 @@ def _concatenate(step: Step) -> Result:
 
 def _masked(step: Step, inside: Formula, fill: str) -> Result:
     a, held = step.attributes, step.given.dims[step.attributes.dim]
-    stated = list(_nothing_beyond(step, held))
+    stated = list(nothing_beyond(step, held))
     held = replace(held, wanted=None)
     exists = within(held.start + X, 0, held.size)
     goal = All((implies(inside, exists), implies(exists, inside)))
@@ -122,7 +133,7 @@ def chosen(step: Step, number: int) -> Result:
     end = a.ends[number]
     inside = within(start_number(a.start) + X, end - a.sizes[number], end)
     held, place = step.given.dims[a.dim], start_number(a.start) + X
-    stated = list(_nothing_beyond(step, held))
+    stated = list(nothing_beyond(step, held))
     exists = within(held.start + X, 0, held.size)
     alike = All((implies(inside, exists), implies(exists, inside)))
     words = f"of operand {number} just the elements that exist of {held.size} are chosen"
@@ -229,19 +240,18 @@ def _number_at(number: Number, position: int) -> int:
     return number.at({atom: partition_id(atom.digits, position) for atom in ids})
 
 
-def _fetch(step: Step) -> Result:
-    """The permutes bring every device what it wants of the block that it names."""
+def _fetch(step: Step, number: int) -> Result:
+    """The permutes bring every device what a reading wants of the block that it names."""
     a, held = step.attributes, step.given.dims[step.attributes.dim]
-    source, wanted = start_number(a.source), start_number(a.wanted)
+    reading = a.readings[number]
+    source, wanted = start_number(reading.source), start_number(reading.wanted)
     own = PartitionId(canonical(a.digits))
     arriving = held.start.replaced(lambda atom: source if atom == own else None)
     if not own.digits:  # one block, number 0: what is before or behind it does not exist
         arriving = held.start + source * held.size
-    served = {target: source for pairs in a.permutes for source, target in pairs}
-    sides = [side for pairs in a.permutes for side in zip(*pairs, strict=True)]
-    once = all(len(set(side)) == len(side) for side in sides)
+    served = {target: source for pairs in reading.permutes for source, target in pairs}
     lies = all(
-        _serves(step, position, served.get(position, position), (arriving, wanted))
+        _serves(step, (served.get(position, position), position), reading, (arriving, wanted))
         for position in range(step.mesh.size)
     )
     others = all(
@@ -251,17 +261,28 @@ def _fetch(step: Step) -> Result:
         if dim != a.dim
     )
     words = "every device receives what it wants of the block that it names"
-    made = replace(held, start=arriving, wanted=(wanted, a.length), fill=None)
-    stated = [("delivers", Decided(words, once and lies and others)), apart(step)]
+    made = replace(held, start=arriving, wanted=(wanted, reading.length), fill=None)
+    stated = [("delivers", Decided(words, lies and others)), apart(step)]
     return with_dim(step.given, a.dim, made), stated
 
 
-def _serves(step: Step, position: int, source: int, forms: tuple[Number, Number]) -> bool:
+def _serves(
+    step: Step, pair: tuple[int, int], reading: p.Reading, forms: tuple[Number, Number]
+) -> bool:
     """Whether the source's block begins where it should, if any of it is wanted."""
-    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    source, position = pair
+    held = step.given.dims[step.attributes.dim]
     start, wanted = (_number_at(form, position) for form in forms)
-    low, high = max(start, wanted, 0), min(start + held.length, wanted + a.length, held.size)
+    low = max(start, wanted, 0)
+    high = min(start + held.length, wanted + reading.length, held.size)
     return low >= high or _start_at(held, source) == start
+
+
+def _sent_once(step: Step) -> Stated:
+    """For all readings together a permute takes one block of a device, and brings it one."""
+    sides = [side for pairs in step.attributes.permutes for side in zip(*pairs, strict=True)]
+    once = all(len(set(side)) == len(side) for side in sides)
+    return "delivers", Decided("in a permute every device sends and receives once at most", once)
 
 
 def _dilate(step: Step) -> Result:
@@ -280,14 +301,6 @@ def _dilate(step: Step) -> Result:
     )
     words = "the places that are filled are no element's"
     return with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain))]
-
-
-def _nothing_beyond(step: Step, held: Held) -> Iterator[Stated]:
-    """Windows that were cut to what is wanted hold nothing else that exists."""
-    if held.wanted is not None:
-        goal = implies(within(held.start + X, 0, held.size), held.exists(held.start + X))
-        words = "every element that exists at these places was wanted"
-        yield "delivers", step.claim(words, goal, unknowns=(("x", held.length),))
 
 
 def _changed(step: Step) -> Result:
@@ -314,7 +327,6 @@ MOVES: dict[type, Callable[[Step], Result]] = {
     p.ReduceScatter: _reduce_scatter,
     p.AllToAll: _all_to_all,
     p.CollectivePermute: _permute,
-    p.Fetch: _fetch,
     p.Best: best,
     p.ValueAt: value_at,
     p.Carry: carry,
@@ -323,6 +335,7 @@ MOVES: dict[type, Callable[[Step], Result]] = {
     p.Slice: lambda step: _cut(step, Number((), step.attributes.start), step.attributes.size),
     p.SliceAt: lambda step: _cut(step, start_number(step.attributes.start), step.attributes.size),
     p.Concatenate: _concatenate,
+    p.Regroup: regroup,
     p.Resize: _resize,
     p.Dilate: _dilate,
     p.Mask: _mask,
@@ -333,18 +346,29 @@ MOVES: dict[type, Callable[[Step], Result]] = {
 }
 
 
-def moved(step: Step) -> Result:
-    """What the result holds, and the claims on which that rests.
+def moved(step: Step) -> tuple[tuple[Contents, ...], list[Stated]]:
+    """What the results hold, and the claims on which that rests.
 
     A local that a graph value is named for holds what its layout says; the claims show it.
     """
-    made, stated = MOVES[type(step.attributes)](step)
-    return _settled(step, made, stated) if step.made.named else (made, stated)
+    if isinstance(step.attributes, p.Fetch):
+        found = [_fetch(step, number) for number in range(len(step.attributes.readings))]
+        stated = [_sent_once(step)]
+    else:
+        found, stated = [MOVES[type(step.attributes)](step)], []
+    if step.made.named:
+        found = [_settled(step, *result) for result in found]
+    return tuple(made for made, _ in found), [*stated, *(s for _, more in found for s in more)]
 
 
 def _settled(step: Step, made: Contents, stated: list[Stated]) -> Result:
     """The result is what the program says of it: its layout, its partial sums, nothing to do."""
     said = step.said
+    # only a regrouping itself ends a view, on the dimensions of the value that it makes
+    alike = [held.size for held in made.dims] == [wanted.size for wanted in said.dims]
+    alike = alike and (not made.viewed or isinstance(step.attributes, p.Regroup))
+    if not alike:
+        return said, [*stated, ("delivers", Decided("dimensions are the value's own", holds=False))]
     for dim, (held, wanted) in enumerate(zip(made.dims, said.dims, strict=True)):
         words = f"dimension {dim} holds the elements from {wanted.start} on"
         stated = [*stated, *agreement(step, held, wanted, words)]

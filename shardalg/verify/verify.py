@@ -18,6 +18,7 @@ from shardalg.graph.ir import Graph
 from shardalg.merge.integers import IntegerClaim, Number
 from shardalg.merge.prove import MergeClaim, Proof, prove
 from shardalg.propagate.sharded import ShardedGraph
+from shardalg.spmd.boxes import Extract, Insert
 from shardalg.spmd.program import (
     Apply,
     Best,
@@ -29,6 +30,7 @@ from shardalg.spmd.program import (
     Join,
     Loop,
     MaskIndexed,
+    Regroup,
     SpmdProgram,
     ValueAt,
     While,
@@ -41,7 +43,7 @@ from shardalg.verify.report import FACTS, Claim, Decided, Report, Statement
 from shardalg.verify.step import Step
 
 Held = dict[int, Contents]
-OPERATORS = (Apply, Choose)
+OPERATORS = (Apply, Choose, Extract, Insert)
 """Instructions that are the operator of a node; all others move what it reads or makes."""
 OF_ONE_VALUE = (Best, Concatenate, Join)
 """Instructions whose operands are all pieces of one value."""
@@ -130,7 +132,6 @@ class Verifier:
         key, values = self.keyed(instruction, held)
         if key not in self.outcomes:
             results, stated = applied(key) if isinstance(key, Applied) else moved(key)
-            results = results if isinstance(key, Applied) else (results,)
             self.outcomes[key] = results, [self.judged("", kind, s) for kind, s in stated]
         results, claims = self.outcomes[key]
         for local, result, value in zip(instruction.results, results, values, strict=True):
@@ -153,7 +154,10 @@ class Verifier:
             return Applied(mesh, node.signature, attributes, operands, made), node.results
         first = held[instruction.operands[0]].value
         filler = held[instruction.operands[-1]].value
-        return Step(mesh, attributes, operands, made[0], f"value {filler}"), (first,)
+        if isinstance(attributes, Regroup) and made[0].named:
+            first = node.results[0]
+        step = Step(mesh, attributes, operands, made[0], f"value {filler}")
+        return step, (first,) * len(made)
 
     def values_right(
         self, instruction: Instruction, held: Held, values: tuple[int | None, ...]
@@ -170,9 +174,19 @@ class Verifier:
         if isinstance(instruction.attributes, MaskIndexed):
             indices = held[instruction.operands[1]].value
             right = right and indices == self.graph.nodes[instruction.node].operands[1]
+        if isinstance(instruction.attributes, Regroup):
+            right = right and self.is_view(instruction, held)
         if isinstance(instruction.attributes, OF_ONE_VALUE):
             right = right and len({held[operand].value for operand in instruction.operands}) == 1
         return self.judged("", "reads", Decided("operands and results are the node's own", right))
+
+    def is_view(self, instruction: Instruction, held: Held) -> bool:
+        """The node makes of the value that is regrouped the same elements in the same order."""
+        if instruction.node is None:
+            return False
+        node = self.graph.nodes[instruction.node]
+        row_major = node.signature.param("new_sizes") and not node.signature.param("dimensions")
+        return bool(row_major) and held[instruction.operands[0]].value == node.operands[0]
 
     def loop(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
         """A scan: what goes in, around and out has one layout on both sides of each border."""

@@ -23,20 +23,23 @@ def finite(values):
 
 
 def test_planning(said):
-    done = planning.run(said.append, (Step(1, True, (("M", 16), ("H", 32))),), limit_s=120)
+    sizes = tuple(zip("BSMHNDV", (4, 4, 16, 32, 4, 4, 16), strict=True))
+    done = planning.run(said.append, (Step(1, True, sizes),), limit_s=120)
     (row,) = done.table
     assert row["form"] == "scanned"
     assert row["xla_ended"] == "yes"
     assert row["ratio"] == pytest.approx(row["xla_compile_s"] / row["replan_s"])
     assert finite(v for k, v in row.items() if k.endswith(("_s", "ratio")))
     assert row["instructions"] > row["layers"]
+    assert row["reasons"] > row["nodes"]
+    assert 1e7 < row["peak_rss_bytes"] < 1e9
     assert said
 
 
 def test_planning_counts_a_compile_that_does_not_end_as_at_least_the_limit():
     seconds = {"wall": 0.5, "cpu": 0.25}
     facts = dict.fromkeys(("trace", "graph", "first_plan", "replan"), seconds)
-    row = planning.row(Step(64), facts | {"nodes": 1, "instructions": 2}, 30)
+    row = planning.row(Step(64), facts | dict.fromkeys(planning.COUNTS, 1), 30)
     assert (row["ratio"], row["cpu_ratio"]) == (60, 120)
     assert row["xla_ended"].startswith("no")
     assert row["xla_stage_s"] is None

@@ -42,9 +42,7 @@ def test_ffn_on_a_toy_machine():
     contraction = 2 * 2 * B * M * H / 8 / 1e9
     assert contraction < cost.compute_s < contraction * 1.1
     assert cost.step_time_s == cost.compute_s + cost.communication_s
-    assert cost.flops_utilization == pytest.approx(
-        cost.useful_flops / 8 / 1e9 / cost.step_time_s
-    )
+    assert cost.flops_utilization == pytest.approx(cost.useful_flops / 8 / 1e9 / cost.step_time_s)
     assert cost.fits
     assert "step" in repr(cost)
     assert not estimate(ffn_program(), ffn_graph(), replace(TOY, hbm_bytes=10)).fits
@@ -86,9 +84,7 @@ def brute_force_peak(program, donated=()):
             dies[value] = max(dies[value], i)
     for value in block.results:
         dies[value] = end
-    return max(
-        sum(held[v].bytes for v in born if born[v] <= i <= dies[v]) for i in range(-1, end)
-    )
+    return max(sum(held[v].bytes for v in born if born[v] <= i <= dies[v]) for i in range(-1, end))
 
 
 @pytest.mark.parametrize("donated", [(), (0,), (1, 2), (0, 1, 2)])

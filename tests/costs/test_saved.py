@@ -123,4 +123,3 @@ def test_the_peak_counts_what_is_kept(rebuild):
     arguments = 2 * 8 * 8 * 4
     # the second product reads tanh (256 bytes) or what rebuilds it (128), and writes 256
     assert found.peak_bytes == arguments + (128 if rebuild else 256) + 256
-

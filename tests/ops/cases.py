@@ -196,7 +196,7 @@ def monoids(rng):
         return a[0] * b[1] + a[1] * b[0], a[1] * b[1]
 
     yield lambda x, y: lax.reduce((x, y), starts, complex_product, (1,)), pair
-    yield lambda x: lax.reduce(x, np.float64(-1), lambda a, b: a * b + a + b, (0,)), pair[:1]
+    yield lambda x: lax.reduce(x, np.float64(0), lambda a, b: a * b + a + b, (0,)), pair[:1]
     window = ((1, 2), (1, 2), ((0, 0), (0, 1)))
     yield lambda x, y: lax.reduce_window((x, y), starts, complex_product, *window), pair
     yield lambda x: lax.reduce_window(x, np.float64(1), lax.mul, *window), pair[:1]

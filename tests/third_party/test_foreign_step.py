@@ -90,9 +90,7 @@ def test_every_value_is_explained(plan):
 
 def test_arrays_that_carry_shardings_need_no_specs(step, plan):
     arguments = placed(step)
-    other = sa.plan(
-        step.step, *arguments, out_shardings=step.out_shardings, roles=foreign.ROLES
-    )
+    other = sa.plan(step.step, *arguments, out_shardings=step.out_shardings, roles=foreign.ROLES)
     assert other.mesh == plan.mesh
     assert other.collectives().equals(plan.collectives())
 

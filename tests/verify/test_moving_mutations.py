@@ -25,6 +25,16 @@ def joined(a, b):
     return jnp.concatenate([a, b], 0)
 
 
+def rotated(x):
+    """One permute serves two readings."""
+    return jnp.concatenate([x[3:], x[:3]], 0)
+
+
+def reshaped(x):
+    """Blocks of three rows of three become blocks of two rows of six."""
+    return x.reshape(5, 6)
+
+
 def summed(x):
     return jnp.cumsum(x, 0)
 
@@ -55,6 +65,8 @@ IMAGE = np.arange(28, dtype=np.float32).reshape(14, 1, 2) + 9
 # name: (function, arguments, their layout, layout of the results)
 PROGRAMS = {
     "joined": (joined, (numbers(9, 3), numbers(13, 3, seed=1)), ROWS, ROWS),
+    "rotated": (rotated, (IMAGE.reshape(28)[:16],), ROWS, ROWS),
+    "reshaped": (reshaped, (IMAGE.reshape(28)[:15].repeat(2).reshape(10, 3) + 1,), ROWS, ROWS),
     "summed": (summed, (numbers(9, 4),), ROWS, ROWS),
     "summed from the end": (summed_from_the_end, (numbers(9, 4),), ROWS, ROWS),
     "best": (best, (numbers(9, 4) - np.float32(5),), ROWS, P()),
@@ -119,9 +131,41 @@ def in_numerator(slice_at, by):
 
 def swapped(fetch):
     """Two devices receive what the other one should."""
-    (first, second, *rest), *more = fetch.permutes
-    pairs = ((first[0], second[1]), (second[0], first[1]), *rest)
-    return replace(fetch, permutes=(pairs, *more))
+
+    def change(permutes):
+        (first, second, *rest), *more = permutes
+        return ((first[0], second[1]), (second[0], first[1]), *rest), *more
+
+    return permuted(fetch, change)
+
+
+def permuted(fetch, change):
+    """The permutes of its first reading are others."""
+    first, *rest = fetch.readings
+    return replace(fetch, readings=(replace(first, permutes=change(first.permutes)), *rest))
+
+
+def backwards(permutes):
+    return tuple(tuple((t, s) for s, t in pairs) for pairs in permutes)
+
+
+def lacking(fetch):
+    """The first reading is served by nobody."""
+    return permuted(fetch, lambda permutes: ((),) * len(permutes))
+
+
+def exchanged(fetch):
+    """Each of two readings takes what arrives for the other one."""
+    one, two = fetch.readings
+    swapped = replace(one, permutes=two.permutes), replace(two, permutes=one.permutes)
+    return replace(fetch, readings=swapped)
+
+
+def of_block(fetch, number):
+    """The first reading says that it is of another block."""
+    first, *rest = fetch.readings
+    source = replace(first.source, more=number)
+    return replace(fetch, readings=(replace(first, source=source), *rest))
 
 
 MUTATIONS = {
@@ -141,9 +185,23 @@ MUTATIONS = {
         0,
     ),
     "a round of another block": (
-        "joined", p.Fetch, lambda a: replace(a, source=replace(a.source, more=5)), 0,
+        "joined", p.Fetch, lambda a: of_block(a, 5), 0,
     ),
     "a round left out": ("joined", p.Fetch, None, 1),
+    "a reading that takes its own block": ("rotated", p.Fetch, lambda a: lacking(a), -1),
+    "the readings of a permute swapped": ("rotated", p.Fetch, lambda a: exchanged(a), -1),
+    "a permute that names a device twice": (
+        "rotated", p.Fetch, lambda a: permuted(a, lambda pairs: (((1, 3),), *pairs[1:])), -1,
+    ),
+    "regrouped blocks one place later": (
+        "reshaped", p.SliceAt, lambda a: replace(a, start=replace(a.start, more=a.start.more + 1)),
+        -1,
+    ),
+    "regrouped blocks not fetched": ("reshaped", p.Fetch, None, 1),
+    "rows of another length": (
+        "reshaped", p.Regroup, lambda a: replace(a, groups=((1, (6, 5)),)), -1,
+    ),
+    "flat of a part": ("reshaped", p.Regroup, lambda a: replace(a, groups=((1, (30,)),)), 0),
     "what is carried left out": ("summed", p.Join, None, 0),
     "carried the other way": ("summed", p.Carry, lambda a: replace(a, reverse=True), 0),
     "carried as a maximum": ("summed", p.Carry, lambda a: replace(a, combine="max"), 0),
@@ -162,11 +220,10 @@ MUTATIONS = {
     ),
     "a halo not fetched": ("convolved", p.Fetch, None, 0),
     "a halo from the other side": (
-        "convolved", p.Fetch,
-        lambda a: replace(a, permutes=tuple(tuple((t, s) for s, t in x) for x in a.permutes)), 0,
+        "convolved", p.Fetch, lambda a: permuted(a, backwards), 0,
     ),
     "two pairs of a permute swapped": ("convolved", p.Fetch, lambda a: swapped(a), 0),
-    "a permute left out": ("convolved", p.Fetch, lambda a: replace(a, permutes=()), -1),
+    "a permute left out": ("convolved", p.Fetch, lambda a: permuted(a, lambda _: ()), -1),
     "ends not masked": ("convolved", p.MaskAt, None, 0),
     "a place too many unmasked": (
         "convolved", p.MaskAt, lambda a: replace(a, size=a.size + 1), 0,

@@ -1,0 +1,34 @@
+"""Adam (arXiv:1412.6980, algorithm 1), written plainly: two moments in the shape of each weight.
+
+m = 0.9 m + 0.1 G,    v = 0.999 v + 0.001 G^2
+W = W - rate * (m / (1 - 0.9^step)) / (sqrt(v / (1 - 0.999^step)) + 1e-8)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+FIRST, SECOND = 0.9, 0.999
+
+
+def init_state(params: Any) -> dict[str, Any]:
+    """The state before the first step: {"step": 0, "first", "second"}, moments like `params`."""
+    moments = jax.tree.map(jnp.zeros_like, params)
+    return {"step": jnp.zeros((), jnp.int32), "first": moments, "second": moments}
+
+
+def apply(params: Any, grads: Any, state: Any, rate: float = 1e-3) -> tuple[Any, dict[str, Any]]:
+    """One step: parameters and state after it."""
+    step = state["step"] + 1
+    first = jax.tree.map(lambda m, g: FIRST * m + (1 - FIRST) * g, state["first"], grads)
+    second = jax.tree.map(lambda v, g: SECOND * v + (1 - SECOND) * g * g, state["second"], grads)
+    time = step.astype(jnp.float32)
+    grown = 1 - FIRST**time, 1 - SECOND**time
+    params = jax.tree.map(
+        lambda w, m, v: w - rate * (m / grown[0]) / (jnp.sqrt(v / grown[1]) + 1e-8),
+        params, first, second,
+    )  # fmt: skip
+    return params, {"step": step, "first": first, "second": second}

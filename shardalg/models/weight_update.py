@@ -1,0 +1,138 @@
+"""Weight-update sharding as annotations: the levels of ZeRO on a data-parallel train step.
+
+The batch is split over the one axis of the mesh, and the model is the Transformer as it is. A level
+says what else is annotated with that axis, always on the leading dimension, which it should divide:
+    0  nothing: weights, gradients and optimizer state are whole on every device
+    1  the optimizer state                      2  and the gradients (site "gradients")
+    3  and the weights
+Completion and the partitioner do the rest: gradients are reduce-scattered, the update runs on one
+block per device, and the new weights are gathered (arXiv:2004.13336); from level 3 on the weights
+stay split and are gathered where they are used (arXiv:1910.02054, sections 5 and 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import StrategyError
+from shardalg.graph.annotate import annotate
+from shardalg.models import adafactor, adam, training, transformer
+from shardalg.models.transformer import Config
+from shardalg.propagate.strategy import Strategy
+
+Array = jax.Array
+LEVELS: Mapping[int, str] = {
+    0: "nothing",
+    1: "the optimizer state",
+    2: "and the gradients",
+    3: "and the weights",
+}
+ROLES = ("parameters", "optimizer_state", "data", "data")
+DONATED = (0, 1)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How weights are updated.
+
+    Attributes:
+      init: `(config, params) -> state`; apply: `(config, params, grads, state) -> (params, state)`.
+    """
+
+    name: str
+    init: Callable[[Config, Any], Any]
+    apply: Callable[[Config, Any, Any, Any], tuple[Any, Any]]
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    "adam": Optimizer(
+        "adam",
+        lambda config, params: adam.init_state(params),
+        lambda config, params, grads, state: adam.apply(params, grads, state),
+    ),
+    "adafactor": Optimizer(
+        "adafactor",
+        training.init_opt_state,
+        lambda config, params, grads, state: adafactor.apply(
+            params, grads, state, training.factoring(config)
+        ),
+    ),
+}
+
+
+def train_step(
+    setting: tuple[Config, Optimizer], params: Any, state: Any, tokens: Array, targets: Array
+) -> tuple[Any, Any, Array]:
+    """One step of training: (parameters, optimizer state, loss before the step)."""
+    config, optimizer = setting
+    loss, grads = jax.value_and_grad(partial(transformer.loss, config))(params, tokens, targets)
+    grads = jax.tree.map(lambda gradient: annotate(gradient, "gradients"), grads)
+    return *optimizer.apply(config, params, grads, state), loss
+
+
+def function(config: Config, optimizer: str = "adam") -> Callable[..., Any]:
+    """The train step of `(params, state, tokens, targets)`.
+
+    Raises:
+      StrategyError: no optimizer of that name; layers that are scanned, whose stacked weights lead
+        with the number of layers.
+    """
+    return partial(train_step, (config, _chosen(config, optimizer)))
+
+
+def arguments(config: Config, optimizer: str = "adam") -> tuple[Any, ...]:
+    """Shapes and types of the step's arguments."""
+    init = partial(_chosen(config, optimizer).init, config)
+    params = transformer.param_types(config)
+    tokens = jax.ShapeDtypeStruct((config.B, config.S), jnp.int32)
+    return params, jax.eval_shape(init, params), tokens, tokens
+
+
+def random_arguments(config: Config, optimizer: str = "adam", seed: int = 0) -> tuple[Any, ...]:
+    """Arguments with numbers in them, the same for the same seed."""
+    params = transformer.init_params(config, seed)
+    ids = np.random.default_rng((seed, 1)).integers(0, config.V, (2, config.B, config.S), np.int32)
+    return params, _chosen(config, optimizer).init(config, params), *map(jnp.asarray, ids)
+
+
+def strategy(level: int, mesh: Mesh, config: Config, optimizer: str = "adam") -> Strategy:
+    """The annotations of a level, on the one axis of the mesh.
+
+    >>> strategy(2, Mesh({"X": 8}), Config()).sites["gradients"] == PartitionSpec("X")
+    True
+
+    Raises:
+      StrategyError: no such level, or a mesh of several axes.
+    """
+    if level not in LEVELS or len(mesh.axis_names) != 1:
+        raise StrategyError(
+            f"weight-update sharding has the levels {list(LEVELS)} on a mesh of one axis, got "
+            f"level {level!r} on {mesh!r}. The axis splits the batch; give the mesh that one alone."
+        )
+    split, whole = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
+
+    def laid(tree: Any, is_split: bool) -> Any:
+        return jax.tree.map(lambda leaf: split if is_split and leaf.shape else whole, tree)
+
+    params, state, *_ = arguments(config, optimizer)
+    params, state = laid(params, level >= 3), laid(state, level >= 1)
+    sites = {"gradients": split} if level >= 2 else {}
+    return Strategy(mesh, (params, state, split, split), (params, state, whole), sites)
+
+
+def _chosen(config: Config, optimizer: str) -> Optimizer:
+    if optimizer not in OPTIMIZERS or config.scan:
+        raise StrategyError(
+            f"no train step with optimizer {optimizer!r} and scan={config.scan}: the optimizers "
+            f"are {list(OPTIMIZERS)}, and layers stand one after the other (scan=False)."
+        )
+    return OPTIMIZERS[optimizer]

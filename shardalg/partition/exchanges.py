@@ -1,0 +1,126 @@
+"""Exchanges as instructions: every device gets an interval of a dimension that is held in blocks.
+
+The places of a block that a transfer sends, a fetch with a reading per piece of a round, the pieces
+side by side, one slice at a start in closed form (`algebra.exchange`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.exchange import Exchange
+from shardalg.algebra.transfers import Piece, Transfer, transfers
+from shardalg.partition.context import Cause, PartitionContext
+from shardalg.spmd.program import Attributes, Concatenate, Fetch, Reading, Slice, SliceAt, Start
+
+
+def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
+    """A start of the program's language from one in the partition ids of an exchange."""
+    ids = tuple((n, d) for n, d in exchange.ids if n in index.variables)
+    return Start(index, ids, more)
+
+
+@lru_cache(maxsize=1 << 12)
+def transfers_of(exchanges: tuple[Exchange, ...]) -> tuple[Transfer, ...]:
+    """What devices send of one dimension for several exchanges of its blocks."""
+    return transfers([e.rounds if e.want.length else () for e in exchanges])
+
+
+@dataclass(frozen=True)
+class Along:
+    """Emits instructions that change one dimension of a local value."""
+
+    context: PartitionContext
+    dim: int
+    cause: Cause
+
+    def size(self, local: int) -> int:
+        """Places of a local."""
+        return self.context.locals[local].shape[self.dim]
+
+    def emit(self, attributes: Attributes, size: int, *operands: int) -> int:
+        """An instruction whose result has `size` places."""
+        return self.results(attributes, (size,), *operands)[0]
+
+    def results(
+        self, attributes: Attributes, sizes: tuple[int, ...], *operands: int
+    ) -> tuple[int, ...]:
+        """An instruction with a result per size."""
+        like, dim = self.context.locals[operands[0]], self.dim
+        shapes = [(*like.shape[:dim], size, *like.shape[dim + 1 :]) for size in sizes]
+        made = tuple(self.context.new_local(s, like.dtype, like.sharding) for s in shapes)
+        self.context.emit(attributes, operands, made, self.cause)
+        return made
+
+    def places(self, local: int, lower: int, upper: int) -> int:
+        """Places `[lower, upper)` of a local: itself, if these are all."""
+        if (lower, upper) == (0, self.size(local)):
+            return local
+        return self.emit(Slice(self.dim, lower, upper - lower), upper - lower, local)
+
+    def deliver(self, local: int, exchanges: tuple[Exchange, ...]) -> tuple[int, ...]:
+        """The interval of every exchange, from blocks of one local; what is sent is sent once."""
+        found = {
+            piece: made
+            for transfer in transfers_of(exchanges)
+            for piece, made in self.sent(local, transfer, exchanges).items()
+        }
+        return tuple(
+            self.cut(exchange, [made for piece, made in ordered(found) if piece.reader == nth])
+            if exchange.want.length
+            else self.places(local, 0, 0)
+            for nth, exchange in enumerate(exchanges)
+        )
+
+    def sent(
+        self, local: int, transfer: Transfer, exchanges: tuple[Exchange, ...]
+    ) -> dict[Piece, int]:
+        """The pieces that a transfer brings."""
+        local = self.places(local, transfer.lower, transfer.upper)
+        if not transfer.permutes and all(is_own(exchanges[p.reader], p) for p in transfer.pieces):
+            return dict.fromkeys(transfer.pieces, local)
+        readings = tuple(self.reading(exchanges, transfer, piece) for piece in transfer.pieces)
+        fetch = Fetch(self.dim, exchanges[0].held, readings)
+        made = self.results(fetch, (self.size(local),) * len(readings), local)
+        return {
+            piece: self.places(block, piece.lower - transfer.lower, piece.upper - transfer.lower)
+            for piece, block in zip(transfer.pieces, made, strict=True)
+        }
+
+    def reading(self, exchanges: tuple[Exchange, ...], transfer: Transfer, piece: Piece) -> Reading:
+        """How the block of a piece's round is read off a transfer."""
+        exchange = exchanges[piece.reader]
+        start = exchange.want.start
+        source = Index(start.terms, start.constant, start.div * exchange.block)
+        return Reading(
+            start_of(exchange, source, piece.number),
+            transfer.bringing(piece),
+            start_of(exchange, start),
+            exchange.want.length,
+        )
+
+    def cut(self, exchange: Exchange, pieces: list[int]) -> int:
+        """The interval out of the pieces of its rounds, laid side by side."""
+        width, length = sum(map(self.size, pieces)), exchange.want.length
+        local = pieces[0]
+        if len(pieces) > 1:
+            local = self.emit(Concatenate(self.dim), width, *pieces)
+        shifts = {exchange.shift(p) for p in range(exchange.devices)}
+        if len(shifts) > 1:
+            start = exchange.want.start % exchange.block
+            at = start_of(exchange, start, -exchange.rounds[0].lower)
+            return self.emit(SliceAt(self.dim, at, length), length, local)
+        (shift,) = shifts
+        return self.places(local, shift, shift + length)
+
+
+def ordered(found: dict[Piece, int]) -> list[tuple[Piece, int]]:
+    """Pieces in the order in which they lie in the buffers of their readers."""
+    return sorted(found.items(), key=lambda item: (item[0].reader, item[0].number, item[0].lower))
+
+
+def is_own(exchange: Exchange, piece: Piece) -> bool:
+    """Whether every device reads its own block in the round of a piece."""
+    return all(exchange.source(p, piece.number) == p for p in range(exchange.devices))

@@ -1,0 +1,76 @@
+"""Programs that XLA (jaxlib 0.10.2) would get wrong, or refuse, in their plainest emission."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+
+
+def lowered_equals_one_device(fn, arguments, specs, **border):
+    plan = sa.plan(fn, *arguments, in_shardings=specs, **border)
+    np.testing.assert_allclose(plan.lower()(*arguments), fn(*arguments), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["multiply", "add", "max", "set"])
+def test_updates_that_miss_a_block_leave_it_alone(kind):
+    """openxla/xla issue 49121: what is read of the block, to be written back, is another one's."""
+    x, index = jnp.arange(1.0, 5), jnp.array([0])
+
+    def put(x, index):
+        return getattr(x.at[index], kind)(7.0, mode="drop")
+
+    mesh = sa.Mesh({"X": 2})
+    lowered_equals_one_device(put, (x, index), (P(), P()), mesh=mesh, out_shardings=P("X"))
+
+
+ONE_BLOCK = lax.GatherDimensionNumbers((0,), (), (0,))
+READS = {
+    "dynamic_slice": lambda x, start: lax.dynamic_slice(x, (start,), (6,)),
+    "gather": lambda x, start: lax.gather(x, start[None], ONE_BLOCK, (6,), mode="clip"),
+}
+
+
+@pytest.mark.parametrize("start", [7, -9])
+@pytest.mark.parametrize("name", READS)
+def test_a_block_of_what_is_read_out_of_range(name, start):
+    """The block of a slice is a slice of a slice: the first start is clamped as the operator's."""
+    x, mesh = jnp.arange(8.0), sa.Mesh({"X": 2})
+    arguments, specs = (x, np.int32(start)), (P(), P())
+    lowered_equals_one_device(READS[name], arguments, specs, mesh=mesh, out_shardings=P("X"))
+
+
+def test_xla_still_forgets_a_clamp():
+    """Where this fails, XLA was repaired: `lower/around_xla.py` may go."""
+
+    def one_of_a_block(x, start, index):
+        block = lax.dynamic_slice(x, (start,), (2,))
+        return lax.dynamic_slice_p.bind(block, index, slice_sizes=(1,))[0]
+
+    x = jnp.arange(4.0)
+    with jax.disable_jit():
+        assert one_of_a_block(x, 2, -2) == 2
+    assert jax.jit(one_of_a_block)(x, 2, -2) == 0
+
+
+def test_exchanges_of_single_elements_in_a_row():
+    """XLA gives the pieces of the second one layouts that its own verifier refuses."""
+    x = jnp.arange(2 * 3 * 4 * 3.0).reshape(2, 3, 4, 3)
+    y = jnp.arange(4 * 3 * 5.0).reshape(4, 3, 5)
+    lowered_equals_one_device(
+        lambda x, y: jnp.einsum("bsnd,nde->bse", x, y),
+        (x, y),
+        (P("Y"), P(None, None, "X")),
+        mesh=sa.Mesh({"X": 2, "Y": 3}),
+        out_shardings=P(("Y", "X")),
+    )
+
+
+def test_a_function_of_no_operators():
+    x = jnp.ones((5, 1, 5))
+    plan = sa.plan(lambda x: lax.broadcast_in_dim(x, x.shape, (0, 1, 2)), x, mesh=sa.Mesh({"X": 4}))
+    again = plan.replan(sa.Strategy(plan.mesh, in_shardings=(P("X"),)))
+    np.testing.assert_array_equal(again.lower()(x), x)
