@@ -42,7 +42,8 @@ class _Builder:
         self.made_of_numbers = _made_of_numbers(graph)
         self.ties: dict[int, list[Tie]] = {}
         for tie in graph.ties:
-            self.ties.setdefault(tie.call, []).append(tie)
+            if not tie.is_manual:
+                self.ties.setdefault(tie.call, []).append(tie)
         uses = Counter(v for node in graph.nodes if not node.bodies for v in node.operands)
         uses.update(graph.results)
         uses.update(tie.source for tie in graph.ties if tie.kind != "result")

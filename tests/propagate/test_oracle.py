@@ -32,8 +32,8 @@ from tests.oracle import corpus
 from tests.propagate.harder import Harder, described, module_of, programs
 
 POLICIES = ("gspmd", "shardy")
-# The one value in which a recorded program differs: a manual region, which is not planned.
-DIFFERENT = {("shard_map_subgraph", "result")}
+# Shardy propagates axes that are not manual through a manual region; ours stop at its border.
+DIFFERENT = {"gspmd": set(), "shardy": {("shard_map_subgraph", kind) for kind in ("dot", "result")}}
 
 
 @cache
@@ -69,7 +69,7 @@ def test_recorded_programs_are_completed_as_by_xla(policy, show):
     total = sum(map(len, found.values()))
     wrong = [(n, match) for n, matches in found.items() for match in matches if not match.agrees]
     show(f"{policy}: {total - len(wrong)} of {total} free values of {len(found)} recorded programs")
-    assert {(name, match.kind) for name, match in wrong} == DIFFERENT, [
+    assert {(name, match.kind) for name, match in wrong} == DIFFERENT[policy], [
         f"{name}: {described(match)}" for name, match in wrong
     ]
     assert total > 200
