@@ -129,11 +129,23 @@ class ReduceScatter:
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Split `split_dim` and concatenate along `concat_dim` over `digits`."""
+    """Split `split_dim` and concatenate along `concat_dim` over `digits`.
+
+    Attributes:
+      digits: minor on `concat_dim` before, in this order.
+      arriving: the same digits in the order in which they are minor on `split_dim` after; () is
+        the order of `digits`.
+    """
 
     split_dim: int
     concat_dim: int
     digits: Digits
+    arriving: Digits = ()
+
+    @property
+    def split_digits(self) -> Digits:
+        """The digits in the order in which `split_dim` is cut."""
+        return self.arriving or self.digits
 
 
 @dataclass(frozen=True, slots=True)

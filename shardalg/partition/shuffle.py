@@ -1,0 +1,198 @@
+"""All-to-alls that bring one layout to another, for the fewest bytes, where sizes stay as they are.
+
+Digits are single bits of a number. A dimension is a stack of *blocks*, major first, each a set of
+digits in an order that is still open: what one all-to-all brings, or one slice cuts, can be had in
+any order for the same bytes. The orders are settled backwards once all moves are known. An
+all-to-all among `m` devices costs `1 - 1/m` of the local block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+Stack = tuple[int, ...]
+Stacks = tuple[Stack, ...]
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One all-to-all: the blocks `moved` leave the minor end of `source` for that of `target`."""
+
+    source: int
+    target: int
+    moved: Stack
+
+
+class Swap(NamedTuple):
+    """One all-to-all in settled orders: what leaves `source`, and the same digits as they arrive."""
+
+    source: int
+    target: int
+    leaving: tuple[Any, ...]
+    arriving: tuple[Any, ...]
+
+    @property
+    def reverse(self) -> Swap:
+        """The way back."""
+        return Swap(self.target, self.source, self.arriving, self.leaving)
+
+
+def reached(stack: Stack, goal: Sequence[int]) -> int | None:
+    """How many digits of the goal the stack begins with; None where other digits are in the way.
+
+    >>> reached((1, 6), (1, 4)), reached((1,), (1, 4)), reached((2,), (1, 4))
+    (2, 1, None)
+    """
+    at, end = 0, len(goal)
+    for block in stack:
+        while at < end and goal[at] & block:
+            block ^= goal[at]
+            at += 1
+        if at == end:
+            return at
+        if block:
+            return None
+    return at
+
+
+class Shuffle:
+    """The cheapest hops from a layout to any that begins with the goal's digits.
+
+    A depth-first search within a limit. Every hop mends one dimension at most, and costs half a
+    block at least; the last one is computed, not tried.
+
+    Attributes:
+      goal: per dimension its digits, single bits, major first.
+      shape: places of each dimension, which the parts of a stack must divide.
+      parts: devices along each set of digits, by its number.
+      pieces: of a block, in which costs are counted; all devices that take part.
+      cost, hops: of the best chain so far; None where there is none below the limit.
+    """
+
+    def __init__(
+        self, goal: tuple[Order, ...], *, shape: Sequence[int], parts: Sequence[int], pieces: int
+    ) -> None:
+        self.goal, self.shape, self.parts, self.pieces = goal, shape, parts, pieces
+        self.dims = range(len(goal))
+        self.hops: tuple[Hop, ...] | None = None
+
+    def search(self, first: Stacks, limit: int) -> None:
+        """Better hops from `first` than those found before, and cheaper than the limit."""
+        self.cost, self.hops = limit, None
+        found = [reached(s, g) for s, g in zip(first, self.goal, strict=True)]
+        self._search(first, found, (0, ()))
+
+    def price(self, moved: Stack) -> int:
+        """Pieces that a device sends: all but one of m."""
+        return self.pieces - self.pieces // self.parts[sum(moved)]
+
+    def _search(
+        self, stacks: Stacks, found: list[int | None], done: tuple[int, tuple[Hop, ...]]
+    ) -> None:
+        cost, hops = done
+        bad = [k for k in self.dims if found[k] != len(self.goal[k])]
+        if not bad:
+            self.cost, self.hops = cost, hops
+        elif len(bad) == 1 and found[bad[0]] is not None:
+            self._finish(stacks, (bad[0], found[bad[0]]), done)
+        # One more hop does not do (or just did): two, or one for each that is to be mended.
+        if not bad or 2 * cost + max(len(bad), 2) * self.pieces >= 2 * self.cost:
+            return
+        for source, rest, moved in self._pops(stacks):
+            spent = cost + self.price(moved)
+            if 2 * spent + max(len(bad) - 1, 1) * self.pieces >= 2 * self.cost:
+                continue
+            for target in self.dims:
+                after = self._pushed(stacks, (source, rest), (target, moved))
+                if after is not None:
+                    held = list(found)
+                    held[source] = reached(after[source], self.goal[source])
+                    held[target] = reached(after[target], self.goal[target])
+                    self._search(after, held, (spent, (*hops, Hop(source, target, moved))))
+
+    def _finish(
+        self, stacks: Stacks, lacking: tuple[int, int], done: tuple[int, tuple[Hop, ...]]
+    ) -> None:
+        """The one hop that brings all that one dimension lacks, if there is one."""
+        target, at = lacking
+        wanted = sum(self.goal[target][at:])
+        for source, stack in enumerate(stacks):
+            if source == target or wanted & ~sum(stack):
+                continue
+            depth = next(i for i, block in enumerate(stack) if block & wanted)
+            low = stack[depth] & wanted
+            rest, moved = _cut(stack, depth, low)
+            after = self._pushed(stacks, (source, rest), (target, moved))
+            cost = done[0] + self.price(moved)
+            stays = reached(rest, self.goal[source]) == len(self.goal[source])
+            if stays and after is not None and cost < self.cost:
+                self.cost, self.hops = cost, (*done[1], Hop(source, target, moved))
+
+    def _pops(self, stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
+        """Every (dimension, what stays, what leaves)."""
+        for source, stack in enumerate(stacks):
+            for depth in range(len(stack) - 1, -1, -1):
+                part = block = stack[depth]
+                while part:
+                    yield source, *_cut(stack, depth, part)
+                    part = (part - 1) & block
+
+    def _pushed(
+        self, stacks: Stacks, left: tuple[int, Stack], right: tuple[int, Stack]
+    ) -> Stacks | None:
+        """The stacks after a hop; None where the target cannot be cut like that."""
+        (source, rest), (target, moved) = left, right
+        stack = (*stacks[target], sum(moved))
+        if source == target or self.shape[target] % prod([self.parts[b] for b in stack]):
+            return None
+        return tuple(
+            rest if k == source else stack if k == target else old for k, old in enumerate(stacks)
+        )
+
+
+def _cut(stack: Stack, depth: int, part: int) -> tuple[Stack, Stack]:
+    """What stays and what leaves where `part` of a block and all above it leave."""
+    rest = stack[depth] ^ part
+    return stack[:depth] + ((rest,) if rest else ()), (part, *stack[depth + 1 :])
+
+
+def settled(
+    first: Stacks, hops: Sequence[Hop], goal: Sequence[Order]
+) -> tuple[tuple[Order, ...], tuple[Swap, ...], tuple[Order, ...]]:
+    """The layout before the hops, the hops, and the layout after them, all digits in order.
+
+    >>> settled(((1, 2), (4,)), [Hop(0, 1, (2,))], ((1,), (4, 2)))
+    (((1, 2), (4,)), (Swap(source=0, target=1, leaving=(2,), arriving=(2,)),), ((1,), (4, 2)))
+    """
+    stacks = list(first)
+    for hop in hops:
+        stacks[hop.target] = (*stacks[hop.target], sum(hop.moved))
+        stacks[hop.source], _ = _without(stacks[hop.source], hop.moved)
+    orders = [_ordered(stack, wanted) for stack, wanted in zip(stacks, goal, strict=True)]
+    last, swaps = tuple(orders), []
+    for hop in reversed(hops):
+        count = sum(hop.moved).bit_count()
+        arriving = orders[hop.target][len(orders[hop.target]) - count :]
+        leaving = tuple(d for block in hop.moved for d in arriving if d & block)
+        orders[hop.target] = orders[hop.target][: len(orders[hop.target]) - count]
+        orders[hop.source] += leaving
+        swaps.append(Swap(hop.source, hop.target, leaving, arriving))
+    return tuple(orders), tuple(reversed(swaps)), last
+
+
+def _without(stack: Stack, moved: Stack) -> tuple[Stack, Stack]:
+    return _cut(stack, len(stack) - len(moved), moved[0])
+
+
+def _ordered(stack: Stack, goal: Order) -> Order:
+    """The digits of a stack, those of the goal first, in its order."""
+    blocks = [[d for d in goal if d & block] + _bits(block & ~sum(goal)) for block in stack]
+    return tuple(d for block in blocks for d in block)
+
+
+def _bits(block: int) -> list[int]:
+    return [1 << i for i in range(block.bit_length()) if block >> i & 1]
