@@ -71,10 +71,7 @@ def tables(size: int) -> list[Rows]:
     n = 1 << (size.bit_length() - 1) // 4
     held = [(Digit(size // n, n),), (Digit(1, n),), (Digit(n, n),)]
     ids = [partition_ids(digits, positions) for digits in held]
-    return [
-        Rows(size, dict.fromkeys((own, 2), n), {p: ids[p] for p in (own, 2)})
-        for own in (0, 1)
-    ]
+    return [Rows(size, dict.fromkeys((own, 2), n), {p: ids[p] for p in (own, 2)}) for own in (0, 1)]
 
 
 def by_sympy(first: Sharding, second: Sharding) -> bool:

@@ -29,6 +29,7 @@ from shardalg.traced import Traced, read_traced, trace_arguments
 
 if TYPE_CHECKING:
     from shardalg.algebra.dims import Size
+    from shardalg.beside.compare import BesideXla
     from shardalg.costs.decided import Guards
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.memory import Liveness
@@ -308,6 +309,42 @@ class Plan:
     def diff(self, other: Plan) -> PlanDifference:
         """Values, collectives, bytes and memory in which another plan differs."""
         return difference(self, other)
+
+    def compare_xla(
+        self,
+        partitioner: str | None = None,
+        *,
+        fn: Callable[..., Any] | None = None,
+        args: Sequence[Any] | None = None,
+    ) -> BesideXla:
+        """XLA's layouts and collectives for the same function and annotations, beside the plan's.
+
+        XLA compiles for CPU devices, in a process of its own where this one has too few.
+
+        Args:
+          partitioner: "gspmd" or "shardy"; None: the one that the plan's policy follows.
+          fn, args: of a loaded plan, as `lower` takes them.
+
+        Raises:
+          LoweringError: this jax lacks the partitioner, XLA ends without an answer, or one device
+            leaves nothing to compare.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+        >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
+        >>> print(plan.compare_xla("shardy").kinds)
+        kind        axes  count  xla_count  wire_bytes  xla_wire_bytes
+        all_reduce  X         1          1          64              64
+        all                   1          1          64              64
+        """
+        from shardalg.beside.compare import compare
+        from shardalg.beside.dump import ask
+
+        graph = self._bound(fn, args).graph
+        return compare(
+            self._trials, ask(graph, self.annotations, partitioner or self.options.policy)
+        )
 
     @cached_property
     def _trials(self) -> Trials:

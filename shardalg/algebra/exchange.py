@@ -75,6 +75,12 @@ class Exchange:
         return None if source < 0 else source
 
     @property
+    def exists(self) -> bool:
+        """Whether all that any device wants exists."""
+        ends = self._starts + self.want.length
+        return bool(self._starts.min() >= 0 and ends.max() <= self.size)
+
+    @property
     def buffer(self) -> int:
         """Elements of all rounds side by side."""
         return sum(r.upper - r.lower for r in self.rounds)

@@ -12,11 +12,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from shardalg.algebra.hlo import from_hlo, from_hlo_tuple
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding, replicated
 from shardalg.beside.signatures import GraphSide, HloSide, graph_kind
-from shardalg.lower.hlo_text import HloInstruction, HloModule
+from shardalg.lower.hlo import layout
+from shardalg.lower.hlo_text import HloInstruction, HloModule, split_top
 from shardalg.propagate.sharded import ShardedGraph
 
 TARGETS = ("argument", "result", "dot", "conv", "reduce", "constraint")
@@ -110,9 +110,7 @@ def layout_of(instruction: HloInstruction, mesh: Mesh) -> Sharding | None:
     shapes = [shape for _, shape in instruction.leaves]
     if text is None:
         return replicated(shapes[0], mesh)
-    read = from_hlo_tuple(text, shapes, mesh)[0] if text.startswith("{{") else None
-    made = read or from_hlo(text, shapes[0], mesh)
-    return made if made.mesh == mesh else None
+    return layout(split_top(text[1:-1])[0] if text.startswith("{{") else text, shapes[0], mesh)
 
 
 def aligned(done: ShardedGraph, module: HloModule) -> list[tuple[int, HloInstruction]]:

@@ -7,32 +7,29 @@ Shardy's; CPU devices suffice (`shardalg.host_devices`).
 from __future__ import annotations
 
 import re
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardalg.algebra.hlo import from_hlo
-from shardalg.algebra.jax_types import mesh_to_jax
+from shardalg.algebra.jax_types import mesh_to_abstract
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
+from shardalg.beside.apart import compile_apart
 from shardalg.errors import LoweringError
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph, Node
 from shardalg.lower.axes import Axes, axes_of
 from shardalg.lower.border import even_prefix, item_type
-from shardalg.lower.hlo import HloCollective, collectives
+from shardalg.lower.hlo import Dump, Dumping, HloCollective, collectives, layout
 from shardalg.lower.hlo_text import HloModule, parse
 from shardalg.propagate.strategy import Annotations
 
+_NODE = "node"
 _SWITCH = "jax_use_shardy_partitioner"
-_BEFORE = re.compile(r"before_(tpu-)?spmd-partitioning")
-_AFTER = re.compile(r"after_(tpu-)?spmd-partitioning")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +41,6 @@ class Completion:
       module: the program as it enters partitioning, every sharding completed.
       results: layout per result; None where no digits of the mesh say it.
       collectives: what partitioning made.
-      compiled: JAX's executable.
     """
 
     partitioner: str
@@ -52,7 +48,6 @@ class Completion:
     module: HloModule
     results: tuple[Sharding | None, ...]
     collectives: tuple[HloCollective, ...]
-    compiled: Any
 
 
 def partitioners() -> tuple[str, ...]:
@@ -96,63 +91,88 @@ def ask(
     """XLA's completion of a graph under the same annotations; what has none, XLA completes.
 
     Args:
-      devices: of the mesh; None: all of the backend. `shardalg.host_devices(8)` makes CPU devices.
+      devices: to compile for; None: CPU devices of this process, or where it has too few, of one of
+        its own.
 
     Raises:
-      LoweringError: this JAX lacks the partitioner, or one device leaves nothing to partition.
-      DeviceError: too few devices.
+      LoweringError: this JAX lacks the partitioner, XLA ends without an answer, or one device
+        leaves nothing to partition.
     """
+    mesh = annotations.mesh
+    if devices is None:
+        devices = jax.devices("cpu")
     with using(partitioner):
-        return read(_stage(graph, annotations, devices), annotations.mesh, partitioner)
+        stage = _stage(graph, annotations)
+        if len(devices) >= mesh.size:
+            return read(stage, mesh, partitioner, tuple(devices[: mesh.size]))
+    arguments, results = annotations.arguments, annotations.results
+    open_ends = [s is None for s in arguments] + [False], [s is None for s in results]
+    with Dumping() as dumping:
+        texts = compile_apart(stage, dumping, (partitioner, mesh.size, *open_ends))
+        return _completion(
+            dumping.read(), (partitioner, mesh), zip(texts, _shapes(stage), strict=True)
+        )
 
 
-def read(stage: Any, mesh: Mesh, partitioner: str) -> Completion:
+def read(
+    stage: Any, mesh: Mesh, partitioner: str, devices: tuple[jax.Device, ...] | None = None
+) -> Completion:
     """Compile a lowered JAX program, and read what its partitioner was given and made.
 
     Args:
       stage: `jax.jit(f).lower(...)`, lowered and to be compiled `using` the partitioner.
+      devices: of a program that was lowered for none.
     """
-    with tempfile.TemporaryDirectory(prefix="shardalg-hlo-") as folder:
-        options = {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "spmd"}
-        compiled = stage.compile(compiler_options=options)
-        before, after = (_largest(Path(folder), pattern) for pattern in (_BEFORE, _AFTER))
-    if before is None or after is None:
+    with Dumping() as dumping:
+        options = dumping.options
+        compiled = stage.compile(compiler_options=options, device_assignment=devices)
+        given = zip(jax.tree.leaves(compiled.output_shardings), _shapes(stage), strict=True)
+        texts = [(str(s._to_xla_hlo_sharding(len(shape))), shape) for s, shape in given]
+        return _completion(dumping.read(), (partitioner, mesh), texts)
+
+
+def _shapes(stage: Any) -> list[tuple[int, ...]]:
+    return [leaf.shape for leaf in jax.tree.leaves(stage.out_info)]
+
+
+def _completion(
+    dump: Dump, asked: tuple[str, Mesh], results: Iterable[tuple[str, tuple[int, ...]]]
+) -> Completion:
+    """What the dump says; `results` are their layouts in HLO text, and their shapes."""
+    partitioner, mesh = asked
+    if dump.before is None or dump.after is None:
         raise LoweringError(
             f"XLA partitioned nothing on {mesh!r}: there is no dump of its partitioner. Compare a "
             "plan for two devices or more."
         )
-    leaves = jax.tree.leaves(compiled.output_shardings)
-    shapes = [leaf.shape for leaf in jax.tree.leaves(compiled.out_info)]
-    results = tuple(_layout(s, shape, mesh) for s, shape in zip(leaves, shapes, strict=True))
-    made = collectives(after, mesh)
-    return Completion(partitioner, mesh, parse(before), results, made, compiled)
+    known = tuple(layout(text, shape, mesh) for text, shape in results)
+    made = collectives(dump.after, mesh)
+    return Completion(partitioner, mesh, parse(dump.before), known, made)
 
 
-def _largest(folder: Path, pattern: re.Pattern[str]) -> str | None:
-    texts = [p.read_text() for p in sorted(folder.iterdir()) if pattern.search(p.name)]
-    return max(texts, key=len, default=None)
+def _stage(graph: Graph, annotations: Annotations) -> Any:
+    """JAX's lowered program of a graph with its annotations, uneven ones right inside.
 
-
-def _layout(sharding: Any, shape: tuple[int, ...], mesh: Mesh) -> Sharding | None:
-    made = from_hlo(str(sharding._to_xla_hlo_sharding(len(shape))), shape, mesh)
-    return made if made.mesh == mesh else None
-
-
-def _stage(graph: Graph, annotations: Annotations, devices: Sequence[jax.Device] | None) -> Any:
-    """JAX's lowered program of a graph with its annotations, uneven ones right inside."""
+    It is lowered for no devices, so that partition ids are positions in the mesh.
+    """
     given = [s for s in (*annotations.arguments, *annotations.sites, *annotations.results) if s]
     digits = {digit for sharding in given for dim in sharding.dims for digit in dim}
-    axes = axes_of(annotations.mesh, digits, mesh_to_jax(annotations.mesh, devices))
+    axes = axes_of(annotations.mesh, digits, mesh_to_abstract(annotations.mesh))
     sites = zip(graph.sites, annotations.sites, strict=True)
     asked = _Asked(graph, axes, annotations, {site.node: s for site, s in sites if s is not None})
     types = [graph.values[value].type for value in graph.arguments]
+    # JAX asks the borders alone for the mesh, and none of them may be annotated.
+    everywhere = NamedSharding(axes.mesh, PartitionSpec())
     jitted = jax.jit(
         asked.function,
-        in_shardings=tuple(map(asked.border, annotations.arguments)),
+        in_shardings=(*map(asked.border, annotations.arguments), everywhere),
         out_shardings=tuple(map(asked.border, annotations.results)),
+        keep_unused=True,
     )
-    with jax.set_mesh(axes.mesh):
-        return jitted.lower(*(jax.ShapeDtypeStruct(t.shape, item_type(t.dtype)) for t in types))
+    structs = [jax.ShapeDtypeStruct(t.shape, item_type(t.dtype)) for t in types]
+    structs.append(jax.ShapeDtypeStruct((), "bool"))
+    with jax.sharding.use_abstract_mesh(axes.mesh):
+        return jitted.trace(*structs).lower(lowering_platforms=("cpu",))
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,9 +185,10 @@ class _Asked:
     sites: dict[int, Sharding]
 
     def function(self, *leaves: jax.Array) -> tuple[jax.Array, ...]:
+        """Of the arguments, and of one more that nothing reads."""
         annotations = self.annotations
         inside = map(self._uneven, leaves, annotations.arguments)
-        results = evaluate(self.graph, *inside, annotate=self._at_site)
+        results = evaluate(self.graph, *inside, annotate=self._at_site, scope=_named)
         return tuple(map(self._uneven, results, annotations.results))
 
     def border(self, sharding: Sharding | None) -> NamedSharding | None:
@@ -190,6 +211,21 @@ class _Asked:
         for dim in sharding.unspecified_dims:
             spec[dim] = _opened(spec[dim])
         return NamedSharding(self.axes.mesh, PartitionSpec(*spec))
+
+
+def _named(node: Node) -> Any:
+    """XLA calls what it makes of a node so."""
+    return jax.named_scope(f"{_NODE}{node.index}")
+
+
+def node_of(op_name: str) -> int | None:
+    """The node that an instruction of XLA's was made of; None where it says none.
+
+    >>> node_of("jit(function)/while/body/node12/dot_general"), node_of("copy")
+    (12, None)
+    """
+    found = re.findall(rf"\b{_NODE}(\d+)\b", op_name)
+    return int(found[-1]) if found else None
 
 
 def _opened(entry: object) -> object:

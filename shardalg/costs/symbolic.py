@@ -25,7 +25,9 @@ from shardalg.spmd.program import (
     Choose,
     Concatenate,
     Dilate,
+    Extract,
     Fetch,
+    Insert,
     Instruction,
     Local,
     Loop,
@@ -232,7 +234,7 @@ class _Symboliser:
 
     def whole(self, instruction: Instruction, position: int) -> Shape:
         """Global shape of an intermediate: of the node's result, else of what it is made from."""
-        if type(instruction.attributes) is Apply and instruction.node is not None:
+        if type(instruction.attributes) in OPERATORS and instruction.node is not None:
             return self.sizes.dims[self.graph.nodes[instruction.node].results[position]]
         return self.wholes[instruction.operands[0]]
 
@@ -316,6 +318,8 @@ class _Symboliser:
         return self.tiles[key]
 
 
+OPERATORS = (Apply, Extract, Insert)
+"""Instructions whose results are those of their node."""
 # Steps of an exchange; of the first three the result is a part of the operand.
 CUT = (Slice, SliceAt, Dilate)
 EXCHANGED = (*CUT, Fetch, MaskAt, Choose, Concatenate)

@@ -4,4 +4,5 @@ from shardalg.explain.collective import CollectiveExplanation as CollectiveExpla
 from shardalg.explain.collective import explain_collective as explain_collective
 from shardalg.explain.trials import Trials as Trials
 from shardalg.explain.why_not import WhyNot as WhyNot
+from shardalg.explain.why_not import annotated_as as annotated_as
 from shardalg.explain.why_not import why_not as why_not

@@ -60,12 +60,12 @@ def why_not(trials: Trials, name: str, spec: object) -> WhyNot:
     value = value_named(graph, name)
     wanted = layout_of(graph, stages.mesh, value, spec)
     words, verdict = _obstacle(sharded, value, wanted)
-    other = trials.under(_with(stages, value, wanted))
+    other = trials.under(annotated_as(stages, value, wanted))
     cost = difference(stages, other)
     return WhyNot(name, sharded.shardings[value], wanted, words, verdict, cost)
 
 
-def _with(stages: Stages, value: int, wanted: Sharding) -> Annotations:
+def annotated_as(stages: Stages, value: int, wanted: Sharding) -> Annotations:
     """The annotations with one value annotated: where it has an annotation, else beside them.
 
     State that comes as an argument and goes as a result is changed at both ends.

@@ -357,6 +357,14 @@ def _constraint(
     return _site(builder, operands, site_params(spec, rank), place)
 
 
+def _reshard(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+    """A constraint; nothing where JAX's own broadcasting adds it, on a mesh of automatic axes."""
+    sharding = equation.params["dst_sharding"]
+    if sharding.mesh.are_all_axes_auto and not any(sharding.spec):
+        return operands
+    return _constraint(builder, equation, operands, place)
+
+
 def _device_put(
     builder: Builder, equation: Any, operands: list[int], place: _Place
 ) -> Sequence[int]:
@@ -401,6 +409,7 @@ HANDLERS: dict[str, Callable[[Builder, Any, list[int], _Place], Sequence[int]]] 
     "cond": _cond,
     "remat2": _remat,
     "annotate": _annotation,
-    **dict.fromkeys(("sharding_constraint", "reshard"), _constraint),
+    "sharding_constraint": _constraint,
+    "reshard": _reshard,
     "device_put": _device_put,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -26,12 +27,18 @@ Binding = tuple[Any, Mapping[str, Any]]
 Annotate = Callable[[Node, Any], Any]
 
 
-def evaluate(graph: Graph, *arrays: Any, annotate: Annotate | None = None) -> list[Any]:
+def evaluate(
+    graph: Graph,
+    *arrays: Any,
+    annotate: Annotate | None = None,
+    scope: Callable[[Node], AbstractContextManager[Any]] | None = None,
+) -> list[Any]:
     """The results of the graph on flat arguments, on one device; also inside `jax.jit`.
 
     Args:
       arrays: one per argument, of its shape and type.
       annotate: called as `annotate(node, value)` at every site, in place of the identity.
+      scope: what a node runs in, such as a `jax.named_scope` with its name.
 
     Raises:
       TraceError: wrong arguments, or a loaded graph without what a node needs (a large constant,
@@ -44,7 +51,8 @@ def evaluate(graph: Graph, *arrays: Any, annotate: Annotate | None = None) -> li
     """
     _check_arguments(graph, arrays)
     env: dict[int, Any] = {index: _present(graph, index, a) for index, a in graph.constants}
-    run = _Run(graph, annotate or (lambda node, value: value), dict(env))
+    around = scope or (lambda node: nullcontext())
+    run = _Run(graph, annotate or (lambda node, value: value), dict(env), around)
     env.update(zip(graph.arguments, map(_device_array, arrays), strict=True))
     run.region(0, env)
     return [_device_array(env[index]) for index in graph.results]
@@ -79,8 +87,25 @@ def apply(
     bound = primitive.get_bind_params({**kept, **changed})
     # Before 0.10 the functions of a call came apart from its parameters.
     functions, bound = bound if isinstance(bound, tuple) else ((), bound)
+    if primitive_name == "conv_general_dilated":
+        operands, bound = _cropped(operands, bound)
     results = primitive.bind(*functions, *operands, **bound)
     return list(results) if primitive.multiple_results else [results]
+
+
+def _cropped(operands: Sequence[Any], params: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """Image and kernel, with what a negative padding in front takes away taken before.
+
+    XLA's convolution of f32 on a CPU reads behind the image where the padding is negative in front
+    and positive at the end (jaxlib 0.10.2).
+    """
+    image, kernel = operands
+    padding, dims = list(params["padding"]), params["dimension_numbers"].lhs_spec[2:]
+    for k, (low, high) in enumerate(padding):
+        if low < 0 < high and params["lhs_dilation"][k] == 1 and image.shape[dims[k]] >= -low:
+            image = lax.slice_in_dim(image, -low, None, axis=dims[k])
+            padding[k] = (0, high)
+    return (image, kernel), params | {"padding": tuple(padding)}
 
 
 def _scatter(name: str, params: Params, operands: Sequence[Any]) -> Any:
@@ -176,13 +201,15 @@ class _Run:
     graph: Graph
     annotate: Annotate
     constants: Mapping[int, Any]
+    scope: Callable[[Node], AbstractContextManager[Any]]
 
     def region(self, index: int, env: dict[int, Any]) -> None:
         """Run the nodes of a region in place."""
         for number in self.graph.regions[index].nodes:
             node = self.graph.nodes[number]
             operands = [env[value] for value in node.operands]
-            results = _HANDLERS.get(node.primitive, _apply_node)(self, node, operands)
+            with self.scope(node):
+                results = _HANDLERS.get(node.primitive, _apply_node)(self, node, operands)
             env.update(zip(node.results, results, strict=True))
 
     def body(self, index: int, *arguments: Any) -> list[Any]:

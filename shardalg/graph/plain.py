@@ -39,6 +39,8 @@ def plain(value: object) -> Plain:
     """
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
         return (OPAQUE, f"jaxpr:{_digest(value)}")
+    if hasattr(value, "bind") and hasattr(value, "name"):
+        return (OPAQUE, f"primitive:{value.name}")
     name = getattr(value, "__qualname__", None)
     if name is None and dataclasses.is_dataclass(value):
         return tuple((f.name, plain(getattr(value, f.name))) for f in dataclasses.fields(value))

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
 from shardalg.algebra.digits import Digit, Digits
@@ -29,11 +30,11 @@ class Axes:
 
     Attributes:
       places: (axis name, digit), major first; together they write the whole position.
-      mesh: the JAX mesh with these axes.
+      mesh: the JAX mesh with these axes; an abstract one where nothing is placed.
     """
 
     places: tuple[tuple[str, Digit], ...]
-    mesh: JaxMesh
+    mesh: JaxMesh | AbstractMesh
 
     def names(self, digits: Digits) -> tuple[str, ...]:
         """The axes that write the partition id of `digits`, major first."""
@@ -76,7 +77,7 @@ def _block_digits(block: Block) -> Iterator[Digit]:
             yield from _block_digits(body)
 
 
-def user_axes(mesh: Mesh, jax_mesh: JaxMesh) -> Axes:
+def user_axes(mesh: Mesh, jax_mesh: JaxMesh | AbstractMesh) -> Axes:
     """The user's own mesh; a digit that is no whole axis has no name on it."""
     return Axes(tuple((name, mesh.digit(name)) for name in mesh.axis_names), jax_mesh)
 
@@ -92,7 +93,7 @@ def run_axes(program: SpmdProgram, jax_mesh: JaxMesh) -> Axes:
     return axes_of(program.mesh, set(used_digits(program)), jax_mesh)
 
 
-def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh) -> Axes:
+def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh | AbstractMesh) -> Axes:
     """The user's mesh if it can name every one of `digits`, else a mesh of places over it.
 
     Raises:
@@ -111,10 +112,16 @@ def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh) -> Axes:
     taken = set(mesh.axis_names)
     places = [Digit(low, high // low) for low, high in pairwise(borders)][::-1]
     named = tuple((_place_name(mesh, place, taken), place) for place in places)
-    shape = tuple(place.size for place in places)
-    devices = np.asarray(jax_mesh.devices).reshape(shape)
-    names = tuple(name for name, _ in named)
-    return Axes(named, JaxMesh(devices, names, axis_types=(AxisType.Auto,) * len(names)))
+    return Axes(named, _cut(jax_mesh, named))
+
+
+def _cut(jax_mesh: JaxMesh | AbstractMesh, places: tuple[tuple[str, Digit], ...]) -> Any:
+    """The same devices, or none, on a mesh of places."""
+    shape, names = tuple(place.size for _, place in places), tuple(name for name, _ in places)
+    types = (AxisType.Auto,) * len(names)
+    if isinstance(jax_mesh, AbstractMesh):
+        return AbstractMesh(shape, names, axis_types=types)
+    return JaxMesh(np.asarray(jax_mesh.devices).reshape(shape), names, axis_types=types)
 
 
 def _place_name(mesh: Mesh, place: Digit, taken: set[str]) -> str:

@@ -23,6 +23,7 @@ from shardalg.errors import LoweringError
 from shardalg.graph.evaluate import apply
 from shardalg.graph.ir import Graph
 from shardalg.lower.axes import Axes
+from shardalg.lower.boxes import extracted, inserted
 from shardalg.ops.rule import Access
 from shardalg.ops.table import rules
 from shardalg.spmd import program as spmd
@@ -352,6 +353,16 @@ def _first_member(emitter: Emitter, instruction: Instruction, x: Array) -> list[
     return [jnp.where(emitter.partition_id(a.digits) == 0, x, fill)]
 
 
+def _extract(emitter: Emitter, instruction: Instruction, x: Array, *starts: Array) -> list[Array]:
+    return [extracted(instruction.attributes, emitter.partition_id, x, starts)]
+
+
+def _insert(
+    emitter: Emitter, instruction: Instruction, x: Array, new: Array, *starts: Array
+) -> list[Array]:
+    return [inserted(instruction.attributes, emitter.partition_id, x, new, starts)]
+
+
 EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Apply: _apply,
     spmd.AllGather: _all_gather,
@@ -376,4 +387,6 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Offset: _offset,
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,
+    spmd.Extract: _extract,
+    spmd.Insert: _insert,
 }

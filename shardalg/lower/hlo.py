@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shardalg.algebra.hlo import from_hlo
 from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.lower.hlo_groups import group_axes, moved_axes, parse_groups
 from shardalg.lower.hlo_text import HloInstruction, HloModule, leaves_bytes, parse, walk
@@ -27,6 +29,7 @@ _KINDS = {
     "all-to-all": "all_to_all",
     "collective-permute": "collective_permute",
 }
+_BEFORE = re.compile(r"before_(tpu-)?spmd-partitioning")
 _AFTER = re.compile(r"after_(tpu-)?spmd-partitioning")
 _THROUGH = ("reshape", "bitcast", "copy", "transpose", "convert")
 
@@ -38,7 +41,7 @@ class HloCollective:
     Attributes:
       axes: mesh axes or sub-axes of its groups; ("?",) where they are none.
       count: executions per step, loops included; a lower bound unless `exact`.
-      wire_bytes: what a device sends on a ring; for a sliced all-reduce, of its reduce-scatter.
+      wire_bytes: what a device sends on a ring; for a sliced all-reduce, see `sliced_wire_bytes`.
       sliced_by: the smallest factor by which every user slices the result; None: not sliced.
       op_name: JAX's name stack of the operation that it came from.
     """
@@ -53,6 +56,11 @@ class HloCollective:
     exact: bool
     sliced_by: float | None
     op_name: str
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether it stands for a reduce-scatter: an all-reduce of which only a block is read."""
+        return self.sliced_by is not None and self.sliced_by >= self.group_size
 
 
 def collectives(text: str, mesh: Mesh) -> tuple[HloCollective, ...]:
@@ -114,12 +122,22 @@ def _with_slices(
     factor = _sliced_by(module, instruction) if record.kind == "all_reduce" else None
     if factor is None:
         return record
-    n, sent = record.group_size, record.operand_bytes
-    scattered = int(step_wire_bytes("reduce_scatter", group_size=n, local_bytes=sent))
-    fields = dict(record.__dict__, sliced_by=factor)
-    if factor >= n:
-        fields["wire_bytes"] = scattered
-    return HloCollective(**fields)
+    wire = sliced_wire_bytes(record.operand_bytes, record.group_size, factor)
+    return replace(record, sliced_by=factor, wire_bytes=wire)
+
+
+def sliced_wire_bytes(operand_bytes: int, group_size: int, sliced_by: float) -> int:
+    """Bytes that a device sends to all-reduce what is read in slices alone.
+
+    Of n bytes over g devices, 1/k of which is read: a reduce-scatter over k of them,
+    `n (k-1)/k`, and an all-reduce of the rest over g/k, `2 n/k (g/k - 1)/(g/k)`.
+
+    >>> sliced_wire_bytes(64, 4, 4.0), sliced_wire_bytes(64, 4, 2.0)
+    (48, 64)
+    """
+    k = min(sliced_by, group_size)
+    rest = group_size / k
+    return round(operand_bytes * (k - 1) / k + 2 * operand_bytes / k * (rest - 1) / rest)
 
 
 def _sliced_by(module: HloModule, instruction: HloInstruction) -> float | None:
@@ -140,6 +158,50 @@ def _kept_by(
     return whole_bytes / max(1, user.bytes) if user.opcode == "dynamic-slice" else 1.0
 
 
+def layout(text: str, shape: Sequence[int], mesh: Mesh) -> Sharding | None:
+    """A sharding of XLA's on a mesh whose positions are its partition ids; None: no digits say it.
+
+    >>> layout("{devices=[2,4]<=[8]}", (8, 8), Mesh({"x": 2, "y": 4})).text()
+    '[x, y]'
+    """
+    numbered = mesh if mesh.device_ids is None else Mesh(mesh.axes)
+    read = from_hlo(text, shape, numbered)
+    return replace(read, mesh=mesh) if read.mesh == numbered else None
+
+
+@dataclass(frozen=True)
+class Dump:
+    """XLA's program on either side of SPMD partitioning, as text; None where no partitioner ran."""
+
+    before: str | None
+    after: str | None
+
+
+class Dumping:
+    """Where XLA puts what it makes, for as long as it is asked.
+
+    Attributes:
+      folder: of its own, gone at the end; options: that the compiler takes.
+    """
+
+    def __enter__(self) -> Dumping:
+        self._temporary = tempfile.TemporaryDirectory(prefix="shardalg-hlo-")
+        self.folder = Path(self._temporary.name)
+        self.options = {"xla_dump_to": str(self.folder), "xla_dump_hlo_pass_re": "spmd"}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._temporary.cleanup()
+
+    def read(self) -> Dump:
+        """What was dumped."""
+        return Dump(self._largest(_BEFORE), self._largest(_AFTER))
+
+    def _largest(self, name: re.Pattern[str]) -> str | None:
+        texts = [p.read_text() for p in sorted(self.folder.iterdir()) if name.search(p.name)]
+        return max(texts, key=len, default=None)
+
+
 def compile_with_collectives(stage: Any, mesh: Mesh) -> tuple[Any, tuple[HloCollective, ...]]:
     """Compile a lowered JAX program and read its collectives as SPMD partitioning left them.
 
@@ -149,13 +211,10 @@ def compile_with_collectives(stage: Any, mesh: Mesh) -> tuple[Any, tuple[HloColl
     Returns:
       The compiled program, and its collectives; those of the final HLO where no partitioner ran.
     """
-    with tempfile.TemporaryDirectory(prefix="shardalg-hlo-") as folder:
-        options = {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "spmd"}
-        compiled = stage.compile(compiler_options=options)
-        after = [p for p in Path(folder).iterdir() if _AFTER.search(p.name)]
-        dumps = [path.read_text() for path in sorted(after)]
-    text = max(dumps, key=len) if dumps else compiled.as_text()
-    return compiled, collectives(text, mesh)
+    with Dumping() as dumping:
+        compiled = stage.compile(compiler_options=dumping.options)
+        text = dumping.read().after
+    return compiled, collectives(text or compiled.as_text(), mesh)
 
 
 def total_wire_bytes(records: Iterable[HloCollective]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -49,6 +49,7 @@ class Emission:
       first_member: operand that enters the combination on one member only.
       chosen: (result dimension, size of each operand along it) where every place is that of one
         operand.
+      boxed: (dimension, loop, largest start) of what is cut where a box is read or written.
     """
 
     params: Params = ()
@@ -58,6 +59,7 @@ class Emission:
     fill: int | float | None = None
     first_member: int | None = None
     chosen: tuple[int, tuple[int, ...]] | None = None
+    boxed: tuple[tuple[int, str, int], ...] = ()
 
 
 def emit(
@@ -105,7 +107,7 @@ def unsupported_loops(rule: Rule) -> frozenset[str]:
         name
         for guard in rule.guards
         if not guard.index.variables or any(v in rule.extents for v in guard.index.variables)
-        for index in (guard.loop, guard.index)
+        for index in ((guard.index,) if rule.family == "dynamic" else (guard.loop, guard.index))
         for name in index.variables
         if name in rule.extents
     }
@@ -127,7 +129,7 @@ def _unreachable(rule: Rule) -> frozenset[str]:
 
     A combination of the user's has no identity to fill places with: all its moved loops.
     """
-    if rule.combine == USER:
+    if rule.combine == USER and not rule.vacant:
         return moved(rule)
     places = ((t, d) for t in rule.tensors for d in range(len(rule.indices(t))))
     barred = [rule.indices(t)[d] for t, d in places if not _reachable(rule, t, d)]
@@ -146,6 +148,7 @@ def _added_once(rule: Rule) -> frozenset[str]:
 # Family to the loops that its emission does not split; otherwise those in no plain index.
 UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
     "scatter": _added_once,
+    "selection": _unreachable,
     "shape": _divided,
     "terms": _unreachable,
     "user": _reduced,
@@ -211,8 +214,22 @@ GROUPS = ("feature_group_count", "batch_group_count")
 
 
 def _dynamic(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    has_sizes = signature.param("slice_sizes") is not None and sharded(rule, blocks)
+    split = sharded(rule, blocks)
+    boxed = tuple(boxes(rule, split))
+    if boxed:
+        return Emission(boxed=boxed)
+    has_sizes = signature.param("slice_sizes") is not None and split
     return Emission((("slice_sizes", local_shape(rule, 0, blocks)),)) if has_sizes else Emission()
+
+
+def boxes(rule: Rule, split: Collection[str]) -> Iterator[tuple[int, str, int]]:
+    """(dimension, loop, largest start) where a box is read from, or written to, what is cut."""
+    highs = {symbol.name: symbol.high for symbol in rule.symbols}
+    for guard in rule.guards:
+        if guard.loop.loop in split:
+            (dim,) = [d for d, index in enumerate(rule.operands[0]) if index == guard.loop]
+            (start,) = [name for name in guard.index.variables if name in highs]
+            yield dim, guard.loop.loop, highs[start]
 
 
 def _shifts(
@@ -287,6 +304,7 @@ EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {
     "prefix": _same,
     "same": _same,
     "scatter": _scatter,
+    "selection": _same,
     "shape": _shape,
     "terms": _terms,
     "user": _same,

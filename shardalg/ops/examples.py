@@ -23,6 +23,13 @@ def window(count: int) -> dict[str, Plain]:
     }
 
 
+def selection(count: int) -> dict[str, Plain]:
+    """The same window, which selects the largest element."""
+    names = ("window_dimensions", "window_strides", "padding")
+    chosen = {name: window(count)[name] for name in names}
+    return chosen | {"select_prim": ("opaque", "primitive:ge")}
+
+
 def conv(**changed: Plain) -> dict[str, Plain]:
     """A convolution along one dimension, padded by one on both sides."""
     spec = (("lhs_spec", (0, 1, 2)), ("rhs_spec", (0, 1, 2)), ("out_spec", (0, 1, 2)))
@@ -117,8 +124,8 @@ CASES: tuple[Case, ...] = (
     ("reduce_window_max", window(3), ["4,8"], ["4,4"]),
     ("reduce_window_sum", window(1), ["4,8"], ["4,5"]),
     ("reduce_window", window(3), ["4,8", ""], ["4,4"]),
-    ("select_and_gather_add", window(3), ["4,8", "4,8"], ["4,4"]),
-    ("select_and_scatter_add", window(3), ["4,4", "4,8"], ["4,8"]),
+    ("select_and_gather_add", window(3) | selection(3), ["4,8", "4,8"], ["4,4"]),
+    ("select_and_scatter_add", selection(3), ["4,4", "4,8"], ["4,8"]),
     ("select_and_scatter", window(3), ["4,8", "4,4", ""], ["4,8"]),
     ("conv_general_dilated", conv(), ["2,3,8", "4,3,3"], ["2,4,8"]),
     (

@@ -66,6 +66,8 @@ class Rule:
       addends: those of `linear` that are added up: they may be partial only all together
         (`add`), while they pass through one factor alone where the others are whole (`mul`).
       flops: floating-point operations of one iteration of the loops that no guard determines.
+      vacant: (operand, way to combine) whose identity stands where a window of the operand has no
+        element, if that is not the identity of `combine`: the number that is never selected.
       family: which emission places the local numbers (`ops/emit.py`).
       operand_shapes, result_shapes: what "inside" means; empty: every index covers its dimension.
 
@@ -92,6 +94,7 @@ class Rule:
     linear: frozenset[int] = frozenset()
     addends: frozenset[int] = frozenset()
     flops: int = 0
+    vacant: tuple[tuple[int, str], ...] = ()
     family: str = "same"
     operand_shapes: tuple[tuple[int, ...], ...] = ()
     result_shapes: tuple[tuple[int, ...], ...] = ()
@@ -160,6 +163,10 @@ class Rule:
     def indices(self, tensor: int) -> tuple[Index, ...]:
         """Index per dimension of operand `tensor`, or of result `~tensor` if that is negative."""
         return self.operands.get(tensor, ()) if tensor >= 0 else self.results[~tensor]
+
+    def nothing(self, operand: int) -> str:
+        """The way to combine whose identity is as good as no element of that operand."""
+        return dict(self.vacant).get(operand, self.combine)
 
     def shape(self, tensor: int) -> tuple[int, ...] | None:
         """Shape of that tensor; None in a row that was made without shapes."""

@@ -117,6 +117,16 @@ def _pad(
     return (("padding_config", tuple(config)),)
 
 
+def _selection(
+    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[Place, Span]
+) -> Params:
+    """The first window starts with the operand's first place: nothing is padded."""
+    padding = list(signature.param("padding"))
+    for _, dim in spans:
+        padding[dim] = (0, 0)
+    return (("padding", tuple(padding)),)
+
+
 def _slice(
     signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[Place, Span]
 ) -> Params:
@@ -136,4 +146,5 @@ _PLACED: dict[str, Callable[..., Params]] = {
     "base_dilation": _reduction,
     "padding_config": _pad,
     "limit_indices": _slice,
+    "padding": _selection,
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Signature
 from shardalg.ops.rule import PICK, SUM, Rule
@@ -18,6 +18,7 @@ from shardalg.ops.windows import windowed
 from shardalg.partition.component import (
     Assigned,
     Component,
+    Loops,
     Tensor,
     as_set,
     components,
@@ -206,26 +207,43 @@ def _candidates(
 def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
     """Every combination of digits that are at hand, each on one loop, that the rows allow."""
     options = _options(key, component)
+    held = {d for groups in options.values() for group in groups for d in group}
+    nested = _meet(held)
     for combination in itertools.product(*options.values()):
         digits = [d for group in combination for d in group]
-        if len(digits) == len(set(digits)):
+        if len(digits) == len(set(digits)) and not (nested and _meet(digits)):
             assigned = {n: d for n, d in zip(options, combination, strict=True) if d}
             if component.allows(assigned):
                 yield assigned
 
 
+def _meet(digits: Iterable[Digit]) -> bool:
+    """Whether two digits are parts of one axis that lie over each other."""
+    return any(overlap(*pair) for pair in itertools.combinations(digits, 2))
+
+
 def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
-    """Per loop the digits that some tensor's sharding puts on it, and no digits."""
+    """Per loop the digits that some tensor's sharding puts on it, and no digits.
+
+    Digits of a dimension that an operator needs as one block may go to any other loop instead.
+    """
     options: dict[str, list[Digits]] = {name: [()] for name in component.loops}
     for tensor in component.tensors:
         for sharding in _at_hand(key, tensor):
             for loops, digits in zip(tensor.suggested, sharding.dims, strict=True):
-                for loop, own in spread(loops, digits) if digits else ():
+                for loop, own in _places(component, loops, digits) if digits else ():
                     known = options.get(loop)
                     if known is not None:
                         tops = (own[:end] for end in range(len(own), 0, -1))
                         known += [top for top in tops if top not in known]
     return options
+
+
+def _places(component: Component, loops: Loops, digits: Digits) -> Iterable[tuple[str, Digits]]:
+    """Where the digits of a dimension may go."""
+    if any(name in rule.whole for rule in component.rules for name, _ in loops):
+        return tuple((name, digits) for name in component.roomy(parts(digits)))
+    return spread(loops, digits)
 
 
 def _at_hand(key: NodeKey, tensor: Tensor) -> tuple[Sharding, ...]:

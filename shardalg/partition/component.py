@@ -100,6 +100,11 @@ class Component:
             for name in t.rule.indices(t.operand)[dim].variables
         )
 
+    def roomy(self, count: int) -> tuple[str, ...]:
+        """Loops that keep so many devices busy."""
+        extents = {n: extent for rule in self.rules for n, extent in rule.loops}
+        return tuple(name for name in self.loops if extents[name] >= count)
+
     def allows(self, assigned: Assigned) -> bool:
         """Whether every device gets one block of each tensor, and what is combined can be."""
         for name, extent in self.even:

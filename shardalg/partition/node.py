@@ -10,7 +10,7 @@ from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
 from shardalg.graph.ir import Node, Signature
-from shardalg.ops.emit import Emission, emit
+from shardalg.ops.emit import Emission, emit, local_shape
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, Rule
 from shardalg.ops.table import rules
 from shardalg.partition.assign import Choice, NodeKey, choose, through_windows
@@ -18,7 +18,17 @@ from shardalg.partition.component import reduced_digits
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.exchanges import Along
 from shardalg.partition.search import tile
-from shardalg.partition.windows import Bringing, Window, filler, spans, together, windows
+from shardalg.partition.windows import (
+    Bringing,
+    Kept,
+    Window,
+    filler,
+    kept,
+    spans,
+    together,
+    windows,
+)
+from shardalg.spmd.boxes import Extract, Insert
 from shardalg.spmd.program import (
     AllReduce,
     Apply,
@@ -32,9 +42,13 @@ from shardalg.spmd.program import (
     MaskIndexed,
     Offset,
     Slice,
+    SliceAt,
     Start,
     ValueAt,
 )
+
+Operator = Apply | Choose | Extract | Insert
+"""What stands for the operator on a device."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +60,18 @@ class NodePlan:
       indexed: (operand that was shifted, attributes) of the mask behind a gather.
       raw: layout of each result as the local operator leaves it, before `after`.
       windows: dimensions of operands of which a device needs an interval.
+      kept: dimensions of the result that the local operator makes more of than the block.
     """
 
     choice: Choice
     before: tuple[tuple[int, Attributes], ...]
-    apply: Apply | Choose
+    apply: Operator
     after: tuple[Attributes, ...]
     indexed: tuple[int, MaskIndexed] | None
     raw: tuple[Sharding, ...]
     why: str
     windows: tuple[Window, ...] = ()
+    kept: tuple[Kept, ...] = ()
 
 
 @decided(1 << 14, lambda key: (n for home in key.homes for n in home.numbers))
@@ -78,20 +94,24 @@ def node_plan(key: NodeKey) -> NodePlan:
         pending = reduced_digits(rows[0], loops)
         if pending:
             before += ((emission.first_member, FirstMember(pending, rows[0].combine)),)
+    cut = kept(rows[0], found, blocks)
     after = (
+        *[k.cut for k in cut],
         *_result_shifts(emission, loops, blocks),
         *_combines(rows[0], loops),
         *carries(rows[0], loops),
     )
     apply = _local(key.signature, emission, choice, blocks)
     indexed = _indexed(emission, loops, (blocks, extents))
-    return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why, found)
+    return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why, found, cut)
 
 
 def _local(
     signature: Signature, emission: Emission, choice: Choice, blocks: dict[str, int]
-) -> Apply | Choose:
+) -> Operator:
     """What stands for the operator on a device."""
+    if emission.boxed:
+        return _box(signature, emission, choice, blocks)
     if emission.chosen is None:
         return Apply(signature.primitive, emission.params, choice.loops)
     dim, sizes = emission.chosen
@@ -99,6 +119,18 @@ def _local(
     loop = rule.results[0][dim].loop
     start = Start(Index.of(loop) * blocks[loop], ((loop, dict(choice.loops)[loop]),))
     return Choose(dim, start, sizes, choice.loops)
+
+
+def _box(
+    signature: Signature, emission: Emission, choice: Choice, blocks: dict[str, int]
+) -> Extract | Insert:
+    """What reads, or writes, a box at run-time starts."""
+    (rule,) = rules(signature)
+    loops = dict(choice.loops)
+    places = tuple((dim, loops[loop], high) for dim, loop, high in emission.boxed)
+    if rule.init is not None:
+        return Insert(places, choice.loops)
+    return Extract(local_shape(rule, 0, blocks), places, choice.loops)
 
 
 def _windows(key: NodeKey, rows: tuple[Rule, ...], choice: Choice) -> tuple[Window, ...]:
@@ -235,12 +267,17 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     bare = not (plan.indexed or plan.after)
     results = tuple(
         [
-            context.new_local(layout.shard_shape, type_.dtype, layout, v if bare else None)
+            context.new_local(_made(layout, plan), type_.dtype, layout, v if bare else None)
             for v, type_, layout in zip(node.results, node.signature.results, plan.raw, strict=True)
         ]
     )
     context.emit(plan.apply, tuple(operands), results, cause)
     return results if bare else _finished(context, node, plan, (tuple(operands), results))
+
+
+def _made(layout: Sharding, plan: NodePlan) -> tuple[int, ...]:
+    lengths = {k.dim: k.length for k in plan.kept}
+    return tuple(lengths.get(dim, size) for dim, size in enumerate(layout.shard_shape))
 
 
 def _bring(
@@ -306,6 +343,14 @@ def _apply_after(
     return _apply_on(context, given[0], attributes, cause)
 
 
+def _cut_on(context: PartitionContext, given: Given, cut: Slice | SliceAt, cause: Cause) -> int:
+    like = context.locals[given[0]]
+    shape = (*like.shape[: cut.dim], cut.size, *like.shape[cut.dim + 1 :])
+    made = context.new_local(shape, like.dtype, like.sharding)
+    context.emit(cut, given[:1], (made,), cause)
+    return made
+
+
 def _carry_on(context: PartitionContext, given: Given, carry: Carry, cause: Cause) -> int:
     """The prefix of a block after that of all blocks before it."""
     local = given[0]
@@ -333,6 +378,8 @@ def _best_on(context: PartitionContext, given: Given, best: Best, cause: Cause) 
 _AFTER: dict[type, Callable[[PartitionContext, Given, Attributes, Cause], int]] = {
     Best: _best_on,
     Carry: _carry_on,
+    Slice: _cut_on,
+    SliceAt: _cut_on,
 }
 
 

@@ -17,12 +17,12 @@ from math import prod
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.exchange import Exchange
-from shardalg.algebra.interval import touched
+from shardalg.algebra.interval import Interval, touched
 from shardalg.ops.rule import PICK, Access, Rule
 from shardalg.ops.windows import Place, Span, reach, windowed
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.exchanges import Along, start_of, transfers_of
-from shardalg.spmd.program import Attributes, Dilate, MaskAt, SliceAt, Start
+from shardalg.spmd.program import Attributes, Dilate, MaskAt, Slice, SliceAt, Start
 
 Loops = tuple[tuple[str, Digits], ...]
 
@@ -36,6 +36,8 @@ class Window:
       index: the row's index of the dimension, before its division by `base`.
       numerator: its smallest value on a device, in partition ids; `reach` values from there on.
       masked: whether places may be read that hold no element, and nothing else is chosen there.
+      skipped: places of the interval before the first window of a block, where they depend on the
+        device; `needed` places are left behind them.
     """
 
     operand: int
@@ -45,6 +47,8 @@ class Window:
     base: int
     reach: int
     masked: bool
+    skipped: Start | None = None
+    needed: int = 0
 
     @property
     def length(self) -> int:
@@ -85,8 +89,8 @@ def windows(
         for dim, index in enumerate(dims):
             split = [n for n in index.variables if n in assigned]
             if split and windowed(rule, operand, dim):
-                digits = layouts[operand][dim]
-                found.append(_window(rule, (operand, dim), assigned, (digits, devices)))
+                where = layouts[operand][dim], devices
+                found.append(_derived(rule, (operand, dim), assigned, where))
     return tuple(found)
 
 
@@ -99,6 +103,7 @@ def _window(
     split = {n: assigned[n] for n in index.variables if n in assigned}
     extents = {n: rule.extents[n] for n in index.variables}
     blocks = {n: -(-extents[n] // parts(split.get(n, ()))) for n in extents}
+    blocks |= {n: max(blocks[n], index.div) for n in extents if rule.whole and n in rule.local}
     counts = {n: parts(digits) for n, digits in split.items()}
     size = rule.operand_shapes[operand][dim]
     exchange = Exchange(
@@ -124,8 +129,102 @@ def _window(
         numerator,
         index.div,
         reach(index, blocks),
-        len(rule.terms) == 1 and not _inside(index, executed, size),
+        len(rule.terms) == 1 and not exchange.exists and not _inside(index, executed, size),
     )
+
+
+def _derived(
+    rule: Rule, place: Place, assigned: Mapping[str, Digits], where: tuple[Digits, int]
+) -> Window:
+    if rule.whole & set(rule.operands[place[0]][place[1]].variables):
+        return _selected(rule, place, assigned, where)
+    found = _window(rule, place, assigned, where)
+    # the stride of a selection's windows is no dilation: there is one element per window
+    return replace(found, base=1) if rule.whole else found
+
+
+def _selected(
+    rule: Rule, place: Place, assigned: Mapping[str, Digits], where: tuple[Digits, int]
+) -> Window:
+    """All places of the windows, as a block begins with the first of them.
+
+    Window `o` reads `[s*o + c, +q)`; those that a device needs are known from the operand that is
+    read once per window, and `s*ceil(n/s) = n + (-n mod s)`. Windows with gaps between them count
+    as if they had none, so that they cover the block.
+    """
+    operand, dim = place
+    held, devices = where
+    index = rule.operands[operand][dim]
+    once = _read_once(rule, index)
+    source = _window(rule, once, assigned, where)
+    step, numerator = source.base, source.numerator
+    moved = index.constant - rule.operands[once[0]][once[1]].constant
+    skipped = source.start((numerator * -1) % step)
+    skips = [skipped.at(p) for p in range(devices)]
+    taps = max(step, *(rule.extents[n] for n in index.variables if n in rule.whole))
+    needed = step * (source.length - 1) + taps
+    want = Interval(numerator + moved + min(skips), max(skips) - min(skips) + needed)
+    size = rule.operand_shapes[operand][dim]
+    block = -(-size // parts(held))
+    exchange = Exchange(want, size, block, held, source.exchange.ids, devices)
+    return Window(
+        operand,
+        dim,
+        exchange,
+        want.start,
+        1,
+        needed,
+        masked=not exchange.exists,
+        skipped=replace(skipped, more=-min(skips)) if len(set(skips)) > 1 else None,
+        needed=needed,
+    )
+
+
+def _read_once(rule: Rule, index: Index) -> Place:
+    """Where the operand is read that has one element per window of `index`."""
+    loops = {n for n in index.variables if n not in rule.whole}
+    places = ((k, d) for k, dims in rule.operands.items() for d in range(len(dims)))
+    return next((k, d) for k, d in places if {*rule.operands[k][d].variables} == loops)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The block of a device in a result that has all places of its windows.
+
+    Attributes:
+      dim: of the result; length: places of it; cut: takes the block out.
+    """
+
+    dim: int
+    length: int
+    cut: Slice | SliceAt
+
+
+def kept(rule: Rule, found: tuple[Window, ...], blocks: Mapping[str, int]) -> tuple[Kept, ...]:
+    """Dimensions of the result of an operator that writes into the windows of a selection."""
+    cuts = []
+    for window in found:
+        index = rule.operands[window.operand][window.dim]
+        if not rule.whole & set(index.variables):
+            continue
+        (loop,) = (n for n in index.variables if n in rule.result_loops)
+        (dim,) = (d for d, made in enumerate(rule.results[0]) if made.loop == loop)
+        cut = _block_of(window, dim, blocks[loop])
+        if (window.needed, cut) != (blocks[loop], Slice(dim, 0, blocks[loop])):
+            cuts.append(Kept(dim, window.needed, cut))
+    return tuple(cuts)
+
+
+def _block_of(window: Window, dim: int, block: int) -> Slice | SliceAt:
+    """`p*block` less the first place of the windows; `-(-n mod s) = (n-1) mod s - (s-1)`."""
+    first = window.exchange.want.start.constant
+    skipped = window.skipped
+    if skipped is None:
+        return Slice(dim, -first, block)
+    step = skipped.index.mod
+    terms = tuple((name, -c) for name, c in skipped.index.terms)
+    behind = Index(terms, -skipped.index.constant - 1, mod=step)
+    return SliceAt(dim, Start(behind, skipped.digits, 1 - step - skipped.more - first), block)
 
 
 def _inside(index: Index, extents: Mapping[str, int], size: int) -> bool:
@@ -189,7 +288,12 @@ class Bringing:
             start = window.start(window.exchange.want.start)
             mask = MaskAt(window.dim, start, window.exchange.size, self.combine)
             local = self.filled(mask, local, self.along.size(local))
-        return self.dilated(local) if len(window.phases) > 1 else local
+        if len(window.phases) > 1:
+            return self.dilated(local)
+        if window.skipped is None:
+            return local
+        cut = SliceAt(window.dim, window.skipped, window.needed)
+        return self.along.emit(cut, window.needed, local)
 
     def own(self, local: int) -> int:
         """The interval of a dimension that every device has whole: padded, then cut."""
@@ -211,7 +315,7 @@ class Bringing:
     @property
     def combine(self) -> str | None:
         """How a mask fills: None where it fills with a value."""
-        return None if self.fill is not None else self.rule.combine
+        return None if self.fill is not None else self.rule.nothing(self.window.operand)
 
     def dilated(self, local: int) -> int:
         """The numerators of the device's windows, the gaps of the dilation written out."""

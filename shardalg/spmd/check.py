@@ -21,8 +21,10 @@ from shardalg.spmd.program import (
     Concatenate,
     Dilate,
     DynamicSlice,
+    Extract,
     Fetch,
     FirstMember,
+    Insert,
     Instruction,
     Join,
     Loop,
@@ -84,6 +86,8 @@ _SHAPES: dict[type, Callable[..., Shape]] = {
     Offset: lambda a, s: s,
     MaskIndexed: lambda a, s, *_: s,
     FirstMember: lambda a, s: s,
+    Extract: lambda a, s, *_: a.sizes,
+    Insert: lambda a, s, *_: s,
 }
 # (dimension, digits) that must divide the operand.
 _CUTS: dict[type, Callable[..., tuple[int, Digits]]] = {

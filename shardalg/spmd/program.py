@@ -15,6 +15,7 @@ from shardalg.algebra.digits import Digits, partition_id
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import ITEM_SIZES, SHORT, Params
+from shardalg.spmd.boxes import Extract, Insert
 
 Pairs = tuple[tuple[int, int], ...]
 """(source, target) positions."""
@@ -464,7 +465,7 @@ class Branches:
 Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
     | Carry | Best | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
-    | Choose | Join | ValueAt | Offset | MaskIndexed | FirstMember
+    | Choose | Join | ValueAt | Offset | MaskIndexed | FirstMember | Extract | Insert
     | Loop | While | Branches
 )  # fmt: skip
 COLLECTIVES = (

@@ -8,6 +8,7 @@ from dataclasses import replace
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import SHORT, Graph
+from shardalg.spmd.boxes import Places
 from shardalg.spmd.control import bodies
 from shardalg.spmd.program import (
     COLLECTIVES,
@@ -25,8 +26,10 @@ from shardalg.spmd.program import (
     Concatenate,
     Dilate,
     DynamicSlice,
+    Extract,
     Fetch,
     FirstMember,
+    Insert,
     Instruction,
     Join,
     Local,
@@ -71,6 +74,11 @@ def start_text(mesh: Mesh, start: Start) -> str:
     renamed = tuple((names[name], coefficient) for name, coefficient in start.index.terms)
     tail = f"{start.more:+d}" if start.more else ""
     return str(replace(start.index, terms=renamed)) + tail
+
+
+def places_text(mesh: Mesh, places: Places) -> str:
+    """`dim 0 at t-p(Y)*b`: where a box at start `t` begins in blocks of `b` places."""
+    return ", ".join(f"dim {dim} at t-p({axes_text(mesh, digits)})*b" for dim, digits, _ in places)
 
 
 _TEXT: dict[type, Callable[..., str]] = {
@@ -124,6 +132,8 @@ _TEXT: dict[type, Callable[..., str]] = {
     MaskIndexed: lambda a, m: (
         "mask_indexed " + ", ".join(f"component {c} in [0,{b})" for c, _, b, _ in a.components)
     ),
+    Extract: lambda a, m: f"extract {places_text(m, a.places)}",
+    Insert: lambda a, m: f"insert {places_text(m, a.places)}",
     FirstMember: lambda a, m: f"first_member axes={axes_text(m, a.digits)}",
     Loop: lambda a, m: f"loop {a.length} times" + (" in reverse" if a.reverse else ""),
     While: lambda a, m: "while",

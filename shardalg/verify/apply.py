@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -13,11 +13,12 @@ from shardalg.graph.ir import Signature
 from shardalg.merge.compatible import merge
 from shardalg.merge.integers import All, IntegerClaim, Number, equal, implies, within
 from shardalg.merge.prove import MergeClaim
-from shardalg.ops.emit import Emission, emit
+from shardalg.ops.emit import Emission, boxes, emit, local_shape
 from shardalg.ops.rule import AND, ARGMAX, ARGMIN, CLIP, MAX, MIN, OR, PICK, SUM, Access, Rule
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
 from shardalg.spmd import program as p
+from shardalg.spmd.boxes import Extract, Insert
 from shardalg.spmd.program import Apply, Attributes, Choose
 from shardalg.verify.contents import Contents, Made, as_set, laid_out, partition_number
 from shardalg.verify.moves import chosen
@@ -59,7 +60,7 @@ class Applied:
 
     mesh: Mesh
     signature: Signature
-    apply: Apply | Choose
+    apply: Apply | Choose | Extract | Insert
     operands: tuple[Contents, ...]
     made: tuple[Made, ...]
 
@@ -75,8 +76,9 @@ class Applied:
 
 def applied(what: Applied) -> Outcome:
     """What the results of an operator hold, and the claims on which that rests."""
-    if isinstance(what.apply, Choose):
-        return _chosen(what)
+    special = _SPECIAL.get(type(what.apply))
+    if special is not None:
+        return special(what)
     stated = [*_ready(what), *_iterations(what)]
     rows = rules(what.signature)
     if rows is None:
@@ -114,6 +116,35 @@ def _chosen(what: Applied) -> Outcome:
     stated += _operator(replace(what, operands=tuple(kept)), run, Emission())
     contents, claims = _result(what, run, (Emission(), 0, what.made[0]))
     return (contents,), [*stated, *claims]
+
+
+def _boxed(what: Applied) -> Outcome:
+    """A box at run-time starts: in which blocks, up to where, and how large, is the row's."""
+    (rule,) = rules(what.signature)
+    run = Run(what.mesh, rule, rule, _loops(what, rule))
+    run = replace(run, local=by_blocks(rule, run.blocks))
+    cut = {name for name, digits in run.digits.items() if digits}
+    places = tuple((dim, run.digits[loop], high) for dim, loop, high in boxes(rule, cut))
+    reads_box = rule.init is None
+    wanted = Extract(local_shape(rule, 0, run.blocks), places) if reads_box else Insert(places)
+    right = replace(what.apply, loops=()) == wanted
+    read = tuple(dim.length for dim in what.operands[0].dims)
+    blocks = read == tuple(run.blocks[index.loop] for index in rule.operands[0])
+    ready = not any(held.awaits for held in what.operands)
+    stated: list[Stated] = [
+        *_iterations(what),
+        ("emitted", Decided(f"a box in the blocks {places}", right and blocks and ready)),
+        *_operator(what, run, Emission()),
+    ]
+    contents, claims = _result(what, run, (Emission(), 0, what.made[0]))
+    return (contents,), [*stated, *claims]
+
+
+_SPECIAL: dict[type, Callable[[Applied], Outcome]] = {
+    Choose: _chosen,
+    Extract: _boxed,
+    Insert: _boxed,
+}
 
 
 def _emission(what: Applied, rule: Rule, run: Run) -> Emission:
@@ -196,7 +227,27 @@ def _run(what: Applied, rule: Rule, number: int) -> tuple[Run, list[Stated]]:
     local = rules(what.local)
     assert local is not None, f"{what.local.primitive} has a row for one shape and not for another"
     run = Run(what.mesh, rule, local[number], loops)
+    run = replace(run, wider=tuple(_wider(what, run)))
     return run, list(emitted(run))
+
+
+def _wider(what: Applied, run: Run) -> Iterator[tuple[str, Number]]:
+    """Loops of the result of which more is run than the block, and where: by what is read there.
+
+    Any number would do: the claims show that what is kept of it is right.
+    """
+    for name, _ in run.loops if run.rule.whole else ():
+        if run.local.extents.get(name, 1) > run.blocks[name] and name not in run.rule.reduced:
+            yield name, next(_first(what, run, name))
+
+
+def _first(what: Applied, run: Run, name: str) -> Iterator[Number]:
+    """The iteration of a loop that reads the first place, where the others are at 0."""
+    for operand, dims in run.rule.operands.items():
+        for dim, (index, local) in enumerate(zip(dims, run.local.operands[operand], strict=True)):
+            if dict(index.terms).get(name) == 1 and index.div == 1:
+                start = what.operands[operand].dims[dim].start
+                yield start + (local.constant - index.constant)
 
 
 def _operator(what: Applied, run: Run, emission: Emission) -> Iterator[Stated]:
@@ -265,7 +316,7 @@ def selected(run: Run) -> Iterator[Stated]:
 def _result(what: Applied, run: Run, place: tuple[Emission, int, Made]) -> Outcome:
     emission, nth, made = place
     digits, _ = pending(run, {k: what.operands[k] for k in run.rule.operands})
-    said = laid_out(made.sharding, made.shape, None)
+    said = _more(run, nth, laid_out(made.sharding, made.shape, None))
     awaits = (*_masked(run, emission), *_expected(run, emission, None))
     words = "just the digits of the combined loops are pending"
     stated = [*writes(run, nth, said), ("combine", Decided(words, said.unreduced == digits))]
@@ -274,6 +325,19 @@ def _result(what: Applied, run: Run, place: tuple[Emission, int, Made]) -> Outco
         stated.append(("emitted", Decided(words, not awaits)))
     combine = SUM if run.rule.combine == PICK else run.rule.combine
     return replace(said, combine=combine, awaits=awaits), stated
+
+
+def _more(run: Run, nth: int, said: Contents) -> Contents:
+    """With all iterations that are run, of which those of the block are right."""
+    first = dict(run.wider)
+    pairs = zip(run.rule.results[nth], said.dims, strict=True)
+    dims = tuple(
+        replace(held, start=first[i.loop], wanted=(run.kept(i.loop)[0], run.blocks[i.loop]))
+        if i.loop in first
+        else held
+        for i, held in pairs
+    )
+    return replace(said, dims=dims)
 
 
 def _masked(run: Run, emission: Emission) -> Iterator[Attributes]:

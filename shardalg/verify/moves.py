@@ -37,10 +37,10 @@ from shardalg.verify.step import MEMBER, Result, Stated, Step, X, apart, members
 
 def agreement(step: Step, held: Held, said: Held, words: str) -> Iterator[Stated]:
     """`held` has every element that `said` puts somewhere, there; nothing to show if alike."""
-    if (held.start, held.length) == (said.start, said.length):
+    if (held.start, held.length, held.wanted) == (said.start, said.length, None):
         return
-    here = All((within(said.start + X, 0, said.size),))
-    shown = All((equal(held.start, said.start), less(X, held.length)))
+    here = within(said.start + X, 0, said.size)
+    shown = All((equal(held.start, said.start), less(X, held.length), held.exists(said.start + X)))
     yield "delivers", step.claim(words, implies(here, shown), unknowns=(("x", said.length),))
 
 

@@ -45,12 +45,14 @@ class Run:
     Attributes:
       rule, local: rows of the global operator and of the local one.
       loops: digits of every sharded loop.
+      wider: (loop, first iteration) where a device runs more than the block that it keeps.
     """
 
     mesh: Mesh
     rule: Rule
     local: Rule
     loops: tuple[tuple[str, Digits], ...]
+    wider: tuple[tuple[str, Number], ...] = ()
 
     @cached_property
     def digits(self) -> dict[str, Digits]:
@@ -60,31 +62,46 @@ class Run:
 
     @cached_property
     def blocks(self) -> dict[str, int]:
-        """Iterations of every loop on one device: `ceil(extent / parts)`."""
+        """Iterations of every loop that one device keeps: `ceil(extent / parts)`."""
         return {n: -(-extent // parts(self.digits[n])) for n, extent in self.rule.loops}
 
     @cached_property
     def places(self) -> dict[str, Number]:
         """Local iteration per loop: an unknown, 0 where it can be nothing else."""
-        known = {n: Number.of(n) if block != 1 else Number() for n, block in self.blocks.items()}
+        known = {n: Number.of(n) if run != 1 else Number() for n, run in self.runs.items()}
         return dict.fromkeys(self.local.extents, Number()) | known
 
     @cached_property
+    def runs(self) -> dict[str, int]:
+        """Iterations of every loop that one device runs."""
+        return self.blocks | {n: self.local.extents[n] for n, _ in self.wider}
+
+    @cached_property
+    def starts(self) -> dict[str, Number]:
+        """First iteration per loop: `p*B`, or before it."""
+        own = {n: partition_number(self.digits[n]) * self.blocks[n] for n in self.blocks}
+        return own | dict(self.wider)
+
+    @cached_property
     def iterations(self) -> dict[str, Number]:
-        """Global iteration per loop: `p*B + x`."""
-        return {
-            n: partition_number(self.digits[n]) * self.blocks[n] + self.places[n]
-            for n in self.blocks
-        }
+        """Global iteration per loop: `start + x`."""
+        return {n: self.starts[n] + self.places[n] for n in self.blocks}
 
     def exists(self, names: tuple[str, ...]) -> Formula:
-        """The iteration is one of the global operator: no padding of an uneven loop."""
+        """The iteration is one of the global operator, and of those that the device keeps."""
+        wider = [n for n, _ in self.wider if n in names]
         uneven = [n for n in names if self.blocks[n] * parts(self.digits[n]) > self.rule.extents[n]]
-        return All(tuple(less(self.iterations[n], self.rule.extents[n]) for n in uneven))
+        below = [less(self.iterations[n], self.rule.extents[n]) for n in uneven]
+        return All((*below, *(within(self.iterations[n], *self.kept(n)) for n in wider)))
+
+    def kept(self, loop: str) -> tuple[Number, Number]:
+        """Iterations of a loop that end up in a device's block."""
+        first = partition_number(self.digits[loop]) * self.blocks[loop]
+        return first, first + self.blocks[loop]
 
     def unknowns(self, names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
         """Ranges of the local iterations."""
-        return tuple((n, self.blocks[n]) for n in names if self.blocks[n] != 1)
+        return tuple((n, self.runs[n]) for n in names if self.runs[n] != 1)
 
     def claim(self, words: str, goal: Formula, names: tuple[str, ...]) -> IntegerClaim:
         """A claim about the local iterations of some loops."""
@@ -106,9 +123,9 @@ def emitted(run: Run) -> Iterator[Stated]:
     """The local operator runs over just the blocks of the loops."""
     extents = run.local.extents
     # A group of its own is no group: loops of one iteration come and go.
-    loops = dict.fromkeys(extents, 1) | run.blocks
+    loops = dict.fromkeys(extents, 1) | run.runs
     wrong = [n for n, block in loops.items() if extents.get(n, 1) != block]
-    words = ", ".join(f"{n} in blocks of {block}" for n, block in run.blocks.items())
+    words = ", ".join(f"{n} in blocks of {block}" for n, block in run.runs.items())
     alike = run.rule.prefix == run.local.prefix and run.rule.combine == run.local.combine
     alike = alike and len(run.rule.terms) == len(run.local.terms)
     other = {n for n in {*run.rule.reduced} ^ {*run.local.reduced} if loops[n] != 1}
@@ -122,7 +139,23 @@ def reads(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
         rows = zip(mine.dims, theirs.dims, held[mine.operand].dims, strict=True)
         for dim, (index, local, found) in enumerate(rows):
             if not _is_whole(run, index, local, found):
-                yield "reads", _read(run, (mine.operand, dim), (index, local), found)
+                claim = _read(run, (mine.operand, dim), (index, local), found)
+                yield "reads", _where_read(run, index, claim)
+
+
+def _where_read(run: Run, index: Index, claim: IntegerClaim) -> IntegerClaim:
+    """What a block holds matters where the iteration's other reads, one by one, are inside."""
+    rule, names = run.rule, set(index.variables)
+    if not rule.whole & names:
+        return claim
+    inside = [
+        _element(other, run.iterations, rule.operand_shapes[a.operand][dim])[0]
+        for term in rule.terms
+        for a in term
+        for dim, other in enumerate(a.dims)
+        if {*other.variables} < names and not rule.whole & {*other.variables} and other.terms
+    ]
+    return replace(claim, goal=implies(All(tuple(inside)), claim.goal))
 
 
 def _all_accesses(rule: Rule, local: Rule) -> Iterator[tuple[Access | Symbol, Access | Symbol]]:
@@ -152,7 +185,7 @@ def _read(run: Run, place: tuple[int, int], maps: tuple[Index, Index], held: Hel
     hit, element = _element(index, run.iterations, held.size)
     found, position = _element(local, run.places, held.length)
     here = All((found, _holds(held, position, element), held.exists(element)))
-    empty = _is_empty(run, held, (found, position))
+    empty = _is_empty(run, (operand, held), (found, position))
     goal = implies(run.exists(index.variables), All((implies(hit, here), implies(Not(hit), empty))))
     words = f"operand {operand}, dimension {dim}: {local} of the block is {index}"
     return run.claim(words, goal, index.variables)
@@ -170,14 +203,14 @@ def _holds(held: Held, position: Number, element: Number) -> Formula:
     return equal(position + held.start, element * held.base)
 
 
-def _is_empty(run: Run, held: Held, read: tuple[Formula, Number]) -> Formula:
+def _is_empty(run: Run, of: tuple[int, Held], read: tuple[Formula, Number]) -> Formula:
     """A local read that finds nothing: outside the buffer, or at a place that is filled."""
-    inside, position = read
+    (operand, held), (inside, position) = of, read
     at = position + held.start
     found = [Not(inside)]
-    if _absorbs(run.rule, held.gap):
+    if _absorbs(run.rule, operand, held.gap):
         found.append(Not(equal(at % held.base, 0)))
-    if _absorbs(run.rule, held.fill):
+    if _absorbs(run.rule, operand, held.fill):
         found.append(All((equal(at % held.base, 0), Not(held.exists(at // held.base)))))
     return Either(tuple(found))
 
@@ -188,11 +221,11 @@ def _is_element(held: Held, position: Number) -> Formula:
     return All((equal(at % held.base, 0), held.exists(at // held.base)))
 
 
-def _absorbs(rule: Rule, fill: str | None) -> bool:
+def _absorbs(rule: Rule, operand: int, fill: str | None) -> bool:
     """Whether reading `fill` is as good as reading nothing."""
     if rule.combine == PICK and isinstance(rule.init, Access):
         return fill == f"operand {rule.init.operand}"
-    return fill is not None and fill == rule.combine
+    return fill is not None and fill == rule.nothing(operand)
 
 
 def padding(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
@@ -224,7 +257,7 @@ def _beyond(
             if name in index.variables:
                 found = held[mine.operand].dims[dim]
                 read = _element(local, run.places, found.length)
-                empty = _is_empty(run, found, read)
+                empty = _is_empty(run, (mine.operand, found), read)
                 known.append(Either((empty, _is_element(found, read[1]))))
                 absorbed.append(empty)
                 names |= dict.fromkeys(index.variables)
@@ -256,15 +289,12 @@ def _covered(run: Run, dim: int, maps: tuple[Index, Index], held: Held) -> Integ
     index, local = maps
     y = Number.of("y")
     values = {name: (y // c) % run.local.extents[name] for name, c in local.terms}
-    iterations = {
-        name: partition_number(run.digits[name]) * run.blocks[name] + values.get(name, Number())
-        for name in index.variables
-    }
+    iterations = {n: run.starts[n] + values.get(n, Number()) for n in index.variables}
     valid = [less(iterations[n], run.rule.extents[n]) for n in index.variables]
     wanted = All(
         (equal(number(local, values), y), equal(number(index, iterations), held.start + y), *valid)
     )
-    goal = implies(within(held.start + y, 0, held.size), wanted)
+    goal = implies(held.exists(held.start + y), wanted)
     words = f"dimension {dim}: every element of the block is written"
     return IntegerClaim(words, run.mesh, goal, (("y", held.length),))
 

@@ -18,6 +18,7 @@ from shardalg.graph.ir import Graph
 from shardalg.merge.integers import IntegerClaim, Number
 from shardalg.merge.prove import MergeClaim, Proof, prove
 from shardalg.propagate.sharded import ShardedGraph
+from shardalg.spmd.boxes import Extract, Insert
 from shardalg.spmd.program import (
     Apply,
     Best,
@@ -41,7 +42,7 @@ from shardalg.verify.report import FACTS, Claim, Decided, Report, Statement
 from shardalg.verify.step import Step
 
 Held = dict[int, Contents]
-OPERATORS = (Apply, Choose)
+OPERATORS = (Apply, Choose, Extract, Insert)
 """Instructions that are the operator of a node; all others move what it reads or makes."""
 OF_ONE_VALUE = (Best, Concatenate, Join)
 """Instructions whose operands are all pieces of one value."""

@@ -42,9 +42,10 @@ class Shard:
     def realisable(self):
         carried = self.rule.prefix is not None and self.rule.prefix[0] == self.loop
         ranked = self.rule.combine in (rows.ARGMAX, rows.ARGMIN) and self.loop in self.rule.reduced
+        boxed = any(guard.loop.loop == self.loop for guard in self.rule.guards)
+        boxed = boxed and self.rule.family == "dynamic"
         return (
-            not carried
-            and not ranked
+            not (carried or ranked or boxed)
             and all(self.dims(tensor) is not None for tensor in self.rule.tensors)
         )
 

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+from shardalg.lower.hlo import sliced_wire_bytes
 from shardalg.lower.hlo_text import HloInstruction, HloModule, parse_leaves
 
 HERE = Path(__file__).parent
@@ -82,25 +83,21 @@ def _instruction(row, place):
 def ring_bytes(collective):
     """Bytes that a device sends in one execution; what is only read in slices is reduce-scattered.
 
-    An all-reduce of n bytes over g devices of which 1/k is read: a reduce-scatter over k of them,
-    `n (k-1)/k`, and an all-reduce of the rest over g/k, `2 n/k (g/k - 1)/(g/k)`.
-
     >>> ar = {"kind": "all-reduce", "operand_bytes": 64, "group_size": 4, "wire_bytes": 96}
     >>> ring_bytes(ar), ring_bytes(ar | {"sliced_by": 4.0}), ring_bytes(ar | {"sliced_by": 2.0})
-    (96, 48.0, 64.0)
+    (96, 48, 64)
     """
-    sliced = min(collective.get("sliced_by", 1), collective["group_size"])
-    if sliced <= 1:
+    if collective.get("sliced_by", 1) <= 1:
         return collective["wire_bytes"]
-    size, rest = collective["operand_bytes"], collective["group_size"] / sliced
-    return size * (sliced - 1) / sliced + 2 * size / sliced * (rest - 1) / rest
+    sizes = (collective[name] for name in ("operand_bytes", "group_size", "sliced_by"))
+    return sliced_wire_bytes(*sizes)
 
 
 def wire_bytes(name, compiler="cpu_gspmd"):
     """Bytes that a device sends in a whole step, right after partitioning.
 
     >>> wire_bytes("ffn_final_fwd")
-    7168.0
+    7168
     """
     spmd = facts(name)[compiler].get("spmd", {"collectives": ()})
     return sum(ring_bytes(c) * c["mult"] for c in spmd["collectives"])

@@ -111,6 +111,19 @@ CASES = {
     "gradient of a mean": (
         gradient(pool(lax.add, 0.0, "SAME")), ((2, 11, 8, 3),), ROWS, ROWS, "4",
     ),
+    "gradient of the largest": (
+        gradient(pool(lax.max, -np.inf)), ((2, 15, 8, 3),), ROWS, ROWS, "4",
+    ),
+    "gradient of the smallest, padded": (
+        gradient(pool(lax.min, np.inf, "SAME", 3, 4)), ((2, 13, 18, 2),), BOTH, BOTH, "4x2",
+    ),
+    "gradient of the largest, gaps": (
+        gradient(pool(lax.max, -np.inf, strides=3, size=2)), ((2, 26, 4, 2),), ROWS, ROWS, "8",
+    ),
+    "derivative of the largest": (
+        lambda x: jax.jvp(pool(lax.max, -np.inf, "SAME"), (x,), (x + 1,)), ((2, 13, 9, 3),), BOTH,
+        (BOTH, BOTH), "4x2",
+    ),
     "pad": (padded((2, 1, 0), (0, 3, 0)), ((2, 9, 7, 3),), BOTH, BOTH, "4x2"),
     "pad between": (padded((3, 6, 2), (0, 0, 1)), ((2, 9, 7, 3),), BOTH, BOTH, "2x2 permuted"),
     "pad to less": (padded((-2, -1, 0), (-1, 0, 1)), ((2, 9, 7, 3),), ROWS, ROWS, "4"),
@@ -118,13 +131,8 @@ CASES = {
     "shift": (lambda x: x[:, 3:], (IMAGE,), ROWS, ROWS, "8"),
     "reverse": (flipped, ((2, 11, 7, 1),), BOTH, BOTH, "4x2"),
 }  # fmt: skip
-# Nothing emits these in blocks yet: they are gathered, visibly.
-GATHERED = {
-    "gradient of the largest": (
-        gradient(pool(lax.max, -np.inf)), ((2, 11, 8, 3),), ROWS, ROWS, "4",
-    ),
-}  # fmt: skip
 LOWERED = ("same on two axes", "base dilation, phases differ", "gradients on two axes", "reverse")
+LOWERED += ("gradient of the smallest, padded",)
 
 
 def plan_of(case):
@@ -146,14 +154,6 @@ def test_windows_are_right_proved_and_fetched(name):
     assert {kind for kind, _ in moves(plan)} <= {"collective_permute", "all_reduce"}
 
 
-@pytest.mark.parametrize("name", GATHERED)
-def test_what_is_gathered_is_right_too(name):
-    plan, fn, arguments = plan_of(GATHERED[name])
-    check_equal(plan, fn, arguments)
-    assert plan.verify().ok
-    assert "all_gather" in {kind for kind, _ in moves(plan)}
-
-
 @pytest.mark.parametrize("name", LOWERED)
 def test_lowered_windows_equal_one_device(name):
     plan, fn, arguments = plan_of(CASES[name])
@@ -169,6 +169,15 @@ def test_a_window_over_a_whole_dimension_fetches_nothing():
     check_equal(plan, conv(), (x, k))
     assert plan.verify().ok
     assert moves(plan) == [("all_reduce", "X")]
+
+
+def test_windows_that_do_not_meet_are_selected_from_in_place():
+    fn = gradient(pool(lax.max, -np.inf, strides=2, size=2))
+    plan, fn, arguments = plan_of((fn, ((2, 16, 8, 3),), ROWS, ROWS, "4"))
+    check_equal(plan, fn, arguments)
+    assert plan.verify().ok
+    assert not moves(plan)
+    assert not kinds(plan) & {"Fetch", "MaskAt", "SliceAt"}
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,7 @@ def _dynamic(
     part = [f"{loops[1]}{d}" if d in moving else f"o{d}" for d in range(len(shape))]
     extents = dict(zip(part, window, strict=True)) | dict(zip(full, shape, strict=True))
     updates = first == 2
+    known = is_number(signature.results[0].dtype) or signature.results[0].dtype == "bool"
     addends = frozenset({0, 1} if updates else {0})
     return Rule(
         signature.primitive,
@@ -263,6 +264,7 @@ def _dynamic(
         access(0, full) if updates else None,
         tuple(Guard(Index.of(full[d]), Index.of(part[d]) + f"$t{d}") for d in sorted(moving)),
         tuple(Symbol(f"$t{d}", first + d, (), shape[d] - window[d], CLIP) for d in sorted(moving)),
+        local=frozenset(() if known else (full[d] for d in moving)),  # no zero to sum
         linear=addends if is_number(signature.results[0].dtype) else frozenset(),
         addends=addends if updates and is_number(signature.results[0].dtype) else frozenset(),
         family="dynamic",

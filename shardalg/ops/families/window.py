@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
@@ -16,6 +16,8 @@ CUMULATIVE = {
     "cummin": MIN,
     "cumlogsumexp": LOGSUMEXP,
 }
+# What is never selected, by the primitive that compares.
+NEVER = {"ge": MAX, "gt": MAX, "le": MIN, "lt": MIN}
 POOLING = {"reduce_window_sum": SUM, "reduce_window_max": MAX, "reduce_window_min": MIN}
 
 
@@ -121,7 +123,15 @@ def reduce_window_by(signature: Signature) -> tuple[Rule, ...]:
 
 def select_and_gather_add(signature: Signature) -> tuple[Rule, ...]:
     """`[2*o+r], [2*o+r] -> [o] user [r] local [r]`: the first operand where the second is best."""
-    return (_pooled(signature, USER, None),)
+    never = _never(signature)
+    vacant = ((0, SUM), (1, never)) if never else ()
+    return (replace(_pooled(signature, USER, None), vacant=vacant),)
+
+
+def _never(signature: Signature) -> str | None:
+    """The way to combine whose identity loses every comparison; it may tie with itself alone."""
+    select = signature.param("select_prim")
+    return NEVER.get(select[1].removeprefix("primitive:")) if select else None
 
 
 def _pooled(signature: Signature, combine: str, init: Access | None) -> Rule:
@@ -176,8 +186,9 @@ def _selected(
     shape = signature.results[0].shape
     loops = [(f"d{d}", n) for d, n in enumerate(shape)]
     source, block, inner = [], [], {}
+    never = _never(signature)
     for d, taps in enumerate(_taps(signature)):
-        moves = taps.count > 1
+        moves = (taps.count, taps.stride, taps.low) != (1, 1, 0)
         inner |= {f"r{d}": taps.count, f"q{d}": taps.count} if moves else {}
         first = Index.of(f"d{d}") - (f"r{d}" if moves else 0)
         source.append((first + taps.low).over(taps.stride))
@@ -193,7 +204,8 @@ def _selected(
         local=frozenset(name for name in inner if name[0] == "r"),
         linear=frozenset({operands[0]} if combine == SUM else ()),
         flops=1,
-        family="same",
+        vacant=((operands[1], never),) if never else (),
+        family="selection",
     )
 
 

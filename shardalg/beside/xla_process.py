@@ -1,0 +1,60 @@
+"""XLA in a process of its own, with as many CPU devices as it is told: run as a script.
+
+Its folder holds `module`, the StableHLO of a lowered program, and `request.json`: the partitioner,
+the number of devices, and for each argument and result whether XLA may lay it out. XLA dumps what
+it makes into the same folder, and `results.json` says how the results are laid out. Nothing of
+shardalg is imported: what XLA aborts on ends this process alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+SWITCH = "jax_use_shardy_partitioner"
+
+
+def main(folder: Path) -> None:
+    """Compile the program in the folder."""
+    request = json.loads((folder / "request.json").read_text())
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", request["devices"])
+    if hasattr(jax.config, SWITCH):
+        jax.config.update(SWITCH, request["partitioner"] == "shardy")
+    made = compiled((folder / "module").read_bytes(), request, request["options"])
+    (folder / "results.json").write_text(json.dumps(result_shardings(made)))
+
+
+def compiled(module: bytes, request: dict[str, Any], options: dict[str, str]) -> Any:
+    """XLA's executable of StableHLO for CPU devices."""
+    from jax.extend.backend import get_backend, get_compile_options
+    from jaxlib.xla_client import DeviceList
+
+    backend, count = get_backend("cpu"), request["devices"]
+    made = get_compile_options(
+        num_replicas=1,
+        num_partitions=count,
+        device_assignment=np.arange(count)[None],
+        env_options_overrides=options,
+        backend=backend,
+    )
+    build = made.executable_build_options
+    build.allow_spmd_sharding_propagation_to_parameters = request["open_arguments"]
+    build.allow_spmd_sharding_propagation_to_output = request["open_results"]
+    return backend.compile_and_load(module, DeviceList(tuple(backend.devices()[:count])), made)
+
+
+def result_shardings(executable: Any) -> list[str]:
+    """HLO text of the results' layouts."""
+    from jaxlib.xla_client import HloSharding
+
+    return [str(HloSharding.from_proto(s)) for s in executable.get_output_shardings() or ()]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
