@@ -55,12 +55,10 @@ def direct(shape: Shape, start: Dims, goal: Dims) -> Route | None:
         if held[:shorter] != wanted[:shorter]:
             return None
     place = {digit: k for k, held in enumerate(start) for digit in held}
-    arcs = {
-        (place[digit], k)
-        for k, (held, wanted) in enumerate(pairs)
-        for digit in wanted[len(held) :]
-        if digit in place
-    }
+    added = [(d, k) for k, (held, wanted) in enumerate(pairs) for d in wanted[len(held) :]]
+    if any(overlap(d, held) for d, _ in added if d not in place for held in place):
+        return None  # digits of two meshes
+    arcs = {(place[digit], k) for digit, k in added if digit in place}
     longer = tuple([max(pair, key=len) for pair in pairs])
     if len(arcs) > 1:
         return None
@@ -97,6 +95,8 @@ def permuted(start: Dims, goal: Dims, devices: int) -> Route | None:
         return None
     first = filled(start, counts, goal, devices)
     last = filled(goal, counts, first, devices)
+    if list(map(parts, first)) != counts or list(map(parts, last)) != counts:
+        return None
     return Route(first, () if first == last else (last,))
 
 
@@ -145,9 +145,7 @@ def primes(digits: Digits) -> Digits:
     return tuple(found)
 
 
-def shuffled(
-    shape: Shape, start: Dims, goal: Dims, room: tuple[int, Digits]
-) -> Route | None:
+def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[int, Digits]) -> Route | None:
     """The cheapest of what sends more than the goal holds, between layouts in prime digits.
 
     Args:
@@ -171,6 +169,8 @@ def shuffled(
 
 Priced = tuple[Fraction | None, Route | None]
 """What a route sends beyond the goal's elements, as a share of the tensor."""
+Arc = tuple[int, int, int]
+"""Source and target dimension of an all-to-all, and its number of devices."""
 
 
 def _swapped(
@@ -239,29 +239,35 @@ def _fitted(shape: Shape, start: Dims, goal: Dims, devices: int) -> Priced:
     arcs = _arcs(need // gcd(need, devices), tuple(out), tuple(into))
     if arcs is None:
         return None, None
-    given, taken = [1] * len(shape), [1] * len(shape)
-    for source, target, r in arcs[1]:
-        given[source] *= r
-        taken[target] *= r
-    before = [lcm(n, m // gcd(m, t)) * 1 for (n, m), t in zip(counts, taken, strict=True)]
-    before = [lcm(b, m * g) if g > 1 else b for b, (_, m), g in zip(before, counts, given, strict=True)]
-    after = [b // g * t for b, g, t in zip(before, given, taken, strict=True)]
-    for digit in primes((Digit(1, devices // prod(before)),)) if devices % prod(before) == 0 else ():
+    before, after = _numbers(counts, arcs[1])
+    room = devices // prod(before) if devices % prod(before) == 0 else 1
+    for digit in primes((Digit(1, room),)):  # blocks as small as can be
         for k, size in enumerate(shape):
             if size % (max(before[k], after[k]) * digit.size) == 0:
                 before[k], after[k] = before[k] * digit.size, after[k] * digit.size
                 break
     first, last = filled(start, before, goal, devices), filled(goal, after, start, devices)
     swaps = _by_parts(first, arcs[1])
-    if swaps is None:
+    if swaps is None or list(map(parts, last)) != after:
         return None, None
     return arcs[0] / prod(before), Route(first, (*swaps, last))
+
+
+def _numbers(counts: Sequence[tuple[int, int]], arcs: Sequence[Arc]) -> tuple[list[int], list[int]]:
+    """Parts of each dimension before and after the arcs, the fewest that refine both ends."""
+    before, after = [], []
+    for k, (n, m) in enumerate(counts):
+        given = prod([r for source, _, r in arcs if source == k])
+        taken = prod([r for _, target, r in arcs if target == k])
+        before.append(lcm(n, m // gcd(m, taken) * given))
+        after.append(before[-1] // given * taken)
+    return before, after
 
 
 @lru_cache(maxsize=1 << 12)
 def _arcs(
     over: int, out: tuple[int, ...], into: tuple[int, ...]
-) -> tuple[Fraction, tuple[tuple[int, int, int], ...]] | None:
+) -> tuple[Fraction, tuple[Arc, ...]] | None:
     """The cheapest (source, target, r) whose r multiply to `over`; None where none do."""
     if over == 1:
         return Fraction(0), ()
@@ -278,7 +284,7 @@ def _arcs(
     return min(found, default=None)
 
 
-def _by_parts(dims: Dims, arcs: Sequence[tuple[int, int, int]]) -> tuple[Swap, ...] | None:
+def _by_parts(dims: Dims, arcs: Sequence[Arc]) -> tuple[Swap, ...] | None:
     """All-to-alls of so many parts each; None where no minor digits have so many."""
     held, swaps = list(dims), []
     for source, target, r in arcs:

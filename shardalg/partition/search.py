@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterator
 from itertools import count, takewhile
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.costs.collectives import quotient, step_wire_bytes
 from shardalg.partition.route import Dims, Route, Shape, direct, permuted, primes, shuffled
 from shardalg.partition.shuffle import Swap
@@ -103,12 +103,14 @@ class _Way:
         self.steps.append((move, (dims, self.pending), price))
 
     def slices(self, wanted: Dims) -> None:
-        """Cut every dimension that the wanted layout cuts further."""
+        """Cut every dimension that the wanted layout cuts further, as far as digits are free."""
         for dim, digits in enumerate(wanted):
             held = self.dims[dim]
-            if len(digits) > len(held) and digits[: len(held)] == held:
+            more = digits[len(held) :] if digits[: len(held)] == held else ()
+            used = [d for digits in self.dims for d in digits]
+            if more and not any(overlap(new, d) for new in more for d in used):
                 block = tile(self.shape[dim], parts(digits))
-                move = DynamicSlice(dim, digits[len(held) :], block)
+                move = DynamicSlice(dim, more, block)
                 self.add(move, replaced(self.dims, dim, digits))
 
     def swap(self, swap: Swap) -> None:

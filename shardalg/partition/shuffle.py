@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import prod
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ class Hop:
 
 
 class Swap(NamedTuple):
-    """One all-to-all in settled orders: what leaves `source`, and the same digits as they arrive."""
+    """One all-to-all in settled orders: what leaves `source`, and the same as it arrives."""
 
     source: int
     target: int
@@ -41,11 +42,11 @@ class Swap(NamedTuple):
         return Swap(self.target, self.source, self.arriving, self.leaving)
 
 
-def reached(stack: Stack, goal: Sequence[int]) -> int | None:
-    """How many digits of the goal the stack begins with; None where other digits are in the way.
+def reached(stack: Stack, goal: Sequence[int]) -> int:
+    """How many digits of the goal the stack begins with; `-1 - n` where others come after n.
 
     >>> reached((1, 6), (1, 4)), reached((1,), (1, 4)), reached((2,), (1, 4))
-    (2, 1, None)
+    (2, 1, -1)
     """
     at, end = 0, len(goal)
     for block in stack:
@@ -55,21 +56,23 @@ def reached(stack: Stack, goal: Sequence[int]) -> int | None:
         if at == end:
             return at
         if block:
-            return None
+            return -1 - at
     return at
 
 
 class Shuffle:
     """The cheapest hops from a layout to any that begins with the goal's digits.
 
-    A depth-first search within a limit. Every hop mends one dimension at most, and costs half a
-    block at least; the last one is computed, not tried.
+    A depth-first search within a limit, what promises most first; the last hop is computed, not
+    tried. A dimension that lacks m parts of the goal's costs `1 - 1/m` at least, since hops of m1
+    and m2 parts cost no less than one of m1*m2; and each hop mends one dimension at most.
 
     Attributes:
       goal: per dimension its digits, single bits, major first.
       shape: places of each dimension, which the parts of a stack must divide.
       parts: devices along each set of digits, by its number.
       pieces: of a block, in which costs are counted; all devices that take part.
+      lacking: per dimension, what it costs at least by the number of the goal's digits there.
       cost, hops: of the best chain so far; None where there is none below the limit.
     """
 
@@ -78,10 +81,10 @@ class Shuffle:
     ) -> None:
         self.goal, self.shape, self.parts, self.pieces = goal, shape, parts, pieces
         self.dims = range(len(goal))
-        self.hops: tuple[Hop, ...] | None = None
+        self.lacking = [[self.price(order[at:]) for at in range(len(order) + 1)] for order in goal]
 
     def search(self, first: Stacks, limit: int) -> None:
-        """Better hops from `first` than those found before, and cheaper than the limit."""
+        """The cheapest hops from `first`, if they cost less than the limit."""
         self.cost, self.hops = limit, None
         found = [reached(s, g) for s, g in zip(first, self.goal, strict=True)]
         self._search(first, found, (0, ()))
@@ -90,29 +93,39 @@ class Shuffle:
         """Pieces that a device sends: all but one of m."""
         return self.pieces - self.pieces // self.parts[sum(moved)]
 
-    def _search(
-        self, stacks: Stacks, found: list[int | None], done: tuple[int, tuple[Hop, ...]]
-    ) -> None:
+    def least(self, found: list[int]) -> int:
+        """Pieces that are sent at least."""
+        rows = zip(self.lacking, found, strict=True)
+        return sum([row[at if at >= 0 else -1 - at] for row, at in rows])
+
+    def _search(self, stacks: Stacks, found: list[int], done: tuple[int, tuple[Hop, ...]]) -> None:
         cost, hops = done
         bad = [k for k in self.dims if found[k] != len(self.goal[k])]
         if not bad:
             self.cost, self.hops = cost, hops
-        elif len(bad) == 1 and found[bad[0]] is not None:
+        elif len(bad) == 1 and found[bad[0]] >= 0:
             self._finish(stacks, (bad[0], found[bad[0]]), done)
-        # One more hop does not do (or just did): two, or one for each that is to be mended.
-        if not bad or 2 * cost + max(len(bad), 2) * self.pieces >= 2 * self.cost:
-            return
+        # One more hop does not do, or just did: two, or one for each that is to be mended.
+        if bad and 2 * cost + max(len(bad), 2) * self.pieces < 2 * self.cost:
+            after = self._after(stacks, found, cost)
+            for least, _, spent, hop, stacks_after, found_after in sorted(after):
+                if least < self.cost:
+                    self._search(stacks_after, found_after, (spent, (*hops, hop)))
+
+    def _after(self, stacks: Stacks, found: list[int], cost: int) -> Iterator[tuple[Any, ...]]:
+        """Every hop with what it makes of the layout, and what the whole then costs at least."""
+        numbers = count()
         for source, rest, moved in self._pops(stacks):
             spent = cost + self.price(moved)
-            if 2 * spent + max(len(bad) - 1, 1) * self.pieces >= 2 * self.cost:
-                continue
-            for target in self.dims:
+            for target in self.dims if 2 * spent + self.pieces < 2 * self.cost else ():
                 after = self._pushed(stacks, (source, rest), (target, moved))
                 if after is not None:
                     held = list(found)
-                    held[source] = reached(after[source], self.goal[source])
+                    held[source] = reached(rest, self.goal[source])
                     held[target] = reached(after[target], self.goal[target])
-                    self._search(after, held, (spent, (*hops, Hop(source, target, moved))))
+                    least = spent + self.least(held)
+                    if least < self.cost:
+                        yield least, next(numbers), spent, Hop(source, target, moved), after, held
 
     def _finish(
         self, stacks: Stacks, lacking: tuple[int, int], done: tuple[int, tuple[Hop, ...]]

@@ -44,9 +44,8 @@ class Shard:
         ranked = self.rule.combine in (rows.ARGMAX, rows.ARGMIN) and self.loop in self.rule.reduced
         boxed = any(guard.loop.loop == self.loop for guard in self.rule.guards)
         boxed = boxed and self.rule.family == "dynamic"
-        return (
-            not (carried or ranked or boxed)
-            and all(self.dims(tensor) is not None for tensor in self.rule.tensors)
+        return not (carried or ranked or boxed) and all(
+            self.dims(tensor) is not None for tensor in self.rule.tensors
         )
 
     def cut(self, array, tensor, p):

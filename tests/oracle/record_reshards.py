@@ -19,7 +19,9 @@ from shardalg.lower.hlo_groups import parse_groups
 from shardalg.lower.hlo_text import parse
 
 FACTS = Path(__file__).parent / "reshards.json"
-COMMAND = "XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.oracle.record_reshards"
+COMMAND = (
+    "XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.oracle.record_reshards"
+)
 MESHES = ({"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2})
 RANKS, SIZE, PER_PROGRAM = (1, 2, 3), 64, 60
 _KINDS = {
@@ -85,8 +87,13 @@ def partitioned(jax_mesh, shape, pairs):
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    sides = [[NamedSharding(jax_mesh, PartitionSpec(*dims)) for dims in side] for side in zip(*pairs, strict=True)]
-    stage = jax.jit(lambda *xs: [x + 1 for x in xs], in_shardings=tuple(sides[0]), out_shardings=sides[1])
+    sides = [
+        [NamedSharding(jax_mesh, PartitionSpec(*dims)) for dims in side]
+        for side in zip(*pairs, strict=True)
+    ]
+    stage = jax.jit(
+        lambda *xs: [x + 1 for x in xs], in_shardings=tuple(sides[0]), out_shardings=sides[1]
+    )
     structs = [jax.ShapeDtypeStruct(shape, "float32") for _ in pairs]
     with tempfile.TemporaryDirectory() as folder:
         options = {
@@ -123,4 +130,6 @@ def record():
 
 if __name__ == "__main__":
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    FACTS.write_text(json.dumps(record(), separators=(",", ":")).replace('{"mesh"', '\n{"mesh"') + "\n")
+    FACTS.write_text(
+        json.dumps(record(), separators=(",", ":")).replace('{"mesh"', '\n{"mesh"') + "\n"
+    )
