@@ -13,6 +13,8 @@ from shardalg import plan_file
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import LoweringError, PlanFileError, ShardalgError, StrategyError
 from shardalg.explain import CollectiveExplanation, Trials, WhyNot, explain_collective, why_not
+from shardalg.explain.idle import idle_rows
+from shardalg.explain.switches import gather_table, switch_table
 from shardalg.graph.ir import Graph
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
@@ -25,7 +27,7 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
 from shardalg.stages import Stages, planned, planned_at
 from shardalg.table import Table
-from shardalg.traced import Traced, read_traced, trace_arguments
+from shardalg.traced import Traced, own_mesh, read_traced, trace_arguments, with_own
 
 if TYPE_CHECKING:
     from shardalg.algebra.dims import Size
@@ -261,13 +263,46 @@ class Plan:
         return symbolise(self.program, self.graph, Sizes.of(self.symbols.lifted, self.mesh.sizes))
 
     def warnings(self) -> DataFrame:
-        """What costs more than it needs to: operators without a row, with source line and bytes."""
+        """What costs more than it needs to: operators without a row, and idle axes.
+
+        An operator without a row, or with a loop that no emission splits, sends `wire_bytes`. A
+        product that is executed with an axis on none of its loops repeats `redundant_flops` on
+        every device; `remedy` is then the annotation that uses the axis, found by planning again.
+        Both per device and step.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> plan = sa.plan(lambda x, w: x @ w, x, x, mesh=sa.Mesh({"X": 2, "Y": 2}),
+        ...                in_shardings=(P("X"), P()))
+        >>> plan.warnings()[["warning", "redundant_flops"]].values.tolist()
+        [['idle axis Y: 2 devices along it compute the same', 256]]
+        """
         return self.warnings_table.df
 
     @cached_property
     def warnings_table(self) -> Table:
         """The table behind `warnings()`."""
-        return warned.warnings(self.program, self.graph)
+        fallbacks = warned.warnings(self.program, self.graph)
+        return Table(fallbacks.columns, (*fallbacks.rows, *idle_rows(self._trials)))
+
+    def gathers(self) -> DataFrame:
+        """What is brought into a layout more than once, and what it would take to do it once.
+
+        A row per copy that the forward and the backward pass both make (`keep_gathers=True` keeps
+        it, a number as many as fit in so many bytes), and per constant that a loop brings into
+        its layout in every trip (`hoist_gathers=True`). Columns: value, sharding, option, times,
+        wire_bytes (of one), saved_wire_bytes (a step), held_bytes (longer, on a device).
+        """
+        return gather_table(self.sharded, self.traced.roles, self.options).df
+
+    def switches(self) -> DataFrame:
+        """What each switch of `Options` is worth here, one flipped at a time, by planning again.
+
+        Columns: options, collectives, wire_bytes, peak_memory_bytes, local_instructions (those that
+        send nothing), formatting_bytes (that formatting moves from and to memory).
+        """
+        return switch_table(self.stages, self.options).df
 
     def explain(self, what: object) -> ValueExplanation | CollectiveExplanation:
         """Why a value is sharded as it is, or why a collective is there.
@@ -526,38 +561,13 @@ def plan(
     axes = strategy.mesh.shape if strategy.mesh is not None else None
     traced = trace_arguments(fn, args, axes, border=(roles, donate_argnums))
     if strategy.mesh is None:
-        strategy = replace(strategy, mesh=_mesh_of(traced))
+        strategy = replace(strategy, mesh=own_mesh(traced))
     return _planned(traced, strategy, options or Options())
 
 
-def _mesh_of(traced: Traced) -> Mesh:
-    meshes = {s.mesh for s in traced.own_shardings if s is not None}
-    if len(meshes) != 1:
-        raise StrategyError(
-            f"plan() needs a mesh: the arguments carry shardings on {len(meshes)} meshes. "
-            "Pass mesh=sa.Mesh({'X': 8, 'Y': 16}) or a Strategy."
-        )
-    return Mesh.from_jax(meshes.pop())
-
-
 def _planned(traced: Traced, strategy: Strategy, options: Options) -> Plan:
-    annotations = _with_own(resolve(traced.graph, strategy), traced)
+    annotations = with_own(resolve(traced.graph, strategy), traced)
     return from_annotations(traced, annotations, options)
-
-
-def _with_own(annotations: Annotations, traced: Traced) -> Annotations:
-    """An argument's own NamedSharding counts where the strategy says nothing."""
-    from shardalg.algebra.jax_types import from_named_sharding
-
-    types = [traced.graph.values[v].type for v in traced.graph.arguments]
-    own = traced.own_shardings or (None,) * len(types)
-    arguments = tuple(
-        given
-        if given is not None or carried is None
-        else from_named_sharding(carried, type_.shape, annotations.mesh)
-        for given, carried, type_ in zip(annotations.arguments, own, types, strict=True)
-    )
-    return replace(annotations, arguments=arguments)
 
 
 def from_annotations(traced: Traced, annotations: Annotations, options: Options) -> Plan:
@@ -567,10 +577,10 @@ def from_annotations(traced: Traced, annotations: Annotations, options: Options)
 
 def _checked(stages: Stages, options: Options) -> Plan:
     made = Plan(options, lambda: stages)
-    if options.strict and len(made.warnings_table):
+    fallbacks = warned.warnings(made.program, made.graph) if options.strict else ()
+    if len(fallbacks):
         raise StrategyError(
-            f"strict=True, and the plan has warnings:\n{made.warnings_table}\n"
-            "Add a row, or allow them."
+            f"strict=True, and operators fall back:\n{fallbacks}\nAdd a row, or allow them."
         )
     return made
 

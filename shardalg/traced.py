@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from shardalg.algebra.mesh import Mesh
 from shardalg.errors import LoweringError, StrategyError
 from shardalg.graph.ir import Graph
 from shardalg.graph.serial import from_json, graph_hash, to_json
@@ -14,6 +15,7 @@ from shardalg.graph.trace import trace
 from shardalg.ops.normalise import normalise
 from shardalg.ops.roles import roles
 from shardalg.pause import collection_paused
+from shardalg.propagate.strategy import Annotations
 
 if TYPE_CHECKING:
     from shardalg.symbols import Symbols
@@ -150,3 +152,33 @@ def read_traced(content: Mapping[str, Any]) -> Traced:
 
     found = symbols.from_json(graph, named)
     return Traced(graph, argument_roles, donated=donated, symbols=found)
+
+
+def own_mesh(traced: Traced) -> Mesh:
+    """The mesh of the shardings that the arguments carry.
+
+    Raises:
+      StrategyError: there is none, or there are several.
+    """
+    meshes = {s.mesh for s in traced.own_shardings if s is not None}
+    if len(meshes) != 1:
+        raise StrategyError(
+            f"plan() needs a mesh: the arguments carry shardings on {len(meshes)} meshes. "
+            "Pass mesh=sa.Mesh({'X': 8, 'Y': 16}) or a Strategy."
+        )
+    return Mesh.from_jax(meshes.pop())
+
+
+def with_own(annotations: Annotations, traced: Traced) -> Annotations:
+    """An argument's own NamedSharding counts where the strategy says nothing."""
+    from shardalg.algebra.jax_types import from_named_sharding
+
+    types = [traced.graph.values[v].type for v in traced.graph.arguments]
+    own = traced.own_shardings or (None,) * len(types)
+    arguments = tuple(
+        given
+        if given is not None or carried is None
+        else from_named_sharding(carried, type_.shape, annotations.mesh)
+        for given, carried, type_ in zip(annotations.arguments, own, types, strict=True)
+    )
+    return replace(annotations, arguments=arguments)

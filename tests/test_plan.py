@@ -15,6 +15,7 @@ import shardalg as sa
 from shardalg.costs.hardware import load
 from shardalg.errors import LoweringError, StrategyError
 from shardalg.merge.prove import MergeClaim
+from shardalg.report.warned import WARNING_COLUMNS
 from tests import small_step
 from tests.small_step import CONFIG, MESH, assert_close
 
@@ -100,7 +101,7 @@ def test_values_without_a_name_are_pointed_out(plan):
 
 def test_nothing_is_warned_of(plan):
     table = plan.warnings()
-    assert list(table.columns) == ["op", "source", "count", "wire_bytes", "warning", "remedy"]
+    assert tuple(table.columns) == WARNING_COLUMNS
     assert table.empty
 
 

@@ -375,4 +375,4 @@ def test_a_window_over_a_named_size_has_no_formula_and_says_so():
     with pytest.raises(FormulaError, match=r"of S/4 elements per device .* Give this dimension"):
         plan.collectives()
     assert not plan.holds(S=32)
-    assert list(plan.at(S=32).collectives()["wire_bytes"]) == [96, 96]
+    assert list(plan.at(S=32).collectives()["wire_bytes"]) == [96]

@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from shardalg.costs.symbolic import Sizes
 
 
+FORMATTING = "formatting"
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """What the instructions of one kind, on the same axes, cost together on one device.
 
     Attributes:
-      kind: "contraction", "other compute", or the kind of a collective.
+      kind: "contraction", "other compute", "formatting" (slices, pads and masks that blocks need
+        and the function does not have), or the kind of a collective.
       count: executions, trip counts included; flops, wire_bytes and time_s are of all of them.
     """
 
@@ -131,6 +135,12 @@ class Cost:
     def communication_s(self) -> Any:
         """Seconds of the collectives, one after the other."""
         return self._shown(self.totals.sum("time_s", communication=True))
+
+    @cached_property
+    def formatting_s(self) -> Any:
+        """Seconds of formatting, a part of `compute_s`: slices, pads, masks that nothing fuses."""
+        chosen = (item.time_s for item in self.items if item.kind == FORMATTING)
+        return self._shown(total(chosen))
 
     @property
     def step_time_s(self) -> Any:

@@ -18,7 +18,7 @@ from shardalg.costs.compute import (
     shaped_flops,
     signature_flops,
 )
-from shardalg.costs.cost import Cost, Item, Totals
+from shardalg.costs.cost import FORMATTING, Cost, Item, Totals
 from shardalg.costs.formula import Formula
 from shardalg.costs.fusion import fused
 from shardalg.costs.hardware import Hardware, over
@@ -189,11 +189,16 @@ class _Pricing:
             moved, speed = self.traffic(instruction)
             by_traffic = over(sum(moved), speed) > over(flops, peak)
         sizes, rate = self.traffic(instruction) if by_traffic else ((flops,), peak)
-        node = instruction.node if type(instruction.attributes) is Apply else None
-        is_contraction = node is not None and contracts(self.graph.nodes[node].signature)
-        key = _Key("contraction" if is_contraction else "other compute", (), "", instruction.phase)
+        key = _Key(self.sort(instruction), (), "", instruction.phase)
         amounts = (("count", 1), ("flops", flops), *((rate, size) for size in sizes))
         return _Price(key, amounts, by_traffic)
+
+    def sort(self, instruction: Instruction) -> str:
+        """What a local instruction is: the user's operator, or formatting that blocks need."""
+        if type(instruction.attributes) is not Apply or instruction.node is None:
+            return FORMATTING
+        signature = self.graph.nodes[instruction.node].signature
+        return "contraction" if contracts(signature) else "other compute"
 
     def arithmetic(self, instruction: Instruction) -> tuple[Any, float]:
         """Flops of a local operator on its local shapes, and how many the device does a second."""

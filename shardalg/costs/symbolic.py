@@ -32,6 +32,7 @@ from shardalg.spmd.program import (
     Local,
     Loop,
     MaskAt,
+    Regroup,
     Resize,
     Slice,
     SliceAt,
@@ -236,7 +237,23 @@ class _Symboliser:
         """Global shape of an intermediate: of the node's result, else of what it is made from."""
         if type(instruction.attributes) in OPERATORS and instruction.node is not None:
             return self.sizes.dims[self.graph.nodes[instruction.node].results[position]]
-        return self.wholes[instruction.operands[0]]
+        before = self.wholes[instruction.operands[0]]
+        if type(instruction.attributes) is Regroup:
+            return self.regrouped(instruction, before, instruction.attributes.sizes)
+        return before
+
+    def regrouped(
+        self, instruction: Instruction, before: Shape, numbers: tuple[int, ...]
+    ) -> tuple[Size, ...]:
+        """Dimensions that stay keep their formulas; the others are numbers, or have no formula."""
+        found: list[Size] = []
+        for count, sizes in instruction.attributes.groups:
+            group, before = before[:count], before[count:]
+            if any(type(size) is not int for size in group) and (count, len(sizes)) != (1, 1):
+                raise FormulaError(self.unknown(instruction, list(group)))
+            stays = (count, len(sizes)) == (1, 1)
+            found += group if stays else numbers[len(found) : len(found) + len(sizes)]
+        return tuple(found)
 
     def shape(self, instruction: Instruction, result: int, after: Instruction | None) -> Shape:
         """Local shape of a result; dimensions that are no plain block are padded for a move."""
@@ -244,6 +261,8 @@ class _Symboliser:
         blocks = local.sharding.shard_shape
         if type(attributes) is Resize:
             return self.resized(instruction, result, after)
+        if type(attributes) is Regroup:
+            return self.regrouped(instruction, self.shapes[instruction.operands[0]], local.shape)
         if local.shape == blocks:
             return self.plain(local)
         if type(attributes) in EXCHANGED:

@@ -22,10 +22,9 @@ from jax import lax
 from shardalg.errors import LoweringError
 from shardalg.graph.evaluate import apply
 from shardalg.graph.ir import Graph
+from shardalg.lower.around_xla import around_faults
 from shardalg.lower.axes import Axes
 from shardalg.lower.boxes import extracted, inserted
-from shardalg.ops.rule import Access
-from shardalg.ops.table import rules
 from shardalg.spmd import program as spmd
 from shardalg.spmd.bound import bound
 from shardalg.spmd.identity import identity
@@ -82,19 +81,8 @@ def _apply(emitter: Emitter, instruction: Instruction, *operands: Array) -> list
         # XLA would fold the transpose into the matmul that made the partial sums, in a form that
         # its fast CPU kernel does not take (1.3 times the whole gradient of a feed-forward layer).
         operands = tuple(map(lax.optimization_barrier, operands))
-    if _writes_at_indices(emitter, instruction):
-        # XLA makes one slice of two and forgets that the second start is clamped: an index that
-        # misses the block would then write what another block holds (openxla/xla issue 49121).
-        operands = (lax.optimization_barrier(operands[0]), *operands[1:])
+    operands = around_faults(emitter.program, emitter.graph, instruction)(*operands)
     return apply(primitive, binding, params, operands)
-
-
-def _writes_at_indices(emitter: Emitter, instruction: Instruction) -> bool:
-    """Whether it writes updates over its own block, at places known at run time."""
-    if not instruction.attributes.loops:
-        return False
-    rows = rules(emitter.graph.nodes[instruction.node].signature)
-    return any(row.guards and isinstance(row.init, Access) for row in rows or ())
 
 
 def _is_partial(emitter: Emitter, instruction: Instruction) -> bool:
@@ -268,6 +256,10 @@ def _slice_at(emitter: Emitter, instruction: Instruction, x: Array) -> list[Arra
     return [lax.dynamic_slice_in_dim(x, emitter.start(a.start), a.size, a.dim)]
 
 
+def _regroup(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
+    return [x.reshape(instruction.attributes.shape(x.shape))]
+
+
 def _concatenate(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
     return [lax.concatenate(operands, instruction.attributes.dim)]
 
@@ -378,6 +370,7 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
+    spmd.Regroup: _regroup,
     spmd.Resize: _resize,
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,

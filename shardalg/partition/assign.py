@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.compute import contracts
 from shardalg.graph.ir import Signature
 from shardalg.ops.rule import PICK, SUM, Rule
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
+from shardalg.partition import regroup
 from shardalg.partition.component import (
     Assigned,
     Component,
@@ -55,12 +57,14 @@ class Choice:
       loops: sharded loops with their digits.
       demands: layout of each operand; produced: layout of each result, pending digits as unreduced.
       devices: how many parts the iterations are computed in.
+      regrouped: whether an exchange stands for the operator (`partition.regroup`).
     """
 
     loops: tuple[tuple[str, Digits], ...]
     demands: tuple[Sharding, ...]
     produced: tuple[Sharding, ...]
     devices: int
+    regrouped: bool = False
 
 
 def choose(key: NodeKey) -> Choice:
@@ -85,7 +89,9 @@ def alternatives(key: NodeKey) -> Iterator[tuple[Choice, tuple[Choice, ...], Rul
     """Per part of a node that is decided alone: what was chosen, all that could be, and the row."""
     for component in components(rules(key.signature) or ()):
         found = _candidates(key, component, _assignments(key, component))
-        yield _best(key, found, component.rule), tuple(found), component.rule
+        # what an exchange sends has no formula
+        others = tuple(choice for choice in found if not choice.regrouped)
+        yield _best(key, found, component.rule), others, component.rule
 
 
 def _best(key: NodeKey, candidates: list[Choice], rule: Rule) -> Choice:
@@ -123,6 +129,9 @@ def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], o
         least = min([price(source, demand) for source in key.sources[number]])
         total += least * signature.operands[number].itemsize
     total += _window_bytes(key, choice)
+    if choice.regrouped:
+        sent = regroup.elements(signature, choice.demands[0], choice.produced[0])
+        total += sent * signature.operands[0].itemsize
     for made, home, type_ in zip(choice.produced, key.homes, signature.results, strict=True):
         total += price(made, home) * type_.itemsize
     return total
@@ -182,8 +191,7 @@ def _promising(key: NodeKey, component: Component, assignments: list[Assigned]) 
     """Those that may compute on the most devices, where there is arithmetic; as `_best` decides."""
     if component.rule.flops == 0 or len(component.rules) > 1:
         return assignments
-    passed = _passed(key, component).values()
-    members = parts(next(iter(passed), ()))
+    members = 1 if contracts(key.signature) else parts(_passed_digits(key, component))
     counted = [(math.prod([parts(d) for d in found.values()]), found) for found in assignments]
     most = max([devices for devices, _ in counted])
     return [found for devices, found in counted if devices * members >= most]
@@ -192,7 +200,7 @@ def _promising(key: NodeKey, component: Component, assignments: list[Assigned]) 
 def _candidates(
     key: NodeKey, component: Component, assignments: Iterable[Assigned]
 ) -> list[Choice]:
-    passed = _passed(key, component)
+    passed, adds = _passed(key, component), not contracts(key.signature)
     demands = [_laid(sources[0], sources[0].dims) for sources in key.sources]
     produced = [_laid(home, home.dims) for home in key.homes]
     found: list[Choice] = []
@@ -200,8 +208,18 @@ def _candidates(
         for gathered in (False, True) if component.moves(assigned) else (False,):
             layouts = _layouts(key, component, assigned, (demands, produced), gathered)
             if layouts is not None:
-                found += _choices(tuple(assigned.items()), layouts, passed)
-    return found
+                found += _choices(tuple(assigned.items()), layouts, passed, adds=adds)
+    return [*found, *_regrouped(key)]
+
+
+def _regrouped(key: NodeKey) -> Iterator[Choice]:
+    """Reshapes by an exchange of flat elements."""
+    if regroup.regrouped(key.signature):
+        (home,) = key.homes
+        for dims, out in regroup.layouts(key.signature, key.sources[0], home):
+            demand, made = _laid(key.sources[0][0], dims), _laid(home, out)
+            devices = math.prod([parts(digits) for digits in out])
+            yield Choice((), (demand,), (made,), devices, regrouped=True)
 
 
 def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
@@ -305,8 +323,18 @@ def _layouts(
 
 
 def _choices(
-    loops: tuple[tuple[str, Digits], ...], layouts: Layouts, passed: Mapping[int, Digits]
+    loops: tuple[tuple[str, Digits], ...],
+    layouts: Layouts,
+    passed: Mapping[int, Digits],
+    *,
+    adds: bool,
 ) -> Iterator[Choice]:
+    """Without partial sums, and where they may be passed on, with them.
+
+    Args:
+      adds: whether members that work on sums of their own count as dividing the work. Beside a
+        product a sum is little, but a product of partial sums is the whole product on each member.
+    """
     devices = math.prod([parts(digits) for _, digits in loops])
     yield Choice(loops, *layouts, devices)
     if passed:
@@ -317,8 +345,11 @@ def _choices(
         if used.isdisjoint(digits):
             demands = tuple(_laid(w, w.dims, passed.get(i, ())) for i, w in enumerate(demands))
             produced = tuple(_laid(m, m.dims, as_set(m.unreduced + digits)) for m in produced)
-            # Each member adds its own partial sums: no device repeats another's work.
-            yield Choice(loops, demands, produced, devices * parts(digits))
+            yield Choice(loops, demands, produced, devices * (parts(digits) if adds else 1))
+
+
+def _passed_digits(key: NodeKey, component: Component) -> Digits:
+    return next(iter(_passed(key, component).values()), ())
 
 
 def _passed(key: NodeKey, component: Component) -> Mapping[int, Digits]:

@@ -12,6 +12,7 @@ from shardalg.graph.ir import Graph, Node
 from shardalg.partition.layouts import whole
 from shardalg.partition.padding import padded_move
 from shardalg.partition.reshard import nearest, reshard_path
+from shardalg.propagate.strategy import Options
 from shardalg.spmd.program import COLLECTIVES, Attributes, Instruction, Local
 
 ANY_PHASE = ""
@@ -60,12 +61,14 @@ class PartitionContext:
       copies: (value, layout, phase) to the local that holds it in the current block.
       outputs: values that leave a region, and so must come home.
       remade: values made from numbers alone, and how to make them in another layout.
-      keep_gathers: whether a gathered copy made in one phase may serve another.
+      options: whether copies are shared, within a phase and beyond it.
+      kept: values, each with a layout, whose copy made in one phase may serve another.
     """
 
     graph: Graph
     roles: tuple[str, ...]
-    keep_gathers: bool = False
+    options: Options = field(default_factory=Options)
+    kept: frozenset[tuple[int, Sharding]] = frozenset()
     locals: list[Local] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     sources: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
@@ -114,9 +117,10 @@ class PartitionContext:
         """A local with `value` in `layout`, moved there from the nearest layout at hand."""
         found = self.copies.get((value, layout, ANY_PHASE))
         if found is None:
-            phase = ANY_PHASE if self.keep_gathers else cause.phase
+            keeps = self.options.keep_gathers is True or (value, layout) in self.kept
+            phase = ANY_PHASE if keeps else cause.phase
             found = self.copies.get((value, layout, phase))
-            if found is None:
+            if found is None or not self.options.share_gathers:
                 found = self._bring(value, layout, cause)
                 self.copies[value, layout, phase] = found
         return found

@@ -17,6 +17,7 @@ from shardalg.partition.assign import Choice, NodeKey, choose, through_windows
 from shardalg.partition.component import reduced_digits
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.exchanges import Along
+from shardalg.partition.regroup import regroup
 from shardalg.partition.search import tile
 from shardalg.partition.windows import (
     Bringing,
@@ -57,6 +58,7 @@ class NodePlan:
 
     Attributes:
       before: (operand, attributes) on operands; after: attributes on every result.
+      apply: None where an exchange stands for it.
       indexed: (operand that was shifted, attributes) of the mask behind a gather.
       raw: layout of each result as the local operator leaves it, before `after`.
       windows: dimensions of operands of which a device needs an interval.
@@ -65,7 +67,7 @@ class NodePlan:
 
     choice: Choice
     before: tuple[tuple[int, Attributes], ...]
-    apply: Operator
+    apply: Operator | None
     after: tuple[Attributes, ...]
     indexed: tuple[int, MaskIndexed] | None
     raw: tuple[Sharding, ...]
@@ -83,6 +85,8 @@ def node_plan(key: NodeKey) -> NodePlan:
     why = f"{primitive} needs"
     if rows is None:
         return NodePlan(choice, (), Apply(primitive), (), None, choice.produced, why)
+    if choice.regrouped:
+        return NodePlan(choice, (), None, (), None, choice.produced, why)
     loops = dict(choice.loops)
     extents = {name: extent for rule in rows for name, extent in rule.loops}
     blocks = {n: tile(e, parts(loops.get(n, ()))) for n, e in extents.items()}
@@ -255,6 +259,9 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     demand = context.demand
     pairs = zip(node.operands, plan.choice.demands, strict=True)
     operands = [demand(value, layout, cause) for value, layout in pairs]
+    if plan.apply is None:
+        layouts = plan.choice.demands[0], plan.choice.produced[0]
+        return (regroup(context, node, operands[0], layouts),)
     for position, attributes in plan.before:
         role = context.roles[node.operands[position]]
         operands[position] = _apply_on(
@@ -405,7 +412,7 @@ def defers(context: PartitionContext, node: Node, value: int) -> bool:
     """Whether partial sums may wait: the only user is linear in `value` and in its region."""
     graph = context.graph
     users = graph.users[value]
-    if len(users) != 1 or value in context.outputs:
+    if len(users) != 1 or value in context.outputs or not context.options.defer_sums:
         return False
     user = graph.nodes[users[0]]
     rows = rules(user.signature)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
 from shardalg.partition.assign import NodeKey
 from shardalg.partition.calls import Layouts, border, close_body, control, open_body
 from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
+from shardalg.partition.gathers import GatherChoice, hoistable, repeated, within
 from shardalg.partition.layouts import interned, whole
 from shardalg.partition.node import (
     NodePlan,
@@ -28,16 +30,31 @@ from shardalg.spmd.program import Block, Instruction, SpmdProgram
 MOVING = {"parameters": "weight", "data": "activation"}
 
 
-class Partitioner:
-    """One run: the context, and the homes of all values."""
+Kept = frozenset[tuple[int, Sharding]]
+"""Values, each with a layout, of which a copy outlives its phase."""
+NONE: Kept = frozenset()
+Copies = dict[tuple[int, Sharding, str], int]
+"""(value, layout, phase) to the local that holds it."""
 
-    def __init__(self, sharded: ShardedGraph, roles: Sequence[str], options: Options) -> None:
+
+class Partitioner:
+    """One run: the context, and the homes of all values.
+
+    Attributes:
+      hoisted: constants of loops that are gathered before the loop: the loop, the value, and its
+        layout in the body before and after.
+    """
+
+    def __init__(
+        self, sharded: ShardedGraph, roles: Sequence[str], options: Options, *, kept: Kept = NONE
+    ) -> None:
         self.sharded = sharded
         self.graph = sharded.graph
-        self.homes = self._plain(sharded.shardings)
-        self.context = PartitionContext(
-            self.graph, tuple([MOVING.get(r, r) for r in roles]), options.keep_gathers
-        )
+        self.homes = list(self._plain(sharded.shardings))
+        self.options = options
+        moving = tuple([MOVING.get(r, r) for r in roles])
+        self.context = PartitionContext(self.graph, moving, options, kept)
+        self.hoisted: list[tuple[Node, int, Sharding, Sharding]] = []
 
     def run(self) -> SpmdProgram:
         """The whole program."""
@@ -61,7 +78,7 @@ class Partitioner:
             result_shardings=results_at,
             constants=constants,
         )
-        return check(simplify(program))
+        return check(simplify(program, join=self.options.join_formatting))
 
     def _plain(self, shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
         """The layouts alone, without what completion may still do with them.
@@ -116,6 +133,8 @@ class Partitioner:
 
     def _call(self, node: Node) -> None:
         context = self.context
+        if self.options.hoist_gathers and node.primitive == "scan":
+            self._hoist(node)
         agreed = border(self.graph, node, self.homes)
         cause = context.cause(
             node, "the loop takes" if len(node.bodies) == 1 else "the bodies take"
@@ -136,23 +155,45 @@ class Partitioner:
         for value, local, layout in zip(node.results, made, agreed.results, strict=True):
             settle(context, node, (value, local, layout), self.homes[value])
 
+    def _hoist(self, node: Node) -> None:
+        """Give the loop's constants, at its border, the layout in which alone its body reads them.
+
+        The body is planned once to see what it reads. A device then holds a gathered constant as
+        long as the loop runs, and gathers it once instead of in every trip.
+        """
+        (body,), locals_ = node.bodies, self.context.locals
+        constants = self.graph.regions[body].arguments[: node.signature.param("num_consts")]
+        made = len(locals_)
+        _, copies = self._opened(node, body, border(self.graph, node, self.homes).bodies[0])
+        del locals_[made:]
+        for value in constants:
+            home = self.homes[value]
+            read = {layout for v, layout, _ in copies if v == value and layout != home}
+            if len(read) == 1:
+                (self.homes[value],) = read
+                self.hoisted.append((node, value, home, self.homes[value]))
+
     def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:
         """One body of a call, on locals of its own."""
+        return self._opened(node, body, layouts)[0]
+
+    def _opened(
+        self, node: Node, body: int, layouts: tuple[Layouts, Layouts]
+    ) -> tuple[Block, Copies]:
+        """A planned body, and the layouts in which it has its values."""
         context, region = self.context, self.graph.regions[body]
         outer = context.sources, context.copies, context.instructions
         context.sources, context.copies, context.instructions = self._constants_alone()
         arguments = open_body(context, region, layouts[0])
         self._region(body)
         results = close_body(context, node, region, layouts[1])
-        block = Block(arguments, tuple(context.instructions), results)
+        block, copies = Block(arguments, tuple(context.instructions), results), context.copies
         context.sources, context.copies, context.instructions = outer
-        return block
+        return block, copies
 
     def _constants_alone(
         self,
-    ) -> tuple[
-        dict[int, tuple[Sharding, ...]], dict[tuple[int, Sharding, str], int], list[Instruction]
-    ]:
+    ) -> tuple[dict[int, tuple[Sharding, ...]], Copies, list[Instruction]]:
         """What a body starts with: the constants as they came, and no instructions."""
         context = self.context
         sources = {v: context.sources[v][:1] for v, _ in self.graph.constants}
@@ -173,4 +214,20 @@ def partition(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> 
     Args:
       roles: of every graph value, for the table of collectives.
     """
-    return Partitioner(sharded, roles, options).run()
+    kept = NONE
+    if not isinstance(options.keep_gathers, bool):
+        first = Partitioner(sharded, roles, options)
+        first.run()
+        kept = within(repeated(first.context), options.keep_gathers)
+    return Partitioner(sharded, roles, options, kept=kept).run()
+
+
+def gather_choices(
+    sharded: ShardedGraph, roles: Sequence[str], options: Options
+) -> tuple[GatherChoice, ...]:
+    """What is gathered more than once, and could be kept or gathered before its loop."""
+    none = Partitioner(sharded, roles, replace(options, keep_gathers=False, hoist_gathers=False))
+    none.run()
+    before = Partitioner(sharded, roles, replace(options, hoist_gathers=True))
+    before.run()
+    return (*repeated(none.context), *hoistable(sharded.graph, before.hoisted))

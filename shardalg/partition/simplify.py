@@ -1,16 +1,22 @@
-"""Instructions whose results nobody reads are removed, in loop bodies too."""
+"""Formatting is joined, and instructions whose results nobody reads are removed, in bodies too."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from shardalg.partition.joining import joined
 from shardalg.spmd.control import bodies, with_bodies
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
 
-def simplify(program: SpmdProgram) -> SpmdProgram:
-    """The same program without the instructions that nobody reads."""
-    return replace(program, block=_live(program.block))
+def simplify(program: SpmdProgram, *, join: bool = True) -> SpmdProgram:
+    """The same program without the instructions that nobody reads.
+
+    Args:
+      join: whether formatting that repeats or undoes itself becomes one instruction first.
+    """
+    block = joined(program.block, program.locals) if join else program.block
+    return replace(program, block=_live(block))
 
 
 def _live(block: Block) -> Block:

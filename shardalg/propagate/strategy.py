@@ -21,7 +21,14 @@ class Options:
     Attributes:
       policy: which completion: "gspmd".
       strict: a primitive without a rule, or a broken condition, is an error rather than a warning.
-      keep_gathers: gathered operands of the forward pass stay for the backward pass.
+      share_gathers: what was brought into a layout serves all users of one phase that want it.
+      keep_gathers: gathered operands of the forward pass stay for the backward pass: all, none, or
+        as many as a device may hold in that number of bytes, what saves most per byte first.
+      hoist_gathers: what a loop gathers in every trip, and no trip changes, is gathered before it.
+      defer_sums: partial sums wait while linear operators pass them on, so that sums of several
+        are reduced once; else each is reduced where it is made.
+      join_formatting: masks, slices and permutes of one value that repeat or undo each other are
+        one.
       priorities: False lets every operator act at once (to see what the priorities do).
 
     Raises:
@@ -30,7 +37,11 @@ class Options:
 
     policy: str = "gspmd"
     strict: bool = False
-    keep_gathers: bool = False
+    share_gathers: bool = True
+    keep_gathers: bool | int = False
+    hoist_gathers: bool = False
+    defer_sums: bool = True
+    join_formatting: bool = True
     priorities: bool = True
 
     def __post_init__(self) -> None:
@@ -38,6 +49,11 @@ class Options:
             raise StrategyError(
                 f"policy {self.policy!r} is not one of {list(POLICIES)}; completion as Shardy does "
                 "it ('shardy') is not built yet. Use Options(policy='gspmd'), or leave it out."
+            )
+        if not isinstance(self.keep_gathers, int) or self.keep_gathers < 0:
+            raise StrategyError(
+                f"keep_gathers is {self.keep_gathers!r}. Give True, False, or the bytes that a "
+                "device may hold for copies that outlive the forward pass."
             )
 
 

@@ -13,7 +13,9 @@ from shardalg.ops.table import rules
 from shardalg.spmd.program import AllGather, SpmdProgram
 from shardalg.table import Table
 
-WARNING_COLUMNS = ("op", "source", "count", "wire_bytes", "warning", "remedy")
+WARNING_COLUMNS = (
+    "op", "source", "count", "wire_bytes", "warning", "remedy", "redundant_flops",
+)  # fmt: skip
 
 
 def warnings(program: SpmdProgram, graph: Graph) -> Table:
@@ -50,7 +52,7 @@ def _warning(
     if rows is not None and not moved:
         return None
     trips = graph.trip_count(node)
-    return (node.primitive, node.source, trips, number(moved), text, remedy)
+    return (node.primitive, node.source, trips, number(moved), text, remedy, 0)
 
 
 def _split_later(rule: Rule) -> frozenset[str]:

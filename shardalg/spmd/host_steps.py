@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain, pairwise
+from math import prod
 
 import numpy as np
 
@@ -181,6 +182,16 @@ def _slice_at(a: spmd.SliceAt, x: Stack) -> Stack:
 
 def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
     return block.take(range(start, start + size), dim)
+
+
+def _regroup(a: spmd.Regroup, x: Stack) -> Stack:
+    def regrouped(_: int, block: np.ndarray) -> np.ndarray:
+        shape = a.shape(block.shape)
+        if prod(shape) != block.size or sum(n for n, _ in a.groups) != block.ndim:
+            raise ProgramError(f"blocks of {block.shape} are no {shape}. Name every dimension.")
+        return block.reshape(shape)
+
+    return _everywhere(regrouped, x)
 
 
 def _concatenate(a: spmd.Concatenate, *stacks: Stack) -> Stack:
@@ -366,6 +377,7 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
+    spmd.Regroup: _regroup,
     spmd.Resize: _resize,
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,

@@ -39,6 +39,7 @@ from shardalg.spmd.program import (
     MaskIndexed,
     Offset,
     ReduceScatter,
+    Regroup,
     Resize,
     Slice,
     SliceAt,
@@ -111,6 +112,9 @@ _TEXT: dict[type, Callable[..., str]] = {
     Slice: lambda a, m: f"slice dim={a.dim} [{a.start}:{a.stop}]",
     SliceAt: lambda a, m: f"slice dim={a.dim} at {start_text(m, a.start)} size {a.size}",
     Concatenate: lambda a, m: f"concatenate dim={a.dim}",
+    Regroup: lambda a, m: "regroup " + ", ".join(
+        f"{'*'.join('d' * count)} as {'*'.join(map(str, sizes))}" for count, sizes in a.groups
+    ),
     Resize: lambda a, m: f"resize dim={a.dim} to {a.size}",
     Mask: lambda a, m: (
         f"mask dim={a.dim} where p({axes_text(m, a.digits)})*{a.block}+x >= {a.size} with {a.fill}"

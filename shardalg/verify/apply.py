@@ -106,7 +106,7 @@ def _chosen(what: Applied) -> Outcome:
     made = rule.results[0]
     pieces = tuple(tuple(replace(a, dims=made) for a in term) for term in rule.terms)
     run = replace(run, local=replace(by_blocks(rule, run.blocks), terms=pieces))
-    bare = not any(held.awaits or held.changes for held in what.operands)
+    bare = not any(held.awaits or held.changes or held.viewed for held in what.operands)
     stated: list[Stated] = [*_iterations(what), ("emitted", Decided("pieces are as read", bare))]
     kept = []
     for number, held in enumerate(what.operands):
@@ -165,7 +165,7 @@ def _as_said(what: Applied) -> tuple[Contents, ...]:
 
 def _ready(what: Applied) -> Iterator[Stated]:
     """The primitive is the node's own, and nothing is left to be done to its operands."""
-    ready = not any(held.awaits for held in what.operands)
+    ready = not any(held.awaits or held.viewed for held in what.operands)
     restated = {name for name, _ in what.apply.params} <= RESTATED
     same = what.apply.primitive == what.signature.primitive and restated
     yield (

@@ -50,6 +50,8 @@ class Contents:
       unreduced: digits along which the members' values are still to be combined, by `combine`.
       changes: what was done to the numbers (shifted indices, first member only), in order.
       awaits: what has still to be done before the elements are the graph value's.
+      viewed: whether the dimensions are not the value's own, but others with the same elements in
+        row-major order.
     """
 
     value: int | None
@@ -58,6 +60,7 @@ class Contents:
     combine: str = "sum"
     changes: tuple[Attributes, ...] = ()
     awaits: tuple[Attributes, ...] = ()
+    viewed: bool = False
 
 
 @dataclass(frozen=True)

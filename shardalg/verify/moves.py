@@ -32,7 +32,18 @@ from shardalg.verify.contents import (
     without,
 )
 from shardalg.verify.report import Decided
-from shardalg.verify.step import MEMBER, Result, Stated, Step, X, apart, members_agree, with_dim
+from shardalg.verify.step import (
+    MEMBER,
+    Result,
+    Stated,
+    Step,
+    X,
+    apart,
+    members_agree,
+    nothing_beyond,
+    with_dim,
+)
+from shardalg.verify.views import regroup
 
 
 def agreement(step: Step, held: Held, said: Held, words: str) -> Iterator[Stated]:
@@ -95,7 +106,7 @@ def _concatenate(step: Step) -> Result:
 
 def _masked(step: Step, inside: Formula, fill: str) -> Result:
     a, held = step.attributes, step.given.dims[step.attributes.dim]
-    stated = list(_nothing_beyond(step, held))
+    stated = list(nothing_beyond(step, held))
     held = replace(held, wanted=None)
     exists = within(held.start + X, 0, held.size)
     goal = All((implies(inside, exists), implies(exists, inside)))
@@ -122,7 +133,7 @@ def chosen(step: Step, number: int) -> Result:
     end = a.ends[number]
     inside = within(start_number(a.start) + X, end - a.sizes[number], end)
     held, place = step.given.dims[a.dim], start_number(a.start) + X
-    stated = list(_nothing_beyond(step, held))
+    stated = list(nothing_beyond(step, held))
     exists = within(held.start + X, 0, held.size)
     alike = All((implies(inside, exists), implies(exists, inside)))
     words = f"of operand {number} just the elements that exist of {held.size} are chosen"
@@ -292,14 +303,6 @@ def _dilate(step: Step) -> Result:
     return with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain))]
 
 
-def _nothing_beyond(step: Step, held: Held) -> Iterator[Stated]:
-    """Windows that were cut to what is wanted hold nothing else that exists."""
-    if held.wanted is not None:
-        goal = implies(within(held.start + X, 0, held.size), held.exists(held.start + X))
-        words = "every element that exists at these places was wanted"
-        yield "delivers", step.claim(words, goal, unknowns=(("x", held.length),))
-
-
 def _changed(step: Step) -> Result:
     """A change of numbers, which is what the value waits for, or what its reader expects."""
     given, a = step.given, step.attributes
@@ -332,6 +335,7 @@ MOVES: dict[type, Callable[[Step], Result]] = {
     p.Slice: lambda step: _cut(step, Number((), step.attributes.start), step.attributes.size),
     p.SliceAt: lambda step: _cut(step, start_number(step.attributes.start), step.attributes.size),
     p.Concatenate: _concatenate,
+    p.Regroup: regroup,
     p.Resize: _resize,
     p.Dilate: _dilate,
     p.Mask: _mask,
@@ -360,6 +364,11 @@ def moved(step: Step) -> tuple[tuple[Contents, ...], list[Stated]]:
 def _settled(step: Step, made: Contents, stated: list[Stated]) -> Result:
     """The result is what the program says of it: its layout, its partial sums, nothing to do."""
     said = step.said
+    # only a regrouping itself ends a view, on the dimensions of the value that it makes
+    alike = [held.size for held in made.dims] == [wanted.size for wanted in said.dims]
+    alike = alike and (not made.viewed or isinstance(step.attributes, p.Regroup))
+    if not alike:
+        return said, [*stated, ("delivers", Decided("dimensions are the value's own", holds=False))]
     for dim, (held, wanted) in enumerate(zip(made.dims, said.dims, strict=True)):
         words = f"dimension {dim} holds the elements from {wanted.start} on"
         stated = [*stated, *agreement(step, held, wanted, words)]

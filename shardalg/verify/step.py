@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digits, overlap
 from shardalg.algebra.mesh import Mesh
-from shardalg.merge.integers import Formula, IntegerClaim, Number, equal
+from shardalg.merge.integers import Formula, IntegerClaim, Number, equal, implies, within
 from shardalg.spmd import program as p
 from shardalg.verify.contents import Contents, Held, Made, at_member, laid_out
 from shardalg.verify.report import Decided, Statement
@@ -68,3 +68,11 @@ def apart(step: Step) -> Stated:
     """Partial sums are not moved between the members that hold them."""
     mixed = any(overlap(a, b) for a in step.attributes.digits for b in step.given.unreduced)
     return "combine", Decided("what moves are not the partial sums of one value", not mixed)
+
+
+def nothing_beyond(step: Step, held: Held) -> Iterator[Stated]:
+    """Windows that were cut to what is wanted hold nothing else that exists."""
+    if held.wanted is not None:
+        goal = implies(within(held.start + X, 0, held.size), held.exists(held.start + X))
+        words = "every element that exists at these places was wanted"
+        yield "delivers", step.claim(words, goal, unknowns=(("x", held.length),))

@@ -30,6 +30,7 @@ from shardalg.spmd.program import (
     Join,
     Loop,
     MaskIndexed,
+    Regroup,
     SpmdProgram,
     ValueAt,
     While,
@@ -153,6 +154,8 @@ class Verifier:
             return Applied(mesh, node.signature, attributes, operands, made), node.results
         first = held[instruction.operands[0]].value
         filler = held[instruction.operands[-1]].value
+        if isinstance(attributes, Regroup) and made[0].named:
+            first = node.results[0]
         step = Step(mesh, attributes, operands, made[0], f"value {filler}")
         return step, (first,) * len(made)
 
@@ -171,9 +174,19 @@ class Verifier:
         if isinstance(instruction.attributes, MaskIndexed):
             indices = held[instruction.operands[1]].value
             right = right and indices == self.graph.nodes[instruction.node].operands[1]
+        if isinstance(instruction.attributes, Regroup):
+            right = right and self.is_view(instruction, held)
         if isinstance(instruction.attributes, OF_ONE_VALUE):
             right = right and len({held[operand].value for operand in instruction.operands}) == 1
         return self.judged("", "reads", Decided("operands and results are the node's own", right))
+
+    def is_view(self, instruction: Instruction, held: Held) -> bool:
+        """The node makes of the value that is regrouped the same elements in the same order."""
+        if instruction.node is None:
+            return False
+        node = self.graph.nodes[instruction.node]
+        row_major = node.signature.param("new_sizes") and not node.signature.param("dimensions")
+        return bool(row_major) and held[instruction.operands[0]].value == node.operands[0]
 
     def loop(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
         """A scan: what goes in, around and out has one layout on both sides of each border."""

@@ -27,8 +27,24 @@ def test_updates_that_miss_a_block_leave_it_alone(kind):
     lowered_equals_one_device(put, (x, index), (P(), P()), mesh=mesh, out_shardings=P("X"))
 
 
+ONE_BLOCK = lax.GatherDimensionNumbers((0,), (), (0,))
+READS = {
+    "dynamic_slice": lambda x, start: lax.dynamic_slice(x, (start,), (6,)),
+    "gather": lambda x, start: lax.gather(x, start[None], ONE_BLOCK, (6,), mode="clip"),
+}
+
+
+@pytest.mark.parametrize("start", [7, -9])
+@pytest.mark.parametrize("name", READS)
+def test_a_block_of_what_is_read_out_of_range(name, start):
+    """The block of a slice is a slice of a slice: the first start is clamped as the operator's."""
+    x, mesh = jnp.arange(8.0), sa.Mesh({"X": 2})
+    arguments, specs = (x, np.int32(start)), (P(), P())
+    lowered_equals_one_device(READS[name], arguments, specs, mesh=mesh, out_shardings=P("X"))
+
+
 def test_xla_still_forgets_a_clamp():
-    """Where this fails, XLA was repaired: the barrier of `lower/emit.py` may go."""
+    """Where this fails, XLA was repaired: `lower/around_xla.py` may go."""
 
     def one_of_a_block(x, start, index):
         block = lax.dynamic_slice(x, (start,), (2,))

@@ -17,7 +17,6 @@ MANUAL = {"shard_map_subgraph"}
 NAMES = [name for name in corpus.names(*TOPICS) if name not in MANUAL]
 # Where ours sends more than XLA, and why; a program that gets better must leave this list.
 MORE_BYTES = {
-    "reshape_3x2_to_6": "a reshape that moves block borders gathers; XLA permutes one element",
     "hybrid_moe_layer_grad": "what is gathered forward is gathered again backward, and freed",
 }
 

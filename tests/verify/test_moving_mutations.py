@@ -30,6 +30,11 @@ def rotated(x):
     return jnp.concatenate([x[3:], x[:3]], 0)
 
 
+def reshaped(x):
+    """Blocks of three rows of three become blocks of two rows of six."""
+    return x.reshape(5, 6)
+
+
 def summed(x):
     return jnp.cumsum(x, 0)
 
@@ -61,6 +66,7 @@ IMAGE = np.arange(28, dtype=np.float32).reshape(14, 1, 2) + 9
 PROGRAMS = {
     "joined": (joined, (numbers(9, 3), numbers(13, 3, seed=1)), ROWS, ROWS),
     "rotated": (rotated, (IMAGE.reshape(28)[:16],), ROWS, ROWS),
+    "reshaped": (reshaped, (IMAGE.reshape(28)[:15].repeat(2).reshape(10, 3) + 1,), ROWS, ROWS),
     "summed": (summed, (numbers(9, 4),), ROWS, ROWS),
     "summed from the end": (summed_from_the_end, (numbers(9, 4),), ROWS, ROWS),
     "best": (best, (numbers(9, 4) - np.float32(5),), ROWS, P()),
@@ -187,6 +193,15 @@ MUTATIONS = {
     "a permute that names a device twice": (
         "rotated", p.Fetch, lambda a: permuted(a, lambda pairs: (((1, 3),), *pairs[1:])), -1,
     ),
+    "regrouped blocks one place later": (
+        "reshaped", p.SliceAt, lambda a: replace(a, start=replace(a.start, more=a.start.more + 1)),
+        -1,
+    ),
+    "regrouped blocks not fetched": ("reshaped", p.Fetch, None, 1),
+    "rows of another length": (
+        "reshaped", p.Regroup, lambda a: replace(a, groups=((1, (6, 5)),)), -1,
+    ),
+    "flat of a part": ("reshaped", p.Regroup, lambda a: replace(a, groups=((1, (30,)),)), 0),
     "what is carried left out": ("summed", p.Join, None, 0),
     "carried the other way": ("summed", p.Carry, lambda a: replace(a, reverse=True), 0),
     "carried as a maximum": ("summed", p.Carry, lambda a: replace(a, combine="max"), 0),

@@ -1,0 +1,136 @@
+"""Formatting of one value that repeats, continues or undoes itself becomes one instruction.
+
+    mask(mask(x)) = mask(x)                    resize(resize(x)) = resize(x), if nothing was cut off
+    slice(slice(x)) = slice(x)                 permute(permute(x)) = permute(x), pairs composed
+and what is done twice to one value in one phase is done once. GSPMD, arXiv:2105.04663, section 4.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardalg.spmd.control import bodies, with_bodies
+from shardalg.spmd.program import (
+    Attributes,
+    Block,
+    CollectivePermute,
+    DynamicSlice,
+    Instruction,
+    Local,
+    Mask,
+    MaskAt,
+    Resize,
+    Slice,
+    SliceAt,
+)
+
+REPEATED = frozenset({DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt})
+"""Local instructions that cost nothing to keep: a second one like it in a phase is left out."""
+Shape = tuple[int, ...]
+
+
+def joined(block: Block, locals_: Sequence[Local]) -> Block:
+    """The same block with its formatting joined; what nobody reads any more stays in it."""
+    return _Joining(locals_).run(block)
+
+
+@dataclass
+class _Joining:
+    """One block: who made its locals, what stands for a local, and what was done to which."""
+
+    locals: Sequence[Local]
+    made: dict[int, Instruction] = field(default_factory=dict)
+    stands: dict[int, int] = field(default_factory=dict)
+    done: dict[tuple[Attributes, int, str], int] = field(default_factory=dict)
+
+    def run(self, block: Block) -> Block:
+        """The joined block."""
+        kept = [self.step(instruction) for instruction in block.instructions]
+        results = tuple([self.stands.get(local, local) for local in block.results])
+        return replace(block, instructions=tuple(kept), results=results)
+
+    def step(self, instruction: Instruction) -> Instruction:
+        """An instruction on what stands for its operands, together with the one before it."""
+        instruction = self.reading(instruction)
+        if len(instruction.operands) == 1 and type(instruction.attributes) in _JOINS:
+            instruction = self.joined(instruction)
+            (operand,), (result,) = instruction.operands, instruction.results
+            if self.does_nothing(instruction.attributes, operand):
+                self.stands[result] = operand
+            elif type(instruction.attributes) in REPEATED:
+                key = (instruction.attributes, operand, instruction.phase)
+                self.stands[result] = self.done.setdefault(key, result)
+        self.made.update(dict.fromkeys(instruction.results, instruction))
+        return instruction
+
+    def reading(self, instruction: Instruction) -> Instruction:
+        """With what stands for its operands, and joined bodies."""
+        operands = tuple([self.stands.get(local, local) for local in instruction.operands])
+        blocks = [_Joining(self.locals).run(body) for body in bodies(instruction.attributes)]
+        if blocks:
+            attributes = with_bodies(instruction.attributes, blocks)
+            return replace(instruction, attributes=attributes, operands=operands)
+        if operands == instruction.operands:
+            return instruction
+        return replace(instruction, operands=operands)
+
+    def joined(self, instruction: Instruction) -> Instruction:
+        """With the instruction before it in it, if they are of one kind that joins."""
+        before = self.made.get(instruction.operands[0])
+        second = instruction.attributes
+        if before is None or type(before.attributes) is not type(second):
+            return instruction
+        (source, *_) = before.operands
+        one = _JOINS[type(second)](before.attributes, second, self.locals[source].shape)
+        if one is None:
+            return instruction
+        return replace(instruction, attributes=one, operands=(source,))
+
+    def does_nothing(self, attributes: Attributes, operand: int) -> bool:
+        """Whether the result is the operand."""
+        known = _NOTHING.get(type(attributes))
+        return known is not None and known(attributes, self.locals[operand].shape)
+
+
+def _masks(first: Mask, second: Mask, shape: Shape) -> Mask | None:
+    return first if first == second else None
+
+
+def _resizes(first: Resize, second: Resize, shape: Shape) -> Resize | None:
+    """What is padded may be stripped at once; what is stripped is gone."""
+    kept = first.size >= shape[first.dim] or second.size <= first.size
+    return second if first.dim == second.dim and kept else None
+
+
+def _slices(first: Slice, second: Slice, shape: Shape) -> Slice | None:
+    if first.dim != second.dim:
+        return None
+    return Slice(first.dim, first.start + second.start, second.size)
+
+
+def _permutes(
+    first: CollectivePermute, second: CollectivePermute, shape: Shape
+) -> CollectivePermute | None:
+    """The device that the second serves gets what the first brought to its server."""
+    came = {target: source for source, target in first.pairs}
+    if any(source not in came for source, _ in second.pairs):
+        return None
+    digits = tuple(sorted({*first.digits, *second.digits}, reverse=True))
+    return CollectivePermute(digits, tuple((came[s], t) for s, t in second.pairs))
+
+
+_JOINS: Mapping[type, Callable[..., Attributes | None]] = {
+    CollectivePermute: _permutes,
+    DynamicSlice: lambda first, second, shape: None,
+    Mask: _masks,
+    MaskAt: lambda first, second, shape: None,
+    Resize: _resizes,
+    Slice: _slices,
+    SliceAt: lambda first, second, shape: None,
+}
+_NOTHING: Mapping[type, Callable[..., bool]] = {
+    CollectivePermute: lambda a, shape: all(source == target for source, target in a.pairs),
+    Resize: lambda a, shape: a.size == shape[a.dim],
+    Slice: lambda a, shape: a.size == shape[a.dim],
+}

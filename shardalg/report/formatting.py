@@ -1,0 +1,70 @@
+"""Formatting that partitioning adds: slices, pads, masks and halos, and what they move."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from shardalg.costs.collectives import KINDS, wire_bytes
+from shardalg.costs.cost import number
+from shardalg.costs.fusion import fused
+from shardalg.costs.walk import Step, local_bytes, walk
+from shardalg.graph.ir import Graph
+from shardalg.spmd.control import CONTROL
+from shardalg.spmd.program import Apply, CollectivePermute, Fetch, SpmdProgram
+from shardalg.table import Table
+
+MOVING = (Fetch, CollectivePermute)
+"""Collectives that move borders of blocks rather than change how a value is split."""
+
+
+def formatting(program: SpmdProgram, graph: Graph) -> Table:
+    """Instructions that the function does not have, by kind, and their share of the program.
+
+    `memory_bytes` are what a device moves from and to memory for them in a step; what is fused with
+    its neighbours moves nothing. `wire_bytes` are sent by halos and permutes. The last row is all
+    of them, and its shares are those of the program's local and sent bytes.
+    """
+    inside = fused(program, graph)
+    sums: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
+    whole = [0, 0, 0]
+    for step in walk(program):
+        if type(step.instruction.attributes) in CONTROL:
+            continue
+        amounts = (step.count, *_bytes(program, step, inside))
+        kinds = [whole] if _is_users(step) else [whole, sums[_name(step)]]
+        for total in kinds:
+            total[:] = [a + b for a, b in zip(total, amounts, strict=True)]
+    added = [sum(column) for column in zip(*sums.values(), strict=True)] or [0, 0, 0]
+    rows = [(name, *found) for name, found in sorted(sums.items())] + [("all", *added)]
+    columns = ("instruction", "count", "memory_bytes", "wire_bytes", "memory_share", "wire_share")
+    shares = (
+        (*row[:2], *map(number, row[2:]), *(_share(row[k], whole[k - 1]) for k in (2, 3)))
+        for row in rows
+    )
+    return Table(columns, tuple(shares))
+
+
+def _is_users(step: Step) -> bool:
+    """Whether an instruction is an operator of the function, or changes how a value is split."""
+    instruction = step.instruction
+    kind = type(instruction.attributes)
+    if kind is Apply:
+        return instruction.node is not None
+    return kind in KINDS and kind not in MOVING
+
+
+def _name(step: Step) -> str:
+    return type(step.instruction.attributes).__name__
+
+
+def _bytes(program: SpmdProgram, step: Step, inside: frozenset[int]) -> tuple[float, float]:
+    instruction = step.instruction
+    if type(instruction.attributes) in KINDS:
+        held = local_bytes(program, instruction.operands)
+        return 0, step.count * wire_bytes(instruction.attributes, held)
+    values = dict.fromkeys((*instruction.operands, *instruction.results))
+    return step.count * local_bytes(program, (v for v in values if v not in inside)), 0
+
+
+def _share(part: float, whole: float) -> float:
+    return float(part / whole) if whole else 0.0

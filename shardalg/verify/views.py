@@ -1,0 +1,57 @@
+"""Views: the elements of a value in row-major order, under other dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from shardalg.merge.integers import Number, equal
+from shardalg.spmd.program import leading
+from shardalg.verify.contents import Held
+from shardalg.verify.report import Decided
+from shardalg.verify.step import Result, Stated, Step, nothing_beyond
+
+
+def regroup(step: Step) -> Result:
+    """Flat elements of each group of dimensions, and then those of the ones in their place."""
+    dims: list[Held] = []
+    rest, stated = list(step.given.dims), []
+    for count, sizes in step.attributes.groups:
+        group, rest = rest[:count], rest[count:]
+        if not (group and sizes):
+            return step.given, [("delivers", Decided("a group has dimensions", holds=False))]
+        if len(group) > 1 or len(sizes) > 1:
+            flat, claims = _flat(step, group)
+            group, more = _rows(step, flat, sizes)
+            stated += [*claims, *more]
+        dims += group
+    stated.append(("delivers", Decided("every dimension is in a group", not rest)))
+    return replace(step.given, dims=tuple(dims), viewed=True), stated
+
+
+def _flat(step: Step, group: list[Held]) -> tuple[Held, list[Stated]]:
+    """The dimensions of a group as one."""
+    first = leading(tuple(held.size for held in group))
+    inner, led = prod(held.size for held in group[first + 1 :]), group[first]
+    others = all(
+        (held.start, held.length, held.base) == (Number(), held.size, 1)
+        for held in (*group[:first], *group[first + 1 :])
+    )
+    words = "of dimensions that become others only the first is held in part"
+    stated = [*nothing_beyond(step, led), ("delivers", Decided(words, others and led.base == 1))]
+    return Held(led.start * inner, led.length * inner, led.size * inner), stated
+
+
+def _rows(step: Step, flat: Held, sizes: tuple[int, ...]) -> tuple[list[Held], list[Stated]]:
+    """Flat elements as dimensions of which the first that is longer than 1 is held in part."""
+    first = leading(sizes)
+    inner = prod(sizes[first + 1 :])
+    fits = flat.size == prod(sizes) and flat.length % inner == 0
+    words = f"{flat.size} elements in {prod(sizes[: first + 1])} rows of {inner}"
+    stated: list[Stated] = [("delivers", Decided(words, fits))]
+    if inner > 1:
+        words = f"{flat.start} is the start of a row"
+        stated.append(("delivers", step.claim(words, equal(flat.start % inner, 0))))
+    dims = [Held(Number(), size, size) for size in sizes]
+    dims[first] = Held(flat.start // inner, flat.length // inner, sizes[first])
+    return dims, stated

@@ -1,0 +1,100 @@
+"""Reshapes that move the borders of blocks: one exchange of flat elements, nothing whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.costs.formula import FormulaError
+from tests.partition.planned import checked, kinds, moves, numbers
+
+ROWS = P("Y")
+
+
+def sent(plan):
+    """Elements that a device sends."""
+    return sum(row["wire_bytes"] for row in plan.collectives_table) / 4
+
+
+# name: (shape, shape of the result, layouts, elements that a device sends)
+CASES = {
+    "the paper's": ((3, 2), (6,), P("X"), P("X"), 1),
+    "merged, uneven": ((6, 4), (24,), ROWS, ROWS, 6),
+    "split, uneven": ((22,), (11, 2), ROWS, ROWS, 0),
+    "not nested": ((6, 4), (4, 6), ROWS, ROWS, 6),
+    "not nested, blocks alike": ((6, 4), (4, 6), P("X"), P("X"), 0),
+    "beside a dimension that stays": ((4, 6, 4), (4, 4, 6), P("X", "Y"), P("X", "Y"), 12),
+    "twice": ((3, 2, 3, 2), (6, 6), P("X", None, "Y"), P("X", "Y"), 8),
+    "around dimensions of size 1": ((1, 6, 1, 4), (4, 6, 1), P(None, "Y"), ROWS, 6),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_only_what_lies_elsewhere_is_sent(name):
+    shape, out_shape, spec, out, most = CASES[name]
+    x = numbers(*shape)
+    plan = checked(lambda x: x.reshape(out_shape), (x,), (spec,), out_shardings=out)
+    assert {kind for kind, _ in moves(plan)} <= {"collective_permute"}
+    assert sent(plan) <= most, sent(plan)
+    assert plan.verify().ok, plan.verify().refuted
+    np.testing.assert_array_equal(plan.lower()(x), x.reshape(out_shape))
+
+
+def sizes(rng, total):
+    """Some sizes with that product, 1 among them at times."""
+    found = [1] if rng.integers(3) == 0 else []
+    while total > 1:
+        found.append(int(rng.choice([d for d in range(2, total + 1) if total % d == 0])))
+        total //= found[-1]
+    return [found[k] for k in rng.permutation(len(found))] or [1]
+
+
+def layout(rng, rank):
+    dims = [[] for _ in range(rank + 1)]
+    for axis in rng.permutation(["X", "Y"]).tolist():
+        dims[int(rng.integers(rank + 1))].append(axis)
+    return P(*(tuple(axes) or None for axes in dims[:rank]))
+
+
+def test_random_reshapes_in_random_layouts(show):
+    rng, regrouped = np.random.default_rng(SEED), 0
+    for _ in range(40):
+        total, kept = int(rng.choice([12, 24, 30, 36, 60])), int(rng.choice([1, 1, 5]))
+        shape, out_shape = ([kept] * (kept > 1) + sizes(rng, total) for _ in range(2))
+        spec, out = layout(rng, len(shape)), layout(rng, len(out_shape))
+        mesh = sa.Mesh({"X": int(rng.choice([2, 3])), "Y": int(rng.choice([2, 4]))})
+        fn, x = lambda x, to=out_shape: x.reshape(to), numbers(*shape)
+        plan = checked(fn, (x,), (spec,), mesh=mesh, out_shardings=out)
+        assert plan.verify().ok, (shape, out_shape, spec, out, mesh)
+        regrouped += "Regroup" in kinds(plan)
+    show(f"{regrouped} of 40 reshapes by an exchange, seed {SEED}")
+    assert regrouped >= 5
+
+
+SEED = 210504663
+
+
+def test_where_gathering_sends_less_it_is_gathered():
+    """Every device wants all of a result that is whole."""
+    plan = checked(lambda x: x.reshape(32), (numbers(8, 4),), (ROWS,), out_shardings=P())
+    assert {kind for kind, _ in moves(plan)} == {"all_gather"}
+
+
+def test_the_program_prints_what_becomes_what():
+    plan = checked(lambda x: x.reshape(6), (numbers(3, 2),), (P("X"),), out_shardings=P("X"))
+    assert "regroup d*d as 6 " in str(plan.program)
+
+
+def test_named_sizes_of_an_exchange_have_no_formula():
+    (n,) = sa.dims("n", hint=(6,))
+    plan = sa.plan(
+        lambda x: x.reshape(4, -1),
+        jax.ShapeDtypeStruct((n, 4), jnp.float32),
+        mesh=sa.Mesh({"X": 4}),
+        in_shardings=(P("X"),),
+        out_shardings=P("X"),
+    )
+    with pytest.raises(FormulaError, match="named sizes"):
+        plan.cost("tpu_v3").formulas()

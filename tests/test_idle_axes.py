@@ -1,0 +1,98 @@
+"""Axes on none of a product's loops: warned of, with the flops and an annotation that uses them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.models import table1, weight_update
+from shardalg.models.transformer import Config
+from shardalg.report.idle import idle, redundant_flops
+from tests import small_step
+
+MESH = sa.Mesh({"X": 2, "Y": 4})
+X, W = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 16), (16, 32)))
+ODD = jax.ShapeDtypeStruct((7, 5), "float32")
+BATCHES = jax.ShapeDtypeStruct((3, 8, 16), "float32")
+
+
+def two_layers(x, w):
+    return jnp.tanh(x @ w) @ w.T
+
+
+def scanned(xs, w):
+    return lax.scan(lambda carry, x: (carry, x @ w), 0.0, xs)[1]
+
+
+# name -> function, arguments, in_shardings, (axes, redundant flops) of each warning
+PROGRAMS = {
+    "one axis": (jnp.matmul, (X, W), (P("X"), P()), [("Y", 2 * 8 * 16 * 32 / 2 * 3 / 4)]),
+    "both axes": (jnp.matmul, (X, W), (P(), P()), [("X,Y", 2 * 8 * 16 * 32 * 7 / 8)]),
+    "none": (jnp.matmul, (X, W), (P("X"), P(None, "Y")), []),
+    "contracted": (jnp.matmul, (X, W), (P("X", "Y"), P("Y")), []),
+    "trips": (scanned, (BATCHES, W), (P(None, "X"), P()), [("Y", 3 * 8 * 16 * 32 * 3 / 4)]),
+    "no product": (jnp.add, (X, X), (P(), P()), []),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_flops_that_are_done_more_than_once(name):
+    fn, arguments, specs, want = PROGRAMS[name]
+    plan = sa.plan(fn, *arguments, mesh=MESH, in_shardings=specs)
+    found = idle(plan.program, plan.graph)
+    assert [(",".join(one.axes), one.redundant_flops) for one in found] == want
+
+
+def test_the_remedy_is_what_replanning_gives():
+    plan = sa.plan(jnp.matmul, X, W, mesh=MESH, in_shardings=(P("X"), P()))
+    (row,) = plan.warnings().to_dict("records")
+    assert row["remedy"] == (
+        "annotate dot_general:1 as [(X, Y), None]: 3,072 to 0 redundant flops, 0 to 0 wire bytes"
+    )
+    mended = sa.plan(
+        jnp.matmul, X, W, mesh=MESH, in_shardings=(P("X"), P()), out_shardings=P(("X", "Y"))
+    )
+    assert mended.warnings().empty
+
+
+def test_lines_that_repeat_work_are_listed_costliest_first():
+    plan = sa.plan(two_layers, X, W, mesh=MESH, in_shardings=(P("X"), P()))
+    rows = plan.warnings()
+    assert rows["redundant_flops"].sum() == redundant_flops(idle(plan.program, plan.graph))
+    assert list(rows["redundant_flops"]) == sorted(rows["redundant_flops"], reverse=True)
+
+
+def test_sizes_that_do_not_divide_have_no_remedy():
+    plan = sa.plan(lambda a: a @ a.T, ODD, mesh=MESH, in_shardings=(P(),))
+    (row,) = plan.warnings().to_dict("records")
+    assert row["redundant_flops"] == 2 * 7 * 7 * 5 * 7 / 8
+    assert row["remedy"] == "no annotation of its operands or result uses the axis"
+
+
+def test_strict_allows_them():
+    specs, strict = (P("X"), P()), sa.Options(strict=True)
+    assert len(sa.plan(jnp.matmul, X, W, mesh=MESH, in_shardings=specs, options=strict).warnings())
+
+
+def test_only_the_attention_of_attempt_1_is_idle():
+    """It has X on M alone, which the products of scores and values lack (Table 1, first row)."""
+    idle_ops = {}
+    for name, strategy in table1.STRATEGIES.items():
+        plan = small_step.plan().replan(strategy(small_step.MESH, small_step.CONFIG))
+        found = idle(plan.program, plan.graph)
+        sources = {plan.graph.nodes[one.node].source.split(":")[0] for one in found}
+        idle_ops[name] = {one.axes for one in found}, sources
+    assert idle_ops["attempt 1"] == ({("X",)}, {"transformer.py"})
+    assert idle_ops["attempt 2"] == idle_ops["finalized"] == (set(), set())
+
+
+def test_no_product_of_a_data_parallel_step_is_idle():
+    config, mesh = Config(L=1), sa.Mesh({"X": 4})
+    data = sa.plan(
+        weight_update.function(config),
+        *weight_update.arguments(config),
+        strategy=weight_update.strategy(3, mesh, config),
+    )
+    assert not idle(data.program, data.graph)

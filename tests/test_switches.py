@@ -1,0 +1,121 @@
+"""Switches of a plan: what each is worth, what is gathered more than once, and its price."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.models import table1
+from tests import small_step
+from tests.partition.planned import check_equal, numbers
+
+MESH = sa.Mesh({"X": 4})
+
+
+def unrolled(w, x):
+    return jax.grad(lambda w: jnp.tanh(jnp.tanh(x @ w) @ w).sum())(w)
+
+
+def recurrent(w, x, xs):
+    def loss(w):
+        return lax.scan(lambda carry, x: (jnp.tanh(carry @ w + x), None), x, xs)[0].sum()
+
+    return jax.grad(loss)(w)
+
+
+def products(x, q, k, v):
+    return x @ q + x @ k + x @ v
+
+
+# name -> function, arguments, in_shardings, out_shardings
+PROGRAMS = {
+    "unrolled": (unrolled, (numbers(8, 8) / 8, numbers(64, 8)), (P("X"), P("X")), P("X")),
+    "recurrent": (
+        recurrent,
+        (numbers(8, 8) / 8, numbers(64, 8), numbers(3, 64, 8)),
+        (P("X"), P("X"), P(None, "X")),
+        P("X"),
+    ),
+    "products": (
+        products,
+        (numbers(4, 8), *(numbers(8, 4, seed=i) for i in range(3))),
+        (P(None, "X"), P("X"), P("X"), P("X")),
+        P(),
+    ),
+}
+
+
+def planned(name, **options):
+    fn, arguments, given, wanted = PROGRAMS[name]
+    made = {"mesh": MESH, "in_shardings": given, "out_shardings": wanted}
+    return sa.plan(fn, *arguments, **made, options=sa.Options(**options))
+
+
+def sent(plan):
+    return sum(row["count"] * row["wire_bytes"] for row in plan.collectives_table)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "times"),
+    [("unrolled", "keep_gathers", 2), ("recurrent", "hoist_gathers", 3)],
+)
+def test_the_price_of_a_gather_is_what_the_switch_changes(name, option, times):
+    plan = planned(name)
+    rows = plan.gathers().query(f"option == '{option}'").to_dict("records")
+    gathered = 8 * 8 * 4
+    assert {(r["times"], r["wire_bytes"], r["held_bytes"]) for r in rows} == {
+        (times, gathered * 3 // 4, gathered)
+    }
+    other = planned(name, **{option: True})
+    assert sent(plan) - sent(other) == sum(r["saved_wire_bytes"] for r in rows) > 0
+    assert other.memory.peak_bytes - plan.memory.peak_bytes <= sum(r["held_bytes"] for r in rows)
+    assert other.verify().ok
+    check_equal(other, *PROGRAMS[name][:2])
+
+
+def test_sums_that_wait_are_reduced_once():
+    one, each = planned("products"), planned("products", defer_sums=False)
+    assert [row["kind"] for row in one.collectives_table] == ["all_reduce"]
+    assert sent(each) == 3 * sent(one)
+    check_equal(each, *PROGRAMS["products"][:2])
+
+
+def test_copies_that_are_not_shared_are_made_for_each_user():
+    alone = planned("unrolled", share_gathers=False)
+    assert sent(alone) > sent(planned("unrolled"))
+    check_equal(alone, *PROGRAMS["unrolled"][:2])
+
+
+def test_as_many_gathers_are_kept_as_fit():
+    plan = small_step.plan().replan(table1.finalized(small_step.MESH, small_step.CONFIG))
+    strategy = table1.finalized(small_step.MESH, small_step.CONFIG)
+    rows = plan.gathers().query("option == 'keep_gathers'")
+    whole = int(rows["held_bytes"].sum())
+    bytes_ = {}
+    for budget in (0, whole // 2, whole, True):
+        kept = plan.replan(strategy, options=sa.Options(keep_gathers=budget))
+        bytes_[budget] = sent(kept)
+        if budget is not True:
+            assert kept.memory.peak_bytes <= plan.memory.peak_bytes + budget
+    assert bytes_[0] == sent(plan)
+    assert bytes_[0] > bytes_[whole // 2] > bytes_[whole] == bytes_[True]
+    assert sent(plan) - bytes_[True] == rows["saved_wire_bytes"].sum()
+
+
+def test_the_table_of_switches_is_what_replanning_gives():
+    plan = planned("unrolled")
+    table = plan.switches().set_index("options")
+    assert table.loc["as planned", "wire_bytes"] == sent(plan)
+    for name, value in (("keep_gathers", True), ("share_gathers", False), ("defer_sums", False)):
+        other = planned("unrolled", **{name: value})
+        row = table.loc[f"{name}={value}"]
+        assert row["wire_bytes"] == sent(other)
+        assert row["peak_memory_bytes"] == other.memory.peak_bytes
+        assert row["collectives"] == len(other.collectives_table)
+
+
+def test_a_switch_that_is_none_is_refused():
+    with pytest.raises(sa.ShardalgError, match=r"keep_gathers.*-1"):
+        sa.Options(keep_gathers=-1)
