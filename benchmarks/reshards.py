@@ -28,8 +28,8 @@ ISSUES: tuple[Case, ...] = (
 )
 SHAPES = {2: (2048, 2048), 3: (256, 128, 128)}  # 16 MiB of float32
 COUNT, REPEATS, SEED = 24, 12, 21562
-ABOUT = """`x + 1` from one layout to another on 8 CPU devices, float32 arrays of 16 MiB: pairs drawn
-from the 1,876 of rank 1 to 3 on the meshes 8, 4x2 and 2x2x2 on which XLA gathers the whole tensor
+ABOUT = """`x + 1` from one layout to another on 8 CPU devices, float32 arrays of 16 MiB: pairs from
+the 1,876 of rank 1 to 3 on the meshes 8, 4x2 and 2x2x2 on which XLA gathers the whole tensor
 though nobody wants it whole (`tests/oracle/reshards.json`), and two reported ones. Ours is the
 lowered path, XLA's its own partitioning of the same jit; both run in turns, times are medians. Wire
 elements are those that a device sends, temporary ones what the compiler allots on a device, both as

@@ -54,7 +54,7 @@ def test_no_path_replicates_and_none_sends_more_than_xla(step):
             of_tensor.append(sent / size)
             of_xla.append(received / size)
     ours, xla = statistics.mean(of_tensor), statistics.mean(of_xla)
-    print(f"{len(of_tensor)} pairs on which XLA replicates: {ours:.3f} of the tensor, XLA {xla:.3f}")
+    print(f"{len(of_tensor)} pairs that XLA replicates: {ours:.3f} of the tensor, XLA {xla:.3f}")
     print(f"{statistics.mean(of_bound):.3f} of the lower bound on {len(of_bound)} pairs")
     assert ours <= 0.23
     assert statistics.mean(of_bound) <= 1.2
