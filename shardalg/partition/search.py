@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from itertools import count, takewhile
+from itertools import combinations, count, takewhile
 
 from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.costs.collectives import quotient, step_wire_bytes
@@ -124,6 +124,8 @@ class _Way:
     def permute(self, dims: Dims) -> None:
         """The pairs of positions are left out: only who takes the path needs them."""
         changed = {d for a, b in zip(self.dims, dims, strict=True) if a != b for d in (*a, *b)}
+        if any(overlap(a, b) for a, b in combinations(changed, 2)):
+            changed = set(primes(tuple(changed)))
         move = CollectivePermute(tuple(sorted(changed, reverse=True)), ())
         self.add(move, dims, "collective_permute")
 
