@@ -175,7 +175,8 @@ def _all_to_all(emitter: Emitter, instruction: Instruction, x: Array) -> list[Ar
         return [x]
     if emitter.tiled and not a.arriving:
         return [lax.all_to_all(x, names, a.split_dim, a.concat_dim, tiled=True)]
-    pieces = _by_member(_pieces(x, a.split_dim, _group_size(a.digits)), a.digits, a.split_digits)
+    pieces = _pieces(x, a.split_dim, _group_size(a.digits))
+    pieces = _by_member(pieces, a.digits, a.arriving or a.digits)
     arrived = _swapped(pieces, names)
     shape = list(arrived.shape[1:])
     shape[a.concat_dim] *= arrived.shape[0]

@@ -95,7 +95,7 @@ def _all_to_all(a: spmd.AllToAll, x: Stack) -> Stack:
     for group in groups(a.digits, len(x)):
         sent = [_pieces(x[source], a.split_dim, len(group)) for source in group]
         for position in group:
-            number = partition_id(a.split_digits, position)
+            number = partition_id(a.arriving or a.digits, position)
             result[position] = np.concatenate([pieces[number] for pieces in sent], a.concat_dim)
     return result
 

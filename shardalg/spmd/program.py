@@ -132,21 +132,14 @@ class ReduceScatter:
 class AllToAll:
     """Split `split_dim` and concatenate along `concat_dim` over `digits`.
 
-    Attributes:
-      digits: minor on `concat_dim` before, in this order.
-      arriving: the same digits in the order in which they are minor on `split_dim` after; () is
-        the order of `digits`.
+    They leave the minor end of the one in this order and reach that of the other in the order
+    `arriving`; () is the same.
     """
 
     split_dim: int
     concat_dim: int
     digits: Digits
     arriving: Digits = ()
-
-    @property
-    def split_digits(self) -> Digits:
-        """The digits in the order in which `split_dim` is cut."""
-        return self.arriving or self.digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,11 +502,26 @@ class Branches:
     blocks: tuple[Block, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Manual:
+    """What every device runs on its own blocks: a region of the user's, with his collectives.
+
+    Operands and results are blocks in the layouts of the region's border; inside, each device's
+    values are its own.
+
+    Attributes:
+      digits: of the axes that are manual.
+    """
+
+    body: Block
+    digits: Digits
+
+
 Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
     | Carry | Best | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
     | Choose | Regroup | Join | ValueAt | Offset | MaskIndexed | FirstMember | Extract | Insert
-    | Loop | While | Branches
+    | Loop | While | Branches | Manual
 )  # fmt: skip
 COLLECTIVES = (
     AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best,
