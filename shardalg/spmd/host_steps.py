@@ -8,6 +8,7 @@ groups of positions that differ in the collective's digits alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain, pairwise
 from math import prod
 
@@ -17,10 +18,9 @@ from shardalg.algebra.digits import Digits, partition_id
 from shardalg.errors import ProgramError
 from shardalg.spmd import program as spmd
 from shardalg.spmd.blocks import Stack, groups
-from shardalg.spmd.boxes import Extract, Insert, Places
+from shardalg.spmd.host_boxes import extracted, inserted
 from shardalg.spmd.identity import identity
 
-Shape = tuple[int, ...]
 _UFUNCS = {
     "sum": np.add,
     "product": np.multiply,
@@ -91,11 +91,13 @@ def _pieces(block: np.ndarray, dim: int, n: int) -> Stack:
 
 
 def _all_to_all(a: spmd.AllToAll, x: Stack) -> Stack:
-    def swapped(blocks: Stack) -> Stack:
-        sent = [_pieces(block, a.split_dim, len(blocks)) for block in blocks]
-        return [np.concatenate(row, a.concat_dim) for row in zip(*sent, strict=True)]
-
-    return _exchange(a.digits, x, swapped)
+    result: Stack = [x[0]] * len(x)
+    for group in groups(a.digits, len(x)):
+        sent = [_pieces(x[source], a.split_dim, len(group)) for source in group]
+        for position in group:
+            number = partition_id(a.arriving or a.digits, position)
+            result[position] = np.concatenate([pieces[number] for pieces in sent], a.concat_dim)
+    return result
 
 
 def _permute(a: spmd.CollectivePermute, x: Stack) -> Stack:
@@ -340,53 +342,12 @@ def _first_member(a: spmd.FirstMember, x: Stack) -> Stack:
     return _everywhere(only, x)
 
 
-def _extract(a: Extract, x: Stack, *starts: Stack) -> Stack:
-    def read(position: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
-        result = block
-        for dim, first in enumerate(_starts(a.places, given, block.shape, a.sizes, position)):
-            place = first + np.arange(a.sizes[dim])
-            inside = (place >= 0) & (place < block.shape[dim])
-            result = result.take(np.where(inside, place, 0), dim, mode="clip")
-            kept = _along(inside, dim, result)
-            result = np.where(kept, result, np.zeros((), block.dtype))
-        return result
-
-    return _everywhere(read, x, *starts)
+def _extract(a: spmd.Extract, x: Stack, *starts: Stack) -> Stack:
+    return _everywhere(partial(extracted, a), x, *starts)
 
 
-def _insert(a: Insert, x: Stack, new: Stack, *starts: Stack) -> Stack:
-    def written(
-        position: int, block: np.ndarray, update: np.ndarray, *given: np.ndarray
-    ) -> np.ndarray:
-        result, here = update, np.ones((), bool)
-        for dim, first in enumerate(_starts(a.places, given, block.shape, update.shape, position)):
-            place = np.arange(block.shape[dim]) - first
-            inside = (place >= 0) & (place < update.shape[dim])
-            if not inside.any():
-                return block
-            result = result.take(np.where(inside, place, 0), dim)
-            here = here & _along(inside, dim, block)
-        return np.where(here, result, block)
-
-    return _everywhere(written, x, new, *starts)
-
-
-def _starts(
-    places: Places, given: tuple[np.ndarray, ...], shape: Shape, sizes: Shape, position: int
-) -> list[int]:
-    """The first element of a box per dimension, counted in places of the own block."""
-    cut = {dim: (digits, high) for dim, digits, high in places}
-    found = []
-    for dim, start in enumerate(given):
-        digits, high = cut.get(dim, ((), shape[dim] - sizes[dim]))
-        first = min(max(int(start), 0), high)
-        found.append(first - partition_id(digits, position) * shape[dim] * bool(digits))
-    return found
-
-
-def _along(array: np.ndarray, dim: int, like: np.ndarray) -> np.ndarray:
-    """A vector as one dimension of a tensor of the rank of `like`."""
-    return array.reshape([-1 if d == dim else 1 for d in range(like.ndim)])
+def _insert(a: spmd.Insert, x: Stack, new: Stack, *starts: Stack) -> Stack:
+    return _everywhere(partial(inserted, a), x, new, *starts)
 
 
 HOST_STEPS: dict[type, Callable[..., Stack]] = {
@@ -412,6 +373,6 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.Offset: _offset,
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,
-    Extract: _extract,
-    Insert: _insert,
+    spmd.Extract: _extract,
+    spmd.Insert: _insert,
 }
