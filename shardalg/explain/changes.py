@@ -60,6 +60,8 @@ def changes(stages: Stages, places: tuple[Annotated, ...], digits: Digits) -> It
     """Each of the annotations with some of the collective's axes dropped, added or moved."""
     seen: set[tuple[Slot, ...]] = set()
     for place in places:
+        if _says_a_region(stages, place):
+            continue
         slots = _slots(stages.traced, stages.annotations, place)
         if slots in seen or len(seen) == MOST_PLACES:
             continue
@@ -68,6 +70,16 @@ def changes(stages: Stages, places: tuple[Annotated, ...], digits: Digits) -> It
         before = getattr(stages.annotations, field_)[at]
         for dims in _edits(before, digits):
             yield Change(place, slots, before, before.with_dims(dims))
+
+
+def _says_a_region(stages: Stages, place: Annotated) -> bool:
+    """Whether a spec of a shard_map says the layout: what runs inside was traced for it."""
+    if place.kind != "site":
+        return False
+    graph = stages.graph
+    node = graph.nodes[graph.sites[place.number].node]
+    around = (graph.producer[node.operands[0]], *graph.users[node.results[0]])
+    return any(n is not None and graph.nodes[n].primitive == "shard_map" for n in around)
 
 
 def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:

@@ -12,7 +12,7 @@ from tests.oracle.test_oracle import worst
 
 TOPICS = ("conv", "pool", "format", "embedding", "norm", "reduce_sort", "moe", "pipeline")
 TOPICS += ("reshard", "completion")
-# A manual region of the user's is not followed yet: it runs on no single device either.
+# A manual region runs on no single device: tests/partition/test_manual.py.
 MANUAL = {"shard_map_subgraph"}
 NAMES = [name for name in corpus.names(*TOPICS) if name not in MANUAL]
 # Where ours sends more than XLA, and why; a program that gets better must leave this list.
