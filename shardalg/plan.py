@@ -249,13 +249,14 @@ class Plan:
         kind "border" come last (not with named sizes): uneven results, which a call of the lowered
         program hands out on the longest even prefix of their axes, and `padded` as they are.
         """
-        return self.collectives_table.df
+        found = self.collectives_table
+        made = found if self.is_symbolic else with_borders(found, self.program, self.graph)
+        return made.df
 
     @cached_property
     def collectives_table(self) -> Table:
-        """The table behind `collectives()`."""
-        found = tables.collectives(self.program, self.graph, self.symbolised)
-        return found if self.is_symbolic else with_borders(found, self.program, self.graph)
+        """The table behind `collectives()`: what the program itself sends."""
+        return tables.collectives(self.program, self.graph, self.symbolised)
 
     @cached_property
     def symbolised(self) -> Symbolised | None:

@@ -29,7 +29,7 @@ def plan_of(shape, spec, **more):
 )
 def test_an_uneven_result_is_a_row(shape, spec, row):
     plan = plan_of(shape, spec)
-    (found,) = plan.collectives_table
+    (found,) = plan.collectives().to_dict("records")
     columns = ("axes", "group_size", "operand_bytes", "result_bytes", "wire_bytes")
     assert (found["kind"], found["op"], found["count"]) == ("border", "border", 1)
     assert tuple(found[column] for column in columns) == row
@@ -41,6 +41,6 @@ def test_an_uneven_result_is_a_row(shape, spec, row):
 
 
 def test_even_results_and_named_sizes_have_no_row():
-    assert not len(plan_of((16, 6), P(("X", "Y"))).collectives_table)
+    assert plan_of((16, 6), P(("X", "Y"))).collectives().empty
     (b,) = sa.dims("B", hint=(10,))
-    assert not len(plan_of((b, 6), P("Y")).collectives_table)
+    assert plan_of((b, 6), P("Y")).collectives().empty
