@@ -111,8 +111,11 @@ _TEXT: dict[type, Callable[..., str]] = {
     Slice: lambda a, m: f"slice dim={a.dim} [{a.start}:{a.stop}]",
     SliceAt: lambda a, m: f"slice dim={a.dim} at {start_text(m, a.start)} size {a.size}",
     Concatenate: lambda a, m: f"concatenate dim={a.dim}",
-    Regroup: lambda a, m: "regroup " + ", ".join(
-        f"{'*'.join('d' * count)} as {'*'.join(map(str, sizes))}" for count, sizes in a.groups
+    Regroup: lambda a, m: (
+        "regroup "
+        + ", ".join(
+            f"{'*'.join('d' * count)} as {'*'.join(map(str, sizes))}" for count, sizes in a.groups
+        )
     ),
     Resize: lambda a, m: f"resize dim={a.dim} to {a.size}",
     Mask: lambda a, m: (
