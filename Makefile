@@ -36,7 +36,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra fuzz-operators xla-merges \
+.PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra fuzz-operators xla-merges reshards \
 	xla-halos lock clean
 
 setup: $(STAMP)
@@ -80,6 +80,13 @@ oracle: $(STAMP)
 # The algebra at full length: what the suite samples, 100,000 windows and 10,000 mutated texts among it.
 fuzz-algebra: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow tests/algebra tests/merge $(ARGS)
+
+# Asks the installed XLA how it reshards every pair of layouts of three meshes (12 minutes), and runs
+# our own path of each.
+reshards: $(STAMP)
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+		$(BIN)/python -m tests.oracle.record_reshards
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/oracle/test_reshards.py
 
 # Asks the installed XLA again for the merges that the suite compares with.
 xla-merges: $(STAMP)

@@ -1,15 +1,16 @@
-"""Our wire bytes and products per device beside XLA's, on the recorded programs.
+"""Our wire bytes and flops of products per device beside XLA's, on the recorded programs.
 
 Each program is planned on its own mesh with its own specs, its results where XLA put them. XLA's
 bytes are those right after its partitioner ran, an all-reduce of which only a slice is read
 counted as the reduce-scatter that TPU and GPU make of it; its flops are those of the matrix
-products it then executes (tests/oracle/README.md, tests/oracle/record_flops.py).
+products and convolutions it then executes (tests/oracle/README.md, tests/oracle/record_flops.py).
 """
 
 import functools
 import json
 import math
 import types
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import jax
@@ -19,13 +20,16 @@ from jax.sharding import PartitionSpec
 
 import shardalg as sa
 from shardalg.costs.collectives import KINDS, wire_bytes
-from shardalg.costs.compute import contracts, node_flops, signature_local_flops
+from shardalg.costs.compute import node_flops, signature_local_flops
 from shardalg.costs.walk import local_bytes, walk
+from shardalg.ops.families.build import record
 from shardalg.spmd.program import Apply
 from tests.oracle import corpus
-from tests.oracle.record_flops import FACTS, TOPICS
+from tests.oracle.record_flops import FACTS
 
-NAMES = corpus.names(*TOPICS)
+PRODUCTS = ("dot_general", "conv_general_dilated")
+NAMES = corpus.names("einsum", "ffn", "attention", "stack")
+"""Programs of matrix products, whose XLA twins are compared most closely."""
 
 
 @dataclass(frozen=True)
@@ -88,25 +92,36 @@ def our_wire_bytes(program):
     )
 
 
-def our_dot_flops(program, graph):
-    """Flops of the matrix products that a device executes in a step, padding included."""
+def our_product_flops(program, graph):
+    """Flops of the products that a device executes in a step, padding included."""
     total = 0
     for step in walk(program):
         node, attributes = step.instruction.node, step.instruction.attributes
         if type(attributes) is Apply and node is not None:
             signature = graph.nodes[node].signature
-            if attributes.primitive == signature.primitive and contracts(signature):
-                total += step.count * signature_local_flops(signature, attributes.loops)
+            if attributes.primitive == signature.primitive and signature.primitive in PRODUCTS:
+                total += step.count * _executed(program, step.instruction, signature)
     return total
+
+
+def _executed(program, instruction, signature):
+    """Of a convolution all taps of the kernel, those in padding too, as for XLA's."""
+    numbers = signature.param("dimension_numbers")
+    if signature.primitive != "conv_general_dilated":
+        return signature_local_flops(signature, instruction.attributes.loops)
+    kernel = program.locals[instruction.operands[1]].shape
+    _, (features, *_), _ = record(numbers, "lhs rhs out").values()
+    made = program.locals[instruction.results[0]].shape
+    return 2 * math.prod(made) * math.prod(kernel) // kernel[features]
 
 
 def global_dot_flops(graph):
     """Flops of the matrix products of a function on one device."""
-    return sum(node_flops(graph, node) for node in graph.walk() if contracts(node.signature))
+    return sum(node_flops(graph, node) for node in graph.walk() if node.primitive in PRODUCTS)
 
 
 def compare(name, compiler="cpu_gspmd"):
-    """One row: bytes and product flops of a device and step, ours beside XLA's.
+    """One row: bytes and flops of products of a device and step, ours beside XLA's.
 
     `kept_wire_bytes` are ours when an operand gathered in the forward pass is kept for the
     backward pass, as XLA keeps it (common subexpressions); the default gathers it again and frees
@@ -114,28 +129,59 @@ def compare(name, compiler="cpu_gspmd"):
     """
     made, kept = (plan(name, keep_gathers=keep, compiler=compiler) for keep in (False, True))
     ours, least = (float(our_wire_bytes(p.program)) for p in (made, kept))
-    flops, xla = our_dot_flops(made.program, made.graph), corpus.wire_bytes(name, compiler)
+    flops, xla = our_product_flops(made.program, made.graph), corpus.wire_bytes(name, compiler)
     xla_flops = json.loads(FACTS.read_text())[compiler][name]
     return {
         "program": name,
+        "topic": corpus.topic(name),
         "wire_bytes": ours,
         "kept_wire_bytes": least,
         "xla_wire_bytes": float(xla),
         "bytes_ratio": ratio(ours, xla),
         "kept_bytes_ratio": ratio(least, xla),
-        "dot_flops": flops,
-        "xla_dot_flops": xla_flops,
+        "product_flops": flops,
+        "xla_product_flops": xla_flops,
         "flops_ratio": ratio(flops, xla_flops),
+        "why": why(made, name, compiler),
     }
+
+
+def why(plan, name, compiler):
+    """What is sent otherwise than by XLA, kind by kind and for which operators: ours, then XLA's.
+
+    Read off both programs; said too where XLA warns that it replicates a tensor in order to
+    reshard it, and where its result is not that of one device.
+    """
+    ours, theirs = defaultdict(Counter), defaultdict(Counter)
+    for row in plan.collectives_table:
+        ours[row["kind"]][row["op"]] += row["wire_bytes"] * row["count"]
+    facts = corpus.facts(name)[compiler]
+    for sent in facts.get("spmd", {"collectives": ()})["collectives"]:
+        kind = "reduce_scatter" if sent.get("sliced_by", 1) > 1 else sent["kind"].replace("-", "_")
+        op = sent["op_name"].rsplit("/", 1)[-1] or "border"
+        theirs[kind][op] += corpus.ring_bytes(sent) * sent["mult"]
+    said = [
+        f"{kind} {_sent(ours[kind])}, XLA {_sent(theirs[kind])}"
+        for kind in sorted({*ours, *theirs})
+        if ours[kind].total() != theirs[kind].total()
+    ]
+    said += ["XLA replicates a tensor to reshard it"] * bool(facts.get("involuntary_remat"))
+    wrong = corpus.facts(name)["numerics"].get("xla_correct") is False
+    return "; ".join([*said, *["XLA's result is wrong"] * wrong])
+
+
+def _sent(by_op):
+    ops = [op for op, sent in by_op.most_common() if sent]
+    return f"{float(by_op.total()):g} ({', '.join(ops)})" if ops else "0"
 
 
 def ratio(ours, theirs):
     return ours / theirs if theirs else 1.0 if not ours else math.inf
 
 
-def table(compiler="cpu_gspmd"):
-    """All programs of the topics einsum, ffn, attention and stack."""
-    return sa.Table.from_records(compare(name, compiler) for name in NAMES)
+def table(names=NAMES, compiler="cpu_gspmd"):
+    """A row per program; those of matrix products if none are named."""
+    return sa.Table.from_records(compare(name, compiler) for name in names)
 
 
 def arguments(name, dtype="float32", seed=0):
@@ -156,7 +202,7 @@ def one_device(name, values, dtype="float32"):
 
 
 def main():
-    print(table())
+    print(table(corpus.names()))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from shardalg.lower.hlo import Dumping
 
 SCRIPT = Path(__file__).with_name("xla_process.py")
 LONGEST_S = 600
+_STAMP = re.compile(r"^[A-Z]\d+ [\d:.]+ +\d+ ")
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
 
@@ -48,10 +49,16 @@ def compile_apart(
     if run.returncode:
         raise LoweringError(
             f"XLA's {asked[0]} partitioner ended without an answer on {asked[1]} devices (status "
-            f"{run.returncode}): {run.stderr.strip()[-600:]}\nCompare with another partitioner, or "
+            f"{run.returncode}): {_last_words(run.stderr)}\nCompare with another partitioner, or "
             "leave out the part of the function that it names."
         )
     return json.loads((dumping.folder / "results.json").read_text())
+
+
+def _last_words(stderr: str) -> str:
+    """The check that failed, where XLA names one: a trace of its stack follows it."""
+    failed = [line for line in stderr.splitlines() if "Check failed" in line]
+    return _STAMP.sub("", failed[0]).strip() if failed else stderr.strip()[-600:]
 
 
 def _environment() -> dict[str, str]:

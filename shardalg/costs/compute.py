@@ -129,8 +129,12 @@ def useful_flops(graph: Graph) -> int:
 
 
 def node_flops(graph: Graph, node: Node) -> int:
-    """Floating-point operations of a node on global shapes, trip counts included."""
-    return signature_flops(node.signature) * graph.trip_count(node)
+    """Floating-point operations of a node on global shapes, trip counts included.
+
+    In a manual region a node stands for one operator on each device.
+    """
+    devices = math.prod(graph.manual_axes(node.region).values())
+    return signature_flops(node.signature) * graph.trip_count(node) * devices
 
 
 def operand_type(signature: Signature) -> str:

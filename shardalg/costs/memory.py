@@ -23,6 +23,7 @@ from shardalg.spmd.program import (
     Branches,
     Instruction,
     Loop,
+    Manual,
     SpmdProgram,
     While,
 )
@@ -384,6 +385,7 @@ _CARRIED: dict[type, Callable[..., tuple[int, ...]]] = {
     Loop: lambda loop, operands: operands[loop.num_consts : loop.num_consts + loop.num_carry],
     While: lambda loop, operands: operands[sum(loop.num_consts) :],
     Branches: lambda branches, operands: (),
+    Manual: lambda region, operands: (),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.propagate.strategy import Annotations
 from shardalg.report.chains import Annotated
@@ -60,6 +60,8 @@ def changes(stages: Stages, places: tuple[Annotated, ...], digits: Digits) -> It
     """Each of the annotations with some of the collective's axes dropped, added or moved."""
     seen: set[tuple[Slot, ...]] = set()
     for place in places:
+        if _says_a_region(stages, place):
+            continue
         slots = _slots(stages.traced, stages.annotations, place)
         if slots in seen or len(seen) == MOST_PLACES:
             continue
@@ -70,8 +72,24 @@ def changes(stages: Stages, places: tuple[Annotated, ...], digits: Digits) -> It
             yield Change(place, slots, before, before.with_dims(dims))
 
 
+def _says_a_region(stages: Stages, place: Annotated) -> bool:
+    """Whether a spec of a shard_map says the layout: what runs inside was traced for it."""
+    if place.kind != "site":
+        return False
+    graph = stages.graph
+    node = graph.nodes[graph.sites[place.number].node]
+    around = (graph.producer[node.operands[0]], *graph.users[node.results[0]])
+    return any(n is not None and graph.nodes[n].primitive == "shard_map" for n in around)
+
+
 def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:
-    """Layouts in which one axis, or all of them, stand on another dimension or on none."""
+    """Layouts in which one axis, or all of them, stand on another dimension or on none.
+
+    A collective along a part of an axis that the layout names is of that axis.
+    """
+    own = [d for dim in layout.dims for d in dim]
+    named = [next((d for d in own if overlap(d, digit)), digit) for digit in digits]
+    digits = tuple(dict.fromkeys(named))
     groups = [(digit,) for digit in digits] + ([digits] if len(digits) > 1 else [])
     found: dict[tuple[Digits, ...], None] = {}
     for group in groups:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ _KEPT = {
     "scan": ("length", "num_carry", "num_consts", "reverse"),
     "while": ("cond_nconsts", "body_nconsts"),
     "cond": (),
+    "shard_map": ("axes", "in_axes", "out_axes"),
 }
 
 
@@ -42,17 +43,23 @@ class _Span:
         return Region(self.index, self.kind, self.parent, *ends, tuple(self.nodes), self.trip_count)
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where an equation stands.
 
     Attributes:
       spans: its region, then those around it that list its nodes too (a remat within its parent).
       source, flags: of the equation, or inherited from the call that it is inlined from.
+      manual: axes along which every device is on its own there.
     """
 
     spans: tuple[_Span, ...]
     source: str = ""
     flags: int = 0
+    manual: frozenset[str] = frozenset()
+
+
+Placing = Callable[["Builder", Any, list[int], Place], Sequence[int]]
+"""(builder, equation, operands, place) -> results."""
 
 
 class Builder:
@@ -61,13 +68,19 @@ class Builder:
     Args:
       primitives: JAX's objects of the nodes that stand for no equation ("annotate",
         "optimization_barrier"), for `Graph.bindings`.
+      handlers: primitive to what reads its equations; `plain_node` reads all others.
       written_out: of an equation that hides what it computes, a body that says it, or None.
     """
 
     def __init__(
-        self, primitives: Mapping[str, object], written_out: Callable[[Any], Any | None]
+        self,
+        primitives: Mapping[str, object],
+        handlers: Mapping[str, Placing],
+        *,
+        written_out: Callable[[Any], Any | None],
     ) -> None:
         self.primitives = primitives
+        self.handlers = handlers
         self.written_out = written_out
         self.parts = Parts()
         self.ties: list[Tie] = []
@@ -86,7 +99,7 @@ class Builder:
         types = [self.parts.type_of(var.aval) for var in variables]
         named = zip(types, argument_paths, strict=True)
         root.arguments = tuple(self.parts.value(t, "argument", path) for t, path in named)
-        root.results = tuple(self.run(closed, root.arguments, _Place((root,))))
+        root.results = tuple(self.run(closed, root.arguments, Place((root,))))
         return Graph(
             values=tuple(self.parts.values),
             nodes=self._nodes(),
@@ -108,7 +121,7 @@ class Builder:
             for i, (d, phase) in enumerate(zip(self._drafts, found, strict=True))
         )
 
-    def run(self, body: Any, arguments: Iterable[int], place: _Place) -> list[int]:
+    def run(self, body: Any, arguments: Iterable[int], place: Place) -> list[int]:
         """Read the equations of a body, closed or open; the values of its results."""
         jaxpr = getattr(body, "jaxpr", body)
         env = dict(zip(jaxpr.invars, arguments, strict=True))
@@ -119,8 +132,9 @@ class Builder:
             operands = [self._read(atom, env) for atom in equation.invars]
             info = equation.source_info
             source = self._sources.line(info.traceback) or place.source
-            here = _Place(place.spans, source, place.flags | self._sources.flags(info.name_stack))
-            handler = HANDLERS.get(equation.primitive.name, _node)
+            flags = place.flags | self._sources.flags(info.name_stack)
+            here = place._replace(source=source, flags=flags)
+            handler = self.handlers.get(equation.primitive.name, plain_node)
             env.update(zip(equation.outvars, handler(self, equation, operands, here), strict=True))
         return [self._read(atom, env) for atom in jaxpr.outvars]
 
@@ -140,7 +154,7 @@ class Builder:
         operands: Sequence[int],
         results: tuple[int, ...],
         *,
-        place: _Place,
+        place: Place,
         bodies: tuple[int, ...] = (),
     ) -> int:
         """A node of the primitive in `binding`, with parameters as plain data."""
@@ -157,7 +171,7 @@ class Builder:
         return index
 
 
-def _node(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+def plain_node(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
     """An equation that is one node."""
     parts, primitive = builder.parts, equation.primitive
     types = [parts.type_of(var.aval) for var in equation.outvars]
@@ -166,22 +180,20 @@ def _node(builder: Builder, equation: Any, operands: list[int], place: _Place) -
     return results
 
 
-def _inline(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+def _inline(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
     params = equation.params
     return builder.run(next(params[n] for n in BODY_PARAMS if n in params), operands, place)
 
 
-def _write_out(
-    builder: Builder, equation: Any, operands: list[int], place: _Place
-) -> Sequence[int]:
+def _write_out(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
     body = builder.written_out(equation)
     if body is None:
-        return _node(builder, equation, operands, place)
+        return plain_node(builder, equation, operands, place)
     return builder.run(body, operands, place)
 
 
 def _linear_solve(
-    builder: Builder, equation: Any, operands: list[int], place: _Place
+    builder: Builder, equation: Any, operands: list[int], place: Place
 ) -> Sequence[int]:
     """A linear solve is its solver; the other functions are for its derivatives."""
     counts, bodies = equation.params["const_lengths"], equation.params["jaxprs"]
@@ -190,7 +202,7 @@ def _linear_solve(
     return builder.run(bodies.solve, given, place)
 
 
-def _jit(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+def _jit(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
     """A jitted function is its body; the shardings it was given are constraints."""
     params = equation.params
     operands = _placed(builder, operands, params.get("in_shardings", ()), place)
@@ -199,7 +211,7 @@ def _jit(builder: Builder, equation: Any, operands: list[int], place: _Place) ->
 
 
 def _placed(
-    builder: Builder, values: Sequence[int], shardings: Sequence[object], place: _Place
+    builder: Builder, values: Sequence[int], shardings: Sequence[object], place: Place
 ) -> list[int]:
     """The values behind a site each, where a sharding names axes."""
     placed = []
@@ -207,12 +219,12 @@ def _placed(
         spec = getattr(sharding, "spec", None)
         if spec is not None:
             rank = len(builder.parts.values[value].type.shape)
-            (value,) = _site(builder, [value], site_params(spec, rank), place)
+            (value,) = site(builder, [value], site_params(spec, rank), place)
         placed.append(value)
     return placed
 
 
-def _scan(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+def _scan(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
     """A loop: its body once, in a region of its own."""
     params = equation.params
     counts = _scan_counts(params)
@@ -220,10 +232,10 @@ def _scan(builder: Builder, equation: Any, operands: list[int], place: _Place) -
     total = len(_open_jaxpr(params["jaxpr"]).invars)
     labels = _border_labels(*counts, total=total)
     bodies = [(params["jaxpr"], labels)]
-    return _call(builder, equation, operands, place, _Bodies(bodies, counts, counted))
+    return call(builder, equation, operands, place, Bodies(bodies, counts, counted))
 
 
-def _while(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+def _while(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
     """A loop of unknown length: its condition and its body, each in a region of its own."""
     params = equation.params
     counts = (params["cond_nconsts"], params["body_nconsts"])
@@ -237,18 +249,18 @@ def _while(builder: Builder, equation: Any, operands: list[int], place: _Place) 
             ("condition", "body"), ("cond_jaxpr", "body_jaxpr"), counts, strict=True
         )
     ]
-    return _call(builder, equation, operands, place, _Bodies(bodies, counts))
+    return call(builder, equation, operands, place, Bodies(bodies, counts))
 
 
-def _cond(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+def _cond(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
     """Branches: each in a region of its own."""
     branches = equation.params["branches"]
     labels = range(len(operands) - 1)
     bodies = [(b, [f"branch{k}/operand{i}" for i in labels]) for k, b in enumerate(branches)]
-    return _call(builder, equation, operands, place, _Bodies(bodies, ()))
+    return call(builder, equation, operands, place, Bodies(bodies, ()))
 
 
-class _Bodies(NamedTuple):
+class Bodies(NamedTuple):
     """What a call runs.
 
     Attributes:
@@ -262,8 +274,8 @@ class _Bodies(NamedTuple):
     counted: Mapping[str, int] = MappingProxyType({})
 
 
-def _call(
-    builder: Builder, equation: Any, operands: list[int], place: _Place, inside: _Bodies
+def call(
+    builder: Builder, equation: Any, operands: list[int], place: Place, inside: Bodies
 ) -> Sequence[int]:
     """A node whose bodies are regions, tied to what is around it."""
     parts, params, kind = builder.parts, equation.params, equation.primitive.name
@@ -307,7 +319,7 @@ def _border_labels(constants: int, carried: int, *, total: int) -> list[str]:
     return [f"{kind}{i}" for kind, count in runs for i in range(count)]
 
 
-def _remat(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+def _remat(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
     """A recomputation in the backward pass: a region, behind a barrier that holds off CSE."""
     params = equation.params
     if not params.get("differentiated", True):
@@ -321,7 +333,7 @@ def _remat(builder: Builder, equation: Any, operands: list[int], place: _Place) 
     return builder.run(params["jaxpr"], inner, place._replace(spans=(span, *place.spans)))
 
 
-def _barrier(builder: Builder, operands: Sequence[int], place: _Place) -> dict[int, int]:
+def _barrier(builder: Builder, operands: Sequence[int], place: Place) -> dict[int, int]:
     """Operand to what a barrier hands on; constants need none."""
     parts = builder.parts
     held = [v for v in dict.fromkeys(operands) if parts.values[v].kind != "constant"]
@@ -335,14 +347,14 @@ def _barrier(builder: Builder, operands: Sequence[int], place: _Place) -> dict[i
 
 
 def _annotation(
-    builder: Builder, equation: Any, operands: list[int], place: _Place
+    builder: Builder, equation: Any, operands: list[int], place: Place
 ) -> Sequence[int]:
     """Our own identity: a site."""
-    return _site(builder, operands, equation.params, place)
+    return site(builder, operands, equation.params, place)
 
 
 def _constraint(
-    builder: Builder, equation: Any, operands: list[int], place: _Place
+    builder: Builder, equation: Any, operands: list[int], place: Place
 ) -> Sequence[int]:
     """JAX's constraint: a site that keeps the axis names of its spec, and nothing of its mesh."""
     params = equation.params
@@ -354,10 +366,10 @@ def _constraint(
             f"{sharding}. Constrain with a PartitionSpec or a NamedSharding."
         )
     rank = len(equation.outvars[0].aval.shape)
-    return _site(builder, operands, site_params(spec, rank), place)
+    return site(builder, operands, site_params(spec, rank), place)
 
 
-def _reshard(builder: Builder, equation: Any, operands: list[int], place: _Place) -> Sequence[int]:
+def _reshard(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
     """A constraint; nothing where JAX's own broadcasting adds it, on a mesh of automatic axes."""
     sharding = equation.params["dst_sharding"]
     if sharding.mesh.are_all_axes_auto and not any(sharding.spec):
@@ -366,7 +378,7 @@ def _reshard(builder: Builder, equation: Any, operands: list[int], place: _Place
 
 
 def _device_put(
-    builder: Builder, equation: Any, operands: list[int], place: _Place
+    builder: Builder, equation: Any, operands: list[int], place: Place
 ) -> Sequence[int]:
     """A placement inside the function: a constraint if it names axes, else nothing."""
     return _placed(builder, operands, equation.params["devices"], place)
@@ -384,13 +396,25 @@ def site_params(spec: Iterable[object], rank: int) -> dict[str, Any]:
     return {"name": None, "spec": tuple(axes), "unspecified_dims": tuple(open_dims)}
 
 
-def _site(
-    builder: Builder, operands: list[int], params: Mapping[str, Any], place: _Place
+def site(
+    builder: Builder, operands: list[int], params: Mapping[str, Any], place: Place
 ) -> Sequence[int]:
-    parts = builder.parts
+    """An annotation with these parameters, on one value.
+
+    Raises:
+      TraceError: it says something of axes along which the region around it is manual.
+    """
+    parts, name = builder.parts, params["name"]
     label = parts.label("annotate", place.source)
     types = [parts.values[operands[0]].type]
-    name = params["name"]
+    named = place.manual.intersection(chain.from_iterable(params["spec"] or ()))
+    if named or (name and place.manual):
+        raise TraceError(
+            f"the annotation {name or params['spec']} at {place.source or 'an unknown line'} "
+            f"stands in a shard_map over {sorted(place.manual)}, where each device has values of "
+            "its own. Lay them out by the in_specs and out_specs of the region, or annotate around "
+            "it."
+        )
     results = parts.results(types, (name, "") if name else label)
     binding = (builder.primitives["annotate"], dict(params))
     node = builder.node(binding, operands, results, place=place)
@@ -398,8 +422,7 @@ def _site(
     return results
 
 
-# (builder, equation, operands, place) -> results; all other primitives are `_node`.
-HANDLERS: dict[str, Callable[[Builder, Any, list[int], _Place], Sequence[int]]] = {
+HANDLERS: dict[str, Placing] = {
     **dict.fromkeys(INLINED, _inline),
     "custom_linear_solve": _linear_solve,
     **dict.fromkeys("iota_2x32_shape random_bits split stack unstack".split(), _write_out),

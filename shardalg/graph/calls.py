@@ -98,9 +98,23 @@ def branch_ties(call: Call) -> Iterator[Tie]:
             yield Tie(call.node, "result", inner, outer)
 
 
+def manual_ties(call: Call) -> Iterator[Tie]:
+    """The ties of a manual region: a block of each operand enters, of each result leaves.
+
+    >>> call = Call(9, (), (0,), [(1,)], [(2,)], (3,))
+    >>> [(tie.kind, tie.source, tie.target) for tie in manual_ties(call)]
+    [('block', 0, 1), ('blocks', 2, 3)]
+    """
+    for outer, inner in zip(call.operands, call.arguments[0], strict=True):
+        yield Tie(call.node, "block", outer, inner)
+    for made, result in zip(call.body_results[0], call.results, strict=True):
+        yield Tie(call.node, "blocks", made, result)
+
+
 # A call with bodies, and its ties. Calls that are not listed stay opaque nodes without bodies.
 CALLS: dict[str, Callable[[Call], Iterator[Tie]]] = {
     "scan": scan_ties,
     "while": while_ties,
     "cond": branch_ties,
+    "shard_map": manual_ties,
 }

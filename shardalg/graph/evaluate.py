@@ -265,11 +265,21 @@ def _apply_branches(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
     return lax.switch(operands[0], branches, *operands[1:])
 
 
+def _apply_manual(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
+    """On JAX's own devices: what a region does with its collectives, no single one can."""
+    if not run.graph.bindings:
+        raise TraceError("a shard_map in a saved graph has no function to run: trace it again.")
+    primitive, params = run.graph.bindings[node.index]
+    kept = {k: v for k, v in params.items() if k not in dict(node.signature.params)}
+    return apply(node.primitive, (primitive, kept), (), operands)
+
+
 _HANDLERS: dict[str, Callable[[_Run, Node, list[Any]], list[Any]]] = {
     "annotate": _apply_annotation,
     "scan": _apply_scan,
     "while": _apply_while,
     "cond": _apply_branches,
+    "shard_map": _apply_manual,
 }
 
 

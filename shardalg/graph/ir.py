@@ -124,7 +124,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Region:
-    """A body: the whole program ("root"), of a "scan", "while" or "cond", or a "remat" span.
+    """A body: the program ("root"), of a "scan", "while", "cond" or "shard_map", or a "remat" span.
 
     The nodes of a body read its arguments, each other, and constants; nothing else from outside.
     A remat region has no arguments or results of its own: its nodes stand in the list of the region
@@ -156,13 +156,20 @@ class Tie:
     "init" (outer to body argument), "xs" (outer to body argument, leading dimension dropped),
     "carry" (body result to body argument), "result" (body result to outer result), "ys" (body
     result to outer result, leading dimension added). What the condition of a while loop reads of
-    the carry is a "const" from the body's argument to its own.
+    the carry is a "const" from the body's argument to its own. Across the border of a manual region
+    stands a device's "block" of a value, or what is put together from "blocks": no sharding is
+    shared, and sizes differ.
     """
 
     call: int
     kind: str
     source: int
     target: int
+
+    @property
+    def is_manual(self) -> bool:
+        """Whether one side is what a device holds of the other one."""
+        return self.kind in ("block", "blocks")
 
     @property
     def source_drop(self) -> int:
@@ -247,6 +254,16 @@ class Graph:
     def trip_count(self, node: Node) -> int:
         """Executions of `node` per step."""
         return self.regions[node.region].trip_count
+
+    def manual_axes(self, region: int) -> dict[str, int]:
+        """Axes, with sizes, along which each device runs a region on its own blocks."""
+        found: dict[str, int] = {}
+        here: Region | None = self.regions[region]
+        while here is not None:
+            if here.kind == "shard_map":
+                found |= dict(self.nodes[here.node].signature.param("axes"))
+            here = None if here.parent is None else self.regions[here.parent]
+        return found
 
     def walk(self, region: int = 0) -> Iterator[Node]:
         """Nodes in order of execution, a call's bodies right before the call itself."""
@@ -390,7 +407,7 @@ def _wrong_regions(graph: Graph) -> Iterator[str]:
 
 def _wrong_ties(graph: Graph) -> Iterator[str]:
     tied = {tie.target for tie in graph.ties}
-    for tie in graph.ties:
+    for tie in (t for t in graph.ties if not t.is_manual):
         source, target = graph.values[tie.source], graph.values[tie.target]
         if source.type.shape[tie.source_drop :] != target.type.shape[tie.target_drop :]:
             sides = [(value.name, value.type) for value in (source, target)]

@@ -13,12 +13,16 @@ import jax
 from jax.tree_util import keystr, tree_flatten_with_path, tree_structure, treedef_is_leaf
 
 from shardalg.errors import RoleError, StrategyError, TraceError
-from shardalg.graph.build import Builder
+from shardalg.graph import build
 from shardalg.graph.evaluate import find_primitive
 from shardalg.graph.ir import Graph
+from shardalg.graph.manual import MANUAL_HANDLERS
 from shardalg.graph.source import Sources
 from shardalg.graph.written import written_out
 from shardalg.pause import collection_paused
+
+HANDLERS = {**build.HANDLERS, **MANUAL_HANDLERS}
+"""Primitive to what reads its equations; all others are one node each."""
 
 
 def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | None = None) -> Graph:
@@ -49,8 +53,8 @@ def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | No
             f"{', '.join(sorted(map(str, closed.effects)))}. Remove prints and callbacks from it."
         )
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
-    ours = {name: find_primitive(name) for name in ("annotate", "optimization_barrier")}
-    builder = Builder(ours, written_out)
+    ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
+    builder = build.Builder(ours, HANDLERS, written_out=written_out)
     with collection_paused():
         graph = builder.graph(closed, paths, result_paths)
         graph.check()
@@ -115,6 +119,9 @@ def _jaxpr(
             ) from None
         except TypeError as error:
             raise _typed(fn, error) or error from None
+        except ValueError as error:
+            if not (mesh_shape and str(error).startswith("The context mesh")):
+                raise
         except RuntimeError as error:
             if "mesh" not in str(error):
                 raise
@@ -122,6 +129,8 @@ def _jaxpr(
                 f"a constraint in {_name(fn)}{user_line(error)} needs a mesh: {error} "
                 "Give the mesh to the plan, or use a NamedSharding or mesh_split."
             ) from None
+    # A shard_map that brings its own mesh takes no other one around it.
+    return _jaxpr(fn, args, None)
 
 
 def _typed(fn: Callable[..., Any], error: TypeError) -> TraceError | None:

@@ -73,6 +73,10 @@ def _branches(
     return lax.switch(which, [partial(_inside, emitter, b) for b in blocks], *operands)
 
 
+def _manual(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
+    return _inside(emitter, instruction.attributes.body, *operands)
+
+
 def constants(emitter: Emitter) -> dict[int, Array]:
     """The program's constants on every device: its own block of a sharded one."""
     data = dict(emitter.graph.constants)
@@ -98,4 +102,5 @@ _EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Loop: _loop,
     spmd.While: _while,
     spmd.Branches: _branches,
+    spmd.Manual: _manual,
 }

@@ -6,16 +6,6 @@ from __future__ import annotations
 # table, the calls and this list together name all that jax has (tests/ops/test_census.py).
 REASONS = {
     "JAX replaces it by a number where the program is lowered": "platform_index",
-    "its region names its own devices; write the function without it and annotate instead": (
-        "shard_map"
-    ),
-    "a collective means something inside a shard_map region only": """
-        all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start
-        all_gather_start all_to_all all_to_all_done all_to_all_start axis_index pbroadcast_done
-        pbroadcast_start pmax pmin ppermute ppermute_done ppermute_start precv psend psum psum_done
-        psum_invariant psum_invariant_start psum_start ragged_all_to_all reduce_scatter
-        reduce_scatter_done reduce_scatter_start unreduced_pmax unreduced_pmin unreduced_psum
-        unreduced_psum_start unreduced_reduce_scatter unreduced_reduce_scatter_start""",
     "what it does outside the function has no place on a device": """
         after_all buffer_callback check create_token dce_sink debug_callback debug_print
         inspect_sharding io_callback pure_callback shape_assertion""",

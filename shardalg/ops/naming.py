@@ -133,6 +133,11 @@ class Names:
         graph, base = self.graph, self.base
         for tie in graph.ties:
             node = graph.nodes[tie.call]
+            if tie.is_manual:
+                raise SymbolError(
+                    f"the shard_map at {node.source or 'an unknown line'} is traced for blocks of "
+                    "given sizes, which no formula follows. Plan the function at numbers."
+                )
             rank = len(graph.values[tie.source].type.shape) - tie.source_drop
             source, target = base[tie.source] + tie.source_drop, base[tie.target] + tie.target_drop
             for d in range(rank):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node, Region
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.layouts import interned, whole
-from shardalg.spmd.program import Attributes, Block, Branches, Loop, While
+from shardalg.spmd.manual import manual_layouts
+from shardalg.spmd.program import Attributes, Block, Branches, Loop, Manual, While
 
 Layouts = tuple[Sharding, ...]
 
@@ -74,10 +76,19 @@ def _branches(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) 
     return Border((whole(which), *rest), ((tuple(rest), results),) * len(regions), results)
 
 
+def _manual(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> Border:
+    """Operands and results as the specs say; inside, a device has all of its own values."""
+    (region,) = regions
+    operands, results = manual_layouts(node, homes[0].mesh)
+    arguments = tuple(whole(homes[v]) for v in region.arguments)
+    return Border(operands, ((arguments, tuple(whole(homes[v]) for v in region.results)),), results)
+
+
 _BORDERS: dict[str, Callable[[Node, Sequence[Region], Sequence[Sharding]], Border]] = {
     "scan": _scan,
     "while": _while,
     "cond": _branches,
+    "shard_map": _manual,
 }
 
 
@@ -99,17 +110,21 @@ def close_body(
     )
 
 
-def control(node: Node, blocks: Sequence[Block]) -> Attributes:
+def control(node: Node, blocks: Sequence[Block], mesh: Mesh) -> Attributes:
     """The instruction of a call around its planned bodies."""
-    return _CONTROL[node.primitive](node, *blocks)
+    return _CONTROL[node.primitive](node, mesh, *blocks)
 
 
-def _loop(node: Node, body: Block) -> Loop:
+TAKES = {"cond": "the bodies take", "while": "the bodies take", "shard_map": "the region takes"}
+"""Why operands of a call move; those of a scan, since the loop takes them so."""
+
+
+def _loop(node: Node, mesh: Mesh, body: Block) -> Loop:
     consts, carry, length = (node.signature.param(n) for n in ("num_consts", "num_carry", "length"))
     return Loop(body, consts, carry, length, bool(node.signature.param("reverse")))
 
 
-def _repeated(node: Node, condition: Block, body: Block) -> While:
+def _repeated(node: Node, mesh: Mesh, condition: Block, body: Block) -> While:
     counts = (node.signature.param("cond_nconsts"), node.signature.param("body_nconsts"))
     return While(condition, body, counts)
 
@@ -117,5 +132,8 @@ def _repeated(node: Node, condition: Block, body: Block) -> While:
 _CONTROL: dict[str, Callable[..., Attributes]] = {
     "scan": _loop,
     "while": _repeated,
-    "cond": lambda node, *blocks: Branches(blocks),
+    "cond": lambda node, mesh, *blocks: Branches(blocks),
+    "shard_map": lambda node, mesh, body: Manual(
+        body, mesh.digits(name for name, _ in node.signature.param("axes"))
+    ),
 }

@@ -6,20 +6,25 @@ side by side, one slice at a start in closed form (`algebra.exchange`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.exchange import Exchange
 from shardalg.algebra.transfers import Piece, Transfer, transfers
-from shardalg.partition.context import Cause, PartitionContext
+from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
 from shardalg.spmd.program import Attributes, Concatenate, Fetch, Reading, Slice, SliceAt, Start
 
 
 def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
-    """A start of the program's language from one in the partition ids of an exchange."""
-    ids = tuple((n, d) for n, d in exchange.ids if n in index.variables)
-    return Start(index, ids, more)
+    """A start of the program's language from one in the partition ids of an exchange.
+
+    Its names are no loop's: equal starts are equal whichever operator asks.
+    """
+    ids = [(n, d) for n, d in exchange.ids if n in index.variables]
+    names = {n: f"p{k}" for k, (n, _) in enumerate(ids)}
+    terms = tuple(sorted((names[n], c) for n, c in index.terms))
+    return Start(replace(index, terms=terms), tuple((names[n], d) for n, d in ids), more)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -78,16 +83,31 @@ class Along:
         self, local: int, transfer: Transfer, exchanges: tuple[Exchange, ...]
     ) -> dict[Piece, int]:
         """The pieces that a transfer brings."""
-        local = self.places(local, transfer.lower, transfer.upper)
+        places = local, transfer.lower, transfer.upper
         if not transfer.permutes and all(is_own(exchanges[p.reader], p) for p in transfer.pieces):
-            return dict.fromkeys(transfer.pieces, local)
+            return dict.fromkeys(transfer.pieces, self.places(*places))
         readings = tuple(self.reading(exchanges, transfer, piece) for piece in transfer.pieces)
-        fetch = Fetch(self.dim, exchanges[0].held, readings)
-        made = self.results(fetch, (self.size(local),) * len(readings), local)
+        made = self.fetched(Fetch(self.dim, exchanges[0].held, readings), places)
         return {
             piece: self.places(block, piece.lower - transfer.lower, piece.upper - transfer.lower)
             for piece, block in zip(transfer.pieces, made, strict=True)
         }
+
+    def fetched(self, fetch: Fetch, places: tuple[int, int, int]) -> tuple[int, ...]:
+        """The results of a fetch of some places of a local, which is made once.
+
+        A margin outlives its phase: it is smaller than the block, which whoever reads it again
+        needs anyway. What is as large as the block is a copy, and kept as copies are.
+        """
+        local, lower, upper = places
+        known, options = self.context.fetched, self.context.options
+        margin = (upper - lower) * len(fetch.readings) < self.size(local)
+        keeps = margin or options.keep_gathers is True
+        key = (fetch, places, ANY_PHASE if keeps else self.cause.phase)
+        if key not in known or not options.share_gathers:
+            block = self.places(*places)
+            known[key] = self.results(fetch, (upper - lower,) * len(fetch.readings), block)
+        return known[key]
 
     def reading(self, exchanges: tuple[Exchange, ...], transfer: Transfer, piece: Piece) -> Reading:
         """How the block of a piece's round is read off a transfer."""

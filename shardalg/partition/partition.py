@@ -8,7 +8,7 @@ from dataclasses import replace
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
 from shardalg.partition.assign import NodeKey
-from shardalg.partition.calls import Layouts, border, close_body, control, open_body
+from shardalg.partition.calls import TAKES, Layouts, border, close_body, control, open_body
 from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
 from shardalg.partition.gathers import GatherChoice, hoistable, repeated, within
 from shardalg.partition.layouts import interned, whole
@@ -24,6 +24,7 @@ from shardalg.partition.simplify import simplify
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Options
 from shardalg.spmd.check import check
+from shardalg.spmd.manual import WRITTEN, written
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
 # What an argument's role makes of it where it moves.
@@ -104,8 +105,20 @@ class Partitioner:
             node = self.graph.nodes[number]
             if node.bodies:
                 self._call(node)
+            elif node.primitive in WRITTEN:
+                self._written(node)
             else:
                 self._node(node)
+
+    def _written(self, node: Node) -> None:
+        """A collective of the user's, on whole values of each device."""
+        context, (value,), (result,) = self.context, node.operands, node.results
+        cause = context.cause(node, "the function asks for it")._replace(role=context.roles[value])
+        given = context.demand(value, whole(self.homes[value]), cause)
+        layout, dtype = whole(self.homes[result]), self.graph.values[result].type.dtype
+        made = context.new_local(layout.shard_shape, dtype, layout, result)
+        context.emit(written(node.signature, self.sharded.mesh), (given,), (made,), cause)
+        settle(context, node, (result, made, layout), self.homes[result])
 
     def key(self, node: Node, homes: tuple[Sharding, ...]) -> NodeKey:
         """What the choice at a node depends on, as the program stands."""
@@ -138,9 +151,7 @@ class Partitioner:
         if self.options.hoist_gathers and node.primitive == "scan":
             self._hoist(node)
         agreed = border(self.graph, node, self.homes)
-        cause = context.cause(
-            node, "the loop takes" if len(node.bodies) == 1 else "the bodies take"
-        )
+        cause = context.cause(node, TAKES.get(node.primitive, "the loop takes"))
         operands = tuple(
             context.demand(v, layout, cause)
             for v, layout in zip(node.operands, agreed.operands, strict=True)
@@ -153,7 +164,7 @@ class Partitioner:
             context.new_local(layout.shard_shape, self.graph.values[v].type.dtype, layout, v)
             for v, layout in zip(node.results, agreed.results, strict=True)
         )
-        context.emit(control(node, blocks), operands, made, cause)
+        context.emit(control(node, blocks, self.sharded.mesh), operands, made, cause)
         for value, local, layout in zip(node.results, made, agreed.results, strict=True):
             settle(context, node, (value, local, layout), self.homes[value])
 
@@ -184,13 +195,14 @@ class Partitioner:
     ) -> tuple[Block, Copies]:
         """A planned body, and the layouts in which it has its values."""
         context, region = self.context, self.graph.regions[body]
-        outer = context.sources, context.copies, context.instructions
+        outer = context.sources, context.copies, context.instructions, context.fetched
         context.sources, context.copies, context.instructions = self._constants_alone()
+        context.fetched = {}
         arguments = open_body(context, region, layouts[0])
         self._region(body)
         results = close_body(context, node, region, layouts[1])
         block, copies = Block(arguments, tuple(context.instructions), results), context.copies
-        context.sources, context.copies, context.instructions = outer
+        context.sources, context.copies, context.instructions, context.fetched = outer
         return block, copies
 
     def _constants_alone(

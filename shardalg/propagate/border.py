@@ -18,12 +18,8 @@ def seed(graph: Graph, annotations: Annotations, layouts: Layouts) -> dict[int, 
     """
     seeds: dict[int, int] = {}
     nodes = [graph.nodes[site.node] for site in graph.sites]
-    given = [*zip(graph.arguments, annotations.arguments, strict=True)]
-    given += [(node.results[0], s) for node, s in zip(nodes, annotations.sites, strict=True)]
-    given += annotations.values
-    for value, sharding in given:
-        if sharding is not None:
-            seeds[value] = _fixed(sharding, layouts)
+    for value, sharding in given(graph, annotations):
+        seeds[value] = _fixed(sharding, layouts)
     constants = {value for value, _ in graph.constants}
     arguments = set(graph.arguments)
     for node, sharding in reversed([*zip(nodes, annotations.sites, strict=True)]):
@@ -33,6 +29,17 @@ def seed(graph: Graph, annotations: Annotations, layouts: Layouts) -> dict[int, 
         fixed = value not in arguments
         seeds[value] = layouts.number(sharding.shape, sharding.dims, fixed=fixed)
     return seeds
+
+
+def given(graph: Graph, annotations: Annotations) -> list[tuple[int, Sharding]]:
+    """The values that have an annotation of their own, each with it; results are no such values."""
+    sites = [graph.nodes[site.node].results[0] for site in graph.sites]
+    pairs = [
+        *zip(graph.arguments, annotations.arguments, strict=True),
+        *zip(sites, annotations.sites, strict=True),
+        *annotations.values,
+    ]
+    return [(value, sharding) for value, sharding in pairs if sharding is not None]
 
 
 def _fixed(sharding: Sharding, layouts: Layouts) -> int:

@@ -54,8 +54,8 @@ def propagate(
     fixpoint.run()
     looped = border.settle_loops(graph, layouts, numbers)
     uneven = border.settle_borders(graph, annotations, layouts, numbers)
-    pinned = tuple([value for value, _ in annotations.values])
-    record = Record(graph, fixpoint, begin, seeds, tuple(looped), tuple(uneven), pinned)
+    own = frozenset(value for value, _ in border.given(graph, annotations))
+    record = Record(graph, fixpoint, begin, seeds, tuple(looped), tuple(uneven), own)
     known = layouts.shardings()
     shardings = tuple([known[number] for number in numbers])
     return ShardedGraph(

@@ -21,6 +21,7 @@ class Record:
     Attributes:
       begin: the layout number per value before the first sweep; seeds: those of annotated values.
       looped: (value, the body argument it follows); uneven: values replicated (see `border.py`).
+      annotated: the values that have an annotation of their own.
     """
 
     graph: Graph
@@ -29,7 +30,7 @@ class Record:
     seeds: dict[int, int]
     looped: tuple[tuple[int, int], ...]
     uneven: tuple[int, ...]
-    pinned: tuple[int, ...] = ()
+    annotated: frozenset[int] = frozenset()
 
 
 def history(record: Record) -> tuple[Reason, ...]:
@@ -39,10 +40,8 @@ def history(record: Record) -> tuple[Reason, ...]:
 
 def _reasons(record: Record) -> Iterator[Reason]:
     fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
-    sites = {record.graph.nodes[site.node].results[0] for site in record.graph.sites}
-    named = sites | set(record.graph.arguments) | set(record.pinned)
     for value, number in record.seeds.items():
-        own = value in named and layouts.fixed[number]
+        own = value in record.annotated
         yield Reason(value, layouts.sharding(number), "annotated" if own else "annotated operand")
     steps = fixpoint.index
     for change in fixpoint.trail:

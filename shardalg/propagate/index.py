@@ -107,7 +107,8 @@ class _Kinds:
         self.single = _single_readers(self.graph)
         self.ties: dict[int, list[Tie]] = {}
         for tie in self.graph.ties:
-            self.ties.setdefault(tie.call, []).append(tie)
+            if not tie.is_manual:
+                self.ties.setdefault(tie.call, []).append(tie)
 
     def of_node(self, signature: Signature, results: tuple[int, ...]) -> int | None:
         single = self.single

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
@@ -140,6 +140,7 @@ def resolve(graph: Graph, strategy: Strategy) -> Annotations:
         for spec, value, path in zip(wanted, graph.results, graph.result_paths, strict=True)
     ]
     reader.faults += _unknown_sites(graph.sites, strategy.sites)
+    reader.faults += _other_regions(graph, strategy.mesh)
     sites = [_read_site(reader, site, strategy.sites) for site in graph.sites]
     if reader.faults:
         where = f"the annotations do not fit the function on {strategy.mesh!r}:"
@@ -270,6 +271,16 @@ def _unknown_sites(sites: Sequence[Site], given: Mapping[str, object]) -> list[s
             hint = f" Did you mean {near[0]!r}?" if near else ""
             faults.append(f"no site is called {name!r}; the function's sites are {names}.{hint}")
     return faults
+
+
+def _other_regions(graph: Graph, mesh: Mesh) -> Iterator[str]:
+    """Manual regions that were traced for blocks of other sizes than this mesh cuts."""
+    for node in graph.nodes:
+        for name, size in node.signature.param("axes") if node.primitive == "shard_map" else ():
+            if mesh.shape.get(name) != size or mesh.symbolic:
+                here = "a symbol" if mesh.symbolic else mesh.shape.get(name, "missing")
+                at = node.source or "an unknown line"
+                yield f"the shard_map at {at} is traced for {name}={size}, here {name} is {here}"
 
 
 def _read_site(reader: _Reader, site: Site, given: Mapping[str, object]) -> Sharding | None:

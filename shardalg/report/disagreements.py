@@ -22,6 +22,7 @@ from shardalg.ops.table import rules
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.report.chains import Annotated, annotations_of, held
 from shardalg.spmd.control import CONTROL
+from shardalg.spmd.manual import WRITTEN
 from shardalg.spmd.program import (
     Apply,
     DynamicSlice,
@@ -209,6 +210,7 @@ class _Reading:
         else:
             same = layout.dims == self.ends[0].sharding.dims and not self.ends[0].sharding.unreduced
             words = "reads blocks of its neighbours" if same else "hands it on"
+            words = "is in the function" if node.primitive in WRITTEN else words
             causes = [(value, held(layout, self.moved.digits) or None)]
         around = [(other, None) for other in (*node.results, *node.operands)]
         found = self._annotations(causes) or self._annotations(around)

@@ -57,7 +57,8 @@ def _idle(program: SpmdProgram, graph: Graph, step: Step) -> Idle | None:
     if attributes.primitive != signature.primitive or not contracts(signature):
         return None
     mesh, used = program.mesh, [d for _, digits in attributes.loops for d in digits]
-    digits = {name: mesh.digit(name) for name, size in mesh.axes if size > 1}
+    own = graph.manual_axes(graph.nodes[node].region)
+    digits = {name: mesh.digit(name) for name, n in mesh.axes if n > 1 and name not in own}
     free = {n: d for n, d in digits.items() if not any(overlap(d, other) for other in used)}
     flops = signature_local_flops(signature, attributes.loops) * step.count
     return Idle(node, tuple(free), tuple(free.values()), step.count, flops) if free else None

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from shardalg.graph.build import HANDLERS
 from shardalg.graph.calls import CALLS, INLINED
+from shardalg.graph.manual import PLANNED, UNPLANNED
 from shardalg.ops.emit import unsupported_loops
 from shardalg.ops.examples import CASES, signature
 from shardalg.ops.excluded import REASONS
@@ -116,6 +117,10 @@ def _calls() -> str:
 Their body stands in their place: `{"` `".join(sorted(INLINED))}`.
 A region of its own, tied to the outside (`graph/calls.py`): `{"` `".join(sorted(CALLS))}`.
 Read by `graph/build.py`, as regions, constraints or code in their place: `{"` `".join(sites)}`.
+
+In the body of a `shard_map`, where devices have values of their own (`spmd/manual.py`): \
+`{"` `".join(sorted(PLANNED))}`.
+Refused there, by name: `{"` `".join(sorted(UNPLANNED))}`.
 """
 
 

@@ -10,6 +10,7 @@ from shardalg.ops.emit import unsupported_loops
 from shardalg.ops.excluded import EXCLUDED
 from shardalg.ops.rule import Rule
 from shardalg.ops.table import rules
+from shardalg.spmd.manual import WRITTEN
 from shardalg.spmd.program import AllGather, SpmdProgram
 from shardalg.table import Table
 
@@ -37,7 +38,11 @@ def _warning(
     program: SpmdProgram, graph: Graph, node: Node, steps: list[Step]
 ) -> tuple[object, ...] | None:
     rows = None if node.bodies else rules(node.signature)
-    if node.bodies or (rows is not None and not any(map(_split_later, rows))):
+    if (
+        node.bodies
+        or node.primitive in WRITTEN
+        or (rows is not None and not any(map(_split_later, rows)))
+    ):
         return None
     if rows is None:
         reason = EXCLUDED.get(node.primitive, "it has no row")

@@ -28,6 +28,7 @@ from shardalg.spmd.program import (
     Instruction,
     Join,
     Loop,
+    Manual,
     Mask,
     MaskAt,
     MaskIndexed,
@@ -195,7 +196,14 @@ def _check_while(program: SpmdProgram, instruction: Instruction) -> None:
 
 
 def _check_branches(program: SpmdProgram, instruction: Instruction) -> None:
-    operands, count = instruction.operands[1:], len(instruction.operands)
+    _check_blocks(program, instruction, instruction.operands[1:])
+
+
+def _check_blocks(
+    program: SpmdProgram, instruction: Instruction, operands: tuple[int, ...]
+) -> None:
+    """Every block takes these operands, and gives the instruction's results."""
+    count = len(operands)
     for block in bodies(instruction.attributes):
         _check_passed(program, instruction, (operands, block.arguments, count))
         _check_returned(
@@ -209,6 +217,7 @@ _BORDERS: dict[type, Callable[[SpmdProgram, Instruction], None]] = {
     Loop: _check_loop,
     While: _check_while,
     Branches: _check_branches,
+    Manual: lambda program, instruction: _check_blocks(program, instruction, instruction.operands),
 }
 # Locals outside and inside a block, in order, and how many of them are not stacked inside a loop.
 _Pairs = tuple[tuple[int, ...], tuple[int, ...], int]

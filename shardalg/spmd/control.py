@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shardalg.spmd.program import Attributes, Block, Branches, Loop, While
+from shardalg.spmd.program import Attributes, Block, Branches, Loop, Manual, While
 
-CONTROL = (Loop, While, Branches)
+CONTROL = (Loop, While, Branches, Manual)
 
 
 def bodies(attributes: Attributes) -> tuple[Block, ...]:
@@ -39,9 +39,11 @@ _BODIES: dict[type, Callable[..., tuple[Block, ...]]] = {
     Loop: lambda a: (a.body,),
     While: lambda a: (a.condition, a.body),
     Branches: lambda a: a.blocks,
+    Manual: lambda a: (a.body,),
 }
 _REBUILT: dict[type, Callable[..., Attributes]] = {
     Loop: lambda a, blocks: replace(a, body=blocks[0]),
     While: lambda a, blocks: replace(a, condition=blocks[0], body=blocks[1]),
     Branches: lambda a, blocks: replace(a, blocks=blocks),
+    Manual: lambda a, blocks: replace(a, body=blocks[0]),
 }

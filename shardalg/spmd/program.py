@@ -130,11 +130,16 @@ class ReduceScatter:
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Split `split_dim` and concatenate along `concat_dim` over `digits`."""
+    """Split `split_dim` and concatenate along `concat_dim` over `digits`.
+
+    They leave the minor end of the one in this order and reach that of the other in the order
+    `arriving`; () is the same.
+    """
 
     split_dim: int
     concat_dim: int
     digits: Digits
+    arriving: Digits = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,11 +502,26 @@ class Branches:
     blocks: tuple[Block, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Manual:
+    """What every device runs on its own blocks: a region of the user's, with his collectives.
+
+    Operands and results are blocks in the layouts of the region's border; inside, each device's
+    values are its own.
+
+    Attributes:
+      digits: of the axes that are manual.
+    """
+
+    body: Block
+    digits: Digits
+
+
 Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
     | Carry | Best | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
     | Choose | Regroup | Join | ValueAt | Offset | MaskIndexed | FirstMember | Extract | Insert
-    | Loop | While | Branches
+    | Loop | While | Branches | Manual
 )  # fmt: skip
 COLLECTIVES = (
     AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best,

@@ -8,8 +8,8 @@ that should hold copies of one block are compared after every instruction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from shardalg.graph.ir import Graph
 from shardalg.spmd import program as spmd
 from shardalg.spmd.blocks import Stack, garbage, ids, item_type, join, split, valid
 from shardalg.spmd.bound import bound
+from shardalg.spmd.control import CONTROL
 from shardalg.spmd.host_steps import HOST_STEPS, fetched
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
@@ -33,6 +34,8 @@ class _Run:
 
     program: SpmdProgram
     graph: Graph
+    manual: bool = False
+    """Whether it is in a manual region, where devices may differ in everything."""
 
     @property
     def positions(self) -> range:
@@ -44,7 +47,10 @@ class _Run:
         values = self.graph.nodes[node].results if node is not None else ()
         name = f" for {self.graph.values[values[0]].name}" if values else ""
         results = ", ".join(repr(self.program.locals[r]) for r in instruction.results)
-        return f"{_kind(instruction)} -> {results}{name} ({instruction.attributes!r})"
+        said = (
+            "" if isinstance(instruction.attributes, CONTROL) else f" ({instruction.attributes!r})"
+        )
+        return f"{_kind(instruction)} -> {results}{name}{said}"
 
 
 def _kind(instruction: Instruction) -> str:
@@ -124,7 +130,7 @@ def _check_result(run: _Run, instruction: Instruction, index: int, stack: Stack)
             f"{run.place(instruction)} makes blocks of shape {stack[0].shape}; the program "
             f"declares {local.shape} for value {index}."
         )
-    if local.origin is None:  # a stage of an emission may differ between devices
+    if local.origin is None or run.manual:  # a stage of an emission may differ between devices
         return
     sharding = local.sharding
     first: dict[tuple[int, ...], int] = {}
@@ -204,25 +210,42 @@ def _while(run: _Run, instruction: Instruction, env: Environment, *stacks: Stack
     a = instruction.attributes
     first, both = a.num_consts[0], sum(a.num_consts)
     carry = list(stacks[both:])
-    while _agreed(run, instruction, *_inside(run, a.condition, env, (*stacks[:first], *carry))):
-        carry = _inside(run, a.body, env, (*stacks[first:both], *carry))
-    return carry
+    while True:
+        (says,) = _inside(run, a.condition, env, (*stacks[:first], *carry))
+        ways = _ways(run, instruction, says)
+        if not any(ways):
+            return carry
+        after = _inside(run, a.body, env, (*stacks[first:both], *carry))
+        carry = [_taken(ways, (old, new)) for old, new in zip(carry, after, strict=True)]
 
 
 def _branches(
     run: _Run, instruction: Instruction, env: Environment, which: Stack, *stacks: Stack
 ) -> list[Stack]:
     blocks = instruction.attributes.blocks
-    number = min(max(_agreed(run, instruction, which), 0), len(blocks) - 1)
-    return _inside(run, blocks[number], env, stacks)
+    ways = [min(max(way, 0), len(blocks) - 1) for way in _ways(run, instruction, which)]
+    made = {way: _inside(run, blocks[way], env, stacks) for way in set(ways)}
+    count = len(instruction.results)
+    return [_taken(ways, {way: made[way][k] for way in made}) for k in range(count)]
 
 
-def _agreed(run: _Run, instruction: Instruction, stack: Stack) -> int:
-    """The number that all devices hold: they must go one way."""
-    found = {int(block) for block in stack}
-    if len(found) > 1:
-        raise ProgramError(f"{run.place(instruction)}: devices go different ways: {sorted(found)}.")
-    return found.pop()
+def _ways(run: _Run, instruction: Instruction, stack: Stack) -> list[int]:
+    """The number that each device holds: outside of manual regions all must go one way."""
+    ways = [int(block) for block in stack]
+    if len(set(ways)) > 1 and not run.manual:
+        raise ProgramError(
+            f"{run.place(instruction)}: devices go different ways: {sorted(set(ways))}."
+        )
+    return ways
+
+
+def _taken(ways: list[int], stacks: Mapping[int, Stack] | Sequence[Stack]) -> Stack:
+    """Per position the block of the stack that its way leads to."""
+    return [stacks[way][position] for position, way in enumerate(ways)]
+
+
+def _manual(run: _Run, instruction: Instruction, env: Environment, *stacks: Stack) -> list[Stack]:
+    return _inside(replace(run, manual=True), instruction.attributes.body, env, stacks)
 
 
 def _stacked(run: _Run, instruction: Instruction, outputs: dict[int, list[Stack]]) -> list[Stack]:
@@ -245,4 +268,5 @@ _CONTROL: dict[type, Callable[..., list[Stack]]] = {
     spmd.Loop: _loop,
     spmd.While: _while,
     spmd.Branches: _branches,
+    spmd.Manual: _manual,
 }

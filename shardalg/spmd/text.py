@@ -34,6 +34,7 @@ from shardalg.spmd.program import (
     Join,
     Local,
     Loop,
+    Manual,
     Mask,
     MaskAt,
     MaskIndexed,
@@ -94,6 +95,7 @@ _TEXT: dict[type, Callable[..., str]] = {
     ),
     AllToAll: lambda a, m: (
         f"all_to_all split={a.split_dim} concat={a.concat_dim} axes={axes_text(m, a.digits)}"
+        + (f" as {axes_text(m, a.arriving)}" if a.arriving else "")
     ),
     CollectivePermute: lambda a, m: f"collective_permute axes={axes_text(m, a.digits)}",
     Fetch: lambda a, m: (
@@ -144,6 +146,7 @@ _TEXT: dict[type, Callable[..., str]] = {
     Loop: lambda a, m: f"loop {a.length} times" + (" in reverse" if a.reverse else ""),
     While: lambda a, m: "while",
     Branches: lambda a, m: f"one of {len(a.blocks)} blocks",
+    Manual: lambda a, m: f"manual axes={axes_text(m, a.digits)}",
 }
 
 
@@ -187,7 +190,11 @@ def _titled(attributes: Attributes) -> Iterator[tuple[str, Block]]:
     yield from zip(_TITLES.get(type(attributes), numbered), blocks, strict=True)
 
 
-_TITLES: dict[type, tuple[str, ...]] = {Loop: ("body",), While: ("condition", "body")}
+_TITLES: dict[type, tuple[str, ...]] = {
+    Loop: ("body",),
+    While: ("condition", "body"),
+    Manual: ("body",),
+}
 
 
 def _comment(instruction: Instruction, graph: Graph | None) -> str:

@@ -37,8 +37,8 @@ class Claim:
     Attributes:
       node: the value or instruction that it speaks of.
       claim: "merge", "iterations", "reads", "padding", "writes", "combine", "emitted", "selected",
-        "mask", "delivers", "carry" or "border"; "rows", "emission", "collectives", "arithmetic" of
-        what is trusted.
+        "mask", "delivers", "carry", "manual" or "border"; "rows", "emission", "collectives",
+        "arithmetic" of what is trusted.
       status: "proved", "refuted", "unknown", "trusted" (tested instead) or "not_claimed".
       words: the statement; witness: of a refuted one, a case in which it fails.
     """
@@ -62,6 +62,13 @@ FACTS = tuple(
     )
 )
 """What no claim shows, and what stands in for it."""
+
+
+MANUAL = (
+    "what a shard_map computes from its blocks is the function's own; results that its out_specs "
+    "call alike are alike (jax checks it where check_vma is on)"
+)
+"""What is taken on trust of a manual region."""
 
 
 @dataclass(frozen=True)

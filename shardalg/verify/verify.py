@@ -19,6 +19,7 @@ from shardalg.merge.integers import IntegerClaim, Number
 from shardalg.merge.prove import MergeClaim, Proof, prove
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.spmd.boxes import Extract, Insert
+from shardalg.spmd.manual import WRITTEN, manual_layouts, written
 from shardalg.spmd.program import (
     Apply,
     Best,
@@ -29,6 +30,7 @@ from shardalg.spmd.program import (
     Instruction,
     Join,
     Loop,
+    Manual,
     MaskIndexed,
     Regroup,
     SpmdProgram,
@@ -39,7 +41,7 @@ from shardalg.verify import contents
 from shardalg.verify.apply import Applied, applied
 from shardalg.verify.contents import Contents, Made, anonymous, laid_out
 from shardalg.verify.moves import moved
-from shardalg.verify.report import FACTS, Claim, Decided, Report, Statement
+from shardalg.verify.report import FACTS, MANUAL, TRUSTED, Claim, Decided, Report, Statement
 from shardalg.verify.step import Step
 
 Held = dict[int, Contents]
@@ -125,6 +127,8 @@ class Verifier:
         """Claims of every instruction, loop bodies included; `held` grows by what they make."""
         for instruction in block.instructions:
             claims = _CLAIMS.get(type(instruction.attributes), Verifier.instruction)
+            if self.is_written(instruction):
+                claims = Verifier.written
             yield from claims(self, instruction, held)
 
     def instruction(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
@@ -230,7 +234,7 @@ class Verifier:
         body = (loop.body, node.bodies[1], pairs[first:])
         carried = [self.layout(local) for local in loop.body.arguments[loop.num_consts[1] :]]
         says = [self.layout(local) for local in loop.condition.results]
-        yield self.same_everywhere(name, says)
+        yield self.same_everywhere(instruction, says)
         yield from self.inside(instruction, condition, held, says)
         yield from self.inside(instruction, body, held, carried)
         reads = [self.layout(local) for local in loop.condition.arguments[first:]]
@@ -245,13 +249,52 @@ class Verifier:
         words = f"the blocks are the {len(node.bodies)} branches"
         yield self.judged(name, "carry", Decided(words, len(blocks) == len(node.bodies)))
         number = instruction.operands[0]
-        yield self.same_everywhere(name, [self.layout(number)])
+        yield self.same_everywhere(instruction, [self.layout(number)])
         yield from self.handed("carry", held[number], (node.operands[0], self.layout(number)))
         pairs = list(zip(instruction.operands[1:], node.operands[1:], strict=True))
         results = [self.layout(local) for local in instruction.results]
         for block, region in zip(blocks, node.bodies, strict=True):
             yield from self.inside(instruction, (block, region, pairs), held, results)
         yield from self.outside(instruction, held, results)
+
+    def manual(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
+        """A manual region: blocks go in and out as its specs say, and it runs as it is written."""
+        name, body = self.name(instruction), instruction.attributes.body
+        node = self.graph.nodes[instruction.node]
+        operands, results = manual_layouts(node, self.program.mesh)
+        for local, value, layout in zip(instruction.operands, node.operands, operands, strict=True):
+            yield from self.handed("manual", held[local], (value, layout))
+        region = self.graph.regions[node.bodies[0]]
+        inner = {local: self.said(local) for local, _ in self.program.constants}
+        inner |= {local: self.said(local) for local in body.arguments}
+        for local, value in zip(body.arguments, region.arguments, strict=True):
+            yield self.named("manual", local, value)
+        yield from self.block(body, inner)
+        for local, value in zip(body.results, region.results, strict=True):
+            yield from self.handed("manual", inner[local], (value, self.whole(local)))
+        yield from self.outside(instruction, held, list(results))
+        yield Claim(name, "manual", TRUSTED, words=MANUAL)
+
+    def written(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
+        """A collective of the user's is what the function says, on what the node reads."""
+        node = self.graph.nodes[instruction.node]
+        (operand,), (result,) = instruction.operands, instruction.results
+        asked = written(node.signature, self.program.mesh)
+        words = f"{node.primitive} is {asked}"
+        as_asked = Decided(words, instruction.attributes == asked)
+        yield self.judged(self.name(instruction), "manual", as_asked)
+        held[result] = self.said(result)
+        for local, value in ((operand, node.operands[0]), (result, node.results[0])):
+            yield from self.handed("manual", held[local], (value, self.whole(local)))
+
+    def is_written(self, instruction: Instruction) -> bool:
+        """Whether it is a collective of the user's, and no move around one."""
+        if instruction.node is None:
+            return False
+        node = self.graph.nodes[instruction.node]
+        made = [self.program.locals[result].origin for result in instruction.results]
+        read = [self.program.locals[operand].origin for operand in instruction.operands]
+        return node.primitive in WRITTEN and made == list(node.results) and made != read
 
     def inside(
         self,
@@ -287,8 +330,16 @@ class Verifier:
         """The layout that the program declares of a local."""
         return self.program.locals[local].sharding
 
-    def same_everywhere(self, name: str, layouts: list[Sharding]) -> Claim:
+    def whole(self, local: int) -> Sharding:
+        """The layout in which a device holds all of the local's value."""
+        said = self.layout(local)
+        return Sharding(said.mesh, said.shape, ((),) * len(said.shape))
+
+    def same_everywhere(self, instruction: Instruction, layouts: list[Sharding]) -> Claim:
         """All devices hold one number, so that they go the same way."""
+        name = self.name(instruction)
+        if self.graph.manual_axes(self.graph.nodes[instruction.node].region):
+            return Claim(name, "manual", TRUSTED, words=MANUAL)
         right = all(not layout.shape and not layout.unreduced for layout in layouts)
         return self.judged(name, "carry", Decided("all devices go the same way", right))
 
@@ -321,6 +372,7 @@ _CLAIMS: dict[type, Callable[[Verifier, Instruction, Held], Iterator[Claim]]] = 
     Loop: Verifier.loop,
     While: Verifier.repeated,
     Branches: Verifier.chosen,
+    Manual: Verifier.manual,
 }
 
 

@@ -67,7 +67,7 @@ def test_step_time(said):
 def test_oracle(said):
     done = oracle.run(said.append)
     assert done.summary["largest flops_ratio"] <= 1.0
-    assert len(done.table) == len(oracle.oracle_bytes.NAMES)
+    assert len(done.table) == len(oracle.corpus.names())
 
 
 def test_a_result_is_kept_as_json_and_markdown(tmp_path):

@@ -7,7 +7,7 @@ import sys
 import jax
 import pytest
 
-from shardalg.graph.build import HANDLERS
+from shardalg.graph.trace import HANDLERS
 from shardalg.ops.excluded import EXCLUDED, REASONS
 from shardalg.ops.table import BUILDERS
 

@@ -23,6 +23,16 @@ def names(*topics):
     return sorted(name for topic in topics or index for name in index[topic])
 
 
+def topic(name):
+    """The topic of a program.
+
+    >>> topic("ffn_final_fwd")
+    'ffn'
+    """
+    index = json.loads((HERE / "index.json").read_text())
+    return next(topic for topic, names in index.items() if name in names)
+
+
 @functools.cache
 def facts(name):
     """What XLA did with a program; shared between tests, not to be changed.

@@ -1,9 +1,11 @@
-"""Record the flops of XLA's matrix products per device: `python -m tests.oracle.record_flops`.
+"""Record the flops of XLA's products per device: `python -m tests.oracle.record_flops`.
 
 XLA's own `cost` counts a loop body once and every operator; what two partitioners may be compared
-by is the products that a device executes in a step. They are read off the program right after
-partitioning (`*after_spmd-partitioning*`), a loop body counting its trips. Written beside this
-file as dot_flops.json; the tests read that, so that they need no compile and no GSPMD in XLA.
+by is the matrix products and convolutions that a device executes in a step. They are read off the
+program right after partitioning (`*after_spmd-partitioning*`), a loop body counting its trips (as
+recorded of the collectives in it), a convolution all taps of its kernel, those in padding too.
+Written beside this file as product_flops.json; the tests read that, so that they need no compile
+and no GSPMD in XLA.
 """
 
 import json
@@ -16,11 +18,11 @@ from pathlib import Path
 
 from tests.oracle import corpus
 
-TOPICS = ("einsum", "ffn", "attention", "stack")
-FACTS = corpus.HERE / "dot_flops.json"
+FACTS = corpus.HERE / "product_flops.json"
 COMMAND = "XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.oracle.record_flops"
 _SHAPE = re.compile(r"^\s*(?:ROOT )?%([\w.\-]+) = \w+\[([\d,]*)\]")
 _DOT = re.compile(r" dot\(%([\w.\-]+), .*?lhs_contracting_dims=\{([\d,]*)\}")
+_CONVOLUTION = re.compile(r" convolution\(%[\w.\-]+, %([\w.\-]+)\), .*?dim_labels=\w+_(\w+)->")
 _WHILE = re.compile(r" while\(.*body=%([\w.\-]+)")
 
 
@@ -28,15 +30,21 @@ def numbers(text):
     return [int(n) for n in text.split(",") if n]
 
 
-def dot_flops(hlo, trips):
-    """2 * (elements of the result) * (elements contracted), over all products of a step.
+def product_flops(hlo, trips):
+    """2 * (elements of the result) * (elements summed into each), over all products of a step.
 
-    >>> dot_flops('''ENTRY %f () -> f32[] {
+    >>> product_flops('''ENTRY %f () -> f32[] {
     ...   %a = f32[4,3] parameter(0)
     ...   %b = f32[3,2] parameter(1)
     ...   %c = f32[4,2]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
     ... }''', 1)
     48
+    >>> product_flops('''ENTRY %f () -> f32[] {
+    ...   %a = f32[1,8,3] parameter(0)
+    ...   %k = f32[5,3,2] parameter(1)
+    ...   %c = f32[1,4,2] convolution(%a, %k), window={size=5}, dim_labels=b0f_0io->b0f
+    ... }''', 1)
+    240
     """
     bodies, shapes, total, here = set(_WHILE.findall(hlo)), {}, 0, ""
     for line in hlo.splitlines():
@@ -50,6 +58,11 @@ def dot_flops(hlo, trips):
         if dot:
             contracted = math.prod(shapes[dot[1]][d] for d in numbers(dot[2]))
             total += 2 * math.prod(shapes[shape[1]]) * contracted * (trips if here in bodies else 1)
+        convolution = _CONVOLUTION.search(line)
+        if convolution:
+            kernel, labels = shapes[convolution[1]], convolution[2]
+            taps = math.prod(n for n, label in zip(kernel, labels, strict=True) if label != "o")
+            total += 2 * math.prod(shapes[shape[1]]) * taps * (trips if here in bodies else 1)
     return total
 
 
@@ -82,6 +95,12 @@ def partitioned(name):
         return dump.read_text()
 
 
+def trips(name, compiler):
+    """How often the body of a program's loop runs."""
+    sent = corpus.facts(name)[compiler].get("spmd", {"collectives": ()})["collectives"]
+    return max((collective["mult"] for collective in sent), default=1)
+
+
 def record():
     import jax
 
@@ -89,8 +108,8 @@ def record():
     for partitioner in ("gspmd", "shardy"):
         jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
         flops[f"cpu_{partitioner}"] = {
-            name: dot_flops(partitioned(name), corpus.program(name).SMALL.get("L", 1))
-            for name in corpus.names(*TOPICS)
+            name: product_flops(partitioned(name), trips(name, f"cpu_{partitioner}"))
+            for name in corpus.names()
         }
     return {"command": COMMAND, "jax": jax.__version__, **flops}
 

@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks import oracle_bytes
 from shardalg.spmd.simulate import simulate
-from tests.oracle import record_flops
 
 # Where ours sends more than XLA, and why; a program that gets better must leave this list.
 MORE_BYTES = {
@@ -50,9 +49,8 @@ def test_the_table(show):
 
 def test_recorded_flops_are_at_least_the_global_ones_over_the_devices():
     """No partition can execute less: so the recording misses no product."""
-    assert set(record_flops.TOPICS) == {"einsum", "ffn", "attention", "stack"}
     for name in oracle_bytes.NAMES:
         plan = oracle_bytes.plan(name)
         row = oracle_bytes.compare(name)
         useful = oracle_bytes.global_dot_flops(plan.graph)
-        assert row["xla_dot_flops"] >= useful / plan.mesh.size
+        assert row["xla_product_flops"] >= useful / plan.mesh.size

@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-import shardalg as sa
 from benchmarks import oracle_bytes
 from shardalg.spmd.simulate import simulate
 from tests.oracle import corpus
@@ -12,7 +11,7 @@ from tests.oracle.test_oracle import worst
 
 TOPICS = ("conv", "pool", "format", "embedding", "norm", "reduce_sort", "moe", "pipeline")
 TOPICS += ("reshard", "completion")
-# A manual region of the user's is not followed yet: it runs on no single device either.
+# A manual region runs on no single device: tests/partition/test_manual.py.
 MANUAL = {"shard_map_subgraph"}
 NAMES = [name for name in corpus.names(*TOPICS) if name not in MANUAL]
 # Where ours sends more than XLA, and why; a program that gets better must leave this list.
@@ -42,15 +41,13 @@ def test_right_against_one_device_and_proved(name):
 
 
 def test_bytes_beside_xlas(show):
-    rows = []
-    for name in NAMES:
-        ours = float(oracle_bytes.our_wire_bytes(oracle_bytes.plan(name).program))
-        theirs = corpus.wire_bytes(name)
-        ratio = oracle_bytes.ratio(ours, theirs)
-        rows.append({"program": name, "ours": ours, "xla": theirs, "ratio": round(ratio, 3)})
-    show(sa.Table.from_records(rows))
-    more = {row["program"] for row in rows if row["ratio"] > 1}
+    table = oracle_bytes.table(NAMES)
+    show(table)
+    more = {row["program"] for row in table if row["bytes_ratio"] > 1}
     assert more == set(MORE_BYTES), more ^ set(MORE_BYTES)
+    assert all(ratio <= 1 for ratio in table["kept_bytes_ratio"])
+    assert all(ratio <= 1 for ratio in table["flops_ratio"])
+    assert all(row["why"] for row in table if row["bytes_ratio"] != 1)
 
 
 def test_a_program_on_which_xla_is_wrong_is_right():

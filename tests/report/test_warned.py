@@ -5,7 +5,7 @@ from jax.sharding import PartitionSpec as P
 
 from shardalg.report.tables import collectives
 from shardalg.report.warned import warnings
-from tests.report.planned import MESH, plan_on, planned
+from tests.report.planned import plan_on, planned
 
 
 def test_a_model_of_known_operators_gives_no_warning():
@@ -18,15 +18,15 @@ def folded(x):
     return jax.lax.reduce(x, 1.0, lambda a, b: a * b + a, (1,))
 
 
-def doubled(x):
-    """In a region of its own, which names its own devices."""
-    return jax.shard_map(lambda s: s * 2, mesh=MESH.to_jax(), in_specs=P(), out_specs=P())(x)
+def foreign(x):
+    """By code of another language."""
+    return jax.ffi.ffi_call("twice", x)(x)
 
 
 @pytest.mark.parametrize(
     ("fn", "op", "match"),
     [
-        (doubled, "shard_map", "its region names its own devices"),
+        (foreign, "ffi_call", "its meaning is in code that is no jaxpr"),
         (folded, "reduce", "loop d1 is gathered"),
     ],
 )

@@ -9,8 +9,8 @@ from shardalg.ops.families.build import FLOATS, Builder, access, indices, is_num
 from shardalg.ops.rule import Access, Rule
 
 COPIES = """
-annotate convert_element_type copy layout_constraint name optimization_barrier pbroadcast preduced
-pvary reduced_vary_cast_p stop_gradient vary_unreduced_cast_p xla_metadata_value
+annotate convert_element_type copy layout_constraint name optimization_barrier preduced
+reduced_vary_cast_p stop_gradient vary_unreduced_cast_p xla_metadata_value
 """
 UNARY = """
 abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz conj cos cosh digamma erf

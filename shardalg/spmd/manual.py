@@ -1,0 +1,81 @@
+"""Collectives that the user wrote in a manual region, as instructions, and the region's borders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Node, Signature, ValueType
+from shardalg.spmd import program as spmd
+from shardalg.spmd.blocks import groups
+from shardalg.spmd.program import Attributes
+
+Layouts = tuple[Sharding, ...]
+
+
+def written(signature: Signature, mesh: Mesh) -> Attributes | None:
+    """The instruction that a collective of the user's is; None of any other operator.
+
+    A device's place in a group is its partition id along the collective's axes, in the order in
+    which they are named (`jax.lax.axis_index`). Permutes leave zeros where nothing arrives.
+
+    >>> from shardalg.graph.ir import ValueType
+    >>> x, params = ValueType((4, 8), "float32"), (("axes", ("Y",)), ("axis_index_groups", None))
+    >>> written(Signature("psum", params, (x,), (x,)), Mesh({"X": 2, "Y": 4}))
+    AllReduce(digits=(Digit(stride=1, size=4),), combine='sum')
+    """
+    made = _WRITTEN.get(signature.primitive)
+    if made is None:
+        return None
+    axes = signature.param("axes", signature.param("axis_name"))
+    digits = mesh.digits((axes,) if isinstance(axes, str) else axes)
+    return made(signature, tuple(digit for digit in digits if digit.size > 1), mesh)
+
+
+def _permute(signature: Signature, digits: Digits, mesh: Mesh) -> spmd.CollectivePermute:
+    perm = signature.param("perm")
+    pairs = (
+        (group[source], group[target])
+        for group in groups(digits, mesh.size)
+        for source, target in perm
+    )
+    return spmd.CollectivePermute(digits, tuple(sorted(pairs)))
+
+
+_WRITTEN: dict[str, Callable[[Signature, Digits, Mesh], Attributes]] = {
+    "all_gather": lambda s, d, mesh: spmd.AllGather(s.param("all_gather_dimension"), d),
+    "all_gather_invariant": lambda s, d, mesh: spmd.AllGather(s.param("all_gather_dimension"), d),
+    "all_to_all": lambda s, d, mesh: spmd.AllToAll(
+        s.param("split_axis"), s.param("concat_axis"), d
+    ),
+    "axis_index": lambda s, d, mesh: spmd.Offset(d, 1),
+    "pmax": lambda s, d, mesh: spmd.AllReduce(d, "max"),
+    "pmin": lambda s, d, mesh: spmd.AllReduce(d, "min"),
+    "ppermute": _permute,
+    "psum": lambda s, d, mesh: spmd.AllReduce(d),
+    "psum_invariant": lambda s, d, mesh: spmd.AllReduce(d),
+    "reduce_scatter": lambda s, d, mesh: spmd.ReduceScatter(s.param("scatter_dimension"), d),
+}
+WRITTEN = frozenset(_WRITTEN)
+"""Primitives that are collectives of the user's."""
+
+
+def manual_layouts(node: Node, mesh: Mesh) -> tuple[Layouts, Layouts]:
+    """Layouts of the operands and of the results of a manual region, as its specs say."""
+    sides = (("in_axes", node.signature.operands), ("out_axes", node.signature.results))
+    operands, results = (
+        tuple(
+            _laid(kind, axes, mesh)
+            for kind, axes in zip(kinds, node.signature.param(name), strict=True)
+        )
+        for name, kinds in sides
+    )
+    return operands, results
+
+
+def _laid(kind: ValueType, axes: tuple[tuple[str, ...], ...], mesh: Mesh) -> Sharding:
+    named = (*axes, *[()] * (len(kind.shape) - len(axes)))
+    dims = tuple(tuple(d for d in mesh.digits(names) if d.size > 1) for names in named)
+    return Sharding(mesh, kind.shape, dims)

@@ -1,0 +1,246 @@
+"""Manual regions (`shard_map`): planned, simulated, proved and lowered, equal to JAX's own run."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from benchmarks import oracle_bytes
+from shardalg.algebra.dims import SymbolError
+from shardalg.errors import ProgramError, StrategyError, TraceError
+from shardalg.spmd import program as spmd
+from shardalg.spmd.control import bodies, with_bodies
+from shardalg.spmd.simulate import simulate
+from shardalg.verify.verify import verify
+from tests.oracle import corpus
+from tests.partition.planned import MESH, instructions, numbers
+
+X, W = numbers(8, 8), numbers(8, 16, seed=1)
+BORDER = {"in_specs": (P("X", "Y"), P("Y")), "out_specs": (P("X"), P("X", "Y"))}
+
+
+@pytest.fixture(autouse=True)
+def quick_compiles():
+    """Each program runs once: an optimiser costs more than it saves."""
+    option = "jax_disable_most_optimizations"
+    before = jax.config.read(option)
+    jax.config.update(option, True)
+    yield
+    jax.config.update(option, before)
+
+
+def region(body, **more):
+    return jax.shard_map(body, mesh=MESH.to_jax(), **{**BORDER, **more})
+
+
+def product(x, w):
+    """The product of the blocks, and the left one handed to the neighbour."""
+    return lax.psum(x @ w, "Y"), lax.ppermute(x, "Y", [(0, 1), (1, 2), (3, 0)])
+
+
+def every_collective(x, w):
+    y = lax.psum(x @ w, "Y")
+    rows, pairs = lax.all_gather(y, "X", tiled=True), lax.all_gather(y, "X", axis=1)
+    y += lax.psum_scatter(rows, "X", tiled=True) + lax.psum_scatter(pairs, "X", scatter_dimension=1)
+    y += lax.pmax(y, "X") * lax.axis_index("X") - lax.pmin(y, "X")
+    x += lax.all_to_all(x, "X", 0, 0, tiled=True) + lax.axis_index(("Y", "X"))
+    return y, x + lax.all_to_all(x.reshape(2, 2, 2), "X", 0, 2).reshape(4, 2)
+
+
+def on_its_own(x, w):
+    """Loops and branches that every device takes its own way, and jitted calls."""
+    place = lax.axis_index("Y")
+    x = lax.cond(place > 1, lambda x: x * 2, jax.jit(lambda x: x - 1), x)
+    turns = lax.while_loop(lambda c: c[0] < place, lambda c: (c[0] + 1, c[1] * 2), (0 * place, x))
+    carry, _ = lax.scan(lambda c, _: (lax.psum(c, "Y") % 5, None), w, None, length=2)
+    return lax.psum(x @ carry, "Y"), turns[1]
+
+
+def losses(x, w, **more):
+    y, z = region(lambda x, w: (jnp.tanh(product(x, w)[0]), product(x, w)[1]), **more)(x, w)
+    return (y**2).sum() + (z * x).sum()
+
+
+def nested(x, w):
+    """One axis is manual inside of the other."""
+    inner = partial(lambda y: lax.psum(y, "Y") * 2)
+
+    def outer(x):
+        wide = jax.shard_map(inner, in_specs=P(None, "Y"), out_specs=P(), axis_names={"Y"})(x)
+        return lax.psum(wide, "X")
+
+    mesh = MESH.to_jax()
+    return jax.shard_map(outer, mesh=mesh, in_specs=P("X"), out_specs=P(), axis_names={"X"})(x)
+
+
+CASES = {
+    "collectives": region(every_collective),
+    "own ways": region(on_its_own, check_vma=False),
+    "gradient": jax.grad(losses, (0, 1)),
+    "gradient without types": jax.grad(partial(losses, check_vma=False), (0, 1)),
+    "nested": nested,
+    "remat": jax.grad(jax.checkpoint(lambda x, w: region(product)(x, w)[0].sum())),
+    "vmap": lambda x, w: jax.vmap(lambda w: region(product)(x, w), 2, 1)(w[..., None]),
+    "a free axis": lambda x, w: jax.shard_map(
+        lambda x: lax.psum(x, "X"), mesh=MESH.to_jax(), in_specs=P("X"), out_specs=P(),
+        axis_names={"X"})(x @ w),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_regions_give_what_jax_gives(name):
+    fn = CASES[name]
+    plan = sa.plan(fn, X, W, mesh=MESH, in_shardings=(P("Y"), P(None, "X")))
+    want = jax.tree.leaves(jax.jit(fn)(X, W))
+    assert plan.verify().ok, plan.verify().refuted
+    assert not len(plan.warnings_table)
+    for results in (simulate(plan.program, plan.graph, X, W), plan.lower()(X, W)):
+        for found, wanted in zip(jax.tree.leaves(results), want, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_user_sends_is_listed_with_its_bytes():
+    plan = sa.plan(region(product), X, W, mesh=MESH, in_shardings=BORDER["in_specs"])
+    rows = [
+        [row[key] for key in ("kind", "axes", "group_size", "wire_bytes", "region", "op")]
+        for row in plan.collectives_table
+    ]
+    assert rows == [
+        ["all_reduce", "Y", 4, 384, "shard_map", "psum_invariant"],
+        ["collective_permute", "Y", 4, 32, "shard_map", "ppermute"],
+    ]
+    assert "is in the function" in str(plan.explain(0))
+    useful = 2 * 8 * 8 * 16
+    assert plan.cost("tpu_v3").flops == useful / MESH.size
+    np.testing.assert_array_equal(simulate(plan.program, plan.graph, X, W)[0], X @ W)
+
+
+def test_a_loaded_plan_and_another_order_of_devices(tmp_path):
+    plan = sa.plan(region(product), X, W, mesh=MESH)
+    plan.save(tmp_path / "plan.json")
+    assert sa.load_plan(tmp_path / "plan.json").verify().ok
+    mesh = sa.Mesh(MESH.shape, device_ids=(3, 1, 2, 0, 7, 6, 5, 4))
+    moved = plan.replan(sa.Strategy(mesh)).lower()(X, W)
+    np.testing.assert_array_equal(moved[0], X @ W)
+
+
+def test_the_recorded_program_sends_what_xla_sends():
+    case, values = (
+        f("shard_map_subgraph", "float32") for f in (oracle_bytes.case, oracle_bytes.arguments)
+    )
+    plan = oracle_bytes.plan("shard_map_subgraph", "float32")
+    with jax.set_mesh(case.mesh.to_jax()):
+        want = jax.jit(case.function)(*values)
+    np.testing.assert_allclose(simulate(plan.program, plan.graph, *values)[0], want, rtol=1e-5)
+    assert plan.verify().ok
+    assert oracle_bytes.our_wire_bytes(plan.program) == corpus.wire_bytes("shard_map_subgraph")
+
+
+def changed(block, change):
+    """A block with `change(instruction)` in place of each instruction, bodies included."""
+    made = []
+    for step in block.instructions:
+        inside = [changed(body, change) for body in bodies(step.attributes)]
+        if inside:
+            step = replace(step, attributes=with_bodies(step.attributes, inside))
+        made.append(change(step))
+    return replace(block, instructions=tuple(made))
+
+
+def other(kind, **fields):
+    """A change of the first fields of every instruction of a kind."""
+    return lambda step: (
+        replace(step, attributes=replace(step.attributes, **fields))
+        if type(step.attributes) is kind
+        else step
+    )
+
+
+def unsent(step):
+    """The block itself is handed on in place of what the permute brings."""
+    if type(step.attributes) is spmd.Manual:
+        body = step.attributes.body
+        body = replace(body, results=(body.results[0], body.arguments[0]))
+        return replace(step, attributes=replace(step.attributes, body=body))
+    return step
+
+
+def left_out(kind):
+    """The instruction becomes a sum over no device."""
+    return other(kind, digits=())
+
+
+def is_seen(program, plan):
+    """Whether the simulation stops at copies that differ, or its results do."""
+    want = simulate(plan.program, plan.graph, X, W)
+    try:
+        results = simulate(program, plan.graph, X, W)
+    except ProgramError as error:
+        return "different copies" in str(error)
+    return any((a != b).any() for a, b in zip(results, want, strict=True))
+
+
+MUTATIONS = {
+    "another axis": other(spmd.AllReduce, digits=MESH.digits("X")),
+    "more axes": other(spmd.AllReduce, digits=MESH.digits("XY")),
+    "another combination": other(spmd.AllReduce, combine="max"),
+    "the sum left out": left_out(spmd.AllReduce),
+    "sent backwards": other(spmd.CollectivePermute, pairs=tuple((p ^ 1, p) for p in range(8))),
+    "handed on unsent": unsent,
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_region_that_runs_otherwise_is_refuted_and_seen(name):
+    plan = sa.plan(region(product), X, W, mesh=MESH, in_shardings=BORDER["in_specs"])
+    assert {spmd.AllReduce, spmd.CollectivePermute} <= {
+        type(step.attributes) for step in instructions(plan.program.block)
+    }
+    program = replace(plan.program, block=changed(plan.program.block, MUTATIONS[name]))
+    assert verify(plan.sharded, program).refuted
+    assert is_seen(program, plan)
+
+
+def test_results_that_are_not_alike_are_seen():
+    """JAX takes some device's copy where `check_vma` is off."""
+    plan = sa.plan(
+        region(lambda x, w: (x, x), out_specs=(P("X"), P("X", "Y")), check_vma=False),
+        X,
+        W,
+        mesh=MESH,
+    )
+    with pytest.raises(ProgramError, match=r"Manual .*shard_map:1.* different copies"):
+        simulate(plan.program, plan.graph, X, W)
+
+
+(B,) = sa.dims("B", hint=(8,))
+PAIRS = {"axis_index_groups": [[0, 1], [2, 3]]}
+REFUSED = {
+    "psum .*groups": lambda x, w: (lax.psum(x @ w, "Y", **PAIRS), x),
+    "pbroadcast .* are planned": lambda x, w: (lax.pbroadcast(x, "X", 0) @ w, x),
+    "annotation .* in_specs": lambda x, w: (sa.mesh_split(x, MESH, [0, -1]) @ w, x),
+    "annotation u .* in_specs": lambda x, w: (sa.annotate(x, "u") @ w, x),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_is_not_planned_is_said_at_the_trace(words):
+    with pytest.raises(TraceError, match=words) as raised:
+        sa.plan(region(REFUSED[words], check_vma=False), X, W, mesh=MESH)
+    assert "test_manual.py:" in str(raised.value)
+
+
+def test_a_region_is_planned_on_the_axes_it_was_traced_for():
+    plan = sa.plan(lambda x, w: region(product)(x, w), X, W, mesh=MESH)
+    with pytest.raises(StrategyError, match=r"test_manual.py:\d+ is traced for X=2, here X is 4"):
+        plan.replan(sa.Strategy(sa.Mesh({"X": 4, "Y": 2})))
+    with pytest.raises(StrategyError, match="here Y is a symbol"):
+        plan.replan(sa.Strategy(sa.Mesh(MESH.shape, symbolic=True)))
+    with pytest.raises(SymbolError, match="Plan the function at numbers"):
+        sa.plan(region(product), jax.ShapeDtypeStruct((B, 8), "float32"), W, mesh=MESH)
