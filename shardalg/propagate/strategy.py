@@ -11,7 +11,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ir import Graph, Site
 
-POLICIES = ("gspmd", "cost")
+POLICIES = ("gspmd", "shardy", "cost")
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Options:
     """How a plan is made.
 
     Attributes:
-      policy: which completion: "gspmd"; "cost" starts from it and lets any axis serve any loop,
-        as takes the fewest seconds (`partition.by_cost`).
+      policy: which completion: "gspmd", or "shardy"; "cost" starts from gspmd's and lets any axis
+        serve any loop, as takes the fewest seconds (`partition.by_cost`).
       hardware: the chip whose seconds "cost" counts, as `Plan.cost` takes it.
       strict: a primitive without a rule, or a broken condition, is an error rather than a warning.
       share_gathers: what was brought into a layout serves all users of one phase that want it.
@@ -55,8 +55,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise StrategyError(
-                f"policy {self.policy!r} is not one of {list(POLICIES)}; completion as Shardy does "
-                "it ('shardy') is not built yet. Use Options(policy='gspmd'), or leave it out."
+                f"policy {self.policy!r} is not one of {list(POLICIES)}. "
+                "Use Options(policy='gspmd'), or leave it out."
             )
         if not isinstance(self.keep_gathers, int) or self.keep_gathers < 0:
             raise StrategyError(
