@@ -145,10 +145,16 @@ def _window_bytes(key: NodeKey, choice: Choice) -> int:
         held = tuple((k, choice.demands[k].dims) for k in rule.operands)
         devices = key.homes[0].mesh.size
         found = windows(rule, loops, held, devices) if loops else ()
-        for group in together(found, key.values):
+
+        pairs = zip(key.signature.operands, choice.demands, strict=True)
+        blocks = [(type_.dtype, demand.shard_shape) for type_, demand in pairs]
+        for group in together(found, blocks):
             number = group[0].operand
-            itemsize = key.signature.operands[number].itemsize
-            total += elements(group, choice.demands[number].shard_shape) * itemsize
+            shape, itemsize = (
+                choice.demands[number].shard_shape,
+                key.signature.operands[number].itemsize,
+            )
+            total += elements(group, key.values, shape) * itemsize
     return total
 
 

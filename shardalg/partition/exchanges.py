@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.exchange import Exchange
-from shardalg.algebra.transfers import Piece, Transfer, transfers
+from shardalg.algebra.transfers import Piece, Reader, Transfer, transfers
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.spmd.program import Attributes, Concatenate, Fetch, Reading, Slice, SliceAt, Start
 
@@ -23,9 +23,14 @@ def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
 
 
 @lru_cache(maxsize=1 << 12)
-def transfers_of(exchanges: tuple[Exchange, ...]) -> tuple[Transfer, ...]:
-    """What devices send of one dimension for several exchanges of its blocks."""
-    return transfers([e.rounds if e.want.length else () for e in exchanges])
+def transfers_of(exchanges: tuple[Exchange, ...], tensors: tuple[int, ...]) -> tuple[Transfer, ...]:
+    """What devices send along one dimension for several exchanges.
+
+    Args:
+      tensors: per exchange a number that tells which ones are of the same blocks.
+    """
+    pairs = zip(exchanges, tensors, strict=True)
+    return transfers([Reader(e.rounds if e.want.length else (), e.block, t) for e, t in pairs])
 
 
 @dataclass(frozen=True)
@@ -60,43 +65,46 @@ class Along:
             return local
         return self.emit(Slice(self.dim, lower, upper - lower), upper - lower, local)
 
-    def deliver(self, local: int, exchanges: tuple[Exchange, ...]) -> tuple[int, ...]:
-        """The interval of every exchange, from blocks of one local; what is sent is sent once."""
+    def deliver(self, locals_: tuple[int, ...], exchanges: tuple[Exchange, ...]) -> tuple[int, ...]:
+        """The interval of every exchange, each from blocks of its local; they share permutes."""
         found = {
             piece: made
-            for transfer in transfers_of(exchanges)
-            for piece, made in self.sent(local, transfer, exchanges).items()
+            for transfer in transfers_of(exchanges, locals_)
+            for piece, made in self.sent(transfer, exchanges).items()
         }
         return tuple(
             self.cut(exchange, [made for piece, made in ordered(found) if piece.reader == nth])
             if exchange.want.length
             else self.places(local, 0, 0)
-            for nth, exchange in enumerate(exchanges)
+            for nth, (exchange, local) in enumerate(zip(exchanges, locals_, strict=True))
         )
 
-    def sent(
-        self, local: int, transfer: Transfer, exchanges: tuple[Exchange, ...]
-    ) -> dict[Piece, int]:
+    def sent(self, transfer: Transfer, exchanges: tuple[Exchange, ...]) -> dict[Piece, int]:
         """The pieces that a transfer brings."""
-        local = self.places(local, transfer.lower, transfer.upper)
-        if not transfer.permutes and all(is_own(exchanges[p.reader], p) for p in transfer.pieces):
-            return dict.fromkeys(transfer.pieces, local)
-        readings = tuple(self.reading(exchanges, transfer, piece) for piece in transfer.pieces)
+        slots = transfer.slots
+        blocks = [self.places(slot.tensor, slot.lower, slot.upper) for slot in slots]
+        placed = [(k, slot, piece) for k, slot in enumerate(slots) for piece in slot.pieces]
+        if not transfer.permutes and all(is_own(exchanges[p.reader], p) for _, _, p in placed):
+            return {piece: blocks[k] for k, _, piece in placed}
+        readings = tuple(
+            self.reading(exchanges[piece.reader], (k, piece), transfer) for k, _, piece in placed
+        )
         fetch = Fetch(self.dim, exchanges[0].held, readings)
-        made = self.results(fetch, (self.size(local),) * len(readings), local)
+        made = self.results(fetch, (slots[0].width,) * len(readings), *blocks)
         return {
-            piece: self.places(block, piece.lower - transfer.lower, piece.upper - transfer.lower)
-            for piece, block in zip(transfer.pieces, made, strict=True)
+            piece: self.places(block, piece.lower - slot.lower, piece.upper - slot.lower)
+            for (_, slot, piece), block in zip(placed, made, strict=True)
         }
 
-    def reading(self, exchanges: tuple[Exchange, ...], transfer: Transfer, piece: Piece) -> Reading:
-        """How the block of a piece's round is read off a transfer."""
-        exchange = exchanges[piece.reader]
+    def reading(self, exchange: Exchange, place: tuple[int, Piece], transfer: Transfer) -> Reading:
+        """How the block of a piece's round is read off the slot of a transfer."""
+        number, piece = place
         start = exchange.want.start
         source = Index(start.terms, start.constant, start.div * exchange.block)
         return Reading(
+            number,
             start_of(exchange, source, piece.number),
-            transfer.bringing(piece),
+            transfer.bringing(number, piece),
             start_of(exchange, start),
             exchange.want.length,
         )

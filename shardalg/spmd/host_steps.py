@@ -19,6 +19,7 @@ from shardalg.spmd import program as spmd
 from shardalg.spmd.blocks import Stack, groups
 from shardalg.spmd.boxes import Extract, Insert, Places
 from shardalg.spmd.identity import identity
+from shardalg.spmd.regroup import Regroup
 
 Shape = tuple[int, ...]
 _UFUNCS = {
@@ -105,9 +106,9 @@ def _permute(a: spmd.CollectivePermute, x: Stack) -> Stack:
     return result
 
 
-def fetched(a: spmd.Fetch, x: Stack) -> list[Stack]:
+def fetched(a: spmd.Fetch, *stacks: Stack) -> list[Stack]:
     """Per reading its blocks. What is nobody's is garbage: the own one is as good as any."""
-    return [_read(reading, x) for reading in a.readings]
+    return [_read(reading, stacks[reading.operand]) for reading in a.readings]
 
 
 def _read(reading: spmd.Reading, x: Stack) -> Stack:
@@ -182,7 +183,7 @@ def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
     return block.take(range(start, start + size), dim)
 
 
-def _regroup(a: spmd.Regroup, x: Stack) -> Stack:
+def _regroup(a: Regroup, x: Stack) -> Stack:
     def regrouped(_: int, block: np.ndarray) -> np.ndarray:
         shape = a.shape(block.shape)
         if prod(shape) != block.size or sum(n for n, _ in a.groups) != block.ndim:
@@ -375,7 +376,7 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
-    spmd.Regroup: _regroup,
+    Regroup: _regroup,
     spmd.Resize: _resize,
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,

@@ -40,7 +40,6 @@ from shardalg.spmd.program import (
     MaskIndexed,
     Offset,
     ReduceScatter,
-    Regroup,
     Resize,
     Slice,
     SliceAt,
@@ -49,6 +48,7 @@ from shardalg.spmd.program import (
     ValueAt,
     While,
 )
+from shardalg.spmd.regroup import Regroup
 
 
 def axes_text(mesh: Mesh, digits: Digits) -> str:
@@ -112,8 +112,11 @@ _TEXT: dict[type, Callable[..., str]] = {
     Slice: lambda a, m: f"slice dim={a.dim} [{a.start}:{a.stop}]",
     SliceAt: lambda a, m: f"slice dim={a.dim} at {start_text(m, a.start)} size {a.size}",
     Concatenate: lambda a, m: f"concatenate dim={a.dim}",
-    Regroup: lambda a, m: "regroup " + ", ".join(
-        f"{'*'.join('d' * count)} as {'*'.join(map(str, sizes))}" for count, sizes in a.groups
+    Regroup: lambda a, m: (
+        "regroup "
+        + ", ".join(
+            f"{'*'.join('d' * count)} as {'*'.join(map(str, sizes))}" for count, sizes in a.groups
+        )
     ),
     Resize: lambda a, m: f"resize dim={a.dim} to {a.size}",
     Mask: lambda a, m: (

@@ -27,16 +27,17 @@ from shardalg.spmd.program import (
     Branches,
     Choose,
     Concatenate,
+    Fetch,
     Instruction,
     Join,
     Loop,
     Manual,
     MaskIndexed,
-    Regroup,
     SpmdProgram,
     ValueAt,
     While,
 )
+from shardalg.spmd.regroup import Regroup
 from shardalg.verify import contents
 from shardalg.verify.apply import Applied, applied
 from shardalg.verify.contents import Contents, Made, anonymous, laid_out
@@ -161,7 +162,10 @@ class Verifier:
         if isinstance(attributes, Regroup) and made[0].named:
             first = node.results[0]
         step = Step(mesh, attributes, operands, made[0], f"value {filler}")
-        return step, (first,) * len(made)
+        if isinstance(attributes, Fetch):
+            read = (instruction.operands[reading.operand] for reading in attributes.readings)
+            return step, tuple(held[local].value for local in read)
+        return step, (first,)
 
     def values_right(
         self, instruction: Instruction, held: Held, values: tuple[int | None, ...]
