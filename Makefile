@@ -37,7 +37,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	exit 1; }
 
 .PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra fuzz-operators xla-merges \
-	xla-halos lock clean
+	xla-halos xla-completion reshards lock clean
 
 setup: $(STAMP)
 
@@ -81,6 +81,13 @@ oracle: $(STAMP)
 fuzz-algebra: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow tests/algebra tests/merge $(ARGS)
 
+# Asks the installed XLA how it reshards every pair of layouts of three meshes (12 minutes), and runs
+# our own path of each.
+reshards: $(STAMP)
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+		$(BIN)/python -m tests.oracle.record_reshards
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/oracle/test_reshards.py
+
 # Asks the installed XLA again for the merges that the suite compares with.
 xla-merges: $(STAMP)
 	$(BIN)/python -m tests.merge.record_xla
@@ -89,6 +96,13 @@ xla-merges: $(STAMP)
 xla-halos: $(STAMP)
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
 		$(BIN)/python -m tests.oracle.record_halos
+
+# Completion beside XLA's, by both of its partitioners, on programs with random annotations: their
+# number and the first seed; a difference per line. Minutes.
+COMPLETION ?= 500 1
+xla-completion: $(STAMP)
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+		$(BIN)/python -m tests.propagate.harder $(COMPLETION)
 
 .tools/bin/uv: requirements/tools.txt
 	$(REQUIRE_PYTHON)

@@ -20,6 +20,7 @@ BENCHMARKS = {
     "foreign_step": "benchmarks.foreign_step",
     "symbols": "benchmarks.symbols",
     "algebra": "benchmarks.algebra",
+    "reshards": "benchmarks.reshards",
 }
 
 

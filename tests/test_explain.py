@@ -31,7 +31,8 @@ def tanh_scan(x):
 # name -> function, arguments, in_shardings, out_shardings, collectives that one change removes
 PROGRAMS = {
     "sum": (lambda x: x.sum(0), (X,), (P("X"),), None, 1),
-    "product": (jnp.matmul, (X, W), (P("X", "Y"), P("X", "Y")), None, 3),
+    "product": (jnp.matmul, (X, W), (P("X", "Y"), P("X", "Y")), None, 4),
+    "wide product": (jnp.matmul, (X, W), (P("X", "Y"), P(None, ("X", "Y"))), None, 0),
     "contracted": (jnp.matmul, (X, W), (P(None, "Y"), P("Y", None)), P(None, None), 1),
     "scattered": (jnp.matmul, (X, W), (P(None, "Y"), P("Y", None)), P("Y"), 1),
     "softmax": (lambda x: jax.nn.softmax(x, -1), (X,), (P(None, "Y"),), None, 2),
@@ -173,12 +174,12 @@ def test_a_collective_is_found_by_row_number_and_instruction():
 
 
 def test_what_no_single_change_removes_says_so_with_the_nearest():
-    found = program("product").explain(0)
+    found = program("wide product").explain(0)
     assert found.change is None
-    assert "None of 4 single changes removes it; the nearest is argument b" in repr(found)
+    assert "None of 5 single changes removes it; the nearest is argument b" in repr(found)
     assert len(found.df) == 1
     assert not found.df["removes"].any()
-    assert found.df["wire_bytes"][0] < program("product").collectives()["wire_bytes"].sum()
+    assert found.df["wire_bytes"][0] < program("wide product").collectives()["wire_bytes"].sum()
 
 
 def test_what_moves_at_another_operator_instead_is_not_removed():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.propagate.strategy import Annotations
 from shardalg.report.chains import Annotated
@@ -83,7 +83,13 @@ def _says_a_region(stages: Stages, place: Annotated) -> bool:
 
 
 def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:
-    """Layouts in which one axis, or all of them, stand on another dimension or on none."""
+    """Layouts in which one axis, or all of them, stand on another dimension or on none.
+
+    A collective along a part of an axis that the layout names is of that axis.
+    """
+    own = [d for dim in layout.dims for d in dim]
+    named = [next((d for d in own if overlap(d, digit)), digit) for digit in digits]
+    digits = tuple(dict.fromkeys(named))
     groups = [(digit,) for digit in digits] + ([digits] if len(digits) > 1 else [])
     found: dict[tuple[Digits, ...], None] = {}
     for group in groups:

@@ -174,13 +174,23 @@ def _all_to_all(emitter: Emitter, instruction: Instruction, x: Array) -> list[Ar
     names = emitter.axes.names(a.digits)
     if not names:
         return [x]
-    if emitter.tiled:
+    if emitter.tiled and not a.arriving:
         return [lax.all_to_all(x, names, a.split_dim, a.concat_dim, tiled=True)]
     pieces = _pieces(x, a.split_dim, _group_size(a.digits))
+    pieces = _by_member(pieces, a.digits, a.arriving or a.digits)
     arrived = _swapped(pieces, names)
     shape = list(arrived.shape[1:])
     shape[a.concat_dim] *= arrived.shape[0]
     return [jnp.moveaxis(arrived, 0, a.concat_dim).reshape(shape)]
+
+
+def _by_member(pieces: Array, digits: spmd.Digits, cut: spmd.Digits) -> Array:
+    """Pieces in the order of their takers' ids in `digits`, from that of their ids in `cut`."""
+    if cut == digits:
+        return pieces
+    grid = pieces.reshape(*(digit.size for digit in cut), *pieces.shape[1:])
+    order = [*map(cut.index, digits), *range(len(cut), grid.ndim)]
+    return grid.transpose(order).reshape(pieces.shape)
 
 
 def _permute(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:

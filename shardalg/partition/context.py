@@ -59,6 +59,7 @@ class PartitionContext:
     Attributes:
       sources: per graph value, the layouts at hand for any phase; the first is its home.
       copies: (value, layout, phase) to the local that holds it in the current block.
+      fetched: (instruction, what it was run on, phase) to what was fetched of neighbours' blocks.
       outputs: values that leave a region, and so must come home.
       remade: values made from numbers alone, and how to make them in another layout.
       options: whether copies are shared, within a phase and beyond it.
@@ -73,6 +74,7 @@ class PartitionContext:
     instructions: list[Instruction] = field(default_factory=list)
     sources: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
     copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
+    fetched: dict[object, tuple[int, ...]] = field(default_factory=dict)
     outputs: frozenset[int] = frozenset()
     remade: dict[int, Callable[[Sharding, Cause], int]] = field(default_factory=dict)
 

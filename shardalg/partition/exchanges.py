@@ -6,20 +6,25 @@ side by side, one slice at a start in closed form (`algebra.exchange`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.exchange import Exchange
 from shardalg.algebra.transfers import Piece, Reader, Transfer, transfers
-from shardalg.partition.context import Cause, PartitionContext
+from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
 from shardalg.spmd.program import Attributes, Concatenate, Fetch, Reading, Slice, SliceAt, Start
 
 
 def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
-    """A start of the program's language from one in the partition ids of an exchange."""
-    ids = tuple((n, d) for n, d in exchange.ids if n in index.variables)
-    return Start(index, ids, more)
+    """A start of the program's language from one in the partition ids of an exchange.
+
+    Its names are no loop's: equal starts are equal whichever operator asks.
+    """
+    ids = [(n, d) for n, d in exchange.ids if n in index.variables]
+    names = {n: f"p{k}" for k, (n, _) in enumerate(ids)}
+    terms = tuple(sorted((names[n], c) for n, c in index.terms))
+    return Start(replace(index, terms=terms), tuple((names[n], d) for n, d in ids), more)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -67,10 +72,11 @@ class Along:
 
     def deliver(self, locals_: tuple[int, ...], exchanges: tuple[Exchange, ...]) -> tuple[int, ...]:
         """The interval of every exchange, each from blocks of its local; they share permutes."""
+        tensors = tuple(locals_.index(local) for local in locals_)
         found = {
             piece: made
-            for transfer in transfers_of(exchanges, locals_)
-            for piece, made in self.sent(transfer, exchanges).items()
+            for transfer in transfers_of(exchanges, tensors)
+            for piece, made in self.sent(transfer, exchanges, locals_).items()
         }
         return tuple(
             self.cut(exchange, [made for piece, made in ordered(found) if piece.reader == nth])
@@ -79,22 +85,39 @@ class Along:
             for nth, (exchange, local) in enumerate(zip(exchanges, locals_, strict=True))
         )
 
-    def sent(self, transfer: Transfer, exchanges: tuple[Exchange, ...]) -> dict[Piece, int]:
+    def sent(
+        self, transfer: Transfer, exchanges: tuple[Exchange, ...], locals_: tuple[int, ...]
+    ) -> dict[Piece, int]:
         """The pieces that a transfer brings."""
         slots = transfer.slots
-        blocks = [self.places(slot.tensor, slot.lower, slot.upper) for slot in slots]
+        places = tuple((locals_[slot.tensor], slot.lower, slot.upper) for slot in slots)
         placed = [(k, slot, piece) for k, slot in enumerate(slots) for piece in slot.pieces]
         if not transfer.permutes and all(is_own(exchanges[p.reader], p) for _, _, p in placed):
-            return {piece: blocks[k] for k, _, piece in placed}
+            return {piece: self.places(*places[k]) for k, _, piece in placed}
         readings = tuple(
             self.reading(exchanges[piece.reader], (k, piece), transfer) for k, _, piece in placed
         )
         fetch = Fetch(self.dim, exchanges[0].held, readings)
-        made = self.results(fetch, (slots[0].width,) * len(readings), *blocks)
+        made = self.fetched(fetch, places)
         return {
             piece: self.places(block, piece.lower - slot.lower, piece.upper - slot.lower)
             for (_, slot, piece), block in zip(placed, made, strict=True)
         }
+
+    def fetched(self, fetch: Fetch, places: tuple[Place, ...]) -> tuple[int, ...]:
+        """The results of a fetch of some places of locals, which is made once.
+
+        A margin outlives its phase: it is smaller than the blocks, which whoever reads it again
+        needs anyway. What is as large as the blocks is a copy, and kept as copies are.
+        """
+        known, options = self.context.fetched, self.context.options
+        sizes = (places[0][2] - places[0][1],) * len(fetch.readings)
+        margin = sum(sizes) < sum(map(self.size, {local for local, _, _ in places}))
+        keeps = margin or options.keep_gathers is True
+        key = (fetch, places, ANY_PHASE if keeps else self.cause.phase)
+        if key not in known or not options.share_gathers:
+            known[key] = self.results(fetch, sizes, *(self.places(*place) for place in places))
+        return known[key]
 
     def reading(self, exchange: Exchange, place: tuple[int, Piece], transfer: Transfer) -> Reading:
         """How the block of a piece's round is read off the slot of a transfer."""
@@ -122,6 +145,10 @@ class Along:
             return self.emit(SliceAt(self.dim, at, length), length, local)
         (shift,) = shifts
         return self.places(local, shift, shift + length)
+
+
+Place = tuple[int, int, int]
+"""A local, and places `[lower, upper)` of it."""
 
 
 def ordered(found: dict[Piece, int]) -> list[tuple[Piece, int]]:

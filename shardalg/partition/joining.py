@@ -15,6 +15,7 @@ from shardalg.spmd.program import (
     Attributes,
     Block,
     CollectivePermute,
+    Concatenate,
     DynamicSlice,
     Instruction,
     Local,
@@ -25,7 +26,7 @@ from shardalg.spmd.program import (
     SliceAt,
 )
 
-REPEATED = frozenset({DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt})
+REPEATED = frozenset({Concatenate, DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt})
 """Local instructions that cost nothing to keep: a second one like it in a phase is left out."""
 Shape = tuple[int, ...]
 
@@ -42,7 +43,7 @@ class _Joining:
     locals: Sequence[Local]
     made: dict[int, Instruction] = field(default_factory=dict)
     stands: dict[int, int] = field(default_factory=dict)
-    done: dict[tuple[Attributes, int, str], int] = field(default_factory=dict)
+    done: dict[tuple[Attributes, tuple[int, ...], str], int] = field(default_factory=dict)
 
     def run(self, block: Block) -> Block:
         """The joined block."""
@@ -55,12 +56,12 @@ class _Joining:
         instruction = self.reading(instruction)
         if len(instruction.operands) == 1 and type(instruction.attributes) in _JOINS:
             instruction = self.joined(instruction)
-            (operand,), (result,) = instruction.operands, instruction.results
-            if self.does_nothing(instruction.attributes, operand):
-                self.stands[result] = operand
-            elif type(instruction.attributes) in REPEATED:
-                key = (instruction.attributes, operand, instruction.phase)
-                self.stands[result] = self.done.setdefault(key, result)
+        if self.does_nothing(instruction):
+            self.stands[instruction.results[0]] = instruction.operands[0]
+        elif type(instruction.attributes) in REPEATED:
+            (result,) = instruction.results
+            key = (instruction.attributes, instruction.operands, instruction.phase)
+            self.stands[result] = self.done.setdefault(key, result)
         self.made.update(dict.fromkeys(instruction.results, instruction))
         return instruction
 
@@ -87,10 +88,12 @@ class _Joining:
             return instruction
         return replace(instruction, attributes=one, operands=(source,))
 
-    def does_nothing(self, attributes: Attributes, operand: int) -> bool:
+    def does_nothing(self, instruction: Instruction) -> bool:
         """Whether the result is the operand."""
-        known = _NOTHING.get(type(attributes))
-        return known is not None and known(attributes, self.locals[operand].shape)
+        known = _NOTHING.get(type(instruction.attributes))
+        if known is None:
+            return False
+        return known(instruction.attributes, self.locals[instruction.operands[0]].shape)
 
 
 def _masks(first: Mask, second: Mask, shape: Shape) -> Mask | None:

@@ -193,13 +193,14 @@ class Partitioner:
     ) -> tuple[Block, Copies]:
         """A planned body, and the layouts in which it has its values."""
         context, region = self.context, self.graph.regions[body]
-        outer = context.sources, context.copies, context.instructions
+        outer = context.sources, context.copies, context.instructions, context.fetched
         context.sources, context.copies, context.instructions = self._constants_alone()
+        context.fetched = {}
         arguments = open_body(context, region, layouts[0])
         self._region(body)
         results = close_body(context, node, region, layouts[1])
         block, copies = Block(arguments, tuple(context.instructions), results), context.copies
-        context.sources, context.copies, context.instructions = outer
+        context.sources, context.copies, context.instructions, context.fetched = outer
         return block, copies
 
     def _constants_alone(

@@ -11,8 +11,15 @@ from operator import index
 from shardalg.algebra.digits import Digit, Digits, partition_ids
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
+from shardalg.partition import uneven
 from shardalg.partition.search import Dims, Move, State, bound, is_direct, search
-from shardalg.spmd.program import AllGather, AllReduce, CollectivePermute, ReduceScatter
+from shardalg.spmd.program import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    CollectivePermute,
+    ReduceScatter,
+)
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,9 @@ class Path:
 def reshard_path(source: Sharding, target: Sharding) -> Path:
     """Fewest wire bytes, then fewest communicating steps, from `source` to `target`.
 
-    A shortest path (Dijkstra) over all-gather of minor digits, slice, all-to-all, permute,
-    reduce-scatter and all-reduce, each priced by `costs.collectives`. Where a size does not divide,
+    The cheapest of all chains of all-gather, slice, all-to-all, permute, reduce-scatter and
+    all-reduce over sub-axes of prime size, each priced by `costs.collectives`; no local block on
+    the way is larger than both at the ends. Where a size does not divide,
     only moves whose tiles nest are taken: `ceil(D/n) = m * ceil(D/(n*m))`; gathering a whole
     dimension and slicing a whole one always nest, so a path exists.
 
@@ -57,15 +65,51 @@ def reshard_path(source: Sharding, target: Sharding) -> Path:
     if source.dims == target.dims and source.unreduced == target.unreduced:
         return Path((), 0)
     start, goal = _states(source, target)
+    if source.is_even and target.is_even:
+        found = search(source.shape, start, goal, source.mesh.size)
+    else:
+        found = uneven.search(source.shape, start, goal)
+    spell = _Spelling(source, target)
     steps, total, before = [], 0, start[0]
-    for move, (dims, pending), price in search(source.shape, start, goal):
-        if isinstance(move, CollectivePermute):
-            move = replace(move, pairs=_permutation(before, dims, source.mesh.size))
+    for move, (dims, pending), price in found:
         at_goal = (dims, pending) == goal
-        layout = target if at_goal else Sharding(source.mesh, source.shape, dims, unreduced=pending)
+        move = spell.move(move, before, dims)
+        layout = target if at_goal else spell.layout(dims, pending)
         steps.append(Step(move, layout, price))
         total, before = total + price, dims
     return Path(tuple(_fused(steps)), total)
+
+
+class _Spelling:
+    """Digits of a path as the user knows them: axes, and else sub-axes, each in one piece."""
+
+    def __init__(self, source: Sharding, target: Sharding) -> None:
+        self.source, mesh = source, source.mesh
+        axes = [mesh.digit(name) for name in mesh.axis_names]
+        ends = [d for s in (source, target) for digits in s.dims for d in digits]
+        self.known = {d: d for d in (*axes, *ends)}
+        self.borders = {d.stride for d in axes}
+
+    def digits(self, digits: Digits) -> Digits:
+        out: list[Digit] = []
+        for digit in digits:
+            if out and out[-1].stride == digit.stride * digit.size:
+                if out[-1].stride not in self.borders:
+                    digit = Digit(digit.stride, out.pop().size * digit.size)
+            out.append(digit)
+        return tuple([self.known.get(digit, digit) for digit in out])
+
+    def layout(self, dims: Dims, pending: Digits) -> Sharding:
+        like = self.source
+        return Sharding(like.mesh, like.shape, tuple(map(self.digits, dims)), unreduced=pending)
+
+    def move(self, move: Move, before: Dims, after: Dims) -> Move:
+        digits = self.digits(move.digits)
+        if isinstance(move, CollectivePermute):
+            return CollectivePermute(digits, _permutation(before, after, self.source.mesh.size))
+        if isinstance(move, AllToAll):
+            return replace(move, digits=digits, arriving=self.digits(move.arriving))
+        return replace(move, digits=digits)
 
 
 def reshard_price(source: Sharding, target: Sharding) -> object:

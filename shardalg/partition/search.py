@@ -1,13 +1,19 @@
-"""The cheapest chain of moves between two layouts, in digits that both sides share."""
+"""The cheapest chain of moves between two layouts, in digits that both sides share.
+
+`route.py` knows the way where nothing is to be added up. Here partial sums are added before it, and
+a way becomes moves with their prices.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from itertools import count, takewhile
+from itertools import combinations, count, takewhile
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.costs.collectives import quotient, step_wire_bytes
+from shardalg.partition.route import Dims, Route, Shape, direct, permuted, primes, shuffled
+from shardalg.partition.shuffle import Swap
 from shardalg.spmd.program import (
     AllGather,
     AllReduce,
@@ -17,13 +23,123 @@ from shardalg.spmd.program import (
     ReduceScatter,
 )
 
-Dims = tuple[Digits, ...]
-Shape = tuple[int, ...]
 State = tuple[Dims, Digits]
 """Digits per dimension, and those along which partial sums are pending."""
 Move = AllGather | AllReduce | AllToAll | CollectivePermute | DynamicSlice | ReduceScatter
-Chain = list[tuple[Move, State, object]]
-"""Moves, each with the state it leads to and the elements that a device sends for it."""
+Step = tuple[Move, State, object]
+"""A move, the state it leads to and the elements that a device sends for it."""
+
+
+def search(shape: Shape, start: State, goal: State, devices: int) -> list[Step]:
+    """Fewest elements sent, then fewest communicating moves.
+
+    Where and when sums are added is searched by bounds (A*); the rest is the cheapest route.
+
+    Args:
+      shape: sizes that the parts of both layouts divide.
+    """
+    heap: list[tuple[object, int, int, State, list[Step]]] = [(0, 0, 0, start, [])]
+    best: dict[State, object] = {}
+    numbers = count(1)
+    while True:
+        _, hops, _, state, steps = heapq.heappop(heap)
+        if state == goal:
+            return steps
+        sent = sum([price for *_, price in steps])
+        if state in best and sent >= best[state]:
+            continue
+        best[state] = sent
+        for more in _onward(shape, state, goal, devices):
+            after, prices = more[-1][1], [price for *_, price in more]
+            least = sent + sum(prices) + bound(shape, after, goal)
+            hops_after = hops + sum([price > 0 for price in prices])
+            heapq.heappush(heap, (least, hops_after, next(numbers), after, steps + more))
+
+
+def _onward(shape: Shape, state: State, goal: State, devices: int) -> Iterator[list[Step]]:
+    """Every next move while sums are to be added, and then the way to the goal."""
+    if state[1] == goal[1]:
+        yield _moves(shape, state, goal, devices)
+        return
+    for move, after, price in (*_additions(shape, state, goal), *_slices(shape, state, goal)):
+        yield [(move, after, price)]
+
+
+def _moves(shape: Shape, start: State, goal: State, devices: int) -> list[Step]:
+    """The cheapest route in moves; sums that stay pending stay where they are: no permute then."""
+    (dims, pending), (wanted, _) = start, goal
+    route = direct(shape, dims, wanted)
+    if route is None and not pending:
+        route = permuted(dims, wanted, devices)
+    if route is None:
+        dims, wanted = (tuple(map(primes, side)) for side in (dims, wanted))
+        route = shuffled(shape, dims, wanted, (devices, pending)) or Route(dims)
+    way = _Way(shape, dims, pending)
+    way.slices(route.first)
+    for exchange in route.exchange:
+        if isinstance(exchange, Swap):
+            way.swap(exchange)
+        else:
+            way.permute(exchange)
+    way.finish(wanted)
+    move, _, price = way.steps[-1]
+    return [*way.steps[:-1], (move, goal, price)]
+
+
+class _Way:
+    """Moves one after the other, with what they cost."""
+
+    def __init__(self, shape: Shape, dims: Dims, pending: Digits) -> None:
+        self.shape, self.dims, self.pending = shape, dims, pending
+        self.steps: list[Step] = []
+
+    def add(self, move: Move, dims: Dims, kind: str = "") -> None:
+        price = 0
+        if kind:
+            held = local_elements(self.shape, self.dims)
+            size = 2 if kind == "collective_permute" else parts(move.digits)
+            price = step_wire_bytes(kind, group_size=size, local_bytes=held)
+        self.dims = dims
+        self.steps.append((move, (dims, self.pending), price))
+
+    def slices(self, wanted: Dims) -> None:
+        """Cut every dimension that the wanted layout cuts further, as far as digits are free."""
+        for dim, digits in enumerate(wanted):
+            held = self.dims[dim]
+            more = digits[len(held) :] if digits[: len(held)] == held else ()
+            used = [d for digits in self.dims for d in digits]
+            if more and not any(overlap(new, d) for new in more for d in used):
+                block = tile(self.shape[dim], parts(digits))
+                move = DynamicSlice(dim, more, block)
+                self.add(move, replaced(self.dims, dim, digits))
+
+    def swap(self, swap: Swap) -> None:
+        source, target, leaving, arriving = swap
+        stays = self.dims[source][: len(self.dims[source]) - len(leaving)]
+        dims = replaced(self.dims, source, stays)
+        dims = replaced(dims, target, dims[target] + arriving)
+        order = () if leaving == arriving else arriving
+        self.add(AllToAll(target, source, leaving, order), dims, "all_to_all")
+
+    def permute(self, dims: Dims) -> None:
+        """The pairs of positions are left out: only who takes the path needs them."""
+        changed = {d for a, b in zip(self.dims, dims, strict=True) if a != b for d in (*a, *b)}
+        if any(overlap(a, b) for a, b in combinations(changed, 2)):
+            changed = set(primes(tuple(changed)))
+        move = CollectivePermute(tuple(sorted(changed, reverse=True)), ())
+        self.add(move, dims, "collective_permute")
+
+    def finish(self, goal: Dims) -> None:
+        """Slices and gathers to the goal; where neither leads there, from what both begin with."""
+        self.slices(goal)
+        for dim, (held, wanted) in enumerate(zip(self.dims, goal, strict=True)):
+            same = 0
+            while held[same : same + 1] == wanted[same : same + 1] != ():
+                same += 1
+            if same < len(held):
+                move = AllGather(dim, held[same:])
+                self.add(move, replaced(self.dims, dim, held[:same]), "all_gather")
+        self.slices(goal)
 
 
 def tile(size: int, count: int) -> int:
@@ -31,63 +147,17 @@ def tile(size: int, count: int) -> int:
     return -(-size // count)
 
 
-def nests(size: int, outer: int, inner: int) -> bool:
-    """Whether `inner` blocks tile each of `outer` blocks exactly (or the dimension is whole)."""
-    return outer == 1 or tile(size, outer) == inner * tile(size, outer * inner)
+def local_elements(shape: Shape, dims: Dims) -> int:
+    """Elements on a device, padding included."""
+    total = 1
+    for size, digits in zip(shape, dims, strict=True):
+        total *= tile(size, parts(digits))
+    return total
 
 
-def search(shape: Shape, start: State, goal: State) -> Chain:
-    """Fewest elements sent, then fewest communicating moves (Dijkstra).
-
-    A round visits only states from which the goal may be reached within a limit, as `bound` tells:
-    first that of the start, which most pairs meet, then twice as much until the goal is found. A
-    limit that is met leaves out no state of a cheapest chain: the answer is that of no limit.
-    """
-    limit = bound(shape, start, goal)
-    while True:
-        chain, beyond = _within(shape, (start, goal), limit)
-        if chain is not None:
-            return chain
-        assert beyond is not None, f"{start} to {goal}: gathering and slicing always lead there"
-        limit = max(beyond, 2 * limit)
-
-
-def _within(
-    shape: Shape, ends: tuple[State, State], limit: object
-) -> tuple[Chain | None, object | None]:
-    """The cheapest chain within the limit; without one, the least that is known to go beyond."""
-    start, goal = ends
-    best: dict[State, tuple[object, int]] = {start: (0, 0)}
-    came: dict[State, tuple[State, Move, object]] = {}
-    heap: list[tuple[object, int, int, State]] = [(0, 0, 0, start)]
-    beyond, numbers = None, count(1)
-    while heap:
-        cost, hops, _, state = heapq.heappop(heap)
-        if state == goal:
-            return _chain(came, start, goal), None
-        if (cost, hops) > best[state]:
-            continue
-        for move, after, price in _moves(shape, state, goal):
-            key = (cost + price, hops + (price > 0))
-            if after in best and key >= best[after]:
-                continue
-            least = key[0] + bound(shape, after, goal)
-            if least > limit:
-                beyond = least if beyond is None else min(beyond, least)
-                continue
-            best[after] = key
-            came[after] = (state, move, price)
-            heapq.heappush(heap, (*key, next(numbers), after))
-    return None, beyond
-
-
-def _chain(came: dict[State, tuple[State, Move, object]], start: State, goal: State) -> Chain:
-    chain, state = [], goal
-    while state != start:
-        before, move, price = came[state]
-        chain.append((move, state, price))
-        state = before
-    return chain[::-1]
+def replaced(dims: Dims, dim: int, digits: Digits) -> Dims:
+    """The layout with other digits on one dimension."""
+    return (*dims[:dim], digits, *dims[dim + 1 :])
 
 
 def bound(shape: Shape, start: State, goal: State) -> object:
@@ -96,9 +166,10 @@ def bound(shape: Shape, start: State, goal: State) -> object:
     In every move a device sends as much as it receives. Of even blocks with `L` elements at the
     start and `G` at the goal, some device shares only `O`: the product over dimensions of the
     smaller block where one side's digits begin with the other's, 0 elsewhere. Sums over `n` devices
-    cost `L*(n-1)/n` where they are scattered, which leaves `L/n` on each:
-        G - O                              nothing to add
-        L*(n-1)/n + G - min(L/n, O)        sums to add
+    cost `L*(n-1)/n` where they are scattered, which leaves `L/n` on each, less after slices along
+    the `f` parts of the goal that the start has nowhere:
+        G - O                                      nothing to add
+        L/f*(n-1)/n + G - min(L/(f*n), O)          sums to add
     Of uneven blocks the first device shares the smaller one in each dimension.
     """
     (dims, pending), (wanted, kept) = start, goal
@@ -121,14 +192,16 @@ def bound(shape: Shape, start: State, goal: State) -> object:
     if pending == kept or kept:
         return needed - shared
     n = parts(pending)
-    return quotient(held * (n - 1), n) + needed - min(quotient(held, n), shared)
+    used = {*pending, *(digit for digits in dims for digit in digits)}
+    n_new = n * parts(tuple([d for digits in wanted for d in digits if d not in used]))
+    return quotient(held * (n - 1), n_new) + needed - min(quotient(held, n_new), shared)
 
 
 def is_direct(shape: Shape, start: State, goal: State) -> bool:
     """Whether some chain sends just as much as `bound` says, as seen without a search.
 
-    Slices and then gathers; an all-reduce; or reduce-scatters to where the goal has the digits and
-    then slices; of even blocks all.
+    Slices and then gathers; an all-reduce; or slices and then reduce-scatters to where the goal has
+    the digits; of even blocks all.
     """
     (dims, pending), (wanted, kept) = start, goal
     if any(size % parts(d) for side in (dims, wanted) for size, d in zip(shape, side, strict=True)):
@@ -142,124 +215,36 @@ def is_direct(shape: Shape, start: State, goal: State) -> bool:
         return all(b[: len(a)] == a or a[: len(b)] == b for a, b in pairs)
     if kept:
         return False
-    scattered = [d for digits in cut for d in takewhile(pending.__contains__, digits)]
+    scattered = [d for digits in cut for d in takewhile(pending.__contains__, reversed(digits))]
     return not pairs or (len(cut) == len(pairs) and len(scattered) == len(pending))
 
 
-def _local_elements(shape: tuple[int, ...], dims: Dims) -> int:
-    total = 1
-    for size, digits in zip(shape, dims, strict=True):
-        total *= tile(size, parts(digits))
-    return total
-
-
-def _moves(
-    shape: tuple[int, ...], state: State, goal: State
-) -> Iterator[tuple[Move, State, object]]:
+def _additions(shape: Shape, state: State, goal: State) -> Iterator[Step]:
+    """Sums added everywhere, or each device its own block of them."""
     dims, pending = state
-    local = _local_elements(shape, dims)
-    yield from _pending_moves(shape, state, goal, local)
-    if pending and not goal[1]:
-        return
-    yield from _gathers(shape, state, local)
-    yield from _slices(shape, state, goal)
-    yield from _exchanges(shape, state, local)
-    yield from _permutes(state, goal, local)
-
-
-def _with(dims: Dims, dim: int, digits: Digits) -> Dims:
-    return (*dims[:dim], digits, *dims[dim + 1 :])
-
-
-def _pending_moves(
-    shape: tuple[int, ...], state: State, goal: State, local: int
-) -> Iterator[tuple[Move, State, object]]:
-    dims, pending = state
+    local = local_elements(shape, dims)
     todo = tuple(d for d in pending if d not in goal[1])
-    if not todo:
-        return
-    price = step_wire_bytes("all_reduce", group_size=parts(todo), local_bytes=local)
-    yield AllReduce(todo), (dims, tuple(d for d in pending if d not in todo)), price
+    for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]):
+        rest = tuple(d for d in pending if d not in digits)
+        price = step_wire_bytes("all_reduce", group_size=parts(digits), local_bytes=local)
+        yield AllReduce(digits), (dims, rest), price
     for digit in todo:
         rest = tuple(d for d in pending if d != digit)
-        one = step_wire_bytes("all_reduce", group_size=digit.size, local_bytes=local)
-        yield AllReduce((digit,)), (dims, rest), one
+        price = step_wire_bytes("reduce_scatter", group_size=digit.size, local_bytes=local)
         for dim, size in enumerate(shape):
-            if nests(size, parts(dims[dim]), digit.size):
-                full = local // max(tile(size, parts(dims[dim])), 1)
-                padded = full * tile(size, parts(dims[dim]) * digit.size) * digit.size
-                price = step_wire_bytes("reduce_scatter", group_size=digit.size, local_bytes=padded)
-                after = _with(dims, dim, (*dims[dim], digit))
-                yield ReduceScatter(dim, (digit,)), (after, rest), price
+            digits = (*dims[dim], digit)
+            if size % parts(digits) == 0:
+                yield ReduceScatter(dim, (digit,)), (replaced(dims, dim, digits), rest), price
 
 
-def _gathers(
-    shape: tuple[int, ...], state: State, local: int
-) -> Iterator[tuple[Move, State, object]]:
-    dims, pending = state
-    for dim, digits in enumerate(dims):
-        for keep in range(len(digits)):
-            gone = digits[keep:]
-            if nests(shape[dim], parts(digits[:keep]), parts(gone)):
-                price = step_wire_bytes("all_gather", group_size=parts(gone), local_bytes=local)
-                yield AllGather(dim, gone), (_with(dims, dim, digits[:keep]), pending), price
-
-
-def _slices(
-    shape: tuple[int, ...], state: State, goal: State
-) -> Iterator[tuple[Move, State, object]]:
-    """Cut by digits that the goal has on the dimension; a permute can still mend their order."""
+def _slices(shape: Shape, state: State, goal: State) -> Iterator[Step]:
+    """Cut by digits that the goal has on the dimension: less is then added."""
     dims, pending = state
     used = {d for digits in dims for d in digits} | set(pending)
     for dim, digits in enumerate(dims):
         extra = tuple(d for d in goal[0][dim] if d not in used)
         for end in range(1, len(extra) + 1):
-            n = parts(digits)
-            if nests(shape[dim], n, parts(extra[:end])):
-                block = tile(shape[dim], n * parts(extra[:end]))
-                after = _with(dims, dim, digits + extra[:end])
-                yield DynamicSlice(dim, extra[:end], block), (after, pending), 0
-
-
-def _exchanges(
-    shape: tuple[int, ...], state: State, local: int
-) -> Iterator[tuple[Move, State, object]]:
-    dims, pending = state
-    for source, digits in enumerate(dims):
-        for keep in range(len(digits)):
-            moved = digits[keep:]
-            n = parts(moved)
-            if not nests(shape[source], parts(digits[:keep]), n):
-                continue
-            for target, other in enumerate(dims):
-                if target == source or not nests(shape[target], parts(other), n):
-                    continue
-                whole = tile(shape[target], parts(other))
-                padded = local // max(whole, 1) * tile(shape[target], parts(other) * n) * n
-                after = _with(_with(dims, source, digits[:keep]), target, other + moved)
-                price = step_wire_bytes("all_to_all", group_size=n, local_bytes=padded)
-                yield AllToAll(target, source, moved), (after, pending), price
-
-
-def _permutes(state: State, goal: State, local: int) -> Iterator[tuple[Move, State, object]]:
-    """Rename the digits: to those of the goal, or so that a dimension begins with the goal's.
-
-    The pairs of positions are left out: only a move that is taken needs them.
-    """
-    dims, pending = state
-    price = step_wire_bytes("collective_permute", group_size=2, local_bytes=local)
-    for wanted in _renamed(dims, goal[0]) if not pending else ():
-        changed = {d for a, b in zip(dims, wanted, strict=True) if a != b for d in (*a, *b)}
-        move = CollectivePermute(tuple(sorted(changed, reverse=True)), ())
-        yield move, (wanted, pending), price
-
-
-def _renamed(dims: Dims, goal: Dims) -> list[Dims]:
-    """Layouts of the same blocks, on other devices, that are nearer to the goal."""
-    found = []
-    if all(parts(a) == parts(b) for a, b in zip(dims, goal, strict=True)):
-        found.append(goal)
-    for dim, digits in enumerate(dims):
-        first = tuple(d for d in goal[dim] if d in digits)
-        found.append(_with(dims, dim, first + tuple(d for d in digits if d not in first)))
-    return [layout for layout in dict.fromkeys(found) if layout != dims]
+            cut = digits + extra[:end]
+            if shape[dim] % parts(cut) == 0:
+                move = DynamicSlice(dim, extra[:end], shape[dim] // parts(cut))
+                yield move, (replaced(dims, dim, cut), pending), 0

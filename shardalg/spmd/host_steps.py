@@ -92,11 +92,13 @@ def _pieces(block: np.ndarray, dim: int, n: int) -> Stack:
 
 
 def _all_to_all(a: spmd.AllToAll, x: Stack) -> Stack:
-    def swapped(blocks: Stack) -> Stack:
-        sent = [_pieces(block, a.split_dim, len(blocks)) for block in blocks]
-        return [np.concatenate(row, a.concat_dim) for row in zip(*sent, strict=True)]
-
-    return _exchange(a.digits, x, swapped)
+    result: Stack = [x[0]] * len(x)
+    for group in groups(a.digits, len(x)):
+        sent = [_pieces(x[source], a.split_dim, len(group)) for source in group]
+        for position in group:
+            number = partition_id(a.arriving or a.digits, position)
+            result[position] = np.concatenate([pieces[number] for pieces in sent], a.concat_dim)
+    return result
 
 
 def _permute(a: spmd.CollectivePermute, x: Stack) -> Stack:

@@ -131,11 +131,16 @@ class ReduceScatter:
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Split `split_dim` and concatenate along `concat_dim` over `digits`."""
+    """Split `split_dim` and concatenate along `concat_dim` over `digits`.
+
+    They leave the minor end of the one in this order and reach that of the other in the order
+    `arriving`; () is the same.
+    """
 
     split_dim: int
     concat_dim: int
     digits: Digits
+    arriving: Digits = ()
 
 
 @dataclass(frozen=True, slots=True)

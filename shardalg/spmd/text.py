@@ -95,6 +95,7 @@ _TEXT: dict[type, Callable[..., str]] = {
     ),
     AllToAll: lambda a, m: (
         f"all_to_all split={a.split_dim} concat={a.concat_dim} axes={axes_text(m, a.digits)}"
+        + (f" as {axes_text(m, a.arriving)}" if a.arriving else "")
     ),
     CollectivePermute: lambda a, m: f"collective_permute axes={axes_text(m, a.digits)}",
     Fetch: lambda a, m: (

@@ -199,7 +199,8 @@ def _all_to_all(step: Step) -> Result:
     a, said = step.attributes, step.said
     split, joined = step.given.dims[a.split_dim], step.given.dims[a.concat_dim]
     piece = split.length // parts(a.digits)
-    sent = at_member(split.start, a.digits, MEMBER) + partition_number(a.digits) * piece
+    piece_number = partition_number(a.arriving or a.digits)
+    sent = at_member(split.start, a.digits, MEMBER) + piece_number * piece
     place = _member_id(a.digits) * joined.length + X
     arriving = at_member(joined.start, a.digits, MEMBER)
     stated = [

@@ -112,8 +112,12 @@ def changed(strategy, sites=(), weights=(), x=None):
 @pytest.mark.parametrize(
     ("change", "quantities"),
     [
-        # The hidden value whole along Y: gathered after the product, and kept so.
-        ({"sites": {"ffn_hidden": P("X", None, None)}}, {"activation_memory"}),
+        # The hidden value whole along Y: gathered after the product, and kept so. A weight then
+        # changes sides by an all-to-all along 2 of Y, a number of the hints.
+        (
+            {"sites": {"ffn_hidden": P("X", None, None)}},
+            {"activation_memory", "weight_communication"},
+        ),
         # A weight along Y alone is not gathered, and is held by all of X.
         ({"weights": {"w_in": P(None, "Y")}}, {"weight_memory"}),
         # BSM along X alone is attempt 2.

@@ -161,6 +161,49 @@ def test_a_rematerialised_layer_stays_behind_its_barrier():
     assert "optimization_barrier" in text
 
 
+def margins(fn, arguments, **options):
+    """Phase and bytes of what is fetched of neighbours; the plan is right and proved."""
+    rows = P(None, "X")
+    plan = checked(
+        fn,
+        arguments,
+        (rows, P())[: len(arguments)],
+        out_shardings=rows if len(arguments) == 1 else (rows, P()),
+        mesh=sa.Mesh({"X": 4}),
+        options=sa.Options(**options),
+    )
+    table = plan.collectives_table
+    return [(r["phase"], r["wire_bytes"]) for r in table if r["kind"] == "collective_permute"]
+
+
+def convolved(x, k):
+    return lax.conv_general_dilated(
+        x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def test_a_margin_fetched_forward_serves_the_gradient():
+    """Of the image once, for the product and the kernel's gradient, and of the cotangent."""
+    gradients = jax.grad(lambda x, k: (convolved(x, k) ** 2).sum(), (0, 1))
+    arguments = numbers(2, 16, 8, 4), numbers(3, 3, 4, 2)
+    image, cotangent = [("forward", 256)] * 2, [("backward", 128)] * 2
+    again = [("backward", 256)] * 2
+    assert margins(gradients, arguments) == image + cotangent
+    assert margins(gradients, arguments, share_gathers=False) == image + again + cotangent
+
+
+def test_a_margin_as_large_as_the_block_is_a_copy():
+    """A reversal sends whole blocks: they are kept for the backward pass only if copies are."""
+
+    def fn(x):
+        y, back = jax.vjp(lambda x: lax.rev(x, (1,)) * x, x)
+        return back(y)[0] + lax.rev(x, (1,))
+
+    arguments = (numbers(2, 16),)
+    freed, kept = (margins(fn, arguments, keep_gathers=keep) for keep in (False, True))
+    assert len(freed) > len(kept)
+
+
 def test_a_permuted_mesh_gives_the_same_program():
     mesh = sa.Mesh({"X": 2, "Y": 4}, device_ids=(3, 1, 2, 0, 7, 6, 5, 4))
     arguments = numbers(7, 9), numbers(9, 8)

@@ -1,0 +1,301 @@
+"""The cheapest way between two layouts without partial sums: slices, an exchange, gathers.
+
+Slices cost nothing and make blocks smaller, gathers make them larger: so slices come first and
+gathers last, and in between blocks keep their size. With blocks of `U` elements there and `x*U`
+sent for the exchange, the way to blocks of `G` elements costs
+
+    G - U*(1 - x)
+
+whatever the order of the gathers. So the cheapest way has no exchange (`x = 0`), or one all-to-all
+among m devices (`x = 1 - 1/m`), with blocks as large as can be; or else one permute (`x = 1`),
+which costs `G` at any size. All that remains sends more than `G`, with blocks as small as can be:
+all-to-alls alone (`shuffle.py`), or the fewest that make the numbers of parts fit, and a permute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import product
+from math import gcd, lcm, prod
+
+from shardalg.algebra.digits import Digit, Digits, complement, nested, overlap, parts
+from shardalg.partition.shuffle import Shuffle, Stacks, Swap, settled
+
+Dims = tuple[Digits, ...]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A way to a goal: slices to `first`, the exchange, then slices and gathers to the goal.
+
+    Attributes:
+      exchange: all-to-alls, and permutes as the layout that they lead to.
+    """
+
+    first: Dims
+    exchange: tuple[Swap | Dims, ...] = ()
+
+
+def direct(shape: Shape, start: Dims, goal: Dims) -> Route | None:
+    """No exchange, or one all-to-all: where each dimension begins alike on both sides.
+
+    >>> x, y = (Digit(4, 2),), (Digit(1, 4),)
+    >>> direct((8, 8), (x, ()), (x + y, ()))
+    Route(first=((Digit(stride=4, size=2), Digit(stride=1, size=4)), ()), exchange=())
+    >>> direct((8, 8), (x, ()), (y, ())) is None
+    True
+    """
+    pairs = list(zip(start, goal, strict=True))
+    for held, wanted in pairs:
+        shorter = min(len(held), len(wanted))
+        if held[:shorter] != wanted[:shorter]:
+            return None
+    place = {digit: k for k, held in enumerate(start) for digit in held}
+    added = [(d, k) for k, (held, wanted) in enumerate(pairs) for d in wanted[len(held) :]]
+    if any(overlap(d, held) for d, _ in added if d not in place for held in place):
+        return None  # digits of two meshes
+    arcs = {(place[digit], k) for digit, k in added if digit in place}
+    longer = tuple([max(pair, key=len) for pair in pairs])
+    if len(arcs) > 1:
+        return None
+    if not arcs:
+        return Route(longer)
+    return _one_swap(shape, (start, goal, longer), *arcs)
+
+
+def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int]) -> Route | None:
+    """What moves leaves one dimension for another with what stands behind it there, or will."""
+    (start, goal, longer), (source, target) = ends, arc
+    held, added = start[source], goal[target][len(start[target]) :]
+    at = min([held.index(digit) for digit in added if digit in held])
+    before = next(i for i, digit in enumerate(added) if digit in held)
+    head, rest = added[:before], added[before:]
+    new = tuple(digit for digit in rest if digit not in held)
+    # a dimension that cannot be cut further is left before the slice, if what is new comes last
+    for early in (new, ()):
+        leaving = held[at:] + early
+        arriving = rest[: len(rest) - len(new)] if new and not early else rest
+        arriving += tuple(d for d in leaving if d not in rest)
+        first = _with(_with(longer, target, start[target] + head), source, held + early)
+        fits = shape[source] % parts(first[source]) == 0
+        fits = fits and shape[target] % parts(first[target] + arriving) == 0
+        if fits and len(arriving) == len(leaving) and set(arriving) == set(leaving):
+            return Route(first, (Swap(source, target, leaving, arriving),))
+    return None
+
+
+def permuted(start: Dims, goal: Dims, devices: int) -> Route | None:
+    """One permute between layouts with as many parts in each dimension."""
+    counts = [lcm(parts(a), parts(b)) for a, b in zip(start, goal, strict=True)]
+    if devices % prod(counts):
+        return None
+    first = filled(start, counts, goal, devices)
+    last = filled(goal, counts, first, devices)
+    if list(map(parts, first)) != counts or list(map(parts, last)) != counts:
+        return None
+    return Route(first, () if first == last else (last,))
+
+
+def filled(dims: Dims, counts: Sequence[int], like: Dims, devices: int) -> Dims:
+    """`dims` cut further, by digits of `like` where they fit, into so many parts."""
+    out = list(dims)
+    used = [digit for digits in dims for digit in digits]
+    for k, digits in enumerate(like):
+        for digit in digits:
+            need = counts[k] // parts(out[k])
+            apart = all(nested(digit, u) and not overlap(digit, u) for u in used)
+            if need > 1 and need % digit.size == 0 and apart:
+                out[k] += (digit,)
+                used.append(digit)
+    free = list(_free(tuple(used), devices))
+    for k, count in enumerate(counts):
+        for digit in tuple(free):
+            if count // parts(out[k]) % digit.size == 0:
+                out[k] += (digit,)
+                free.remove(digit)
+    return tuple(out)
+
+
+@lru_cache(maxsize=1 << 12)
+def _free(used: Digits, devices: int) -> Digits:
+    """Places of the position that are not used, in prime pieces, major first."""
+    return primes(complement(used, devices) or ())
+
+
+@lru_cache(maxsize=1 << 12)
+def primes(digits: Digits) -> Digits:
+    """The digits cut into pieces of prime size.
+
+    >>> primes((Digit(2, 12),))
+    (Digit(stride=12, size=2), Digit(stride=6, size=2), Digit(stride=2, size=3))
+    """
+    found = []
+    for stride, size in digits:
+        top, factor = stride * size, 2
+        while top > stride:
+            if top // stride % factor == 0:
+                top //= factor
+                found.append(Digit(top, factor))
+            else:
+                factor += 1
+    return tuple(found)
+
+
+def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[int, Digits]) -> Route | None:
+    """The cheapest of what sends more than the goal holds, between layouts in prime digits.
+
+    Args:
+      room: devices, and the digits that stay as they are: without them only is there a permute.
+    """
+    devices, kept = room
+    used = [tuple(d for digits in dims for d in digits) for dims in (start, goal)]
+    free = [_free(digits + kept, devices) for digits in used]
+    best = (None, None) if kept else _fitted(shape, start, goal, devices)
+    pool = sorted({*used[0], *free[0]}, reverse=True)
+    if pool != sorted({*used[1], *free[1]}, reverse=True):
+        return best[1]
+    back = len(free[1]) < len(free[0])
+    ends = (goal, start) if back else (start, goal)
+    wanted = [d for d in free[back] if d in used[not back]]
+    others = [d for d in free[back] if d not in used[not back]]
+    for placed in (wanted, wanted + others) if others else (wanted,):
+        best = _swapped(shape, ends, (pool, placed, back), best)
+    return best[1]
+
+
+Priced = tuple[Fraction | None, Route | None]
+"""What a route sends beyond the goal's elements, as a share of the tensor."""
+Arc = tuple[int, int, int]
+"""Source and target dimension of an all-to-all, and its number of devices."""
+
+
+def _swapped(
+    shape: Shape, ends: tuple[Dims, Dims], digits: tuple[Digits, Digits, bool], best: Priced
+) -> Priced:
+    """All-to-alls alone, if they send less than the best; found from the side that is fuller."""
+    (start, goal), (pool, placed, back) = ends, digits
+    bits = {digit: 1 << i for i, digit in enumerate(pool)}
+    goal_bits = tuple(tuple(bits[d] for d in digits) for digits in goal)
+    used = prod([d.size for digits in start for d in digits]) * prod([d.size for d in placed])
+    search = Shuffle(goal_bits, shape=shape, parts=_parts(tuple(pool)), pieces=used)
+    limit = 4 * used if best[0] is None else int(used * (1 + best[0] * used))
+    found = None
+    for first in _placements(shape, start, (placed, bits)):
+        search.search(first, limit)
+        if search.hops is not None and search.cost < limit:
+            limit, found = search.cost, (first, search.hops)
+    if found is None:
+        return best
+    names = {bit: digit for digit, bit in bits.items()}
+    orders = settled(*found, goal_bits)
+    first, last = (tuple(tuple(names[b] for b in bs) for bs in orders[i]) for i in (0, 2))
+    swaps = tuple(
+        Swap(s.source, s.target, *(tuple(names[b] for b in side) for side in s[2:]))
+        for s in orders[1]
+    )
+    if back:
+        first, swaps = last, tuple(swap.reverse for swap in reversed(swaps))
+    return Fraction(limit - used, used * used), Route(first, swaps)
+
+
+@lru_cache(maxsize=1 << 10)
+def _parts(pool: Digits) -> tuple[int, ...]:
+    """Devices along each set of digits: number i has bit j for the digit j of the pool."""
+    found = [1]
+    for digit in pool:
+        found += [count * digit.size for count in found]
+    return tuple(found)
+
+
+def _placements(
+    shape: Shape, start: Dims, digits: tuple[Digits, dict[Digit, int]]
+) -> Iterator[Stacks]:
+    """Every way to cut the dimensions by the placed digits too."""
+    placed, bits = digits
+    dims = range(len(start))
+    for places in product(dims, repeat=len(placed)):
+        cuts = [[d for d, place in zip(placed, places, strict=True) if place == k] for k in dims]
+        if all(shape[k] % (parts(start[k]) * parts(tuple(cuts[k]))) == 0 for k in dims):
+            yield tuple(
+                tuple(bits[d] for d in held) + ((sum(bits[d] for d in cut),) if cut else ())
+                for held, cut in zip(start, cuts, strict=True)
+            )
+
+
+def _fitted(shape: Shape, start: Dims, goal: Dims, devices: int) -> Priced:
+    """All-to-alls that make the numbers of parts fit, then a permute.
+
+    `lcm` parts in each dimension are `over` times too many for the devices. An all-to-all among r
+    of them, from a dimension with more parts than the goal's to one with fewer, takes a factor r.
+    """
+    counts = [(parts(a), parts(b)) for a, b in zip(start, goal, strict=True)]
+    need = prod([lcm(n, m) for n, m in counts])
+    out = [n // gcd(n, m) for n, m in counts]
+    into = [m // gcd(n, m) for n, m in counts]
+    arcs = _arcs(need // gcd(need, devices), tuple(out), tuple(into))
+    if arcs is None:
+        return None, None
+    before, after = _numbers(counts, arcs[1])
+    room = devices // prod(before) if devices % prod(before) == 0 else 1
+    for digit in primes((Digit(1, room),)):  # blocks as small as can be
+        for k, size in enumerate(shape):
+            if size % (max(before[k], after[k]) * digit.size) == 0:
+                before[k], after[k] = before[k] * digit.size, after[k] * digit.size
+                break
+    first, last = filled(start, before, goal, devices), filled(goal, after, start, devices)
+    swaps = _by_parts(first, arcs[1])
+    if swaps is None or list(map(parts, last)) != after:
+        return None, None
+    return arcs[0] / prod(before), Route(first, (*swaps, last))
+
+
+def _numbers(counts: Sequence[tuple[int, int]], arcs: Sequence[Arc]) -> tuple[list[int], list[int]]:
+    """Parts of each dimension before and after the arcs, the fewest that refine both ends."""
+    before, after = [], []
+    for k, (n, m) in enumerate(counts):
+        given = prod([r for source, _, r in arcs if source == k])
+        taken = prod([r for _, target, r in arcs if target == k])
+        before.append(lcm(n, m // gcd(m, taken) * given))
+        after.append(before[-1] // given * taken)
+    return before, after
+
+
+@lru_cache(maxsize=1 << 12)
+def _arcs(
+    over: int, out: tuple[int, ...], into: tuple[int, ...]
+) -> tuple[Fraction, tuple[Arc, ...]] | None:
+    """The cheapest (source, target, r) whose r multiply to `over`; None where none do."""
+    if over == 1:
+        return Fraction(0), ()
+    found = []
+    for (k, n), (j, m) in product(enumerate(out), enumerate(into)):
+        most = gcd(over, n, m)
+        for r in range(2, most + 1):
+            if most % r == 0:
+                left = tuple(v // r if i == k else v for i, v in enumerate(out))
+                room = tuple(v // r if i == j else v for i, v in enumerate(into))
+                rest = _arcs(over // r, left, room)
+                if rest is not None:
+                    found.append((rest[0] + 1 - Fraction(1, r), ((k, j, r), *rest[1])))
+    return min(found, default=None)
+
+
+def _by_parts(dims: Dims, arcs: Sequence[Arc]) -> tuple[Swap, ...] | None:
+    """All-to-alls of so many parts each; None where no minor digits have so many."""
+    held, swaps = list(dims), []
+    for source, target, r in arcs:
+        at = next((i for i in range(len(held[source])) if parts(held[source][i:]) == r), None)
+        if at is None:
+            return None
+        moved = held[source][at:]
+        held[source], held[target] = held[source][:at], held[target] + moved
+        swaps.append(Swap(source, target, moved, moved))
+    return tuple(swaps)
+
+
+def _with(dims: Dims, dim: int, digits: Digits) -> Dims:
+    return (*dims[:dim], digits, *dims[dim + 1 :])

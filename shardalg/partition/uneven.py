@@ -1,0 +1,265 @@
+"""The cheapest chain of moves between two layouts, in digits that both sides share."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import count, takewhile
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.costs.collectives import quotient, step_wire_bytes
+from shardalg.spmd.program import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    CollectivePermute,
+    DynamicSlice,
+    ReduceScatter,
+)
+
+Dims = tuple[Digits, ...]
+Shape = tuple[int, ...]
+State = tuple[Dims, Digits]
+"""Digits per dimension, and those along which partial sums are pending."""
+Move = AllGather | AllReduce | AllToAll | CollectivePermute | DynamicSlice | ReduceScatter
+Chain = list[tuple[Move, State, object]]
+"""Moves, each with the state it leads to and the elements that a device sends for it."""
+
+
+def tile(size: int, count: int) -> int:
+    """Block size `ceil(size / count)`."""
+    return -(-size // count)
+
+
+def nests(size: int, outer: int, inner: int) -> bool:
+    """Whether `inner` blocks tile each of `outer` blocks exactly (or the dimension is whole)."""
+    return outer == 1 or tile(size, outer) == inner * tile(size, outer * inner)
+
+
+def search(shape: Shape, start: State, goal: State) -> Chain:
+    """Fewest elements sent, then fewest communicating moves (Dijkstra).
+
+    A round visits only states from which the goal may be reached within a limit, as `bound` tells:
+    first that of the start, which most pairs meet, then twice as much until the goal is found. A
+    limit that is met leaves out no state of a cheapest chain: the answer is that of no limit.
+    """
+    limit = bound(shape, start, goal)
+    while True:
+        chain, beyond = _within(shape, (start, goal), limit)
+        if chain is not None:
+            return chain
+        assert beyond is not None, f"{start} to {goal}: gathering and slicing always lead there"
+        limit = max(beyond, 2 * limit)
+
+
+def _within(
+    shape: Shape, ends: tuple[State, State], limit: object
+) -> tuple[Chain | None, object | None]:
+    """The cheapest chain within the limit; without one, the least that is known to go beyond."""
+    start, goal = ends
+    best: dict[State, tuple[object, int]] = {start: (0, 0)}
+    came: dict[State, tuple[State, Move, object]] = {}
+    heap: list[tuple[object, int, int, State]] = [(0, 0, 0, start)]
+    beyond, numbers = None, count(1)
+    while heap:
+        cost, hops, _, state = heapq.heappop(heap)
+        if state == goal:
+            return _chain(came, start, goal), None
+        if (cost, hops) > best[state]:
+            continue
+        for move, after, price in _moves(shape, state, goal):
+            key = (cost + price, hops + (price > 0))
+            if after in best and key >= best[after]:
+                continue
+            least = key[0] + bound(shape, after, goal)
+            if least > limit:
+                beyond = least if beyond is None else min(beyond, least)
+                continue
+            best[after] = key
+            came[after] = (state, move, price)
+            heapq.heappush(heap, (*key, next(numbers), after))
+    return None, beyond
+
+
+def _chain(came: dict[State, tuple[State, Move, object]], start: State, goal: State) -> Chain:
+    chain, state = [], goal
+    while state != start:
+        before, move, price = came[state]
+        chain.append((move, state, price))
+        state = before
+    return chain[::-1]
+
+
+def bound(shape: Shape, start: State, goal: State) -> object:
+    """Elements that a device sends at least: what it lacks of the goal, and what it has to add.
+
+    In every move a device sends as much as it receives. Of even blocks with `L` elements at the
+    start and `G` at the goal, some device shares only `O`: the product over dimensions of the
+    smaller block where one side's digits begin with the other's, 0 elsewhere. Sums over `n` devices
+    cost `L*(n-1)/n` where they are scattered, which leaves `L/n` on each:
+        G - O                              nothing to add
+        L*(n-1)/n + G - min(L/n, O)        sums to add
+    Of uneven blocks the first device shares the smaller one in each dimension.
+    """
+    (dims, pending), (wanted, kept) = start, goal
+    held = needed = shared = first = 1
+    even = True
+    for size, digits, other in zip(shape, dims, wanted, strict=True):
+        n, m = parts(digits), parts(other)
+        here, there = -(-size // n), -(-size // m)
+        even = even and here * n == size == there * m
+        held *= here
+        needed *= there
+        first *= min(here, there)
+        shorter = min(len(digits), len(other))
+        if digits[:shorter] == other[:shorter]:
+            shared *= min(here, there)
+        else:
+            shared = 0
+    if not even:
+        return needed - first
+    if pending == kept or kept:
+        return needed - shared
+    n = parts(pending)
+    return quotient(held * (n - 1), n) + needed - min(quotient(held, n), shared)
+
+
+def is_direct(shape: Shape, start: State, goal: State) -> bool:
+    """Whether some chain sends just as much as `bound` says, as seen without a search.
+
+    Slices and then gathers; an all-reduce; or reduce-scatters to where the goal has the digits and
+    then slices; of even blocks all.
+    """
+    (dims, pending), (wanted, kept) = start, goal
+    if any(size % parts(d) for side in (dims, wanted) for size, d in zip(shape, side, strict=True)):
+        return False
+    used = {digit for digits in dims for digit in digits}
+    pairs = [(a, b) for a, b in zip(dims, wanted, strict=True) if a != b]
+    cut = [b[len(a) :] for a, b in pairs if b[: len(a)] == a]
+    if not all(used.isdisjoint(digits) for digits in cut):
+        return False
+    if pending == kept:
+        return all(b[: len(a)] == a or a[: len(b)] == b for a, b in pairs)
+    if kept:
+        return False
+    scattered = [d for digits in cut for d in takewhile(pending.__contains__, digits)]
+    return not pairs or (len(cut) == len(pairs) and len(scattered) == len(pending))
+
+
+def _local_elements(shape: tuple[int, ...], dims: Dims) -> int:
+    total = 1
+    for size, digits in zip(shape, dims, strict=True):
+        total *= tile(size, parts(digits))
+    return total
+
+
+def _moves(
+    shape: tuple[int, ...], state: State, goal: State
+) -> Iterator[tuple[Move, State, object]]:
+    dims, pending = state
+    local = _local_elements(shape, dims)
+    yield from _pending_moves(shape, state, goal, local)
+    if pending and not goal[1]:
+        return
+    yield from _gathers(shape, state, local)
+    yield from _slices(shape, state, goal)
+    yield from _exchanges(shape, state, local)
+    yield from _permutes(state, goal, local)
+
+
+def _with(dims: Dims, dim: int, digits: Digits) -> Dims:
+    return (*dims[:dim], digits, *dims[dim + 1 :])
+
+
+def _pending_moves(
+    shape: tuple[int, ...], state: State, goal: State, local: int
+) -> Iterator[tuple[Move, State, object]]:
+    dims, pending = state
+    todo = tuple(d for d in pending if d not in goal[1])
+    if not todo:
+        return
+    price = step_wire_bytes("all_reduce", group_size=parts(todo), local_bytes=local)
+    yield AllReduce(todo), (dims, tuple(d for d in pending if d not in todo)), price
+    for digit in todo:
+        rest = tuple(d for d in pending if d != digit)
+        one = step_wire_bytes("all_reduce", group_size=digit.size, local_bytes=local)
+        yield AllReduce((digit,)), (dims, rest), one
+        for dim, size in enumerate(shape):
+            if nests(size, parts(dims[dim]), digit.size):
+                full = local // max(tile(size, parts(dims[dim])), 1)
+                padded = full * tile(size, parts(dims[dim]) * digit.size) * digit.size
+                price = step_wire_bytes("reduce_scatter", group_size=digit.size, local_bytes=padded)
+                after = _with(dims, dim, (*dims[dim], digit))
+                yield ReduceScatter(dim, (digit,)), (after, rest), price
+
+
+def _gathers(
+    shape: tuple[int, ...], state: State, local: int
+) -> Iterator[tuple[Move, State, object]]:
+    dims, pending = state
+    for dim, digits in enumerate(dims):
+        for keep in range(len(digits)):
+            gone = digits[keep:]
+            if nests(shape[dim], parts(digits[:keep]), parts(gone)):
+                price = step_wire_bytes("all_gather", group_size=parts(gone), local_bytes=local)
+                yield AllGather(dim, gone), (_with(dims, dim, digits[:keep]), pending), price
+
+
+def _slices(
+    shape: tuple[int, ...], state: State, goal: State
+) -> Iterator[tuple[Move, State, object]]:
+    """Cut by digits that the goal has on the dimension; a permute can still mend their order."""
+    dims, pending = state
+    used = {d for digits in dims for d in digits} | set(pending)
+    for dim, digits in enumerate(dims):
+        extra = tuple(d for d in goal[0][dim] if d not in used)
+        for end in range(1, len(extra) + 1):
+            n = parts(digits)
+            if nests(shape[dim], n, parts(extra[:end])):
+                block = tile(shape[dim], n * parts(extra[:end]))
+                after = _with(dims, dim, digits + extra[:end])
+                yield DynamicSlice(dim, extra[:end], block), (after, pending), 0
+
+
+def _exchanges(
+    shape: tuple[int, ...], state: State, local: int
+) -> Iterator[tuple[Move, State, object]]:
+    dims, pending = state
+    for source, digits in enumerate(dims):
+        for keep in range(len(digits)):
+            moved = digits[keep:]
+            n = parts(moved)
+            if not nests(shape[source], parts(digits[:keep]), n):
+                continue
+            for target, other in enumerate(dims):
+                if target == source or not nests(shape[target], parts(other), n):
+                    continue
+                whole = tile(shape[target], parts(other))
+                padded = local // max(whole, 1) * tile(shape[target], parts(other) * n) * n
+                after = _with(_with(dims, source, digits[:keep]), target, other + moved)
+                price = step_wire_bytes("all_to_all", group_size=n, local_bytes=padded)
+                yield AllToAll(target, source, moved), (after, pending), price
+
+
+def _permutes(state: State, goal: State, local: int) -> Iterator[tuple[Move, State, object]]:
+    """Rename the digits: to those of the goal, or so that a dimension begins with the goal's.
+
+    The pairs of positions are left out: only a move that is taken needs them.
+    """
+    dims, pending = state
+    price = step_wire_bytes("collective_permute", group_size=2, local_bytes=local)
+    for wanted in _renamed(dims, goal[0]) if not pending else ():
+        changed = {d for a, b in zip(dims, wanted, strict=True) if a != b for d in (*a, *b)}
+        move = CollectivePermute(tuple(sorted(changed, reverse=True)), ())
+        yield move, (wanted, pending), price
+
+
+def _renamed(dims: Dims, goal: Dims) -> list[Dims]:
+    """Layouts of the same blocks, on other devices, that are nearer to the goal."""
+    found = []
+    if all(parts(a) == parts(b) for a, b in zip(dims, goal, strict=True)):
+        found.append(goal)
+    for dim, digits in enumerate(dims):
+        first = tuple(d for d in goal[dim] if d in digits)
+        found.append(_with(dims, dim, first + tuple(d for d in digits if d not in first)))
+    return [layout for layout in dict.fromkeys(found) if layout != dims]
