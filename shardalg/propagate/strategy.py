@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from shardalg.algebra.mesh import Mesh
@@ -11,7 +11,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ir import Graph, Site
 
-POLICIES = ("gspmd", "shardy")
+POLICIES = ("gspmd", "shardy", "cost")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,9 @@ class Options:
     """How a plan is made.
 
     Attributes:
-      policy: which completion: "gspmd", or "shardy".
+      policy: which completion: "gspmd", or "shardy"; "cost" starts from gspmd's and lets any axis
+        serve any loop, as takes the fewest seconds (`partition.by_cost`).
+      hardware: the chip whose seconds "cost" counts, as `Plan.cost` takes it.
       strict: a primitive without a rule, or a broken condition, is an error rather than a warning.
       share_gathers: what was brought into a layout serves all users of one phase that want it.
       keep_gathers: gathered operands of the forward pass stay for the backward pass: all, none, or
@@ -43,6 +45,12 @@ class Options:
     defer_sums: bool = True
     join_formatting: bool = True
     priorities: bool = True
+    hardware: str = "tpu_v3"
+
+    @property
+    def completing(self) -> Options:
+        """The options of completion."""
+        return replace(self, policy="gspmd") if self.policy == "cost" else self
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
