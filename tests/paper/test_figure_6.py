@@ -1,4 +1,4 @@
-"""Figure 6 (section 4.4): AC = einsum(AB, BC) with nested groups of devices, and what else composes.
+"""Figure 6 (section 4.4): AC = einsum(AB, BC) in nested groups of devices, and what else composes.
 
 Blue is X, red is Y: A lies along X, B and C along Y. Grouped along X, each group is left with
 einsum(aB, Bc) over two logical devices; what is gathered there, {0,1}, is gathered in both groups,
@@ -50,9 +50,8 @@ def test_figure_6():
 
 
 def convolution(x, k):
-    return lax.conv_general_dilated(
-        x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+    dims = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=dims)
 
 
 def einsum(spec):
@@ -76,7 +75,8 @@ NESTED = {
         (P("X", "Y", "Z"), P("X", "Z")), P("X", "Y", "Z"), [("reduce_scatter", "Z")],
     ),
     "spatial x batch x feature": (
-        convolution, (IMAGE, KERNEL), (P("X", "Y"), P(None, None, None, "Z")), P("X", "Y", None, "Z"),
+        convolution, (IMAGE, KERNEL),
+        (P("X", "Y"), P(None, None, None, "Z")), P("X", "Y", None, "Z"),
         [("collective_permute", "Y")] * 2,
     ),
     "spatial x batch x contracted feature": (
@@ -88,7 +88,8 @@ NESTED = {
         (P("Z", ("X", "Y")), P(("X", "Y"))), P("Z"), [(AR, "X,Y")],
     ),
     "a contracting loop on one side only": (
-        einsum("sm,mh->sh"), (numbers(6, 16), numbers(16, 5)), (P("Y", "X"), P()), P("Y"), [(AR, "X")],
+        einsum("sm,mh->sh"), (numbers(6, 16), numbers(16, 5)),
+        (P("Y", "X"), P()), P("Y"), [(AR, "X")],
     ),
 }  # fmt: skip
 
