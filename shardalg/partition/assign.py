@@ -388,7 +388,7 @@ def _choices(
         demands, produced = layouts
         used = {d for one in (*demands, *produced) for dim in one.dims for d in dim}
         used.update(d for made in produced for d in made.unreduced)
-        if used.isdisjoint(digits):
+        if not any(overlap(*pair) for pair in itertools.product(used, digits)):
             demands = tuple(_laid(w, w.dims, passed.get(i, ())) for i, w in enumerate(demands))
             produced = tuple(_laid(m, m.dims, as_set(m.unreduced + digits)) for m in produced)
             yield Choice(loops, demands, produced, devices * (parts(digits) if adds else 1))
