@@ -214,10 +214,16 @@ def _window_bytes(key: NodeKey, choice: Choice) -> int:
         held = tuple((k, choice.demands[k].dims) for k in rule.operands)
         devices = key.homes[0].mesh.size
         found = windows(rule, loops, held, devices) if loops else ()
-        for group in together(found, key.values):
+
+        pairs = zip(key.signature.operands, choice.demands, strict=True)
+        blocks = [(type_.dtype, demand.shard_shape) for type_, demand in pairs]
+        for group in together(found, blocks):
             number = group[0].operand
-            itemsize = key.signature.operands[number].itemsize
-            total += elements(group, choice.demands[number].shard_shape) * itemsize
+            shape, itemsize = (
+                choice.demands[number].shard_shape,
+                key.signature.operands[number].itemsize,
+            )
+            total += elements(group, key.values, shape) * itemsize
     return total
 
 
@@ -416,7 +422,7 @@ def _choices(
         demands, produced = layouts
         used = {d for one in (*demands, *produced) for dim in one.dims for d in dim}
         used.update(d for made in produced for d in made.unreduced)
-        if used.isdisjoint(digits):
+        if not any(overlap(*pair) for pair in itertools.product(used, digits)):
             demands = tuple(_laid(w, w.dims, passed.get(i, ())) for i, w in enumerate(demands))
             produced = tuple(_laid(m, m.dims, as_set(m.unreduced + digits)) for m in produced)
             yield Choice(loops, demands, produced, devices * (parts(digits) if adds else 1))

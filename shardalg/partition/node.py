@@ -343,7 +343,8 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
             context, operands[position], attributes, cause._replace(role=role), *more
         )
     for along in plan.along:
-        for found in together(along, tuple(operands)):
+        blocks = [(context.locals[o].dtype, context.locals[o].shape) for o in operands]
+        for found in together(along, blocks):
             _bring(context, node, found, operands)
     bare = not (plan.indexed or plan.after)
     made = zip(node.results, node.signature.results, plan.raw, plan.shapes, strict=True)
@@ -365,7 +366,7 @@ def _fills(attributes: Attributes) -> bool:
 def _bring(
     context: PartitionContext, node: Node, found: tuple[Window, ...], operands: list[int]
 ) -> None:
-    """Replace an operand's local by the interval that its windows read, for one local alike."""
+    """Replace operands' locals by the intervals that their windows read."""
     rule, first = rules(node.signature)[0], found[0]
     role = context.roles[node.operands[first.operand]]
     cause = Cause(node.index, node.phase, role, f"{node.primitive} reads a window")
@@ -374,12 +375,13 @@ def _bring(
         Bringing(context, window, rule, None if fill is None else operands[fill], cause)
         for window, fill in zip(found, fills, strict=True)
     ]
-    local = operands[first.operand]
+    locals_ = tuple(operands[window.operand] for window in found)
     if first.exchange.held:
         along = Along(context, first.dim, cause)
-        intervals = along.deliver(local, tuple(window.exchange for window in found))
+        intervals = along.deliver(locals_, tuple(window.exchange for window in found))
     else:
-        intervals = tuple(one.own(local) for one in bringing)
+        pairs = zip(bringing, locals_, strict=True)
+        intervals = tuple(one.own(local) for one, local in pairs)
     for window, one, interval in zip(found, bringing, intervals, strict=True):
         operands[window.operand] = one.run(interval)
 
