@@ -131,7 +131,9 @@ def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
     sent = step_wire_bytes(
         KINDS[type(attributes)], group_size=group_size(attributes), local_bytes=local_in_bytes
     )
-    return sent * len(attributes.permutes) if type(attributes) is Fetch else sent
+    if type(attributes) is Fetch:  # a permute sends the block of one operand
+        return quotient(sent * len(attributes.permutes), attributes.operands)
+    return sent
 
 
 def _stays(attributes: Attributes) -> bool:

@@ -79,12 +79,14 @@ class _Joining:
 
     def reading(self, instruction: Instruction) -> Instruction:
         """With what stands for its operands, and joined bodies."""
-        operands = tuple([self.stands.get(local, local) for local in instruction.operands])
+        operands = instruction.operands
+        if not self.stands.keys().isdisjoint(operands):
+            operands = tuple([self.stands.get(local, local) for local in operands])
         blocks = [_Joining(self.locals).run(body) for body in bodies(instruction.attributes)]
         if blocks:
             attributes = with_bodies(instruction.attributes, blocks)
             return replace(instruction, attributes=attributes, operands=operands)
-        if operands == instruction.operands:
+        if operands is instruction.operands:
             return instruction
         return replace(instruction, operands=operands)
 
