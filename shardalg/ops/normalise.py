@@ -13,6 +13,7 @@ from shardalg.ops.ends import ends_joined
 from shardalg.ops.families.joining import joined_operands
 from shardalg.ops.families.pointwise import broadcast_operands
 from shardalg.ops.fold import folded, numbers
+from shardalg.ops.index_parallel import indices_paired
 
 
 def normalise(graph: Graph) -> Graph:
@@ -22,12 +23,14 @@ def normalise(graph: Graph) -> Graph:
     - `sub f32[8,64] f32[8,1]` reads a `broadcast_in_dim` of its operand: completion treats
       broadcasts apart (they are nodes of their own in XLA too).
     - The two ends of a value side by side read that value (`ends.py`): a rotation is one node.
+    - Indices that count along one of their dimensions pair it with the operand's
+      (`index_parallel.py`).
     - What is joined is joined without its empty parts.
     - A rank-0 number made of literals alone is a constant.
 
     Names, sources, phases, regions and ties of what stays are kept.
     """
-    graph = ends_joined(graph)
+    graph = indices_paired(ends_joined(graph))
     numbers = folded(graph)
     return _Rewrite(graph, numbers, live_nodes(graph, numbers)).graph()
 
