@@ -36,8 +36,8 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra fuzz-operators xla-merges reshards \
-	xla-halos lock clean
+.PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra fuzz-operators xla-merges \
+	xla-halos xla-completion reshards lock clean
 
 setup: $(STAMP)
 
@@ -96,6 +96,13 @@ xla-merges: $(STAMP)
 xla-halos: $(STAMP)
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
 		$(BIN)/python -m tests.oracle.record_halos
+
+# Completion beside XLA's, by both of its partitioners, on programs with random annotations: their
+# number and the first seed; a difference per line. Minutes.
+COMPLETION ?= 500 1
+xla-completion: $(STAMP)
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+		$(BIN)/python -m tests.propagate.harder $(COMPLETION)
 
 .tools/bin/uv: requirements/tools.txt
 	$(REQUIRE_PYTHON)

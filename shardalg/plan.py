@@ -19,6 +19,7 @@ from shardalg.graph.ir import Graph
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
 from shardalg.report import decisions, tables, warned
+from shardalg.report.border import with_borders
 from shardalg.report.chains import ValueExplanation, explanation
 from shardalg.report.difference import PlanDifference, difference
 from shardalg.report.html import Listing
@@ -244,13 +245,17 @@ class Plan:
         """Every collective, in order of execution; bytes are per device and execution.
 
         `count` includes trip counts: a step's wire bytes are the sum of `wire_bytes * count`. Of a
-        plan with named sizes, group sizes, counts and bytes are sympy expressions in them.
+        plan with named sizes, group sizes, counts and bytes are sympy expressions in them. Rows of
+        kind "border" come last (not with named sizes): uneven results, which a call of the lowered
+        program hands out on the longest even prefix of their axes, and `padded` as they are.
         """
-        return self.collectives_table.df
+        found = self.collectives_table
+        made = found if self.is_symbolic else with_borders(found, self.program, self.graph)
+        return made.df
 
     @cached_property
     def collectives_table(self) -> Table:
-        """The table behind `collectives()`."""
+        """The table behind `collectives()`: what the program itself sends."""
         return tables.collectives(self.program, self.graph, self.symbolised)
 
     @cached_property

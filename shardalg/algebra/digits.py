@@ -137,6 +137,52 @@ def split_prefix(fine: Digits, coarse: Digits) -> Digits | None:
     return tuple(rest)
 
 
+def is_major(part: Digit, whole: Digit) -> bool:
+    """Whether `part` is the major part of `whole`, and not all of it.
+
+    >>> is_major(Digit(4, 2), Digit(1, 8)), is_major(Digit(1, 2), Digit(1, 8))
+    (True, False)
+    """
+    same_top = part.stride * part.size == whole.stride * whole.size
+    return same_top and part.size < whole.size and whole.size % part.size == 0
+
+
+def starts_with(fine: Digits, coarse: Digits) -> bool:
+    """Whether `coarse` is the major part of `fine`, or all of it; its last digit may be a part.
+
+    Digits that are written alike, axis by axis, need no `split_prefix`.
+
+    >>> starts_with((Digit(1, 8),), (Digit(4, 2),)), starts_with((Digit(4, 2),), (Digit(1, 8),))
+    (True, False)
+    """
+    count = len(coarse)
+    if fine[:count] == coarse:
+        return True
+    if len(fine) < count or fine[: count - 1] != coarse[:-1]:
+        return False
+    return is_major(coarse[-1], fine[count - 1])
+
+
+def take(digits: Digits, size: int) -> tuple[Digits, Digits, int]:
+    """The digits that divide `size` elements, major first, what is left of them, and of the size.
+
+    >>> take((Digit(1, 8),), 4)
+    ((Digit(stride=2, size=4),), (Digit(stride=1, size=2),), 1)
+    >>> take((Digit(4, 2), Digit(1, 4)), 6)
+    ((Digit(stride=4, size=2),), (Digit(stride=1, size=4),), 3)
+    """
+    for count, head in enumerate(digits):
+        if size % head.size:
+            common = math.gcd(size, head.size)
+            if common == 1:
+                return digits[:count], digits[count:], size
+            rest = head.size // common
+            major, minor = Digit(head.stride * rest, common), Digit(head.stride, rest)
+            return (*digits[:count], major), (minor, *digits[count + 1 :]), size // common
+        size //= head.size
+    return digits, (), size
+
+
 def complement(used: Digits, size: int) -> Digits | None:
     """The digits, major first, that are left of `size` positions beside `used`.
 

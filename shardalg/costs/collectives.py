@@ -20,7 +20,9 @@ from shardalg.spmd.program import (
     Carry,
     CollectivePermute,
     Fetch,
+    Fold,
     ReduceScatter,
+    Top,
 )
 
 KINDS: dict[type, str] = {
@@ -32,6 +34,8 @@ KINDS: dict[type, str] = {
     Fetch: "collective_permute",
     Carry: "all_gather",
     Best: "all_gather",
+    Top: "all_gather",
+    Fold: "all_gather",
 }
 
 # Numerator and denominator of the bytes that one device of a ring of n sends when it holds b bytes

@@ -25,7 +25,7 @@ from shardalg.costs.hardware import Hardware, over
 from shardalg.costs.memory import liveness
 from shardalg.costs.sums import summed, total
 from shardalg.costs.symbolic import Sizes, Symbolised
-from shardalg.costs.walk import Step, local_bytes, walk
+from shardalg.costs.walk import Step, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.pause import collection_paused
 from shardalg.spmd.control import CONTROL
@@ -174,7 +174,7 @@ class _Pricing:
     def moved(self, instruction: Instruction) -> _Price:
         """The price of a collective."""
         attributes, mesh = instruction.attributes, self.program.mesh
-        size = local_bytes(self.program, instruction.operands)
+        size = sent_bytes(self.program, instruction)
         size = size if self.sizes is None else Formula.of(size)
         time_s = seconds(attributes, size, mesh=mesh, hardware=self.hardware)
         axes = axis_names(mesh, attributes.digits)

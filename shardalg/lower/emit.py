@@ -235,6 +235,25 @@ def _best(emitter: Emitter, instruction: Instruction, value: Array, place: Array
 _RANKS = {"argmax": lax.argmax, "argmin": lax.argmin}
 
 
+def _top(emitter: Emitter, instruction: Instruction, value: Array, place: Array) -> list[Array]:
+    """The best of all members' best: what is best of a block, once more."""
+    a = instruction.attributes
+    names, count = emitter.axes.names(a.digits), value.shape[a.dim]
+    place = place + jnp.asarray(emitter.partition_id(a.digits) * a.block).astype(place.dtype)
+    values, places = (_gathered(x, names, a.dim, tiled=emitter.tiled) for x in (value, place))
+    best, order = lax.top_k(jnp.moveaxis(values, a.dim, -1), count)
+    order = jnp.moveaxis(order, -1, a.dim)
+    return [jnp.moveaxis(best, -1, a.dim), jnp.take_along_axis(places, order, a.dim)]
+
+
+def _fold(emitter: Emitter, instruction: Instruction, *given: Array) -> list[Array]:
+    names, count = emitter.axes.names(instruction.attributes.digits), len(instruction.results)
+    every = [lax.all_gather(x, names, axis=0, tiled=False) for x in given[:count]]
+    binding, params = bound(emitter.graph, instruction)
+    primitive = emitter.graph.nodes[instruction.node].primitive
+    return apply(primitive, binding, params, (*every, *given[count:]))
+
+
 def _value_at(emitter: Emitter, instruction: Instruction, place: Array, x: Array) -> list[Array]:
     dim = instruction.attributes.dim
     index = jnp.expand_dims(place.astype(jnp.int32), dim)
@@ -310,11 +329,13 @@ def _join(emitter: Emitter, instruction: Instruction, x: Array, one: Array) -> l
 
 def _offset(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     a = instruction.attributes
-    shift = jnp.asarray(emitter.partition_id(a.digits) * a.scale).astype(x.dtype)
+    shift = jnp.asarray(emitter.partition_id(a.digits) * a.scale + a.more).astype(x.dtype)
     part = x if a.component is None else x[..., a.component]
     if a.clamp is not None:
         part = jnp.clip(part, *a.clamp)
-    part = part + shift
+    low, high = a.within or (0, 0)
+    missing = (a.within is not None) & ((part < low) | (part > high))
+    part = jnp.where(missing, jnp.asarray(-1).astype(x.dtype), part + shift)
     return [part if a.component is None else x.at[..., a.component].set(part)]
 
 
@@ -325,12 +346,13 @@ def _mask_indexed(
     here = jnp.ones(indices.shape[:-1], bool)
     outside = jnp.zeros(indices.shape[:-1], bool)
     member = 0
-    for component, digits, block, size in a.components:
+    for (component, digits, block, size), margin in a.counted:
         p = emitter.partition_id(digits)
         member = member + p
         index = indices[..., component].astype(jnp.int32)
-        here &= (index >= 0) & (index < block)
-        outside |= (index + p * block < 0) | (index + p * block >= size)
+        here &= (index >= 0) & (index < block + margin)
+        start = index - margin + p * block
+        outside |= (start < 0) | (start >= size)
     spread = lambda array: lax.broadcast_in_dim(array, x.shape, a.batch_dims)  # noqa: E731
     zero = jnp.zeros((), x.dtype)
     result = jnp.where(spread(here & ~outside), x, zero)
@@ -366,6 +388,8 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Fetch: _fetch,
     spmd.Carry: _carry,
     spmd.Best: _best,
+    spmd.Top: _top,
+    spmd.Fold: _fold,
     spmd.ValueAt: _value_at,
     spmd.DynamicSlice: _dynamic_slice,
     spmd.Slice: _slice,

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import step_wire_bytes
 from shardalg.costs.compute import contracts
 from shardalg.graph.ir import Signature
-from shardalg.ops.rule import PICK, SUM, Rule
+from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
 from shardalg.partition import regroup
@@ -30,6 +31,8 @@ from shardalg.partition.layouts import interned, whole
 from shardalg.partition.reshard import reshard_bound, reshard_price
 from shardalg.partition.windows import elements, together, windows
 
+GATHERED = (ARGMAX, ARGMIN, TOP, USER)
+"""Ways to combine whose partial results are sent whole."""
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """Of the operands and of the results."""
 
@@ -128,12 +131,27 @@ def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], o
     for number, demand in dict.fromkeys(zip(key.values, choice.demands, strict=True)):
         least = min([price(source, demand) for source in key.sources[number]])
         total += least * signature.operands[number].itemsize
-    total += _window_bytes(key, choice)
+    total += _window_bytes(key, choice) + _joined_bytes(key, choice)
     if choice.regrouped:
         sent = regroup.elements(signature, choice.demands[0], choice.produced[0])
         total += sent * signature.operands[0].itemsize
     for made, home, type_ in zip(choice.produced, key.homes, signature.results, strict=True):
         total += price(made, home) * type_.itemsize
+    return total
+
+
+def _joined_bytes(key: NodeKey, choice: Choice) -> object:
+    """Bytes that a device sends so that partial results other than sums become one."""
+    signature, loops, total = key.signature, dict(choice.loops), 0
+    for rule in rules(signature) or ():
+        digits = reduced_digits(rule, loops) if rule.combine not in (SUM, PICK) else ()
+        if digits:
+            # the best place is sent with its value
+            sent = signature.operands[:1] if rule.combine in (ARGMAX, ARGMIN) else ()
+            items = sum([type_.itemsize for type_ in (*signature.results, *sent)])
+            held = math.prod(choice.produced[0].shard_shape) * items
+            kind = "all_gather" if rule.combine in GATHERED else "all_reduce"
+            total += step_wire_bytes(kind, group_size=parts(digits), local_bytes=held)
     return total
 
 
@@ -243,7 +261,8 @@ def _meet(digits: Iterable[Digit]) -> bool:
 def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
     """Per loop the digits that some tensor's sharding puts on it, and no digits.
 
-    Digits of a dimension that an operator needs as one block may go to any other loop instead.
+    Digits of a dimension that an operator needs as one block, or whose partial results are sent
+    whole, may go to any other loop instead.
     """
     options: dict[str, list[Digits]] = {name: [()] for name in component.loops}
     for tensor in component.tensors:
@@ -257,9 +276,13 @@ def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
     return options
 
 
+def _elsewhere(rule: Rule, loop: str) -> bool:
+    return loop in rule.whole or (rule.combine in GATHERED and loop in rule.reduced)
+
+
 def _places(component: Component, loops: Loops, digits: Digits) -> Iterable[tuple[str, Digits]]:
     """Where the digits of a dimension may go."""
-    if any(name in rule.whole for rule in component.rules for name, _ in loops):
+    if any(_elsewhere(rule, name) for rule in component.rules for name, _ in loops):
         return tuple((name, digits) for name in component.roomy(parts(digits)))
     return spread(loops, digits)
 

@@ -18,7 +18,7 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.exchange import Exchange
 from shardalg.algebra.interval import Interval, touched
-from shardalg.ops.rule import PICK, Access, Rule
+from shardalg.ops.rule import Rule
 from shardalg.ops.windows import Place, Span, reach, windowed
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.exchanges import Along, start_of, transfers_of
@@ -331,9 +331,3 @@ class Bringing:
         """An instruction that fills places."""
         filler = () if self.fill is None else (self.fill,)
         return self.along.emit(attributes, size, local, *filler)
-
-
-def filler(rule: Rule) -> int | None:
-    """The operand whose number stands for elements that do not exist; None: an identity."""
-    picks = rule.combine == PICK and isinstance(rule.init, Access)
-    return rule.init.operand if picks else None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
 from shardalg.propagate.index import Index
+from shardalg.propagate.kinds import Dims
 from shardalg.propagate.layouts import Layouts
 from shardalg.propagate.strategy import Annotations
 
@@ -73,22 +75,53 @@ def start(
 def settle_borders(
     graph: Graph, annotations: Annotations, layouts: Layouts, numbers: list[int]
 ) -> list[int]:
-    """Replicate completed arguments and results whose size does not divide.
+    """Make completed arguments and results divide: JAX takes and returns even shards only.
 
-    JAX takes and returns even shards only; XLA's propagation does the same at the border.
+    GSPMD replicates one that does not; Shardy keeps the longest prefix of its axes that divides,
+    and a result that is uneven inside is so cut at the border alone.
 
     Returns:
       The values changed.
     """
     ends = [*zip(graph.arguments, annotations.arguments, strict=True)]
-    ends += zip(graph.results, annotations.results, strict=True)
+    if layouts.policy == "gspmd":
+        ends += zip(graph.results, annotations.results, strict=True)
     changed = []
     for value, given in ends:
         number = numbers[value]
-        if given is None and not layouts.fixed[number] and not layouts.sharding(number).is_even:
-            numbers[value] = layouts.whole(layouts.shapes[number])
+        even = _even(layouts, number)
+        if given is None and not layouts.fixed[number] and even != layouts.dims[number]:
+            numbers[value] = layouts.number(layouts.shapes[number], even)
             changed.append(value)
     return changed
+
+
+def _even(layouts: Layouts, number: int) -> Dims:
+    """A layout's dimensions as the border of a program may have them."""
+    dims, shape = layouts.dims[number], layouts.shapes[number]
+    cut = tuple(_prefix(size, digits) for size, digits in zip(shape, dims, strict=True))
+    return ((),) * len(dims) if layouts.policy == "gspmd" and cut != dims else cut
+
+
+def _prefix(size: int, digits: Digits) -> Digits:
+    count = 0
+    while count < len(digits) and size % parts(digits[: count + 1]) == 0:
+        count += 1
+    return digits[:count]
+
+
+def results(
+    graph: Graph, annotations: Annotations, layouts: Layouts, numbers: list[int]
+) -> list[int]:
+    """A result's layout at the border: its annotation, completed where open, else its value's."""
+    found = []
+    for stand_in, (value, given) in enumerate(
+        zip(graph.results, annotations.results, strict=True), len(graph.values)
+    ):
+        number = numbers[value]
+        made = layouts.number(layouts.shapes[number], _even(layouts, number))
+        found.append(made if given is None else numbers[stand_in])
+    return found
 
 
 def settle_loops(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[tuple[int, int]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
 from shardalg.ops.table import rules
 from shardalg.propagate import border
+from shardalg.propagate.edges import edge_index
 from shardalg.propagate.fixpoint import Fixpoint
 from shardalg.propagate.history import Record, conflicts, history
 from shardalg.propagate.index import Rules, index
@@ -15,8 +15,11 @@ from shardalg.propagate.layouts import Layouts
 from shardalg.propagate.merges import merges
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options
+from shardalg.propagate.worklist import Worklist
 
 DEFAULT = Options()
+WAYS = {"gspmd": (index, Fixpoint), "shardy": (edge_index, Worklist)}
+"""Per policy the graph as it is visited, and the order of visits."""
 
 
 def propagate(
@@ -47,37 +50,26 @@ def propagate(
     [x, y] - from x, w through dot_general (contraction, forward, level 1)
     """
     layouts = Layouts(annotations.mesh, options.policy)
-    steps = index(graph, table)
+    indexed, completion = WAYS[options.policy]
+    steps = indexed(graph, table)
     numbers, seeds = border.start(graph, annotations, layouts, steps)
     begin = tuple(numbers)
-    fixpoint = Fixpoint(steps, layouts, numbers, options.priorities)
+    fixpoint = completion(steps, layouts, numbers, options.priorities)
     fixpoint.run()
     looped = border.settle_loops(graph, layouts, numbers)
     uneven = border.settle_borders(graph, annotations, layouts, numbers)
     own = frozenset(value for value, _ in border.given(graph, annotations))
     record = Record(graph, fixpoint, begin, seeds, tuple(looped), tuple(uneven), own)
+    results = border.results(graph, annotations, layouts, numbers)
     known = layouts.shardings()
-    shardings = tuple([known[number] for number in numbers])
     return ShardedGraph(
         graph,
         annotations.mesh,
-        shardings[: len(graph.values)],
-        _results(graph, annotations, shardings),
+        tuple([known[number] for number in numbers[: len(graph.values)]]),
+        tuple([known[number] for number in results]),
         frozenset(value for value, number in seeds.items() if layouts.fixed[number]),
         annotations,
         partial(history, record),
         partial(conflicts, record),
         partial(merges, record),
-    )
-
-
-def _results(
-    graph: Graph, annotations: Annotations, shardings: tuple[Sharding, ...]
-) -> tuple[Sharding, ...]:
-    """A result's layout at the border: its annotation, completed where open, else its value's."""
-    return tuple(
-        shardings[value if given is None else stand_in]
-        for stand_in, (value, given) in enumerate(
-            zip(graph.results, annotations.results, strict=True), len(graph.values)
-        )
     )

@@ -15,7 +15,7 @@ from shardalg.propagate.index import Index
 from shardalg.propagate.kinds import Dims
 from shardalg.propagate.layouts import Layouts, extends
 from shardalg.propagate.priority import BACKWARD, FORWARD
-from shardalg.propagate.step import Numbers, Outcome, step, wishes
+from shardalg.propagate.step import Numbers, Outcome, asks, step, wishes
 
 Memo = dict[Numbers, Outcome | None]
 LONGEST_CHAIN = 20
@@ -36,6 +36,8 @@ class Change(NamedTuple):
 @dataclass(eq=False)
 class Fixpoint:
     """State of one completion: a layout number per value, and what is due."""
+
+    asks = staticmethod(asks)
 
     index: Index
     layouts: Layouts

@@ -9,9 +9,8 @@ from shardalg.graph.ir import Graph
 from shardalg.propagate.fixpoint import Fixpoint
 from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import extends
-from shardalg.propagate.priority import BACKWARD, FORWARD
 from shardalg.propagate.sharded import Conflict, Reason
-from shardalg.propagate.step import Numbers, offers, wishes
+from shardalg.propagate.step import Numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,15 +101,7 @@ def _refused(
 ) -> Iterator[tuple[int, str, Dims, Numbers]]:
     """(target, direction, layout asked for, sources) that a free target does not extend."""
     layouts = fixpoint.layouts
-    for target in kind.results:
-        for dims, sources in offers(kind, numbers, layouts, target):
-            if not layouts.fixed[numbers[target]] and not extends(
-                layouts.dims[numbers[target]], dims
-            ):
-                yield target, FORWARD, dims, sources
-    for target in kind.operands:
-        for dims, sources in wishes(kind, numbers, layouts, target):
-            if not layouts.fixed[numbers[target]] and not extends(
-                layouts.dims[numbers[target]], dims
-            ):
-                yield target, BACKWARD, dims, sources
+    for target, direction, dims, sources in fixpoint.asks(kind, numbers, layouts):
+        number = numbers[target]
+        if not layouts.fixed[number] and not extends(layouts.dims[number], dims):
+            yield target, direction, dims, sources

@@ -67,10 +67,14 @@ def index(graph: Graph, rules: Rules) -> Index:
 
 
 def _index(graph: Graph, kinds: _Kinds) -> Index:
-    steps = [*_region(graph, kinds, 0), *_exits(graph, kinds)]
+    return assembled(graph, kinds.found, [*_region(graph, kinds, 0), *_exits(graph, kinds)])
+
+
+def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
+    """The index of steps in sweep order, each of a numbered kind."""
     count = len(graph.values) + len(graph.results)
     tensors = [values for _, values, _ in steps]
-    readers, touching = _neighbours(kinds.found, steps, count)
+    readers, touching = _neighbours(found, steps, count)
     order = list(_appearance(graph, tensors, count))
     place = [0] * count
     for position, value in enumerate(order):
@@ -78,15 +82,15 @@ def _index(graph: Graph, kinds: _Kinds) -> Index:
     shapes = {shape: i for i, shape in enumerate(dict.fromkeys(v.type.shape for v in graph.values))}
     shape_of = [shapes[v.type.shape] for v in graph.values]
     return Index(
-        kinds.found,
+        found,
         [kind for kind, _, _ in steps],
-        _by_kind(steps, len(kinds.found)),
+        _by_kind(steps, len(found)),
         tensors,
         [itemgetter(*values) for values in tensors],
         [node for _, _, node in steps],
         readers,
         touching,
-        _near(kinds.found, steps, (touching, place)),
+        _near(found, steps, (touching, place)),
         order,
         place,
         list(shapes),
@@ -119,7 +123,8 @@ class _Kinds:
         if key not in self.numbers:
             rows = self.rules(signature) if signature.operands else None
             flags = tuple(single[v] for v in results)
-            self.numbers[key] = self._add(kind_of(signature, rows, flags) if rows else None)
+            kind = kind_of(signature, rows, flags) if rows else None
+            self.numbers[key] = self._add(None if kind is None or kind.is_closed else kind)
         return self.numbers[key]
 
     def of_tie(self, shape: tuple[int, ...], single: bool, drop: tuple[int, int] = (0, 0)) -> int:
@@ -149,7 +154,7 @@ def _single_readers(graph: Graph) -> list[bool]:
 
 def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
     """Steps in order of execution: a call's incoming ties, its body, its outgoing ties."""
-    for position in graph.regions[number].nodes:
+    for position in post_order(graph, number):
         node = graph.nodes[position]
         if not node.bodies:
             kind = kinds.of_node(node.signature, node.results)
@@ -161,6 +166,30 @@ def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
         for body in node.bodies:
             yield from _region(graph, kinds, body)
         yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind not in ENTER)
+
+
+def post_order(graph: Graph, number: int) -> list[int]:
+    """A region's nodes in XLA's order: from the results down, operands first, each once.
+
+    XLA visits instructions so (`HloComputation::MakeInstructionPostOrder`), and where two layouts
+    conflict the first wins. Nodes that no result needs come last.
+    """
+    region, producer, nodes = graph.regions[number], graph.producer, graph.nodes
+    here, done, order = set(region.nodes), set(), []
+    todo = [producer[value] for value in reversed(region.results)]
+    todo = [*reversed(region.nodes), *todo]
+    while todo:
+        node = todo[-1]
+        if node is None or node in done or node not in here:
+            todo.pop()
+            continue
+        before = [producer[value] for value in reversed(nodes[node].operands)]
+        before = [p for p in before if p is not None and p not in done and p in here]
+        todo += before
+        if not before:
+            done.add(todo.pop())
+            order.append(node)
+    return order
 
 
 def _tied(graph: Graph, kinds: _Kinds, tie: Tie) -> Step:
@@ -208,7 +237,7 @@ def _near(
 
 
 def _appearance(graph: Graph, tensors: list[tuple[int, ...]], count: int) -> dict[int, None]:
-    order = dict.fromkeys(graph.arguments)
+    order: dict[int, None] = {}
     for values in tensors:
         order.update(dict.fromkeys(values))
     order.update(dict.fromkeys(range(count)))

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardalg.algebra.digits import Digits
+from shardalg.algebra.digits import Digits, take
 from shardalg.graph.ir import Signature
-from shardalg.ops.loops import row_class
+from shardalg.ops.loops import BROADCAST, COMPOUND, PASS, SELECTED, loop_class, row_class
 from shardalg.ops.rule import Rule
 from shardalg.propagate import priority
 from shardalg.propagate.maps import Map, row_maps
@@ -39,6 +39,10 @@ class Kind:
       image: of a convolution.
       first: operands in the order in which results follow them: XLA asks the indices of a gather
         before its data (`sharding_propagation.cc`, kGather).
+      through: loops that pass from operands to results one to one (Shardy's pass-through factors).
+      alone: whether no operand has another user (Shardy's first stage asks).
+      blocks: loops that the operator takes as a block, but that operands and results share: a sort.
+      is_closed: whether GSPMD infers nothing through it: a block of the result is no operand's.
     """
 
     role: str
@@ -49,6 +53,10 @@ class Kind:
     single: tuple[bool, ...]
     image: Image | None = None
     first: tuple[int, ...] = ()
+    through: frozenset[str] = frozenset()
+    alone: bool = True
+    blocks: frozenset[str] = frozenset()
+    is_closed: bool = False
 
     @property
     def operands(self) -> range:
@@ -80,7 +88,27 @@ class Kind:
             if digits:
                 _spread(digits, entry, loops)
         used: set[str] = set()
-        return tuple(_gathered(entry, loops, used) for entry in self.maps[target])
+        found = tuple(_gathered(entry, loops, used) for entry in self.maps[target])
+        return _with_majors(found, dims)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Loop to its extent, in Shardy's order: a contraction's result first."""
+        order = [*self.operands, *self.results]
+        if self.role == priority.CONTRACTION:
+            order = order[::-1]
+        found: dict[str, int] = {}
+        for tensor in order:
+            for size, entry in zip(self.shapes[tensor], self.maps[tensor], strict=True):
+                for loop, extent in entry:
+                    found[loop] = max(found.get(loop, 0), extent or size)
+        return found
+
+    @cached_property
+    def elements(self) -> tuple[int, ...]:
+        """Per tensor the product of its loops' extents."""
+        sizes = self.sizes
+        return tuple(math.prod(sizes[n] for e in dims for n, _ in e) for dims in self.maps)
 
     @cached_property
     def is_alike(self) -> bool:
@@ -111,23 +139,11 @@ def _spread(digits: Digits, entry: tuple[tuple[str, int], ...], loops: dict[str,
     """Give a dimension's digits to its loops, major first: the next starts where one is used up."""
     rest = digits
     for loop, extent in entry:
-        taken, filled = _prefix(rest, extent)
+        taken, rest, room = take(rest, extent) if extent else (rest, (), 0)
         if taken:
             loops.setdefault(loop, taken)
-        rest = rest[len(taken) :]
-        if not rest or not filled:
+        if not rest or room != 1:
             return
-
-
-def _prefix(digits: Digits, extent: int) -> tuple[Digits, bool]:
-    """The digits that divide `extent` (0: all of them), and whether they split it to elements."""
-    if not extent:
-        return digits, False
-    count, number = 0, 1
-    while count < len(digits) and extent % (number * digits[count].size) == 0:
-        number *= digits[count].size
-        count += 1
-    return digits[:count], number == extent
 
 
 def _gathered(
@@ -137,20 +153,41 @@ def _gathered(
     out: Digits = ()
     for loop, extent in entry:
         digits = () if loop in used else loops.get(loop, ())
-        taken, filled = _prefix(digits, extent)
+        taken, rest, room = take(digits, extent) if extent else (digits, (), 0)
         used.add(loop)
         out += taken
-        if not filled or len(taken) < len(digits):
+        if rest or room != 1:
             break
     return out
 
 
-def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, ...]) -> Kind | None:
-    """The kind of a node; None where nothing is inferred through it."""
-    maps, rule = row_maps(signature, rules), rules[0]
+def _with_majors(found: Dims, given: Dims) -> Dims:
+    """Without the minor part of an axis whose major part has no place, and what stands behind it.
+
+    XLA's reshape stops where it cannot place the tiles of a dimension (`ReshapeSharding`).
+    """
+    whole = {digit for digits in given for digit in digits}
+    placed = {digit for digits in found for digit in digits}
+    if placed <= whole:
+        return found
+    tops = {digit.stride * digit.size for digit in whole} | {digit.stride for digit in placed}
+    return tuple(_until(digits, tops) for digits in found)
+
+
+def _until(digits: Digits, tops: set[int]) -> Digits:
+    """The digits before the first whose top is neither an axis's nor the end of a placed part."""
+    for count, digit in enumerate(digits):
+        if digit.stride * digit.size not in tops:
+            return digits[:count]
+    return digits
+
+
+def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, ...]) -> Kind:
+    """The kind of a node."""
+    rule = rules[0]
+    blocks = rule.whole & rule.result_loops & rule.operand_loops
+    maps = row_maps(signature, rules, blocks)
     unmatched = rule.whole & rule.result_loops - rule.operand_loops
-    if unmatched or not any(entry for tensor in maps for entry in tensor):
-        return None
     types = (*signature.operands, *signature.results)
     role, operands = role_of(rule), range(len(signature.operands))
     indices = {symbol.operand for symbol in rule.symbols}
@@ -163,7 +200,15 @@ def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, .
         single,
         _image(rule, maps) if role == priority.CONVOLUTION else None,
         tuple(sorted(operands, key=lambda k: role == priority.GATHER and k not in indices)),
+        frozenset(loop for r in rules for loop in r.result_loops if _passes(r, loop)),
+        blocks=blocks,
+        is_closed=bool(unmatched) or not any(entry for tensor in maps for entry in tensor),
     )
+
+
+def _passes(rule: Rule, loop: str) -> bool:
+    kind = loop_class(rule, loop)
+    return kind in (PASS, COMPOUND, BROADCAST) or (kind == SELECTED and loop in rule.operand_loops)
 
 
 def role_of(rule: Rule) -> str:
@@ -171,6 +216,17 @@ def role_of(rule: Rule) -> str:
     read = {dims for dims in rule.operands.values() if dims}
     role = row_class(rule)
     return priority.CONTRACTION if role == priority.LAYOUT and len(read) > 1 else role
+
+
+def edge(shape: Shape, sources: int, targets: int, *, role: str, alone: bool) -> Kind:
+    """The kind of values that share one layout across a border: all read, all written alike."""
+    maps = tuple(((f"d{i}", 0),) for i in range(len(shape)))
+    count, through = sources + targets, frozenset(f"d{i}" for i in range(len(shape)))
+    single, zeros = (False,) * targets, (0,) * count
+    return Kind(
+        role, (maps,) * count, (shape,) * count, zeros, sources, single, None,
+        tuple(range(sources)), through, alone,
+    )  # fmt: skip
 
 
 def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> Kind:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digit, Digits, parts, starts_with
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.compatible import merge
@@ -21,10 +21,12 @@ class Layouts:
 
     def __init__(self, mesh: Mesh, policy: str) -> None:
         self.mesh, self.policy = mesh, policy
+        self._axes = frozenset(mesh.digit(name) for name in mesh.axis_names)
         self.dims: list[Dims] = []
         self.tiles: list[int] = []
         self.fixed: list[bool] = []
         self.open: list[tuple[int, ...]] = []
+        self.held: list[Digits] = []
         self.shapes: list[tuple[int, ...]] = []
         self._numbers: dict[tuple[object, ...], int] = {}
         self._shardings: list[Sharding] = []
@@ -37,21 +39,42 @@ class Layouts:
         *,
         fixed: bool = False,
         open_dims: tuple[int, ...] = (),
+        held: Digits = (),
     ) -> int:
-        """The number of a layout."""
-        key = (shape, dims, fixed, open_dims)
+        """The number of a layout; `held` are digits that it must not take yet."""
+        key = (shape, dims, fixed, open_dims, held)
         if key not in self._numbers:
             self._numbers[key] = len(self.dims)
             self.dims.append(dims)
             self.tiles.append(math.prod(parts(digits) for digits in dims))
             self.fixed.append(fixed)
             self.open.append(open_dims)
+            self.held.append(held)
             self.shapes.append(shape)
         return self._numbers[key]
 
     def whole(self, shape: tuple[int, ...], *, fixed: bool = False) -> int:
         """The number of the replicated layout."""
         return self.number(shape, ((),) * len(shape), fixed=fixed)
+
+    def extended(self, number: int, dims: Dims) -> int:
+        """The same tensor on other digits, as fixed and as open as it is."""
+        fixed, open_dims, held = self.fixed[number], self.open[number], self.held[number]
+        return self.number(self.shapes[number], dims, fixed=fixed, open_dims=open_dims, held=held)
+
+    def fused(self, digits: Digits) -> Digits:
+        """Neighbouring parts of one axis as one digit, so that a layout is written in one way."""
+        if all(digit in self._axes for digit in digits):
+            return digits
+        out: list[Digit] = []
+        for digit in digits:
+            if out and out[-1].stride == digit.stride * digit.size:
+                both = Digit(digit.stride, out[-1].size * digit.size)
+                if any(_inside(both, axis) for axis in self._axes):
+                    out.pop()
+                    digit = both
+            out.append(digit)
+        return tuple(out)
 
     def sharding(self, number: int) -> Sharding:
         """The layout as a value; one object per number."""
@@ -85,6 +108,7 @@ class Layouts:
         if self.fixed[number]:
             return self._fill(number, dims) if merging else number
         old, shape = self.dims[number], self.shapes[number]
+        dims = tuple(map(self.fused, dims))
         offered = math.prod(parts(digits) for digits in dims)
         if self.tiles[number] == 1:
             return self.number(shape, dims) if offered > 1 else number
@@ -105,19 +129,24 @@ class Layouts:
         if not open_dims:
             return number
         offered = tuple(d if i in open_dims else () for i, d in enumerate(dims))
-        both = self.merged(shape, self.dims[number], offered)
+        both = self.merged(shape, self.dims[number], tuple(map(self.fused, offered)))
         if both is None:
             return number
         new = self.number(shape, both, fixed=True, open_dims=open_dims)
         return new if self.tiles[new] > self.tiles[number] else number
 
 
+def _inside(digit: Digit, axis: Digit) -> bool:
+    top = digit.stride * digit.size
+    return digit.stride >= axis.stride and top <= axis.stride * axis.size
+
+
 def extends(fine: Dims, coarse: Dims) -> bool:
-    """Whether every dimension's digits start with the coarse ones.
+    """Whether every dimension's digits start with the coarse ones, or a part of an axis with it.
 
     >>> from shardalg.algebra.digits import Digit
     >>> x, y = Digit(2, 2), Digit(1, 2)
     >>> extends(((x, y), ()), ((x,), ())), extends(((y, x), ()), ((x,), ()))
     (True, False)
     """
-    return all(new[: len(old)] == old for new, old in zip(fine, coarse, strict=True))
+    return all(map(starts_with, fine, coarse))

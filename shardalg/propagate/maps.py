@@ -11,25 +11,35 @@ Loops = tuple[tuple[str, int], ...]
 Map = tuple[Loops, ...]
 
 
-def row_maps(signature: Signature, rules: tuple[Rule, ...]) -> tuple[Map, ...]:
-    """Per tensor (operands first) and dimension, its loops. Several rows make one result each."""
+def row_maps(
+    signature: Signature, rules: tuple[Rule, ...], blocks: frozenset[str] = frozenset()
+) -> tuple[Map, ...]:
+    """Per tensor (operands first) and dimension, its loops. Several rows make one result each.
+
+    Args:
+      blocks: loops that are taken whole and carry digits all the same.
+    """
     operands: list[Map] = [((),) * len(t.shape) for t in signature.operands]
     for rule in reversed(rules):
         for position, dims in rule.operands.items():
             if len(dims) == len(operands[position]):
-                operands[position] = tuple(dim_loops(rule, index) for index in dims)
+                operands[position] = tuple(dim_loops(rule, index, blocks) for index in dims)
             else:
                 # A run-time number is one element of its operand: the index names all but the last
                 # dimension.
                 rest = len(operands[position]) - len(dims)
-                operands[position] = tuple(dim_loops(rule, index) for index in dims) + ((),) * rest
+                operands[position] = (
+                    tuple(dim_loops(rule, index, blocks) for index in dims) + ((),) * rest
+                )
     results = [
-        tuple(dim_loops(rule, index) for index in dims) for rule in rules for dims in rule.results
+        tuple(dim_loops(rule, index, blocks) for index in dims)
+        for rule in rules
+        for dims in rule.results
     ]
     return (*operands, *results)
 
 
-def dim_loops(rule: Rule, index: Index) -> Loops:
+def dim_loops(rule: Rule, index: Index, blocks: frozenset[str] = frozenset()) -> Loops:
     """The loops whose digits partition a dimension with this index.
 
     A plain or shifted loop takes any digits. `n*i + j` over full extents is (i, j), each within its
@@ -47,7 +57,7 @@ def dim_loops(rule: Rule, index: Index) -> Loops:
     if (
         index.mod
         or not terms
-        or any(name in rule.whole or name not in rule.extents for name, _ in terms)
+        or any(name in rule.whole - blocks or name not in rule.extents for name, _ in terms)
     ):
         return ()
     if index.div > 1 and not index.exact:

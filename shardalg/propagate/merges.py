@@ -24,12 +24,12 @@ def _replayed(record: Record) -> Iterator[Merge]:
     steps, layouts, count = fixpoint.index, fixpoint.layouts, len(record.graph.values)
     for change in fixpoint.trail:
         value = change.value
-        if change.level >= priority.MERGING_LEVEL:
+        if layouts.policy == "shardy" or change.level >= priority.MERGING_LEVEL:
             key, kind = steps.pick[change.step](numbers), steps.kind(change.step)
             target = _target(steps.tensors[change.step], kind, change)
             shape = layouts.shapes[numbers[value]]
             named = value if value < count else steps.tensors[change.step][0]
-            for parts in _merged(kind, key, layouts, (target, change)):
+            for parts in MERGED[layouts.policy](kind, key, layouts, (target, change)):
                 yield named, *(Sharding(layouts.mesh, shape, dims) for dims in parts)
         numbers[value] = change.number
 
@@ -56,6 +56,20 @@ def _merged(
             if both == layouts.dims[new]:
                 yield layouts.dims[number], asked, both
         number = new
+
+
+def _extended(
+    kind: Kind, key: Numbers, layouts: Layouts, where: tuple[int, Change]
+) -> Iterator[tuple[Dims, Dims, Dims]]:
+    """What Shardy's step added to a tensor that was partitioned already."""
+    target, change = where
+    old, new = layouts.dims[key[target]], layouts.dims[change.number]
+    if layouts.tiles[key[target]] > 1:
+        yield old, tuple(b if a != b else () for a, b in zip(old, new, strict=True)), new
+
+
+MERGED = {"gspmd": _merged, "shardy": _extended}
+"""Per policy, (first, second, merged) of what a change took."""
 
 
 def _taken(kind: Kind, key: Numbers, layouts: Layouts, where: tuple[int, Change]) -> list[Offer]:

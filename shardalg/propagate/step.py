@@ -6,7 +6,7 @@ Pure functions of (kind, layouts, merging); `fixpoint.py` looks their outcomes u
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import parts
@@ -143,9 +143,12 @@ def _seen(kind: Kind, source: int, numbers: Numbers, layouts: Layouts) -> Dims:
 
     XLA lets the result of a convolution with a sharded window dimension follow the image alone, and
     only its batch dimensions where the image's features are sharded too
-    (`sharding_propagation.cc`, InferConvolutionShardingFromOperands).
+    (`sharding_propagation.cc`, InferConvolutionShardingFromOperands). A sort along a sharded
+    dimension is followed where another dimension could take its tiles too (kSort).
     """
     dims, image = layouts.dims[numbers[source]], kind.image
+    if kind.blocks and not _is_movable(kind, source, dims):
+        return ((),) * len(dims)
     if image is None:
         return dims
     seen = layouts.dims[numbers[image.operand]]
@@ -156,6 +159,13 @@ def _seen(kind: Kind, source: int, numbers: Numbers, layouts: Layouts) -> Dims:
     if any(seen[d] for d in image.feature_dims):
         return tuple(digits if d in image.batch_dims else () for d, digits in enumerate(dims))
     return dims
+
+
+def _is_movable(kind: Kind, source: int, dims: Dims) -> bool:
+    rows = [*zip(kind.shapes[source], dims, kind.maps[source], strict=True)]
+    tiles = math.prod(parts(d) for _, d, entry in rows if entry and entry[0][0] in kind.blocks)
+    others = [(n, d) for n, d, entry in rows if not (entry and entry[0][0] in kind.blocks)]
+    return tiles == 1 or any(n % (tiles * parts(d)) == 0 for n, d in others)
 
 
 def _matrix_forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome:
@@ -183,6 +193,20 @@ def _matrix_forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: boo
 
 def _larger_first(kind: Kind, found: list[Offer]) -> list[Offer]:
     return sorted(found, key=lambda offer: -kind.bytes[offer[1][0]])
+
+
+def asks(
+    kind: Kind, numbers: Numbers, layouts: Layouts
+) -> Iterator[tuple[int, str, Dims, Numbers]]:
+    """(target, direction, layout, sources) of all that a node asks of its results and operands."""
+    for targets, direction in (
+        (kind.results, priority.FORWARD),
+        (kind.operands, priority.BACKWARD),
+    ):
+        find = offers if direction == priority.FORWARD else wishes
+        for target in targets:
+            for dims, sources in find(kind, numbers, layouts, target):
+                yield target, direction, dims, sources
 
 
 def wishes(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:

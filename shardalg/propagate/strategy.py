@@ -11,7 +11,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ir import Graph, Site
 
-POLICIES = ("gspmd",)
+POLICIES = ("gspmd", "shardy")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Options:
     """How a plan is made.
 
     Attributes:
-      policy: which completion: "gspmd".
+      policy: which completion: "gspmd", or "shardy".
       strict: a primitive without a rule, or a broken condition, is an error rather than a warning.
       share_gathers: what was brought into a layout serves all users of one phase that want it.
       keep_gathers: gathered operands of the forward pass stay for the backward pass: all, none, or
@@ -47,8 +47,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise StrategyError(
-                f"policy {self.policy!r} is not one of {list(POLICIES)}; completion as Shardy does "
-                "it ('shardy') is not built yet. Use Options(policy='gspmd'), or leave it out."
+                f"policy {self.policy!r} is not one of {list(POLICIES)}. "
+                "Use Options(policy='gspmd'), or leave it out."
             )
         if not isinstance(self.keep_gathers, int) or self.keep_gathers < 0:
             raise StrategyError(

@@ -16,6 +16,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import ITEM_SIZES, SHORT, Params
 from shardalg.spmd.boxes import Extract, Insert
+from shardalg.spmd.joins import Best, Carry, Fold, Join, Top, ValueAt
 
 Pairs = tuple[tuple[int, int], ...]
 """(source, target) positions."""
@@ -187,47 +188,6 @@ class Fetch:
         """What is sent: of each permute the pairs of all readings."""
         together = zip(*(reading.permutes for reading in self.readings), strict=True)
         return tuple(tuple(dict.fromkeys(chain.from_iterable(parts))) for parts in together)
-
-
-@dataclass(frozen=True, slots=True)
-class Carry:
-    """What all blocks before the device's own come to, from what each of them comes to.
-
-    An exclusive scan over the members of a group in the order of their partition ids, from the
-    last to the first in `reverse`; the first of them gets the identity. The operand has one place
-    along `dim`, the dimension that the blocks cut.
-    """
-
-    dim: int
-    digits: Digits
-    combine: str
-    reverse: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """Combine every place along `dim` of the first operand with the one place of the second."""
-
-    dim: int
-    combine: str
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """Position of the best element of a dimension cut in blocks, from the best of every block.
-
-    Operands are the best value of the device's block and its place in there; the member of lowest
-    partition id wins a tie, and the first NaN wins over all numbers.
-
-    Attributes:
-      dim: of the tensor, which the results lack; block: places per block.
-      combine: "argmax" or "argmin".
-    """
-
-    dim: int
-    digits: Digits
-    block: int
-    combine: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,24 +369,19 @@ class Choose:
 
 
 @dataclass(frozen=True, slots=True)
-class ValueAt:
-    """Of the second operand, the element at the place along `dim` that the first one names."""
-
-    dim: int
-
-
-@dataclass(frozen=True, slots=True)
 class Offset:
-    """Add `p*scale` to an integer value, which is clamped to `clamp` first.
+    """Add `p*scale + more` to an integer value, which is clamped to `clamp` first.
 
     To all of it, or, with `component`, to the slice of the last dimension with that number (gather
-    and scatter indices).
+    and scatter indices). Where the value was outside of `within` it becomes -1: no index.
     """
 
     digits: Digits
     scale: int
     component: int | None = None
     clamp: tuple[int, int] | None = None
+    more: int = 0
+    within: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +393,7 @@ class MaskIndexed:
 
     Attributes:
       components: (component, digits, block, size).
+      margins: places before the block from which each component counts, none if it is empty.
       batch_dims: the value's dimensions that the indices span.
       fill: None where nothing is filled in.
     """
@@ -445,6 +401,13 @@ class MaskIndexed:
     components: tuple[tuple[int, Digits, int, int], ...]
     batch_dims: tuple[int, ...]
     fill: float | None = None
+    margins: tuple[int, ...] = ()
+
+    @property
+    def counted(self) -> tuple[tuple[tuple[int, Digits, int, int], int], ...]:
+        """Every component with its margin."""
+        margins = self.margins or (0,) * len(self.components)
+        return tuple(zip(self.components, margins, strict=True))
 
     @property
     def digits(self) -> Digits:
@@ -521,10 +484,10 @@ Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
     | Carry | Best | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
     | Choose | Regroup | Join | ValueAt | Offset | MaskIndexed | FirstMember | Extract | Insert
-    | Loop | While | Branches | Manual
+    | Top | Fold | Loop | While | Branches | Manual
 )  # fmt: skip
 COLLECTIVES = (
-    AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best,
+    AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best, Top, Fold,
 )  # fmt: skip
 
 

@@ -223,8 +223,9 @@ def _is_element(held: Held, position: Number) -> Formula:
 
 def _absorbs(rule: Rule, operand: int, fill: str | None) -> bool:
     """Whether reading `fill` is as good as reading nothing."""
-    if rule.combine == PICK and isinstance(rule.init, Access):
-        return fill == f"operand {rule.init.operand}"
+    number = rule.filler(operand)
+    if number is not None:
+        return fill == f"operand {number}"
     return fill is not None and fill == rule.nothing(operand)
 
 

@@ -27,6 +27,7 @@ from shardalg.spmd.program import (
     Branches,
     Choose,
     Concatenate,
+    Fold,
     Instruction,
     Join,
     Loop,
@@ -34,6 +35,7 @@ from shardalg.spmd.program import (
     MaskIndexed,
     Regroup,
     SpmdProgram,
+    Top,
     ValueAt,
     While,
 )
@@ -156,12 +158,12 @@ class Verifier:
         mesh, attributes = self.program.mesh, instruction.attributes
         if isinstance(attributes, OPERATORS):
             return Applied(mesh, node.signature, attributes, operands, made), node.results
-        first = held[instruction.operands[0]].value
-        filler = held[instruction.operands[-1]].value
-        if isinstance(attributes, Regroup) and made[0].named:
-            first = node.results[0]
-        step = Step(mesh, attributes, operands, made[0], f"value {filler}")
-        return step, (first,) * len(made)
+        given = tuple(held[operand].value for operand in instruction.operands)
+        step = Step(mesh, attributes, operands, made[0], f"value {given[-1]}", count=len(made))
+        if isinstance(attributes, Top | Fold):
+            return step, given[: len(made)]
+        named = isinstance(attributes, Regroup) and made[0].named
+        return step, (node.results[0] if named else given[0],) * len(made)
 
     def values_right(
         self, instruction: Instruction, held: Held, values: tuple[int | None, ...]
@@ -180,6 +182,11 @@ class Verifier:
             right = right and indices == self.graph.nodes[instruction.node].operands[1]
         if isinstance(instruction.attributes, Regroup):
             right = right and self.is_view(instruction, held)
+        if isinstance(instruction.attributes, Top | Fold):
+            given = tuple(held[operand].value for operand in instruction.operands)
+            node, count = self.graph.nodes[instruction.node], len(values)
+            starts = node.operands[count:] if isinstance(instruction.attributes, Fold) else ()
+            right = right and given == (*node.results, *starts)
         if isinstance(instruction.attributes, OF_ONE_VALUE):
             right = right and len({held[operand].value for operand in instruction.operands}) == 1
         return self.judged("", "reads", Decided("operands and results are the node's own", right))

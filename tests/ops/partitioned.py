@@ -8,6 +8,9 @@ from shardalg.ops.emit import emit
 from shardalg.ops.loops import dim_loops
 from tests.ops.meaning import UFUNCS, identity
 
+RANKED = (rows.ARGMAX, rows.ARGMIN, rows.TOP, rows.USER)
+"""Ways to combine by more than one array of numbers: tests/partition runs them."""
+
 
 def garbage(dtype):
     """What padding holds: NaN, or a number that no test uses."""
@@ -41,7 +44,7 @@ class Shard:
     @property
     def realisable(self):
         carried = self.rule.prefix is not None and self.rule.prefix[0] == self.loop
-        ranked = self.rule.combine in (rows.ARGMAX, rows.ARGMIN) and self.loop in self.rule.reduced
+        ranked = self.rule.combine in RANKED and self.loop in self.rule.reduced
         boxed = any(guard.loop.loop == self.loop for guard in self.rule.guards)
         boxed = boxed and self.rule.family == "dynamic"
         return not (carried or ranked or boxed) and all(

@@ -1,0 +1,181 @@
+"""Harder programs: recorded ones under annotations drawn at random, most constraints left out.
+
+The recorded programs are annotated so well that hardly anything is left to complete. Here about a
+third of the arguments has no sharding, the others a random one, 70 % of the inner constraints and
+all of the results' are dropped, and XLA is asked live.
+
+    python -m tests.propagate.harder 500 1    # 500 programs from seed 1, and every difference
+"""
+
+import math
+import random
+import sys
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.beside import align, dump
+from shardalg.graph.trace import trace
+from shardalg.lower.hlo_text import HloInstruction, HloModule
+from shardalg.ops.normalise import normalise
+from shardalg.propagate import Options, Strategy, propagate, resolve
+from tests.oracle import corpus
+
+# Manual regions are not planned; in the recorded loops everything is annotated.
+LEFT_OUT = ("shard_map_subgraph", "scan_layers", "scan_layers_remat")
+CASES = tuple(name for name in corpus.names() if name not in LEFT_OUT)
+OPEN, PLACED, KEPT = 0.35, 0.7, 0.3
+
+
+@dataclass(frozen=True)
+class Harder:
+    """A recorded program with annotations of this seed."""
+
+    case: str
+    seed: int
+
+    @cached_property
+    def drawn(self):
+        """(specs of the arguments, which constraints are kept), at least one spec."""
+        rng = random.Random(self.seed)
+        _, arguments, _ = self.made
+        shapes = [shape for shape, _, _ in arguments.values()]
+        specs = [None]
+        while all(spec is None for spec in specs):
+            specs = [self._spec(rng, shape) for shape in shapes]
+        return tuple(specs), [rng.random() < KEPT for _ in range(64)]
+
+    def _spec(self, rng, shape):
+        if rng.random() < OPEN:
+            return None
+        dims, left = [[] for _ in shape], list(shape)
+        for axis, size in self.module.MESH.items():
+            fits = [d for d, rest in enumerate(left) if rest > 1 and rest % size == 0]
+            if fits and rng.random() < PLACED:
+                dim = rng.choice(fits)
+                dims[dim].append(axis)
+                left[dim] //= size
+        return PartitionSpec(*(tuple(axes) or None for axes in dims))
+
+    @property
+    def module(self):
+        return corpus.program(self.case)
+
+    @cached_property
+    def made(self):
+        return self.module.make(**self.module.SMALL)
+
+    @property
+    def mesh(self):
+        return Mesh(self.module.MESH)
+
+    @cached_property
+    def types(self):
+        return [jax.ShapeDtypeStruct(s, dtype) for s, dtype, _ in self.made[1].values()]
+
+    @contextmanager
+    def constrained(self):
+        """Inside, the program's constraints are those that are kept."""
+        module, keep, turn = self.module, self.drawn[1], iter(range(1 << 20))
+        real = getattr(module, "wsc", None)
+        module.wsc = lambda x, spec: real(x, spec) if keep[next(turn) % 64] else x
+        try:
+            yield
+        finally:
+            module.wsc = real
+
+    @cached_property
+    def problem(self):
+        """(graph, annotations)."""
+        with self.constrained():
+            graph = trace(self.made[0], *self.types, mesh_shape=self.module.MESH)
+        graph = normalise(graph)
+        return graph, resolve(graph, Strategy(self.mesh, self.drawn[0]))
+
+    def ask(self, partitioner):
+        """XLA's completion of the function itself."""
+        ours = self.mesh
+        mesh = ours.to_jax(jax.devices()[: ours.size])
+        given = tuple(s if s is None else NamedSharding(mesh, s) for s in self.drawn[0])
+        with dump.using(partitioner), jax.set_mesh(mesh), self.constrained():
+            stage = jax.jit(self.made[0], in_shardings=given).lower(*self.types)
+            return dump.read(stage, ours, partitioner)
+
+    def matches(self, policy, module, results):
+        """The values that count, with our layout and XLA's."""
+        done = propagate(*self.problem, Options(policy=policy))
+        found = align.matches(done, module, results)
+        return [match for match in found if match.kind in align.TARGETS]
+
+
+KEPT_ATTRIBUTES = ("index", "body", "to_apply", "branch_computations", "custom_call_target")
+
+
+def rows_of(module):
+    """A completed module as plain rows, as `harder.json` keeps it; scalar bodies are left out."""
+    return [
+        [
+            i.computation, i.name, i.opcode, i.leaves, i.operands,
+            "sharding_constraint" if i.op_name.endswith("sharding_constraint") else "",
+            {k: i.attributes[k] for k in KEPT_ATTRIBUTES if k in i.attributes},
+            i.attributes.get("sharding"), i.literal if i.opcode == "parameter" else "",
+        ]
+        for name, computation in module.computations.items()
+        if any(shape for i in computation.values() for _, shape in i.leaves)
+        for i in computation.values()
+    ]  # fmt: skip
+
+
+def module_of(rows):
+    """The reverse of `rows_of`; the last computation is the entry."""
+    computations, roots = {}, {}
+    for place, name, opcode, leaves, operands, op_name, attributes, sharding, literal in rows:
+        known = dict(attributes, metadata=f'op_name="{op_name}"')
+        known |= {} if sharding is None else {"sharding": sharding}
+        kinds = tuple((kind, tuple(shape)) for kind, shape in leaves)
+        made = HloInstruction(name, opcode, kinds, tuple(operands), known, place, literal)
+        computations.setdefault(place, {})[name] = roots[place] = made
+    return HloModule(computations, roots, rows[-1][0])
+
+
+def programs(count, seed):
+    """That many programs, the recorded ones in turn, with seeds from `seed` on."""
+    return [Harder(CASES[i % len(CASES)], seed + i) for i in range(count)]
+
+
+def main(count, seed, policies):
+    for policy in policies:
+        kinds, wrong, whole = Counter(), [], 0
+        for program in programs(count, seed):
+            told = program.ask(policy)
+            found = program.matches(policy, told.module, told.results)
+            kinds.update(match.kind for match in found)
+            here = [(program, match) for match in found if not match.agrees]
+            whole += not here
+            wrong += here
+        for program, match in wrong:
+            print(f"{program.case} {program.seed}: {described(match)}")
+        total, bad = sum(kinds.values()), Counter(match.kind for _, match in wrong)
+        print(
+            f"{policy}: {total - len(wrong)} of {total} free values as XLA has them "
+            f"({1 - len(wrong) / total:.2%}), {whole} of {count} programs in whole; compared "
+            f"{dict(kinds)}, different {dict(bad)}"
+        )
+
+
+def described(match):
+    """A difference in words, with the bytes that a device holds under either layout."""
+    held = [math.prod(s.shard_shape) for s in (match.ours, match.theirs)]
+    return (
+        f"{match.kind} {match.name} {match.ours.shape}: ours {match.ours.text()} ({held[0]} "
+        f"elements), XLA {match.theirs.text()} ({held[1]} elements)"
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or dump.partitioners())
