@@ -41,7 +41,7 @@ def search(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
       axes: of the mesh.
     """
     if start[1] == goal[1]:
-        return _moves(shape, start, goal, axes)
+        return _moves(shape, start, goal, axes) if start != goal else []
     heap: list[tuple[object, int, int, State, list[Step]]] = [(0, 0, 0, start, [])]
     best: dict[State, object] = {}
     numbers = count(1)
