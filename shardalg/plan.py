@@ -225,7 +225,9 @@ class Plan:
         """What planning asked of the sizes; None where that is not known."""
         from shardalg.guards import guards
 
-        return None if self.named is None else guards(self.stages, self.options, self.named)
+        if self.options.policy == "cost" or self.named is None:
+            return None
+        return guards(self.stages, self.options, self.named)
 
     @property
     def named(self) -> Symbolised | None:
@@ -383,7 +385,8 @@ class Plan:
 
         graph = self._bound(fn, args).graph
         return compare(
-            self._trials, ask(graph, self.annotations, partitioner or self.options.policy)
+            self._trials,
+            ask(graph, self.annotations, partitioner or self.options.completing.policy),
         )
 
     @cached_property

@@ -20,7 +20,7 @@ from shardalg.costs.compute import (
 )
 from shardalg.costs.cost import FORMATTING, Cost, Item, Totals
 from shardalg.costs.formula import Formula
-from shardalg.costs.fusion import fused
+from shardalg.costs.fusion import fused, traffic
 from shardalg.costs.hardware import Hardware, over
 from shardalg.costs.memory import liveness
 from shardalg.costs.sums import summed, total
@@ -211,9 +211,8 @@ class _Pricing:
 
     def traffic(self, instruction: Instruction) -> tuple[list[Any], float]:
         """Bytes of what a local operator moves from and to memory, and how many go a second."""
-        kept = self.written((*instruction.operands, *instruction.results))
-        held = self.program.locals
-        return [held[v].bytes for v in kept], self.hardware.hbm_bytes_per_s
+        held, speed = self.program.locals, self.hardware.hbm_bytes_per_s
+        return [held[v].bytes for v in traffic(instruction, self.fused)], speed
 
     def useful(self) -> tuple[Any, Any]:
         """Flops on global shapes, and their seconds at the peak of one device."""

@@ -31,6 +31,8 @@ from shardalg.partition.layouts import interned, whole
 from shardalg.partition.reshard import reshard_bound, reshard_price
 from shardalg.partition.windows import elements, together, windows
 
+LoopDigits = tuple[tuple[str, Digits], ...]
+"""Sharded loops with their digits."""
 GATHERED = (ARGMAX, ARGMIN, TOP, USER)
 """Ways to combine whose partial results are sent whole."""
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
@@ -44,12 +46,14 @@ class NodeKey(NamedTuple):
       values: per operand, the first one that is the same value.
       sources: per operand, the layouts in which the value is at hand (unreduced digits included).
       homes: per result, the completed sharding.
+      loops: per component the digits on its loops, where that was decided before; else empty.
     """
 
     signature: Signature
     values: tuple[int, ...]
     sources: tuple[tuple[Sharding, ...], ...]
     homes: tuple[Sharding, ...]
+    loops: tuple[LoopDigits, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,25 @@ def choose(key: NodeKey) -> Choice:
     if rows is None:
         return _gather_all(key)
     merged: Choice | None = None
-    for component in components(rows):
-        promising = _promising(key, component, list(_assignments(key, component)))
-        best = _best(key, _candidates(key, component, promising), component.rule)
+    for place, component in enumerate(components(rows)):
+        if key.loops:
+            found = [dict(key.loops[place])]
+        else:
+            found = _promising(key, component, list(_assignments(key, component)))
+        best = _best(key, _candidates(key, component, found), component.rule)
         merged = best if merged is None else _merge(merged, best, component)
     assert merged is not None, f"{key.signature.primitive} has an empty row"
     return merged
+
+
+def allowed_choices(
+    key: NodeKey, component: Component, assignments: Iterable[Assigned]
+) -> Iterator[Choice]:
+    """What follows from those of the assignments that the rows allow, and from those at hand."""
+    allowed = [found for found in assignments if component.allows(found)]
+    for choice in _candidates(key, component, [*_assignments(key, component), *allowed]):
+        if not choice.regrouped:
+            yield choice
 
 
 def alternatives(key: NodeKey) -> Iterator[tuple[Choice, tuple[Choice, ...], Rule]]:

@@ -9,7 +9,7 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
-from shardalg.graph.ir import Node, Signature
+from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.ops.emit import Emission, IndexShift, emit, local_shape
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Access, Rule
 from shardalg.ops.table import rules
@@ -302,9 +302,9 @@ def remake(
     return context.move(local, plan.choice.produced[0], layout, cause)
 
 
-def is_remade(context: PartitionContext, node: Node) -> bool:
+def is_remade(graph: Graph, node: Node) -> bool:
     """Whether a node makes its only result from numbers alone (zeros, an iota)."""
-    values = context.graph.values
+    values = graph.values
     numbers = all(values[v].kind == "constant" and not values[v].type.shape for v in node.operands)
     rows = rules(node.signature) if numbers and len(node.results) == 1 else None
     return rows is not None and bool(values[node.results[0]].type.shape)

@@ -44,7 +44,11 @@ def _reasons(record: Record) -> Iterator[Reason]:
         yield Reason(value, layouts.sharding(number), "annotated" if own else "annotated operand")
     steps = fixpoint.index
     for change in fixpoint.trail:
-        if change.value < len(record.graph.values):
+        if change.step is None:
+            kind = "annotated" if change.value in record.annotated else "annotated operand"
+            if change.value < len(record.graph.values):
+                yield Reason(change.value, layouts.sharding(change.number), kind)
+        elif change.value < len(record.graph.values):
             tensors = steps.tensors[change.step]
             yield Reason(
                 change.value,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from shardalg.algebra.digits import Digit, Digits, parts, starts_with
+from shardalg.algebra.digits import Digit, Digits, overlap, parts, starts_with
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.compatible import merge
@@ -128,11 +128,15 @@ class Layouts:
         open_dims, shape = self.open[number], self.shapes[number]
         if not open_dims:
             return number
-        offered = tuple(d if i in open_dims else () for i, d in enumerate(dims))
+        held = self.held[number]
+        offered = tuple(
+            d if i in open_dims and not any(overlap(a, b) for a in d for b in held) else ()
+            for i, d in enumerate(dims)
+        )
         both = self.merged(shape, self.dims[number], tuple(map(self.fused, offered)))
         if both is None:
             return number
-        new = self.number(shape, both, fixed=True, open_dims=open_dims)
+        new = self.extended(number, both)
         return new if self.tiles[new] > self.tiles[number] else number
 
 
