@@ -1,5 +1,9 @@
 """The cheapest way between two layouts without partial sums: slices, an exchange, gathers.
 
+The normal form is that of Rink et al., "Memory-efficient array redistribution through portable
+collective communication" (arXiv:2112.01075), who settle the sizes first and the devices by one
+permute at the end.
+
 Slices cost nothing and make blocks smaller, gathers make them larger: so slices come first and
 gathers last, and in between blocks keep their size. With blocks of `U` elements there and `x*U`
 sent for the exchange, the way to blocks of `G` elements costs
@@ -170,7 +174,7 @@ def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[Digits, Digits])
     axes, kept = room
     used = [tuple(d for digits in dims for d in digits) for dims in (start, goal)]
     free = [_free(digits + kept, axes) for digits in used]
-    best = (None, None) if kept else _fitted(shape, start, goal, axes)
+    best = (None, None) if kept else fitted(shape, start, goal, axes)
     pool = sorted({*used[0], *free[0]}, reverse=True)
     if pool != sorted({*used[1], *free[1]}, reverse=True):
         return best[1]
@@ -242,7 +246,7 @@ def _placements(
             )
 
 
-def _fitted(shape: Shape, start: Dims, goal: Dims, axes: Digits) -> Priced:
+def fitted(shape: Shape, start: Dims, goal: Dims, axes: Digits) -> Priced:
     """All-to-alls that make the numbers of parts fit, then a permute.
 
     `lcm` parts in each dimension are `over` times too many for the devices. An all-to-all among r

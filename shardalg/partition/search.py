@@ -79,16 +79,22 @@ def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
     if route is None:
         dims, wanted = (tuple(map(primes, side)) for side in (dims, wanted))
         route = shuffled(shape, dims, wanted, (axes, pending)) or Route(dims)
-    way = _Way(shape, dims, pending)
+    steps = in_moves(shape, (dims, pending), wanted, route)
+    move, _, price = steps[-1]
+    return [*steps[:-1], (move, goal, price)]
+
+
+def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[Step]:
+    """A route as moves with their prices."""
+    way = _Way(shape, *start)
     way.slices(route.first)
     for exchange in route.exchange:
         if isinstance(exchange, Swap):
             way.swap(exchange)
         else:
             way.permute(exchange)
-    way.finish(wanted)
-    move, _, price = way.steps[-1]
-    return [*way.steps[:-1], (move, goal, price)]
+    way.finish(goal)
+    return way.steps
 
 
 def _plain(dims: Dims) -> Dims:
