@@ -29,6 +29,7 @@ from shardalg.spmd import program as spmd
 from shardalg.spmd.bound import bound
 from shardalg.spmd.identity import identity
 from shardalg.spmd.program import Instruction, SpmdProgram
+from shardalg.spmd.regroup import Regroup
 
 Array = Any
 _FOLDS: dict[str, Callable[..., Array]] = {
@@ -196,20 +197,29 @@ def _permute(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array
     return [lax.ppermute(x, emitter.axes.all_names, instruction.attributes.pairs)]
 
 
-def _fetch(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
+def _fetch(emitter: Emitter, instruction: Instruction, *xs: Array) -> list[Array]:
     """What arrives is sent once; a reading takes it where it is served, and else its own block."""
     a, names = instruction.attributes, emitter.axes.all_names
-    arrived = [lax.ppermute(x, names, pairs) for pairs in a.permutes]
-    return [_read(emitter, reading, x, arrived) for reading in a.readings]
+    arrived = []
+    for edges in a.permutes:
+        sent = xs[edges[0][2]]
+        for operand in {k for _, _, k in edges} - {edges[0][2]}:
+            here = _at(emitter, [source for source, _, k in edges if k == operand])
+            sent = jnp.where(here, xs[operand], sent)
+        arrived.append(lax.ppermute(sent, names, [edge[:2] for edge in edges]))
+    return [_read(emitter, reading, xs[reading.operand], arrived) for reading in a.readings]
 
 
 def _read(emitter: Emitter, reading: spmd.Reading, x: Array, arrived: list[Array]) -> Array:
-    position = lax.axis_index(emitter.axes.all_names)
     for pairs, block in zip(reading.permutes, arrived, strict=True):
-        targets = [target for _, target in pairs]
-        served = np.isin(np.arange(emitter.program.mesh.size), targets)
-        x = jnp.where(jnp.asarray(served)[position], block, x)
+        x = jnp.where(_at(emitter, [target for _, target in pairs]), block, x)
     return x
+
+
+def _at(emitter: Emitter, positions: list[int]) -> Array:
+    """Whether the device that executes is at one of some positions."""
+    chosen = np.isin(np.arange(emitter.program.mesh.size), positions)
+    return jnp.asarray(chosen)[lax.axis_index(emitter.axes.all_names)]
 
 
 def _carry(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
@@ -395,7 +405,7 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
-    spmd.Regroup: _regroup,
+    Regroup: _regroup,
     spmd.Resize: _resize,
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,

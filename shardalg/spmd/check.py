@@ -35,7 +35,6 @@ from shardalg.spmd.program import (
     MaskIndexed,
     Offset,
     ReduceScatter,
-    Regroup,
     Resize,
     Slice,
     SliceAt,
@@ -44,6 +43,7 @@ from shardalg.spmd.program import (
     ValueAt,
     While,
 )
+from shardalg.spmd.regroup import Regroup
 
 Shape = tuple[int, ...]
 
@@ -73,7 +73,7 @@ _SHAPES: dict[type, Callable[..., Shape]] = {
     ReduceScatter: lambda a, s: _scaled(s, a.dim, over=parts(a.digits)),
     AllToAll: _all_to_all,
     CollectivePermute: lambda a, s: s,
-    Fetch: lambda a, s: s,
+    Fetch: lambda a, *s: s[0] if len(set(s)) == 1 else (),
     Carry: lambda a, s: s,
     Best: lambda a, s, place: s if s == place else (),
     DynamicSlice: lambda a, s: _sized(s, a.dim, a.block),

@@ -20,6 +20,7 @@ from shardalg.spmd import program as spmd
 from shardalg.spmd.blocks import Stack, groups
 from shardalg.spmd.host_boxes import extracted, inserted
 from shardalg.spmd.identity import identity
+from shardalg.spmd.regroup import Regroup
 
 _UFUNCS = {
     "sum": np.add,
@@ -107,9 +108,9 @@ def _permute(a: spmd.CollectivePermute, x: Stack) -> Stack:
     return result
 
 
-def fetched(a: spmd.Fetch, x: Stack) -> list[Stack]:
+def fetched(a: spmd.Fetch, *stacks: Stack) -> list[Stack]:
     """Per reading its blocks. What is nobody's is garbage: the own one is as good as any."""
-    return [_read(reading, x) for reading in a.readings]
+    return [_read(reading, stacks[reading.operand]) for reading in a.readings]
 
 
 def _read(reading: spmd.Reading, x: Stack) -> Stack:
@@ -207,7 +208,7 @@ def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
     return block.take(range(start, start + size), dim)
 
 
-def _regroup(a: spmd.Regroup, x: Stack) -> Stack:
+def _regroup(a: Regroup, x: Stack) -> Stack:
     def regrouped(_: int, block: np.ndarray) -> np.ndarray:
         shape = a.shape(block.shape)
         if prod(shape) != block.size or sum(n for n, _ in a.groups) != block.ndim:
@@ -363,7 +364,7 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
-    spmd.Regroup: _regroup,
+    Regroup: _regroup,
     spmd.Resize: _resize,
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,

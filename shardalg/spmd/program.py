@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 from shardalg.algebra.affine import Index
@@ -17,6 +17,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import ITEM_SIZES, SHORT, Params
 from shardalg.spmd.boxes import Extract, Insert
 from shardalg.spmd.joins import Best, Carry, Fold, Join, Top, ValueAt
+from shardalg.spmd.regroup import Regroup
 
 Pairs = tuple[tuple[int, int], ...]
 """(source, target) positions."""
@@ -162,10 +163,12 @@ class Reading:
     rest is garbage.
 
     Attributes:
+      operand: which operand of the fetch it is a block of.
       permutes: of each permute of the fetch the (source, target) positions that serve this result;
         a device that is no target keeps its own block.
     """
 
+    operand: int
     source: Start
     permutes: tuple[Pairs, ...]
     wanted: Start
@@ -176,7 +179,8 @@ class Reading:
 class Fetch:
     """Blocks along `dim` of devices that differ along `digits`: one result per reading.
 
-    In a permute the block is sent once, for all readings; it names no position twice on one side.
+    The operands are as long as each other. In a permute a device sends the block of one operand,
+    for all readings of it; it names no position twice on one side.
     """
 
     dim: int
@@ -184,10 +188,24 @@ class Fetch:
     readings: tuple[Reading, ...]
 
     @property
-    def permutes(self) -> tuple[Pairs, ...]:
-        """What is sent: of each permute the pairs of all readings."""
-        together = zip(*(reading.permutes for reading in self.readings), strict=True)
-        return tuple(tuple(dict.fromkeys(chain.from_iterable(parts))) for parts in together)
+    def permutes(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+        """What is sent: per permute (source, target, operand), for all readings together."""
+        permutes = zip(*(reading.permutes for reading in self.readings), strict=True)
+        return tuple(
+            tuple(
+                dict.fromkeys(
+                    (*pair, reading.operand)
+                    for reading, pairs in zip(self.readings, permute, strict=True)
+                    for pair in pairs
+                )
+            )
+            for permute in permutes
+        )
+
+    @property
+    def operands(self) -> int:
+        """How many operands it has."""
+        return 1 + max(reading.operand for reading in self.readings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,53 +250,6 @@ class Concatenate:
     """The operands one after the other along `dim`."""
 
     dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class Regroup:
-    """The same elements, in row-major order, under other dimensions.
-
-    Of the dimensions that become others only the first that is longer than 1 is held in part, on
-    both sides; the others are whole.
-
-    Attributes:
-      groups: (how many dimensions, the global sizes of those in their place), in order.
-    """
-
-    groups: tuple[tuple[int, tuple[int, ...]], ...]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The global shape that the dimensions then have."""
-        return tuple(size for _, sizes in self.groups for size in sizes)
-
-    def shape(self, before: tuple[int, ...]) -> tuple[int, ...]:
-        """The local shape that a local shape becomes.
-
-        >>> Regroup(((1, (5,)), (2, (4, 3)))).shape((5, 1, 6))
-        (5, 2, 3)
-        """
-        found: list[int] = []
-        for count, sizes in self.groups:
-            taken, before = before[:count], before[count:]
-            found += taken if len(sizes) == count == 1 else _led(math.prod(taken), sizes)
-        return tuple(found)
-
-
-def _led(elements: int, sizes: tuple[int, ...]) -> list[int]:
-    """Sizes of which the first that is longer than 1 is cut, so that they hold `elements`."""
-    first = leading(sizes)
-    inner = math.prod(sizes[first + 1 :])
-    return [1] * first + [elements // inner] + list(sizes[first + 1 :])
-
-
-def leading(sizes: tuple[int, ...]) -> int:
-    """The first of some dimensions that is longer than 1; the last one where none is.
-
-    >>> leading((1, 4, 3)), leading((1, 1))
-    (1, 1)
-    """
-    return next((k for k, size in enumerate(sizes) if size > 1), len(sizes) - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,7 +282,7 @@ def _fold(run: _Run, instruction: Instruction, env: Environment, *stacks: Stack)
 
 _CONTROL: dict[type, Callable[..., list[Stack]]] = {
     spmd.Apply: _apply,
-    spmd.Fetch: lambda _, instruction, __, x: fetched(instruction.attributes, x),
+    spmd.Fetch: lambda _, instruction, __, *xs: fetched(instruction.attributes, *xs),
     spmd.Loop: _loop,
     spmd.While: _while,
     spmd.Branches: _branches,

@@ -41,7 +41,6 @@ from shardalg.spmd.program import (
     MaskIndexed,
     Offset,
     ReduceScatter,
-    Regroup,
     Resize,
     Slice,
     SliceAt,
@@ -51,6 +50,7 @@ from shardalg.spmd.program import (
     ValueAt,
     While,
 )
+from shardalg.spmd.regroup import Regroup
 
 
 def axes_text(mesh: Mesh, digits: Digits) -> str:

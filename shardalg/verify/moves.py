@@ -241,10 +241,9 @@ def _number_at(number: Number, position: int) -> int:
     return number.at({atom: partition_id(atom.digits, position) for atom in ids})
 
 
-def _fetch(step: Step, number: int) -> Result:
+def _fetch(step: Step, reading: p.Reading) -> Result:
     """The permutes bring every device what a reading wants of the block that it names."""
     a, held = step.attributes, step.given.dims[step.attributes.dim]
-    reading = a.readings[number]
     source, wanted = start_number(reading.source), start_number(reading.wanted)
     own = PartitionId(canonical(a.digits))
     arriving = held.start.replaced(lambda atom: source if atom == own else None)
@@ -281,7 +280,8 @@ def _serves(
 
 def _sent_once(step: Step) -> Stated:
     """For all readings together a permute takes one block of a device, and brings it one."""
-    sides = [side for pairs in step.attributes.permutes for side in zip(*pairs, strict=True)]
+    permutes = [list(zip(*edges, strict=True)) for edges in step.attributes.permutes if edges]
+    sides = [side for sources, targets, _ in permutes for side in (sources, targets)]
     once = all(len(set(side)) == len(side) for side in sides)
     return "delivers", Decided("in a permute every device sends and receives once at most", once)
 
@@ -363,7 +363,10 @@ def moved(step: Step) -> tuple[tuple[Contents, ...], list[Stated]]:
     A local that a graph value is named for holds what its layout says; the claims show it.
     """
     if isinstance(step.attributes, p.Fetch):
-        found = [_fetch(step, number) for number in range(len(step.attributes.readings))]
+        found = [
+            _fetch(replace(step, operands=(step.operands[reading.operand],)), reading)
+            for reading in step.attributes.readings
+        ]
         stated = [_sent_once(step)]
     elif isinstance(step.attributes, p.Top | p.Fold):
         each = [replace(step, number=number) for number in range(step.count)]

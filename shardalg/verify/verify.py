@@ -27,18 +27,19 @@ from shardalg.spmd.program import (
     Branches,
     Choose,
     Concatenate,
+    Fetch,
     Fold,
     Instruction,
     Join,
     Loop,
     Manual,
     MaskIndexed,
-    Regroup,
     SpmdProgram,
     Top,
     ValueAt,
     While,
 )
+from shardalg.spmd.regroup import Regroup
 from shardalg.verify import contents
 from shardalg.verify.apply import Applied, applied
 from shardalg.verify.contents import Contents, Made, anonymous, laid_out
@@ -162,6 +163,8 @@ class Verifier:
         step = Step(mesh, attributes, operands, made[0], f"value {given[-1]}", count=len(made))
         if isinstance(attributes, Top | Fold):
             return step, given[: len(made)]
+        if isinstance(attributes, Fetch):
+            return step, tuple(given[reading.operand] for reading in attributes.readings)
         named = isinstance(attributes, Regroup) and made[0].named
         return step, (node.results[0] if named else given[0],) * len(made)
 

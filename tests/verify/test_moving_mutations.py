@@ -161,6 +161,12 @@ def exchanged(fetch):
     return replace(fetch, readings=swapped)
 
 
+def of_operand(fetch, change):
+    """The first reading is of another operand."""
+    first, *rest = fetch.readings
+    return replace(fetch, readings=(replace(first, operand=change(first.operand)), *rest))
+
+
 def of_block(fetch, number):
     """The first reading says that it is of another block."""
     first, *rest = fetch.readings
@@ -190,6 +196,9 @@ MUTATIONS = {
     "a round left out": ("joined", p.Fetch, None, 1),
     "a reading that takes its own block": ("rotated", p.Fetch, lambda a: lacking(a), -1),
     "the readings of a permute swapped": ("rotated", p.Fetch, lambda a: exchanged(a), -1),
+    "the block of another operand": (
+        "joined", p.Fetch, lambda a: of_operand(a, lambda k: k + 1), 0,
+    ),
     "a permute that names a device twice": (
         "rotated", p.Fetch, lambda a: permuted(a, lambda pairs: (((1, 3),), *pairs[1:])), -1,
     ),
