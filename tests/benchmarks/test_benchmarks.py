@@ -5,7 +5,17 @@ import math
 
 import pytest
 
-from benchmarks import __main__, algebra, oracle, planning, result, scaling, step_time, symbols
+from benchmarks import (
+    __main__,
+    algebra,
+    oracle,
+    oracle_time,
+    planning,
+    result,
+    scaling,
+    step_time,
+    symbols,
+)
 from benchmarks.train_step import Step
 from shardalg.models.transformer import Config
 from shardalg.table import Table
@@ -62,6 +72,14 @@ def test_step_time(said):
     for name in ("time_ratio", "wire_bytes", "xla_wire_bytes", "temp_bytes"):
         assert finite(done.table[name]), name
     assert len(said) == 3
+
+
+def test_oracle_time(said):
+    done = oracle_time.run(said.append, {"maxpool_stride2_grad": {}}, repeats=2)
+    (row,) = done.table
+    assert row["error"] < 1e-5
+    assert row["wire_bytes"] < row["xla_wire_bytes"]
+    assert finite((row["time_ratio"], done.summary["geometric mean of time_ratio"]))
 
 
 def test_oracle(said):
