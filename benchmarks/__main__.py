@@ -18,6 +18,7 @@ BENCHMARKS = {
     "step_time": "benchmarks.step_time",
     "oracle_bytes": "benchmarks.oracle",
     "oracle_time": "benchmarks.oracle_time",
+    "switches": "benchmarks.switches",
     "foreign_step": "benchmarks.foreign_step",
     "symbols": "benchmarks.symbols",
     "algebra": "benchmarks.algebra",

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 import shardalg as sa
 from shardalg.costs.collectives import KINDS, wire_bytes
 from shardalg.costs.compute import node_flops, signature_local_flops
-from shardalg.costs.walk import local_bytes, walk
+from shardalg.costs.walk import sent_bytes, walk
 from shardalg.ops.families.build import record
 from shardalg.spmd.program import Apply
 from tests.oracle import corpus
@@ -93,8 +93,7 @@ def plan_of(chosen, options, compiler="cpu_gspmd"):
 def our_wire_bytes(program):
     """Bytes that a device sends in a step of a plan's program."""
     return sum(
-        step.count
-        * wire_bytes(step.instruction.attributes, local_bytes(program, step.instruction.operands))
+        step.count * wire_bytes(step.instruction.attributes, sent_bytes(program, step.instruction))
         for step in walk(program)
         if type(step.instruction.attributes) in KINDS
     )

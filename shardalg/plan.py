@@ -19,6 +19,7 @@ from shardalg.graph.ir import Graph
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
 from shardalg.report import decisions, tables, warned
+from shardalg.report.border import with_borders
 from shardalg.report.chains import ValueExplanation, explanation
 from shardalg.report.difference import PlanDifference, difference
 from shardalg.report.html import Listing
@@ -224,7 +225,9 @@ class Plan:
         """What planning asked of the sizes; None where that is not known."""
         from shardalg.guards import guards
 
-        return None if self.named is None else guards(self.stages, self.options, self.named)
+        if self.options.policy == "cost" or self.named is None:
+            return None
+        return guards(self.stages, self.options, self.named)
 
     @property
     def named(self) -> Symbolised | None:
@@ -244,13 +247,17 @@ class Plan:
         """Every collective, in order of execution; bytes are per device and execution.
 
         `count` includes trip counts: a step's wire bytes are the sum of `wire_bytes * count`. Of a
-        plan with named sizes, group sizes, counts and bytes are sympy expressions in them.
+        plan with named sizes, group sizes, counts and bytes are sympy expressions in them. Rows of
+        kind "border" come last (not with named sizes): uneven results, which a call of the lowered
+        program hands out on the longest even prefix of their axes, and `padded` as they are.
         """
-        return self.collectives_table.df
+        found = self.collectives_table
+        made = found if self.is_symbolic else with_borders(found, self.program, self.graph)
+        return made.df
 
     @cached_property
     def collectives_table(self) -> Table:
-        """The table behind `collectives()`."""
+        """The table behind `collectives()`: what the program itself sends."""
         return tables.collectives(self.program, self.graph, self.symbolised)
 
     @cached_property
@@ -378,7 +385,8 @@ class Plan:
 
         graph = self._bound(fn, args).graph
         return compare(
-            self._trials, ask(graph, self.annotations, partitioner or self.options.policy)
+            self._trials,
+            ask(graph, self.annotations, partitioner or self.options.completing.policy),
         )
 
     @cached_property

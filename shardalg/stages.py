@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Graph
 from shardalg.ops.retrace import Difference
+from shardalg.partition.by_cost import by_cost
 from shardalg.partition.partition import partition
 from shardalg.pause import collection_paused
 from shardalg.propagate import propagate
@@ -71,7 +72,9 @@ class Stages:
 def planned(traced: Traced, annotations: Annotations, options: Options) -> Stages:
     """Complete, partition and check."""
     with collection_paused():
-        sharded = propagate(traced.graph, annotations, options)
+        sharded = propagate(traced.graph, annotations, options.completing)
+        if options.policy == "cost":
+            sharded = by_cost(sharded, traced.roles, options)
         program = partition(sharded, traced.roles, options)
     return Stages(traced, annotations, sharded, program)
 

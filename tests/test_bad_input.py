@@ -109,6 +109,14 @@ SHARDINGS = {
         lambda: sa.plan(lambda x: sa.mesh_split(x, sa.Mesh({"A": 2}), [0, -1]), X, mesh=MESH),
         StrategyError, r"site \(no name\) at test_bad_input\.py:\d+", "'A'", "Its axes are",
     ),
+    "no mapping": (
+        lambda: sa.mesh_split((8, 16), MESH, None),
+        ShardingError, "mesh_split", "as its dims_mapping, got None", r"\[0, -1\]\)",
+    ),
+    "no mesh to split on": (
+        lambda: sa.plan(lambda x: sa.mesh_split(x, None, [0, -1]), X, mesh=MESH),
+        ShardingError, "mesh_split", "a shardalg.Mesh as its mesh, got None", r"Mesh\(",
+    ),
     "mapping of another rank": (
         lambda: sa.mesh_split((8, 16), MESH, [0]),
         ShardingError, r"shape \(8, 16\)", r"\[0\] has 1 entries", "one axis, or -1, per dimension",
@@ -259,6 +267,14 @@ MESHES = {
     "a device listed twice": (
         lambda: sa.Mesh({"X": 2}, device_ids=(0, 0)),
         MeshError, r"Mesh\(X=2\)", r"\[0\] stand", "List each device once",
+    ),
+    "devices as text": (
+        lambda: sa.Mesh({"X": 3}, device_ids="abc"),
+        MeshError, r"Mesh\(X=3\)", "'abc', no list of whole numbers", r"as in \(1, 0\)",
+    ),
+    "devices as fractions": (
+        lambda: sa.Mesh({"X": 2}, device_ids=(0, 1.5)),
+        MeshError, r"Mesh\(X=2\)", r"\(0, 1.5\), no list", "row-major order",
     ),
     "too few devices": (
         lambda: sa.plan(dot, X, W, mesh=sa.Mesh({"X": 4000})).lower(),

@@ -34,6 +34,7 @@ def mesh_split(
 
     GSPMD (arXiv:2105.04663), section 3.1.
     """
+    check_mapping(mesh, dims_mapping, unspecified_dims)
     if len(dims_mapping) != len(shape):
         raise ShardingError(
             f"dims_mapping {_entries_text(tuple(dims_mapping))} has {len(dims_mapping)} entries "
@@ -42,6 +43,23 @@ def mesh_split(
         )
     closed = Sharding.from_axes(dims_mapping, mesh, shape)
     return replace(closed, unspecified_dims=tuple(sorted(unspecified_dims)))
+
+
+def check_mapping(mesh: object, dims_mapping: object, unspecified_dims: object = ()) -> None:
+    """Raise unless these are what `mesh_split` takes.
+
+    Raises:
+      ShardingError: no mesh, or no sequences.
+    """
+    given = {"mesh": (mesh, isinstance(mesh, Mesh), "a shardalg.Mesh")}
+    lists = {"dims_mapping": dims_mapping, "unspecified_dims": unspecified_dims}
+    given |= {n: (v, isinstance(v, Iterable), "a list as [0, -1]") for n, v in lists.items()}
+    for name, (value, fits, wanted) in given.items():
+        if not fits:
+            raise ShardingError(
+                f"mesh_split(x, mesh, dims_mapping) needs {wanted} as its {name}, got "
+                f"{value!r:.60}. Write mesh_split(x, Mesh({{'X': 2}}), [0, -1])."
+            )
 
 
 def dims_mapping(sharding: Sharding) -> tuple[int | tuple[int, ...], ...]:

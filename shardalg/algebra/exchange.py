@@ -18,7 +18,7 @@ import numpy as np
 from shardalg.algebra.digits import Digit, Digits, overlap, partition_ids, parts
 from shardalg.algebra.interval import Interval
 from shardalg.algebra.offset import block_size
-from shardalg.algebra.transfers import Permute, Round, Transfer, transfers
+from shardalg.algebra.transfers import Permute, Reader, Round, Transfer, transfers
 from shardalg.errors import ShardingError
 
 
@@ -93,7 +93,7 @@ class Exchange:
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
         """What is sent for all rounds together."""
-        return transfers((self.rounds,))
+        return transfers((Reader(self.rounds, self.block),))
 
     @cached_property
     def hop_elements(self) -> int:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 from shardalg.algebra.digits import Digit, Digits
@@ -410,7 +411,13 @@ def _checked_ids(
     """Device ids as integers; None where they are 0, 1, 2, ..."""
     if device_ids is None:
         return None
-    ids = tuple(int(i) for i in device_ids)
+    listed = tuple(device_ids) if isinstance(device_ids, Iterable) else (device_ids,)
+    if isinstance(device_ids, str) or not all(isinstance(i, Integral) for i in listed):
+        raise MeshError(
+            f"device_ids of Mesh({_axes_text(pairs)}) is {device_ids!r:.80}, no list of whole "
+            "numbers. List the devices in row-major order of the axes, as in (1, 0)."
+        )
+    ids = tuple(int(i) for i in listed)
     size = math.prod(n for _, n in pairs)
     if len(set(ids)) != len(ids) or len(ids) != size or min(ids) < 0:
         repeated = sorted(i for i, count in Counter(ids).items() if count > 1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from shardalg.graph.ir import Graph, Node
 from shardalg.lower.hlo_text import HloInstruction, HloModule
+from shardalg.propagate.index import post_order
 
 Above = frozenset[int]
 """Numbers of the nearest anchors above a value."""
@@ -85,9 +86,16 @@ class GraphSide:
 
     def signatures(self) -> dict[int, int]:
         """Value to signature, of every anchor."""
-        # In order of execution, so that what is above a value is known before it.
-        anchors = [node for node in self.graph.walk() if self._kind(node)]
+        # In XLA's order, in which equal signatures are paired; what is above a value is known
+        # before it.
+        anchors = [node for node in self._walk(0) if self._kind(node)]
         return {node.results[0]: self._signature(node) for node in anchors}
+
+    def _walk(self, region: int) -> Iterator[Node]:
+        for position in post_order(self.graph, region):
+            for body in self.graph.nodes[position].bodies:
+                yield from self._walk(body)
+            yield self.graph.nodes[position]
 
     def shapes(self, values: list[int]) -> dict[int, tuple[object, ...]]:
         """Value to kind and shape."""

@@ -20,7 +20,9 @@ from shardalg.spmd.program import (
     Carry,
     CollectivePermute,
     Fetch,
+    Fold,
     ReduceScatter,
+    Top,
 )
 
 KINDS: dict[type, str] = {
@@ -32,6 +34,8 @@ KINDS: dict[type, str] = {
     Fetch: "collective_permute",
     Carry: "all_gather",
     Best: "all_gather",
+    Top: "all_gather",
+    Fold: "all_gather",
 }
 
 # Numerator and denominator of the bytes that one device of a ring of n sends when it holds b bytes
@@ -96,9 +100,10 @@ def quotient(above: Any, below: Any) -> Any:
 
 
 def is_collective(attributes: Attributes) -> bool:
-    """Whether an instruction moves bytes between devices: not a fetch from nobody."""
-    from_nobody = type(attributes) is Fetch and not attributes.permutes
-    return type(attributes) in KINDS and not from_nobody
+    """Whether an instruction moves bytes between devices: no fetch from nobody, no group of one."""
+    if type(attributes) not in KINDS:
+        return False
+    return bool(attributes.permutes if type(attributes) is Fetch else attributes.digits)
 
 
 def group_size(attributes: Attributes) -> Any:
@@ -126,7 +131,9 @@ def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
     sent = step_wire_bytes(
         KINDS[type(attributes)], group_size=group_size(attributes), local_bytes=local_in_bytes
     )
-    return sent * len(attributes.permutes) if type(attributes) is Fetch else sent
+    if type(attributes) is Fetch:  # a permute sends the block of one operand
+        return quotient(sent * len(attributes.permutes), attributes.operands)
+    return sent
 
 
 def _stays(attributes: Attributes) -> bool:

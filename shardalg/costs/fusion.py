@@ -9,7 +9,19 @@ from shardalg.costs.compute import contracts
 from shardalg.graph.ir import Graph, Signature
 from shardalg.ops.table import rules
 from shardalg.spmd.control import CONTROL, bodies
-from shardalg.spmd.program import COLLECTIVES, Apply, Block, Instruction, Loop, SpmdProgram
+from shardalg.spmd.program import (
+    COLLECTIVES,
+    Apply,
+    Block,
+    DynamicSlice,
+    Instruction,
+    Loop,
+    Slice,
+    SliceAt,
+    SpmdProgram,
+)
+
+SLICES = frozenset({DynamicSlice, Slice, SliceAt})
 
 
 def fuses(instruction: Instruction, graph: Graph) -> bool:
@@ -63,6 +75,21 @@ def fused(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     found = [_made_and_read(block, graph) for block in _blocks(program.block)]
     made, read = (set().union(*sets) for sets in zip(*found, strict=True))
     return frozenset(made - read)
+
+
+def traffic(instruction: Instruction, inside: frozenset[int]) -> list[int]:
+    """Values whose bytes an instruction moves from and to memory, of each as often as it does.
+
+    A slice reads as much as it makes, whatever it is cut from.
+
+    Args:
+      inside: values that are never in memory, as `fused` gives them.
+    """
+    if type(instruction.attributes) in SLICES:
+        ends = (*instruction.operands, *instruction.results)
+        return [instruction.results[0] for value in ends if value not in inside]
+    values = dict.fromkeys((*instruction.operands, *instruction.results))
+    return [value for value in values if value not in inside]
 
 
 def _blocks(block: Block) -> Iterator[Block]:

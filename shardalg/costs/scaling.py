@@ -10,7 +10,7 @@ from shardalg.costs.collectives import is_collective, wire_bytes
 from shardalg.costs.formula import Formula, FormulaError
 from shardalg.costs.order import Order, Shardings, order
 from shardalg.costs.saved import saved_values
-from shardalg.costs.walk import local_bytes, walk
+from shardalg.costs.walk import local_bytes, sent_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.spmd.program import Instruction, SpmdProgram
 
@@ -97,7 +97,7 @@ def _moved(program: SpmdProgram) -> tuple[Bytes, ...]:
     for step in walk(program):
         attributes, instruction = step.instruction.attributes, step.instruction
         if is_collective(attributes):
-            sent = wire_bytes(attributes, local_bytes(program, instruction.operands))
+            sent = wire_bytes(attributes, sent_bytes(program, instruction))
             moved[_place(instruction)] += sent * step.count
     return tuple(moved)
 

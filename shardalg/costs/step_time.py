@@ -20,12 +20,12 @@ from shardalg.costs.compute import (
 )
 from shardalg.costs.cost import FORMATTING, Cost, Item, Totals
 from shardalg.costs.formula import Formula
-from shardalg.costs.fusion import fused
+from shardalg.costs.fusion import fused, traffic
 from shardalg.costs.hardware import Hardware, over
 from shardalg.costs.memory import liveness
 from shardalg.costs.sums import summed, total
 from shardalg.costs.symbolic import Sizes, Symbolised
-from shardalg.costs.walk import Step, local_bytes, walk
+from shardalg.costs.walk import Step, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.pause import collection_paused
 from shardalg.spmd.control import CONTROL
@@ -174,7 +174,7 @@ class _Pricing:
     def moved(self, instruction: Instruction) -> _Price:
         """The price of a collective."""
         attributes, mesh = instruction.attributes, self.program.mesh
-        size = local_bytes(self.program, instruction.operands)
+        size = sent_bytes(self.program, instruction)
         size = size if self.sizes is None else Formula.of(size)
         time_s = seconds(attributes, size, mesh=mesh, hardware=self.hardware)
         axes = axis_names(mesh, attributes.digits)
@@ -211,9 +211,8 @@ class _Pricing:
 
     def traffic(self, instruction: Instruction) -> tuple[list[Any], float]:
         """Bytes of what a local operator moves from and to memory, and how many go a second."""
-        kept = self.written((*instruction.operands, *instruction.results))
-        held = self.program.locals
-        return [held[v].bytes for v in kept], self.hardware.hbm_bytes_per_s
+        held, speed = self.program.locals, self.hardware.hbm_bytes_per_s
+        return [held[v].bytes for v in traffic(instruction, self.fused)], speed
 
     def useful(self) -> tuple[Any, Any]:
         """Flops on global shapes, and their seconds at the peak of one device."""

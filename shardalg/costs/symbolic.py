@@ -32,12 +32,12 @@ from shardalg.spmd.program import (
     Local,
     Loop,
     MaskAt,
-    Regroup,
     Resize,
     Slice,
     SliceAt,
     SpmdProgram,
 )
+from shardalg.spmd.regroup import Regroup
 
 if TYPE_CHECKING:
     import sympy

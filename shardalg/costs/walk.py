@@ -8,7 +8,7 @@ from typing import Any
 
 from shardalg.costs.sums import total
 from shardalg.spmd.control import bodies, executions
-from shardalg.spmd.program import Block, Instruction, SpmdProgram
+from shardalg.spmd.program import Block, Fold, Instruction, SpmdProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +41,10 @@ def local_bytes(program: SpmdProgram, values: Iterable[int]) -> Any:
     """Bytes on one device of several local values together."""
     held = program.locals
     return total(held[value].bytes for value in values)
+
+
+def sent_bytes(program: SpmdProgram, instruction: Instruction) -> Any:
+    """Bytes on one device of what a collective moves: numbers that a fold starts from stay."""
+    starts = type(instruction.attributes) is Fold
+    values = instruction.operands[: len(instruction.results) if starts else None]
+    return local_bytes(program, values)

@@ -167,9 +167,10 @@ def explain_collective(trials: Trials, table: Table, which: object) -> Collectiv
 
 def _number(stages: Stages, table: Table, which: object) -> int:
     found = _FINDERS.get(type(which).__name__, _by_number)(stages, table, which)
-    if found is None or not 0 <= found < len(table):
+    count = len(stages.traffic.collectives)
+    if found is None or not 0 <= found < count:
         raise StrategyError(
-            f"{which!r:.200} is no collective of this plan, which has {len(table)}, numbered from "
+            f"{which!r:.200} is no collective of this plan, which has {count}, numbered from "
             "0. Pass the name of a value, or a row of plan.collectives() or its number."
         )
     return found

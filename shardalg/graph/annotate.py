@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from shardalg.algebra.entries import check_mapping
 from shardalg.algebra.entries import mesh_split as split_shape
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import NotationError, ShardingError, TraceError
@@ -63,6 +64,7 @@ def mesh_split_value(
 
     Source: GSPMD (arXiv:2105.04663) section 3.1.
     """
+    check_mapping(mesh, dims_mapping, unspecified_dims)
     rank = jnp.ndim(x)
     spec = mapping_spec(mesh, dims_mapping, rank=rank)
     open_dims = tuple(sorted({d % rank if -rank <= d < rank else d for d in unspecified_dims}))

@@ -17,11 +17,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
 from shardalg.graph.ir import Graph
 from shardalg.lower.axes import Axes, on_whole_axes
+from shardalg.partition.layouts import even_prefix
 
 
 @dataclass(frozen=True)
@@ -100,27 +100,6 @@ def item_type(name: str) -> Any:
 
 # JAX's kinds of random keys.
 _KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
-
-
-def even_prefix(sharding: Sharding) -> Sharding:
-    """`sharding` on the longest prefix of each dimension's axes that divides the dimension.
-
-    >>> from shardalg.algebra.mesh import Mesh
-    >>> mesh = Mesh({"x": 2, "y": 3})
-    >>> even_prefix(Sharding(mesh, (10,), (mesh.digits("xy"),))).text()
-    '[x]'
-    """
-    dims = zip(sharding.shape, sharding.dims, strict=True)
-    return sharding.with_dims(tuple(_prefix(size, digits) for size, digits in dims))
-
-
-def _prefix(size: int, digits: Digits) -> Digits:
-    best: Digits = ()
-    for k in range(1, len(digits) + 1):
-        if size % parts(digits[:k]):
-            break
-        best = digits[:k]
-    return best
 
 
 def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) -> Border:

@@ -30,6 +30,7 @@ from shardalg.spmd import program as spmd
 from shardalg.spmd.bound import bound
 from shardalg.spmd.identity import identity
 from shardalg.spmd.program import Instruction, SpmdProgram
+from shardalg.spmd.regroup import Regroup
 
 Array = Any
 _FOLDS: dict[str, Callable[..., Array]] = {
@@ -162,11 +163,17 @@ def _permute(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array
     return [lax.ppermute(x, emitter.axes.all_names, instruction.attributes.pairs)]
 
 
-def _fetch(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
+def _fetch(emitter: Emitter, instruction: Instruction, *xs: Array) -> list[Array]:
     """What arrives is sent once; a reading takes it where it is served, and else its own block."""
     a, names = instruction.attributes, emitter.axes.all_names
-    arrived = [lax.ppermute(x, names, pairs) for pairs in a.permutes]
-    return [_read(emitter, (a, reading), x, arrived) for reading in a.readings]
+    arrived = []
+    for edges in a.permutes:
+        sent = xs[edges[0][2]]
+        for operand in {k for _, _, k in edges} - {edges[0][2]}:
+            here = _at(emitter, [source for source, _, k in edges if k == operand])
+            sent = jnp.where(here, xs[operand], sent)
+        arrived.append(lax.ppermute(sent, names, [edge[:2] for edge in edges]))
+    return [_read(emitter, (a, reading), xs[reading.operand], arrived) for reading in a.readings]
 
 
 def _read(
@@ -174,16 +181,21 @@ def _read(
 ) -> Array:
     """The block that a device wants; who is neither served nor wants its own wants nothing."""
     fetch, reading = which
-    position = lax.axis_index(emitter.axes.all_names)
-    everyone = np.arange(emitter.program.mesh.size)
+    everyone = range(emitter.program.mesh.size)
     served = [[target for _, target in pairs] for pairs in reading.permutes]
     found = [(block, targets) for block, targets in zip(arrived, served, strict=True) if targets]
     own = [p for p in everyone if reading.source.at(p) == partition_id(fetch.digits, p)]
     if found and not set(own).difference(*served):
         (x, _), *found = found
     for block, targets in found:
-        x = jnp.where(jnp.asarray(np.isin(everyone, targets))[position], block, x)
+        x = jnp.where(_at(emitter, targets), block, x)
     return x
+
+
+def _at(emitter: Emitter, positions: list[int]) -> Array:
+    """Whether the device that executes is at one of some positions."""
+    chosen = np.isin(np.arange(emitter.program.mesh.size), positions)
+    return jnp.asarray(chosen)[lax.axis_index(emitter.axes.all_names)]
 
 
 def _carry(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
@@ -207,6 +219,25 @@ def _best(emitter: Emitter, instruction: Instruction, value: Array, place: Array
 
 
 _RANKS = {"argmax": lax.argmax, "argmin": lax.argmin}
+
+
+def _top(emitter: Emitter, instruction: Instruction, value: Array, place: Array) -> list[Array]:
+    """The best of all members' best: what is best of a block, once more."""
+    a = instruction.attributes
+    names, count = emitter.axes.names(a.digits), value.shape[a.dim]
+    place = place + jnp.asarray(emitter.partition_id(a.digits) * a.block).astype(place.dtype)
+    values, places = (_gathered(x, names, a.dim, tiled=emitter.tiled) for x in (value, place))
+    best, order = lax.top_k(jnp.moveaxis(values, a.dim, -1), count)
+    order = jnp.moveaxis(order, -1, a.dim)
+    return [jnp.moveaxis(best, -1, a.dim), jnp.take_along_axis(places, order, a.dim)]
+
+
+def _fold(emitter: Emitter, instruction: Instruction, *given: Array) -> list[Array]:
+    names, count = emitter.axes.names(instruction.attributes.digits), len(instruction.results)
+    every = [lax.all_gather(x, names, axis=0, tiled=False) for x in given[:count]]
+    binding, params = bound(emitter.graph, instruction)
+    primitive = emitter.graph.nodes[instruction.node].primitive
+    return apply(primitive, binding, params, (*every, *given[count:]))
 
 
 def _value_at(emitter: Emitter, instruction: Instruction, place: Array, x: Array) -> list[Array]:
@@ -294,11 +325,13 @@ def _join(emitter: Emitter, instruction: Instruction, x: Array, one: Array) -> l
 
 def _offset(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     a = instruction.attributes
-    shift = jnp.asarray(emitter.partition_id(a.digits) * a.scale).astype(x.dtype)
+    shift = jnp.asarray(emitter.partition_id(a.digits) * a.scale + a.more).astype(x.dtype)
     part = x if a.component is None else x[..., a.component]
     if a.clamp is not None:
         part = jnp.clip(part, *a.clamp)
-    part = part + shift
+    low, high = a.within or (0, 0)
+    missing = (a.within is not None) & ((part < low) | (part > high))
+    part = jnp.where(missing, jnp.asarray(-1).astype(x.dtype), part + shift)
     return [part if a.component is None else x.at[..., a.component].set(part)]
 
 
@@ -309,12 +342,13 @@ def _mask_indexed(
     here = jnp.ones(indices.shape[:-1], bool)
     outside = jnp.zeros(indices.shape[:-1], bool)
     member = 0
-    for component, digits, block, size in a.components:
+    for (component, digits, block, size), margin in a.counted:
         p = emitter.partition_id(digits)
         member = member + p
         index = indices[..., component].astype(jnp.int32)
-        here &= (index >= 0) & (index < block)
-        outside |= (index + p * block < 0) | (index + p * block >= size)
+        here &= (index >= 0) & (index < block + margin)
+        start = index - margin + p * block
+        outside |= (start < 0) | (start >= size)
     spread = lambda array: lax.broadcast_in_dim(array, x.shape, a.batch_dims)  # noqa: E731
     zero = jnp.zeros((), x.dtype)
     result = jnp.where(spread(here & ~outside), x, zero)
@@ -350,12 +384,14 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.Fetch: _fetch,
     spmd.Carry: _carry,
     spmd.Best: _best,
+    spmd.Top: _top,
+    spmd.Fold: _fold,
     spmd.ValueAt: _value_at,
     spmd.DynamicSlice: _dynamic_slice,
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
-    spmd.Regroup: _regroup,
+    Regroup: _regroup,
     spmd.Resize: _resize,
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,

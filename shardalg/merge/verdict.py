@@ -117,7 +117,8 @@ def _reason(verdict: Verdict) -> str:
 
 def _fact_at(sharding: Sharding, witness: Witness, value: int) -> str:
     """What one operand gives the device of the witness: offset and end, or a class's id."""
-    if not isinstance(witness.dim, int) or witness.device is None:
+    by_id = not isinstance(witness.dim, int) or not sharding.shape[witness.dim]
+    if by_id or witness.device is None:
         return f"partition_id({witness.device}, {witness.dim}) = {value}"
     end = value + sharding.valid_size(witness.device, witness.dim)
     text = f"shard_offset({witness.device}, {witness.dim}) = {value}"

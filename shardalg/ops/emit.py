@@ -11,7 +11,7 @@ from shardalg.errors import RuleError
 from shardalg.graph.ir import Params, Signature
 from shardalg.ops.families.indexing import numbers, scatter_mode
 from shardalg.ops.loops import dim_loops, moved
-from shardalg.ops.rule import CLIP, PRODUCT, SUM, USER, Rule
+from shardalg.ops.rule import CLIP, PRODUCT, SUM, USER, Guard, Rule, Symbol
 from shardalg.ops.windows import Place, Span, local_params, windowed
 
 Blocks = Mapping[str, int]
@@ -20,12 +20,13 @@ NO_SPANS: Mapping[Place, Span] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class IndexShift:
-    """Add `sign * p * block` to run-time numbers, `p` and `block` of `loop`; `clamp` before that.
+    """Add `sign * p * block + more` to run-time numbers, `p` and `block` of `loop`.
 
     Attributes:
       operand: whose numbers; None for the result.
       component: of the index vector (the last dimension); None for all numbers.
       sign: 0 where numbers are clamped and not shifted.
+      clamp: what they are clamped to before; within: those outside of it select nothing.
     """
 
     operand: int | None
@@ -33,6 +34,8 @@ class IndexShift:
     loop: str
     sign: int
     clamp: tuple[int, int] | None = None
+    more: int = 0
+    within: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,9 @@ class Emission:
     Attributes:
       params: parameters of the primitive that differ from the global ones.
       shifts: numbers that depend on the partition id.
-      owned: (component, loop): the gathered value counts only where that shifted index is in
-        `[0, min(block, extent - p*block))`; zero elsewhere, then summed.
+      owned: (component, loop, number of starts): the gathered value counts only where that shifted
+        index is in the block, and the global one is a start; zero elsewhere, then summed.
+      margins: (dimension of operand 0, loop, places) around its block, where windows overlap it.
       batch_dims: dimensions of that value which the indices span.
       fill: what a globally missing index gives, on one member; None: none can miss.
       first_member: operand that enters the combination on one member only.
@@ -54,7 +58,8 @@ class Emission:
 
     params: Params = ()
     shifts: tuple[IndexShift, ...] = ()
-    owned: tuple[tuple[int, str], ...] = ()
+    owned: tuple[tuple[int, str, int], ...] = ()
+    margins: tuple[tuple[int, str, int], ...] = ()
     batch_dims: tuple[int, ...] = ()
     fill: int | float | None = None
     first_member: int | None = None
@@ -107,15 +112,15 @@ def unsupported_loops(rule: Rule) -> frozenset[str]:
         name
         for guard in rule.guards
         if not guard.index.variables or any(v in rule.extents for v in guard.index.variables)
-        for index in ((guard.index,) if rule.family == "dynamic" else (guard.loop, guard.index))
+        for index in (guard.index, *(() if _starts_at_run_time(rule, guard) else (guard.loop,)))
         for name in index.variables
         if name in rule.extents
     }
     return rule.whole | rule.local | windows | UNSUPPORTED.get(rule.family, moved)(rule)
 
 
-def _reduced(rule: Rule) -> frozenset[str]:
-    return frozenset(rule.reduced)
+def _starts_at_run_time(rule: Rule, guard: Guard) -> bool:
+    return any(symbol.name in guard.index.variables for symbol in rule.symbols)
 
 
 def _divided(rule: Rule) -> frozenset[str]:
@@ -127,9 +132,9 @@ def _divided(rule: Rule) -> frozenset[str]:
 def _unreachable(rule: Rule) -> frozenset[str]:
     """Loops in an index that neither is made of loops nor read through a window.
 
-    A combination of the user's has no identity to fill places with: all its moved loops.
+    Where a combination of the user's has nothing to fill places with: all its moved loops.
     """
-    if rule.combine == USER and not rule.vacant:
+    if rule.combine == USER and not rule.vacant and rule.filler(0) is None:
         return moved(rule)
     places = ((t, d) for t in rule.tensors for d in range(len(rule.indices(t))))
     barred = [rule.indices(t)[d] for t, d in places if not _reachable(rule, t, d)]
@@ -151,7 +156,7 @@ UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
     "selection": _unreachable,
     "shape": _divided,
     "terms": _unreachable,
-    "user": _reduced,
+    "tile": _divided,
     "window": _unreachable,
 }
 
@@ -178,6 +183,12 @@ def _shape(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     name = "new_sizes" if signature.param("new_sizes") is not None else "shape"
     params = ((name, local_shape(rule, 0, blocks)),)
     return Emission(params if sharded(rule, blocks) else ())
+
+
+def _tile(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """A device repeats what it has as often as its block of the repetitions says."""
+    repeated = tuple(blocks.get(f"r{d}", 1) for d in range(len(signature.results[0].shape)))
+    return Emission((("reps", repeated),) if sharded(rule, blocks) else ())
 
 
 def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
@@ -232,19 +243,50 @@ def boxes(rule: Rule, split: Collection[str]) -> Iterator[tuple[int, str, int]]:
             yield dim, guard.loop.loop, highs[start]
 
 
-def _shifts(
-    rule: Rule, components: tuple[int, ...], split: frozenset[str]
-) -> tuple[IndexShift, ...]:
-    """Shift of the index component of every guarded loop that is sharded."""
+@dataclass(frozen=True)
+class Selected:
+    """A dimension in which run-time starts select, along a sharded loop.
+
+    Attributes:
+      component: of the index vector; width: of the window, 0 if it is a single element.
+    """
+
+    dim: int
+    loop: str
+    symbol: Symbol
+    component: int
+    width: int
+
+    def shift(self, *, drops: bool) -> IndexShift:
+        """From the global start to that in the block, and in the margin before it."""
+        valid = (0, self.symbol.high)
+        clamp = valid if self.symbol.mode == CLIP else None
+        within = valid if drops and clamp is None and self.width else None
+        return IndexShift(1, self.component, self.loop, -1, clamp, self.width, within)
+
+
+def selections(
+    rule: Rule, components: tuple[int, ...], split: Collection[str]
+) -> tuple[Selected, ...]:
+    """The selected dimensions that are cut.
+
+    Args:
+      components: operand dimension of each component of the index vector.
+    """
     symbols = {symbol.name: symbol for symbol in rule.symbols}
-    shifts = []
+    found = []
     for guard in rule.guards:
         if guard.loop.loop in split:
-            symbol = symbols[guard.index.variables[0]]
-            component = components.index(int(symbol.name[2:]))
-            clamp = (0, symbol.high) if symbol.mode == CLIP else None
-            shifts.append(IndexShift(1, component, guard.loop.loop, -1, clamp))
-    return tuple(shifts)
+            names = guard.index.variables
+            (symbol,) = (symbols[name] for name in names if name in symbols)
+            width = max((rule.extents[name] for name in names if name in rule.extents), default=0)
+            dim = int(symbol.name[2:])
+            found.append(Selected(dim, guard.loop.loop, symbol, components.index(dim), width))
+    return tuple(found)
+
+
+def _margins(found: tuple[Selected, ...]) -> tuple[tuple[int, str, int], ...]:
+    return tuple((one.dim, one.loop, one.width) for one in found if one.width)
 
 
 UNSORTED: Params = (("indices_are_sorted", False), ("unique_indices", False))
@@ -259,27 +301,32 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     sizes = enumerate(signature.param("slice_sizes"))
     local = tuple(blocks[f"w{d}"] if d in windows else size for d, size in sizes)
     params: Params = (("slice_sizes", local), *UNSORTED)
-    shifts = _shifts(rule, n.selected, split)
-    if not shifts:
+    found = selections(rule, n.selected, split)
+    if not found:
         return Emission(params)
-    if rule.init is None:
+    # what misses the block is read from a margin of zeros, or masked
+    wide = any(one.width for one in found)
+    if rule.init is None or wide:
         params = (*params, ("mode", "CLIP"))
     rank = len(signature.results[0].shape)
     spans = tuple(d for d in range(rank) if d not in n.window)
-    owned = tuple((shift.component, shift.loop) for shift in shifts)
-    return Emission(params, shifts, owned, spans, rule.init)
+    owned = tuple((one.component, one.loop, one.symbol.high + 1) for one in found)
+    shifts = tuple(one.shift(drops=False) for one in found)
+    return Emission(params, shifts, owned, _margins(found), spans, rule.init)
 
 
 def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """Indices shifted out of the block drop their update; the operand is added once."""
     split = sharded(rule, blocks)
     selected = numbers(signature).selected
-    shifts = _shifts(rule, selected, split)
+    found = selections(rule, selected, split)
+    shifts = tuple(one.shift(drops=True) for one in found)
     if shifts and scatter_mode(signature.param("mode")) == CLIP:
         shifts += _clamps(rule, selected, shifts)
     adds = rule.combine in (SUM, PRODUCT) and split & set(rule.reduced)
     params: Params = (*UNSORTED, ("mode", "FILL_OR_DROP")) if shifts else ()
-    return Emission(params, shifts, first_member=0 if adds else None)
+    first = 0 if adds else None
+    return Emission(params, shifts, margins=_margins(found), first_member=first)
 
 
 def _clamps(
@@ -307,6 +354,7 @@ EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {
     "selection": _same,
     "shape": _shape,
     "terms": _terms,
+    "tile": _tile,
     "user": _same,
     "window": _window,
 }

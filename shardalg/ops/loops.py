@@ -196,9 +196,9 @@ def flops(rule: Rule, sizes: Mapping[str, Any] | None = None) -> Any:
 @lru_cache(maxsize=65536)
 def _largest_block(rule: Rule) -> frozenset[str]:
     """The whole loops of the tensor with the most elements of them; windows are no blocks."""
-    blocks = [
-        frozenset(i.loop for i in rule.indices(t) if i.loop in rule.whole) for t in rule.tensors
-    ]
+    # what is combined is counted where it is read
+    tensors = rule.operands if rule.reduced else rule.tensors
+    blocks = [frozenset(i.loop for i in rule.indices(t) if i.loop in rule.whole) for t in tensors]
     return max(blocks, key=lambda names: math.prod(rule.extents[name] for name in names))
 
 

@@ -11,7 +11,8 @@ from shardalg.errors import RuleError
 
 SUM, PRODUCT, MAX, MIN, AND, OR, XOR = "sum", "product", "max", "min", "and", "or", "xor"
 PICK, ARGMAX, ARGMIN, LOGSUMEXP, USER = "pick", "argmax", "argmin", "logsumexp", "user"
-COMBINES = (SUM, PRODUCT, MAX, MIN, AND, OR, XOR, PICK, ARGMAX, ARGMIN, LOGSUMEXP, USER)
+TOP = "top"
+COMBINES = (SUM, PRODUCT, MAX, MIN, AND, OR, XOR, PICK, ARGMAX, ARGMIN, TOP, LOGSUMEXP, USER)
 CLIP, DROP = "clip", "drop"
 
 
@@ -167,6 +168,17 @@ class Rule:
     def nothing(self, operand: int) -> str:
         """The way to combine whose identity is as good as no element of that operand."""
         return dict(self.vacant).get(operand, self.combine)
+
+    def filler(self, operand: int) -> int | None:
+        """The operand whose number is as good as no element of `operand`; None: an identity.
+
+        What a pick starts from; of a function of the user the start value of that operand.
+        """
+        if not isinstance(self.init, Access) or self.init.dims:
+            return None
+        if self.combine == USER and self.init.operand == len(self.results):
+            return self.init.operand + operand
+        return self.init.operand if self.combine == PICK else None
 
     def shape(self, tensor: int) -> tuple[int, ...] | None:
         """Shape of that tensor; None in a row that was made without shapes."""

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import step_wire_bytes
 from shardalg.costs.compute import contracts
 from shardalg.graph.ir import Signature
-from shardalg.ops.rule import PICK, SUM, Rule
+from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
 from shardalg.partition import regroup
@@ -30,6 +31,10 @@ from shardalg.partition.layouts import interned, whole
 from shardalg.partition.reshard import reshard_bound, reshard_price
 from shardalg.partition.windows import elements, together, windows
 
+LoopDigits = tuple[tuple[str, Digits], ...]
+"""Sharded loops with their digits."""
+GATHERED = (ARGMAX, ARGMIN, TOP, USER)
+"""Ways to combine whose partial results are sent whole."""
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """Of the operands and of the results."""
 
@@ -41,12 +46,14 @@ class NodeKey(NamedTuple):
       values: per operand, the first one that is the same value.
       sources: per operand, the layouts in which the value is at hand (unreduced digits included).
       homes: per result, the completed sharding.
+      loops: per component the digits on its loops, where that was decided before; else empty.
     """
 
     signature: Signature
     values: tuple[int, ...]
     sources: tuple[tuple[Sharding, ...], ...]
     homes: tuple[Sharding, ...]
+    loops: tuple[LoopDigits, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,12 +84,59 @@ def choose(key: NodeKey) -> Choice:
     if rows is None:
         return _gather_all(key)
     merged: Choice | None = None
-    for component in components(rows):
-        promising = _promising(key, component, list(_assignments(key, component)))
-        best = _best(key, _candidates(key, component, promising), component.rule)
+    for place, component in enumerate(components(rows)):
+        if key.loops:
+            given = _candidates(key, component, [dict(key.loops[place])])
+            best = _best(key, given, component.rule)
+        else:
+            best = _undisputed(key, component) or _disputed(key, component)
         merged = best if merged is None else _merge(merged, best, component)
     assert merged is not None, f"{key.signature.primitive} has an empty row"
     return merged
+
+
+def _undisputed(key: NodeKey, component: Component) -> Choice | None:
+    """What `_disputed` finds where all tensors put the same digits on the same loops, if it wins.
+
+    All digits at hand then divide the work, so nothing computes on as many devices; an operator
+    without arithmetic must send nothing, too.
+    """
+    if _passed(key, component) or regroup.regrouped(key.signature):
+        return None
+    options = _options(key, component)
+    longest = {name: max(known, key=len) for name, known in options.items()}
+    if any(longest[name][: len(own)] != own for name, known in options.items() for own in known):
+        return None
+    assigned = {name: digits for name, digits in longest.items() if digits}
+    digits = [d for own in assigned.values() for d in own]
+    if len(digits) > len(set(digits)) or _meet(digits):
+        return None
+    if not component.allows(assigned) or component.moves(assigned):
+        return None
+    found = _candidates(key, component, [assigned])
+    if not found or component.rule.flops != 0:
+        return found[0] if found else None
+    return found[0] if _bytes(key, found[0], _least) == 0 == _price(key, found[0]) else None
+
+
+def _price(key: NodeKey, choice: Choice) -> object:
+    return _bytes(key, choice, reshard_price)
+
+
+def _disputed(key: NodeKey, component: Component) -> Choice:
+    """The best of all candidates."""
+    promising = _promising(key, component, list(_assignments(key, component)))
+    return _best(key, _candidates(key, component, promising), component.rule)
+
+
+def allowed_choices(
+    key: NodeKey, component: Component, assignments: Iterable[Assigned]
+) -> Iterator[Choice]:
+    """What follows from those of the assignments that the rows allow, and from those at hand."""
+    allowed = [found for found in assignments if component.allows(found)]
+    for choice in _candidates(key, component, [*_assignments(key, component), *allowed]):
+        if not choice.regrouped:
+            yield choice
 
 
 def alternatives(key: NodeKey) -> Iterator[tuple[Choice, tuple[Choice, ...], Rule]]:
@@ -113,7 +167,7 @@ def _cheapest(key: NodeKey, candidates: list[Choice]) -> Choice:
         if best is not None and least > best[0]:
             break
         choice = candidates[number]
-        rank = (_bytes(key, choice, reshard_price), -choice.devices, number)
+        rank = (_price(key, choice), -choice.devices, number)
         best = rank if best is None else min(best, rank)
     return candidates[best[2]]
 
@@ -128,12 +182,27 @@ def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], o
     for number, demand in dict.fromkeys(zip(key.values, choice.demands, strict=True)):
         least = min([price(source, demand) for source in key.sources[number]])
         total += least * signature.operands[number].itemsize
-    total += _window_bytes(key, choice)
+    total += _window_bytes(key, choice) + _joined_bytes(key, choice)
     if choice.regrouped:
         sent = regroup.elements(signature, choice.demands[0], choice.produced[0])
         total += sent * signature.operands[0].itemsize
     for made, home, type_ in zip(choice.produced, key.homes, signature.results, strict=True):
         total += price(made, home) * type_.itemsize
+    return total
+
+
+def _joined_bytes(key: NodeKey, choice: Choice) -> object:
+    """Bytes that a device sends so that partial results other than sums become one."""
+    signature, loops, total = key.signature, dict(choice.loops), 0
+    for rule in rules(signature) or ():
+        digits = reduced_digits(rule, loops) if rule.combine not in (SUM, PICK) else ()
+        if digits:
+            # the best place is sent with its value
+            sent = signature.operands[:1] if rule.combine in (ARGMAX, ARGMIN) else ()
+            items = sum([type_.itemsize for type_ in (*signature.results, *sent)])
+            held = math.prod(choice.produced[0].shard_shape) * items
+            kind = "all_gather" if rule.combine in GATHERED else "all_reduce"
+            total += step_wire_bytes(kind, group_size=parts(digits), local_bytes=held)
     return total
 
 
@@ -145,10 +214,16 @@ def _window_bytes(key: NodeKey, choice: Choice) -> int:
         held = tuple((k, choice.demands[k].dims) for k in rule.operands)
         devices = key.homes[0].mesh.size
         found = windows(rule, loops, held, devices) if loops else ()
-        for group in together(found, key.values):
+
+        pairs = zip(key.signature.operands, choice.demands, strict=True)
+        blocks = [(type_.dtype, demand.shard_shape) for type_, demand in pairs]
+        for group in together(found, blocks):
             number = group[0].operand
-            itemsize = key.signature.operands[number].itemsize
-            total += elements(group, choice.demands[number].shard_shape) * itemsize
+            shape, itemsize = (
+                choice.demands[number].shard_shape,
+                key.signature.operands[number].itemsize,
+            )
+            total += elements(group, key.values, shape) * itemsize
     return total
 
 
@@ -243,7 +318,8 @@ def _meet(digits: Iterable[Digit]) -> bool:
 def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
     """Per loop the digits that some tensor's sharding puts on it, and no digits.
 
-    Digits of a dimension that an operator needs as one block may go to any other loop instead.
+    Digits of a dimension that an operator needs as one block, or whose partial results are sent
+    whole, may go to any other loop instead.
     """
     options: dict[str, list[Digits]] = {name: [()] for name in component.loops}
     for tensor in component.tensors:
@@ -257,9 +333,13 @@ def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
     return options
 
 
+def _elsewhere(rule: Rule, loop: str) -> bool:
+    return loop in rule.whole or (rule.combine in GATHERED and loop in rule.reduced)
+
+
 def _places(component: Component, loops: Loops, digits: Digits) -> Iterable[tuple[str, Digits]]:
     """Where the digits of a dimension may go."""
-    if any(name in rule.whole for rule in component.rules for name, _ in loops):
+    if any(_elsewhere(rule, name) for rule in component.rules for name, _ in loops):
         return tuple((name, digits) for name in component.roomy(parts(digits)))
     return spread(loops, digits)
 
@@ -342,7 +422,7 @@ def _choices(
         demands, produced = layouts
         used = {d for one in (*demands, *produced) for dim in one.dims for d in dim}
         used.update(d for made in produced for d in made.unreduced)
-        if used.isdisjoint(digits):
+        if not any(overlap(*pair) for pair in itertools.product(used, digits)):
             demands = tuple(_laid(w, w.dims, passed.get(i, ())) for i, w in enumerate(demands))
             produced = tuple(_laid(m, m.dims, as_set(m.unreduced + digits)) for m in produced)
             yield Choice(loops, demands, produced, devices * (parts(digits) if adds else 1))

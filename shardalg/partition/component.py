@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.ops.emit import unsupported_loops
 from shardalg.ops.loops import dim_loops
-from shardalg.ops.rule import AND, ARGMAX, ARGMIN, MAX, MIN, OR, PICK, PRODUCT, SUM, XOR, Rule
+from shardalg.ops.rule import (
+    AND,
+    ARGMAX,
+    ARGMIN,
+    MAX,
+    MIN,
+    OR,
+    PICK,
+    PRODUCT,
+    SUM,
+    TOP,
+    USER,
+    XOR,
+    Rule,
+)
 from shardalg.ops.windows import windowed
 from shardalg.partition.windows import owner
 
 Dims = tuple[Digits, ...]
 Assigned = Mapping[str, Digits]
 Loops = tuple[tuple[str, int], ...]
-COMBINABLE = frozenset({SUM, PRODUCT, MAX, MIN, AND, OR, XOR, ARGMAX, ARGMIN})
+COMBINABLE = frozenset({SUM, PRODUCT, MAX, MIN, AND, OR, XOR, ARGMAX, ARGMIN, TOP, USER})
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,7 @@ class Tensor:
             found[dim] = owner(self.rule, (self.operand, dim), assigned)
         return tuple(found)
 
-    @property
+    @cached_property
     def suggested(self) -> tuple[Loops, ...]:
         """Per dimension the loops that its digits may go to; of a window the widest one."""
         found = list(self.dims)
@@ -110,7 +124,15 @@ class Component:
         for name, extent in self.even:
             if name in assigned and extent % parts(assigned[name]):
                 return False
-        return all(_nests(loops, assigned) for loops in self.nests)
+        roomy = all(_keeps(rule, assigned) for rule in self.rules if rule.combine == TOP)
+        return roomy and all(_nests(loops, assigned) for loops in self.nests)
+
+
+def _keeps(rule: Rule, assigned: Assigned) -> bool:
+    """Whether a block has as many elements as are kept: else gathering sends no more."""
+    most = max(rule.extents[name] for name in rule.whole)
+    split = [name for name in rule.reduced if name in assigned]
+    return all(-(-rule.extents[name] // parts(assigned[name])) >= most for name in split)
 
 
 def _nests(loops: Loops, assigned: Assigned) -> bool:

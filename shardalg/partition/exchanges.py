@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.exchange import Exchange
-from shardalg.algebra.transfers import Piece, Transfer, transfers
+from shardalg.algebra.transfers import Piece, Reader, Transfer, transfers
 from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
 from shardalg.spmd.program import Attributes, Concatenate, Fetch, Reading, Slice, SliceAt, Start
 
@@ -28,9 +28,14 @@ def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
 
 
 @lru_cache(maxsize=1 << 12)
-def transfers_of(exchanges: tuple[Exchange, ...]) -> tuple[Transfer, ...]:
-    """What devices send of one dimension for several exchanges of its blocks."""
-    return transfers([e.rounds if e.want.length else () for e in exchanges])
+def transfers_of(exchanges: tuple[Exchange, ...], tensors: tuple[int, ...]) -> tuple[Transfer, ...]:
+    """What devices send along one dimension for several exchanges.
+
+    Args:
+      tensors: per exchange a number that tells which ones are of the same blocks.
+    """
+    pairs = zip(exchanges, tensors, strict=True)
+    return transfers([Reader(e.rounds if e.want.length else (), e.block, t) for e, t in pairs])
 
 
 @dataclass(frozen=True)
@@ -65,58 +70,64 @@ class Along:
             return local
         return self.emit(Slice(self.dim, lower, upper - lower), upper - lower, local)
 
-    def deliver(self, local: int, exchanges: tuple[Exchange, ...]) -> tuple[int, ...]:
-        """The interval of every exchange, from blocks of one local; what is sent is sent once."""
+    def deliver(self, locals_: tuple[int, ...], exchanges: tuple[Exchange, ...]) -> tuple[int, ...]:
+        """The interval of every exchange, each from blocks of its local; they share permutes."""
+        tensors = tuple(locals_.index(local) for local in locals_)
         found = {
             piece: made
-            for transfer in transfers_of(exchanges)
-            for piece, made in self.sent(local, transfer, exchanges).items()
+            for transfer in transfers_of(exchanges, tensors)
+            for piece, made in self.sent(transfer, exchanges, locals_).items()
         }
         return tuple(
             self.cut(exchange, [made for piece, made in ordered(found) if piece.reader == nth])
             if exchange.want.length
             else self.places(local, 0, 0)
-            for nth, exchange in enumerate(exchanges)
+            for nth, (exchange, local) in enumerate(zip(exchanges, locals_, strict=True))
         )
 
     def sent(
-        self, local: int, transfer: Transfer, exchanges: tuple[Exchange, ...]
+        self, transfer: Transfer, exchanges: tuple[Exchange, ...], locals_: tuple[int, ...]
     ) -> dict[Piece, int]:
         """The pieces that a transfer brings."""
-        places = local, transfer.lower, transfer.upper
-        if not transfer.permutes and all(is_own(exchanges[p.reader], p) for p in transfer.pieces):
-            return dict.fromkeys(transfer.pieces, self.places(*places))
-        readings = tuple(self.reading(exchanges, transfer, piece) for piece in transfer.pieces)
-        made = self.fetched(Fetch(self.dim, exchanges[0].held, readings), places)
+        slots = transfer.slots
+        places = tuple((locals_[slot.tensor], slot.lower, slot.upper) for slot in slots)
+        placed = [(k, slot, piece) for k, slot in enumerate(slots) for piece in slot.pieces]
+        if not transfer.permutes and all(is_own(exchanges[p.reader], p) for _, _, p in placed):
+            return {piece: self.places(*places[k]) for k, _, piece in placed}
+        readings = tuple(
+            self.reading(exchanges[piece.reader], (k, piece), transfer) for k, _, piece in placed
+        )
+        fetch = Fetch(self.dim, exchanges[0].held, readings)
+        made = self.fetched(fetch, places)
         return {
-            piece: self.places(block, piece.lower - transfer.lower, piece.upper - transfer.lower)
-            for piece, block in zip(transfer.pieces, made, strict=True)
+            piece: self.places(block, piece.lower - slot.lower, piece.upper - slot.lower)
+            for (_, slot, piece), block in zip(placed, made, strict=True)
         }
 
-    def fetched(self, fetch: Fetch, places: tuple[int, int, int]) -> tuple[int, ...]:
-        """The results of a fetch of some places of a local, which is made once.
+    def fetched(self, fetch: Fetch, places: tuple[Place, ...]) -> tuple[int, ...]:
+        """The results of a fetch of some places of locals, which is made once.
 
-        A margin outlives its phase: it is smaller than the block, which whoever reads it again
-        needs anyway. What is as large as the block is a copy, and kept as copies are.
+        A margin outlives its phase: it is smaller than the blocks, which whoever reads it again
+        needs anyway. What is as large as the blocks is a copy, and kept as copies are.
         """
-        local, lower, upper = places
         known, options = self.context.fetched, self.context.options
-        margin = (upper - lower) * len(fetch.readings) < self.size(local)
+        sizes = (places[0][2] - places[0][1],) * len(fetch.readings)
+        margin = sum(sizes) < sum(map(self.size, {local for local, _, _ in places}))
         keeps = margin or options.keep_gathers is True
         key = (fetch, places, ANY_PHASE if keeps else self.cause.phase)
         if key not in known or not options.share_gathers:
-            block = self.places(*places)
-            known[key] = self.results(fetch, (upper - lower,) * len(fetch.readings), block)
+            known[key] = self.results(fetch, sizes, *(self.places(*place) for place in places))
         return known[key]
 
-    def reading(self, exchanges: tuple[Exchange, ...], transfer: Transfer, piece: Piece) -> Reading:
-        """How the block of a piece's round is read off a transfer."""
-        exchange = exchanges[piece.reader]
+    def reading(self, exchange: Exchange, place: tuple[int, Piece], transfer: Transfer) -> Reading:
+        """How the block of a piece's round is read off the slot of a transfer."""
+        number, piece = place
         start = exchange.want.start
         source = Index(start.terms, start.constant, start.div * exchange.block)
         return Reading(
+            number,
             start_of(exchange, source, piece.number),
-            transfer.bringing(piece),
+            transfer.bringing(number, piece),
             start_of(exchange, start),
             exchange.want.length,
         )
@@ -134,6 +145,10 @@ class Along:
             return self.emit(SliceAt(self.dim, at, length), length, local)
         (shift,) = shifts
         return self.places(local, shift, shift + length)
+
+
+Place = tuple[int, int, int]
+"""A local, and places `[lower, upper)` of it."""
 
 
 def ordered(found: dict[Piece, int]) -> list[tuple[Piece, int]]:

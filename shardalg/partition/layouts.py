@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from shardalg.algebra.digits import Digits
+from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 
@@ -12,11 +12,13 @@ Dims = tuple[Digits, ...]
 
 
 @lru_cache(maxsize=1 << 16)
-def interned(mesh: Mesh, shape: tuple[int, ...], dims: Dims, unreduced: Digits = ()) -> Sharding:
+def interned(mesh: Mesh, shape: tuple[int, ...], dims: Dims, unreduced: Digits) -> Sharding:
     """The sharding that says no more than where blocks lie and along what sums are pending.
 
+    No argument has a default: a call without it would be another key of the cache.
+
     >>> mesh = Mesh({"x": 2})
-    >>> interned(mesh, (4,), ((),)) is interned(mesh, (4,), ((),))
+    >>> interned(mesh, (4,), ((),), ()) is interned(mesh, (4,), ((),), ())
     True
     """
     return Sharding(mesh, shape, dims, unreduced=unreduced)
@@ -24,4 +26,25 @@ def interned(mesh: Mesh, shape: tuple[int, ...], dims: Dims, unreduced: Digits =
 
 def whole(like: Sharding) -> Sharding:
     """The layout in which every device holds all of the tensor."""
-    return interned(like.mesh, like.shape, ((),) * len(like.shape))
+    return interned(like.mesh, like.shape, ((),) * len(like.shape), ())
+
+
+def even_prefix(sharding: Sharding) -> Sharding:
+    """`sharding` on the longest prefix of each dimension's axes that divides the dimension.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh = Mesh({"x": 2, "y": 3})
+    >>> even_prefix(Sharding(mesh, (10,), (mesh.digits("xy"),))).text()
+    '[x]'
+    """
+    dims = zip(sharding.shape, sharding.dims, strict=True)
+    return sharding.with_dims(tuple(_prefix(size, digits) for size, digits in dims))
+
+
+def _prefix(size: int, digits: Digits) -> Digits:
+    best: Digits = ()
+    for k in range(1, len(digits) + 1):
+        if size % parts(digits[:k]):
+            break
+        best = digits[:k]
+    return best

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
-from shardalg.graph.ir import Node, Signature
+from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.ops.emit import Emission, emit, local_shape
-from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, Rule
+from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
 from shardalg.ops.table import rules
+from shardalg.partition.after import apply_on, done_after
 from shardalg.partition.assign import Choice, NodeKey, choose, through_windows
 from shardalg.partition.component import reduced_digits
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.exchanges import Along
 from shardalg.partition.regroup import regroup
 from shardalg.partition.search import tile
+from shardalg.partition.selections import indexed, result_shifts, shifts, within_margins
 from shardalg.partition.windows import (
     Bringing,
     Kept,
     Window,
-    filler,
     kept,
     spans,
     together,
@@ -37,15 +39,14 @@ from shardalg.spmd.program import (
     Best,
     Carry,
     Choose,
+    Dilate,
     FirstMember,
-    Join,
+    Fold,
     Mask,
+    MaskAt,
     MaskIndexed,
-    Offset,
-    Slice,
-    SliceAt,
     Start,
-    ValueAt,
+    Top,
 )
 
 Operator = Apply | Choose | Extract | Insert
@@ -75,6 +76,21 @@ class NodePlan:
     windows: tuple[Window, ...] = ()
     kept: tuple[Kept, ...] = ()
 
+    @cached_property
+    def along(self) -> tuple[list[Window], ...]:
+        """The windows of each dimension."""
+        dims = sorted({window.dim for window in self.windows})
+        return tuple([window for window in self.windows if window.dim == dim] for dim in dims)
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The results as the local operator leaves them."""
+        lengths = {k.dim: k.length for k in self.kept}
+        return tuple(
+            tuple(lengths.get(dim, size) for dim, size in enumerate(layout.shard_shape))
+            for layout in self.raw
+        )
+
 
 @decided(1 << 14, lambda key: (n for home in key.homes for n in home.numbers))
 def node_plan(key: NodeKey) -> NodePlan:
@@ -93,21 +109,25 @@ def node_plan(key: NodeKey) -> NodePlan:
     found = _windows(key, rows, choice)
     alone = len(rows) == 1
     emission = emit(key.signature, rows[0], blocks, spans(found)) if alone else Emission()
-    before = (*_masks(rows, loops), *_shifts(emission, loops, blocks))
+    before = (
+        *_masks(rows, loops),
+        *_around(rows[0], emission, loops),
+        *shifts(emission, loops, blocks),
+    )
     if emission.first_member is not None:
         pending = reduced_digits(rows[0], loops)
         if pending:
             before += ((emission.first_member, FirstMember(pending, rows[0].combine)),)
-    cut = kept(rows[0], found, blocks)
+    cut = (*kept(rows[0], found, blocks), *within_margins(rows[0], emission, blocks))
     after = (
         *[k.cut for k in cut],
-        *_result_shifts(emission, loops, blocks),
+        *result_shifts(emission, loops, blocks),
         *_combines(rows[0], loops),
         *carries(rows[0], loops),
     )
     apply = _local(key.signature, emission, choice, blocks)
-    indexed = _indexed(emission, loops, (blocks, extents))
-    return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why, found, cut)
+    mask = indexed(emission, loops, blocks)
+    return NodePlan(choice, before, apply, after, mask, _raw(rows[0], choice), why, found, cut)
 
 
 def _local(
@@ -161,8 +181,17 @@ def _masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[tuple[int,
             for dim, index in enumerate(dims):
                 mask = _mask(rule, index.loop, loops) if index.loop in _joined(rule) else None
                 if mask:
-                    found[operand, Mask(dim, *mask, rule.combine)] = None
+                    found[operand, _masking(rule, (operand, dim), mask)] = None
     return tuple(found)
+
+
+def _masking(rule: Rule, place: tuple[int, int], mask: tuple[Digits, int, int]) -> Mask | MaskAt:
+    """What fills the places beyond a loop: an identity, or the number that stands for it."""
+    (operand, dim), (digits, block, size) = place, mask
+    if rule.filler(operand) is None:
+        return Mask(dim, *mask, rule.combine)
+    loop = rule.operands[operand][dim].loop
+    return MaskAt(dim, Start(Index.of(loop) * block, ((loop, digits),)), size, None)
 
 
 def _joined(rule: Rule) -> tuple[str, ...]:
@@ -184,46 +213,31 @@ def _mask(rule: Rule, loop: str, loops: dict[str, Digits]) -> tuple[Digits, int,
     return (digits, tile(extent, parts(digits)), extent) if extent % parts(digits) else None
 
 
-def _shifts(
-    emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
-) -> tuple[tuple[int, Attributes], ...]:
-    return tuple(
-        (s.operand, Offset(loops[s.loop], s.sign * blocks[s.loop], s.component, s.clamp))
-        for s in emission.shifts
-        if s.operand is not None and loops.get(s.loop)
-    )
-
-
-def _result_shifts(
-    emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
-) -> tuple[Attributes, ...]:
-    return tuple(
-        Offset(loops[s.loop], s.sign * blocks[s.loop], s.component, s.clamp)
-        for s in emission.shifts
-        if s.operand is None and loops.get(s.loop)
-    )
+def _around(
+    rule: Rule, emission: Emission, loops: dict[str, Digits]
+) -> Iterator[tuple[int, Attributes]]:
+    """Margins around a block that windows overlap; what is read there, or behind its end, is 0."""
+    for dim, loop, width in emission.margins:
+        mask = _mask(rule, loop, loops)
+        if mask:
+            yield 0, Mask(dim, *mask, SUM)
+        yield 0, Dilate(dim, 1, width, width, SUM)
 
 
 def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
     """A combine other than a sum is finished at once; sums stay pending."""
     digits = reduced_digits(rule, loops)
-    if digits and rule.combine in (ARGMAX, ARGMIN):
-        (loop,) = rule.reduced
-        (dim,) = [d for d, index in enumerate(rule.operands[0]) if index.loop == loop]
-        return (Best(dim, loops[loop], tile(rule.extents[loop], parts(loops[loop])), rule.combine),)
-    return (AllReduce(digits, rule.combine),) if digits and rule.combine not in (SUM, PICK) else ()
-
-
-def _indexed(
-    emission: Emission, loops: dict[str, Digits], sizes: tuple[dict[str, int], dict[str, int]]
-) -> tuple[int, MaskIndexed] | None:
-    blocks, extents = sizes
-    owned = [(c, loop) for c, loop in emission.owned if loops.get(loop)]
-    if not owned:
-        return None
-    operand = next(s.operand for s in emission.shifts if s.operand is not None)
-    components = tuple((c, loops[loop], blocks[loop], extents[loop]) for c, loop in owned)
-    return operand, MaskIndexed(components, emission.batch_dims, emission.fill)
+    if not digits or rule.combine in (SUM, PICK):
+        return ()
+    if rule.combine not in (ARGMAX, ARGMIN, TOP):
+        in_order = tuple(d for name in rule.reduced for d in loops.get(name, ()))
+        return (Fold(in_order) if rule.combine == USER else AllReduce(digits, rule.combine),)
+    (loop,) = rule.reduced
+    (dim,) = [d for d, index in enumerate(rule.operands[0]) if index.loop == loop]
+    block = tile(rule.extents[loop], parts(loops[loop]))
+    if rule.combine == TOP:
+        return (Top(dim, loops[loop], block),)
+    return (Best(dim, loops[loop], block, rule.combine),)
 
 
 def partition_node(
@@ -245,9 +259,9 @@ def remake(
     return context.move(local, plan.choice.produced[0], layout, cause)
 
 
-def is_remade(context: PartitionContext, node: Node) -> bool:
+def is_remade(graph: Graph, node: Node) -> bool:
     """Whether a node makes its only result from numbers alone (zeros, an iota)."""
-    values = context.graph.values
+    values = graph.values
     numbers = all(values[v].kind == "constant" and not values[v].type.shape for v in node.operands)
     rows = rules(node.signature) if numbers and len(node.results) == 1 else None
     return rows is not None and bool(values[node.results[0]].type.shape)
@@ -264,45 +278,51 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
         return (regroup(context, node, operands[0], layouts),)
     for position, attributes in plan.before:
         role = context.roles[node.operands[position]]
-        operands[position] = _apply_on(
-            context, operands[position], attributes, cause._replace(role=role)
+        fill = rules(node.signature)[0].filler(position) if _fills(attributes) else None
+        more = () if fill is None else (operands[fill],)
+        operands[position] = apply_on(
+            context, operands[position], attributes, cause._replace(role=role), *more
         )
-    for dim in sorted({window.dim for window in plan.windows}):
-        along = [window for window in plan.windows if window.dim == dim]
-        for found in together(along, tuple(operands)):
+    for along in plan.along:
+        blocks = [(context.locals[o].dtype, context.locals[o].shape) for o in operands]
+        for found in together(along, blocks):
             _bring(context, node, found, operands)
     bare = not (plan.indexed or plan.after)
+    made = zip(node.results, node.signature.results, plan.raw, plan.shapes, strict=True)
     results = tuple(
         [
-            context.new_local(_made(layout, plan), type_.dtype, layout, v if bare else None)
-            for v, type_, layout in zip(node.results, node.signature.results, plan.raw, strict=True)
+            context.new_local(shape, type_.dtype, layout, value if bare else None)
+            for value, type_, layout, shape in made
         ]
     )
     context.emit(plan.apply, tuple(operands), results, cause)
     return results if bare else _finished(context, node, plan, (tuple(operands), results))
 
 
-def _made(layout: Sharding, plan: NodePlan) -> tuple[int, ...]:
-    lengths = {k.dim: k.length for k in plan.kept}
-    return tuple(lengths.get(dim, size) for dim, size in enumerate(layout.shard_shape))
+def _fills(attributes: Attributes) -> bool:
+    """Whether places are filled with a number that is an operand."""
+    return isinstance(attributes, MaskAt) and attributes.fill is None
 
 
 def _bring(
     context: PartitionContext, node: Node, found: tuple[Window, ...], operands: list[int]
 ) -> None:
-    """Replace an operand's local by the interval that its windows read, for one local alike."""
+    """Replace operands' locals by the intervals that their windows read."""
     rule, first = rules(node.signature)[0], found[0]
-    fill = filler(rule)
     role = context.roles[node.operands[first.operand]]
     cause = Cause(node.index, node.phase, role, f"{node.primitive} reads a window")
-    given = None if fill is None else operands[fill]
-    bringing = [Bringing(context, window, rule, given, cause) for window in found]
-    local = operands[first.operand]
+    fills = [rule.filler(window.operand) for window in found]
+    bringing = [
+        Bringing(context, window, rule, None if fill is None else operands[fill], cause)
+        for window, fill in zip(found, fills, strict=True)
+    ]
+    locals_ = tuple(operands[window.operand] for window in found)
     if first.exchange.held:
         along = Along(context, first.dim, cause)
-        intervals = along.deliver(local, tuple(window.exchange for window in found))
+        intervals = along.deliver(locals_, tuple(window.exchange for window in found))
     else:
-        intervals = tuple(one.own(local) for one in bringing)
+        pairs = zip(bringing, locals_, strict=True)
+        intervals = tuple(one.own(local) for one, local in pairs)
     for window, one, interval in zip(found, bringing, intervals, strict=True):
         operands[window.operand] = one.run(interval)
 
@@ -319,75 +339,12 @@ def _finished(
     causes = [cause._replace(role=context.roles[v]) for v in node.results]
     if plan.indexed:
         operand, mask = plan.indexed
-        results = (_apply_on(context, results[0], mask, causes[0], operands[operand]),)
+        results = (apply_on(context, results[0], mask, causes[0], operands[operand]),)
     for attributes in plan.after:
-        after = _AFTER.get(type(attributes), _apply_after)
-        results = tuple(
-            after(context, (r, *operands), attributes, c)
-            for r, c in zip(results, causes, strict=True)
-        )
+        results = done_after(context, (results, operands), attributes, causes)
     for value, local, layout in zip(node.results, results, plan.choice.produced, strict=True):
         context.locals[local] = replace(context.locals[local], origin=value, sharding=layout)
     return results
-
-
-def _apply_on(
-    context: PartitionContext, local: int, attributes: Attributes, cause: Cause, *more: int
-) -> int:
-    like = context.locals[local]
-    made = context.new_local(like.shape, like.dtype, like.sharding)
-    context.emit(attributes, (local, *more), (made,), cause)
-    return made
-
-
-Given = tuple[int, ...]
-"""A result and the operands of the operator that made it, as locals."""
-
-
-def _apply_after(
-    context: PartitionContext, given: Given, attributes: Attributes, cause: Cause
-) -> int:
-    return _apply_on(context, given[0], attributes, cause)
-
-
-def _cut_on(context: PartitionContext, given: Given, cut: Slice | SliceAt, cause: Cause) -> int:
-    like = context.locals[given[0]]
-    shape = (*like.shape[: cut.dim], cut.size, *like.shape[cut.dim + 1 :])
-    made = context.new_local(shape, like.dtype, like.sharding)
-    context.emit(cut, given[:1], (made,), cause)
-    return made
-
-
-def _carry_on(context: PartitionContext, given: Given, carry: Carry, cause: Cause) -> int:
-    """The prefix of a block after that of all blocks before it."""
-    local = given[0]
-    like = context.locals[local]
-    size = like.shape[carry.dim]
-    shape = (*like.shape[: carry.dim], 1, *like.shape[carry.dim + 1 :])
-    last = Slice(carry.dim, 0 if carry.reverse else size - 1, 1)
-    end = context.new_local(shape, like.dtype, like.sharding)
-    context.emit(last, (local,), (end,), cause)
-    before = _apply_on(context, end, carry, cause)
-    return _apply_on(context, local, Join(carry.dim, carry.combine), cause, before)
-
-
-def _best_on(context: PartitionContext, given: Given, best: Best, cause: Cause) -> int:
-    """The best place of all blocks, by its value in each."""
-    place, block = (context.locals[local] for local in given)
-    value = context.new_local(place.shape, block.dtype, place.sharding)
-    context.emit(ValueAt(best.dim), given, (value,), cause)
-    made = context.new_local(place.shape, place.dtype, place.sharding)
-    context.emit(best, (value, given[0]), (made,), cause)
-    return made
-
-
-# What is done to a result in more than one instruction.
-_AFTER: dict[type, Callable[[PartitionContext, Given, Attributes, Cause], int]] = {
-    Best: _best_on,
-    Carry: _carry_on,
-    Slice: _cut_on,
-    SliceAt: _cut_on,
-}
 
 
 def settle(

@@ -90,7 +90,7 @@ class Partitioner:
         for sharding in shardings:
             if id(sharding) not in seen:
                 dims = tuple([tuple([d for d in dim if d.size > 1]) for dim in sharding.dims])
-                seen[id(sharding)] = interned(sharding.mesh, sharding.shape, dims)
+                seen[id(sharding)] = interned(sharding.mesh, sharding.shape, dims, ())
         return tuple([seen[id(sharding)] for sharding in shardings])
 
     def _phase(self, value: int) -> str:
@@ -124,7 +124,9 @@ class Partitioner:
         """What the choice at a node depends on, as the program stands."""
         sources = self.context.sources
         values = tuple([node.operands.index(v) for v in node.operands])
-        return NodeKey(node.signature, values, tuple([sources[v] for v in node.operands]), homes)
+        at_hand = tuple([sources[v] for v in node.operands])
+        loops = self.sharded.loops.get(node.index, ())
+        return NodeKey(node.signature, values, at_hand, homes, loops)
 
     def _node(self, node: Node) -> None:
         homes = tuple([self.homes[v] for v in node.results])
@@ -136,7 +138,7 @@ class Partitioner:
         return node_plan(self.key(node, homes))
 
     def _hold_remade(self, node: Node) -> None:
-        if is_remade(self.context, node):
+        if is_remade(self.graph, node):
             self.context.hold_remade(
                 node.results[0],
                 lambda layout, cause: remake(

@@ -23,7 +23,7 @@ from shardalg.ops.families.layout import Span, groups
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.exchanges import Along, transfers_of
 from shardalg.partition.layouts import interned
-from shardalg.spmd.program import Regroup, leading
+from shardalg.spmd.regroup import Regroup, leading
 
 Dims = tuple[Digits, ...]
 
@@ -158,7 +158,7 @@ def elements(signature: Signature, held: Sharding, made: Sharding) -> int:
         if not group.is_kept:
             others = prod(made.shard_shape[: group.out_start])
             others *= prod(prod(_held(g, held)) for g in every[nth + 1 :])
-            sent = transfers_of((exchange(group, held, made),))
+            sent = transfers_of((exchange(group, held, made),), (0,))
             total += others * sum(transfer.elements for transfer in sent)
     return total
 
@@ -177,12 +177,13 @@ def regroup(
     cause = Cause(node.index, node.phase, role, f"{node.primitive} moves borders of blocks")
     flat = Regroup(tuple((len(g.sizes), g.flat) for g in every))
     dims = tuple(held.dims[g.leads[0]] for g in every)
-    view = interned(held.mesh, tuple(size for g in every for size in g.flat), dims)
+    view = interned(held.mesh, tuple(size for g in every for size in g.flat), dims, ())
     shape = flat.shape(context.locals[local].shape)
     local = _emitted(context, (flat, local, cause), (shape, view, None))
     for dim, group in enumerate(every):
         if not group.is_kept:
-            (local,) = Along(context, dim, cause).deliver(local, (exchange(group, held, made),))
+            wanted = (exchange(group, held, made),)
+            (local,) = Along(context, dim, cause).deliver((local,), wanted)
     out = Regroup(tuple((1, g.out_sizes) for g in every))
     return _emitted(context, (out, local, cause), (made.shard_shape, made, node.results[0]))
 

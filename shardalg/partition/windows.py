@@ -8,17 +8,16 @@ arXiv:2105.04663, appendix A.2).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import groupby
 from math import prod
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.exchange import Exchange
 from shardalg.algebra.interval import Interval, touched
-from shardalg.ops.rule import PICK, Access, Rule
+from shardalg.ops.rule import Rule
 from shardalg.ops.windows import Place, Span, reach, windowed
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.exchanges import Along, start_of, transfers_of
@@ -247,23 +246,35 @@ def spans(found: tuple[Window, ...]) -> dict[Place, Span]:
     return {(w.operand, w.dim): w.span for w in found}
 
 
-def together(found: Iterable[Window], tensors: Sequence[int]) -> Iterator[tuple[Window, ...]]:
-    """Windows over one dimension of one tensor, which are brought together.
+Block = tuple[str, tuple[int, ...]]
+"""Type and shape of a local value."""
+
+
+def together(found: Iterable[Window], blocks: Sequence[Block]) -> list[tuple[Window, ...]]:
+    """Windows over one dimension that share permutes: of blocks that are shaped and spread alike.
+
+    Args:
+      blocks: of every operand.
+    """
+    groups: dict[object, list[Window]] = {}
+    for window in found:
+        dtype, shape = blocks[window.operand]
+        others = (*shape[: window.dim], *shape[window.dim + 1 :])
+        key = window.dim, window.exchange.held, dtype, others
+        groups.setdefault(key, []).append(window)
+    return [tuple(group) for group in groups.values()]
+
+
+def elements(found: tuple[Window, ...], tensors: Sequence[int], shape: tuple[int, ...]) -> int:
+    """Elements that a device sends for windows that share permutes.
 
     Args:
       tensors: per operand a number that tells which ones are the same.
+      shape: local shape of one of them.
     """
-
-    def place(window: Window) -> Place:
-        return window.dim, tensors[window.operand]
-
-    return (tuple(group) for _, group in groupby(sorted(found, key=place), place))
-
-
-def elements(found: tuple[Window, ...], shape: tuple[int, ...]) -> int:
-    """Elements that a device sends for windows over one dimension of a tensor of a local shape."""
+    exchanges = tuple(window.exchange for window in found)
+    sent = transfers_of(exchanges, tuple(tensors[window.operand] for window in found))
     others = prod(size for dim, size in enumerate(shape) if dim != found[0].dim)
-    sent = transfers_of(tuple(window.exchange for window in found))
     return others * sum(transfer.elements for transfer in sent)
 
 
@@ -331,9 +342,3 @@ class Bringing:
         """An instruction that fills places."""
         filler = () if self.fill is None else (self.fill,)
         return self.along.emit(attributes, size, local, *filler)
-
-
-def filler(rule: Rule) -> int | None:
-    """The operand whose number stands for elements that do not exist; None: an identity."""
-    picks = rule.combine == PICK and isinstance(rule.init, Access)
-    return rule.init.operand if picks else None

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
 from shardalg.propagate.index import Index
-from shardalg.propagate.kinds import Dims
 from shardalg.propagate.layouts import Layouts
 from shardalg.propagate.strategy import Annotations
 
+Rows = list[tuple[int, Sharding]]
+
 
 def seed(graph: Graph, annotations: Annotations, layouts: Layouts) -> dict[int, int]:
-    """Layout numbers of the annotated values.
-
-    An annotation inside also fixes the value it is put on, if that has none and the annotation has
-    no open dimension; the last annotation goes first. An argument takes it as its layout but stays
-    free to refine.
-    """
-    seeds: dict[int, int] = {}
-    nodes = [graph.nodes[site.node] for site in graph.sites]
-    for value, sharding in given(graph, annotations):
-        seeds[value] = _fixed(sharding, layouts)
-    constants = {value for value, _ in graph.constants}
-    arguments = set(graph.arguments)
-    for node, sharding in reversed([*zip(nodes, annotations.sites, strict=True)]):
-        value = node.operands[0]
-        if sharding is None or sharding.unspecified_dims or value in seeds or value in constants:
-            continue
-        fixed = value not in arguments
-        seeds[value] = layouts.number(sharding.shape, sharding.dims, fixed=fixed)
+    """Layout numbers of the annotated values, as far as they take part in the first round."""
+    seeds = {value: _fixed(s, layouts) for value, s in given(graph, annotations)}
+    for value, sharding in _on_operands(graph, annotations, layouts.policy, set(seeds)).items():
+        fixed = layouts.policy == "shardy" or graph.values[value].kind != "argument"
+        seeds[value] = _fixed(sharding, layouts, fixed=fixed)
     return seeds
+
+
+def _on_operands(
+    graph: Graph, annotations: Annotations, policy: str, known: set[int]
+) -> dict[int, Sharding]:
+    """Annotations inside that also hold for the value they are put on, which has none of its own.
+
+    Only those without an open dimension do. GSPMD takes the last of several, and an argument stays
+    free to refine; Shardy none that disagree (`apply_sharding_constraints.cc`).
+    """
+    known = known | {value for value, _ in graph.constants}
+    found: dict[int, list[Sharding]] = {}
+    for site, sharding in zip(graph.sites, annotations.sites, strict=True):
+        value = graph.nodes[site.node].operands[0]
+        if sharding is not None and value not in known:
+            found.setdefault(value, []).append(sharding)
+    if policy == "shardy":
+        found = {value: shardings for value, shardings in found.items() if len({*shardings}) == 1}
+    closed = {v: [s for s in shardings if not s.unspecified_dims] for v, shardings in found.items()}
+    return {value: shardings[-1] for value, shardings in closed.items() if shardings}
 
 
 def given(graph: Graph, annotations: Annotations) -> list[tuple[int, Sharding]]:
@@ -44,10 +51,44 @@ def given(graph: Graph, annotations: Annotations) -> list[tuple[int, Sharding]]:
     return [(value, sharding) for value, sharding in pairs if sharding is not None]
 
 
-def _fixed(sharding: Sharding, layouts: Layouts) -> int:
+def _fixed(sharding: Sharding, layouts: Layouts, *, fixed: bool = True) -> int:
+    """An annotation's layout in the first round: dimensions of later ones are whole and closed."""
+    known, key = layouts.annotated, (sharding, fixed)
+    if key not in known:
+        begin = layouts.whole(sharding.shape, fixed=fixed)
+        known[key] = in_round(layouts, begin, sharding, 0)
+    return known[key]
+
+
+def in_round(layouts: Layouts, number: int, sharding: Sharding, now: int) -> int:
+    """An annotated layout when the dimensions of priority `now` begin to take part.
+
+    Args:
+      number: the layout after the rounds before.
+    """
+    rounds = sharding.priorities or (0,) * len(sharding.dims)
+    rows = zip(layouts.dims[number], sharding.dims, rounds, strict=True)
+    dims = tuple(own if own_round == now else old for old, own, own_round in rows)
+    waiting = [d for d, own_round in zip(sharding.dims, rounds, strict=True) if own_round > now]
     return layouts.number(
-        sharding.shape, sharding.dims, fixed=True, open_dims=sharding.unspecified_dims
+        sharding.shape,
+        dims,
+        fixed=layouts.fixed[number],
+        open_dims=tuple(d for d in sharding.unspecified_dims if rounds[d] <= now),
+        held=tuple(digit for digits in waiting for digit in digits),
     )
+
+
+def rounds(graph: Graph, annotations: Annotations, policy: str) -> list[tuple[int, Rows]]:
+    """(priority, annotated values and stand-ins that it concerns) of the rounds after the first."""
+    shardings = (*annotations.arguments, *annotations.sites, *annotations.results)
+    if not any(s is not None and s.priorities for s in shardings):
+        return []
+    own = dict(given(graph, annotations))
+    rows = [*own.items(), *_on_operands(graph, annotations, policy, set(own)).items()]
+    rows += [(v, s) for v, s in enumerate(annotations.results, len(graph.values)) if s is not None]
+    numbers = sorted({n for _, sharding in rows for n in sharding.priorities if n})
+    return [(n, [row for row in rows if n in row[1].priorities]) for n in numbers]
 
 
 def start(
@@ -89,25 +130,11 @@ def settle_borders(
     changed = []
     for value, given in ends:
         number = numbers[value]
-        even = _even(layouts, number)
-        if given is None and not layouts.fixed[number] and even != layouts.dims[number]:
-            numbers[value] = layouts.number(layouts.shapes[number], even)
+        even = layouts.even(number)
+        if given is None and not layouts.fixed[number] and even != number:
+            numbers[value] = even
             changed.append(value)
     return changed
-
-
-def _even(layouts: Layouts, number: int) -> Dims:
-    """A layout's dimensions as the border of a program may have them."""
-    dims, shape = layouts.dims[number], layouts.shapes[number]
-    cut = tuple(_prefix(size, digits) for size, digits in zip(shape, dims, strict=True))
-    return ((),) * len(dims) if layouts.policy == "gspmd" and cut != dims else cut
-
-
-def _prefix(size: int, digits: Digits) -> Digits:
-    count = 0
-    while count < len(digits) and size % parts(digits[: count + 1]) == 0:
-        count += 1
-    return digits[:count]
 
 
 def results(
@@ -118,9 +145,7 @@ def results(
     for stand_in, (value, given) in enumerate(
         zip(graph.results, annotations.results, strict=True), len(graph.values)
     ):
-        number = numbers[value]
-        made = layouts.number(layouts.shapes[number], _even(layouts, number))
-        found.append(made if given is None else numbers[stand_in])
+        found.append(layouts.even(numbers[value]) if given is None else numbers[stand_in])
     return found
 
 

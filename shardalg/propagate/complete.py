@@ -30,7 +30,8 @@ def propagate(
     Annotated values stay as they are but for open dimensions. The others take what their
     neighbours ask for, in the order of XLA's sharding propagation: level by level
     (`priority.py`), each to its fixed point, forward in program order, then backward; between two
-    layouts of one value `merge` decides. GSPMD, arXiv:2105.04663, section 3.5.
+    layouts of one value `merge` decides. GSPMD, arXiv:2105.04663, section 3.5. Dimensions that an
+    annotation gives a priority take part from that round on; each round is completed as a whole.
 
     Args:
       graph: normalised (implicit broadcasts explicit).
@@ -56,6 +57,10 @@ def propagate(
     begin = tuple(numbers)
     fixpoint = completion(steps, layouts, numbers, options.priorities)
     fixpoint.run()
+    for now, rows in border.rounds(graph, annotations, options.policy):
+        for value, sharding in rows:
+            fixpoint.take_part(value, border.in_round(layouts, numbers[value], sharding, now))
+        fixpoint.run()
     looped = border.settle_loops(graph, layouts, numbers)
     uneven = border.settle_borders(graph, annotations, layouts, numbers)
     own = frozenset(value for value, _ in border.given(graph, annotations))

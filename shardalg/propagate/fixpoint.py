@@ -23,11 +23,11 @@ LONGEST_CHAIN = 20
 
 
 class Change(NamedTuple):
-    """A value's new layout, and the step that gave it."""
+    """A value's new layout, and the step that gave it; None where its annotation did."""
 
     value: int
     number: int
-    step: int
+    step: int | None
     direction: str
     sources: Numbers
     level: int
@@ -69,6 +69,12 @@ class Fixpoint:
             self._enter(level)
             while self._forward_sweep() | self._backward_sweep():
                 pass
+
+    def take_part(self, value: int, number: int) -> None:
+        """An annotated value's layout at the beginning of a later round."""
+        free = not self.layouts.fixed[number] or self.layouts.open[number]
+        self.closed = bytes([*self.closed[:value], not free, *self.closed[value + 1 :]])
+        self._write(Change(value, number, None, "", (), priority.LAST_LEVEL))
 
     def _enter(self, level: int) -> None:
         """Make due what begins to act at this level, and what merging may now change."""
@@ -120,7 +126,9 @@ class Fixpoint:
         return bool(outcome.changed)
 
     def _write(self, change: Change) -> None:
-        value = change.value
+        value, tiles = change.value, self.layouts.tiles
+        # More tiles at every change, and no more than devices: the sweeps come to an end.
+        assert tiles[change.number] > tiles[self.numbers[value]] or change.step is None
         self.numbers[value] = change.number
         self.trail.append(change)
         due, places = self.due_steps, self.due_places
@@ -200,7 +208,8 @@ class Fixpoint:
 
 
 DIRECTIONS = (FORWARD, BACKWARD)
-BORDERS = (priority.LOOP, priority.STACK)
+BORDERS = (priority.LOOP,)
+"""Where look-ahead ends. XLA's ends at the stacks of a loop too, and scanned steps send more."""
 UNKNOWN: Outcome = Outcome((), (), ())
 """What a memo gives for a key that it does not hold; None is an outcome."""
 

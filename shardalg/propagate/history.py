@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardalg.graph.ir import Graph
+from shardalg.pause import collection_paused
 from shardalg.propagate.fixpoint import Fixpoint
 from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import extends
@@ -32,6 +33,7 @@ class Record:
     annotated: frozenset[int] = frozenset()
 
 
+@collection_paused()
 def history(record: Record) -> tuple[Reason, ...]:
     """Every change of every value, in order."""
     return tuple(_reasons(record))
@@ -44,7 +46,11 @@ def _reasons(record: Record) -> Iterator[Reason]:
         yield Reason(value, layouts.sharding(number), "annotated" if own else "annotated operand")
     steps = fixpoint.index
     for change in fixpoint.trail:
-        if change.value < len(record.graph.values):
+        if change.step is None:
+            kind = "annotated" if change.value in record.annotated else "annotated operand"
+            if change.value < len(record.graph.values):
+                yield Reason(change.value, layouts.sharding(change.number), kind)
+        elif change.value < len(record.graph.values):
             tensors = steps.tensors[change.step]
             yield Reason(
                 change.value,

@@ -24,6 +24,9 @@ def _replayed(record: Record) -> Iterator[Merge]:
     steps, layouts, count = fixpoint.index, fixpoint.layouts, len(record.graph.values)
     for change in fixpoint.trail:
         value = change.value
+        if change.step is None:
+            numbers[value] = change.number
+            continue
         if layouts.policy == "shardy" or change.level >= priority.MERGING_LEVEL:
             key, kind = steps.pick[change.step](numbers), steps.kind(change.step)
             target = _target(steps.tensors[change.step], kind, change)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
@@ -19,8 +20,8 @@ class Reason:
     Attributes:
       value: the value; layout: what it became.
       kind: "annotated", "annotated operand" (of an annotation), "completed", "border" (uneven
-        argument or result), "loop" (made equal to what the loop carries), or "replicated" (nothing
-        reached it).
+        argument or result), "loop" (made equal to what the loop carries), "chosen by cost", or
+        "replicated" (nothing reached it).
       node: the node it came through (of a loop's border: the call), None without one.
       direction: "forward", "backward" or "".
       sources: the values whose layouts it took.
@@ -76,6 +77,8 @@ class ShardedGraph:
       results: one per result of the function: its annotation, or its value's layout.
       fixed: values that annotations determine.
       annotations: what was asked for.
+      loops: per node, and per part of it that is decided alone, the digits on its loops, where
+        `policy="cost"` chose them.
     """
 
     graph: Graph
@@ -87,6 +90,7 @@ class ShardedGraph:
     _history: Callable[[], tuple[Reason, ...]] = field(repr=False)
     _conflicts: Callable[[], tuple[Conflict, ...]] = field(repr=False)
     _merges: Callable[[], tuple[Merge, ...]] = field(repr=False)
+    loops: Mapping[int, tuple[tuple[tuple[str, Digits], ...], ...]] = field(default_factory=dict)
 
     @cached_property
     def history(self) -> tuple[Reason, ...]:

@@ -65,6 +65,11 @@ class Worklist:
                 self._visit(position)
             self._pass_exits()
 
+    def take_part(self, value: int, number: int) -> None:
+        """An annotated value's layout at the beginning of a later round."""
+        self.numbers[value] = number
+        self.trail.append(Change(value, number, None, "", (), LAST_STAGE))
+
     def _pass_exits(self) -> None:
         """What a result's annotation asks of its value; it is followed when its turn comes."""
         for position in self.exits:
@@ -77,9 +82,11 @@ class Worklist:
         if outcome is UNKNOWN:
             kind = self.index.kind(position)
             outcome = memo[key] = step(kind, key, self.layouts, ways) if ways else None
-        for k, (new, sources) in enumerate(outcome or ()):
-            if new != key[k]:
-                self._write(position, k, new, sources)
+        values = self.index.tensors[position]
+        # Of a value that is read twice the last place decides, as in Shardy.
+        last = {values[k]: k for k, (new, _) in enumerate(outcome or ()) if new != key[k]}
+        for k in last.values():
+            self._write(position, k, *outcome[k])
 
     def _remembered(self, number: int) -> tuple[Directions, Memo]:
         """A kind's directions at this stage, and what its steps gave under them."""
@@ -90,7 +97,9 @@ class Worklist:
         return known
 
     def _write(self, position: int, tensor: int, new: int, sources: Numbers) -> None:
-        value = self.index.tensors[position][tensor]
+        value, tiles = self.index.tensors[position][tensor], self.layouts.tiles
+        # More tiles at every change, and no more than devices: the stack comes to an end.
+        assert tiles[new] > tiles[self.numbers[value]]
         self.numbers[value] = new
         is_result = tensor >= self.index.kind(position).num_operands
         direction = priority.FORWARD if is_result else priority.BACKWARD

@@ -9,7 +9,7 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.collectives import KINDS, axis_names, is_collective, wire_bytes
 from shardalg.costs.compute import contracts, signature_flops
-from shardalg.costs.walk import local_bytes, walk
+from shardalg.costs.walk import sent_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.spmd.control import CONTROL
 from shardalg.spmd.program import Apply, Instruction, Local, SpmdProgram
@@ -140,7 +140,7 @@ class _Reader:
         made = self.program.locals[instruction.results[0]]
         kind = KINDS[type(attributes)] if is_collective(attributes) else None
         if kind:
-            moved = wire_bytes(attributes, local_bytes(self.program, instruction.operands))
+            moved = wire_bytes(attributes, sent_bytes(self.program, instruction))
             axes = axis_names(self.program.mesh, attributes.digits)
             label = (Token(SHORT_KINDS[kind], axes),)
             return Box(index, kind, label, self.shape(made), inputs, int(moved))

@@ -16,7 +16,7 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, overlap
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import KINDS, is_collective, wire_bytes
-from shardalg.costs.walk import Step, local_bytes, walk
+from shardalg.costs.walk import Step, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node
 from shardalg.ops.table import rules
 from shardalg.propagate.sharded import ShardedGraph
@@ -116,7 +116,7 @@ class Traffic:
 
     def _moved(self, number: int, step: Step) -> Moved:
         instruction = step.instruction
-        sent = wire_bytes(instruction.attributes, local_bytes(self.program, instruction.operands))
+        sent = wire_bytes(instruction.attributes, sent_bytes(self.program, instruction))
         value = self._origin(instruction.operands[0])
         if value is None:
             value = self.graph.nodes[instruction.node].results[0]

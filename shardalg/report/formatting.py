@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from shardalg.costs.collectives import KINDS, wire_bytes
 from shardalg.costs.cost import number
-from shardalg.costs.fusion import fused
+from shardalg.costs.fusion import fused, traffic
 from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.spmd.control import CONTROL
@@ -62,8 +62,7 @@ def _bytes(program: SpmdProgram, step: Step, inside: frozenset[int]) -> tuple[fl
     if type(instruction.attributes) in KINDS:
         held = local_bytes(program, instruction.operands)
         return 0, step.count * wire_bytes(instruction.attributes, held)
-    values = dict.fromkeys((*instruction.operands, *instruction.results))
-    return step.count * local_bytes(program, (v for v in values if v not in inside)), 0
+    return step.count * local_bytes(program, traffic(instruction, inside)), 0
 
 
 def _share(part: float, whole: float) -> float:

@@ -12,7 +12,7 @@ from shardalg.ops.emit import unsupported_loops
 from shardalg.ops.examples import CASES, signature
 from shardalg.ops.excluded import REASONS
 from shardalg.ops.loops import COMPOUND, SELECTED, SHIFTED, WINDOW, loop_class
-from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, Rule
+from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, TOP, USER, Rule
 from shardalg.ops.table import BUILDERS, FAMILIES, rules
 from shardalg.partition.component import COMBINABLE
 
@@ -32,6 +32,8 @@ Columns: loops that are **local** when partitioned; what **moves** where others 
 stay **whole** on every
 device because the operator needs all of them at once, or that no emission splits **yet**, with \
 what it takes.
+A dimension that is whole and sharded is had by moving its split to another loop, if one is free, \
+and back.
 Gathering is always right: a loop in the last two columns costs bytes, never correctness, and \
 `plan.warnings()` says how many.
 """
@@ -41,6 +43,12 @@ NEEDS = {
     WINDOW: "halo",
     SHIFTED: "exchange",
     SELECTED: "window across blocks",
+}
+# What a block sends where its partial results are sent whole.
+SENT = {
+    **dict.fromkeys((ARGMAX, ARGMIN), "a value and a place per block"),
+    TOP: "values and places per block",
+    USER: "partial results per block",
 }
 COLUMNS = ("row", "local", "moves", "whole", "not yet")
 
@@ -89,14 +97,12 @@ def _uncombined(rule: Rule) -> frozenset[str]:
 def _movement(rule: Rule) -> str:
     if rule.prefix:
         return "carry of block totals"
-    if rule.combine in (ARGMAX, ARGMIN):
-        return "a value and a place per block"
+    if rule.combine in SENT:
+        return SENT[rule.combine]
     return "mask, all_reduce" if rule.combine == PICK else f"all_reduce {rule.combine}"
 
 
 def _need(rule: Rule, loop: str) -> str:
-    if loop in rule.reduced and loop in _uncombined(rule):
-        return "fold of gathered partial results"
     if loop in rule.guarded:
         return NEEDS[SELECTED]
     maps = [index for tensor in rule.tensors for index in rule.indices(tensor)]

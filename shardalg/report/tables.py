@@ -13,7 +13,7 @@ from shardalg.costs.collectives import (
     wire_bytes,
 )
 from shardalg.costs.cost import number
-from shardalg.costs.walk import Step, local_bytes, walk
+from shardalg.costs.walk import Step, local_bytes, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node
 from shardalg.pause import collection_paused
 from shardalg.spmd.program import SpmdProgram
@@ -59,7 +59,7 @@ def _what(program: SpmdProgram, step: Step) -> tuple[object, ...]:
 def _prices(program: SpmdProgram, step: Step, named: Symbolised | None) -> tuple[object, ...]:
     """Group size, count and bytes; formulas as users read them."""
     instruction, attributes = step.instruction, step.instruction.attributes
-    held = local_bytes(program, instruction.operands)
+    held = sent_bytes(program, instruction)
     left = local_bytes(program, instruction.results)
     amounts = (group_size(attributes), step.count, held, left, wire_bytes(attributes, held))
     show = number if named is None else named.sizes.sympy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.cost import number
-from shardalg.costs.walk import Step, local_bytes, walk
+from shardalg.costs.walk import Step, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node
 from shardalg.ops.emit import unsupported_loops
 from shardalg.ops.excluded import EXCLUDED
@@ -66,7 +66,7 @@ def _split_later(rule: Rule) -> frozenset[str]:
 
 
 def _sent(program: SpmdProgram, step: Step) -> int | float:
-    held = local_bytes(program, step.instruction.operands)
+    held = sent_bytes(program, step.instruction)
     return wire_bytes(step.instruction.attributes, held)
 
 

@@ -24,6 +24,7 @@ from shardalg.spmd.program import (
     Extract,
     Fetch,
     FirstMember,
+    Fold,
     Insert,
     Instruction,
     Join,
@@ -34,14 +35,15 @@ from shardalg.spmd.program import (
     MaskIndexed,
     Offset,
     ReduceScatter,
-    Regroup,
     Resize,
     Slice,
     SliceAt,
     SpmdProgram,
+    Top,
     ValueAt,
     While,
 )
+from shardalg.spmd.regroup import Regroup
 
 Shape = tuple[int, ...]
 
@@ -71,7 +73,7 @@ _SHAPES: dict[type, Callable[..., Shape]] = {
     ReduceScatter: lambda a, s: _scaled(s, a.dim, over=parts(a.digits)),
     AllToAll: _all_to_all,
     CollectivePermute: lambda a, s: s,
-    Fetch: lambda a, s: s,
+    Fetch: lambda a, *s: s[0] if len(set(s)) == 1 else (),
     Carry: lambda a, s: s,
     Best: lambda a, s, place: s if s == place else (),
     DynamicSlice: lambda a, s: _sized(s, a.dim, a.block),
@@ -211,6 +213,15 @@ def _check_blocks(
         )
 
 
+def _check_joined(program: SpmdProgram, instruction: Instruction) -> None:
+    """Results are as the operands are, all alike but for their types."""
+    joined = instruction.operands[: len(instruction.results)]
+    given = [program.locals[v].shape for v in joined]
+    made = [program.locals[v].shape for v in instruction.results]
+    if given != made or len(set(given)) != 1:
+        raise _fault(program, instruction, f" joins {given} to {made}.")
+
+
 # What an Apply gives is what its primitive gives: its locals say it.
 _BORDERS: dict[type, Callable[[SpmdProgram, Instruction], None]] = {
     Apply: lambda program, instruction: None,
@@ -218,6 +229,8 @@ _BORDERS: dict[type, Callable[[SpmdProgram, Instruction], None]] = {
     While: _check_while,
     Branches: _check_branches,
     Manual: lambda program, instruction: _check_blocks(program, instruction, instruction.operands),
+    Top: _check_joined,
+    Fold: _check_joined,
 }
 # Locals outside and inside a block, in order, and how many of them are not stacked inside a loop.
 _Pairs = tuple[tuple[int, ...], tuple[int, ...], int]

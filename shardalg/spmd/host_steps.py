@@ -8,6 +8,7 @@ groups of positions that differ in the collective's digits alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain, pairwise
 from math import prod
 
@@ -17,10 +18,10 @@ from shardalg.algebra.digits import Digits, partition_id
 from shardalg.errors import ProgramError
 from shardalg.spmd import program as spmd
 from shardalg.spmd.blocks import Stack, groups
-from shardalg.spmd.boxes import Extract, Insert, Places
+from shardalg.spmd.host_boxes import extracted, inserted
 from shardalg.spmd.identity import identity
+from shardalg.spmd.regroup import Regroup
 
-Shape = tuple[int, ...]
 _UFUNCS = {
     "sum": np.add,
     "product": np.multiply,
@@ -107,9 +108,9 @@ def _permute(a: spmd.CollectivePermute, x: Stack) -> Stack:
     return result
 
 
-def fetched(a: spmd.Fetch, x: Stack) -> list[Stack]:
+def fetched(a: spmd.Fetch, *stacks: Stack) -> list[Stack]:
     """Per reading its blocks. What is nobody's is garbage: the own one is as good as any."""
-    return [_read(reading, x) for reading in a.readings]
+    return [_read(reading, stacks[reading.operand]) for reading in a.readings]
 
 
 def _read(reading: spmd.Reading, x: Stack) -> Stack:
@@ -140,6 +141,29 @@ def _best(a: spmd.Best, values: Stack, places: Stack) -> Stack:
         for position in group:
             result[position] = best
     return result
+
+
+def top(a: spmd.Top, values: Stack, places: Stack) -> list[Stack]:
+    """By a stable sort: of what is equally good, what has the lower place stays first."""
+    found = list(values), list(places)
+    for group in groups(a.digits, len(values)):
+        every = np.concatenate([values[p] for p in group], a.dim)
+        moved = [places[p] + place * a.block for place, p in enumerate(group)]
+        joined = np.concatenate(moved, a.dim).astype(places[0].dtype)
+        order = np.argsort(~_in_total_order(every), axis=a.dim, kind="stable")
+        order = order.take(range(values[0].shape[a.dim]), a.dim)
+        for position in group:
+            found[0][position] = np.take_along_axis(every, order, a.dim)
+            found[1][position] = np.take_along_axis(joined, order, a.dim)
+    return list(found)
+
+
+def _in_total_order(x: np.ndarray) -> np.ndarray:
+    """Integers that are ordered as the numbers: of floats their bits, mirrored below 0."""
+    if x.dtype.kind in "iu":
+        return x
+    bits = x.view(f"int{8 * x.dtype.itemsize}")
+    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
 
 
 def _value_at(a: spmd.ValueAt, places: Stack, x: Stack) -> Stack:
@@ -184,7 +208,7 @@ def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
     return block.take(range(start, start + size), dim)
 
 
-def _regroup(a: spmd.Regroup, x: Stack) -> Stack:
+def _regroup(a: Regroup, x: Stack) -> Stack:
     def regrouped(_: int, block: np.ndarray) -> np.ndarray:
         shape = a.shape(block.shape)
         if prod(shape) != block.size or sum(n for n, _ in a.groups) != block.ndim:
@@ -271,7 +295,10 @@ def _offset(a: spmd.Offset, x: Stack) -> Stack:
         part = np.asarray(result if a.component is None else result[..., a.component], np.int64)
         if a.clamp is not None:
             part = np.clip(part, *a.clamp)
-        part = (part + partition_id(a.digits, position) * a.scale).astype(block.dtype)
+        low, high = a.within or (0, 0)
+        missing = (a.within is not None) & ((part < low) | (part > high))
+        part = part + partition_id(a.digits, position) * a.scale + a.more
+        part = np.where(missing, -1, part).astype(block.dtype)
         if a.component is None:
             return np.asarray(part)
         result[..., a.component] = part
@@ -285,12 +312,13 @@ def _mask_indexed(a: spmd.MaskIndexed, value: Stack, indices: Stack) -> Stack:
         here = np.ones(index.shape[:-1], bool)
         outside = np.zeros(index.shape[:-1], bool)
         member = 0
-        for component, digits, size_here, size in a.components:
+        for (component, digits, size_here, size), margin in a.counted:
             p = partition_id(digits, position)
             member += p
             local = index[..., component].astype(np.int64)
-            here &= (local >= 0) & (local < size_here)
-            outside |= (local + p * size_here < 0) | (local + p * size_here >= size)
+            here &= (local >= 0) & (local < size_here + margin)
+            start = local - margin + p * size_here
+            outside |= (start < 0) | (start >= size)
         fill = a.fill if a.fill is not None and member == 0 else 0
         result = np.where(_spread(here & ~outside, a.batch_dims, block), block, block.dtype.type(0))
         return np.where(_spread(outside, a.batch_dims, block), block.dtype.type(fill), result)
@@ -315,53 +343,12 @@ def _first_member(a: spmd.FirstMember, x: Stack) -> Stack:
     return _everywhere(only, x)
 
 
-def _extract(a: Extract, x: Stack, *starts: Stack) -> Stack:
-    def read(position: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
-        result = block
-        for dim, first in enumerate(_starts(a.places, given, block.shape, a.sizes, position)):
-            place = first + np.arange(a.sizes[dim])
-            inside = (place >= 0) & (place < block.shape[dim])
-            result = result.take(np.where(inside, place, 0), dim, mode="clip")
-            kept = _along(inside, dim, result)
-            result = np.where(kept, result, np.zeros((), block.dtype))
-        return result
-
-    return _everywhere(read, x, *starts)
+def _extract(a: spmd.Extract, x: Stack, *starts: Stack) -> Stack:
+    return _everywhere(partial(extracted, a), x, *starts)
 
 
-def _insert(a: Insert, x: Stack, new: Stack, *starts: Stack) -> Stack:
-    def written(
-        position: int, block: np.ndarray, update: np.ndarray, *given: np.ndarray
-    ) -> np.ndarray:
-        result, here = update, np.ones((), bool)
-        for dim, first in enumerate(_starts(a.places, given, block.shape, update.shape, position)):
-            place = np.arange(block.shape[dim]) - first
-            inside = (place >= 0) & (place < update.shape[dim])
-            if not inside.any():
-                return block
-            result = result.take(np.where(inside, place, 0), dim)
-            here = here & _along(inside, dim, block)
-        return np.where(here, result, block)
-
-    return _everywhere(written, x, new, *starts)
-
-
-def _starts(
-    places: Places, given: tuple[np.ndarray, ...], shape: Shape, sizes: Shape, position: int
-) -> list[int]:
-    """The first element of a box per dimension, counted in places of the own block."""
-    cut = {dim: (digits, high) for dim, digits, high in places}
-    found = []
-    for dim, start in enumerate(given):
-        digits, high = cut.get(dim, ((), shape[dim] - sizes[dim]))
-        first = min(max(int(start), 0), high)
-        found.append(first - partition_id(digits, position) * shape[dim] * bool(digits))
-    return found
-
-
-def _along(array: np.ndarray, dim: int, like: np.ndarray) -> np.ndarray:
-    """A vector as one dimension of a tensor of the rank of `like`."""
-    return array.reshape([-1 if d == dim else 1 for d in range(like.ndim)])
+def _insert(a: spmd.Insert, x: Stack, new: Stack, *starts: Stack) -> Stack:
+    return _everywhere(partial(inserted, a), x, new, *starts)
 
 
 HOST_STEPS: dict[type, Callable[..., Stack]] = {
@@ -377,7 +364,7 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.Slice: _slice,
     spmd.SliceAt: _slice_at,
     spmd.Concatenate: _concatenate,
-    spmd.Regroup: _regroup,
+    Regroup: _regroup,
     spmd.Resize: _resize,
     spmd.Dilate: _dilate,
     spmd.Mask: _mask,
@@ -387,6 +374,6 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.Offset: _offset,
     spmd.MaskIndexed: _mask_indexed,
     spmd.FirstMember: _first_member,
-    Extract: _extract,
-    Insert: _insert,
+    spmd.Extract: _extract,
+    spmd.Insert: _insert,
 }

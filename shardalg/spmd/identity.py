@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from shardalg.errors import ProgramError
 
 _ZERO = ("sum", "or", "xor", "pick")
-_LOWEST = ("max", "argmax", "logsumexp")
+_LOWEST = ("max", "argmax", "logsumexp", "top")
 _HIGHEST = ("min", "argmin")
 
 
@@ -31,6 +33,8 @@ def identity(combine: str, dtype: str) -> int | float | bool:
     """
     if combine in _ZERO:
         return False if dtype == "bool" else 0
+    if combine == "top" and is_float(dtype):
+        return math.copysign(math.nan, -1)  # in total order below all numbers
     if combine == "product":
         return 1
     if combine == "and":

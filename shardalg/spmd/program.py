@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 from shardalg.algebra.affine import Index
@@ -16,6 +16,8 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import ITEM_SIZES, SHORT, Params
 from shardalg.spmd.boxes import Extract, Insert
+from shardalg.spmd.joins import Best, Carry, Fold, Join, Top, ValueAt
+from shardalg.spmd.regroup import Regroup
 
 Pairs = tuple[tuple[int, int], ...]
 """(source, target) positions."""
@@ -161,10 +163,12 @@ class Reading:
     rest is garbage.
 
     Attributes:
+      operand: which operand of the fetch it is a block of.
       permutes: of each permute of the fetch the (source, target) positions that serve this result;
         a device that is no target keeps its own block.
     """
 
+    operand: int
     source: Start
     permutes: tuple[Pairs, ...]
     wanted: Start
@@ -175,7 +179,8 @@ class Reading:
 class Fetch:
     """Blocks along `dim` of devices that differ along `digits`: one result per reading.
 
-    In a permute the block is sent once, for all readings; it names no position twice on one side.
+    The operands are as long as each other. In a permute a device sends the block of one operand,
+    for all readings of it; it names no position twice on one side.
     """
 
     dim: int
@@ -183,51 +188,24 @@ class Fetch:
     readings: tuple[Reading, ...]
 
     @property
-    def permutes(self) -> tuple[Pairs, ...]:
-        """What is sent: of each permute the pairs of all readings."""
-        together = zip(*(reading.permutes for reading in self.readings), strict=True)
-        return tuple(tuple(dict.fromkeys(chain.from_iterable(parts))) for parts in together)
+    def permutes(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+        """What is sent: per permute (source, target, operand), for all readings together."""
+        permutes = zip(*(reading.permutes for reading in self.readings), strict=True)
+        return tuple(
+            tuple(
+                dict.fromkeys(
+                    (*pair, reading.operand)
+                    for reading, pairs in zip(self.readings, permute, strict=True)
+                    for pair in pairs
+                )
+            )
+            for permute in permutes
+        )
 
-
-@dataclass(frozen=True, slots=True)
-class Carry:
-    """What all blocks before the device's own come to, from what each of them comes to.
-
-    An exclusive scan over the members of a group in the order of their partition ids, from the
-    last to the first in `reverse`; the first of them gets the identity. The operand has one place
-    along `dim`, the dimension that the blocks cut.
-    """
-
-    dim: int
-    digits: Digits
-    combine: str
-    reverse: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """Combine every place along `dim` of the first operand with the one place of the second."""
-
-    dim: int
-    combine: str
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """Position of the best element of a dimension cut in blocks, from the best of every block.
-
-    Operands are the best value of the device's block and its place in there; the member of lowest
-    partition id wins a tie, and the first NaN wins over all numbers.
-
-    Attributes:
-      dim: of the tensor, which the results lack; block: places per block.
-      combine: "argmax" or "argmin".
-    """
-
-    dim: int
-    digits: Digits
-    block: int
-    combine: str
+    @property
+    def operands(self) -> int:
+        """How many operands it has."""
+        return 1 + max(reading.operand for reading in self.readings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,53 +250,6 @@ class Concatenate:
     """The operands one after the other along `dim`."""
 
     dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class Regroup:
-    """The same elements, in row-major order, under other dimensions.
-
-    Of the dimensions that become others only the first that is longer than 1 is held in part, on
-    both sides; the others are whole.
-
-    Attributes:
-      groups: (how many dimensions, the global sizes of those in their place), in order.
-    """
-
-    groups: tuple[tuple[int, tuple[int, ...]], ...]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The global shape that the dimensions then have."""
-        return tuple(size for _, sizes in self.groups for size in sizes)
-
-    def shape(self, before: tuple[int, ...]) -> tuple[int, ...]:
-        """The local shape that a local shape becomes.
-
-        >>> Regroup(((1, (5,)), (2, (4, 3)))).shape((5, 1, 6))
-        (5, 2, 3)
-        """
-        found: list[int] = []
-        for count, sizes in self.groups:
-            taken, before = before[:count], before[count:]
-            found += taken if len(sizes) == count == 1 else _led(math.prod(taken), sizes)
-        return tuple(found)
-
-
-def _led(elements: int, sizes: tuple[int, ...]) -> list[int]:
-    """Sizes of which the first that is longer than 1 is cut, so that they hold `elements`."""
-    first = leading(sizes)
-    inner = math.prod(sizes[first + 1 :])
-    return [1] * first + [elements // inner] + list(sizes[first + 1 :])
-
-
-def leading(sizes: tuple[int, ...]) -> int:
-    """The first of some dimensions that is longer than 1; the last one where none is.
-
-    >>> leading((1, 4, 3)), leading((1, 1))
-    (1, 1)
-    """
-    return next((k for k, size in enumerate(sizes) if size > 1), len(sizes) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,24 +340,19 @@ class Choose:
 
 
 @dataclass(frozen=True, slots=True)
-class ValueAt:
-    """Of the second operand, the element at the place along `dim` that the first one names."""
-
-    dim: int
-
-
-@dataclass(frozen=True, slots=True)
 class Offset:
-    """Add `p*scale` to an integer value, which is clamped to `clamp` first.
+    """Add `p*scale + more` to an integer value, which is clamped to `clamp` first.
 
     To all of it, or, with `component`, to the slice of the last dimension with that number (gather
-    and scatter indices).
+    and scatter indices). Where the value was outside of `within` it becomes -1: no index.
     """
 
     digits: Digits
     scale: int
     component: int | None = None
     clamp: tuple[int, int] | None = None
+    more: int = 0
+    within: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +364,7 @@ class MaskIndexed:
 
     Attributes:
       components: (component, digits, block, size).
+      margins: places before the block from which each component counts, none if it is empty.
       batch_dims: the value's dimensions that the indices span.
       fill: None where nothing is filled in.
     """
@@ -445,6 +372,13 @@ class MaskIndexed:
     components: tuple[tuple[int, Digits, int, int], ...]
     batch_dims: tuple[int, ...]
     fill: float | None = None
+    margins: tuple[int, ...] = ()
+
+    @property
+    def counted(self) -> tuple[tuple[tuple[int, Digits, int, int], int], ...]:
+        """Every component with its margin."""
+        margins = self.margins or (0,) * len(self.components)
+        return tuple(zip(self.components, margins, strict=True))
 
     @property
     def digits(self) -> Digits:
@@ -521,10 +455,10 @@ Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
     | Carry | Best | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
     | Choose | Regroup | Join | ValueAt | Offset | MaskIndexed | FirstMember | Extract | Insert
-    | Loop | While | Branches | Manual
+    | Top | Fold | Loop | While | Branches | Manual
 )  # fmt: skip
 COLLECTIVES = (
-    AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best,
+    AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best, Top, Fold,
 )  # fmt: skip
 
 

@@ -19,10 +19,10 @@ from shardalg.errors import ProgramError
 from shardalg.graph.evaluate import apply
 from shardalg.graph.ir import Graph
 from shardalg.spmd import program as spmd
-from shardalg.spmd.blocks import Stack, garbage, ids, item_type, join, split, valid
+from shardalg.spmd.blocks import Stack, garbage, groups, ids, item_type, join, split, valid
 from shardalg.spmd.bound import bound
 from shardalg.spmd.control import CONTROL
-from shardalg.spmd.host_steps import HOST_STEPS, fetched
+from shardalg.spmd.host_steps import HOST_STEPS, fetched, top
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
 Environment = dict[int, Stack]
@@ -262,11 +262,31 @@ def _stacked(run: _Run, instruction: Instruction, outputs: dict[int, list[Stack]
     ]
 
 
+def _top(run: _Run, instruction: Instruction, env: Environment, *stacks: Stack) -> list[Stack]:
+    return top(instruction.attributes, *stacks)
+
+
+def _fold(run: _Run, instruction: Instruction, env: Environment, *stacks: Stack) -> list[Stack]:
+    count, node = len(instruction.results), run.graph.nodes[instruction.node]
+    results = [list(stack) for stack in stacks[:count]]
+    binding, params = bound(run.graph, instruction)
+    for group in groups(instruction.attributes.digits, len(run.positions)):
+        every = [np.stack([stack[p] for p in group]) for stack in stacks[:count]]
+        numbers = [stack[group[0]] for stack in stacks[count:]]
+        joined = apply(node.primitive, binding, params, [*every, *numbers])
+        for result, one in zip(results, joined, strict=True):
+            for position in group:
+                result[position] = _on_host(one)
+    return results
+
+
 _CONTROL: dict[type, Callable[..., list[Stack]]] = {
     spmd.Apply: _apply,
-    spmd.Fetch: lambda _, instruction, __, x: fetched(instruction.attributes, x),
+    spmd.Fetch: lambda _, instruction, __, *xs: fetched(instruction.attributes, *xs),
     spmd.Loop: _loop,
     spmd.While: _while,
     spmd.Branches: _branches,
     spmd.Manual: _manual,
+    spmd.Top: _top,
+    spmd.Fold: _fold,
 }

@@ -29,6 +29,7 @@ from shardalg.spmd.program import (
     Extract,
     Fetch,
     FirstMember,
+    Fold,
     Insert,
     Instruction,
     Join,
@@ -40,15 +41,16 @@ from shardalg.spmd.program import (
     MaskIndexed,
     Offset,
     ReduceScatter,
-    Regroup,
     Resize,
     Slice,
     SliceAt,
     SpmdProgram,
     Start,
+    Top,
     ValueAt,
     While,
 )
+from shardalg.spmd.regroup import Regroup
 
 
 def axes_text(mesh: Mesh, digits: Digits) -> str:
@@ -107,6 +109,8 @@ _TEXT: dict[type, Callable[..., str]] = {
         + (" in reverse" if a.reverse else "")
     ),
     Best: lambda a, m: f"best {a.combine} axes={axes_text(m, a.digits)} in blocks of {a.block}",
+    Top: lambda a, m: f"top dim={a.dim} axes={axes_text(m, a.digits)} in blocks of {a.block}",
+    Fold: lambda a, m: f"fold axes={axes_text(m, a.digits)}",
     DynamicSlice: lambda a, m: (
         f"dynamic_slice dim={a.dim} at p({axes_text(m, a.digits)})*{a.block}"
     ),
@@ -135,6 +139,7 @@ _TEXT: dict[type, Callable[..., str]] = {
     ValueAt: lambda a, m: f"value_at dim={a.dim}",
     Offset: lambda a, m: (
         f"offset p({axes_text(m, a.digits)})*{a.scale}"
+        + (f"{a.more:+d}" if a.more else "")
         + ("" if a.component is None else f" on component {a.component}")
     ),
     MaskIndexed: lambda a, m: (

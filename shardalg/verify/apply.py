@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -11,10 +11,25 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Signature
 from shardalg.merge.compatible import merge
-from shardalg.merge.integers import All, IntegerClaim, Number, equal, implies, within
+from shardalg.merge.integers import All, IntegerClaim, Not, Number, equal, implies, within
 from shardalg.merge.prove import MergeClaim
-from shardalg.ops.emit import Emission, boxes, emit, local_shape
-from shardalg.ops.rule import AND, ARGMAX, ARGMIN, CLIP, MAX, MIN, OR, PICK, SUM, Access, Rule
+from shardalg.ops.emit import Emission, IndexShift, boxes, emit, local_shape
+from shardalg.ops.rule import (
+    AND,
+    ARGMAX,
+    ARGMIN,
+    CLIP,
+    MAX,
+    MIN,
+    OR,
+    PICK,
+    SUM,
+    TOP,
+    USER,
+    Access,
+    Guard,
+    Rule,
+)
 from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
 from shardalg.spmd import program as p
@@ -41,7 +56,7 @@ IDEMPOTENT = (MAX, MIN, AND, OR)
 Stated = tuple[str, Statement]
 # What a device may say otherwise than the node: the rows read these, so the claims compare them.
 RESTATED = frozenset(
-    "shape new_sizes sizes start_indices limit_indices slice_sizes padding padding_config "
+    "shape new_sizes sizes reps start_indices limit_indices slice_sizes padding padding_config "
     "lhs_dilation base_dilation feature_group_count batch_group_count "
     "indices_are_sorted unique_indices mode".split()
 )
@@ -236,8 +251,10 @@ def _wider(what: Applied, run: Run) -> Iterator[tuple[str, Number]]:
 
     Any number would do: the claims show that what is kept of it is right.
     """
-    for name, _ in run.loops if run.rule.whole else ():
-        if run.local.extents.get(name, 1) > run.blocks[name] and name not in run.rule.reduced:
+    targets = {guard.loop.loop for guard in run.rule.guards}
+    for name, _ in run.loops if run.rule.whole or targets else ():
+        more = run.local.extents.get(name, 1) > run.blocks[name]
+        if more and (name in targets or name not in run.rule.reduced):
             yield name, next(_first(what, run, name))
 
 
@@ -255,11 +272,23 @@ def _operator(what: Applied, run: Run, emission: Emission) -> Iterator[Stated]:
     yield from reads(run, held)
     yield from padding(run, held)
     yield "combine", pending(run, held)[1]
-    yield from selected(run)
+    yield from selected(run, emission)
+    yield from _zeros(run, held)
     for k, contents in held.items():
         wanted = tuple(_expected(run, emission, k))
         words = f"the numbers of operand {k} are changed as the row asks: {wanted or 'not at all'}"
         yield "emitted", Decided(words, tuple(map(_comparable, contents.changes)) == wanted)
+
+
+def _zeros(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
+    """What is read beside the block, and summed with what others have there, is 0."""
+    for name, _ in run.wider:
+        places = [(k, d) for k, dims in run.rule.operands.items() for d, index in enumerate(dims)
+                  if name in run.rule.reduced and index.loop == name]  # fmt: skip
+        for operand, dim in places:
+            found = held[operand].dims[dim]
+            words = f"operand {operand} is 0 beside the block of {name}"
+            yield "reads", Decided(words, found.fill == SUM and found.base == 1)
 
 
 def _comparable(attributes: Attributes) -> Attributes:
@@ -278,39 +307,82 @@ def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Att
     """Changes of an operand's numbers, or (None) of the result's, that the row asks for."""
     for shift in emission.shifts:
         if shift.operand == operand and run.digits[shift.loop]:
-            scale = shift.sign * run.blocks[shift.loop]
-            yield p.Offset(run.digits[shift.loop], scale, shift.component, shift.clamp)
+            where = (run.digits[shift.loop], shift.sign * run.blocks[shift.loop])
+            yield p.Offset(*where, shift.component, shift.clamp, shift.more, shift.within)
     if operand is None and run.rule.prefix and run.digits[run.rule.prefix[0]]:
         loop, reverse = run.rule.prefix
         (dim,) = [d for d, index in enumerate(run.rule.results[0]) if index.loop == loop]
         yield p.Carry(dim, run.digits[loop], run.rule.combine, reverse)
-    if operand is None and run.rule.combine in (ARGMAX, ARGMIN) and _own_digits(run):
-        (loop,) = run.rule.reduced
-        (dim,) = [d for d, index in enumerate(run.rule.operands[0]) if index.loop == loop]
-        yield p.Best(dim, run.digits[loop], run.blocks[loop], run.rule.combine)
+    if operand is None and _own_digits(run):
+        yield from _joined(run)
     init = run.rule.init
-    counts = run.rule.combine not in IDEMPOTENT
+    # what a function of the user starts from changes nothing
+    counts = run.rule.combine not in (*IDEMPOTENT, USER)
     if counts and isinstance(init, Access) and init.operand == operand and _own_digits(run):
         yield p.FirstMember(_own_digits(run), run.rule.combine)
 
 
-def selected(run: Run) -> Iterator[Stated]:
-    """The place that a run-time index names is on one partition: it, and nobody else, has it."""
-    symbols = {symbol.name: symbol for symbol in run.rule.symbols}
+def _joined(run: Run) -> Iterator[Attributes]:
+    """What makes partial results one, where no all-reduce does."""
+    combine = run.rule.combine
+    if combine == USER:
+        yield p.Fold(tuple(d for name in run.rule.reduced for d in run.digits[name]))
+    if combine in (ARGMAX, ARGMIN, TOP):
+        (loop,) = run.rule.reduced
+        (dim,) = [d for d, index in enumerate(run.rule.operands[0]) if index.loop == loop]
+        where = (dim, run.digits[loop], run.blocks[loop])
+        yield p.Top(*where) if combine == TOP else p.Best(*where, combine)
+
+
+def selected(run: Run, emission: Emission) -> Iterator[Stated]:
+    """The places that a run-time start names are on the partitions that have them, and no other."""
+    starts = {shift.loop: shift for shift in emission.shifts if shift.sign}
     for guard in run.rule.guards:
         name = guard.loop.loop
         if name is None or not run.digits[name]:
             continue
-        block, extent = run.blocks[name], run.rule.extents[name]
-        t, own = Number.of("t"), partition_number(run.digits[name])
-        here, there = within(t - own * block, 0, block), equal(t // block, own)
-        on_mesh = within(t // block, 0, parts(run.digits[name]))
-        goal = All((implies(here, there), implies(there, here), on_mesh))
-        words = f"index t of {name} is place t - p*{block} on partition t // {block} alone"
-        yield "selected", IntegerClaim(words, run.mesh, goal, (("t", extent),))
-        symbol = symbols[guard.index.variables[0]]
-        inside = symbol.mode != CLIP or symbol.high < extent
-        yield "selected", Decided(f"a clipped index stays below {extent}", inside)
+        windows = [v for v in guard.index.variables if v in run.rule.extents]
+        if windows and name in starts:
+            yield "selected", _overlap(run, guard, starts[name])
+        else:
+            yield "selected", _place(run, name)
+        (symbol,) = (s for s in run.rule.symbols if s.name in guard.index.variables)
+        width = max((run.rule.extents[v] for v in windows), default=1)
+        inside = symbol.mode != CLIP or symbol.high + width <= run.rule.extents[name]
+        yield "selected", Decided(f"a clipped index stays below {run.rule.extents[name]}", inside)
+
+
+def _place(run: Run, name: str) -> IntegerClaim:
+    block, extent = run.blocks[name], run.rule.extents[name]
+    t, own = Number.of("t"), partition_number(run.digits[name])
+    here, there = within(t - own * block, 0, block), equal(t // block, own)
+    on_mesh = within(t // block, 0, parts(run.digits[name]))
+    goal = All((implies(here, there), implies(there, here), on_mesh))
+    words = f"index t of {name} is place t - p*{block} on partition t // {block} alone"
+    return IntegerClaim(words, run.mesh, goal, (("t", extent),))
+
+
+def _overlap(run: Run, guard: Guard, shift: IndexShift) -> IntegerClaim:
+    """Place `x` of a block, `width` places behind the margin's first, is in a window where it is.
+
+    A start that misses the block and its margins is clamped to a window of the margin alone, or
+    drops its update: the window then has no place of the block.
+    """
+    name = guard.loop.loop
+    (window,) = (v for v in guard.index.variables if v in run.rule.extents)
+    block, extent, width = run.blocks[name], run.rule.extents[name], run.rule.extents[window]
+    own = partition_number(run.digits[name]) * block
+    t, w, x = Number.of("t"), Number.of("w"), Number.of("x")
+    local = t + partition_number(run.digits[name]) * (shift.sign * block) + shift.more
+    first = dict(run.wider)[name]
+    here, there = equal(own + x, t + w), equal(own - first + x, local + w)
+    runs = run.local.extents[name]
+    reached = within(local, 0, runs - width + 1)
+    goal = All((implies(reached, All((implies(here, there), implies(there, here)))),
+                implies(Not(reached), Not(here))))  # fmt: skip
+    words = f"a window of {width} at start t of {name} has place x of the block where it is"
+    unknowns = (("t", extent - width + 1), ("w", width), ("x", block))
+    return IntegerClaim(words, run.mesh, goal, unknowns)
 
 
 def _result(what: Applied, run: Run, place: tuple[Emission, int, Made]) -> Outcome:
@@ -342,9 +414,14 @@ def _more(run: Run, nth: int, said: Contents) -> Contents:
 
 def _masked(run: Run, emission: Emission) -> Iterator[Attributes]:
     """What has to be left out of a gathered value: what other partitions hold."""
-    owned = [(c, loop) for c, loop in emission.owned if run.digits[loop]]
+    highs = {symbol.name: symbol.high for symbol in run.rule.symbols}
+    counts = {g.loop.loop: highs[v] + 1 for g in run.rule.guards for v in g.index.variables
+              if v in highs}  # fmt: skip
+    owned = [(c, loop) for c, loop, _ in emission.owned if run.digits[loop]]
+    widths = {loop: width for _, loop, width in emission.margins}
     if owned:
         components = tuple(
-            (c, run.digits[loop], run.blocks[loop], run.rule.extents[loop]) for c, loop in owned
+            (c, run.digits[loop], run.blocks[loop], counts[loop]) for c, loop in owned
         )
-        yield p.MaskIndexed(components, emission.batch_dims, emission.fill)
+        margins = tuple(widths.get(loop, 0) for _, loop in owned) if widths else ()
+        yield p.MaskIndexed(components, emission.batch_dims, emission.fill, margins)

@@ -61,3 +61,18 @@ def best(step: Step) -> Result:
     stated: list[Stated] = [("combine", Decided(words, right)), *members_agree(step, a.digits, ())]
     made = replace(place, unreduced=place.unreduced if rest is None else rest)
     return replace(made, awaits=place.awaits[1:]), stated
+
+
+def together(step: Step) -> Result:
+    """Partial results that wait for one another become one, each from all of them."""
+    a, given = step.attributes, step.given
+    rest = without(given.unreduced, a.digits)
+    partial, starts = step.operands[: step.count], step.operands[step.count :]
+    waiting = [held.awaits[:1] == (a,) and not held.changes for held in partial]
+    waiting += [not (held.awaits or held.changes or held.unreduced) for held in starts]
+    alike = {(held.dims, held.unreduced, held.awaits) for held in partial}
+    right = rest is not None and all(waiting) and len(alike) == 1
+    words = "all partial results of the operator are joined, as it asks"
+    stated: list[Stated] = [("combine", Decided(words, right)), *members_agree(step, a.digits, ())]
+    made = replace(given, unreduced=given.unreduced if rest is None else rest)
+    return replace(made, awaits=given.awaits[1:]), stated

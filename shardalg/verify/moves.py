@@ -22,7 +22,7 @@ from shardalg.merge.integers import (
     within,
 )
 from shardalg.spmd import program as p
-from shardalg.verify.combines import best, carry, join, value_at
+from shardalg.verify.combines import best, carry, join, together, value_at
 from shardalg.verify.contents import (
     Contents,
     Held,
@@ -243,10 +243,9 @@ def _number_at(number: Number, position: int) -> int:
     return number.at({atom: partition_id(atom.digits, position) for atom in ids})
 
 
-def _fetch(step: Step, number: int) -> Result:
+def _fetch(step: Step, reading: p.Reading) -> Result:
     """The permutes bring every device what a reading wants of the block that it names."""
     a, held = step.attributes, step.given.dims[step.attributes.dim]
-    reading = a.readings[number]
     source, wanted = start_number(reading.source), start_number(reading.wanted)
     own = PartitionId(canonical(a.digits))
     arriving = held.start.replaced(lambda atom: source if atom == own else None)
@@ -283,7 +282,8 @@ def _serves(
 
 def _sent_once(step: Step) -> Stated:
     """For all readings together a permute takes one block of a device, and brings it one."""
-    sides = [side for pairs in step.attributes.permutes for side in zip(*pairs, strict=True)]
+    permutes = [list(zip(*edges, strict=True)) for edges in step.attributes.permutes if edges]
+    sides = [side for sources, targets, _ in permutes for side in (sources, targets)]
     once = all(len(set(side)) == len(side) for side in sides)
     return "delivers", Decided("in a permute every device sends and receives once at most", once)
 
@@ -295,6 +295,9 @@ def _dilate(step: Step) -> Result:
     plain = held.base == 1 and max(a.low, a.high) < a.factor
     if a.factor == held.base == 1 and held.start == Number() and held.length == held.size:
         held, plain = replace(held, fill=fill), True
+    elif a.factor == held.base == 1 and (held.fill == fill or _full(held)) and not held.wanted:
+        # beside a block, places that others hold are as good as none
+        held, plain = replace(held, fill=fill, wanted=(held.start, held.length)), True
     made = replace(
         held,
         start=held.start * a.factor - a.low,
@@ -304,6 +307,13 @@ def _dilate(step: Step) -> Result:
     )
     words = "the places that are filled are no element's"
     return with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain))]
+
+
+def _full(held: Held) -> bool:
+    """Whether every place holds an element, on the last device too."""
+    ids = (atom for atom in held.start.atoms() if isinstance(atom, PartitionId))
+    last = held.start.at({atom: parts(atom.digits) - 1 for atom in ids})
+    return last + held.length <= held.size
 
 
 def _changed(step: Step) -> Result:
@@ -319,8 +329,8 @@ def _changed(step: Step) -> Result:
 def _by_shifted(step: Step) -> Iterator[Stated]:
     """What selects the places of a gathered value are the indices as they were shifted for it."""
     for indices in step.operands[1:]:
-        shifts = {(c.component, c.digits, -c.scale) for c in indices.changes}
-        wanted = {(c, digits, block) for c, digits, block, _ in step.attributes.components}
+        shifts = {(c.component, c.digits, -c.scale, c.more) for c in indices.changes if c.scale}
+        wanted = {(c, d, block, margin) for (c, d, block, _), margin in step.attributes.counted}
         yield "selected", Decided("indices are shifted as the blocks are", shifts == wanted)
 
 
@@ -355,8 +365,14 @@ def moved(step: Step) -> tuple[tuple[Contents, ...], list[Stated]]:
     A local that a graph value is named for holds what its layout says; the claims show it.
     """
     if isinstance(step.attributes, p.Fetch):
-        found = [_fetch(step, number) for number in range(len(step.attributes.readings))]
+        found = [
+            _fetch(replace(step, operands=(step.operands[reading.operand],)), reading)
+            for reading in step.attributes.readings
+        ]
         stated = [_sent_once(step)]
+    elif isinstance(step.attributes, p.Top | p.Fold):
+        each = [replace(step, number=number) for number in range(step.count)]
+        found, stated = [together(one) for one in each], []
     else:
         found, stated = [MOVES[type(step.attributes)](step)], []
     if step.made.named:

@@ -223,8 +223,9 @@ def _is_element(held: Held, position: Number) -> Formula:
 
 def _absorbs(rule: Rule, operand: int, fill: str | None) -> bool:
     """Whether reading `fill` is as good as reading nothing."""
-    if rule.combine == PICK and isinstance(rule.init, Access):
-        return fill == f"operand {rule.init.operand}"
+    number = rule.filler(operand)
+    if number is not None:
+        return fill == f"operand {number}"
     return fill is not None and fill == rule.nothing(operand)
 
 
@@ -264,7 +265,11 @@ def _beyond(
     extent = run.rule.extents[name]
     beyond = Not(less(run.iterations[name], extent))
     words = f"iterations of {name} beyond {extent} read no garbage, and a filled place"
-    goal = implies(beyond, All((*known, Either(tuple(absorbed)))))
+    # What goes into places of a result that do not exist is padding again, unless it is carried on.
+    single = {index.loop for dims in run.rule.results for index in dims} & names.keys()
+    single -= set(_joined(run.rule))
+    kept = [less(run.iterations[n], run.rule.extents[n]) for n in names if n in single]
+    goal = implies(All((beyond, *kept)), All((*known, Either(tuple(absorbed)))))
     return run.claim(words, goal, tuple(names))
 
 

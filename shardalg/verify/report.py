@@ -38,7 +38,7 @@ class Claim:
       node: the value or instruction that it speaks of.
       claim: "merge", "iterations", "reads", "padding", "writes", "combine", "emitted", "selected",
         "mask", "delivers", "carry", "manual" or "border"; "rows", "emission", "collectives",
-        "arithmetic" of what is trusted.
+        "monoids", "arithmetic" of what is trusted.
       status: "proved", "refuted", "unknown", "trusted" (tested instead) or "not_claimed".
       words: the statement; witness: of a refuted one, a case in which it fails.
     """
@@ -58,6 +58,7 @@ FACTS = tuple(
         ("rows", "a row says what its JAX primitive computes: tests/ops evaluate each"),
         ("emission", "run-time indices are shifted where it says: tests/partition run it"),
         ("collectives", "JAX's collectives do what their names say: tests/lower run each of them"),
+        ("monoids", "a reducing function of the user and its start form a monoid, as JAX asks"),
         ("arithmetic", "sums may be reassociated, and 0 times a number of the user is 0"),
     )
 )

@@ -23,6 +23,8 @@ class Step:
 
     Attributes:
       filler: the second operand of a mask in words, where it fills with a value.
+      number: of the result that is spoken of, and of the operand that it follows.
+      count: of results.
     """
 
     mesh: Mesh
@@ -30,11 +32,13 @@ class Step:
     operands: tuple[Contents, ...]
     made: Made
     filler: str = ""
+    number: int = 0
+    count: int = 1
 
     @property
     def given(self) -> Contents:
-        """What the first operand holds."""
-        return self.operands[0]
+        """What the operand holds that the result follows: the first one, mostly."""
+        return self.operands[self.number]
 
     @property
     def said(self) -> Contents:

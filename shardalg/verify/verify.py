@@ -27,16 +27,19 @@ from shardalg.spmd.program import (
     Branches,
     Choose,
     Concatenate,
+    Fetch,
+    Fold,
     Instruction,
     Join,
     Loop,
     Manual,
     MaskIndexed,
-    Regroup,
     SpmdProgram,
+    Top,
     ValueAt,
     While,
 )
+from shardalg.spmd.regroup import Regroup
 from shardalg.verify import contents
 from shardalg.verify.apply import Applied, applied
 from shardalg.verify.contents import Contents, Made, anonymous, laid_out
@@ -156,12 +159,14 @@ class Verifier:
         mesh, attributes = self.program.mesh, instruction.attributes
         if isinstance(attributes, OPERATORS):
             return Applied(mesh, node.signature, attributes, operands, made), node.results
-        first = held[instruction.operands[0]].value
-        filler = held[instruction.operands[-1]].value
-        if isinstance(attributes, Regroup) and made[0].named:
-            first = node.results[0]
-        step = Step(mesh, attributes, operands, made[0], f"value {filler}")
-        return step, (first,) * len(made)
+        given = tuple(held[operand].value for operand in instruction.operands)
+        step = Step(mesh, attributes, operands, made[0], f"value {given[-1]}", count=len(made))
+        if isinstance(attributes, Top | Fold):
+            return step, given[: len(made)]
+        if isinstance(attributes, Fetch):
+            return step, tuple(given[reading.operand] for reading in attributes.readings)
+        named = isinstance(attributes, Regroup) and made[0].named
+        return step, (node.results[0] if named else given[0],) * len(made)
 
     def values_right(
         self, instruction: Instruction, held: Held, values: tuple[int | None, ...]
@@ -180,6 +185,11 @@ class Verifier:
             right = right and indices == self.graph.nodes[instruction.node].operands[1]
         if isinstance(instruction.attributes, Regroup):
             right = right and self.is_view(instruction, held)
+        if isinstance(instruction.attributes, Top | Fold):
+            given = tuple(held[operand].value for operand in instruction.operands)
+            node, count = self.graph.nodes[instruction.node], len(values)
+            starts = node.operands[count:] if isinstance(instruction.attributes, Fold) else ()
+            right = right and given == (*node.results, *starts)
         if isinstance(instruction.attributes, OF_ONE_VALUE):
             right = right and len({held[operand].value for operand in instruction.operands}) == 1
         return self.judged("", "reads", Decided("operands and results are the node's own", right))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from shardalg.merge.integers import Number, equal
-from shardalg.spmd.program import leading
+from shardalg.spmd.regroup import leading
 from shardalg.verify.contents import Held
 from shardalg.verify.report import Decided
 from shardalg.verify.step import Result, Stated, Step, nothing_beyond

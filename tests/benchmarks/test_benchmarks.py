@@ -14,6 +14,7 @@ from benchmarks import (
     result,
     scaling,
     step_time,
+    switches,
     symbols,
 )
 from benchmarks.train_step import Step
@@ -30,6 +31,14 @@ def said():
 
 def finite(values):
     return all(isinstance(v, int | float) and math.isfinite(v) and v >= 0 for v in values)
+
+
+def test_switches(said):
+    done = switches.run(said.append, [("recurrent", switches.recurrent())])
+    ratios = {row["options"]: row["bytes_ratio"] for row in done.table}
+    assert ratios["hoist_gathers=True"] < 1
+    assert "join_formatting=False" not in ratios
+    assert said == ["recurrent"]
 
 
 def test_planning(said):

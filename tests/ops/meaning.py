@@ -207,7 +207,8 @@ def meaning(rule, node, operands, types):
 
 def by_blocks(rule, node, operands, types):
     """A row with whole loops: the primitive on the block of every point of the other loops."""
-    outer = {name: extent for name, extent in rule.loops if name not in rule.whole}
+    inner = {*rule.whole, *(rule.reduced if rule.combine == rows.TOP else ())}
+    outer = {name: extent for name, extent in rule.loops if name not in inner}
     results = [np.zeros(shape, dtype) for shape, dtype in types]
     for point_ in itertools.product(*(range(n) for n in outer.values())):
         at = dict(zip(outer, point_, strict=True))

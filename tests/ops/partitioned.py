@@ -8,6 +8,9 @@ from shardalg.ops.emit import emit
 from shardalg.ops.loops import dim_loops
 from tests.ops.meaning import UFUNCS, identity
 
+RANKED = (rows.ARGMAX, rows.ARGMIN, rows.TOP, rows.USER)
+"""Ways to combine by more than one array of numbers: tests/partition runs them."""
+
 
 def garbage(dtype):
     """What padding holds: NaN, or a number that no test uses."""
@@ -41,9 +44,13 @@ class Shard:
     @property
     def realisable(self):
         carried = self.rule.prefix is not None and self.rule.prefix[0] == self.loop
-        ranked = self.rule.combine in (rows.ARGMAX, rows.ARGMIN) and self.loop in self.rule.reduced
-        boxed = any(guard.loop.loop == self.loop for guard in self.rule.guards)
-        boxed = boxed and self.rule.family == "dynamic"
+        ranked = self.rule.combine in RANKED and self.loop in self.rule.reduced
+        # boxes, and windows with margins around the block
+        boxed = any(
+            guard.loop.loop == self.loop
+            and any(name in self.rule.extents for name in guard.index.variables)
+            for guard in self.rule.guards
+        )
         return not (carried or ranked or boxed) and all(
             self.dims(tensor) is not None for tensor in self.rule.tensors
         )
@@ -107,10 +114,10 @@ def _shift(indices, shift, offset):
 
 def _owned(shard, emission, operands, made, p):
     other = [d for d in range(made.ndim) if d not in emission.batch_dims]
-    for component, loop in emission.owned:
+    for component, _, count in emission.owned:
         local = operands[1][..., component]
         globally = local + p * shard.block
-        missing = (globally < 0) | (globally >= shard.rule.extents[loop])
+        missing = (globally < 0) | (globally >= count)
         here = (local >= 0) & (local < shard.block) & ~missing
         fill = emission.fill if emission.fill is not None and p == 0 else 0
         made = np.where(np.expand_dims(here, other), made, 0)

@@ -20,7 +20,7 @@ def dropout(x, words):
 
 def test_dropout_draws_blocks_and_moves_nothing():
     plan = sa.plan(dropout, X, KEY, mesh=MESH, in_shardings=(SPEC, P()), out_shardings=SPEC)
-    assert not len(plan.collectives())
+    assert not len(plan.collectives_table)
     assert not len(plan.warnings())
     assert "u32[3@X,6,3@Y] threefry2x32" in str(plan.program)
     np.testing.assert_array_equal(plan.lower()(X, KEY), jax.jit(dropout)(X, KEY))
@@ -30,5 +30,5 @@ def test_dropout_of_named_sizes_is_one_program_at_all_of_them():
     b, m = sa.dims("B M", hint=(8, 6))
     x = jax.ShapeDtypeStruct((b, 6, m), "float32")
     plan = sa.plan(dropout, x, KEY, mesh=MESH, in_shardings=(SPEC, P()), out_shardings=SPEC)
-    assert not len(plan.collectives())
+    assert not len(plan.collectives_table)
     assert {str(s) for s in plan.cost("tpu_v3").flops.free_symbols} == {"B", "M"}

@@ -1,11 +1,17 @@
 """What holds for every graph: the worklist is full sweeps, annotations stand, carries agree."""
 
-from hypothesis import given, settings
+import math
+import random
+from dataclasses import replace
+from unittest.mock import patch
+
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from shardalg.graph.ir import Graph
 from shardalg.ops.table import rules
-from shardalg.propagate import border, propagate
+from shardalg.propagate import Options, border, edges, propagate
+from shardalg.propagate import index as index_module
 from shardalg.propagate.fixpoint import Fixpoint
 from shardalg.propagate.index import index
 from shardalg.propagate.layouts import Layouts, extends
@@ -117,6 +123,53 @@ def test_the_merges_told_are_merges(problem):
         for a, b, c in zip(first.dims, second.dims, both.dims, strict=True):
             assert c == (a or b)
             assert not (a and b) or a == b
+
+
+def any_order(rng):
+    """A stand-in for `post_order`: a random one in which operands stand before their readers."""
+
+    def order(graph, number):
+        here, producer, done = set(graph.regions[number].nodes), graph.producer, []
+        needed = {n: {producer[v] for v in graph.nodes[n].operands} & here for n in here}
+        while len(done) < len(here):
+            ready = sorted(n for n in here - set(done) if needed[n] <= set(done))
+            done.append(rng.choice(ready))
+        return done
+
+    return order
+
+
+def reordered(problem, policy, seed):
+    """The completion of a problem whose nodes are visited in another order."""
+    graph, given = replace(problem[0]), problem[1]  # a copy, which remembers no index
+    order = any_order(random.Random(seed))
+    with patch.object(index_module, "post_order", order), patch.object(edges, "post_order", order):
+        return propagate(graph, given, Options(policy=policy))
+
+
+@given(problems(), st.sampled_from(["gspmd", "shardy"]), st.integers(0, 99))
+@settings(max_examples=150)
+def test_order_decides_nothing_but_recorded_conflicts(problem, policy, seed):
+    """Where two orders differ, both name values that refused a layout, with what they kept."""
+    note(f"{policy}, seed {seed}")
+    first = propagate(*problem, Options(policy=policy))
+    second = reordered(problem, policy, seed)
+    if first.shardings != second.shardings:
+        assert first.conflicts
+        assert second.conflicts
+    for conflict in (*first.conflicts, *second.conflicts):
+        assert not extends(conflict.kept.dims, conflict.refused.dims)
+
+
+@given(problems(), st.sampled_from(["gspmd", "shardy"]))
+def test_every_change_has_more_tiles(problem, policy):
+    done = propagate(*problem, Options(policy=policy))
+    tiles = {}
+    for reason in done.history:
+        count = math.prod(reason.layout.parts)
+        if reason.kind == "completed":
+            assert count > tiles.get(reason.value, 1)
+        tiles[reason.value] = count
 
 
 def test_a_graph_without_nodes_completes():

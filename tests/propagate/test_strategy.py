@@ -109,7 +109,7 @@ def test_an_unknown_policy_is_refused():
         Options(policy="magic")
 
 
-def test_priorities_are_refused(graph):
+def test_priorities_are_kept(graph):
     given = dataclasses.replace(layout((4, 8), "x"), priorities=(1, 0))
-    with pytest.raises(StrategyError, match=r"argument .*has priorities \(1, 0\), and completion"):
-        resolve(graph, Strategy(MESH, (None, given)))
+    found = resolve(graph, Strategy(MESH, (None, given))).arguments
+    assert [sharding.priorities for sharding in found if sharding] == [(1, 0)]

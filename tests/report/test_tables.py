@@ -35,7 +35,7 @@ def test_collectives_of_a_program_in_order():
 
 @pytest.mark.parametrize("axes", [("X", "Y"), ("Y", "X")])
 def test_several_axes_stand_major_first(axes):
-    program, graph, _ = plan_on(lambda x: jnp.sort(x, 0), (16, 64), P(axes))
+    program, graph, _ = plan_on(lambda x: jnp.sort(x, 0), (64,), P(axes))
     (row,) = collectives(program, graph)
     assert (row["kind"], row["axes"], row["group_size"]) == ("all_gather", ",".join(axes), 8)
 

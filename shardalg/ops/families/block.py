@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardalg.graph.ir import Signature
 from shardalg.ops.families.build import Builder, access, indices, names
-from shardalg.ops.rule import Rule
+from shardalg.ops.rule import TOP, Rule
 
 LINEAR_ALGEBRA = """
 approx_top_k cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product
@@ -50,12 +51,13 @@ def sort(signature: Signature) -> tuple[Rule, ...]:
 
 
 def top_k(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, L] -> [d0, K], [d0, K] whole [K, L]`."""
+    """`[d0, l] -> [d0, K], [d0, K] top [l] whole [K]`: the best of blocks are the best of all."""
     rank = len(signature.operands[0].shape)
     axis = signature.param("axis", -1) % rank
-    read = ["L" if d == axis else f"d{d}" for d in range(rank)]
+    read = ["l" if d == axis else f"d{d}" for d in range(rank)]
     write = ["K" if d == axis else f"d{d}" for d in range(rank)]
-    return (blocks(signature, [read], [write] * len(signature.results), 1),)
+    row = blocks(signature, [read], [write] * len(signature.results), 1)
+    return (replace(row, combine=TOP),)
 
 
 def fft(signature: Signature) -> tuple[Rule, ...]:

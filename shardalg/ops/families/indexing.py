@@ -88,8 +88,8 @@ class Axis:
 
     @property
     def offset(self) -> Index:
-        """Position inside the window."""
-        return Index.of(self.window) if self.window else Index.of(0)
+        """Position inside the window; one of a single element has no other."""
+        return Index.of(self.window) if self.window and self.size != 1 else Index.of(0)
 
     @property
     def high(self) -> int:

@@ -1,0 +1,202 @@
+"""`policy="cost"`: what every node computes where, chosen by seconds instead of by completion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.hardware import Hardware, load
+from shardalg.costs.step_time import estimate
+from shardalg.graph.ir import Graph, Node
+from shardalg.ops.table import rules
+from shardalg.partition.assign import LoopDigits
+from shardalg.partition.calls import Border, border
+from shardalg.partition.choices import Candidate, candidates, move_s
+from shardalg.partition.component import components
+from shardalg.partition.descent import Asked, Option, Problem, best_of
+from shardalg.partition.layouts import interned, whole
+from shardalg.partition.node import is_remade
+from shardalg.partition.partition import partition
+from shardalg.propagate.sharded import Reason, ShardedGraph
+from shardalg.propagate.strategy import Options
+
+STARTS = 8
+"""Random starts beside the one from completion, where they take seconds at most."""
+MOST_OPTIONS = 2000
+"""Options of all units together, up to which random starts are taken."""
+
+
+def by_cost(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> ShardedGraph:
+    """The graph with the layouts and the loops that take the fewest seconds, as far as found.
+
+    Annotations, arguments, results and what loops carry stay as completed. Coordinate descent from
+    the completed layouts, and on small graphs from `STARTS` random points; completion itself stands
+    where nothing is faster by `costs.step_time`. Memory is not limited.
+    """
+    chip = load(options.hardware)
+    problem = CostProblem(sharded, chip)
+    more = STARTS if sum(map(len, problem.problem.units)) <= MOST_OPTIONS else 0
+    made = problem.applied(best_of(problem.problem, problem.completed, more=more))
+
+    def step_s(graph: ShardedGraph) -> float:
+        program = partition(graph, roles, options)
+        return estimate(program, graph.graph, chip, roles=roles).step_time_s
+
+    return min(made, sharded, key=step_s)
+
+
+@dataclass(frozen=True, eq=False)
+class CostProblem:
+    """A completed graph as a problem of descent.
+
+    Attributes:
+      hardware: what the seconds are of.
+    """
+
+    sharded: ShardedGraph
+    hardware: Hardware
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+        return self.sharded.graph
+
+    @cached_property
+    def homes(self) -> tuple[Sharding, ...]:
+        """The completed layouts alone, of axes that split something."""
+        found = []
+        for given in self.sharded.shardings:
+            dims = tuple(tuple(d for d in dim if d.size > 1) for dim in given.dims)
+            found.append(interned(given.mesh, given.shape, dims, ()))
+        return tuple(found)
+
+    @cached_property
+    def places(self) -> tuple[tuple[Node, int], ...]:
+        """Per unit its node, and the component of it."""
+        return tuple(
+            (node, place)
+            for node in self.graph.walk()
+            if not node.bodies
+            for place in range(len(components(rules(node.signature) or ())) or 1)
+        )
+
+    @cached_property
+    def found(self) -> tuple[tuple[Candidate, ...], ...]:
+        """Per unit its candidates; of a node without a row the one of whole operands."""
+        return tuple(self._candidates(node, place) for node, place in self.places)
+
+    def _candidates(self, node: Node, place: int) -> tuple[Candidate, ...]:
+        homes = tuple(self.homes[v] for v in (*node.operands, *node.results))
+        if rules(node.signature):
+            return candidates(node.signature, homes, place, self.hardware)
+        count = len(node.operands)
+        asks = tuple((k, whole(home)) for k, home in enumerate(homes[:count]))
+        makes = tuple((k, whole(home)) for k, home in enumerate(homes[count:]))
+        return (Candidate((), asks, makes, 0.0),)
+
+    @cached_property
+    def problem(self) -> Problem:
+        """Units, values, and seconds of moves."""
+        units = tuple(
+            tuple(self._option(node, candidate) for candidate in found)
+            for (node, _), found in zip(self.places, self.found, strict=True)
+        )
+        given, homes = self._fixed()
+        wanted = tuple(self._wanted())
+        asked = {value for value, _ in wanted}
+        alone = {v for v, users in enumerate(self.graph.users) if len(users) == 1} - asked
+        return Problem(units, given, homes, wanted, frozenset(alone), self._move)
+
+    def _option(self, node: Node, candidate: Candidate) -> Option:
+        times = self.graph.trip_count(node)
+        asks = tuple((node.operands[k], layout) for k, layout in candidate.demands)
+        makes = tuple((node.results[k], layout) for k, layout in candidate.produced)
+        return Option(asks, makes, candidate.compute_s * times)
+
+    def _fixed(self) -> tuple[dict[int, Sharding], dict[int, Sharding]]:
+        """What no unit makes, and what keeps its completed home."""
+        graph, homes = self.graph, self.homes
+        given = {v: homes[v] for region in graph.regions for v in region.arguments}
+        given |= {v: homes[v] for v in graph.arguments}
+        given |= {v: whole(homes[v]) for v, _ in graph.constants}
+        for node in graph.walk():
+            if node.bodies:
+                given |= dict(zip(node.results, self._border(node).results, strict=True))
+        kept = {v: homes[v] for v in (*given, *self.sharded.fixed) if v < len(homes)}
+        return given, kept | {v: whole(homes[v]) for v, _ in graph.constants}
+
+    def _border(self, node: Node) -> Border:
+        return border(self.graph, node, self.homes)
+
+    def _wanted(self) -> Iterator[Asked]:
+        """What the function gives back, and what loops and branches take and hand on."""
+        graph = self.graph
+        for value, given in zip(graph.results, self.sharded.results, strict=True):
+            dims = tuple(tuple(d for d in dim if d.size > 1) for dim in given.dims)
+            yield value, interned(given.mesh, given.shape, dims, ())
+        for node in graph.walk():
+            if node.bodies:
+                agreed = self._border(node)
+                yield from zip(node.operands, agreed.operands, strict=True)
+                for body, (_, results) in zip(node.bodies, agreed.bodies, strict=True):
+                    yield from zip(graph.regions[body].results, results, strict=True)
+
+    @cached_property
+    def _times(self) -> tuple[int, ...]:
+        """How often each value is made in a step."""
+        producer = self.graph.producer
+        nodes = self.graph.nodes
+        found = [1 if n is None else self.graph.trip_count(nodes[n]) for n in producer]
+        for region in self.graph.regions:
+            for value in region.arguments:
+                found[value] = region.trip_count
+        return tuple(found)
+
+    def _move(self, value: int, source: Sharding, target: Sharding) -> float:
+        if value in self._remade:
+            return 0.0
+        itemsize = self.graph.values[value].type.itemsize
+        return move_s(source, target, itemsize, self.hardware) * self._times[value]
+
+    @cached_property
+    def _remade(self) -> frozenset[int]:
+        """Values made from numbers alone: in every layout for nothing."""
+        nodes = self.graph.nodes
+        return frozenset(v for n in nodes if is_remade(self.graph, n) for v in n.results)
+
+    @cached_property
+    def completed(self) -> tuple[int, ...]:
+        """Per unit what is nearest to the completed layouts: the start of the descent."""
+        return tuple(
+            min(range(len(options)), key=lambda k: self._apart(options[k]))
+            for options in self.problem.units
+        )
+
+    def _apart(self, option: Option) -> float:
+        """Seconds of an option alone, from and to the completed layouts."""
+        asks = sum(self._move(v, self.homes[v], layout) for v, layout in option.asks)
+        makes = sum(self._move(v, layout, self.homes[v]) for v, layout in option.makes)
+        return option.seconds + asks + makes
+
+    def applied(self, taken: Sequence[int]) -> ShardedGraph:
+        """The graph with the homes and the loops of these options."""
+        problem = self.problem
+        loops: dict[int, tuple[LoopDigits, ...]] = {}
+        for (node, _), found, k in zip(self.places, self.found, taken, strict=True):
+            if rules(node.signature):
+                loops[node.index] = (*loops.get(node.index, ()), found[k].loops)
+        homes, changed = list(self.sharded.shardings), []
+        for value in problem.makers:
+            if value not in problem.homes:
+                at = problem.home(value, taken)[1]
+                homes[value] = interned(at.mesh, at.shape, at.dims, ())
+                if homes[value].dims != self.homes[value].dims:
+                    changed.append(Reason(value, homes[value], "chosen by cost"))
+        history = partial(_history, self.sharded, tuple(changed))
+        return replace(self.sharded, shardings=tuple(homes), loops=loops, _history=history)
+
+
+def _history(sharded: ShardedGraph, changed: tuple[Reason, ...]) -> tuple[Reason, ...]:
+    return (*sharded.history, *changed)

@@ -1,0 +1,53 @@
+"""Regrouping: an instruction that gives the same elements other dimensions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """The same elements, in row-major order, under other dimensions.
+
+    Of the dimensions that become others only the first that is longer than 1 is held in part, on
+    both sides; the others are whole.
+
+    Attributes:
+      groups: (how many dimensions, the global sizes of those in their place), in order.
+    """
+
+    groups: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The global shape that the dimensions then have."""
+        return tuple(size for _, sizes in self.groups for size in sizes)
+
+    def shape(self, before: tuple[int, ...]) -> tuple[int, ...]:
+        """The local shape that a local shape becomes.
+
+        >>> Regroup(((1, (5,)), (2, (4, 3)))).shape((5, 1, 6))
+        (5, 2, 3)
+        """
+        found: list[int] = []
+        for count, sizes in self.groups:
+            taken, before = before[:count], before[count:]
+            found += taken if len(sizes) == count == 1 else _led(math.prod(taken), sizes)
+        return tuple(found)
+
+
+def _led(elements: int, sizes: tuple[int, ...]) -> list[int]:
+    """Sizes of which the first that is longer than 1 is cut, so that they hold `elements`."""
+    first = leading(sizes)
+    inner = math.prod(sizes[first + 1 :])
+    return [1] * first + [elements // inner] + list(sizes[first + 1 :])
+
+
+def leading(sizes: tuple[int, ...]) -> int:
+    """The first of some dimensions that is longer than 1; the last one where none is.
+
+    >>> leading((1, 4, 3)), leading((1, 1))
+    (1, 1)
+    """
+    return next((k for k, size in enumerate(sizes) if size > 1), len(sizes) - 1)

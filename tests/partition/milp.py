@@ -1,0 +1,126 @@
+"""The problem of coordinate descent as a mixed-integer program, solved by scipy's HiGHS.
+
+    x[u, k]     unit u takes option k                        sum_k x[u, k] = 1
+    y[v, S, H]  value v is made as S and lies in H           sum_H y[v, S, H] = made as S
+    z[v, H, D]  v is brought from H to D                     sum_H z[v, H, D] >= a user asks for D
+A home is where the value is made (without pending sums) or asked for.
+"""
+
+import math
+from collections import defaultdict
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+
+class Model:
+    """Variables with their costs, and rows `low <= sum <= high`."""
+
+    def __init__(self):
+        self.costs, self.rows, self.low, self.high = [], [], [], []
+
+    def variable(self, cost):
+        self.costs.append(cost)
+        return len(self.costs) - 1
+
+    def row(self, terms, low, high):
+        self.rows.append(terms)
+        self.low.append(low)
+        self.high.append(high)
+
+    def solve(self, seconds):
+        entries = [(r, v, c) for r, terms in enumerate(self.rows) for v, c in terms]
+        r, v, c = zip(*entries, strict=True)
+        matrix = coo_array((c, (r, v)), (len(self.rows), len(self.costs))).tocsr()
+        scale = max(self.costs)
+        found = milp(
+            np.array(self.costs) / scale,
+            constraints=LinearConstraint(matrix, self.low, self.high),
+            integrality=np.ones(len(self.costs)),
+            bounds=Bounds(0, 1),
+            options={"time_limit": seconds, "mip_rel_gap": 1e-9},
+        )
+        return found.fun * scale if found.status == 0 else None
+
+
+def optimum(problem, seconds=60):
+    """Fewest seconds of any options and homes; None where HiGHS does not prove it in time."""
+    model = Model()
+    takes = [[model.variable(o.seconds) for o in options] for options in problem.units]
+    for unit in takes:
+        model.row([(x, 1) for x in unit], 1, 1)
+    for value in problem.values:
+        _value(model, problem, value, takes)
+    return model.solve(seconds)
+
+
+def _value(model, problem, value, takes):
+    made, asked = _made(problem, value, takes), _asked(problem, value, takes)
+    known = [*made, *asked, *problem.outside.get(value, ())]
+    homes = problem.places(known[0], known[1:])
+    if value in problem.homes:
+        homes = (problem.homes[value],)
+    elif value in problem.alone:
+        homes = tuple(dict.fromkeys((*homes, *(s for s in made if s.unreduced))))
+    lies = defaultdict(list)
+    for layout, units in made.items():
+        found = []
+        for home in homes:
+            cost = problem.move(value, layout, home)
+            if math.isfinite(cost) and (not home.unreduced or home == layout):
+                found.append(model.variable(cost))
+                lies[home].append(found[-1])
+        model.row([*((y, 1) for y in found), *((x, -1) for x in units)], *_equal(units))
+    for home in homes:
+        if value not in problem.homes and home not in problem.outside.get(value, ()):
+            near = [x for s, xs in made.items() if home in problem.places(s, ()) for x in xs]
+            near += [x for xs in asked.get(home, {}).values() for x in xs]
+            if not _always(near, made, home, problem):
+                model.row([*((y, 1) for y in lies[home]), *((x, -1) for x in near)], -np.inf, 0)
+    for goal in dict.fromkeys((*asked, *problem.outside.get(value, ()))):
+        _brought(model, problem, (value, goal, goal in problem.outside.get(value, ())), asked, lies)
+
+
+def _brought(model, problem, wanted, asked, lies):
+    value, goal, always = wanted
+    ways = []
+    for home, ys in lies.items():
+        cost = problem.move(value, home, goal)
+        if math.isfinite(cost) and (not home.unreduced or home == goal):
+            ways.append(model.variable(cost))
+            model.row([(ways[-1], 1), *((y, -1) for y in ys)], -np.inf, 0)
+    if always:
+        model.row([(z, 1) for z in ways], 1, np.inf)
+    for xs in asked.get(goal, {}).values():
+        model.row([*((z, 1) for z in ways), *((x, -1) for x in xs)], 0, np.inf)
+
+
+def _always(near, made, home, problem):
+    """Whether the value is given, so that where it is made is no choice."""
+    return not near and any(not units for units in made.values())
+
+
+def _equal(units):
+    return (0, 0) if units else (1, 1)
+
+
+def _made(problem, value, takes):
+    """Layout to the variables of the options that make the value so; none where it is given."""
+    unit = problem.makers.get(value)
+    if unit is None:
+        return {problem.given[value]: []}
+    found = defaultdict(list)
+    for option, x in zip(problem.units[unit], takes[unit], strict=True):
+        found[dict(option.makes)[value]].append(x)
+    return found
+
+
+def _asked(problem, value, takes):
+    """Layout to, per unit, the variables of the options that ask for it."""
+    found = defaultdict(lambda: defaultdict(list))
+    for unit in problem.users.get(value, ()):
+        for option, x in zip(problem.units[unit], takes[unit], strict=True):
+            for layout in dict.fromkeys(at for v, at in option.asks if v == value):
+                found[layout][unit].append(x)
+    return found
