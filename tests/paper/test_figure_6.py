@@ -81,7 +81,7 @@ NESTED = {
     ),
     "spatial x batch x contracted feature": (
         convolution, (IMAGE, KERNEL), (P("X", "Y", None, "Z"), P(None, None, "Z")), P("X", "Y"),
-        [*[("collective_permute", "Y")], (AR, "Z")],
+        [("collective_permute", "Y"), (AR, "Z")],
     ),
     "several axes on one loop": (
         einsum("sm,mh->sh"), (numbers(6, 16), numbers(16, 5)),
