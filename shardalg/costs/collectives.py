@@ -100,9 +100,10 @@ def quotient(above: Any, below: Any) -> Any:
 
 
 def is_collective(attributes: Attributes) -> bool:
-    """Whether an instruction moves bytes between devices: not a fetch from nobody."""
-    from_nobody = type(attributes) is Fetch and not attributes.permutes
-    return type(attributes) in KINDS and not from_nobody
+    """Whether an instruction moves bytes between devices: no fetch from nobody, no group of one."""
+    if type(attributes) not in KINDS:
+        return False
+    return bool(attributes.permutes if type(attributes) is Fetch else attributes.digits)
 
 
 def group_size(attributes: Attributes) -> Any:

@@ -120,6 +120,12 @@ def _jaxpr(
         except TypeError as error:
             raise _typed(fn, error) or error from None
         except ValueError as error:
+            if "in_specs passed to shard_map" in str(error):
+                raise TraceError(
+                    f"JAX does not trace the shard_map in {_name(fn)}{user_line(error)}: the axes "
+                    "of its mesh are Explicit, and arguments are planned without a layout. Make "
+                    "the mesh with axis_types=(jax.sharding.AxisType.Auto,) * n."
+                ) from None
             if not (mesh_shape and str(error).startswith("The context mesh")):
                 raise
         except RuntimeError as error:

@@ -86,13 +86,47 @@ def choose(key: NodeKey) -> Choice:
     merged: Choice | None = None
     for place, component in enumerate(components(rows)):
         if key.loops:
-            found = [dict(key.loops[place])]
+            given = _candidates(key, component, [dict(key.loops[place])])
+            best = _best(key, given, component.rule)
         else:
-            found = _promising(key, component, list(_assignments(key, component)))
-        best = _best(key, _candidates(key, component, found), component.rule)
+            best = _undisputed(key, component) or _disputed(key, component)
         merged = best if merged is None else _merge(merged, best, component)
     assert merged is not None, f"{key.signature.primitive} has an empty row"
     return merged
+
+
+def _undisputed(key: NodeKey, component: Component) -> Choice | None:
+    """What `_disputed` finds where all tensors put the same digits on the same loops, if it wins.
+
+    All digits at hand then divide the work, so nothing computes on as many devices; an operator
+    without arithmetic must send nothing, too.
+    """
+    if _passed(key, component) or regroup.regrouped(key.signature):
+        return None
+    options = _options(key, component)
+    longest = {name: max(known, key=len) for name, known in options.items()}
+    if any(longest[name][: len(own)] != own for name, known in options.items() for own in known):
+        return None
+    assigned = {name: digits for name, digits in longest.items() if digits}
+    digits = [d for own in assigned.values() for d in own]
+    if len(digits) > len(set(digits)) or _meet(digits):
+        return None
+    if not component.allows(assigned) or component.moves(assigned):
+        return None
+    found = _candidates(key, component, [assigned])
+    if not found or component.rule.flops != 0:
+        return found[0] if found else None
+    return found[0] if _bytes(key, found[0], _least) == 0 == _price(key, found[0]) else None
+
+
+def _price(key: NodeKey, choice: Choice) -> object:
+    return _bytes(key, choice, reshard_price)
+
+
+def _disputed(key: NodeKey, component: Component) -> Choice:
+    """The best of all candidates."""
+    promising = _promising(key, component, list(_assignments(key, component)))
+    return _best(key, _candidates(key, component, promising), component.rule)
 
 
 def allowed_choices(
@@ -133,7 +167,7 @@ def _cheapest(key: NodeKey, candidates: list[Choice]) -> Choice:
         if best is not None and least > best[0]:
             break
         choice = candidates[number]
-        rank = (_bytes(key, choice, reshard_price), -choice.devices, number)
+        rank = (_price(key, choice), -choice.devices, number)
         best = rank if best is None else min(best, rank)
     return candidates[best[2]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.ops.emit import unsupported_loops
@@ -61,7 +61,7 @@ class Tensor:
             found[dim] = owner(self.rule, (self.operand, dim), assigned)
         return tuple(found)
 
-    @property
+    @cached_property
     def suggested(self) -> tuple[Loops, ...]:
         """Per dimension the loops that its digits may go to; of a window the widest one."""
         found = list(self.dims)

@@ -54,6 +54,9 @@ class _Joining:
     def step(self, instruction: Instruction) -> Instruction:
         """An instruction on what stands for its operands, together with the one before it."""
         instruction = self.reading(instruction)
+        if self.makes_a_value(instruction):
+            self.made.update(dict.fromkeys(instruction.results, instruction))
+            return instruction
         if len(instruction.operands) == 1 and type(instruction.attributes) in _JOINS:
             instruction = self.joined(instruction)
         if self.does_nothing(instruction):
@@ -65,14 +68,25 @@ class _Joining:
         self.made.update(dict.fromkeys(instruction.results, instruction))
         return instruction
 
+    def makes_a_value(self, instruction: Instruction) -> bool:
+        """Whether its result is another value than its operand: what the user sends, he names."""
+        if type(instruction.attributes) not in _JOINS:
+            return False
+        sides = {
+            self.locals[local].origin for local in (*instruction.operands, *instruction.results)
+        }
+        return len(sides - {None}) > 1
+
     def reading(self, instruction: Instruction) -> Instruction:
         """With what stands for its operands, and joined bodies."""
-        operands = tuple([self.stands.get(local, local) for local in instruction.operands])
+        operands = instruction.operands
+        if not self.stands.keys().isdisjoint(operands):
+            operands = tuple([self.stands.get(local, local) for local in operands])
         blocks = [_Joining(self.locals).run(body) for body in bodies(instruction.attributes)]
         if blocks:
             attributes = with_bodies(instruction.attributes, blocks)
             return replace(instruction, attributes=attributes, operands=operands)
-        if operands == instruction.operands:
+        if operands is instruction.operands:
             return instruction
         return replace(instruction, operands=operands)
 
@@ -81,6 +95,8 @@ class _Joining:
         before = self.made.get(instruction.operands[0])
         second = instruction.attributes
         if before is None or type(before.attributes) is not type(second):
+            return instruction
+        if self.makes_a_value(before):
             return instruction
         (source, *_) = before.operands
         one = _JOINS[type(second)](before.attributes, second, self.locals[source].shape)

@@ -12,11 +12,13 @@ Dims = tuple[Digits, ...]
 
 
 @lru_cache(maxsize=1 << 16)
-def interned(mesh: Mesh, shape: tuple[int, ...], dims: Dims, unreduced: Digits = ()) -> Sharding:
+def interned(mesh: Mesh, shape: tuple[int, ...], dims: Dims, unreduced: Digits) -> Sharding:
     """The sharding that says no more than where blocks lie and along what sums are pending.
 
+    No argument has a default: a call without it would be another key of the cache.
+
     >>> mesh = Mesh({"x": 2})
-    >>> interned(mesh, (4,), ((),)) is interned(mesh, (4,), ((),))
+    >>> interned(mesh, (4,), ((),), ()) is interned(mesh, (4,), ((),), ())
     True
     """
     return Sharding(mesh, shape, dims, unreduced=unreduced)
@@ -24,7 +26,7 @@ def interned(mesh: Mesh, shape: tuple[int, ...], dims: Dims, unreduced: Digits =
 
 def whole(like: Sharding) -> Sharding:
     """The layout in which every device holds all of the tensor."""
-    return interned(like.mesh, like.shape, ((),) * len(like.shape))
+    return interned(like.mesh, like.shape, ((),) * len(like.shape), ())
 
 
 def even_prefix(sharding: Sharding) -> Sharding:

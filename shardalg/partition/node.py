@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
@@ -75,6 +76,21 @@ class NodePlan:
     why: str
     windows: tuple[Window, ...] = ()
     kept: tuple[Kept, ...] = ()
+
+    @cached_property
+    def along(self) -> tuple[list[Window], ...]:
+        """The windows of each dimension."""
+        dims = sorted({window.dim for window in self.windows})
+        return tuple([window for window in self.windows if window.dim == dim] for dim in dims)
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The results as the local operator leaves them."""
+        lengths = {k.dim: k.length for k in self.kept}
+        return tuple(
+            tuple(lengths.get(dim, size) for dim, size in enumerate(layout.shard_shape))
+            for layout in self.raw
+        )
 
 
 @decided(1 << 14, lambda key: (n for home in key.homes for n in home.numbers))
@@ -326,16 +342,16 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
         operands[position] = apply_on(
             context, operands[position], attributes, cause._replace(role=role), *more
         )
-    for dim in sorted({window.dim for window in plan.windows}):
-        along = [window for window in plan.windows if window.dim == dim]
+    for along in plan.along:
         blocks = [(context.locals[o].dtype, context.locals[o].shape) for o in operands]
         for found in together(along, blocks):
             _bring(context, node, found, operands)
     bare = not (plan.indexed or plan.after)
+    made = zip(node.results, node.signature.results, plan.raw, plan.shapes, strict=True)
     results = tuple(
         [
-            context.new_local(_made(layout, plan), type_.dtype, layout, v if bare else None)
-            for v, type_, layout in zip(node.results, node.signature.results, plan.raw, strict=True)
+            context.new_local(shape, type_.dtype, layout, value if bare else None)
+            for value, type_, layout, shape in made
         ]
     )
     context.emit(plan.apply, tuple(operands), results, cause)
@@ -345,11 +361,6 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
 def _fills(attributes: Attributes) -> bool:
     """Whether places are filled with a number that is an operand."""
     return isinstance(attributes, MaskAt) and attributes.fill is None
-
-
-def _made(layout: Sharding, plan: NodePlan) -> tuple[int, ...]:
-    lengths = {k.dim: k.length for k in plan.kept}
-    return tuple(lengths.get(dim, size) for dim, size in enumerate(layout.shard_shape))
 
 
 def _bring(

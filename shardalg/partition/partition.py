@@ -90,7 +90,7 @@ class Partitioner:
         for sharding in shardings:
             if id(sharding) not in seen:
                 dims = tuple([tuple([d for d in dim if d.size > 1]) for dim in sharding.dims])
-                seen[id(sharding)] = interned(sharding.mesh, sharding.shape, dims)
+                seen[id(sharding)] = interned(sharding.mesh, sharding.shape, dims, ())
         return tuple([seen[id(sharding)] for sharding in shardings])
 
     def _phase(self, value: int) -> str:

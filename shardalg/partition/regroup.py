@@ -177,7 +177,7 @@ def regroup(
     cause = Cause(node.index, node.phase, role, f"{node.primitive} moves borders of blocks")
     flat = Regroup(tuple((len(g.sizes), g.flat) for g in every))
     dims = tuple(held.dims[g.leads[0]] for g in every)
-    view = interned(held.mesh, tuple(size for g in every for size in g.flat), dims)
+    view = interned(held.mesh, tuple(size for g in every for size in g.flat), dims, ())
     shape = flat.shape(context.locals[local].shape)
     local = _emitted(context, (flat, local, cause), (shape, view, None))
     for dim, group in enumerate(every):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
 from shardalg.propagate.index import Index
-from shardalg.propagate.kinds import Dims
 from shardalg.propagate.layouts import Layouts
 from shardalg.propagate.strategy import Annotations
 
@@ -17,7 +15,7 @@ def seed(graph: Graph, annotations: Annotations, layouts: Layouts) -> dict[int, 
     """Layout numbers of the annotated values, as far as they take part in the first round."""
     seeds = {value: _fixed(s, layouts) for value, s in given(graph, annotations)}
     for value, sharding in _on_operands(graph, annotations, layouts.policy, set(seeds)).items():
-        fixed = layouts.policy == "shardy" or value not in graph.arguments
+        fixed = layouts.policy == "shardy" or graph.values[value].kind != "argument"
         seeds[value] = _fixed(sharding, layouts, fixed=fixed)
     return seeds
 
@@ -55,7 +53,11 @@ def given(graph: Graph, annotations: Annotations) -> list[tuple[int, Sharding]]:
 
 def _fixed(sharding: Sharding, layouts: Layouts, *, fixed: bool = True) -> int:
     """An annotation's layout in the first round: dimensions of later ones are whole and closed."""
-    return in_round(layouts, layouts.whole(sharding.shape, fixed=fixed), sharding, 0)
+    known, key = layouts.annotated, (sharding, fixed)
+    if key not in known:
+        begin = layouts.whole(sharding.shape, fixed=fixed)
+        known[key] = in_round(layouts, begin, sharding, 0)
+    return known[key]
 
 
 def in_round(layouts: Layouts, number: int, sharding: Sharding, now: int) -> int:
@@ -79,6 +81,9 @@ def in_round(layouts: Layouts, number: int, sharding: Sharding, now: int) -> int
 
 def rounds(graph: Graph, annotations: Annotations, policy: str) -> list[tuple[int, Rows]]:
     """(priority, annotated values and stand-ins that it concerns) of the rounds after the first."""
+    shardings = (*annotations.arguments, *annotations.sites, *annotations.results)
+    if not any(s is not None and s.priorities for s in shardings):
+        return []
     own = dict(given(graph, annotations))
     rows = [*own.items(), *_on_operands(graph, annotations, policy, set(own)).items()]
     rows += [(v, s) for v, s in enumerate(annotations.results, len(graph.values)) if s is not None]
@@ -125,25 +130,11 @@ def settle_borders(
     changed = []
     for value, given in ends:
         number = numbers[value]
-        even = _even(layouts, number)
-        if given is None and not layouts.fixed[number] and even != layouts.dims[number]:
-            numbers[value] = layouts.number(layouts.shapes[number], even)
+        even = layouts.even(number)
+        if given is None and not layouts.fixed[number] and even != number:
+            numbers[value] = even
             changed.append(value)
     return changed
-
-
-def _even(layouts: Layouts, number: int) -> Dims:
-    """A layout's dimensions as the border of a program may have them."""
-    dims, shape = layouts.dims[number], layouts.shapes[number]
-    cut = tuple(_prefix(size, digits) for size, digits in zip(shape, dims, strict=True))
-    return ((),) * len(dims) if layouts.policy == "gspmd" and cut != dims else cut
-
-
-def _prefix(size: int, digits: Digits) -> Digits:
-    count = 0
-    while count < len(digits) and size % parts(digits[: count + 1]) == 0:
-        count += 1
-    return digits[:count]
 
 
 def results(
@@ -154,9 +145,7 @@ def results(
     for stand_in, (value, given) in enumerate(
         zip(graph.results, annotations.results, strict=True), len(graph.values)
     ):
-        number = numbers[value]
-        made = layouts.number(layouts.shapes[number], _even(layouts, number))
-        found.append(made if given is None else numbers[stand_in])
+        found.append(layouts.even(numbers[value]) if given is None else numbers[stand_in])
     return found
 
 

@@ -208,7 +208,8 @@ class Fixpoint:
 
 
 DIRECTIONS = (FORWARD, BACKWARD)
-BORDERS = (priority.LOOP, priority.STACK)
+BORDERS = (priority.LOOP,)
+"""Where look-ahead ends: at a tuple, in XLA. A stack is updated in place, and it goes on there."""
 UNKNOWN: Outcome = Outcome((), (), ())
 """What a memo gives for a key that it does not hold; None is an outcome."""
 

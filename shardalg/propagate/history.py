@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardalg.graph.ir import Graph
+from shardalg.pause import collection_paused
 from shardalg.propagate.fixpoint import Fixpoint
 from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import extends
@@ -32,6 +33,7 @@ class Record:
     annotated: frozenset[int] = frozenset()
 
 
+@collection_paused()
 def history(record: Record) -> tuple[Reason, ...]:
     """Every change of every value, in order."""
     return tuple(_reasons(record))

@@ -17,6 +17,7 @@ class Layouts:
     """Numbers for (shape, dims, fixed, open dimensions), and how one replaces another.
 
     `fixed` layouts were annotated: only their open dimensions change, and only where merging is on.
+    `annotated` remembers the number of an annotation in the first round, and whether it is fixed.
     """
 
     def __init__(self, mesh: Mesh, policy: str) -> None:
@@ -28,9 +29,11 @@ class Layouts:
         self.open: list[tuple[int, ...]] = []
         self.held: list[Digits] = []
         self.shapes: list[tuple[int, ...]] = []
+        self.annotated: dict[tuple[Sharding, bool], int] = {}
         self._numbers: dict[tuple[object, ...], int] = {}
         self._shardings: list[Sharding] = []
         self.improve = cache(self._improve)
+        self.even = cache(self._even)
 
     def number(
         self,
@@ -99,6 +102,17 @@ class Layouts:
         )
         return verdict.sharding.dims if verdict else None
 
+    def _even(self, number: int) -> int:
+        """The layout as the border of a program may have it, where all sizes divide.
+
+        GSPMD replicates what does not; Shardy keeps the longest prefix of the axes that does.
+        """
+        dims, shape = self.dims[number], self.shapes[number]
+        cut = tuple(_prefix(size, digits) for size, digits in zip(shape, dims, strict=True))
+        if cut == dims:
+            return number
+        return self.number(shape, ((),) * len(dims) if self.policy == "gspmd" else cut)
+
     def _improve(self, number: int, dims: Dims, merging: bool, replace: bool) -> int:
         """The layout that a value on `number` takes when `dims` is offered to it.
 
@@ -138,6 +152,13 @@ class Layouts:
             return number
         new = self.extended(number, both)
         return new if self.tiles[new] > self.tiles[number] else number
+
+
+def _prefix(size: int, digits: Digits) -> Digits:
+    count = 0
+    while count < len(digits) and size % parts(digits[: count + 1]) == 0:
+        count += 1
+    return digits[:count]
 
 
 def _inside(digit: Digit, axis: Digit) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from shardalg.costs.memory import Liveness
@@ -56,23 +57,25 @@ def level_bars(table: Table) -> Figure:
     """Two panels: what a device holds of a training state, and what it sends, level by level."""
     from matplotlib.figure import Figure
 
-    from shardalg.report.figures import AXIS_COLORS, KIND_COLORS
+    from shardalg.report.figures import AXIS_COLORS, KIND_COLORS, si_bytes
 
     figure = Figure(figsize=(9.0, 3.2), layout="constrained")
     held, sent = figure.subplots(1, 2)
+    names = ["\n".join(wrap(str(level), 14)) for level in table["level"]]
     memory = {f"{name}_bytes": color for name, color in zip(HELD, AXIS_COLORS, strict=False)}
     wires = {f"{kind}_wire_bytes": KIND_COLORS[kind] for kind in SENT}
     for axes, columns, title in (
-        (held, memory, "held by a device, bytes at the peak"),
-        (sent, wires, "sent by a device, bytes per step"),
+        (held, memory, "training state on a device"),
+        (sent, wires, "sent by a device in a step"),
     ):
         bottom = [0.0] * len(table)
         for column, color in columns.items():
             label = column.removesuffix("_wire_bytes").removesuffix("_bytes").replace("_", " ")
-            axes.bar(table["level"], table[column], bottom=bottom, color=color, label=label)
+            axes.bar(names, table[column], bottom=bottom, color=color, label=label)
             bottom = [b + n for b, n in zip(bottom, table[column], strict=True)]
         axes.set_title(title, fontsize=9)
         axes.tick_params(labelsize=8)
+        axes.yaxis.set_major_formatter(lambda value, _: si_bytes(value))
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=7, frameon=False)
     return figure

@@ -36,7 +36,7 @@ def quick_compiles():
 
 
 def region(body, **more):
-    return jax.shard_map(body, mesh=MESH.to_jax(), **{**BORDER, **more})
+    return jax.shard_map(body, **{"mesh": MESH.to_jax(), **BORDER, **more})
 
 
 def product(x, w):
@@ -51,6 +51,12 @@ def every_collective(x, w):
     y += lax.pmax(y, "X") * lax.axis_index("X") - lax.pmin(y, "X")
     x += lax.all_to_all(x, "X", 0, 0, tiled=True) + lax.axis_index(("Y", "X"))
     return y, x + lax.all_to_all(x.reshape(2, 2, 2), "X", 0, 2).reshape(4, 2)
+
+
+def permutes_in_a_row(x, w):
+    """No formatting: a device that nobody serves has zeros, also where the others keep theirs."""
+    once = lax.ppermute(lax.ppermute(x, "Y", [(0, 1), (1, 2)]), "Y", [(1, 0), (2, 3)])
+    return lax.psum(x @ w, "Y"), once + 3 * lax.ppermute(x, "X", [(0, 0)])
 
 
 def on_its_own(x, w):
@@ -81,6 +87,7 @@ def nested(x, w):
 
 CASES = {
     "collectives": region(every_collective),
+    "permutes": region(permutes_in_a_row),
     "own ways": region(on_its_own, check_vma=False),
     "gradient": jax.grad(losses, (0, 1)),
     "gradient without types": jax.grad(partial(losses, check_vma=False), (0, 1)),
@@ -128,6 +135,28 @@ def test_a_loaded_plan_and_another_order_of_devices(tmp_path):
     mesh = sa.Mesh(MESH.shape, device_ids=(3, 1, 2, 0, 7, 6, 5, 4))
     moved = plan.replan(sa.Strategy(mesh)).lower()(X, W)
     np.testing.assert_array_equal(moved[0], X @ W)
+
+
+def test_an_axis_of_one_device_sends_nothing():
+    mesh = sa.Mesh({"X": 2, "Z": 1})
+
+    def alone(x):
+        near = lax.psum(x, "Z") + lax.ppermute(x, "Z", [(0, 0)])
+        return lax.all_gather(near, "Z") + lax.axis_index("Z")
+
+    given = {"mesh": mesh.to_jax(), "in_specs": P("X"), "out_specs": P(None, "X")}
+    fn = jax.shard_map(alone, check_vma=False, **given)
+    plan = sa.plan(fn, X, mesh=mesh)
+    assert not len(plan.collectives_table)
+    assert plan.verify().ok
+    np.testing.assert_array_equal(plan.lower()(X), 2 * X[None])
+
+
+def test_axes_that_are_explicit_are_refused_with_the_remedy():
+    explicit = (jax.sharding.AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((2, 4), ("X", "Y"), axis_types=explicit)
+    with pytest.raises(TraceError, match=r"test_manual.py:\d+.*Explicit.*AxisType.Auto"):
+        sa.plan(lambda x, w: region(product, mesh=mesh)(x, w), X, W, mesh=MESH)
 
 
 def test_the_recorded_program_sends_what_xla_sends():
