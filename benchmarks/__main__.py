@@ -17,6 +17,7 @@ BENCHMARKS = {
     "scaling": "benchmarks.scaling",
     "step_time": "benchmarks.step_time",
     "oracle_bytes": "benchmarks.oracle",
+    "switches": "benchmarks.switches",
     "foreign_step": "benchmarks.foreign_step",
     "symbols": "benchmarks.symbols",
     "algebra": "benchmarks.algebra",

@@ -85,8 +85,7 @@ def plan(name, dtype="bfloat16", keep_gathers=False, compiler="cpu_gspmd"):
 def our_wire_bytes(program):
     """Bytes that a device sends in a step of a plan's program."""
     return sum(
-        step.count
-        * wire_bytes(step.instruction.attributes, sent_bytes(program, step.instruction))
+        step.count * wire_bytes(step.instruction.attributes, sent_bytes(program, step.instruction))
         for step in walk(program)
         if type(step.instruction.attributes) in KINDS
     )

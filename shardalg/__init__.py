@@ -46,6 +46,7 @@ _PUBLIC = {
     "shardalg.propagate.strategy": ("Strategy", "Options"),
     "shardalg.graph.annotate": ("annotate", "mesh_split"),
     "shardalg.plan": ("Plan", "plan", "load_plan"),
+    "shardalg.report.reshard": ("Reshard", "reshard"),
     "shardalg.merge.lemmas": ("lemma",),
     "shardalg.merge.prove": ("Proof", "prove"),
     "shardalg.lower.host": ("host_devices",),

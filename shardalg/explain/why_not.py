@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from shardalg.algebra.digits import overlap
 from shardalg.algebra.sharding import Sharding
+from shardalg.errors import StrategyError
 from shardalg.explain.changes import Slot, filled, slots_of_argument
 from shardalg.explain.trials import Trials
+from shardalg.graph.ir import Graph
 from shardalg.merge.compatible import compatible, refines
 from shardalg.merge.verdict import Verdict
 from shardalg.propagate.sharded import Reason, ShardedGraph
@@ -59,10 +62,25 @@ def why_not(trials: Trials, name: str, spec: object) -> WhyNot:
     sharded, graph = stages.sharded, stages.graph
     value = value_named(graph, name)
     wanted = layout_of(graph, stages.mesh, value, spec)
+    _refuse_own(graph, value, wanted)
     words, verdict = _obstacle(sharded, value, wanted)
     other = trials.under(annotated_as(stages, value, wanted))
     cost = difference(stages, other)
     return WhyNot(name, sharded.shardings[value], wanted, words, verdict, cost)
+
+
+def _refuse_own(graph: Graph, value: int, wanted: Sharding) -> None:
+    """In a manual region each device has a value of its own, which no layout cuts."""
+    maker = graph.producer[value]
+    inside = (r.index for r in graph.regions if value in r.arguments)
+    region = next(inside, 0) if maker is None else graph.nodes[maker].region
+    manual = wanted.mesh.digits(graph.manual_axes(region))
+    if any(overlap(d, m) for dim in wanted.dims for d in dim for m in manual):
+        raise StrategyError(
+            f"{graph.values[value].name} stands in a shard_map over "
+            f"{list(graph.manual_axes(region))}: along these each device has a value of its own, "
+            f"and {wanted.text()} cuts it. Ask of a value outside, or of other axes."
+        )
 
 
 def annotated_as(stages: Stages, value: int, wanted: Sharding) -> Annotations:

@@ -156,6 +156,7 @@ UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
     "selection": _unreachable,
     "shape": _divided,
     "terms": _unreachable,
+    "tile": _divided,
     "window": _unreachable,
 }
 
@@ -182,6 +183,12 @@ def _shape(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     name = "new_sizes" if signature.param("new_sizes") is not None else "shape"
     params = ((name, local_shape(rule, 0, blocks)),)
     return Emission(params if sharded(rule, blocks) else ())
+
+
+def _tile(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """A device repeats what it has as often as its block of the repetitions says."""
+    repeated = tuple(blocks.get(f"r{d}", 1) for d in range(len(signature.results[0].shape)))
+    return Emission((("reps", repeated),) if sharded(rule, blocks) else ())
 
 
 def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
@@ -347,6 +354,7 @@ EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {
     "selection": _same,
     "shape": _shape,
     "terms": _terms,
+    "tile": _tile,
     "user": _same,
     "window": _window,
 }

@@ -110,12 +110,15 @@ class _Reader:
 
     def extents(self) -> Extents:
         """What was found."""
+        repeats = list(self._repeats())
+        repeated = {shift.target for shift in repeats}
+        self.nested = [found for found in self.nested if found[0] not in repeated]
         products = [*self._products(), *self._folds()]
         shifts = list(self._shifts())
         sums = list(_tilings(shifts, self._sizes()))
         summed = {e.left[0] for e in sums}
         kept = [shift for shift in shifts if shift.target not in summed]
-        kept += [*self._repeats(), *self._selected(), *self._taps(), *self._blocks()]
+        kept += [*repeats, *self._selected(), *self._taps(), *self._blocks()]
         parts = (self.equal, products + sums, kept, self.inner)
         return Extents(*map(tuple, parts))
 
@@ -137,11 +140,13 @@ class _Reader:
                 yield Equation(PRODUCT, tuple(left), tuple(right))
 
     def _repeats(self) -> Iterator[Shift]:
-        for name, sides in self.folded.items():
-            if len(sides) == 1 and name in self.loop_at:
-                ((place, *more),) = sides.values()
-                if not more:
-                    yield Shift(place, self.loop_at[name], repeats=True)
+        """A dimension, as often as a loop says that is in no other index."""
+        found = [name for _, loops in self.nested for name, _ in loops]
+        for place, loops in self.nested:
+            sources = [self.loop_at[name] for name, _ in loops if name in self.loop_at]
+            times = [name for name, _ in loops if name not in self.loop_at]
+            if len(sources) == 1 and len(times) == 1 and found.count(times[0]) == 1:
+                yield Shift(sources[0], place, repeats=True)
 
     def _shifts(self) -> Iterator[Shift]:
         for place, index, rule in self.moved:

@@ -69,7 +69,7 @@ class CostProblem:
         found = []
         for given in self.sharded.shardings:
             dims = tuple(tuple(d for d in dim if d.size > 1) for dim in given.dims)
-            found.append(interned(given.mesh, given.shape, dims))
+            found.append(interned(given.mesh, given.shape, dims, ()))
         return tuple(found)
 
     @cached_property
@@ -135,7 +135,7 @@ class CostProblem:
         graph = self.graph
         for value, given in zip(graph.results, self.sharded.results, strict=True):
             dims = tuple(tuple(d for d in dim if d.size > 1) for dim in given.dims)
-            yield value, interned(given.mesh, given.shape, dims)
+            yield value, interned(given.mesh, given.shape, dims, ())
         for node in graph.walk():
             if node.bodies:
                 agreed = self._border(node)
@@ -191,7 +191,7 @@ class CostProblem:
         for value in problem.makers:
             if value not in problem.homes:
                 at = problem.home(value, taken)[1]
-                homes[value] = interned(at.mesh, at.shape, at.dims)
+                homes[value] = interned(at.mesh, at.shape, at.dims, ())
                 if homes[value].dims != self.homes[value].dims:
                     changed.append(Reason(value, homes[value], "chosen by cost"))
         history = partial(_history, self.sharded, tuple(changed))

@@ -128,7 +128,7 @@ class Problem:
     def places(self, made: Layout, asked: Sequence[Layout]) -> tuple[Layout, ...]:
         """Where a value may lie: as made, without its partial sums, or as a user asks for it."""
         found = (made, *asked)
-        return tuple(dict.fromkeys(interned(at.mesh, at.shape, at.dims) for at in found))
+        return tuple(dict.fromkeys(interned(at.mesh, at.shape, at.dims, ()) for at in found))
 
     def price(self, value: int, made: Layout, stops: Sequence[Layout]) -> float:
         """Seconds from where a value is made to its home, the first stop, and from there on."""

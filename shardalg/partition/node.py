@@ -11,8 +11,8 @@ from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
 from shardalg.graph.ir import Graph, Node, Signature
-from shardalg.ops.emit import Emission, IndexShift, emit, local_shape
-from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Access, Rule
+from shardalg.ops.emit import Emission, emit, local_shape
+from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
 from shardalg.ops.table import rules
 from shardalg.partition.after import apply_on, done_after
 from shardalg.partition.assign import Choice, NodeKey, choose, through_windows
@@ -21,6 +21,7 @@ from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.exchanges import Along
 from shardalg.partition.regroup import regroup
 from shardalg.partition.search import tile
+from shardalg.partition.selections import indexed, result_shifts, shifts, within_margins
 from shardalg.partition.windows import (
     Bringing,
     Kept,
@@ -44,8 +45,6 @@ from shardalg.spmd.program import (
     Mask,
     MaskAt,
     MaskIndexed,
-    Offset,
-    Slice,
     Start,
     Top,
 )
@@ -113,22 +112,22 @@ def node_plan(key: NodeKey) -> NodePlan:
     before = (
         *_masks(rows, loops),
         *_around(rows[0], emission, loops),
-        *_shifts(emission, loops, blocks),
+        *shifts(emission, loops, blocks),
     )
     if emission.first_member is not None:
         pending = reduced_digits(rows[0], loops)
         if pending:
             before += ((emission.first_member, FirstMember(pending, rows[0].combine)),)
-    cut = (*kept(rows[0], found, blocks), *_within_margins(rows[0], emission, blocks))
+    cut = (*kept(rows[0], found, blocks), *within_margins(rows[0], emission, blocks))
     after = (
         *[k.cut for k in cut],
-        *_result_shifts(emission, loops, blocks),
+        *result_shifts(emission, loops, blocks),
         *_combines(rows[0], loops),
         *carries(rows[0], loops),
     )
     apply = _local(key.signature, emission, choice, blocks)
-    indexed = _indexed(emission, loops, blocks)
-    return NodePlan(choice, before, apply, after, indexed, _raw(rows[0], choice), why, found, cut)
+    mask = indexed(emission, loops, blocks)
+    return NodePlan(choice, before, apply, after, mask, _raw(rows[0], choice), why, found, cut)
 
 
 def _local(
@@ -214,32 +213,6 @@ def _mask(rule: Rule, loop: str, loops: dict[str, Digits]) -> tuple[Digits, int,
     return (digits, tile(extent, parts(digits)), extent) if extent % parts(digits) else None
 
 
-def _shifts(
-    emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
-) -> tuple[tuple[int, Attributes], ...]:
-    return tuple(
-        (s.operand, offset(s, loops[s.loop], blocks[s.loop]))
-        for s in emission.shifts
-        if s.operand is not None and loops.get(s.loop)
-    )
-
-
-def _result_shifts(
-    emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
-) -> tuple[Attributes, ...]:
-    return tuple(
-        offset(s, loops[s.loop], blocks[s.loop])
-        for s in emission.shifts
-        if s.operand is None and loops.get(s.loop)
-    )
-
-
-def offset(shift: IndexShift, digits: Digits, block: int) -> Offset:
-    """The instruction that shifts run-time numbers."""
-    scale = shift.sign * block
-    return Offset(digits, scale, shift.component, shift.clamp, shift.more, shift.within)
-
-
 def _around(
     rule: Rule, emission: Emission, loops: dict[str, Digits]
 ) -> Iterator[tuple[int, Attributes]]:
@@ -249,16 +222,6 @@ def _around(
         if mask:
             yield 0, Mask(dim, *mask, SUM)
         yield 0, Dilate(dim, 1, width, width, SUM)
-
-
-def _within_margins(rule: Rule, emission: Emission, blocks: Mapping[str, int]) -> tuple[Kept, ...]:
-    """The blocks of a result that was written with its margins."""
-    found = []
-    for _, loop, width in emission.margins if isinstance(rule.init, Access) else ():
-        (dim,) = (d for d, made in enumerate(rule.results[0]) if made.loop == loop)
-        block = blocks[loop]
-        found.append(Kept(dim, block + 2 * width, Slice(dim, width, block)))
-    return tuple(found)
 
 
 def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
@@ -275,28 +238,6 @@ def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
     if rule.combine == TOP:
         return (Top(dim, loops[loop], block),)
     return (Best(dim, loops[loop], block, rule.combine),)
-
-
-def _indexed(
-    emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
-) -> tuple[int, MaskIndexed] | None:
-    digits = {name: own for name, own in loops.items() if own}
-    mask = masking(emission, digits, blocks)
-    operand = next((s.operand for s in emission.shifts if s.operand is not None), 0)
-    return None if mask is None else (operand, mask)
-
-
-def masking(
-    emission: Emission, digits: Mapping[str, Digits], blocks: Mapping[str, int]
-) -> MaskIndexed | None:
-    """What keeps of a gathered value what the own block holds, if something is to be left out."""
-    owned = [one for one in emission.owned if one[1] in digits]
-    widths = {loop: width for _, loop, width in emission.margins}
-    components = tuple((c, digits[loop], blocks[loop], count) for c, loop, count in owned)
-    margins = tuple(widths.get(loop, 0) for _, loop, _ in owned) if widths else ()
-    if not owned:
-        return None
-    return MaskIndexed(components, emission.batch_dims, emission.fill, margins)
 
 
 def partition_node(

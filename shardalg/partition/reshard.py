@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -9,9 +10,13 @@ from itertools import pairwise
 from operator import index
 
 from shardalg.algebra.digits import Digit, Digits, partition_ids
+from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
+from shardalg.errors import MeshError
 from shardalg.partition import uneven
+from shardalg.partition.layouts import interned
+from shardalg.partition.route import translated
 from shardalg.partition.search import Dims, Move, State, bound, is_direct, search
 from shardalg.spmd.program import (
     AllGather,
@@ -64,9 +69,11 @@ def reshard_path(source: Sharding, target: Sharding) -> Path:
     """
     if source.dims == target.dims and source.unreduced == target.unreduced:
         return Path((), 0)
+    if not (_on_mesh(source) and _on_mesh(target)):
+        return _across(source, target)
     start, goal = _states(source, target)
     if source.is_even and target.is_even:
-        found = search(source.shape, start, goal, source.mesh.size)
+        found = search(source.shape, start, goal, _axes(source.mesh))
     else:
         found = uneven.search(source.shape, start, goal)
     spell = _Spelling(source, target)
@@ -80,14 +87,60 @@ def reshard_path(source: Sharding, target: Sharding) -> Path:
     return Path(tuple(_fused(steps)), total)
 
 
+def _across(source: Sharding, target: Sharding) -> Path:
+    """Permutes lead from and to the digits of other meshes; the rest is on axes of this one."""
+    if source.parts == target.parts and not source.unreduced:
+        return _permuted(source, target)
+    first = source if _on_mesh(source) else _translated(source, target)
+    last = target if _on_mesh(target) else _translated(target, first)
+    paths = [_permuted(source, first)] if first is not source else []
+    paths.append(reshard_path(first, last))
+    paths += [_permuted(last, target)] if last is not target else []
+    steps = tuple(step for path in paths for step in path.steps)
+    return Path(steps, sum([path.wire_elements for path in paths]))
+
+
+def _translated(sharding: Sharding, like: Sharding) -> Sharding:
+    """As many parts, on axes of the mesh, and where that can be in the places of `like`."""
+    mesh = sharding.mesh
+    held = like.dims if _on_mesh(like) else ((),) * len(like.dims)
+    dims = translated(held, sharding.parts, _axes(mesh))
+    return Sharding(mesh, sharding.shape, dims, unreduced=sharding.unreduced)
+
+
+def _permuted(source: Sharding, target: Sharding) -> Path:
+    axes, elements = _axes(source.mesh), math.prod(source.shard_shape)
+    pairs = _permutation(source.dims, target.dims, source.mesh.size)
+    return Path((Step(CollectivePermute(axes, pairs), target, elements),), elements)
+
+
+def _axes(mesh: Mesh) -> Digits:
+    return tuple([mesh.digit(name) for name in mesh.axis_names])
+
+
+def _on_mesh(sharding: Sharding) -> bool:
+    """Whether the digits are made of axes of the mesh, not of another one's."""
+    return all(_is_made(sharding.mesh, digit) for digits in sharding.dims for digit in digits)
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_made(mesh: Mesh, digit: Digit) -> bool:
+    try:
+        return bool(mesh.axis_refs(digit))
+    except MeshError:
+        return False
+
+
 class _Spelling:
     """Digits of a path as the user knows them: axes, and else sub-axes, each in one piece."""
 
     def __init__(self, source: Sharding, target: Sharding) -> None:
         self.source, mesh = source, source.mesh
-        axes = [mesh.digit(name) for name in mesh.axis_names]
-        ends = [d for s in (source, target) for digits in s.dims for d in digits]
-        self.known = {d: d for d in (*axes, *ends)}
+        ends = tuple(d for s in (source, target) for digits in s.dims for d in digits)
+        axes = _axes(mesh)
+        digits = (*axes, *ends)
+        self.known = dict(zip(*_numbers((digits,)), digits, strict=True))
+        self.known.update(zip(digits, digits, strict=True))
         self.borders = {d.stride for d in axes}
 
     def digits(self, digits: Digits) -> Digits:
@@ -101,12 +154,13 @@ class _Spelling:
 
     def layout(self, dims: Dims, pending: Digits) -> Sharding:
         like = self.source
-        return Sharding(like.mesh, like.shape, tuple(map(self.digits, dims)), unreduced=pending)
+        return interned(like.mesh, like.shape, tuple(map(self.digits, dims)), pending)
 
     def move(self, move: Move, before: Dims, after: Dims) -> Move:
         digits = self.digits(move.digits)
         if isinstance(move, CollectivePermute):
-            return CollectivePermute(digits, _permutation(before, after, self.source.mesh.size))
+            pairs = _permutation(before, after, self.source.mesh.size)
+            return CollectivePermute(digits, pairs)
         if isinstance(move, AllToAll):
             return replace(move, digits=digits, arriving=self.digits(move.arriving))
         return replace(move, digits=digits)

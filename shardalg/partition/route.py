@@ -1,5 +1,9 @@
 """The cheapest way between two layouts without partial sums: slices, an exchange, gathers.
 
+The normal form is that of Rink et al., "Memory-efficient array redistribution through portable
+collective communication" (arXiv:2112.01075), who settle the sizes first and the devices by one
+permute at the end.
+
 Slices cost nothing and make blocks smaller, gathers make them larger: so slices come first and
 gathers last, and in between blocks keep their size. With blocks of `U` elements there and `x*U`
 sent for the exchange, the way to blocks of `G` elements costs
@@ -18,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from math import gcd, lcm, prod
 
 from shardalg.algebra.digits import Digit, Digits, complement, nested, overlap, parts
@@ -56,8 +60,6 @@ def direct(shape: Shape, start: Dims, goal: Dims) -> Route | None:
             return None
     place = {digit: k for k, held in enumerate(start) for digit in held}
     added = [(d, k) for k, (held, wanted) in enumerate(pairs) for d in wanted[len(held) :]]
-    if any(overlap(d, held) for d, _ in added if d not in place for held in place):
-        return None  # digits of two meshes
     arcs = {(place[digit], k) for digit, k in added if digit in place}
     longer = tuple([max(pair, key=len) for pair in pairs])
     if len(arcs) > 1:
@@ -88,20 +90,33 @@ def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int])
     return None
 
 
-def permuted(start: Dims, goal: Dims, devices: int) -> Route | None:
+def permuted(start: Dims, goal: Dims, axes: Digits) -> Route | None:
     """One permute between layouts with as many parts in each dimension."""
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start, goal, strict=True)]
-    if devices % prod(counts):
+    if parts(axes) % prod(counts):
         return None
-    first = filled(start, counts, goal, devices)
-    last = filled(goal, counts, first, devices)
+    first = filled(start, counts, goal, axes)
+    last = filled(goal, counts, first, axes)
     if list(map(parts, first)) != counts or list(map(parts, last)) != counts:
         return None
     return Route(first, () if first == last else (last,))
 
 
-def filled(dims: Dims, counts: Sequence[int], like: Dims, devices: int) -> Dims:
-    """`dims` cut further, by digits of `like` where they fit, into so many parts."""
+def translated(like: Dims, counts: Sequence[int], axes: Digits) -> Dims:
+    """A layout on the axes with so many parts, which begins as `like` does where that fits."""
+    kept = []
+    for held, count in zip(like, counts, strict=True):
+        ends = [end for end in range(len(held) + 1) if count % parts(held[:end]) == 0]
+        kept.append(held[: max(ends)])
+    return filled(tuple(kept), counts, ((),) * len(like), axes)
+
+
+def filled(dims: Dims, counts: Sequence[int], like: Dims, axes: Digits) -> Dims:
+    """`dims` cut further, by digits of `like` where they fit, into so many parts.
+
+    Args:
+      axes: those of the mesh; where a digit of `like` does not fit, parts of them do.
+    """
     out = list(dims)
     used = [digit for digits in dims for digit in digits]
     for k, digits in enumerate(like):
@@ -111,7 +126,7 @@ def filled(dims: Dims, counts: Sequence[int], like: Dims, devices: int) -> Dims:
             if need > 1 and need % digit.size == 0 and apart:
                 out[k] += (digit,)
                 used.append(digit)
-    free = list(_free(tuple(used), devices))
+    free = list(_free(tuple(used), axes))
     for k, count in enumerate(counts):
         for digit in tuple(free):
             if count // parts(out[k]) % digit.size == 0:
@@ -121,9 +136,14 @@ def filled(dims: Dims, counts: Sequence[int], like: Dims, devices: int) -> Dims:
 
 
 @lru_cache(maxsize=1 << 12)
-def _free(used: Digits, devices: int) -> Digits:
-    """Places of the position that are not used, in prime pieces, major first."""
-    return primes(complement(used, devices) or ())
+def _free(used: Digits, axes: Digits) -> Digits:
+    """Parts of the axes that are not used, in pieces of prime size, major first."""
+    found = []
+    for stride, size in complement(used, parts(axes)) or ():
+        inside = [a.stride for a in axes if stride < a.stride < stride * size]
+        borders = sorted({stride * size, stride, *inside}, reverse=True)
+        found += [Digit(low, top // low) for top, low in pairwise(borders)]
+    return primes(tuple(found))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -145,16 +165,16 @@ def primes(digits: Digits) -> Digits:
     return tuple(found)
 
 
-def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[int, Digits]) -> Route | None:
+def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[Digits, Digits]) -> Route | None:
     """The cheapest of what sends more than the goal holds, between layouts in prime digits.
 
     Args:
-      room: devices, and the digits that stay as they are: without them only is there a permute.
+      room: axes of the mesh, and digits that stay as they are: only without is there a permute.
     """
-    devices, kept = room
+    axes, kept = room
     used = [tuple(d for digits in dims for d in digits) for dims in (start, goal)]
-    free = [_free(digits + kept, devices) for digits in used]
-    best = (None, None) if kept else _fitted(shape, start, goal, devices)
+    free = [_free(digits + kept, axes) for digits in used]
+    best = (None, None) if kept else fitted(shape, start, goal, axes)
     pool = sorted({*used[0], *free[0]}, reverse=True)
     if pool != sorted({*used[1], *free[1]}, reverse=True):
         return best[1]
@@ -226,12 +246,13 @@ def _placements(
             )
 
 
-def _fitted(shape: Shape, start: Dims, goal: Dims, devices: int) -> Priced:
+def fitted(shape: Shape, start: Dims, goal: Dims, axes: Digits) -> Priced:
     """All-to-alls that make the numbers of parts fit, then a permute.
 
     `lcm` parts in each dimension are `over` times too many for the devices. An all-to-all among r
     of them, from a dimension with more parts than the goal's to one with fewer, takes a factor r.
     """
+    devices = parts(axes)
     counts = [(parts(a), parts(b)) for a, b in zip(start, goal, strict=True)]
     need = prod([lcm(n, m) for n, m in counts])
     out = [n // gcd(n, m) for n, m in counts]
@@ -246,7 +267,7 @@ def _fitted(shape: Shape, start: Dims, goal: Dims, devices: int) -> Priced:
             if size % (max(before[k], after[k]) * digit.size) == 0:
                 before[k], after[k] = before[k] * digit.size, after[k] * digit.size
                 break
-    first, last = filled(start, before, goal, devices), filled(goal, after, start, devices)
+    first, last = filled(start, before, goal, axes), filled(goal, after, start, axes)
     swaps = _by_parts(first, arcs[1])
     if swaps is None or list(map(parts, last)) != after:
         return None, None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from itertools import combinations, count, takewhile
+from operator import index
 
-from shardalg.algebra.digits import Digits, overlap, parts
+from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.costs.collectives import quotient, step_wire_bytes
 from shardalg.partition.route import Dims, Route, Shape, direct, permuted, primes, shuffled
 from shardalg.partition.shuffle import Swap
@@ -30,14 +31,17 @@ Step = tuple[Move, State, object]
 """A move, the state it leads to and the elements that a device sends for it."""
 
 
-def search(shape: Shape, start: State, goal: State, devices: int) -> list[Step]:
+def search(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
     """Fewest elements sent, then fewest communicating moves.
 
     Where and when sums are added is searched by bounds (A*); the rest is the cheapest route.
 
     Args:
       shape: sizes that the parts of both layouts divide.
+      axes: of the mesh.
     """
+    if start[1] == goal[1]:
+        return _moves(shape, start, goal, axes) if start != goal else []
     heap: list[tuple[object, int, int, State, list[Step]]] = [(0, 0, 0, start, [])]
     best: dict[State, object] = {}
     numbers = count(1)
@@ -49,41 +53,55 @@ def search(shape: Shape, start: State, goal: State, devices: int) -> list[Step]:
         if state in best and sent >= best[state]:
             continue
         best[state] = sent
-        for more in _onward(shape, state, goal, devices):
+        for more in _onward(shape, state, goal, axes):
             after, prices = more[-1][1], [price for *_, price in more]
             least = sent + sum(prices) + bound(shape, after, goal)
             hops_after = hops + sum([price > 0 for price in prices])
             heapq.heappush(heap, (least, hops_after, next(numbers), after, steps + more))
 
 
-def _onward(shape: Shape, state: State, goal: State, devices: int) -> Iterator[list[Step]]:
+def _onward(shape: Shape, state: State, goal: State, axes: Digits) -> Iterator[list[Step]]:
     """Every next move while sums are to be added, and then the way to the goal."""
     if state[1] == goal[1]:
-        yield _moves(shape, state, goal, devices)
+        yield _moves(shape, state, goal, axes)
         return
     for move, after, price in (*_additions(shape, state, goal), *_slices(shape, state, goal)):
         yield [(move, after, price)]
 
 
-def _moves(shape: Shape, start: State, goal: State, devices: int) -> list[Step]:
+def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
     """The cheapest route in moves; sums that stay pending stay where they are: no permute then."""
     (dims, pending), (wanted, _) = start, goal
     route = direct(shape, dims, wanted)
-    if route is None and not pending:
-        route = permuted(dims, wanted, devices)
+    if route is None:
+        dims, wanted, axes = _plain(dims), _plain(wanted), *_plain((axes,))
+        route = None if pending else permuted(dims, wanted, axes)
     if route is None:
         dims, wanted = (tuple(map(primes, side)) for side in (dims, wanted))
-        route = shuffled(shape, dims, wanted, (devices, pending)) or Route(dims)
-    way = _Way(shape, dims, pending)
+        route = shuffled(shape, dims, wanted, (axes, pending)) or Route(dims)
+    steps = in_moves(shape, (dims, pending), wanted, route)
+    move, _, price = steps[-1]
+    return [*steps[:-1], (move, goal, price)]
+
+
+def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[Step]:
+    """A route as moves with their prices."""
+    way = _Way(shape, *start)
     way.slices(route.first)
     for exchange in route.exchange:
         if isinstance(exchange, Swap):
             way.swap(exchange)
         else:
             way.permute(exchange)
-    way.finish(wanted)
-    move, _, price = way.steps[-1]
-    return [*way.steps[:-1], (move, goal, price)]
+    way.finish(goal)
+    return way.steps
+
+
+def _plain(dims: Dims) -> Dims:
+    """Digits in plain numbers: what is found from here on holds for these sizes alone."""
+    if all(type(d.size) is int for digits in dims for d in digits):
+        return dims
+    return tuple(tuple(Digit(index(d.stride), index(d.size)) for d in digits) for digits in dims)
 
 
 class _Way:

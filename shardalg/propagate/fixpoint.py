@@ -209,7 +209,7 @@ class Fixpoint:
 
 DIRECTIONS = (FORWARD, BACKWARD)
 BORDERS = (priority.LOOP,)
-"""Where look-ahead ends: at a tuple, in XLA. A stack is updated in place, and it goes on there."""
+"""Where look-ahead ends. XLA's ends at the stacks of a loop too, and scanned steps send more."""
 UNKNOWN: Outcome = Outcome((), (), ())
 """What a memo gives for a key that it does not hold; None is an outcome."""
 

@@ -56,7 +56,7 @@ IDEMPOTENT = (MAX, MIN, AND, OR)
 Stated = tuple[str, Statement]
 # What a device may say otherwise than the node: the rows read these, so the claims compare them.
 RESTATED = frozenset(
-    "shape new_sizes sizes start_indices limit_indices slice_sizes padding padding_config "
+    "shape new_sizes sizes reps start_indices limit_indices slice_sizes padding padding_config "
     "lhs_dilation base_dilation feature_group_count batch_group_count "
     "indices_are_sorted unique_indices mode".split()
 )

@@ -5,7 +5,17 @@ import math
 
 import pytest
 
-from benchmarks import __main__, algebra, oracle, planning, result, scaling, step_time, symbols
+from benchmarks import (
+    __main__,
+    algebra,
+    oracle,
+    planning,
+    result,
+    scaling,
+    step_time,
+    switches,
+    symbols,
+)
 from benchmarks.train_step import Step
 from shardalg.models.transformer import Config
 from shardalg.table import Table
@@ -20,6 +30,14 @@ def said():
 
 def finite(values):
     return all(isinstance(v, int | float) and math.isfinite(v) and v >= 0 for v in values)
+
+
+def test_switches(said):
+    done = switches.run(said.append, [("recurrent", switches.recurrent())])
+    ratios = {row["options"]: row["bytes_ratio"] for row in done.table}
+    assert ratios["hoist_gathers=True"] < 1
+    assert "join_formatting=False" not in ratios
+    assert said == ["recurrent"]
 
 
 def test_planning(said):

@@ -45,8 +45,12 @@ class Shard:
     def realisable(self):
         carried = self.rule.prefix is not None and self.rule.prefix[0] == self.loop
         ranked = self.rule.combine in RANKED and self.loop in self.rule.reduced
-        boxed = any(guard.loop.loop == self.loop for guard in self.rule.guards)
-        boxed = boxed and self.rule.family == "dynamic"
+        # boxes, and windows with margins around the block
+        boxed = any(
+            guard.loop.loop == self.loop
+            and any(name in self.rule.extents for name in guard.index.variables)
+            for guard in self.rule.guards
+        )
         return not (carried or ranked or boxed) and all(
             self.dims(tensor) is not None for tensor in self.rule.tensors
         )
@@ -110,10 +114,10 @@ def _shift(indices, shift, offset):
 
 def _owned(shard, emission, operands, made, p):
     other = [d for d in range(made.ndim) if d not in emission.batch_dims]
-    for component, loop in emission.owned:
+    for component, _, count in emission.owned:
         local = operands[1][..., component]
         globally = local + p * shard.block
-        missing = (globally < 0) | (globally >= shard.rule.extents[loop])
+        missing = (globally < 0) | (globally >= count)
         here = (local >= 0) & (local < shard.block) & ~missing
         fill = emission.fill if emission.fill is not None and p == 0 else 0
         made = np.where(np.expand_dims(here, other), made, 0)

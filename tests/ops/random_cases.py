@@ -1,6 +1,7 @@
-"""Convolutions, gathers and scatters with every parameter drawn, and their gradients."""
+"""Operators with every parameter drawn: convolutions, selections at run time, joins of blocks."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -123,4 +124,40 @@ def selections_by_index(rng):
         yield from scatter(rng)
 
 
-GROUPS = (convolutions, selections_by_index)
+def boxes(rng):
+    """Boxes at starts in range and out of it, read and written; one per element of a batch."""
+    rank = int(rng.integers(1, 4))
+    shape = rng.integers(1, 14, rank)
+    size = tuple(int(rng.integers(1, n + 1)) for n in shape)
+    starts = rng.integers(-3, 17, rank)
+    x, new = rng.normal(size=shape), rng.normal(size=size)
+    yield lambda x, i: lax.dynamic_slice(x, tuple(i), size), (x, starts)
+    yield lambda x, u, i: lax.dynamic_update_slice(x, u, tuple(i)), (x, new, starts)
+    many = rng.integers(-3, 17, (3, rank))
+
+    def write(x, u, i):
+        return jax.vmap(lambda x, u, i: lax.dynamic_update_slice(x, u, tuple(i)))(x, u, i)
+
+    yield write, (rng.normal(size=(3, *shape)), rng.normal(size=(3, *size)), many)
+    yield jax.grad(lambda x, i: (lax.dynamic_slice(x, tuple(i), size) ** 2).sum()), (x, starts)
+
+
+def joins(rng):
+    """Best elements with ties, sorts by several keys, monoids of users, repetitions."""
+    b, n = int(rng.integers(1, 9)), int(rng.integers(1, 20))
+    x, axis = np.round(rng.normal(size=(b, n))), int(rng.integers(2))
+    count = int(rng.integers(1, x.shape[axis] + 1))
+    yield lambda x: lax.top_k(x, count, axis=axis), (x,)
+    keys = int(rng.integers(1, 3))
+    yield (
+        lambda x, y: lax.sort((x, -x, y), dimension=axis, num_keys=keys),
+        (x, rng.normal(size=(b, n))),
+    )
+    yield lambda x: lax.reduce(x, np.float64(0), lambda a, b: a + b + a * b, (axis,)), (x / 9,)
+    reps = rng.integers(1, 5, 2).tolist()
+    yield lambda x: jnp.tile(x, tuple(reps)), (x,)
+    yield lambda x: jnp.repeat(x, reps[0], axis=axis), (x,)
+    yield lambda x, i: x[jnp.arange(b), i], (x, rng.integers(0, n, b))
+
+
+GROUPS = (convolutions, selections_by_index, boxes, joins)

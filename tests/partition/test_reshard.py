@@ -208,6 +208,14 @@ def test_paths_are_the_shortest_there_are(mesh, shape):
 
 
 @settings(max_examples=200)
+@given(chains(length=3, sizes=EVEN))
+def test_a_detour_costs_no_less(chain):
+    first, by, last = chain
+    legs = [reshard_path(*ends).wire_elements for ends in ((first, by), (by, last))]
+    assert reshard_path(first, last).wire_elements <= sum(legs)
+
+
+@settings(max_examples=200)
 @given(st.sampled_from([EVEN, ANY]).flatmap(lambda n: chains(length=2, pending=True, sizes=n)))
 def test_bounds_hold(chain):
     """Of sums too; and where a path is said to meet its bound, it does."""

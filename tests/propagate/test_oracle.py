@@ -32,8 +32,13 @@ from tests.oracle import corpus
 from tests.propagate.harder import Harder, described, module_of, programs
 
 POLICIES = ("gspmd", "shardy")
+# Look-ahead goes on into the stacks that a loop hands out, where GSPMD's ends: of the gradient of
+# one weight [x, y, None] instead of [y, None, None], as Shardy has it; the step sends 8.9 % less.
 # Shardy propagates axes that are not manual through a manual region; ours stop at its border.
-DIFFERENT = {"gspmd": set(), "shardy": {("shard_map_subgraph", kind) for kind in ("dot", "result")}}
+DIFFERENT = {
+    "gspmd": {("scan_layers", "dot"), ("scan_layers_remat", "dot")},
+    "shardy": {("shard_map_subgraph", "dot"), ("shard_map_subgraph", "result")},
+}
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
@@ -42,12 +42,16 @@ def squeeze(signature: Signature) -> tuple[Rule, ...]:
 
 
 def tile(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, (d1)%n] -> [d0, d1]`; a dimension that is not repeated is plain."""
+    """`[d0, d1] -> [d0, n*r1+d1]`: repetition r of a dimension of n; one without is plain."""
     shape, source = signature.results[0].shape, signature.operands[0].shape
     loops = names("d", len(shape))
-    triples = zip(loops, source, shape, strict=True)
-    dims = [name if n == size else Index.of(name) % n for name, n, size in triples]
-    return (_layout(signature, dict(zip(loops, shape, strict=True)), dims, loops),)
+    extents, target = dict(zip(loops, source, strict=True)), list(map(Index.of, loops))
+    for dim, (n, size) in enumerate(zip(source, shape, strict=True)):
+        if n != size:
+            extents[f"r{dim}"] = size // n
+            target[dim] = target[dim] + Index.of(f"r{dim}") * n
+    row = _layout(signature, extents, loops, target)
+    return (replace(row, family="tile"),)
 
 
 def iota(signature: Signature) -> tuple[Rule, ...]:
