@@ -59,8 +59,9 @@ def plan_step(step: Step) -> tuple[dict[str, Any], Any]:
     def strategy(shape: tuple[int, int]) -> sa.Strategy:
         return adam.finalized(sa.Mesh(dict(zip("XY", shape, strict=True))), config)
 
-    graph, traced_s = timed(trace, partial(adam.train_step, config), *arguments)
-    traced, graph_s = timed(_prepared, graph, _leaf_roles(arguments))
+    function = partial(adam.train_step, config)
+    graph, traced_s = timed(trace, function, *arguments)
+    traced, graph_s = timed(_prepared, graph, _leaf_roles(arguments), function)
     made, first_s = timed(_first_plan, traced, strategy(FIRST))
     replans = [timed(_replanned, made, strategy(shape)) for shape in OTHERS]
     facts = {
@@ -101,14 +102,14 @@ def _leaf_roles(arguments: tuple[Any, ...]) -> tuple[str | None, ...]:
     return tuple(flatten_prefix(part("train_step").roles(), arguments, "roles"))
 
 
-def _prepared(graph: Any, leaf_roles: tuple[str | None, ...]) -> Any:
+def _prepared(graph: Any, leaf_roles: tuple[str | None, ...], function: Callable[..., Any]) -> Any:
     """All that is made once per function, for every mesh and strategy."""
     from shardalg.ops.normalise import normalise
     from shardalg.ops.table import rules
     from shardalg.propagate.index import index
     from shardalg.traced import Traced
 
-    traced = Traced(normalise(graph), leaf_roles)
+    traced = Traced(normalise(graph), leaf_roles, fn=function)
     assert traced.roles
     index(traced.graph, rules)
     return traced

@@ -265,8 +265,9 @@ def _beyond(
     extent = run.rule.extents[name]
     beyond = Not(less(run.iterations[name], extent))
     words = f"iterations of {name} beyond {extent} read no garbage, and a filled place"
-    # what goes into places of a result that do not exist is padding again
+    # What goes into places of a result that do not exist is padding again, unless it is carried on.
     single = {index.loop for dims in run.rule.results for index in dims} & names.keys()
+    single -= set(_joined(run.rule))
     kept = [less(run.iterations[n], run.rule.extents[n]) for n in names if n in single]
     goal = implies(All((beyond, *kept)), All((*known, Either(tuple(absorbed)))))
     return run.claim(words, goal, tuple(names))

@@ -1,19 +1,15 @@
 """Programs that select at run time, or join several values, with one thing wrong: refuted, seen."""
 
 from dataclasses import replace
-from functools import cache
 
-import jax
 import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from shardalg.errors import ProgramError
 from shardalg.spmd import program as p
-from shardalg.spmd.simulate import simulate
-from shardalg.verify.verify import verify
-from tests.partition.planned import MESH, planned
+from tests.partition.planned import MESH
+from tests.verify.mutating import Case
 
 X, Y = MESH.digits("X"), MESH.digits("Y")
 ROWS = P("Y")
@@ -49,47 +45,12 @@ PROGRAMS = {
 }
 
 
-@cache
-def plan(name):
-    fn, arguments, specs, results = PROGRAMS[name]
-    return planned(fn, arguments, specs, out_shardings=results)
+CASES = {name: Case(*row) for name, row in PROGRAMS.items()}
 
 
-def mutated(name, kind, change):
-    """The program with the first instruction of a kind changed; None: its operands in its place."""
-    program = plan(name).program
-    block = program.block
-    victim = next(s for s in block.instructions if isinstance(s.attributes, kind))
-    if change:
-        changed = replace(victim, attributes=change(victim.attributes))
-        steps = tuple(changed if s is victim else s for s in block.instructions)
-        return replace(program, block=replace(block, instructions=steps))
-    renamed = dict(zip(victim.results, victim.operands, strict=False))
-    steps = tuple(
-        replace(s, operands=tuple(renamed.get(o, o) for o in s.operands))
-        for s in block.instructions
-        if s is not victim
-    )
-    results = tuple(renamed.get(r, r) for r in block.results)
-    return replace(program, block=replace(block, instructions=steps, results=results))
-
-
-def computes(name, program):
-    """Whether the results are those of one device."""
-    fn, arguments, *_ = PROGRAMS[name]
-    try:
-        results = simulate(program, plan(name).graph, *arguments)
-    except ProgramError:
-        return False
-    wants = jax.tree.leaves(fn(*arguments))
-    return all(np.allclose(r, w, rtol=1e-5) for r, w in zip(results, wants, strict=True))
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_program_as_planned_is_right(name):
-    assert computes(name, plan(name).program)
-    report = verify(plan(name).sharded, plan(name).program)
-    assert report.ok, report.refuted
+    CASES[name].check()
 
 
 def placed(attributes, **more):
@@ -127,11 +88,12 @@ MUTATIONS = {
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_verify_refutes_it(name):
     program, kind, change = MUTATIONS[name]
-    report = verify(plan(program).sharded, mutated(program, kind, change))
-    assert report.refuted
+    case = CASES[program]
+    assert case.verified(case.mutated(kind, change)).refuted
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_simulate_sees_it(name):
     program, kind, change = MUTATIONS[name]
-    assert not computes(program, mutated(program, kind, change))
+    case = CASES[program]
+    assert not case.computes(case.mutated(kind, change))

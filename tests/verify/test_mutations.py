@@ -5,7 +5,6 @@ Each mutation is judged by the two alone: by the claims without running anything
 """
 
 from dataclasses import replace
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +12,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardalg.errors import ProgramError
 from shardalg.spmd import program as p
-from shardalg.spmd.simulate import simulate
-from shardalg.verify.verify import verify
-from tests.partition.planned import MESH, instructions, numbers, planned
+from tests.partition.planned import MESH, numbers
+from tests.verify.mutating import Case
 
 
 def lookup(table, w, ids):
@@ -69,58 +66,12 @@ PROGRAMS = {
 }
 
 
-@cache
-def plan(name):
-    fn, arguments, specs, results = PROGRAMS[name]
-    return planned(fn, arguments, specs, out_shardings=results)
+CASES = {name: Case(*row) for name, row in PROGRAMS.items()}
 
 
-def mutated(name, kind, change, which):
-    """The program with instruction `which` of `kind` changed; None takes it out."""
-    program = plan(name).program
-    count = sum(isinstance(s.attributes, kind) for s in instructions(program.block))
-    return replace(program, block=_changed(program.block, kind, change, [which % count]))
-
-
-def _changed(block, kind, change, left):
-    """`left` holds how many instructions of the kind come before the one that is changed."""
-    steps, renamed = [], {}
-    for instruction in block.instructions:
-        operands = tuple(renamed.get(o, o) for o in instruction.operands)
-        instruction = replace(instruction, operands=operands)
-        attributes = instruction.attributes
-        if isinstance(attributes, kind):
-            left[0] -= 1
-            if left[0] == -1 and change is None:
-                renamed[instruction.results[0]] = operands[0]
-                continue
-            if left[0] == -1:
-                instruction = replace(instruction, attributes=change(attributes))
-        if isinstance(attributes, p.Loop):
-            attributes = instruction.attributes
-            body = _changed(attributes.body, kind, change, left)
-            instruction = replace(instruction, attributes=replace(attributes, body=body))
-        steps.append(instruction)
-    results = tuple(renamed.get(r, r) for r in block.results)
-    return replace(block, instructions=tuple(steps), results=results)
-
-
-def computes(name, program):
-    """Whether the results are those of one device."""
-    fn, arguments, *_ = PROGRAMS[name]
-    try:
-        results = simulate(program, plan(name).graph, *arguments)
-    except ProgramError:
-        return False
-    wants = jax.tree.leaves(fn(*arguments))
-    return all(np.allclose(r, w, rtol=1e-5) for r, w in zip(results, wants, strict=True))
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_program_as_planned_is_right(name):
-    assert computes(name, plan(name).program)
-    report = verify(plan(name).sharded, plan(name).program)
-    assert report.ok, report.refuted
+    CASES[name].check()
 
 
 X, Y = MESH.digits("X"), MESH.digits("Y")
@@ -209,11 +160,12 @@ MUTATIONS = {
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_verify_refutes_it(name):
     program, kind, change, which = MUTATIONS[name]
-    report = verify(plan(program).sharded, mutated(program, kind, change, which))
-    assert report.refuted
+    case = CASES[program]
+    assert case.verified(case.mutated(kind, change, which)).refuted
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_simulate_sees_it(name):
     program, kind, change, which = MUTATIONS[name]
-    assert not computes(program, mutated(program, kind, change, which))
+    case = CASES[program]
+    assert not case.computes(case.mutated(kind, change, which))

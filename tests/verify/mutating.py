@@ -1,0 +1,77 @@
+"""Planned programs with one instruction changed, and whether they still compute the function."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import jax
+import numpy as np
+
+from shardalg.errors import ProgramError
+from shardalg.spmd.control import bodies, with_bodies
+from shardalg.spmd.simulate import simulate
+from shardalg.verify.verify import verify
+from tests.partition.planned import instructions, planned
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A function, its arguments, their layouts, and those of the results."""
+
+    fn: object
+    arguments: tuple
+    specs: tuple
+    results: object
+
+    @cached_property
+    def plan(self):
+        return planned(self.fn, self.arguments, self.specs, out_shardings=self.results)
+
+    def mutated(self, kind, change, which=0):
+        """The program with instruction `which` of `kind` changed; None: its operands in its place.
+
+        Those in bodies count, too; negative numbers count from the last one.
+        """
+        program = self.plan.program
+        count = sum(isinstance(s.attributes, kind) for s in instructions(program.block))
+        assert -count <= which < count, f"{count} instructions of {kind}"
+        return replace(program, block=_changed(program.block, kind, change, [which % count]))
+
+    def verified(self, program):
+        return verify(self.plan.sharded, program)
+
+    def computes(self, program):
+        """Whether the results are those of one device."""
+        try:
+            results = simulate(program, self.plan.graph, *self.arguments)
+        except ProgramError:
+            return False
+        wants = jax.tree.leaves(self.fn(*self.arguments))
+        return all(np.allclose(r, w, rtol=1e-5) for r, w in zip(results, wants, strict=True))
+
+    def check(self):
+        """As planned it is right, and proved."""
+        assert self.computes(self.plan.program)
+        report = self.verified(self.plan.program)
+        assert report.ok, report.refuted
+
+
+def _changed(block, kind, change, left):
+    """`left` holds how many instructions of the kind come before the one that is changed."""
+    steps, renamed = [], {}
+    for instruction in block.instructions:
+        operands = tuple(renamed.get(o, o) for o in instruction.operands)
+        instruction = replace(instruction, operands=operands)
+        if isinstance(instruction.attributes, kind):
+            left[0] -= 1
+            if left[0] == -1 and change is None:
+                renamed |= dict(zip(instruction.results, operands, strict=False))
+                continue
+            if left[0] == -1:
+                instruction = replace(instruction, attributes=change(instruction.attributes))
+        blocks = [_changed(body, kind, change, left) for body in bodies(instruction.attributes)]
+        if blocks:
+            attributes = with_bodies(instruction.attributes, blocks)
+            instruction = replace(instruction, attributes=attributes)
+        steps.append(instruction)
+    results = tuple(renamed.get(r, r) for r in block.results)
+    return replace(block, instructions=tuple(steps), results=results)
