@@ -61,7 +61,7 @@ def einsum(spec):
 AR = "all_reduce"
 IMAGE, KERNEL = numbers(4, 6, 5, 4), numbers(3, 3, 4, 6)
 NESTED = {
-    # batch x non-contracting x contracting
+    # batch x non-contracting x contracting; of two devices each is the other's only neighbour
     "einsum": (
         einsum("bsm,bmh->bsh"), (numbers(4, 6, 8), numbers(4, 8, 5)),
         (P("X", "Y", "Z"), P("X", "Z")), P("X", "Y"), [(AR, "Z")],
@@ -77,11 +77,11 @@ NESTED = {
     "spatial x batch x feature": (
         convolution, (IMAGE, KERNEL),
         (P("X", "Y"), P(None, None, None, "Z")), P("X", "Y", None, "Z"),
-        [("collective_permute", "Y")] * 2,
+        [("collective_permute", "Y")],
     ),
     "spatial x batch x contracted feature": (
         convolution, (IMAGE, KERNEL), (P("X", "Y", None, "Z"), P(None, None, "Z")), P("X", "Y"),
-        [*[("collective_permute", "Y")] * 2, (AR, "Z")],
+        [("collective_permute", "Y"), (AR, "Z")],
     ),
     "several axes on one loop": (
         einsum("sm,mh->sh"), (numbers(6, 16), numbers(16, 5)),
