@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from itertools import combinations, count, takewhile
+from itertools import combinations, count, dropwhile, takewhile
 from operator import index
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
@@ -70,7 +70,7 @@ def _onward(shape: Shape, state: State, goal: State, axes: Digits) -> Iterator[l
 
 
 def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
-    """The cheapest route in moves; sums that stay pending stay where they are: no permute then."""
+    """The cheapest route in moves."""
     (dims, pending), (wanted, _) = start, goal
     route = direct(shape, dims, wanted)
     if route is None:
@@ -78,10 +78,27 @@ def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
         route = None if pending else permuted(dims, wanted, axes)
     if route is None:
         dims, wanted = (tuple(map(primes, side)) for side in (dims, wanted))
-        route = shuffled(shape, dims, wanted, (axes, pending)) or Route(dims)
+        if pending:
+            steps = _in_place(shape, (dims, pending), wanted, axes)
+            return [*steps[:-1], (steps[-1][0], goal, steps[-1][2])]
+        route = shuffled(shape, dims, wanted, (axes, ())) or Route(dims)
     steps = in_moves(shape, (dims, pending), wanted, route)
     move, _, price = steps[-1]
     return [*steps[:-1], (move, goal, price)]
+
+
+def _in_place(shape: Shape, start: State, goal: Dims, axes: Digits) -> list[Step]:
+    """Sums that stay pending stay where they are: no permute, so slices may do better last."""
+    dims, pending = start
+    used = {digit for digits in dims for digit in digits}
+    later = tuple(
+        tuple(reversed(list(dropwhile(lambda d: d not in used, reversed(digits)))))
+        for digits in goal
+    )
+    routes = [shuffled(shape, dims, end, (axes, pending)) for end in (goal, later)]
+    routes.append(direct(shape, dims, later))
+    ways = [in_moves(shape, start, goal, route or Route(dims)) for route in routes]
+    return min(ways, key=lambda way: sum([price for *_, price in way]))
 
 
 def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[Step]:

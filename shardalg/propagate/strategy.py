@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
+from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.restate import restate, spelled
 from shardalg.algebra.sharding import Sharding
-from shardalg.errors import ShardalgError, StrategyError
+from shardalg.errors import MeshError, ShardalgError, StrategyError
 from shardalg.graph.ir import Graph, Site
 
 POLICIES = ("gspmd", "shardy", "cost")
@@ -248,23 +250,40 @@ def _from_named(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
 
 
 def _placed(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    """The same layout stated on the plan's mesh, over whose devices it must lie."""
+    """The same layout stated on the plan's mesh, over whose devices it must lie.
+
+    Axes of another mesh over these devices become axes and sub-axes of the plan's.
+    """
     theirs = spec.mesh
-    same_devices = theirs.size == mesh.size and theirs.device_ids in (None, mesh.device_ids)
-    if spec.shape != shape or not same_devices:
+    if spec.shape != shape or theirs.size != mesh.size:
         raise StrategyError(
             f"{spec!r} is a layout of shape {spec.shape} on {theirs!r}, needed is one of shape "
-            f"{shape} on {mesh!r}. State it for this shape and mesh."
+            f"{shape} on {mesh!r}. State it for this shape, on a mesh over these devices."
         )
-    held = (spec.unreduced, spec.replicated, spec.manual)
-    digits = {digit for group in (*spec.dims, *held) for digit in group if digit.size > 1}
-    foreign = digits - {mesh.digit(name) for name in mesh.axis_names}
-    if foreign:
+    in_order = theirs.device_ids in (None, mesh.device_ids)
+    here = replace(spec, mesh=mesh) if in_order else restate(spec, mesh)
+    if here is None:
         raise StrategyError(
-            f"{spec!r} uses {sorted(foreign)}, which is no whole axis of {mesh!r}. "
-            "Name axes of the plan's mesh."
+            f"{spec!r} orders the devices in a way that no axes of {mesh!r} describe. State it on "
+            "a mesh whose axes join or divide those of the plan's, or plan on that mesh."
         )
-    return Sharding(mesh, shape, spec.dims, spec.unspecified_dims, *held, spec.priorities)
+    names = ("unreduced", "replicated", "manual")
+    held = {name: _on_axes(getattr(here, name), here, mesh) for name in names}
+    return replace(here, dims=tuple(_on_axes(d, here, mesh) for d in here.dims), **held)
+
+
+def _on_axes(digits: Digits, sharding: Sharding, mesh: Mesh) -> Digits:
+    """Digits as axes and sub-axes of a mesh."""
+    whole = {mesh.digit(name) for name in mesh.axis_names}
+    found = digits if whole.issuperset(digits) else spelled(digits, mesh)
+    try:
+        mesh.refs(found)
+    except MeshError:
+        raise StrategyError(
+            f"{sharding!r} uses {mesh.texts(digits)}, which is not made of axes and sub-axes of "
+            f"{mesh!r}. Use a mesh whose axes join or divide those of the plan's."
+        ) from None
+    return found
 
 
 _READERS: Mapping[str, Callable[[object, Mesh, tuple[int, ...]], Sharding]] = {

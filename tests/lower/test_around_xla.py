@@ -15,7 +15,7 @@ def lowered_equals_one_device(fn, arguments, specs, **border):
     np.testing.assert_allclose(plan.lower()(*arguments), fn(*arguments), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["multiply", "add", "max", "set"])
+@pytest.mark.parametrize("kind", ["multiply", "set"])
 def test_updates_that_miss_a_block_leave_it_alone(kind):
     """openxla/xla issue 49121: what is read of the block, to be written back, is another one's."""
     x, index = jnp.arange(1.0, 5), jnp.array([0])

@@ -21,9 +21,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shardalg.algebra.mesh import Mesh
 from shardalg.beside import align, dump
 from shardalg.graph.trace import trace
+from shardalg.lower.hlo import total_wire_bytes
 from shardalg.lower.hlo_text import HloInstruction, HloModule
 from shardalg.ops.normalise import normalise
+from shardalg.partition.partition import partition
 from shardalg.propagate import Options, Strategy, propagate, resolve
+from shardalg.report import tables
 from tests.oracle import corpus
 
 # Manual regions are not planned; in the recorded loops everything is annotated.
@@ -112,6 +115,14 @@ class Harder:
         found = align.matches(done, module, results)
         return [match for match in found if match.kind in align.TARGETS]
 
+    def wire_bytes(self, policy):
+        """What a device sends in our program."""
+        graph, options = self.problem[0], Options(policy=policy)
+        done = propagate(*self.problem, options)
+        program = partition(done, ("unknown",) * len(graph.values), options)
+        rows = tables.collectives(program, graph)
+        return sum(row["wire_bytes"] * row["count"] for row in rows)
+
 
 KEPT_ATTRIBUTES = ("index", "body", "to_apply", "branch_computations", "custom_call_target")
 
@@ -150,16 +161,18 @@ def programs(count, seed):
 
 def main(count, seed, policies):
     for policy in policies:
-        kinds, wrong, whole = Counter(), [], 0
+        kinds, wrong, whole, told_bytes = Counter(), [], 0, {}
         for program in programs(count, seed):
             told = program.ask(policy)
+            told_bytes[program] = total_wire_bytes(told.collectives)
             found = program.matches(policy, told.module, told.results)
             kinds.update(match.kind for match in found)
             here = [(program, match) for match in found if not match.agrees]
             whole += not here
             wrong += here
         for program, match in wrong:
-            print(f"{program.case} {program.seed}: {described(match)}")
+            sent = f"ours sends {program.wire_bytes(policy)} bytes, XLA {told_bytes[program]}"
+            print(f"{program.case} {program.seed}: {described(match)}; {sent}")
         total, bad = sum(kinds.values()), Counter(match.kind for _, match in wrong)
         print(
             f"{policy}: {total - len(wrong)} of {total} free values as XLA has them "
