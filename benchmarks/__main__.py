@@ -17,6 +17,7 @@ BENCHMARKS = {
     "scaling": "benchmarks.scaling",
     "step_time": "benchmarks.step_time",
     "oracle_bytes": "benchmarks.oracle",
+    "oracle_time": "benchmarks.oracle_time",
     "switches": "benchmarks.switches",
     "foreign_step": "benchmarks.foreign_step",
     "symbols": "benchmarks.symbols",

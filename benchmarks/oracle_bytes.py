@@ -57,28 +57,36 @@ class Case:
 
 
 @functools.cache
-def case(name, dtype="bfloat16"):
-    """A program of the corpus; `dtype="float32"` replaces all of its bfloat16."""
+def case(name, dtype="bfloat16", **sizes):
+    """A program of the corpus; `dtype="float32"` replaces all of its bfloat16.
+
+    Args:
+      sizes: those that are not its small ones.
+    """
     program = corpus.program(name)
     source = (corpus.HERE / "cases" / f"{name}.py").read_text()
     module = types.ModuleType(f"case_{name}_{dtype}")
     code = compile(source.replace("jnp.bfloat16", f"jnp.{dtype}"), program.__file__, "exec")
     exec(code, module.__dict__)
-    function, arguments, _ = module.make(**module.SMALL)
+    function, arguments, _ = module.make(**(module.SMALL | sizes))
     return Case(name, function, arguments, sa.Mesh(module.MESH))
 
 
 @functools.cache
 def plan(name, dtype="bfloat16", keep_gathers=False, compiler="cpu_gspmd"):
     """Our plan of a program, its results where that compiler put them."""
-    chosen = case(name, dtype)
+    return plan_of(case(name, dtype), sa.Options(keep_gathers=keep_gathers), compiler)
+
+
+def plan_of(chosen, options, compiler="cpu_gspmd"):
+    """Our plan of a case."""
     return sa.plan(
         chosen.function,
         *chosen.types,
         mesh=chosen.mesh,
         in_shardings=chosen.in_shardings,
         out_shardings=chosen.out_shardings(compiler),
-        options=sa.Options(keep_gathers=keep_gathers),
+        options=options,
     )
 
 
@@ -185,9 +193,13 @@ def table(names=NAMES, compiler="cpu_gspmd"):
 
 def arguments(name, dtype="float32", seed=0):
     """Random global arguments of a program."""
+    return drawn(case(name, dtype), seed)
+
+
+def drawn(chosen, seed=0):
+    """Random global arguments of a case."""
     rng = np.random.default_rng(seed)
-    structs = case(name, dtype).types
-    return [jnp.asarray(rng.standard_normal(t.shape) * 0.3, t.dtype) for t in structs]
+    return [jnp.asarray(rng.standard_normal(t.shape) * 0.3, t.dtype) for t in chosen.types]
 
 
 def one_device(name, values, dtype="float32"):

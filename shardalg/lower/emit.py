@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import jax
@@ -19,9 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from shardalg.algebra.digits import partition_id, parts
 from shardalg.errors import LoweringError
 from shardalg.graph.evaluate import apply
 from shardalg.graph.ir import Graph
+from shardalg.lower.all_to_all import all_to_all, pieces, swapped
 from shardalg.lower.around_xla import around_faults
 from shardalg.lower.axes import Axes
 from shardalg.lower.boxes import extracted, inserted
@@ -138,35 +139,14 @@ def _reduce_scatter(emitter: Emitter, instruction: Instruction, x: Array) -> lis
     names = emitter.axes.names(a.digits)
     if not names:
         return [x]
-    n = _group_size(a.digits)
     if a.combine not in ("sum", "pick") or x.dtype == jnp.bool_:
         # every member sends each other one its piece and folds what arrives: the same bytes
-        return [_folded(_swapped(_pieces(x, a.dim, n), names), a.combine)]
+        return [_folded(swapped(pieces(x, a.dim, parts(a.digits)), names), a.combine)]
     if emitter.tiled or a.dim == 0:
         return [lax.psum_scatter(x, names, scatter_dimension=a.dim, tiled=True)]
-    block = x.shape[a.dim] // n
+    block = x.shape[a.dim] // parts(a.digits)
     start = emitter.partition_id(a.digits) * block
     return [lax.dynamic_slice_in_dim(lax.psum(x, names), start, block, a.dim)]
-
-
-def _group_size(digits: spmd.Digits) -> int:
-    return prod(digit.size for digit in digits)
-
-
-def _pieces(x: Array, dim: int, n: int) -> Array:
-    """`x` cut in `n` along `dim`, the pieces on a new leading dimension."""
-    cut = x.reshape(*x.shape[:dim], n, x.shape[dim] // n, *x.shape[dim + 1 :])
-    return jnp.moveaxis(cut, dim, 0)
-
-
-def _swapped(pieces: Array, names: tuple[str, ...]) -> Array:
-    """Piece `k` goes to member `k`; those that arrive, by their senders.
-
-    On one dimension XLA has no choice of layout: pieces with dimensions of size 1 may get different
-    ones, which its verifier then refuses (jaxlib 0.10.2, where one exchange reads another).
-    """
-    arrived = lax.all_to_all(pieces.reshape(-1), names, 0, 0, tiled=True)
-    return arrived.reshape(pieces.shape)
 
 
 def _all_to_all(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
@@ -176,21 +156,7 @@ def _all_to_all(emitter: Emitter, instruction: Instruction, x: Array) -> list[Ar
         return [x]
     if emitter.tiled and not a.arriving:
         return [lax.all_to_all(x, names, a.split_dim, a.concat_dim, tiled=True)]
-    pieces = _pieces(x, a.split_dim, _group_size(a.digits))
-    pieces = _by_member(pieces, a.digits, a.arriving or a.digits)
-    arrived = _swapped(pieces, names)
-    shape = list(arrived.shape[1:])
-    shape[a.concat_dim] *= arrived.shape[0]
-    return [jnp.moveaxis(arrived, 0, a.concat_dim).reshape(shape)]
-
-
-def _by_member(pieces: Array, digits: spmd.Digits, cut: spmd.Digits) -> Array:
-    """Pieces in the order of their takers' ids in `digits`, from that of their ids in `cut`."""
-    if cut == digits:
-        return pieces
-    grid = pieces.reshape(*(digit.size for digit in cut), *pieces.shape[1:])
-    order = [*map(cut.index, digits), *range(len(cut), grid.ndim)]
-    return grid.transpose(order).reshape(pieces.shape)
+    return [all_to_all(x, names, a)]
 
 
 def _permute(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
@@ -207,12 +173,22 @@ def _fetch(emitter: Emitter, instruction: Instruction, *xs: Array) -> list[Array
             here = _at(emitter, [source for source, _, k in edges if k == operand])
             sent = jnp.where(here, xs[operand], sent)
         arrived.append(lax.ppermute(sent, names, [edge[:2] for edge in edges]))
-    return [_read(emitter, reading, xs[reading.operand], arrived) for reading in a.readings]
+    return [_read(emitter, (a, reading), xs[reading.operand], arrived) for reading in a.readings]
 
 
-def _read(emitter: Emitter, reading: spmd.Reading, x: Array, arrived: list[Array]) -> Array:
-    for pairs, block in zip(reading.permutes, arrived, strict=True):
-        x = jnp.where(_at(emitter, [target for _, target in pairs]), block, x)
+def _read(
+    emitter: Emitter, which: tuple[spmd.Fetch, spmd.Reading], x: Array, arrived: list[Array]
+) -> Array:
+    """The block that a device wants; who is neither served nor wants its own wants nothing."""
+    fetch, reading = which
+    everyone = range(emitter.program.mesh.size)
+    served = [[target for _, target in pairs] for pairs in reading.permutes]
+    found = [(block, targets) for block, targets in zip(arrived, served, strict=True) if targets]
+    own = [p for p in everyone if reading.source.at(p) == partition_id(fetch.digits, p)]
+    if found and not set(own).difference(*served):
+        (x, _), *found = found
+    for block, targets in found:
+        x = jnp.where(_at(emitter, targets), block, x)
     return x
 
 
@@ -273,7 +249,17 @@ def _value_at(emitter: Emitter, instruction: Instruction, place: Array, x: Array
 def _dynamic_slice(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     a = instruction.attributes
     start = emitter.partition_id(a.digits) * a.block
-    return [lax.dynamic_slice_in_dim(x, start, a.block, a.dim)]
+    size = emitter.program.locals[instruction.results[0]].sharding.shape[a.dim]
+    if emitter.tiled or not a.block <= size < x.shape[a.dim]:
+        return [lax.dynamic_slice_in_dim(x, start, a.block, a.dim)]
+    # XLA's CPU compiler writes the whole with its padding, where a block has more than one reader:
+    # here the block alone is padded, and shifted to where its elements belong.
+    first = jnp.minimum(start, size - a.block)
+    whole = lax.slice_in_dim(x, 0, size, axis=a.dim)
+    block = lax.dynamic_slice_in_dim(whole, first, a.block, a.dim)
+    widths = [(0, x.shape[a.dim] - size if d == a.dim else 0, 0) for d in range(x.ndim)]
+    padded = lax.pad(block, jnp.zeros((), x.dtype), widths)
+    return [lax.dynamic_slice_in_dim(padded, start - first, a.block, a.dim)]
 
 
 def _slice(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:

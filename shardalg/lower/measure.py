@@ -39,6 +39,11 @@ class Timing:
         """Middle run."""
         return statistics.median(self.seconds)
 
+    @property
+    def least_s(self) -> float:
+        """Fastest run: the one that a loaded machine delayed least."""
+        return min(self.seconds)
+
     @cached_property
     def quartiles_s(self) -> tuple[float, float]:
         """First and third quartile: half of the runs lie between them."""

@@ -9,6 +9,7 @@ from benchmarks import (
     __main__,
     algebra,
     oracle,
+    oracle_time,
     planning,
     result,
     scaling,
@@ -80,6 +81,14 @@ def test_step_time(said):
     for name in ("time_ratio", "wire_bytes", "xla_wire_bytes", "temp_bytes"):
         assert finite(done.table[name]), name
     assert len(said) == 3
+
+
+def test_oracle_time(said):
+    done = oracle_time.run(said.append, {"maxpool_stride2_grad": {}}, repeats=2)
+    (row,) = done.table
+    assert row["error"] < 1e-5
+    assert row["wire_bytes"] < row["xla_wire_bytes"]
+    assert finite((row["time_ratio"], done.summary["geometric mean of time_ratio"]))
 
 
 def test_oracle(said):

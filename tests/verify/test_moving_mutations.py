@@ -56,9 +56,22 @@ def dilated(x):
     )
 
 
+def selected(x, strides=2):
+    """The gradient of a pooling: windows that reach over both ends, of negative numbers."""
+    shape, steps = (4, 1, 1), (strides, 1, 1)
+    out, back = jax.vjp(lambda x: lax.reduce_window(x, -np.inf, lax.max, shape, steps, "SAME"), x)
+    return back(jnp.arange(1.0, out.size + 1, dtype=out.dtype).reshape(out.shape))[0]
+
+
+def selected_in_phases(x):
+    """Where the first window of a block begins depends on the device."""
+    return selected(x, 3)
+
+
 NUMBERS = ("HNC", "HIO", "HNC")
 KERNEL = numbers(4, 2, 3, seed=1) + np.float32(9)
 IMAGE = np.arange(28, dtype=np.float32).reshape(14, 1, 2) + 9
+POOLED = numbers(13, 1, 2, seed=2) - np.float32(50)
 # name: (function, arguments, their layout, layout of the results)
 PROGRAMS = {
     "joined": (joined, (numbers(9, 3), numbers(13, 3, seed=1)), ROWS, ROWS),
@@ -70,6 +83,8 @@ PROGRAMS = {
     "best": (best, (numbers(9, 3) - np.float32(5),), ROWS, P()),
     "convolved": (convolved, (IMAGE,), ROWS, ROWS),
     "dilated": (dilated, (IMAGE[:10],), ROWS, ROWS),
+    "selected": (selected, (POOLED,), ROWS, ROWS),
+    "selected in phases": (selected_in_phases, (POOLED,), ROWS, ROWS),
 }
 
 
@@ -216,6 +231,18 @@ MUTATIONS = {
     "gaps of another number": ("dilated", p.Dilate, lambda a: replace(a, fill="product"), 0),
     "less between, more before": (
         "dilated", p.Dilate, lambda a: replace(a, factor=2, low=a.low + 5), 0,
+    ),
+    "a block cut one place later": (
+        "selected", p.Slice, lambda a: replace(a, start=a.start - 1), -1,
+    ),
+    "places without an element selected": ("selected", p.MaskAt, None, 0),
+    "a number that is selected": ("selected", p.MaskAt, lambda a: replace(a, fill="sum"), 0),
+    "windows without an element": ("selected", p.MaskAt, None, -1),
+    "a window's source not fetched": ("selected", p.Fetch, None, -1),
+    "a window's places not fetched": ("selected", p.Fetch, None, 0),
+    "windows one place off": ("selected in phases", p.SliceAt, lambda a: in_numerator(a, 1), -2),
+    "a block cut in another phase": (
+        "selected in phases", p.SliceAt, lambda a: in_numerator(a, 1), -1,
     ),
     "a maximum's padding": (
         "summed from the end", p.Mask, lambda a: replace(a, fill="max"), 0,
