@@ -26,7 +26,7 @@ def check(fn, arguments, specs, **more):
     return plan
 
 
-@pytest.mark.parametrize("rows", [16, 17])
+@pytest.mark.parametrize("rows", [17])
 @pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
 def test_gathered_windows_are_summed_from_what_the_blocks_have(rows, mode):
     starts = STARTS if mode != "promise_in_bounds" else np.clip(STARTS, 0, 13)
