@@ -9,6 +9,7 @@ from itertools import compress
 import numpy as np
 
 from shardalg.graph.ir import SHORT, Graph, Node, Region, Signature, Value, ValueType
+from shardalg.ops.cuts import cuts_joined
 from shardalg.ops.ends import ends_joined
 from shardalg.ops.families.joining import joined_operands
 from shardalg.ops.families.pointwise import broadcast_operands
@@ -22,12 +23,13 @@ def normalise(graph: Graph) -> Graph:
     - `sub f32[8,64] f32[8,1]` reads a `broadcast_in_dim` of its operand: completion treats
       broadcasts apart (they are nodes of their own in XLA too).
     - The two ends of a value side by side read that value (`ends.py`): a rotation is one node.
+    - Slices and pads of slices and pads are one (`cuts.py`).
     - What is joined is joined without its empty parts.
     - A rank-0 number made of literals alone is a constant.
 
     Names, sources, phases, regions and ties of what stays are kept.
     """
-    graph = ends_joined(graph)
+    graph = cuts_joined(ends_joined(graph))
     numbers = folded(graph)
     return _Rewrite(graph, numbers, live_nodes(graph, numbers)).graph()
 

@@ -268,10 +268,16 @@ def fitted(shape: Shape, start: Dims, goal: Dims, axes: Digits) -> Priced:
                 before[k], after[k] = before[k] * digit.size, after[k] * digit.size
                 break
     first, last = filled(start, before, goal, axes), filled(goal, after, start, axes)
-    swaps = _by_parts(first, arcs[1])
-    if swaps is None or list(map(parts, last)) != after:
+    if list(map(parts, last)) != after:
         return None, None
-    return arcs[0] / prod(before), Route(first, (*swaps, last))
+    there = _by_parts(first, arcs[1])
+    back = _by_parts(last, [(target, source, r) for source, target, r in reversed(arcs[1])])
+    if there is not None:
+        return arcs[0] / prod(before), Route(first, (*there[0], last))
+    if back is not None:
+        swaps = tuple(swap.reverse for swap in reversed(back[0]))
+        return arcs[0] / prod(before), Route(first, (back[1], *swaps))
+    return None, None
 
 
 def _numbers(counts: Sequence[tuple[int, int]], arcs: Sequence[Arc]) -> tuple[list[int], list[int]]:
@@ -305,8 +311,8 @@ def _arcs(
     return min(found, default=None)
 
 
-def _by_parts(dims: Dims, arcs: Sequence[Arc]) -> tuple[Swap, ...] | None:
-    """All-to-alls of so many parts each; None where no minor digits have so many."""
+def _by_parts(dims: Dims, arcs: Sequence[Arc]) -> tuple[tuple[Swap, ...], Dims] | None:
+    """All-to-alls of so many parts each, and where they lead; None where no digits fit."""
     held, swaps = list(dims), []
     for source, target, r in arcs:
         at = next((i for i in range(len(held[source])) if parts(held[source][i:]) == r), None)
@@ -315,7 +321,7 @@ def _by_parts(dims: Dims, arcs: Sequence[Arc]) -> tuple[Swap, ...] | None:
         moved = held[source][at:]
         held[source], held[target] = held[source][:at], held[target] + moved
         swaps.append(Swap(source, target, moved, moved))
-    return tuple(swaps)
+    return tuple(swaps), tuple(held)
 
 
 def _with(dims: Dims, dim: int, digits: Digits) -> Dims:

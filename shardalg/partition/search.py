@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from itertools import combinations, count, dropwhile, takewhile
+from itertools import combinations, count, dropwhile, product, takewhile
 from operator import index
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
@@ -65,8 +65,10 @@ def _onward(shape: Shape, state: State, goal: State, axes: Digits) -> Iterator[l
     if state[1] == goal[1]:
         yield _moves(shape, state, goal, axes)
         return
-    for move, after, price in (*_additions(shape, state, goal), *_slices(shape, state, goal)):
-        yield [(move, after, price)]
+    for step in (*_additions(shape, state, goal), *_slices(shape, state, goal)):
+        yield [step]
+    for step in _swaps(shape, state) if goal[1] else ():
+        yield [step]
 
 
 def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
@@ -283,3 +285,13 @@ def _slices(shape: Shape, state: State, goal: State) -> Iterator[Step]:
             if shape[dim] % parts(cut) == 0:
                 move = DynamicSlice(dim, extra[:end], shape[dim] // parts(cut))
                 yield move, (replaced(dims, dim, cut), pending), 0
+
+
+def _swaps(shape: Shape, state: State) -> Iterator[Step]:
+    """All-to-alls before sums are added: where others stay pending, no permute mends it later."""
+    for source, digits in enumerate(state[0]):
+        for at, target in product(range(len(digits)), range(len(shape))):
+            if source != target and shape[target] % parts(state[0][target] + digits[at:]) == 0:
+                way = _Way(shape, *state)
+                way.swap(Swap(source, target, digits[at:], digits[at:]))
+                yield from way.steps

@@ -64,11 +64,16 @@ def _merged(
 def _extended(
     kind: Kind, key: Numbers, layouts: Layouts, where: tuple[int, Change]
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
-    """What Shardy's step added to a tensor that was partitioned already."""
+    """What Shardy's step added to other dimensions of a tensor that was partitioned already.
+
+    A dimension that only took more digits was refined, which is no merge.
+    """
     target, change = where
     old, new = layouts.dims[key[target]], layouts.dims[change.number]
-    if layouts.tiles[key[target]] > 1:
-        yield old, tuple(b if a != b else () for a, b in zip(old, new, strict=True)), new
+    refined = tuple(b if a else () for a, b in zip(old, new, strict=True))
+    added = tuple(() if a else b for a, b in zip(old, new, strict=True))
+    if any(refined) and any(added):
+        yield refined, added, new
 
 
 MERGED = {"gspmd": _merged, "shardy": _extended}

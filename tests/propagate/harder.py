@@ -115,12 +115,15 @@ class Harder:
         found = align.matches(done, module, results)
         return [match for match in found if match.kind in align.TARGETS]
 
+    def planned(self, policy):
+        """(completion, program)."""
+        roles, options = ("unknown",) * len(self.problem[0].values), Options(policy=policy)
+        done = propagate(*self.problem, options)
+        return done, partition(done, roles, options)
+
     def wire_bytes(self, policy):
         """What a device sends in our program."""
-        graph, options = self.problem[0], Options(policy=policy)
-        done = propagate(*self.problem, options)
-        program = partition(done, ("unknown",) * len(graph.values), options)
-        rows = tables.collectives(program, graph)
+        rows = tables.collectives(self.planned(policy)[1], self.problem[0])
         return sum(row["wire_bytes"] * row["count"] for row in rows)
 
 

@@ -28,6 +28,7 @@ from shardalg.propagate import (
     worklist,
 )
 from shardalg.propagate.layouts import Layouts
+from shardalg.verify.verify import verify
 from tests.oracle import corpus
 from tests.propagate.harder import Harder, described, module_of, programs
 
@@ -129,6 +130,14 @@ def test_harder_programs_asked_live(policy):
         found = program.matches(policy, told.module, told.results)
         wrong += [f"{program}: {described(match)}" for match in found if not match.agrees]
     assert wrong == []
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_plans_of_harder_programs_are_proved(policy):
+    """Also of one in which a dimension that x splits is split by y too, which is no merge."""
+    for program in [*(program for program, _ in harder()), Harder("completion_broadcast", 4324)]:
+        report = verify(*program.planned(policy))
+        assert report.ok, (program, report)
 
 
 def program_order(graph, number):

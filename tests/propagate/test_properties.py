@@ -115,10 +115,10 @@ def test_a_carry_has_one_layout(problem):
             assert axes(done.shardings[tie.source]) == axes(done.shardings[tie.target])
 
 
-@given(problems())
-@settings(max_examples=25)
-def test_the_merges_told_are_merges(problem):
-    done = propagate(*problem)
+@given(problems(), st.sampled_from(["gspmd", "shardy"]))
+@settings(max_examples=50)
+def test_the_merges_told_are_merges(problem, policy):
+    done = propagate(*problem, Options(policy=policy))
     for _, first, second, both in done.merges:
         for a, b, c in zip(first.dims, second.dims, both.dims, strict=True):
             assert c == (a or b)

@@ -1,0 +1,90 @@
+"""Slices and pads that follow one another are one: a device fetches once what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from shardalg.graph.ir import Graph, Node, Params, Signature
+
+
+def cuts_joined(graph: Graph) -> Graph:
+    """The graph in which a slice or a pad of a slice or a pad reads what that reads.
+
+    What lies between them would be brought into blocks of its own, which neither needs. A shift
+    written as `pad(x)[:-1]` moves just what is shifted, as one written `pad(x[:-1])` does.
+    """
+    nodes, bindings = list(graph.nodes), list(graph.bindings)
+    for node in graph.nodes:
+        producer = graph.producer[node.operands[0]] if node.operands else None
+        inner = None if producer is None else nodes[producer]
+        if inner is None or inner.region != node.region:
+            continue
+        join = _JOINS.get((node.primitive, inner.primitive))
+        joined = join(node, inner) if join and _has_elements(node) else None
+        if joined is not None:
+            nodes[node.index] = joined
+            if bindings:
+                bindings[node.index] = None
+    return replace(graph, nodes=tuple(nodes), bindings=tuple(bindings))
+
+
+def _has_elements(node: Node) -> bool:
+    types = (*node.signature.operands, *node.signature.results)
+    return not any(0 in type_.shape for type_ in types)
+
+
+def _slice_of_slice(node: Node, inner: Node) -> Node:
+    """Starts and strides multiply: `x[a::s][b::t]` is `x[a+s*b::s*t]`."""
+    rows = []
+    for (a, _, s), (b, stop, t) in zip(_cut(inner), _cut(node), strict=True):
+        rows.append((a + s * b, a + s * (stop - 1) + 1, s * t))
+    starts, limits, strides = zip(*rows, strict=True)
+    params = (("start_indices", starts), ("limit_indices", limits), ("strides", strides))
+    return _node(node, params, inner, inner)
+
+
+def _slice_of_pad(node: Node, inner: Node) -> Node | None:
+    """What a slice cuts off is padding less."""
+    config = []
+    padded = inner.signature.results[0].shape
+    pads = inner.signature.param("padding_config")
+    for (low, high, interior), (a, b, s), n in zip(pads, _cut(node), padded, strict=True):
+        if s > 1:
+            return None
+        config.append((low - a, high - (n - b), interior))
+    return _node(node, (("padding_config", tuple(config)),), inner, inner)
+
+
+def _pad_of_slice(node: Node, inner: Node) -> Node | None:
+    """A pad puts nothing where the slice cut something off: then it is a pad by less."""
+    config = []
+    shape = inner.signature.operands[0].shape
+    pads = node.signature.param("padding_config")
+    for (low, high, interior), (a, b, s), n in zip(pads, _cut(inner), shape, strict=True):
+        if s > 1 or (a and low > 0) or (n - b and high > 0):
+            return None
+        config.append((low - a * (interior + 1), high - (n - b) * (interior + 1), interior))
+    return _node(node, (("padding_config", tuple(config)),), inner, node)
+
+
+def _cut(node: Node) -> list[tuple[int, int, int]]:
+    """(start, limit, stride) per dimension of a slice."""
+    param = node.signature.param
+    starts, limits = param("start_indices"), param("limit_indices")
+    return list(zip(starts, limits, param("strides") or (1,) * len(starts), strict=True))
+
+
+def _node(node: Node, params: Params, inner: Node, like: Node) -> Node:
+    """`node` on the operand of `inner`; its other operands, and its primitive, are of `like`."""
+    types = (inner.signature.operands[0], *like.signature.operands[1:])
+    signature = Signature(like.primitive, params, types, node.signature.results)
+    operands = (inner.operands[0], *like.operands[1:])
+    return replace(node, signature=signature, operands=operands)
+
+
+_JOINS: dict[tuple[str, str], Callable[[Node, Node], Node | None]] = {
+    ("slice", "slice"): _slice_of_slice,
+    ("slice", "pad"): _slice_of_pad,
+    ("pad", "slice"): _pad_of_slice,
+}

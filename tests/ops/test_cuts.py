@@ -1,0 +1,97 @@
+"""Chains of slices and pads: fewer nodes, the same numbers, and what moves is what is shifted."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from shardalg.graph.trace import trace
+from shardalg.ops.normalise import normalise
+from tests.partition.planned import checked, moves, numbers
+
+SEED = 210504663
+ROWS = P("Y")
+
+
+FILL = 7.0
+
+
+def sliced(x, starts, limits, strides):
+    return x[tuple(map(slice, starts, limits, strides or (1,) * x.ndim))]
+
+
+def padded(x, config):
+    """Numbers between, around, and cut off where there are fewer than none."""
+    ((low, high, interior),) = config
+    wide = np.full((len(x) - 1) * (interior + 1) + 1, FILL, x.dtype)
+    wide[:: interior + 1] = x
+    wide = np.concatenate([np.full(max(low, 0), FILL), wide, np.full(max(high, 0), FILL)])
+    return wide[max(-low, 0) : len(wide) - max(-high, 0)]
+
+
+def random_step(rng, size):
+    """Parameters of a slice or of a pad of a vector; at least one element is left."""
+    if rng.integers(2):
+        start = int(rng.integers(0, size))
+        limit, stride = int(rng.integers(start + 1, size + 1)), int(rng.choice([1, 1, 2, 3]))
+        return "slice", ((start,), (limit,), (stride,))
+    low, high = (int(n) for n in rng.integers(-min(2, size // 3), 4, 2))
+    return "pad", (((low, high, int(rng.choice([0, 0, 1]))),),)
+
+
+def run(graph, x):
+    """A chain of slices and pads, by their parameters."""
+    for node in graph.walk():
+        param = node.signature.param
+        if node.primitive == "slice":
+            x = sliced(x, param("start_indices"), param("limit_indices"), param("strides"))
+        else:
+            x = padded(x, param("padding_config"))
+    return x
+
+
+def test_random_chains_give_the_same_numbers(show):
+    rng, before, after = np.random.default_rng(SEED), 0, 0
+    values = np.arange(1, 14, dtype=np.float32)
+    for _ in range(100):
+        steps, want = [], values
+        for _ in range(int(rng.integers(2, 5))):
+            name, numbers = random_step(rng, want.size)
+            steps.append((name, numbers))
+            want = sliced(want, *numbers) if name == "slice" else padded(want, *numbers)
+
+        def fn(x, steps=steps):
+            for name, numbers in steps:
+                x = lax.slice(x, *numbers) if name == "slice" else lax.pad(x, FILL, *numbers)
+            return x
+
+        graph = normalise(trace(fn, values))
+        np.testing.assert_array_equal(run(graph, values), want)
+        before, after = before + len(steps), after + len(list(graph.walk()))
+    show(f"{before} slices and pads became {after}, seed {SEED}")
+    assert after < 0.85 * before
+
+
+@pytest.mark.parametrize(
+    ("fn", "primitives"),
+    [
+        (lambda x: jnp.pad(x, ((1, 0), (0, 0)))[:-1], ["pad"]),
+        (lambda x: jnp.pad(x[:-1], ((1, 0), (0, 0))), ["pad"]),
+        (lambda x: x[2:][::3][1:], ["slice"]),
+        (lambda x: jnp.pad(x[1:], ((1, 0), (0, 0))), ["slice", "pad"]),  # the first row is lost
+        (lambda x: jnp.pad(x, ((1, 1), (0, 0)))[::2], ["pad", "slice"]),
+    ],
+)
+def test_what_is_one(fn, primitives):
+    graph = normalise(trace(fn, numbers(16, 3)))
+    assert [node.primitive for node in graph.walk()] == primitives
+
+
+def test_a_shift_sends_what_is_shifted():
+    plan = checked(
+        lambda x: jnp.pad(x, ((1, 0), (0, 0)))[:-1], (numbers(16, 3),), (ROWS,), out_shardings=ROWS
+    )
+    assert moves(plan) == [("collective_permute", "Y")]
+    assert [row["wire_bytes"] for row in plan.collectives_table] == [3 * 4]
+    assert plan.verify().ok
