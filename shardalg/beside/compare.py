@@ -8,7 +8,6 @@ from functools import cached_property
 
 from shardalg.beside.align import Match, matches
 from shardalg.beside.dump import Completion, node_of
-from shardalg.costs.collectives import axis_names
 from shardalg.costs.cost import number
 from shardalg.explain import Trials, annotated_as
 from shardalg.graph.ir import Graph
@@ -17,6 +16,7 @@ from shardalg.lower.hlo import table as hlo_table
 from shardalg.report.answers import Answer, Parts
 from shardalg.report.disagreements import Moved
 from shardalg.report.tables import beside, collectives
+from shardalg.spmd.text import axes_text
 from shardalg.stages import Stages
 from shardalg.table import Table
 
@@ -198,8 +198,7 @@ def _order(graph: Graph) -> object:
 
 
 def _ours(stages: Stages, moved: Moved) -> str:
-    axes = ",".join(axis_names(stages.mesh, moved.digits))
-    return f"{moved.alike[0]} {axes}"
+    return f"{moved.alike[0]} {axes_text(stages.mesh, moved.digits)}"
 
 
 def _theirs(collective: HloCollective) -> str:

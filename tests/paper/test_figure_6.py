@@ -61,7 +61,7 @@ def einsum(spec):
 AR = "all_reduce"
 IMAGE, KERNEL = numbers(4, 6, 5, 4), numbers(3, 3, 4, 6)
 NESTED = {
-    # batch x non-contracting x contracting
+    # batch x non-contracting x contracting; of two devices each is the other's only neighbour
     "einsum": (
         einsum("bsm,bmh->bsh"), (numbers(4, 6, 8), numbers(4, 8, 5)),
         (P("X", "Y", "Z"), P("X", "Z")), P("X", "Y"), [(AR, "Z")],
