@@ -81,7 +81,8 @@ SIZES: dict[str, dict[str, Any]] = {
 # Ours takes longer than LIMIT times XLA's, and why.
 SLOWER = {
     "einsum_moe": "neither sends anything; other rounds on the shared machine gave 1.00 to 1.06",
-    "ffn_attempt2_grad": "weights are gathered again for the gradient; other rounds gave 0.84 to 0.97",
+    "ffn_attempt2_grad": "weights are gathered again for the gradient; other rounds "
+    "gave 0.84 to 0.97",
     "reshard_device_order": "the product is computed before the permute, the sum after it; XLA "
     "joins the two after it",
     "reshard_uneven": "blocks of 255 and of 128 do not nest: three all-to-alls, where XLA sends a "
