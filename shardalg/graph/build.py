@@ -370,9 +370,13 @@ def _constraint(
 
 
 def _reshard(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
-    """A constraint; nothing where JAX's own broadcasting adds it, on a mesh of automatic axes."""
+    """A constraint; nothing where JAX's own broadcasting, or its transpose, adds it.
+
+    That is on a mesh of automatic axes, or on none.
+    """
     sharding = equation.params["dst_sharding"]
-    if sharding.mesh.are_all_axes_auto and not any(sharding.spec):
+    automatic = sharding.mesh.empty or sharding.mesh.are_all_axes_auto
+    if automatic and not any(sharding.spec):
         return operands
     return _constraint(builder, equation, operands, place)
 

@@ -14,6 +14,7 @@ from shardalg.ops.ends import ends_joined
 from shardalg.ops.families.joining import joined_operands
 from shardalg.ops.families.pointwise import broadcast_operands
 from shardalg.ops.fold import folded, numbers
+from shardalg.ops.index_parallel import indices_paired
 
 
 def normalise(graph: Graph) -> Graph:
@@ -24,12 +25,14 @@ def normalise(graph: Graph) -> Graph:
       broadcasts apart (they are nodes of their own in XLA too).
     - The two ends of a value side by side read that value (`ends.py`): a rotation is one node.
     - Slices and pads of slices and pads are one (`cuts.py`).
+    - Indices that count along one of their dimensions pair it with the operand's
+      (`index_parallel.py`).
     - What is joined is joined without its empty parts.
     - A rank-0 number made of literals alone is a constant.
 
     Names, sources, phases, regions and ties of what stays are kept.
     """
-    graph = cuts_joined(ends_joined(graph))
+    graph = indices_paired(cuts_joined(ends_joined(graph)))
     numbers = folded(graph)
     return _Rewrite(graph, numbers, live_nodes(graph, numbers)).graph()
 
