@@ -122,7 +122,7 @@ class Along:
     def reading(self, exchange: Exchange, place: tuple[int, Piece], transfer: Transfer) -> Reading:
         """How the block of a piece's round is read off the slot of a transfer."""
         number, piece = place
-        start = exchange.want.start
+        first, start = transfer.slots[number].lower, exchange.want.start
         source = Index(start.terms, start.constant, start.div * exchange.block)
         return Reading(
             number,
@@ -130,6 +130,7 @@ class Along:
             transfer.bringing(number, piece),
             start_of(exchange, start),
             exchange.want.length,
+            (piece.lower - first, piece.upper - first),
         )
 
     def cut(self, exchange: Exchange, pieces: list[int]) -> int:

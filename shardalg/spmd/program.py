@@ -159,8 +159,8 @@ class CollectivePermute:
 class Reading:
     """The block of the device whose partition id is `source(p)`: a result of a `Fetch`.
 
-    What arrives counts only as far as it is among the `length` elements from `wanted(p)` on; the
-    rest is garbage.
+    What arrives counts only at `places`, lower and upper of the block, and as far as it is among
+    the `length` elements from `wanted(p)` on; the rest is garbage.
 
     Attributes:
       operand: which operand of the fetch it is a block of.
@@ -173,6 +173,7 @@ class Reading:
     permutes: tuple[Pairs, ...]
     wanted: Start
     length: int
+    places: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -404,7 +404,7 @@ def _more(run: Run, nth: int, said: Contents) -> Contents:
     first = dict(run.wider)
     pairs = zip(run.rule.results[nth], said.dims, strict=True)
     dims = tuple(
-        replace(held, start=first[i.loop], wanted=(run.kept(i.loop)[0], run.blocks[i.loop]))
+        replace(held, start=first[i.loop], wanted=((run.kept(i.loop)[0], run.blocks[i.loop]),))
         if i.loop in first
         else held
         for i, held in pairs

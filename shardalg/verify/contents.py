@@ -20,7 +20,7 @@ class Held:
       fill: what stands at the other places: the identity of a way to combine, `"operand k"` for
         the number that is operand k of the next operator, or None for anything.
       base: place `x` holds element `(start + x) / base`, and `gap` where that does not come out.
-      wanted: (start, length): only elements in there are held; None: all that exist.
+      wanted: (start, length): only elements that are in each of these are held.
     """
 
     start: Number
@@ -29,15 +29,25 @@ class Held:
     fill: str | None = None
     base: int = 1
     gap: str | None = None
-    wanted: tuple[Number, int] | None = None
+    wanted: tuple[tuple[Number, int], ...] = ()
 
     def exists(self, element: Number) -> Formula:
         """The element is one of the dimension, and one of those that are held."""
         inside = within(element, 0, self.size)
-        if self.wanted is None:
+        if not self.wanted:
             return inside
-        start, length = self.wanted
-        return All((inside, within(element, start, start + length)))
+        return All((inside, *(within(element, start, start + n) for start, n in self.wanted)))
+
+    def part(self, first: Number, length: int) -> Held:
+        """`length` places from `first` on; what they all are in need not be said of them."""
+        start = self.start + first
+        wanted = tuple(w for w in self.wanted if not _inside(start, length, *w))
+        return replace(self, start=start, length=length, wanted=wanted)
+
+
+def _inside(start: Number, length: int, outer: Number, outer_length: int) -> bool:
+    before = start - outer
+    return not before.terms and 0 <= before.constant <= outer_length - length
 
 
 @dataclass(frozen=True)

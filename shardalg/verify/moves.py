@@ -48,7 +48,7 @@ from shardalg.verify.views import regroup
 
 def agreement(step: Step, held: Held, said: Held, words: str) -> Iterator[Stated]:
     """`held` has every element that `said` puts somewhere, there; nothing to show if alike."""
-    if (held.start, held.length, held.wanted) == (said.start, said.length, None):
+    if (held.start, held.length, held.wanted) == (said.start, said.length, ()):
         return
     here = within(said.start + X, 0, said.size)
     shown = All((equal(held.start, said.start), less(X, held.length), held.exists(said.start + X)))
@@ -63,8 +63,7 @@ def _inside(step: Step, start: Number, size: int) -> Stated:
 
 def _cut(step: Step, start: Number, size: int) -> Result:
     held = step.given.dims[step.attributes.dim]
-    cut = replace(held, start=held.start + start, length=size)
-    made = with_dim(step.given, step.attributes.dim, cut)
+    made = with_dim(step.given, step.attributes.dim, held.part(start, size))
     return made, [_inside(step, start, size)]
 
 
@@ -88,7 +87,7 @@ def _concatenate(step: Step) -> Result:
     dim = step.attributes.dim
     first, stated = step.given.dims[dim], []
     length = first.length
-    asked = {found.dims[dim].wanted for found in step.operands} - {None}
+    asked = {found.dims[dim].wanted for found in step.operands} - {()}
     stated.append(("delivers", Decided("the pieces were fetched for one window", len(asked) <= 1)))
     for other in step.operands[1:]:
         held = other.dims[dim]
@@ -109,7 +108,7 @@ def _concatenate(step: Step) -> Result:
 def _masked(step: Step, inside: Formula, fill: str) -> Result:
     a, held = step.attributes, step.given.dims[step.attributes.dim]
     stated = list(nothing_beyond(step, held))
-    held = replace(held, wanted=None)
+    held = replace(held, wanted=())
     exists = within(held.start + X, 0, held.size)
     goal = All((implies(inside, exists), implies(exists, inside)))
     words = f"the mask keeps just the elements that exist of {held.size}"
@@ -143,7 +142,7 @@ def chosen(step: Step, number: int) -> Result:
     claim = step.claim(
         words, implies(less(place, a.ends[-1]), alike), unknowns=(("x", held.length),)
     )
-    held = replace(held, fill="pick", wanted=None)
+    held = replace(held, fill="pick", wanted=())
     return with_dim(step.given, a.dim, held), [*stated, ("mask", claim)]
 
 
@@ -263,7 +262,9 @@ def _fetch(step: Step, reading: p.Reading) -> Result:
         if dim != a.dim
     )
     words = "every device receives what it wants of the block that it names"
-    made = replace(held, start=arriving, wanted=(wanted, reading.length), fill=None)
+    lower, upper = reading.places
+    asked = ((wanted, reading.length), (arriving + lower, upper - lower))
+    made = replace(held, start=arriving, wanted=asked, fill=None).part(Number(), held.length)
     stated = [("delivers", Decided(words, lies and others)), apart(step)]
     return with_dim(step.given, a.dim, made), stated
 
@@ -275,8 +276,9 @@ def _serves(
     source, position = pair
     held = step.given.dims[step.attributes.dim]
     start, wanted = (_number_at(form, position) for form in forms)
-    low = max(start, wanted, 0)
-    high = min(start + held.length, wanted + reading.length, held.size)
+    lower, upper = reading.places
+    low = max(start + lower, wanted, 0)
+    high = min(start + upper, wanted + reading.length, held.size)
     return low >= high or _start_at(held, source) == start
 
 
@@ -297,7 +299,7 @@ def _dilate(step: Step) -> Result:
         held, plain = replace(held, fill=fill), True
     elif a.factor == held.base == 1 and (held.fill == fill or _full(held)) and not held.wanted:
         # beside a block, places that others hold are as good as none
-        held, plain = replace(held, fill=fill, wanted=(held.start, held.length)), True
+        held, plain = replace(held, fill=fill, wanted=((held.start, held.length),)), True
     made = replace(
         held,
         start=held.start * a.factor - a.low,

@@ -76,7 +76,7 @@ def apart(step: Step) -> Stated:
 
 def nothing_beyond(step: Step, held: Held) -> Iterator[Stated]:
     """Windows that were cut to what is wanted hold nothing else that exists."""
-    if held.wanted is not None:
+    if held.wanted:
         goal = implies(within(held.start + X, 0, held.size), held.exists(held.start + X))
         words = "every element that exists at these places was wanted"
         yield "delivers", step.claim(words, goal, unknowns=(("x", held.length),))

@@ -56,6 +56,13 @@ def dilated(x):
     )
 
 
+def spread(x, kernel):
+    """The taps are sharded, and of one there are none: a slot brings it places for others."""
+    return lax.conv_general_dilated(
+        x, kernel, (2,), ((1, 1),), rhs_dilation=(2,), dimension_numbers=NUMBERS
+    )
+
+
 def selected(x, strides=2):
     """The gradient of a pooling: windows that reach over both ends, of negative numbers."""
     shape, steps = (4, 1, 1), (strides, 1, 1)
@@ -83,6 +90,7 @@ PROGRAMS = {
     "best": (best, (numbers(9, 3) - np.float32(5),), ROWS, P()),
     "convolved": (convolved, (IMAGE,), ROWS, ROWS),
     "dilated": (dilated, (IMAGE[:10],), ROWS, ROWS),
+    "spread": (spread, (IMAGE[:9], KERNEL[:3]), ROWS, P()),
     "selected": (selected, (POOLED,), ROWS, ROWS),
     "selected in phases": (selected_in_phases, (POOLED,), ROWS, ROWS),
 }
@@ -153,6 +161,13 @@ def of_block(fetch, number):
     first, *rest = fetch.readings
     source = replace(first.source, more=number)
     return replace(fetch, readings=(replace(first, source=source), *rest))
+
+
+def with_places(fetch, by):
+    """Fewer places of the block count, or more."""
+    first, *rest = fetch.readings
+    lower, upper = first.places
+    return replace(fetch, readings=(replace(first, places=(lower, upper + by)), *rest))
 
 
 MUTATIONS = {
@@ -228,6 +243,8 @@ MUTATIONS = {
         "dilated", p.SliceAt,
         lambda a: replace(a, start=p.Start(Index((), a.start.at(0)), ())), -1,
     ),
+    "places that nobody sends": ("spread", p.Fetch, lambda a: with_places(a, 1), 0),
+    "places that are not counted": ("spread", p.Fetch, lambda a: with_places(a, -1), 0),
     "gaps of another number": ("dilated", p.Dilate, lambda a: replace(a, fill="product"), 0),
     "less between, more before": (
         "dilated", p.Dilate, lambda a: replace(a, factor=2, low=a.low + 5), 0,
@@ -258,7 +275,11 @@ def test_verify_refutes_it(name):
 
 
 # What a fetch says of its source is what its permutes do: only the claim reads it.
-UNSEEN = {"a round of another block"}
+UNSEEN = {
+    "a round of another block",
+    "places that nobody sends",
+    "places that are not counted",
+}
 
 
 @pytest.mark.parametrize("name", sorted(MUTATIONS.keys() - UNSEEN))
