@@ -53,8 +53,8 @@ def split(shape, axes, mesh=MESH):
     return sa.Sharding.from_axes(axes, mesh, shape)
 
 
-def on_other_axes():
-    return NamedSharding(sa.Mesh({"A": 8}).to_jax(), P("A"))
+def on_other_devices():
+    return NamedSharding(sa.Mesh({"A": 4}).to_jax(), P("A"))
 
 
 # name: (what is done, class of the error, place, value at fault, remedy or what would be right).
@@ -81,9 +81,9 @@ SHARDINGS = {
         lambda: plan_dot(split((8, 16), ["X"], sa.Mesh({"X": 4})), P()),
         StrategyError, "argument x", r"on Mesh\(X=4\)", r"on Mesh\(X=2, Y=4\)",
     ),
-    "NamedSharding on other axes": (
-        lambda: plan_dot(on_other_axes(), P()),
-        StrategyError, "argument x", r"Mesh\(A=8\)", "Name axes of the plan's mesh",
+    "NamedSharding on other devices": (
+        lambda: plan_dot(on_other_devices(), P()),
+        StrategyError, "argument x", r"Mesh\(A=4\)", "on a mesh over these devices",
     ),
     "text for a spec": (
         lambda: plan_dot("X", P()),
