@@ -19,7 +19,6 @@ from shardalg.costs.formula import (
 
 # Pairs (D, n): a dimension of size D is sharded into n parts, so that D/n >= 1.
 Shardings = Iterable[tuple[Formula | int, Formula | int]]
-Exponents = tuple[tuple[Any, int], ...]
 
 
 @dataclass(frozen=True, repr=False)

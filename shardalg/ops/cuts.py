@@ -45,7 +45,7 @@ def _slice_of_slice(node: Node, inner: Node) -> Node:
 
 
 def _slice_of_pad(node: Node, inner: Node) -> Node | None:
-    """What a slice cuts off is padding less."""
+    """A pad by less: `pad(x, low)[a:]` is `pad(x, low - a)`; negative padding cuts."""
     config = []
     padded = inner.signature.results[0].shape
     pads = inner.signature.param("padding_config")
@@ -57,7 +57,7 @@ def _slice_of_pad(node: Node, inner: Node) -> Node | None:
 
 
 def _pad_of_slice(node: Node, inner: Node) -> Node | None:
-    """A pad puts nothing where the slice cut something off: then it is a pad by less."""
+    """A pad by less: `pad(x[a:], low)` is `pad(x, low - a)`, if `low` or `a` is 0."""
     config = []
     shape = inner.signature.operands[0].shape
     pads = node.signature.param("padding_config")

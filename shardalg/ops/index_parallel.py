@@ -96,7 +96,7 @@ def _params(node: Node, dims: dict[int, int]) -> Params:
 
 
 class _Counting:
-    """Along which dimension the elements of a value are 0, 1, 2, ...; what else changes nothing."""
+    """Along which dimension the elements of a value are 0, 1, 2, ..., alike along all others."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -118,7 +118,7 @@ class _Counting:
         return self.known[value]
 
     def iota(self, node: Node) -> int | None:
-        """The primitive that counts."""
+        """It counts along the dimension that it names."""
         return node.signature.param("dimension")
 
     def converted(self, node: Node) -> int | None:
@@ -126,7 +126,7 @@ class _Counting:
         return self.along(node.operands[0]) if "int" in node.signature.results[0].dtype else None
 
     def broadcast(self, node: Node) -> int | None:
-        """A dimension that is not repeated is elsewhere."""
+        """It counts along the place of that dimension in the result, unless that is repeated."""
         dim, dims = self.along(node.operands[0]), node.signature.param("broadcast_dimensions")
         if dim is None:
             return None
@@ -134,7 +134,7 @@ class _Counting:
         return dims[dim] if before[dim] == after[dims[dim]] else None
 
     def wrapped(self, node: Node) -> int | None:
-        """`select_n(i < 0, i, i + n)`, as negative indices are written: of what counts, itself."""
+        """`select_n(i < 0, i, i + n)`, as JAX writes negative indices: `i`, where it counts."""
         which, first, *_ = node.operands
         if which in self.constants:
             return None if np.any(self.constants[which]) else self.along(first)

@@ -69,7 +69,7 @@ class _Joining:
         return instruction
 
     def makes_a_value(self, instruction: Instruction) -> bool:
-        """Whether its result is another value than its operand: what the user sends, he names."""
+        """Whether its result is another value of the graph than its operand: a user's permute."""
         if type(instruction.attributes) not in _JOINS:
             return False
         sides = {

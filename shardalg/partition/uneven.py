@@ -1,13 +1,17 @@
-"""The cheapest chain of moves between two layouts, in digits that both sides share."""
+"""The cheapest chain of moves between layouts of which a size does not divide, by search.
+
+Even sizes have a normal form, and take `search.py` and `route.py` instead.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from itertools import count, takewhile
+from itertools import count
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import parts
 from shardalg.costs.collectives import quotient, step_wire_bytes
+from shardalg.partition.search import Dims, Move, Shape, State, Step, local_elements, replaced, tile
 from shardalg.spmd.program import (
     AllGather,
     AllReduce,
@@ -17,18 +21,8 @@ from shardalg.spmd.program import (
     ReduceScatter,
 )
 
-Dims = tuple[Digits, ...]
-Shape = tuple[int, ...]
-State = tuple[Dims, Digits]
-"""Digits per dimension, and those along which partial sums are pending."""
-Move = AllGather | AllReduce | AllToAll | CollectivePermute | DynamicSlice | ReduceScatter
-Chain = list[tuple[Move, State, object]]
+Chain = list[Step]
 """Moves, each with the state it leads to and the elements that a device sends for it."""
-
-
-def tile(size: int, count: int) -> int:
-    """Block size `ceil(size / count)`."""
-    return -(-size // count)
 
 
 def nests(size: int, outer: int, inner: int) -> bool:
@@ -124,40 +118,11 @@ def bound(shape: Shape, start: State, goal: State) -> object:
     return quotient(held * (n - 1), n) + needed - min(quotient(held, n), shared)
 
 
-def is_direct(shape: Shape, start: State, goal: State) -> bool:
-    """Whether some chain sends just as much as `bound` says, as seen without a search.
-
-    Slices and then gathers; an all-reduce; or reduce-scatters to where the goal has the digits and
-    then slices; of even blocks all.
-    """
-    (dims, pending), (wanted, kept) = start, goal
-    if any(size % parts(d) for side in (dims, wanted) for size, d in zip(shape, side, strict=True)):
-        return False
-    used = {digit for digits in dims for digit in digits}
-    pairs = [(a, b) for a, b in zip(dims, wanted, strict=True) if a != b]
-    cut = [b[len(a) :] for a, b in pairs if b[: len(a)] == a]
-    if not all(used.isdisjoint(digits) for digits in cut):
-        return False
-    if pending == kept:
-        return all(b[: len(a)] == a or a[: len(b)] == b for a, b in pairs)
-    if kept:
-        return False
-    scattered = [d for digits in cut for d in takewhile(pending.__contains__, digits)]
-    return not pairs or (len(cut) == len(pairs) and len(scattered) == len(pending))
-
-
-def _local_elements(shape: tuple[int, ...], dims: Dims) -> int:
-    total = 1
-    for size, digits in zip(shape, dims, strict=True):
-        total *= tile(size, parts(digits))
-    return total
-
-
 def _moves(
     shape: tuple[int, ...], state: State, goal: State
 ) -> Iterator[tuple[Move, State, object]]:
     dims, pending = state
-    local = _local_elements(shape, dims)
+    local = local_elements(shape, dims)
     yield from _pending_moves(shape, state, goal, local)
     if pending and not goal[1]:
         return
@@ -165,10 +130,6 @@ def _moves(
     yield from _slices(shape, state, goal)
     yield from _exchanges(shape, state, local)
     yield from _permutes(state, goal, local)
-
-
-def _with(dims: Dims, dim: int, digits: Digits) -> Dims:
-    return (*dims[:dim], digits, *dims[dim + 1 :])
 
 
 def _pending_moves(
@@ -189,7 +150,7 @@ def _pending_moves(
                 full = local // max(tile(size, parts(dims[dim])), 1)
                 padded = full * tile(size, parts(dims[dim]) * digit.size) * digit.size
                 price = step_wire_bytes("reduce_scatter", group_size=digit.size, local_bytes=padded)
-                after = _with(dims, dim, (*dims[dim], digit))
+                after = replaced(dims, dim, (*dims[dim], digit))
                 yield ReduceScatter(dim, (digit,)), (after, rest), price
 
 
@@ -202,7 +163,7 @@ def _gathers(
             gone = digits[keep:]
             if nests(shape[dim], parts(digits[:keep]), parts(gone)):
                 price = step_wire_bytes("all_gather", group_size=parts(gone), local_bytes=local)
-                yield AllGather(dim, gone), (_with(dims, dim, digits[:keep]), pending), price
+                yield AllGather(dim, gone), (replaced(dims, dim, digits[:keep]), pending), price
 
 
 def _slices(
@@ -217,7 +178,7 @@ def _slices(
             n = parts(digits)
             if nests(shape[dim], n, parts(extra[:end])):
                 block = tile(shape[dim], n * parts(extra[:end]))
-                after = _with(dims, dim, digits + extra[:end])
+                after = replaced(dims, dim, digits + extra[:end])
                 yield DynamicSlice(dim, extra[:end], block), (after, pending), 0
 
 
@@ -236,7 +197,7 @@ def _exchanges(
                     continue
                 whole = tile(shape[target], parts(other))
                 padded = local // max(whole, 1) * tile(shape[target], parts(other) * n) * n
-                after = _with(_with(dims, source, digits[:keep]), target, other + moved)
+                after = replaced(replaced(dims, source, digits[:keep]), target, other + moved)
                 price = step_wire_bytes("all_to_all", group_size=n, local_bytes=padded)
                 yield AllToAll(target, source, moved), (after, pending), price
 
@@ -261,5 +222,5 @@ def _renamed(dims: Dims, goal: Dims) -> list[Dims]:
         found.append(goal)
     for dim, digits in enumerate(dims):
         first = tuple(d for d in goal[dim] if d in digits)
-        found.append(_with(dims, dim, first + tuple(d for d in digits if d not in first)))
+        found.append(replaced(dims, dim, first + tuple(d for d in digits if d not in first)))
     return [layout for layout in dict.fromkeys(found) if layout != dims]

@@ -29,9 +29,11 @@ def propagate(
 
     Annotated values stay as they are but for open dimensions. The others take what their
     neighbours ask for, in the order of XLA's sharding propagation: level by level
-    (`priority.py`), each to its fixed point, forward in program order, then backward; between two
-    layouts of one value `merge` decides. GSPMD, arXiv:2105.04663, section 3.5. Dimensions that an
-    annotation gives a priority take part from that round on; each round is completed as a whole.
+    (`priority.py`), each to its fixed point, forward in XLA's order of instructions
+    (`index.post_order`), then backward; between two layouts of one value `merge` decides. GSPMD,
+    arXiv:2105.04663, section 3.5. With policy "shardy" the order is that of `worklist.py`, and
+    `factors.py` decides. Dimensions that an annotation gives a priority take part from that round
+    on; each round is completed as a whole.
 
     Args:
       graph: normalised (implicit broadcasts explicit).

@@ -33,10 +33,11 @@ class Options:
         are reduced once; else each is reduced where it is made.
       join_formatting: masks, slices and permutes of one value that repeat or undo each other are
         one.
-      priorities: False lets every operator act at once (to see what the priorities do).
+      priorities: of operators; False lets all of them act at once (to see what the order does).
+        Those of annotations (`Sharding.priorities`) hold either way.
 
     Raises:
-      StrategyError: an unknown policy.
+      StrategyError: an unknown policy, or `keep_gathers` is no number of bytes.
 
     Without priorities a product follows its first operand before a ReLU behind it asks for what
     its own result has, and the layouts on the two sides of the ReLU disagree (GSPMD,

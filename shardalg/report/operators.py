@@ -32,10 +32,10 @@ Columns: loops that are **local** when partitioned; what **moves** where others 
 stay **whole** on every
 device because the operator needs all of them at once, or that no emission splits **yet**, with \
 what it takes.
-A dimension that is whole and sharded is had by moving its split to another loop, if one is free, \
-and back.
-Gathering is always right: a loop in the last two columns costs bytes, never correctness, and \
-`plan.warnings()` says how many.
+Where a sharded dimension has to be whole, its split moves to another loop that is free, and back \
+afterwards; where none
+is, the dimension is gathered. That costs bytes, never correctness, and `plan.warnings()` says how \
+many.
 """
 # By the class of the loop or of one beside it in an index.
 NEEDS = {

@@ -18,7 +18,6 @@ from shardalg.errors import MeshError, NotationError, ShardingError
 from shardalg.merge.compatible import merge
 
 MESHES = [{"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2}, {"x": 8}, {"x": 1, "y": 8}, {"x": 4, "y": 1}]
-ORDER = [0, 3, 1, 2, 7, 6, 5, 4]
 
 
 def entries(names):
