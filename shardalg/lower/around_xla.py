@@ -1,6 +1,6 @@
 """Operands of a local operator, so that XLA's simplifier does not make another operator of it.
 
-XLA makes one slice of two, and one update of two, and forgets that the inner start is clamped
+XLA makes one slice of two, and one update of two, and adds their starts without clamping each
 (openxla/xla issue 49121). In a partitioned program the second of them is the device's block.
 """
 
