@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import seconds
 from shardalg.costs.compute import contracts, operand_type
@@ -81,9 +81,10 @@ def _passing(choice: Choice, component: Component, key: NodeKey) -> Iterator[Cho
     rule = component.rule
     if rule.combine != SUM or not component.is_whole or not rule.linear:
         return
-    used = {d for _, digits in choice.loops for d in digits}
+    used = [d for _, digits in choice.loops for d in digits]
     mesh = key.homes[0].mesh
-    free = [mesh.digit(n) for n, size in mesh.axes if size > 1 and mesh.digit(n) not in used]
+    axes = [mesh.digit(n) for n, size in mesh.axes if size > 1]
+    free = [axis for axis in axes if not any(overlap(axis, d) for d in used)]
     groups = [rule.addends] if rule.addends else []
     groups += [frozenset({k}) for k in rule.linear - rule.addends]
     for size in range(1, len(free) + 1):

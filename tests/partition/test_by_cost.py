@@ -54,6 +54,8 @@ PROGRAMS = {
     "chain": (lambda x, a, b: (x @ a) @ b, LAYER, (P(), P("Y"), P())),
     "gram": (lambda x: jnp.sum(jnp.tanh(x @ x.T), 0), shapes((2048, 512)), (P("X"),)),
     "gradients": (gradients, LAYER, (P("X"), P(), P())),
+    # A completed layout is along a part of Y: no partial sums are passed on along Y beside it.
+    "part of an axis": (lambda x: jnp.repeat(x, 3, 0), shapes((6, 10)), (P("Y"),)),
     "loop": (scanned, shapes((4, 512, 1024), (1024, 4096)), (P(None, "X"), P())),
 }
 
