@@ -119,11 +119,11 @@ class _Counting:
 
     def iota(self, node: Node) -> int | None:
         """It counts along the dimension that it names."""
-        return node.signature.param("dimension")
+        return _unwrapped(node, node.signature.param("dimension"))
 
     def converted(self, node: Node) -> int | None:
         """Integers stay what they are."""
-        return self.along(node.operands[0]) if "int" in node.signature.results[0].dtype else None
+        return _unwrapped(node, self.along(node.operands[0]))
 
     def broadcast(self, node: Node) -> int | None:
         """It counts along the place of that dimension in the result, unless that is repeated."""
@@ -143,6 +143,15 @@ class _Counting:
         negative = test is not None and test.primitive == "lt" and test.operands[0] == first
         zero = self.constants.get(test.operands[1]) if negative else None
         return self.along(first) if zero is not None and not np.any(zero) else None
+
+
+def _unwrapped(node: Node, dim: int | None) -> int | None:
+    """The dimension, where the integers of the result are wide enough to count along it."""
+    made = node.signature.results[0]
+    if dim is None or "int" not in made.dtype:
+        return None
+    value_bits = int(made.dtype.strip("uint")) - (not made.dtype.startswith("u"))
+    return dim if made.shape[dim] <= 1 << value_bits else None
 
 
 def _counts(array: np.ndarray) -> int | None:

@@ -37,8 +37,8 @@ class Claim:
     Attributes:
       node: the value or instruction that it speaks of.
       claim: "merge", "iterations", "reads", "padding", "writes", "combine", "emitted", "selected",
-        "mask", "delivers", "carry", "manual" or "border"; "rows", "emission", "collectives",
-        "monoids", "arithmetic" of what is trusted.
+        "mask", "delivers", "carry", "manual" or "border"; "normalisation", "rows", "emission",
+        "collectives", "monoids", "arithmetic" of what is trusted.
       status: "proved", "refuted", "unknown", "trusted" (tested instead) or "not_claimed".
       words: the statement; witness: of a refuted one, a case in which it fails.
     """
@@ -55,6 +55,7 @@ class Claim:
 FACTS = tuple(
     Claim("every plan", kind, TRUSTED, words=words)
     for kind, words in (
+        ("normalisation", "the graph computes what was traced: tests/ops evaluate both"),
         ("rows", "a row says what its JAX primitive computes: tests/ops evaluate each"),
         ("emission", "run-time indices are shifted where it says: tests/partition run it"),
         ("collectives", "JAX's collectives do what their names say: tests/lower run each of them"),

@@ -68,6 +68,16 @@ def test_what_counts_in_another_dimension_is_no_batch():
         assert moves(check(fn, (numbers(8, 16), LABELS), (Y, Y), P())) != []
 
 
+@pytest.mark.parametrize("count", [
+    lambda n: jnp.arange(n).astype(jnp.int8).astype(jnp.int32),
+    lambda n: jax.lax.iota(jnp.uint8, n).astype(jnp.int32),
+])  # fmt: skip
+def test_integers_that_wrap_around_do_not_count(count):
+    labels = np.random.default_rng(0).integers(0, 4, 300)
+    plan = check(lambda x, i: x[count(300), i], (numbers(300, 4), labels), (X, X), X)
+    assert moves(plan) != []
+
+
 def test_the_gradient_of_a_cross_entropy_moves_numbers_per_row():
     def loss(logits, labels):
         logits = jnp.asarray(logits)

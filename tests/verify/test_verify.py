@@ -57,7 +57,8 @@ def test_every_claim_of_a_right_program_is_proved():
     moves = {"delivers", "mask", "border", "carry"}
     assert kinds >= {"iterations", "reads", "padding", "writes", "combine", "emitted"} | moves
     facts = {claim.claim for claim in report.claims if claim.status == "trusted"}
-    assert facts == {"rows", "emission", "collectives", "monoids", "arithmetic"}
+    rows = {"normalisation", "rows", "emission"}
+    assert facts == rows | {"collectives", "monoids", "arithmetic"}
     assert {claim.status for claim in report.claims if claim.claim not in facts} == {"proved"}
     assert report.ok
     assert all(claim.words for claim in report.claims)
