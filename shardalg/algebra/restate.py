@@ -73,7 +73,12 @@ def on_device(reader: Reader, device: int, shape: tuple[int, ...], mesh: Mesh | 
 
 
 def stated(reader: Reader, sharding: Sharding, mesh: Mesh | None) -> Sharding:
-    """What was read with a mesh of its own, on `mesh` where one is given."""
+    """What was read with a mesh of its own, on `mesh` where one is given.
+
+    A mesh of no axes that names no device stands for all of them: the tensor is replicated.
+    """
+    if mesh is not None and not sharding.mesh.axes and sharding.mesh.device_ids is None:
+        return Sharding(mesh, sharding.shape, sharding.dims)
     found = sharding if mesh is None else restate(sharding, mesh)
     if found is None:
         raise reader.error(f"{sharding!r} is no digits of {mesh!r}; read it without a mesh")

@@ -150,7 +150,7 @@ Line = tuple[str, str]
 def _lines(stages: Stages, theirs: tuple[HloCollective, ...]) -> Iterator[tuple[object, ...]]:
     graph = stages.graph
     mine = _grouped((_line(graph, _node(stages, m)), m) for m in stages.traffic.collectives)
-    other = _grouped((_line(graph, node_of(c.op_name)), c) for c in theirs)
+    other = _grouped((_line(graph, node_of(c.op_name, graph)), c) for c in theirs)
     for line in sorted({**mine, **other}, key=_order(graph)):
         here, there = mine.get(line, []), other.get(line, [])
         sent = number(sum(m.step.count * m.wire_bytes for m in here))

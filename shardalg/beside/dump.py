@@ -218,14 +218,22 @@ def _named(node: Node) -> Any:
     return jax.named_scope(f"{_NODE}{node.index}")
 
 
-def node_of(op_name: str) -> int | None:
+def node_of(op_name: str, graph: Graph | None = None) -> int | None:
     """The node that an instruction of XLA's was made of; None where it says none.
+
+    What moves an argument may be named for it, and is then the first node's of `graph` that reads
+    the argument.
 
     >>> node_of("jit(function)/while/body/node12/dot_general"), node_of("copy")
     (12, None)
     """
     found = re.findall(rf"\b{_NODE}(\d+)\b", op_name)
-    return int(found[-1]) if found else None
+    if found:
+        return int(found[-1])
+    argument = re.fullmatch(r"leaves\[(\d+)\]", op_name)
+    if graph is None or argument is None:
+        return None
+    return next(iter(graph.users[graph.arguments[int(argument[1])]]), None)
 
 
 def _opened(entry: object) -> object:

@@ -45,3 +45,9 @@ def test_other_devices_or_orders_that_are_no_digits():
     assert restate(made, Mesh({"x": 4}, [4, 5, 6, 7])) is None
     assert restate(made, Mesh({"x": 4}, [0, 1, 3, 2])) is None
     assert restate(made, Mesh({"y": 4})) == Sharding.from_axes(["y"], Mesh({"y": 4}), (8,))
+
+
+def test_a_mesh_without_axes_is_all_devices():
+    mesh = Mesh({"x": 2, "y": 4})
+    read = Sharding.from_hlo("{mesh[], replicated}", (9, 11), mesh)
+    assert read == Sharding.from_axes((None, None), mesh, (9, 11))
