@@ -10,8 +10,18 @@ from collections.abc import Iterator
 from itertools import count
 
 from shardalg.algebra.digits import parts
-from shardalg.costs.collectives import quotient, step_wire_bytes
-from shardalg.partition.search import Dims, Move, Shape, State, Step, local_elements, replaced, tile
+from shardalg.costs.collectives import step_wire_bytes
+from shardalg.partition.search import (
+    Dims,
+    Move,
+    Shape,
+    State,
+    Step,
+    bound,
+    local_elements,
+    replaced,
+    tile,
+)
 from shardalg.spmd.program import (
     AllGather,
     AllReduce,
@@ -82,40 +92,6 @@ def _chain(came: dict[State, tuple[State, Move, object]], start: State, goal: St
         chain.append((move, state, price))
         state = before
     return chain[::-1]
-
-
-def bound(shape: Shape, start: State, goal: State) -> object:
-    """Elements that a device sends at least: what it lacks of the goal, and what it has to add.
-
-    In every move a device sends as much as it receives. Of even blocks with `L` elements at the
-    start and `G` at the goal, some device shares only `O`: the product over dimensions of the
-    smaller block where one side's digits begin with the other's, 0 elsewhere. Sums over `n` devices
-    cost `L*(n-1)/n` where they are scattered, which leaves `L/n` on each:
-        G - O                              nothing to add
-        L*(n-1)/n + G - min(L/n, O)        sums to add
-    Of uneven blocks the first device shares the smaller one in each dimension.
-    """
-    (dims, pending), (wanted, kept) = start, goal
-    held = needed = shared = first = 1
-    even = True
-    for size, digits, other in zip(shape, dims, wanted, strict=True):
-        n, m = parts(digits), parts(other)
-        here, there = -(-size // n), -(-size // m)
-        even = even and here * n == size == there * m
-        held *= here
-        needed *= there
-        first *= min(here, there)
-        shorter = min(len(digits), len(other))
-        if digits[:shorter] == other[:shorter]:
-            shared *= min(here, there)
-        else:
-            shared = 0
-    if not even:
-        return needed - first
-    if pending == kept or kept:
-        return needed - shared
-    n = parts(pending)
-    return quotient(held * (n - 1), n) + needed - min(quotient(held, n), shared)
 
 
 def _moves(

@@ -20,22 +20,17 @@ MORE_BYTES = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """Each program runs once: an optimiser costs more than it saves."""
-    option = "jax_disable_most_optimizations"
-    before = jax.config.read(option)
-    jax.config.update(option, True)
-    yield
-    jax.config.update(option, before)
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_right_against_one_device_and_proved(name):
     values = oracle_bytes.arguments(name)
     plan = oracle_bytes.plan(name, "float32")
-    results = simulate(plan.program, plan.graph, *values)
-    assert worst(results, oracle_bytes.one_device(name, values)) < 1e-5
+    want = oracle_bytes.one_device(name, values)
+    lowered = [np.asarray(result) for result in jax.tree.leaves(plan.lower()(*values))]
+    assert worst(simulate(plan.program, plan.graph, *values), want) < 1e-5
+    assert worst(lowered, want) < 1e-5
     report = plan.verify()
     assert report.ok, report.refuted
 

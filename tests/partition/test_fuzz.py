@@ -12,14 +12,7 @@ SEED = 20
 LAYOUTS = 10
 
 
-@pytest.fixture(autouse=True)
-def quick_compiles():
-    """Each program runs once: an optimiser costs more than it saves."""
-    option = "jax_disable_most_optimizations"
-    before = jax.config.read(option)
-    jax.config.update(option, True)
-    yield
-    jax.config.update(option, before)
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 @pytest.mark.parametrize("group", fuzz.GROUPS, ids=lambda group: group.__name__)

@@ -25,14 +25,7 @@ X, W = numbers(8, 8), numbers(8, 16, seed=1)
 BORDER = {"in_specs": (P("X", "Y"), P("Y")), "out_specs": (P("X"), P("X", "Y"))}
 
 
-@pytest.fixture(autouse=True)
-def quick_compiles():
-    """Each program runs once: an optimiser costs more than it saves."""
-    option = "jax_disable_most_optimizations"
-    before = jax.config.read(option)
-    jax.config.update(option, True)
-    yield
-    jax.config.update(option, before)
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def region(body, **more):
