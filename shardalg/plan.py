@@ -349,7 +349,13 @@ class Plan:
         return why_not(self._trials, value, spec)
 
     def diff(self, other: Plan) -> PlanDifference:
-        """Values, collectives, bytes and memory in which another plan differs."""
+        """Values, collectives, bytes and memory in which another plan differs.
+
+        Raises:
+          StrategyError: `other` is no plan.
+        """
+        if not isinstance(other, Plan):
+            raise StrategyError(f"a plan differs from another Plan, got {other!r:.80}.")
         return difference(self, other)
 
     def compare_xla(

@@ -324,6 +324,20 @@ ALGEBRA = {
         lambda: sa.plan(jnp.sum, jax.ShapeDtypeStruct((sa.dims("A", hint=8), 4), int), mesh=MESH),
         TraceError, "the shape", r"\(\(A,\), 4\)", r"\(B,\) = dims",
     ),
+    "a reshard of text": (
+        lambda: sa.reshard("[X]", split((8,), ["X"])),
+        ShardingError, "a reshard is between", r"'\[X\]'", r"Sharding\.parse",
+    ),
+    "a reshard of an unknown type": (
+        lambda: sa.reshard(split((8,), ["X"]), split((8,), ["Y"]), dtype="f99"),
+        ShardingError, "no type is called", "'f99'", "float32",
+    ),
+    "a number for the name of a value": (
+        lambda: plan_dot().why_not(0, P("X")), StrategyError, "no value", "0", "plan.shardings",
+    ),
+    "a difference from a number": (
+        lambda: plan_dot().diff(3), StrategyError, "a plan differs", "3", "Plan",
+    ),
     "at() of a plan in numbers": (
         lambda: plan_dot().at(X=4), sa.SymbolError, "the plan", "other X", r"sa\.dims",
     ),

@@ -79,7 +79,7 @@ class Reshard(Answer):
     @property
     def least_wire_bytes(self) -> Any:
         """Bytes that no path can do without: what some device lacks of the target."""
-        return reshard_bound(self.source, self.target)[0] * ITEM_SIZES.get(self.dtype, 4)
+        return reshard_bound(self.source, self.target)[0] * ITEM_SIZES[self.dtype]
 
     @property
     def peak_bytes(self) -> int:
@@ -101,7 +101,7 @@ class Reshard(Answer):
 
     def parts(self) -> Parts:
         """One sentence and the table."""
-        held = math.prod(self.source.shape) * ITEM_SIZES.get(self.dtype, 4)
+        held = math.prod(self.source.shape) * ITEM_SIZES[self.dtype]
         words = (
             f"{self.source.text()} to {self.target.text()} of {self.dtype}"
             f"[{','.join(map(str, self.source.shape))}] on {self.source.mesh!r}: "
@@ -182,7 +182,8 @@ def reshard(
       on: hardware by name or value, whose seconds are shown too.
 
     Raises:
-      ShardingError: layouts of different shapes, or on meshes that have no digits in common.
+      ShardingError: no layouts, of different shapes, of an unknown type, or on meshes that have no
+        digits in common.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
@@ -195,6 +196,14 @@ def reshard(
     >>> path.wire_bytes, path.least_wire_bytes, path.peak_bytes, path.verify().ok
     (320, 224, 256, True)
     """
+    others = [given for given in (source, target) if not isinstance(given, Sharding)]
+    if others:
+        raise ShardingError(
+            f"a reshard is between two layouts, got {others[0]!r}. Make each with Sharding.parse("
+            "text, shape, mesh) or Sharding.from_axes(axes, mesh, shape)."
+        )
+    if dtype not in ITEM_SIZES:
+        raise ShardingError(f"no type is called {dtype!r}; types are {', '.join(ITEM_SIZES)}.")
     if source.shape != target.shape:
         raise ShardingError(
             f"a reshard from {source!r} to {target!r}: one tensor has one shape. Reshape it first."
