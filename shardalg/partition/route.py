@@ -122,8 +122,8 @@ def filled(dims: Dims, counts: Sequence[int], like: Dims, axes: Digits) -> Dims:
     for k, digits in enumerate(like):
         for digit in digits:
             need = counts[k] // parts(out[k])
-            apart = all(nested(digit, u) and not overlap(digit, u) for u in used)
-            if need > 1 and need % digit.size == 0 and apart:
+            fits = need > 1 and need % digit.size == 0
+            if fits and all(nested(digit, u) and not overlap(digit, u) for u in used):
                 out[k] += (digit,)
                 used.append(digit)
     free = list(_free(tuple(used), axes))
@@ -231,7 +231,7 @@ def _units(start: Dims, goal: Dims, pool: Digits, *, ample: bool) -> list[Digits
     others, a device sends 1 - 1/(k*m) or 1 - 1/(k*n) of its block. If one follows the other
     everywhere that becomes 1 - 1/(k*m*n), and 1 - 1/k where it now stays away. Both ways to join
     them, weighted `log m : log n`, send no more on average (1/t is convex in log t): so one of the
-    two sends no more. All that it asks of sizes is that any dimension may hold any digits (`ample`).
+    two sends no more. All it asks of sizes is that any dimension may hold any digits (`ample`).
 
     >>> a, b, c = (Digit(4, 2),), (Digit(2, 2),), (Digit(1, 2),)
     >>> _units((a + b + c, ()), (c, a + b), a + b + c, ample=True)
@@ -274,7 +274,8 @@ def _placements(start: Stacks, placed: Sequence[int]) -> Iterator[Stacks]:
     """Every way to cut the dimensions by the placed bits too; those of one may be in any order."""
     dims = range(len(start))
     for places in product(dims, repeat=len(placed)):
-        cuts = [sum([b for b, place in zip(placed, places, strict=True) if place == k]) for k in dims]
+        pairs = list(zip(placed, places, strict=True))
+        cuts = [sum([bit for bit, place in pairs if place == k]) for k in dims]
         yield tuple([(*held, cut) if cut else held for held, cut in zip(start, cuts, strict=True)])
 
 

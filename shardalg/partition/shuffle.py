@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -19,8 +18,7 @@ Stacks = tuple[Stack, ...]
 Order = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
+class Hop(NamedTuple):
     """One all-to-all: the blocks `moved` leave the minor end of `source` for that of `target`."""
 
     source: int
@@ -69,7 +67,9 @@ class Shuffle:
       goal: per dimension its digits, single bits, major first.
       shape: places of each dimension, which the parts of a stack must divide.
       parts: devices along each set of digits, by its number.
-      pieces: of a block, in which costs are counted; all devices that take part.
+      price: of a hop that moves a set of digits, by its number: of `pieces`, all devices that take
+        part, all but one of m are sent.
+      fits: whether any dimension may hold any digits.
       elsewhere: per dimension, the digits that the goal has in another one.
       known: per dimension, what a stack needs.
     """
@@ -79,60 +79,62 @@ class Shuffle:
     def __init__(
         self, goal: tuple[Order, ...], *, shape: Sequence[int], parts: Sequence[int], pieces: int
     ) -> None:
-        self.goal, self.shape, self.parts, self.pieces = goal, shape, parts, pieces
+        self.goal, self.shape, self.parts = goal, shape, parts
+        self.price = [self.HOP * (pieces - pieces // n) + 1 for n in parts]
+        self.price[0] = 0
+        self.fits = not any(size % parts[-1] for size in shape)
         placed = sum(map(sum, goal))
         self.elsewhere = [placed & ~sum(order) for order in goal]
         self.known: list[dict[Stack, Needs]] = [{} for _ in goal]
 
     def search(self, firsts: Iterable[Stacks], limit: int) -> tuple[int, Stacks, Hops] | None:
-        """(price, layout, hops) of the cheapest way from any of the layouts; None from the limit on.
+        """(price, layout, hops) of the cheapest way from any of the layouts; None at the limit.
 
         Args:
           limit: a price as of `price`.
         """
-        heap: list[tuple[int, int, int, tuple[Stacks, Stacks, Hops]]] = []
         numbers = count()
+        heap: list[tuple[int, int, int, Stacks, tuple[Stacks, Hops]]] = []
         for first in firsts:
-            if self.fits(first):
-                heapq.heappush(heap, (self.least(first), next(numbers), 0, (first, first, ())))
+            pairs = () if self.fits else zip(self.shape, first, strict=True)
+            if any(size % self.parts[sum(stack)] for size, stack in pairs):
+                continue
+            least = self.least(self.found(first))
+            if least < limit:
+                heap.append((least, next(numbers), 0, first, (first, ())))
+        heapq.heapify(heap)
         best: dict[Stacks, int] = {}
         while heap:
-            least, _, spent, (stacks, first, hops) = heapq.heappop(heap)
-            if least >= limit:
-                break
-            if least == spent and not any(any(self.needs(k, s)) for k, s in enumerate(stacks)):
-                return spent, first, hops
+            least, _, spent, stacks, (first, hops) = heapq.heappop(heap)
             if best.get(stacks, limit) <= spent:
                 continue
+            if least == spent:  # which says that nothing is needed any more
+                return spent, first, hops
             best[stacks] = spent
-            for hop, price, after in self._onward(stacks):
-                least = spent + price + self.least(after)
-                if least < limit:
-                    way = (after, first, (*hops, hop))
-                    heapq.heappush(heap, (least, next(numbers), spent + price, way))
+            for hop, cost, after in self._onward(stacks, spent, limit):
+                least = cost + self.least(self.found(after))
+                if least < limit and cost < best.get(after, limit):
+                    way = (first, (*hops, hop))
+                    heapq.heappush(heap, (least, next(numbers), cost, after, way))
         return None
 
-    def fits(self, stacks: Stacks) -> bool:
-        """Whether the parts divide every dimension."""
-        pairs = zip(self.shape, stacks, strict=True)
-        return not any([size % self.parts[sum(stack)] for size, stack in pairs])
-
-    def price(self, moved: int) -> int:
-        """Of a hop that moves a set of digits: all pieces but one of m are sent."""
-        return self.HOP * (self.pieces - self.pieces // self.parts[moved]) + 1 if moved else 0
-
-    def least(self, stacks: Stacks) -> int:
-        """What hops cost at least from here on.
+    def least(self, found: Sequence[Needs]) -> int:
+        """What hops cost at least from a layout with these needs.
 
         Each brings to one dimension and takes from one, and hops of m1 and m2 parts cost no less
         than one of m1*m2. Where every dimension that lacks something is blocked, what leaves the
         first of them arrives where it is of no use.
         """
-        found = [self.needs(k, stack) for k, stack in enumerate(stacks)]
         lacks = sum([need.lacks for need in found])
+        leaves = sum([need.leaves for need in found])
         if lacks:
             lacks += min([need.blocked for need in found if need.lacks])
-        return max(lacks, sum([need.leaves for need in found]))
+        return lacks if lacks > leaves else leaves
+
+    def found(self, stacks: Stacks) -> list[Needs]:
+        """What each dimension needs."""
+        rows = zip(self.known, stacks, strict=True)
+        return [k[s] if s in k else self.needs(dim, s) for dim, (k, s) in enumerate(rows)]
 
     def needs(self, dim: int, stack: Stack) -> Needs:
         """What the stack of a dimension needs.
@@ -142,18 +144,14 @@ class Shuffle:
         (Needs(lacks=129, leaves=0, blocked=0), Needs(lacks=193, leaves=129, blocked=129), \
 Needs(lacks=0, leaves=129, blocked=0))
         """
-        known = self.known[dim]
-        if stack not in known:
-            known[stack] = self._needs(self.goal[dim], self.elsewhere[dim], stack)
-        return known[stack]
+        need = self._needs(self.goal[dim], self.elsewhere[dim], stack)
+        self.known[dim][stack] = need
+        return need
 
     def _needs(self, goal: Order, elsewhere: int, stack: Stack) -> Needs:
         at, end, leaves, blocked = 0, len(goal), 0, 0
         for block in stack:
-            if leaves:
-                leaves |= block
-            else:
-                leaves = block & elsewhere
+            leaves |= block if leaves else block & elsewhere
             if blocked:
                 blocked |= block
                 continue
@@ -161,19 +159,26 @@ Needs(lacks=0, leaves=129, blocked=0))
                 block ^= goal[at]
                 at += 1
             blocked = block if at < end else 0
-        return Needs(self.price(sum(goal[at:])), self.price(leaves | blocked), self.price(blocked))
+        price = self.price
+        return Needs(price[sum(goal[at:])], price[leaves | blocked], price[blocked])
 
-    def _onward(self, stacks: Stacks) -> Iterator[tuple[Hop, int, Stacks]]:
-        """Every hop with its price and what it makes of the layout."""
+    def _onward(self, stacks: Stacks, spent: int, limit: int) -> Iterator[tuple[Hop, int, Stacks]]:
+        """Every hop that may lead on within the limit, what is spent then, and the layout."""
+        found = self.found(stacks)
+        lacks = sum([need.lacks for need in found])
+        leaves = sum([need.leaves for need in found])
         for source, rest, moved in _pops(stacks):
             group = sum(moved)
-            price = self.price(group)
+            cost = spent + self.price[group]
+            if cost + leaves - found[source].leaves >= limit:
+                continue
             for target, held in enumerate(stacks):
-                if target == source or self.shape[target] % self.parts[sum(held) | group]:
+                if target == source or cost + lacks - found[target].lacks >= limit:
                     continue
-                after = list(stacks)
-                after[source], after[target] = rest, (*held, group)
-                yield Hop(source, target, moved), price, tuple(after)
+                if self.fits or not self.shape[target] % self.parts[sum(held) | group]:
+                    after = list(stacks)
+                    after[source], after[target] = rest, (*held, group)
+                    yield Hop(source, target, moved), cost, tuple(after)
 
 
 def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
