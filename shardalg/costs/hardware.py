@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardalg.costs.formula import Formula
 from shardalg.errors import HardwareError
@@ -25,6 +25,8 @@ UNITS = {
     "latency_s": "s",
 }
 _PEAK = "peak_flops_per_s."
+_MOST = 1 << 40
+"""Flops that weigh as much as a byte where arithmetic takes no time."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,18 @@ class Source:
     figure: str
     value: float
     source: str
+
+
+class Rates(NamedTuple):
+    """What a device could compute in the time that it takes to move a byte; whole numbers.
+
+    Attributes:
+      sent_flops: while it sends a byte to another device.
+      written_flops: while it writes a byte to its own memory.
+    """
+
+    sent_flops: int
+    written_flops: int
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,18 @@ class Hardware:
     def _slowest_peak(self) -> float:
         return min(self._peaks.values(), default=math.inf)
 
+    def rates(self, dtype: str) -> Rates:
+        """Weights of bytes sent and written against flops on items of `dtype`.
+
+        0 where moving takes no time; where arithmetic takes none, any byte outweighs it.
+
+        >>> load("tpu_v3").rates("bfloat16")
+        Rates(sent_flops=741, written_flops=137)
+        """
+        peak = self.peak(dtype)
+        figures = (self.link_bytes_per_s, self.hbm_bytes_per_s)
+        return Rates(*(_flops_per_byte(peak, rate) for rate in figures))
+
     def link(self, axes: Iterable[str]) -> float:
         """Bytes per second of the slowest link among mesh axes."""
         other = dict(self.axis_link_bytes_per_s)
@@ -120,6 +146,12 @@ class Hardware:
                 found[figure] = [{"value": value, "source": self.name}]
         plain = {"schema": SCHEMA, "name": self.name, "rebuilds": self.rebuilds}
         return {**plain, "figures": found}
+
+
+def _flops_per_byte(peak: float, bytes_per_s: float) -> int:
+    if math.isinf(bytes_per_s):
+        return 0
+    return _MOST if math.isinf(peak) else min(round(peak / bytes_per_s), _MOST)
 
 
 def _possible(name: str, value: Any) -> bool:

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import KINDS, axis_names, step_wire_bytes
+from shardalg.costs.compute import shaped_flops
 from shardalg.costs.conditions import Condition, conditions
 from shardalg.costs.formula import Formula, ceiling
 from shardalg.costs.symbolic import Size, Sizes, Symbolised, formula_digits
@@ -52,7 +53,7 @@ def decisions(
     """Every choice of an operator that may be another one at other sizes, the closest first.
 
     Each alternative that the planner weighed gives one condition: that it computes on no more
-    devices, or, on as many, moves no fewer bytes. Those that hold at all sizes are left out, and
+    devices, where those are too few, or takes no less time. Those that hold at all sizes are left out, and
     each of the others is stated once, for the first operator that depends on it. The paths between
     layouts are those of the hints.
     """
@@ -89,15 +90,30 @@ class _Pricer:
 
     def conditions(self, key: NodeKey, shapes: tuple[Shape, ...]) -> Iterator[Condition]:
         """What ties the choice of a key to the hints."""
-        for best, found, rule in alternatives(key):
-            for other in found:
+        for part in alternatives(key):
+            best = part.best
+            for other in part.others:
                 what = f"{self.words(best)} rather than {self.words(other)}"
-                fewer, more = self.devices(other), self.devices(best)
-                if rule.flops != 0 and fewer != more:
+                if other.devices < part.least:
+                    fewer, more = self.devices(other), self.devices(best)
                     yield Condition(fewer, more, f"{what} (devices)")
-                if rule.flops == 0 or other.devices == best.devices:
+                elif part.weighs:
+                    times = (self.time(key, choice, shapes) for choice in (best, other))
+                    yield Condition(*times, f"{what} (time)")
+                else:
                     prices = (self.price(key, choice, shapes) for choice in (best, other))
                     yield Condition(*prices, f"{what} (bytes)")
+
+    def time(self, key: NodeKey, choice: Choice, shapes: tuple[Shape, ...]) -> Formula:
+        """Bytes and arithmetic of a device, in flops, as `assign.weight` counts them."""
+        rates, results = key.rates, shapes[len(key.sources) :]
+        types = key.signature.results
+        written = sum(
+            math.prod(shape) * type_.itemsize for shape, type_ in zip(results, types, strict=True)
+        )
+        work = shaped_flops(key.signature, shapes) + written * rates.written_flops
+        sent = self.price(key, choice, shapes) * rates.sent_flops
+        return sent + Formula.of(work) / self.devices(choice)
 
     def words(self, choice: Choice) -> str:
         """The axes on the loops, in words."""

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import step_wire_bytes
-from shardalg.costs.compute import contracts
+from shardalg.costs.compute import contracts, signature_flops
+from shardalg.costs.hardware import Rates
 from shardalg.graph.ir import Signature
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
 from shardalg.ops.table import rules
@@ -46,6 +47,7 @@ class NodeKey(NamedTuple):
       values: per operand, the first one that is the same value.
       sources: per operand, the layouts in which the value is at hand (unreduced digits included).
       homes: per result, the completed sharding.
+      rates: what a byte weighs against a floating-point operation.
       loops: per component the digits on its loops, where that was decided before; else empty.
     """
 
@@ -53,6 +55,7 @@ class NodeKey(NamedTuple):
     values: tuple[int, ...]
     sources: tuple[tuple[Sharding, ...], ...]
     homes: tuple[Sharding, ...]
+    rates: Rates
     loops: tuple[LoopDigits, ...] = ()
 
 
@@ -75,10 +78,12 @@ class Choice:
 
 
 def choose(key: NodeKey) -> Choice:
-    """The assignment on the most devices, then with the fewest wire bytes.
+    """The assignment that takes the least time, of those that the layouts demand.
 
-    An operator without arithmetic (layout changes, copies) takes the fewest bytes first. Candidates
-    are the digits that the operands' and results' shardings put on a loop, and none.
+    Time is what a device sends, computes and writes, each at the rate of the hardware; an operator
+    without arithmetic (layout changes, copies) takes the fewest bytes first. A contraction is
+    computed on no fewer devices than its layouts match on (`demanded_devices`). Candidates are the
+    digits that the operands' and results' shardings put on a loop, and none.
     """
     rows = rules(key.signature)
     if rows is None:
@@ -87,7 +92,7 @@ def choose(key: NodeKey) -> Choice:
     for place, component in enumerate(components(rows)):
         if key.loops:
             given = _candidates(key, component, [dict(key.loops[place])])
-            best = _best(key, given, component.rule)
+            best = _best(key, given, component)
         else:
             best = _undisputed(key, component) or _disputed(key, component)
         merged = best if merged is None else _merge(merged, best, component)
@@ -98,8 +103,8 @@ def choose(key: NodeKey) -> Choice:
 def _undisputed(key: NodeKey, component: Component) -> Choice | None:
     """What `_disputed` finds where all tensors put the same digits on the same loops, if it wins.
 
-    All digits at hand then divide the work, so nothing computes on as many devices; an operator
-    without arithmetic must send nothing, too.
+    All digits at hand then divide the work, so nothing computes on as many devices: it wins where
+    nothing is sent, or where fewer devices are not enough.
     """
     if _passed(key, component) or regroup.regrouped(key.signature):
         return None
@@ -114,8 +119,10 @@ def _undisputed(key: NodeKey, component: Component) -> Choice | None:
     if not component.allows(assigned) or component.moves(assigned):
         return None
     found = _candidates(key, component, [assigned])
-    if not found or component.rule.flops != 0:
-        return found[0] if found else None
+    if not found:
+        return None
+    if demanded_devices(key, component, [assigned]) == found[0].devices > 1:
+        return found[0]
     return found[0] if _bytes(key, found[0], _least) == 0 == _price(key, found[0]) else None
 
 
@@ -125,8 +132,11 @@ def _price(key: NodeKey, choice: Choice) -> object:
 
 def _disputed(key: NodeKey, component: Component) -> Choice:
     """The best of all candidates."""
-    promising = _promising(key, component, list(_assignments(key, component)))
-    return _best(key, _candidates(key, component, promising), component.rule)
+    assignments = list(_assignments(key, component))
+    least = demanded_devices(key, component, assignments)
+    if least > 1:
+        assignments = [a for a in assignments if _devices(a) >= least]
+    return _best(key, _candidates(key, component, assignments), component)
 
 
 def allowed_choices(
@@ -139,35 +149,129 @@ def allowed_choices(
             yield choice
 
 
-def alternatives(key: NodeKey) -> Iterator[tuple[Choice, tuple[Choice, ...], Rule]]:
-    """Per part of a node that is decided alone: what was chosen, all that could be, and the row."""
+@dataclass(frozen=True)
+class Alternatives:
+    """What a part of a node that is decided alone could do.
+
+    Attributes:
+      best: what was chosen; others: all that could be, but exchanges, which have no formula.
+      least: devices that it is computed on at least.
+      weighs: whether time is compared, else bytes.
+    """
+
+    best: Choice
+    others: tuple[Choice, ...]
+    least: int
+    weighs: bool
+
+
+def alternatives(key: NodeKey) -> Iterator[Alternatives]:
+    """Per part of a node that is decided alone, what was chosen and what else could be."""
     for component in components(rules(key.signature) or ()):
-        found = _candidates(key, component, _assignments(key, component))
-        # what an exchange sends has no formula
+        assignments = list(_assignments(key, component))
+        found = _candidates(key, component, assignments)
+        least = demanded_devices(key, component, assignments)
+        best = _best(key, [choice for choice in found if choice.devices >= least], component)
         others = tuple(choice for choice in found if not choice.regrouped)
-        yield _best(key, found, component.rule), others, component.rule
+        yield Alternatives(best, others, least, component.rule.flops != 0)
 
 
-def _best(key: NodeKey, candidates: list[Choice], rule: Rule) -> Choice:
-    """Only what may win is priced: where there is arithmetic, what computes on the most devices."""
-    if rule.flops != 0:
-        most = max([choice.devices for choice in candidates])
-        candidates = [choice for choice in candidates if choice.devices == most]
-    return candidates[0] if len(candidates) == 1 else _cheapest(key, candidates)
+def demanded_devices(key: NodeKey, component: Component, assignments: list[Assigned]) -> int:
+    """How many devices a contraction is computed on at least.
+
+    Loops are matched by digits that an operand and the result both put on them, contracted ones by
+    digits that all operands do. What matches splits the work as it lies; besides, the result's
+    digits may. The most devices of the assignments that use all matches, and no digits of one
+    operand alone: so that less traffic never means more arithmetic than in XLA's partitioner, which
+    groups devices by the same matches (`dot_handler.cc`, PartitionDotGroupOn*).
+    """
+    if not (component.is_whole and contracts(key.signature)):
+        return 1
+    matched, usable = _matches(key, component)
+    found = [1]
+    for assigned in assignments:
+        whole = all(matched[name] <= {*assigned.get(name, ())} for name in matched)
+        if whole and all(usable[name] >= set(digits) for name, digits in assigned.items()):
+            found.append(_devices(assigned))
+    return max(found)
 
 
-def _cheapest(key: NodeKey, candidates: list[Choice]) -> Choice:
-    """The first of the fewest bytes, then of the most devices.
+def _matches(
+    key: NodeKey, component: Component
+) -> tuple[dict[str, set[Digit]], dict[str, set[Digit]]]:
+    """Per loop the digits on which its tensors agree, and those that may split it besides."""
+    asked: dict[str, set[Digit]] = {name: set() for name in component.loops}
+    some, every = dict(asked), dict[str, set[Digit]]()
+    for tensor in component.tensors:
+        for loops, digits in _suggestions(key, tensor):
+            for name in [name for name, _ in loops if name in asked]:
+                if tensor.operand is None:
+                    asked[name] = asked[name] | digits
+                else:
+                    some[name] = some[name] | digits
+                    every[name] = every.get(name, digits) & digits
+    reduced = set(component.rule.reduced)
+    matched = {name: asked[name] & some[name] for name in asked if name not in reduced}
+    used = {digit for digits in matched.values() for digit in digits}
+    matched |= {name: every.get(name, set()) - used for name in asked if name in reduced}
+    usable = {name: every.get(name, set()) if name in reduced else asked[name] for name in asked}
+    return matched, usable
+
+
+def _suggestions(key: NodeKey, tensor: Tensor) -> Iterator[tuple[Loops, set[Digit]]]:
+    """Per dimension its loops, and the digits at hand: of partial sums any dimension may get."""
+    layouts = _at_hand(key, tensor)
+    pending = {d for layout in layouts for d in layout.unreduced}
+    for dim, loops in enumerate(tensor.suggested):
+        yield loops, pending.union(*(layout.dims[dim] for layout in layouts))
+
+
+def _devices(assigned: Assigned) -> int:
+    return math.prod([parts(digits) for digits in assigned.values()])
+
+
+class Weight(NamedTuple):
+    """How the time of a choice is counted, in whole flops of all devices together.
+
+    Attributes:
+      byte: flops that weigh as much as a byte sent; work: of the whole operator, with what it
+        writes. size: devices of the mesh.
+    """
+
+    byte: int
+    work: object
+    size: int
+
+    def time(self, choice: Choice, sent: object) -> object:
+        """Args: sent: bytes that a device sends for the choice."""
+        return sent * self.byte * self.size + self.work * (self.size // choice.devices)
+
+
+def weight(key: NodeKey) -> Weight:
+    """What bytes and arithmetic weigh at a node."""
+    signature, rates = key.signature, key.rates
+    written = sum([math.prod(type_.shape) * type_.itemsize for type_ in signature.results])
+    work = signature_flops(signature) + written * rates.written_flops
+    return Weight(rates.sent_flops, work, key.homes[0].mesh.size)
+
+
+def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choice:
+    """The first of the least time, or of the fewest bytes; then of the most devices.
 
     Candidates are priced in the order of what they cost at least, until the rest cost more.
     """
-    ordered = sorted([(_bytes(key, c, _least), number) for number, c in enumerate(candidates)])
+    if len(candidates) == 1:
+        return candidates[0]
+    counts = weight(key) if component.rule.flops != 0 else Weight(1, 0, 1)
+    ordered = sorted(
+        [(counts.time(c, _bytes(key, c, _least)), number) for number, c in enumerate(candidates)]
+    )
     best: tuple[object, int, int] | None = None
     for least, number in ordered:
         if best is not None and least > best[0]:
             break
         choice = candidates[number]
-        rank = (_price(key, choice), -choice.devices, number)
+        rank = (counts.time(choice, _price(key, choice)), -choice.devices, number)
         best = rank if best is None else min(best, rank)
     return candidates[best[2]]
 
@@ -260,16 +364,6 @@ def _merge(first: Choice, second: Choice, component: Component) -> Choice:
         else:
             produced[tensor.result] = second.produced[tensor.result]
     return Choice(first.loops + second.loops, tuple(demands), tuple(produced), first.devices)
-
-
-def _promising(key: NodeKey, component: Component, assignments: list[Assigned]) -> list[Assigned]:
-    """Those that may compute on the most devices, where there is arithmetic; as `_best` decides."""
-    if component.rule.flops == 0 or len(component.rules) > 1:
-        return assignments
-    members = 1 if contracts(key.signature) else parts(_passed_digits(key, component))
-    counted = [(math.prod([parts(d) for d in found.values()]), found) for found in assignments]
-    most = max([devices for devices, _ in counted])
-    return [found for devices, found in counted if devices * members >= most]
 
 
 def _candidates(
@@ -426,10 +520,6 @@ def _choices(
             demands = tuple(_laid(w, w.dims, passed.get(i, ())) for i, w in enumerate(demands))
             produced = tuple(_laid(m, m.dims, as_set(m.unreduced + digits)) for m in produced)
             yield Choice(loops, demands, produced, devices * (parts(digits) if adds else 1))
-
-
-def _passed_digits(key: NodeKey, component: Component) -> Digits:
-    return next(iter(_passed(key, component).values()), ())
 
 
 def _passed(key: NodeKey, component: Component) -> Mapping[int, Digits]:

@@ -54,7 +54,9 @@ def candidates(
     """
     component = components(rules(signature))[place]
     count = len(signature.operands)
-    key = NodeKey(signature, tuple(range(count)), tuple((h,) for h in homes[:count]), homes[count:])
+    at_hand, made = tuple((h,) for h in homes[:count]), homes[count:]
+    rates = hardware.rates(operand_type(signature))
+    key = NodeKey(signature, tuple(range(count)), at_hand, made, rates)
     found: dict[Candidate, None] = {}
     for choice in allowed_choices(key, component, list(_assignments(key, component))):
         for made in (choice, *_passing(choice, component, key)):

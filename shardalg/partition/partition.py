@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.compute import operand_type
+from shardalg.costs.hardware import load
 from shardalg.graph.ir import Node
 from shardalg.partition.assign import NodeKey
 from shardalg.partition.calls import TAKES, Layouts, border, close_body, control, open_body
@@ -56,6 +59,7 @@ class Partitioner:
         moving = tuple([MOVING.get(r, r) for r in roles])
         self.context = PartitionContext(self.graph, moving, options, kept)
         self.hoisted: list[tuple[Node, int, Sharding, Sharding]] = []
+        self.rates = lru_cache(maxsize=None)(load(options.hardware).rates)
 
     def run(self) -> SpmdProgram:
         """The whole program."""
@@ -126,7 +130,8 @@ class Partitioner:
         values = tuple([node.operands.index(v) for v in node.operands])
         at_hand = tuple([sources[v] for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
-        return NodeKey(node.signature, values, at_hand, homes, loops)
+        rates = self.rates(operand_type(node.signature))
+        return NodeKey(node.signature, values, at_hand, homes, rates, loops)
 
     def _node(self, node: Node) -> None:
         homes = tuple([self.homes[v] for v in node.results])

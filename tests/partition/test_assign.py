@@ -1,6 +1,8 @@
 """The choice at a node: found by bounds and filters, held against pricing every candidate."""
 
 import itertools
+import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.costs.compute import signature_flops
+from shardalg.costs.hardware import load
 from shardalg.ops.table import rules
 from shardalg.partition import assign
 from shardalg.partition.partition import Partitioner
@@ -47,26 +51,60 @@ def searched(source, target):
     return reshard_path(source, target).wire_elements
 
 
+def time(key, choice):
+    """Of a device, in flops of the chip that is planned for."""
+    signature, rates = key.signature, load("tpu_v3").rates("float32")
+    written = sum(math.prod(made.shape) * made.itemsize for made in signature.results)
+    work = signature_flops(signature) + written * rates.written_flops
+    sent = assign._bytes(key, choice, searched)
+    return sent * rates.sent_flops + Fraction(work, choice.devices)
+
+
 @pytest.mark.parametrize("shape", [(16, 8), (12, 6), (7, 10)], ids=str)
 def test_no_candidate_is_better_than_the_choice(shape):
-    """Most devices where there is arithmetic, then fewest bytes, then most devices, then first."""
+    """Least time where there is arithmetic, else fewest bytes; then most devices, then first."""
     seen = {}
     for specs in itertools.product(LAYOUTS, LAYOUTS):
         seen.update(dict.fromkeys(keys(shape, specs)))
     several = 0
     for key in seen:
         chosen = assign.choose(key)
-        for _, candidates, rule in assign.alternatives(key):
-            several += len(candidates) > 1
-            best = min(
-                candidates,
-                key=lambda c: (
-                    -c.devices if rule.flops else 0,
-                    assign._bytes(key, c, searched),
-                    -c.devices,
-                ),
-            )
+        for part in assign.alternatives(key):
+            allowed = [c for c in part.others if c.devices >= part.least]
+            several += len(part.others) > 1
+            cost = time if part.weighs else lambda k, c: assign._bytes(k, c, searched)
+            best = min(allowed, key=lambda c: (cost(key, c), -c.devices))
             if len(rules(key.signature)) == 1:
                 assert chosen == best, key
             assert set(best.loops) <= set(chosen.loops)
     assert several > 100
+
+
+# (x, w, asked of the product) on Mesh(X=2, Y=4), and on how many devices it is computed at least.
+DEMANDED = [
+    (P("X"), P(None, "Y"), P("X", "Y"), 8, "both match the result"),
+    (P("X", "Y"), P("X", "Y"), P("X", "Y"), 8, "operands are gathered, not the work repeated"),
+    (P(None, "Y"), P("Y"), P(), 4, "both contract along Y"),
+    (P(None, "Y"), P(), P(), 1, "one of them does: it may be gathered instead"),
+    (P("X"), P(), P(), 2, "completion gives the product X, and it is gathered behind it"),
+    (P(), P(), P("X", "Y"), 8, "the result's axes slice the operands"),
+    (P(None, "X"), P(("X", "Y")), P(("X", "Y")), 2, "a contraction that matches comes first"),
+]
+
+
+@pytest.mark.parametrize("x, w, asked, least", [case[:4] for case in DEMANDED], ids=str)
+def test_devices_that_a_product_is_computed_on_at_least(x, w, asked, least):
+    types = [jax.ShapeDtypeStruct((64, 64), "float32")] * 2
+    plan = sa.plan(jnp.matmul, *types, mesh=MESH, in_shardings=(x, w), out_shardings=asked)
+    (key,) = Keys(plan.sharded, plan.traced.roles, plan.options).run()
+    (part,) = assign.alternatives(key)
+    assert part.least == least
+
+
+@pytest.mark.parametrize("size, kind", [(64, "all_gather"), (4096, "all_reduce")])
+def test_work_is_repeated_where_it_takes_less_time_than_sending(size, kind):
+    """x w, w split where x is not: w gathered, n^2 (p-1)/p, or partial sums, 2 n^2 (p-1)/p."""
+    types = [jax.ShapeDtypeStruct((size, size), "float32")] * 2
+    ends = {"in_shardings": (P(), P("X")), "out_shardings": P()}
+    plan = sa.plan(jnp.matmul, *types, mesh=MESH, **ends)
+    assert plan.collectives()["kind"].tolist() == [kind]
