@@ -98,6 +98,8 @@ def _all_gather(emitter: Emitter, instruction: Instruction, x: Array) -> list[Ar
 
 
 def _gathered(x: Array, names: tuple[str, ...], dim: int, *, tiled: bool) -> Array:
+    if not x.size:  # XLA gathers no empty arrays
+        return jnp.concatenate([x] * lax.axis_size(names), dim)
     if tiled or dim == 0:
         return lax.all_gather(x, names, axis=dim, tiled=True)
     blocks = jnp.moveaxis(lax.all_gather(x, names, axis=0, tiled=False), 0, dim)

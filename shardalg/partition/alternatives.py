@@ -15,7 +15,8 @@ from shardalg.costs.conditions import Condition, conditions
 from shardalg.costs.formula import Formula, ceiling
 from shardalg.costs.symbolic import Size, Sizes, Symbolised, formula_digits
 from shardalg.graph.ir import Node
-from shardalg.partition.assign import Choice, NodeKey, alternatives
+from shardalg.partition.assign import alternatives
+from shardalg.partition.key import Choice, NodeKey
 from shardalg.partition.partition import Partitioner
 from shardalg.partition.reshard import nearest, reshard_path
 from shardalg.propagate.sharded import ShardedGraph
@@ -53,9 +54,9 @@ def decisions(
     """Every choice of an operator that may be another one at other sizes, the closest first.
 
     Each alternative that the planner weighed gives one condition: that it computes on no more
-    devices, where those are too few, or takes no less time. Those that hold at all sizes are left out, and
-    each of the others is stated once, for the first operator that depends on it. The paths between
-    layouts are those of the hints.
+    devices, where those are too few, or takes no less time. Those that hold at all sizes are left
+    out, and each of the others is stated once, for the first operator that depends on it. The paths
+    between layouts are those of the hints.
     """
     recorder = _Recorder(sharded, roles, options)
     recorder.run()

@@ -4,77 +4,31 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import step_wire_bytes
-from shardalg.costs.compute import contracts, signature_flops
-from shardalg.costs.hardware import Rates
-from shardalg.graph.ir import Signature
-from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
+from shardalg.costs.compute import contracts
+from shardalg.ops.rule import PICK, SUM, Rule
 from shardalg.ops.table import rules
-from shardalg.ops.windows import windowed
 from shardalg.partition import regroup
 from shardalg.partition.component import (
     Assigned,
     Component,
     Loops,
-    Tensor,
     as_set,
     components,
     reduced_digits,
 )
+from shardalg.partition.key import Choice, NodeKey, Weight, at_hand, devices_of, weight
 from shardalg.partition.layouts import interned, whole
+from shardalg.partition.matches import demanded_devices
 from shardalg.partition.reshard import reshard_bound, reshard_price
-from shardalg.partition.windows import elements, together, windows
+from shardalg.partition.sent import GATHERED, sent_bytes
 
-LoopDigits = tuple[tuple[str, Digits], ...]
-"""Sharded loops with their digits."""
-GATHERED = (ARGMAX, ARGMIN, TOP, USER)
-"""Ways to combine whose partial results are sent whole."""
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """Of the operands and of the results."""
-
-
-class NodeKey(NamedTuple):
-    """All that the choice depends on; nodes that are alike are decided once.
-
-    Attributes:
-      values: per operand, the first one that is the same value.
-      sources: per operand, the layouts in which the value is at hand (unreduced digits included).
-      homes: per result, the completed sharding.
-      rates: what a byte weighs against a floating-point operation.
-      loops: per component the digits on its loops, where that was decided before; else empty.
-    """
-
-    signature: Signature
-    values: tuple[int, ...]
-    sources: tuple[tuple[Sharding, ...], ...]
-    homes: tuple[Sharding, ...]
-    rates: Rates
-    loops: tuple[LoopDigits, ...] = ()
-
-
-@dataclass(frozen=True)
-class Choice:
-    """An assignment and the layouts that follow from it.
-
-    Attributes:
-      loops: sharded loops with their digits.
-      demands: layout of each operand; produced: layout of each result, pending digits as unreduced.
-      devices: how many parts the iterations are computed in.
-      regrouped: whether an exchange stands for the operator (`partition.regroup`).
-    """
-
-    loops: tuple[tuple[str, Digits], ...]
-    demands: tuple[Sharding, ...]
-    produced: tuple[Sharding, ...]
-    devices: int
-    regrouped: bool = False
 
 
 def choose(key: NodeKey) -> Choice:
@@ -123,11 +77,11 @@ def _undisputed(key: NodeKey, component: Component) -> Choice | None:
         return None
     if demanded_devices(key, component, [assigned]) == found[0].devices > 1:
         return found[0]
-    return found[0] if _bytes(key, found[0], _least) == 0 == _price(key, found[0]) else None
+    return found[0] if sent_bytes(key, found[0], _least) == 0 == _price(key, found[0]) else None
 
 
 def _price(key: NodeKey, choice: Choice) -> object:
-    return _bytes(key, choice, reshard_price)
+    return sent_bytes(key, choice, reshard_price)
 
 
 def _disputed(key: NodeKey, component: Component) -> Choice:
@@ -135,7 +89,7 @@ def _disputed(key: NodeKey, component: Component) -> Choice:
     assignments = list(_assignments(key, component))
     least = demanded_devices(key, component, assignments)
     if least > 1:
-        assignments = [a for a in assignments if _devices(a) >= least]
+        assignments = [a for a in assignments if devices_of(a) >= least]
     return _best(key, _candidates(key, component, assignments), component)
 
 
@@ -176,85 +130,6 @@ def alternatives(key: NodeKey) -> Iterator[Alternatives]:
         yield Alternatives(best, others, least, component.rule.flops != 0)
 
 
-def demanded_devices(key: NodeKey, component: Component, assignments: list[Assigned]) -> int:
-    """How many devices a contraction is computed on at least.
-
-    Loops are matched by digits that an operand and the result both put on them, contracted ones by
-    digits that all operands do. What matches splits the work as it lies; besides, the result's
-    digits may. The most devices of the assignments that use all matches, and no digits of one
-    operand alone: so that less traffic never means more arithmetic than in XLA's partitioner, which
-    groups devices by the same matches (`dot_handler.cc`, PartitionDotGroupOn*).
-    """
-    if not (component.is_whole and contracts(key.signature)):
-        return 1
-    matched, usable = _matches(key, component)
-    found = [1]
-    for assigned in assignments:
-        whole = all(matched[name] <= {*assigned.get(name, ())} for name in matched)
-        if whole and all(usable[name] >= set(digits) for name, digits in assigned.items()):
-            found.append(_devices(assigned))
-    return max(found)
-
-
-def _matches(
-    key: NodeKey, component: Component
-) -> tuple[dict[str, set[Digit]], dict[str, set[Digit]]]:
-    """Per loop the digits on which its tensors agree, and those that may split it besides."""
-    asked: dict[str, set[Digit]] = {name: set() for name in component.loops}
-    some, every = dict(asked), dict[str, set[Digit]]()
-    for tensor in component.tensors:
-        for loops, digits in _suggestions(key, tensor):
-            for name in [name for name, _ in loops if name in asked]:
-                if tensor.operand is None:
-                    asked[name] = asked[name] | digits
-                else:
-                    some[name] = some[name] | digits
-                    every[name] = every.get(name, digits) & digits
-    reduced = set(component.rule.reduced)
-    matched = {name: asked[name] & some[name] for name in asked if name not in reduced}
-    used = {digit for digits in matched.values() for digit in digits}
-    matched |= {name: every.get(name, set()) - used for name in asked if name in reduced}
-    usable = {name: every.get(name, set()) if name in reduced else asked[name] for name in asked}
-    return matched, usable
-
-
-def _suggestions(key: NodeKey, tensor: Tensor) -> Iterator[tuple[Loops, set[Digit]]]:
-    """Per dimension its loops, and the digits at hand: of partial sums any dimension may get."""
-    layouts = _at_hand(key, tensor)
-    pending = {d for layout in layouts for d in layout.unreduced}
-    for dim, loops in enumerate(tensor.suggested):
-        yield loops, pending.union(*(layout.dims[dim] for layout in layouts))
-
-
-def _devices(assigned: Assigned) -> int:
-    return math.prod([parts(digits) for digits in assigned.values()])
-
-
-class Weight(NamedTuple):
-    """How the time of a choice is counted, in whole flops of all devices together.
-
-    Attributes:
-      byte: flops that weigh as much as a byte sent; work: of the whole operator, with what it
-        writes. size: devices of the mesh.
-    """
-
-    byte: int
-    work: object
-    size: int
-
-    def time(self, choice: Choice, sent: object) -> object:
-        """Args: sent: bytes that a device sends for the choice."""
-        return sent * self.byte * self.size + self.work * (self.size // choice.devices)
-
-
-def weight(key: NodeKey) -> Weight:
-    """What bytes and arithmetic weigh at a node."""
-    signature, rates = key.signature, key.rates
-    written = sum([math.prod(type_.shape) * type_.itemsize for type_ in signature.results])
-    work = signature_flops(signature) + written * rates.written_flops
-    return Weight(rates.sent_flops, work, key.homes[0].mesh.size)
-
-
 def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choice:
     """The first of the least time, or of the fewest bytes; then of the most devices.
 
@@ -264,7 +139,10 @@ def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choic
         return candidates[0]
     counts = weight(key) if component.rule.flops != 0 else Weight(1, 0, 1)
     ordered = sorted(
-        [(counts.time(c, _bytes(key, c, _least)), number) for number, c in enumerate(candidates)]
+        [
+            (counts.time(c, sent_bytes(key, c, _least)), number)
+            for number, c in enumerate(candidates)
+        ]
     )
     best: tuple[object, int, int] | None = None
     for least, number in ordered:
@@ -274,71 +152,6 @@ def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choic
         rank = (counts.time(choice, _price(key, choice)), -choice.devices, number)
         best = rank if best is None else min(best, rank)
     return candidates[best[2]]
-
-
-def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], object]) -> object:
-    """Bytes that a device sends to bring operands in and results home.
-
-    Args:
-      price: elements sent from one layout to another.
-    """
-    signature, total = key.signature, 0
-    for number, demand in dict.fromkeys(zip(key.values, choice.demands, strict=True)):
-        least = min([price(source, demand) for source in key.sources[number]])
-        total += least * signature.operands[number].itemsize
-    total += _window_bytes(key, choice) + _joined_bytes(key, choice)
-    if choice.regrouped:
-        sent = regroup.elements(signature, choice.demands[0], choice.produced[0])
-        total += sent * signature.operands[0].itemsize
-    for made, home, type_ in zip(choice.produced, key.homes, signature.results, strict=True):
-        total += price(made, home) * type_.itemsize
-    return total
-
-
-def _joined_bytes(key: NodeKey, choice: Choice) -> object:
-    """Bytes that a device sends so that partial results other than sums become one."""
-    signature, loops, total = key.signature, dict(choice.loops), 0
-    for rule in rules(signature) or ():
-        digits = reduced_digits(rule, loops) if rule.combine not in (SUM, PICK) else ()
-        if digits:
-            # the best place is sent with its value
-            sent = signature.operands[:1] if rule.combine in (ARGMAX, ARGMIN) else ()
-            items = sum([type_.itemsize for type_ in (*signature.results, *sent)])
-            held = math.prod(choice.produced[0].shard_shape) * items
-            kind = "all_gather" if rule.combine in GATHERED else "all_reduce"
-            total += step_wire_bytes(kind, group_size=parts(digits), local_bytes=held)
-    return total
-
-
-def _window_bytes(key: NodeKey, choice: Choice) -> int:
-    """Bytes that a device sends so that every one has what its windows read."""
-    total = 0
-    for rule in through_windows(key.signature):
-        loops = tuple((n, d) for n, d in choice.loops if n in rule.extents)
-        held = tuple((k, choice.demands[k].dims) for k in rule.operands)
-        devices = key.homes[0].mesh.size
-        found = windows(rule, loops, held, devices) if loops else ()
-
-        pairs = zip(key.signature.operands, choice.demands, strict=True)
-        blocks = [(type_.dtype, demand.shard_shape) for type_, demand in pairs]
-        for group in together(found, blocks):
-            number = group[0].operand
-            shape, itemsize = (
-                choice.demands[number].shard_shape,
-                key.signature.operands[number].itemsize,
-            )
-            total += elements(group, key.values, shape) * itemsize
-    return total
-
-
-@lru_cache(maxsize=1 << 14)
-def through_windows(signature: Signature) -> tuple[Rule, ...]:
-    """The rows that read a dimension through a window."""
-    return tuple(
-        rule
-        for rule in rules(signature) or ()
-        if any(windowed(rule, k, d) for k, dims in rule.operands.items() for d in range(len(dims)))
-    )
 
 
 def _least(source: Sharding, target: Sharding) -> object:
@@ -417,7 +230,7 @@ def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
     """
     options: dict[str, list[Digits]] = {name: [()] for name in component.loops}
     for tensor in component.tensors:
-        for sharding in _at_hand(key, tensor):
+        for sharding in at_hand(key, tensor):
             for loops, digits in zip(tensor.suggested, sharding.dims, strict=True):
                 for loop, own in _places(component, loops, digits) if digits else ():
                     known = options.get(loop)
@@ -436,12 +249,6 @@ def _places(component: Component, loops: Loops, digits: Digits) -> Iterable[tupl
     if any(_elsewhere(rule, name) for rule in component.rules for name, _ in loops):
         return tuple((name, digits) for name in component.roomy(parts(digits)))
     return spread(loops, digits)
-
-
-def _at_hand(key: NodeKey, tensor: Tensor) -> tuple[Sharding, ...]:
-    if tensor.operand is not None:
-        return key.sources[tensor.operand]
-    return (key.homes[tensor.result],)
 
 
 def spread(loops: tuple[tuple[str, int], ...], digits: Digits) -> list[tuple[str, Digits]]:

@@ -17,8 +17,9 @@ from shardalg.graph.ir import Signature, ValueType
 from shardalg.ops.loops import flops
 from shardalg.ops.rule import SUM
 from shardalg.ops.table import rules
-from shardalg.partition.assign import Choice, NodeKey, allowed_choices
+from shardalg.partition.assign import allowed_choices
 from shardalg.partition.component import Assigned, Component, as_set, components
+from shardalg.partition.key import Choice, NodeKey
 from shardalg.partition.layouts import interned
 from shardalg.partition.reshard import reshard_path
 from shardalg.spmd.program import COLLECTIVES

@@ -59,6 +59,7 @@ class PartitionContext:
     Attributes:
       sources: per graph value, the layouts at hand for any phase; the first is its home.
       copies: (value, layout, phase) to the local that holds it in the current block.
+      brought: (value, phase) to the layouts of its copies there.
       fetched: (instruction, what it was run on, phase) to what was fetched of neighbours' blocks.
       outputs: values that leave a region, and so must come home.
       remade: values made from numbers alone, and how to make them in another layout.
@@ -74,6 +75,7 @@ class PartitionContext:
     instructions: list[Instruction] = field(default_factory=list)
     sources: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
     copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
+    brought: dict[tuple[int, str], list[Sharding]] = field(default_factory=dict)
     fetched: dict[object, tuple[int, ...]] = field(default_factory=dict)
     outputs: frozenset[int] = frozenset()
     remade: dict[int, Callable[[Sharding, Cause], int]] = field(default_factory=dict)
@@ -125,14 +127,24 @@ class PartitionContext:
             if found is None or not self.options.share_gathers:
                 found = self._bring(value, layout, cause)
                 self.copies[value, layout, phase] = found
+                if self.options.share_gathers and not layout.unreduced:
+                    self.brought.setdefault((value, phase), []).append(layout)
         return found
 
     def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
         if value in self.remade:
             return self.remade[value](layout, cause._replace(role=self.roles[value]))
-        source = nearest(self.sources[value], layout)
-        local = self.copies[value, source, ANY_PHASE]
+        source, local = self._nearest(value, layout, cause.phase)
         return self.move(local, source, layout, cause._replace(role=self.roles[value]))
+
+    def _nearest(self, value: int, layout: Sharding, phase: str) -> tuple[Sharding, int]:
+        """The layout at hand, copies of the phase too, from which another one is nearest."""
+        known = dict.fromkeys(self.sources[value], ANY_PHASE)
+        for where in (ANY_PHASE, phase):
+            for found in self.brought.get((value, where), ()):
+                known.setdefault(found, where)
+        source = nearest(tuple(known), layout)
+        return source, self.copies[value, source, known[source]]
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
         """Emit the steps from `source` to `target`; the local that holds the result."""

@@ -15,13 +15,15 @@ from shardalg.ops.emit import Emission, emit, local_shape
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
 from shardalg.ops.table import rules
 from shardalg.partition.after import apply_on, done_after
-from shardalg.partition.assign import Choice, NodeKey, choose, through_windows
+from shardalg.partition.assign import choose
 from shardalg.partition.component import reduced_digits
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.exchanges import Along
+from shardalg.partition.key import Choice, NodeKey
 from shardalg.partition.regroup import regroup
 from shardalg.partition.search import tile
 from shardalg.partition.selections import indexed, result_shifts, shifts, within_margins
+from shardalg.partition.sent import through_windows
 from shardalg.partition.windows import (
     Bringing,
     Kept,

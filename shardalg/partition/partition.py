@@ -10,10 +10,10 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import operand_type
 from shardalg.costs.hardware import load
 from shardalg.graph.ir import Node
-from shardalg.partition.assign import NodeKey
 from shardalg.partition.calls import TAKES, Layouts, border, close_body, control, open_body
 from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
 from shardalg.partition.gathers import GatherChoice, hoistable, repeated, within
+from shardalg.partition.key import NodeKey
 from shardalg.partition.layouts import interned, whole
 from shardalg.partition.node import (
     NodePlan,
@@ -200,14 +200,16 @@ class Partitioner:
     ) -> tuple[Block, Copies]:
         """A planned body, and the layouts in which it has its values."""
         context, region = self.context, self.graph.regions[body]
-        outer = context.sources, context.copies, context.instructions, context.fetched
+        outer = context.sources, context.copies, context.instructions
+        found = context.brought, context.fetched
         context.sources, context.copies, context.instructions = self._constants_alone()
-        context.fetched = {}
+        context.brought, context.fetched = {}, {}
         arguments = open_body(context, region, layouts[0])
         self._region(body)
         results = close_body(context, node, region, layouts[1])
         block, copies = Block(arguments, tuple(context.instructions), results), context.copies
-        context.sources, context.copies, context.instructions, context.fetched = outer
+        context.sources, context.copies, context.instructions = outer
+        context.brought, context.fetched = found
         return block, copies
 
     def _constants_alone(

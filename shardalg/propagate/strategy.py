@@ -23,7 +23,8 @@ class Options:
     Attributes:
       policy: which completion: "gspmd", or "shardy"; "cost" starts from gspmd's and lets any axis
         serve any loop, as takes the fewest seconds (`partition.by_cost`).
-      hardware: the chip whose seconds "cost" counts, as `Plan.cost` takes it.
+      hardware: the chip, as `Plan.cost` takes it: whose seconds "cost" counts, and by whose rates
+        every policy weighs bytes sent against work that is repeated.
       strict: a primitive without a rule, or a broken condition, is an error rather than a warning.
       share_gathers: what was brought into a layout serves all users of one phase that want it.
       keep_gathers: gathered operands of the forward pass stay for the backward pass: all, none, or

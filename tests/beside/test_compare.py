@@ -89,7 +89,10 @@ def test_a_layout_that_differs_is_planned_as_xla_has_it():
     product, result = found.values
     assert (product["sharding"], product["xla_sharding"]) == ("[x, y]", "[y, None]")
     assert (product["verdict"], result["verdict"]) == ("ours better", "ours better")
-    as_xla = plan.replan(replace(strategy, out_shardings=P("y", None)))
+    at_site = replace(strategy, sites={"sum": P("y", None)})
+    as_xla = sa.plan(
+        lambda x, w, b: sa.annotate(x @ w + b, "sum"), *arguments, strategy=at_site, options=options
+    )
     sent = sum(row["count"] * row["wire_bytes"] for row in as_xla.collectives_table)
     assert (result["wire_bytes"], result["xla_wire_bytes"]) == (found.wire_bytes, sent)
     assert sent > found.wire_bytes

@@ -5,7 +5,6 @@ templates in turn. Arguments are annotated at random (a third is left open), sit
 results sometimes; what is left XLA completes, and so do we.
 """
 
-import math
 import random
 from dataclasses import dataclass
 from functools import cached_property
@@ -229,7 +228,12 @@ def stack(draw):
 
 def conv(draw):
     """One or two convolutions of one, two or three dimensions."""
-    rank, n, cin, cout = draw.pick(1, 2, 2, 3), draw.pick(2, 4, 8), draw.pick(4, 8), draw.pick(8, 16)
+    rank, n, cin, cout = (
+        draw.pick(1, 2, 2, 3),
+        draw.pick(2, 4, 8),
+        draw.pick(4, 8),
+        draw.pick(8, 16),
+    )
     size = {1: draw.pick(16, 32, 64), 2: draw.pick(8, 16), 3: 8}[rank]
     taps, stride = draw.pick(1, 3, 5) if rank < 3 else 3, draw.pick(1, 1, 2)
     padding, second = draw.pick("SAME", "SAME", "VALID"), draw.pick(True, False)
@@ -401,7 +405,3 @@ def programs(count, seed):
     """That many programs, the templates in turn, with seeds from `seed` on."""
     topics = tuple(TEMPLATES)
     return [Sibling(topics[i % len(topics)], seed + i // len(topics)) for i in range(count)]
-
-
-def devices(sibling):
-    return math.prod(sibling.mesh.values())

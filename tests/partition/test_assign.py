@@ -16,6 +16,7 @@ from shardalg.ops.table import rules
 from shardalg.partition import assign
 from shardalg.partition.partition import Partitioner
 from shardalg.partition.reshard import reshard_path
+from shardalg.partition.sent import sent_bytes
 from tests.partition.planned import MESH
 
 LAYOUTS = [P(), P("X"), P("Y", "X"), P(None, ("X", "Y"))]
@@ -56,7 +57,7 @@ def time(key, choice):
     signature, rates = key.signature, load("tpu_v3").rates("float32")
     written = sum(math.prod(made.shape) * made.itemsize for made in signature.results)
     work = signature_flops(signature) + written * rates.written_flops
-    sent = assign._bytes(key, choice, searched)
+    sent = sent_bytes(key, choice, searched)
     return sent * rates.sent_flops + Fraction(work, choice.devices)
 
 
@@ -72,7 +73,7 @@ def test_no_candidate_is_better_than_the_choice(shape):
         for part in assign.alternatives(key):
             allowed = [c for c in part.others if c.devices >= part.least]
             several += len(part.others) > 1
-            cost = time if part.weighs else lambda k, c: assign._bytes(k, c, searched)
+            cost = time if part.weighs else lambda k, c: sent_bytes(k, c, searched)
             best = min(allowed, key=lambda c: (cost(key, c), -c.devices))
             if len(rules(key.signature)) == 1:
                 assert chosen == best, key
@@ -92,7 +93,7 @@ DEMANDED = [
 ]
 
 
-@pytest.mark.parametrize("x, w, asked, least", [case[:4] for case in DEMANDED], ids=str)
+@pytest.mark.parametrize(("x", "w", "asked", "least"), [case[:4] for case in DEMANDED], ids=str)
 def test_devices_that_a_product_is_computed_on_at_least(x, w, asked, least):
     types = [jax.ShapeDtypeStruct((64, 64), "float32")] * 2
     plan = sa.plan(jnp.matmul, *types, mesh=MESH, in_shardings=(x, w), out_shardings=asked)
@@ -101,7 +102,7 @@ def test_devices_that_a_product_is_computed_on_at_least(x, w, asked, least):
     assert part.least == least
 
 
-@pytest.mark.parametrize("size, kind", [(64, "all_gather"), (4096, "all_reduce")])
+@pytest.mark.parametrize(("size", "kind"), [(64, "all_gather"), (4096, "all_reduce")])
 def test_work_is_repeated_where_it_takes_less_time_than_sending(size, kind):
     """x w, w split where x is not: w gathered, n^2 (p-1)/p, or partial sums, 2 n^2 (p-1)/p."""
     types = [jax.ShapeDtypeStruct((size, size), "float32")] * 2
