@@ -37,7 +37,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	exit 1; }
 
 .PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra fuzz-operators xla-merges \
-	xla-halos xla-completion reshards lock clean
+	xla-halos xla-completion xla-siblings reshards lock clean
 
 setup: $(STAMP)
 
@@ -103,6 +103,13 @@ COMPLETION ?= 500 1
 xla-completion: $(STAMP)
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
 		$(BIN)/python -m tests.propagate.harder $(COMPLETION)
+
+# Wire bytes and flops beside XLA's, asked live, on programs that a seed draws: their number and
+# the first seed; a row per program. Minutes.
+SIBLINGS ?= 60 1000
+xla-siblings: $(STAMP)
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+		$(BIN)/python -m tests.oracle.beside_xla $(SIBLINGS)
 
 .tools/bin/uv: requirements/tools.txt
 	$(REQUIRE_PYTHON)

@@ -136,10 +136,10 @@ class _Pricer:
         for sources, demand, type_, shape in operands:
             total += self.path(nearest(sources, demand), demand, shape) * type_.itemsize
         types = key.signature.results
-        for made, home, type_, shape in zip(
-            choice.produced, key.homes, types, shapes[count:], strict=True
-        ):
-            total += self.path(made, home, shape) * type_.itemsize
+        ends = zip(choice.produced, key.homes, types, shapes[count:], strict=True)
+        for number, (made, home, type_, shape) in enumerate(ends):
+            if number not in key.unread:
+                total += self.path(made, home, shape) * type_.itemsize
         return total
 
     def path(self, source: Sharding, target: Sharding, shape: Shape) -> Formula:

@@ -26,6 +26,7 @@ class NodeKey(NamedTuple):
       homes: per result, the completed sharding.
       rates: what a byte weighs against a floating-point operation.
       loops: per component the digits on its loops, where that was decided before; else empty.
+      unread: results that nobody reads, and so nobody brings home.
     """
 
     signature: Signature
@@ -34,6 +35,7 @@ class NodeKey(NamedTuple):
     homes: tuple[Sharding, ...]
     rates: Rates
     loops: tuple[LoopDigits, ...] = ()
+    unread: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,13 @@ class Partitioner:
         at_hand = tuple([sources[v] for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
         rates = self.rates(operand_type(node.signature))
-        return NodeKey(node.signature, values, at_hand, homes, rates, loops)
+        unread = self._unread(node) if len(node.results) > 1 else ()
+        return NodeKey(node.signature, values, at_hand, homes, rates, loops, unread)
+
+    def _unread(self, node: Node) -> tuple[int, ...]:
+        users, outputs = self.graph.users, self.context.outputs
+        read = [bool(users[value]) or value in outputs for value in node.results]
+        return tuple(number for number, is_read in enumerate(read) if not is_read)
 
     def _node(self, node: Node) -> None:
         homes = tuple([self.homes[v] for v in node.results])

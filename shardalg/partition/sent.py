@@ -38,8 +38,10 @@ def sent_bytes(
     if choice.regrouped:
         sent = regroup.elements(signature, choice.demands[0], choice.produced[0])
         total += sent * signature.operands[0].itemsize
-    for made, home, type_ in zip(choice.produced, key.homes, signature.results, strict=True):
-        total += price(made, home) * type_.itemsize
+    ends = zip(choice.produced, key.homes, signature.results, strict=True)
+    for number, (made, home, type_) in enumerate(ends):
+        if number not in key.unread:
+            total += price(made, home) * type_.itemsize
     return total
 
 

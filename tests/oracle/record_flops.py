@@ -2,8 +2,8 @@
 
 XLA's own `cost` counts a loop body once and every operator; what two partitioners may be compared
 by is the matrix products and convolutions that a device executes in a step. They are read off the
-program right after partitioning (`*after_spmd-partitioning*`), a loop body counting its trips (as
-recorded of the collectives in it), a convolution all taps of its kernel, those in padding too.
+program right after partitioning (`*after_spmd-partitioning*`), a loop body counting its trips, a
+convolution all taps of its kernel, those in padding too.
 Written beside this file as product_flops.json; the tests read that, so that they need no compile
 and no GSPMD in XLA.
 """
@@ -11,59 +11,59 @@ and no GSPMD in XLA.
 import json
 import math
 import os
-import re
 import sys
 import tempfile
 from pathlib import Path
 
+from shardalg.lower.hlo_text import parse, walk
 from tests.oracle import corpus
 
 FACTS = corpus.HERE / "product_flops.json"
 COMMAND = "XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.oracle.record_flops"
-_SHAPE = re.compile(r"^\s*(?:ROOT )?%([\w.\-]+) = \w+\[([\d,]*)\]")
-_DOT = re.compile(r" dot\(%([\w.\-]+), .*?lhs_contracting_dims=\{([\d,]*)\}")
-_CONVOLUTION = re.compile(r" convolution\(%[\w.\-]+, %([\w.\-]+)\), .*?dim_labels=\w+_(\w+)->")
-_WHILE = re.compile(r" while\(.*body=%([\w.\-]+)")
 
 
 def numbers(text):
-    return [int(n) for n in text.split(",") if n]
+    return [int(n) for n in text.strip("{}").split(",") if n]
 
 
-def product_flops(hlo, trips):
+def product_flops(hlo):
     """2 * (elements of the result) * (elements summed into each), over all products of a step.
 
     >>> product_flops('''ENTRY %f () -> f32[] {
     ...   %a = f32[4,3] parameter(0)
     ...   %b = f32[3,2] parameter(1)
-    ...   %c = f32[4,2]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-    ... }''', 1)
+    ...   ROOT %c = f32[4,2]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+    ... }''')
     48
     >>> product_flops('''ENTRY %f () -> f32[] {
     ...   %a = f32[1,8,3] parameter(0)
     ...   %k = f32[5,3,2] parameter(1)
-    ...   %c = f32[1,4,2] convolution(%a, %k), window={size=5}, dim_labels=b0f_0io->b0f
-    ... }''', 1)
+    ...   ROOT %c = f32[1,4,2] convolution(%a, %k), window={size=5}, dim_labels=b0f_0io->b0f
+    ... }''')
     240
     """
-    bodies, shapes, total, here = set(_WHILE.findall(hlo)), {}, 0, ""
-    for line in hlo.splitlines():
-        if line.endswith("{") and "->" in line:
-            here = line.removeprefix("ENTRY ").split(" ", 1)[0].lstrip("%")
-            shapes = {}
-        shape = _SHAPE.match(line)
-        if shape:
-            shapes[shape[1]] = numbers(shape[2])
-        dot = _DOT.search(line)
-        if dot:
-            contracted = math.prod(shapes[dot[1]][d] for d in numbers(dot[2]))
-            total += 2 * math.prod(shapes[shape[1]]) * contracted * (trips if here in bodies else 1)
-        convolution = _CONVOLUTION.search(line)
-        if convolution:
-            kernel, labels = shapes[convolution[1]], convolution[2]
-            taps = math.prod(n for n, label in zip(kernel, labels, strict=True) if label != "o")
-            total += 2 * math.prod(shapes[shape[1]]) * taps * (trips if here in bodies else 1)
+    module, total = parse(hlo), 0
+    for instruction, count, _ in walk(module):
+        summed = _SUMMED.get(instruction.opcode)
+        if summed is not None:
+            here = module.computations[instruction.computation]
+            shapes = [here[name].leaves[0][1] for name in instruction.operands]
+            made = math.prod(instruction.leaves[0][1])
+            total += 2 * made * summed(instruction.attributes, *shapes) * count
     return total
+
+
+def _contracted(attributes, lhs, rhs):
+    return math.prod(lhs[d] for d in numbers(attributes.get("lhs_contracting_dims", "")))
+
+
+def _taps(attributes, lhs, kernel):
+    labels = attributes["dim_labels"].partition("_")[2].partition("->")[0]
+    return math.prod(n for n, label in zip(kernel, labels, strict=True) if label != "o")
+
+
+# Of an operator, how many products are summed into an element of its result.
+_SUMMED = {"dot": _contracted, "convolution": _taps}
 
 
 def partitioned(name):
@@ -95,12 +95,6 @@ def partitioned(name):
         return dump.read_text()
 
 
-def trips(name, compiler):
-    """How often the body of a program's loop runs."""
-    sent = corpus.facts(name)[compiler].get("spmd", {"collectives": ()})["collectives"]
-    return max((collective["mult"] for collective in sent), default=1)
-
-
 def record():
     import jax
 
@@ -108,8 +102,7 @@ def record():
     for partitioner in ("gspmd", "shardy"):
         jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
         flops[f"cpu_{partitioner}"] = {
-            name: product_flops(partitioned(name), trips(name, f"cpu_{partitioner}"))
-            for name in corpus.names()
+            name: product_flops(partitioned(name)) for name in corpus.names()
         }
     return {"command": COMMAND, "jax": jax.__version__, **flops}
 

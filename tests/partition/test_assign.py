@@ -78,7 +78,7 @@ def test_no_candidate_is_better_than_the_choice(shape):
             if len(rules(key.signature)) == 1:
                 assert chosen == best, key
             assert set(best.loops) <= set(chosen.loops)
-    assert several > 100
+    assert several > 80
 
 
 # (x, w, asked of the product) on Mesh(X=2, Y=4), and on how many devices it is computed at least.
@@ -89,7 +89,8 @@ DEMANDED = [
     (P(None, "Y"), P(), P(), 1, "one of them does: it may be gathered instead"),
     (P("X"), P(), P(), 2, "completion gives the product X, and it is gathered behind it"),
     (P(), P(), P("X", "Y"), 8, "the result's axes slice the operands"),
-    (P(None, "X"), P(("X", "Y")), P(("X", "Y")), 2, "a contraction that matches comes first"),
+    (P(None, "X"), P(("X", "Y")), P(("X", "Y")), 1, "X contracts, but not alike"),
+    (P(None, "X"), P("X"), P("X"), 2, "X contracts, and the result's X stands back"),
 ]
 
 
