@@ -37,6 +37,7 @@ class Index:
       near: per value, the places of those steps' operands.
       order: values by first appearance; place: its inverse.
       shapes, shape_of: the distinct shapes, and per value the number of its shape.
+      result_count: of the function.
     """
 
     kinds: list[Kind]
@@ -52,6 +53,7 @@ class Index:
     place: list[int]
     shapes: list[tuple[int, ...]]
     shape_of: list[int]
+    result_count: int
 
     def kind(self, step: int) -> Kind:
         """The kind of a step."""
@@ -95,6 +97,7 @@ def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
         place,
         list(shapes),
         shape_of + [shape_of[v] for v in graph.results],
+        len(graph.results),
     )
 
 

@@ -132,33 +132,28 @@ def offers(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[
     found = []
     for source in kind.first:
         if layouts.tiles[numbers[source]] > 1:
-            dims = kind.project(source, target, _seen(kind, source, numbers, layouts))
+            dims = _followed(kind, source, target, numbers, layouts)
             if any(dims):
                 found.append((dims, (source,)))
     return found
 
 
-def _seen(kind: Kind, source: int, numbers: Numbers, layouts: Layouts) -> Dims:
-    """An operand's layout as far as the result follows it.
+def _followed(kind: Kind, source: int, target: int, numbers: Numbers, layouts: Layouts) -> Dims:
+    """What the result `target` takes of an operand: little where a window slides.
 
-    XLA lets the result of a convolution with a sharded window dimension follow the image alone, and
-    only its batch dimensions where the image's features are sharded too
-    (`sharding_propagation.cc`, InferConvolutionShardingFromOperands). A sort along a sharded
-    dimension is followed where another dimension could take its tiles too (kSort).
+    A sort along a sharded dimension is followed where another dimension could take its tiles too
+    (`sharding_propagation.cc`, kSort).
     """
     dims, image = layouts.dims[numbers[source]], kind.image
     if kind.blocks and not _is_movable(kind, source, dims):
-        return ((),) * len(dims)
-    if image is None:
-        return dims
-    seen = layouts.dims[numbers[image.operand]]
-    if not any(seen[d] for d in image.window_dims):
-        return dims
-    if source != image.operand:
-        return ((),) * len(dims)
-    if any(seen[d] for d in image.feature_dims):
-        return tuple(digits if d in image.batch_dims else () for d, digits in enumerate(dims))
-    return dims
+        return ()
+    if image is not None:
+        seen = [layouts.dims[numbers[k]] for k in (image.operand, image.kernel)]
+        if image.slides(*seen):
+            if source != image.operand:
+                return ()
+            return image.followed(dims, lambda dims: kind.project(source, target, dims))
+    return kind.project(source, target, dims)
 
 
 def _is_movable(kind: Kind, source: int, dims: Dims) -> bool:
@@ -212,13 +207,36 @@ def asks(
 def wishes(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
     """What a node wants for its operand `target`: nothing through a convolution's window."""
     found: list[Offer] = []
-    for source in () if kind.image is not None and kind.image.window_dims else kind.results:
+    is_slid = kind.image is not None and bool(kind.image.window_dims)
+    for source in () if is_slid else kind.results:
         if layouts.tiles[numbers[source]] > 1:
             dims = kind.project(source, target, layouts.dims[numbers[source]])
             if any(dims):
                 found.append((dims, (source,)))
-    if kind.role == priority.CONTRACTION and kind.num_operands == 2:
+    if kind.role in MATRIX and not is_slid and kind.num_operands == 2:
         return _with_other(kind, numbers, layouts, (target, found))
+    if kind.is_doubtful:
+        return _with_updates(kind, numbers, layouts, (target, found))
+    return found
+
+
+def _with_updates(
+    kind: Kind, numbers: Numbers, layouts: Layouts, wish: tuple[int, list[Offer]]
+) -> list[Offer]:
+    """A scatter's indices and updates, each from the other too along the loops no result has.
+
+    Source: `sharding_propagation.cc`, GetShardingFromUser, kScatter.
+    """
+    target, found = wish
+    for other in kind.operands:
+        dims = layouts.dims[numbers[other]]
+        kept = tuple(d if lost else () for d, lost in zip(dims, kind.lost[other], strict=True))
+        side = kind.project(other, target, kept) if other != target and any(kept) else ()
+        if any(side) and not found:
+            found = [(side, (other,))]
+        elif any(side):
+            both = layouts.merged(kind.shapes[target], found[0][0], side)
+            found = found if both is None else [(both, (*found[0][1], other))]
     return found
 
 
