@@ -12,7 +12,13 @@ from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh
-from jax.tree_util import keystr, tree_flatten_with_path, tree_structure, treedef_is_leaf
+from jax.tree_util import (
+    keystr,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_structure,
+    treedef_is_leaf,
+)
 
 from shardalg.algebra.jax_types import mesh_from_jax
 from shardalg.errors import RoleError, StrategyError, TraceError
@@ -224,7 +230,14 @@ def flatten_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
     >>> flatten_prefix(("p", {"a": 1, "b": None}), ([0, 0], {"a": 0, "b": [0, 0]}), "roles")
     ['p', 'p', 1, None, None]
     """
-    return _matched(prefix, tree, what)
+    upper = tree_structure(prefix, is_leaf=lambda node: node is None)
+    try:
+        below = upper.flatten_up_to(tree)
+    except ValueError:  # kinds of nodes that differ may have the same keys; if not, all are named
+        return _matched(prefix, tree, what)
+    entries = tree_leaves(prefix, is_leaf=lambda node: node is None)
+    counts = [tree_structure(part).num_leaves for part in below]
+    return [entry for entry, n in zip(entries, counts, strict=True) for entry in (entry,) * n]
 
 
 def _matched(prefix: Any, tree: Any, where: str) -> list[Any]:

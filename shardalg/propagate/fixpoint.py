@@ -7,16 +7,20 @@ since order decides conflicts: a byte per step and per value says what is due, a
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+=======
+from dataclasses import dataclass, field, replace
+>>>>>>> main
 from typing import NamedTuple
 
 from shardalg.propagate import priority
 from shardalg.propagate.index import Index
-from shardalg.propagate.kinds import Dims
+from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import Layouts, extends
 from shardalg.propagate.priority import BACKWARD, FORWARD
-from shardalg.propagate.step import Numbers, Outcome, asks, step, wishes
+from shardalg.propagate.step import Numbers, Outcome, asks, settled, step, wishes
 
 Memo = dict[Numbers, Outcome | None]
 LONGEST_CHAIN = 20
@@ -113,8 +117,18 @@ class Fixpoint:
         return changed
 
     def _step(self, kind: int, key: Numbers, direction: str) -> Outcome | None:
-        kinds = self.index.kinds
-        return step(kinds[kind], key, self.layouts, direction=direction, merging=self.merging)
+        """The outcome at this level; None where nothing changes, now or with merging."""
+        known, layouts = self.index.kinds[kind], self.layouts
+        if settled(known, key, layouts, direction):
+            return None
+        outcome = step(known, key, layouts, direction=direction, merging=self.merging)
+        if self.merging:
+            return outcome
+        after = key if outcome is None else _after(known, key, outcome, direction)
+        memo = self.memos[direction, True][kind]
+        if after not in memo:
+            memo[after] = step(known, after, layouts, direction=direction, merging=True)
+        return outcome if memo[after] is None else replace(outcome or NOTHING, retry=True)
 
     def _write_results(self, position: int, outcome: Outcome) -> bool:
         self.retry_steps[position] = outcome.retry
@@ -247,6 +261,15 @@ BORDERS = (priority.LOOP,)
 """Where look-ahead ends. XLA's ends at the stacks of a loop too, and scanned steps send more."""
 UNKNOWN: Outcome = Outcome((), (), ())
 """What a memo gives for a key that it does not hold; None is an outcome."""
+NOTHING = Outcome((), (), ())
+
+
+def _after(kind: Kind, key: Numbers, outcome: Outcome, direction: str) -> Numbers:
+    """All layouts of a step after an outcome."""
+    count = kind.num_operands
+    if direction == FORWARD:
+        return key[:count] + outcome.layouts
+    return outcome.layouts + key[count:]
 
 
 def _either(first: bytes, second: bytes) -> bytearray:

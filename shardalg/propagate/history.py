@@ -80,13 +80,14 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
     layout) once.
     """
     found: dict[tuple[int, Dims], Conflict] = {}
-    memo: dict[tuple[Kind, Numbers], tuple[tuple[int, str, Dims, Numbers], ...]] = {}
+    memo: dict[tuple[int, Numbers], tuple[tuple[int, str, Dims, Numbers], ...]] = {}
     fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
     steps = fixpoint.index
     for position in range(len(steps.tensors)):
-        key = (steps.kind(position), steps.pick[position](fixpoint.numbers))
+        numbers = steps.pick[position](fixpoint.numbers)
+        key = (steps.kind_of_step[position], numbers)
         if key not in memo:
-            memo[key] = tuple(_refused(*key, fixpoint))
+            memo[key] = tuple(_refused(steps.kind(position), numbers, fixpoint))
         for target, direction, dims, sources in memo[key]:
             value = steps.tensors[position][target]
             if value < len(record.graph.values) and (value, dims) not in found:

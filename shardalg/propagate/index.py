@@ -69,7 +69,8 @@ def index(graph: Graph, rules: Rules) -> Index:
 
 
 def _index(graph: Graph, kinds: _Kinds) -> Index:
-    return assembled(graph, kinds.found, [*_region(graph, kinds, 0), *_exits(graph, kinds)])
+    steps = [*_region(graph, kinds, 0), *_exits(graph, kinds)]
+    return assembled(graph, list(kinds.found), steps)
 
 
 def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
@@ -103,11 +104,11 @@ def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
 
 @dataclass(eq=False)
 class _Kinds:
-    """The kinds found so far, by what they are made from."""
+    """The kinds found so far with their numbers, and these by what the kinds are made from."""
 
     graph: Graph
     rules: Rules
-    found: list[Kind] = field(default_factory=list)
+    found: dict[Kind, int] = field(default_factory=dict)
     numbers: dict[object, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -137,9 +138,7 @@ class _Kinds:
         return self.numbers[key]
 
     def _add(self, kind: Kind | None) -> int | None:
-        if kind is not None:
-            self.found.append(kind)
-        return None if kind is None else len(self.found) - 1
+        return None if kind is None else self.found.setdefault(kind, len(self.found))
 
 
 def _single_readers(graph: Graph) -> list[bool]:

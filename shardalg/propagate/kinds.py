@@ -18,14 +18,31 @@ Dims = tuple[Digits, ...]
 Shape = tuple[int, ...]
 
 
+<<<<<<< HEAD
 @dataclass(frozen=True, eq=False)
+=======
+@dataclass(frozen=True)
+class Image:
+    """The operand of a convolution that a window slides over, and what its dimensions are."""
+
+    operand: int
+    window_dims: tuple[int, ...]
+    batch_dims: tuple[int, ...]
+    feature_dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+>>>>>>> main
 class Kind:
     """All that a step depends on besides layouts. Tensors are numbered operands first.
+
+    Operators of which all of this is the same are one kind: a step is decided once for all of them.
 
     Attributes:
       role: role class, a key of `priority.LEVELS`.
       maps: per tensor and dimension its loops (see `maps.py`).
-      shapes, bytes: global shape and size of every tensor.
+      shapes: global shape of every tensor.
+      bytes: its size, where an operand's size decides; else 0.
       single: per result, whether it has exactly one user.
       image: of a convolution.
       first: operands in the order in which results follow them: XLA asks the indices of a gather
@@ -201,12 +218,13 @@ def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, .
     unmatched = rule.whole & rule.result_loops - rule.operand_loops
     types = (*signature.operands, *signature.results)
     role, operands = role_of(rule), range(len(signature.operands))
+    sizes = tuple(math.prod(t.shape) * t.itemsize for t in types)
     indices = {symbol.operand for symbol in rule.symbols}
     return Kind(
         role,
         maps,
         tuple(t.shape for t in types),
-        tuple(math.prod(t.shape) * t.itemsize for t in types),
+        sizes if role in priority.MATRIX else (0,) * len(types),
         len(operands),
         single,
         image_of(rule, tuple(t.shape for t in types)) if role == priority.CONVOLUTION else None,

@@ -17,7 +17,6 @@ from shardalg.propagate.layouts import Layouts
 Numbers = tuple[int, ...]
 Offer = tuple[Dims, Numbers]
 """A layout that a step asks of a tensor, and the tensors (of the step) whose layouts ask for it."""
-MATRIX = (priority.CONTRACTION, priority.CONVOLUTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Outcome:
       layouts: per target, its layout after the step.
       sources: per target, the tensors whose layouts it took; () where nothing changed.
       changed: positions of the changed targets.
-      retry: whether merging would change more.
+      retry: whether merging would change more, where it is not on yet; see `fixpoint.py`.
       other: what the other order of two operands gives, where both want one axis on different
         dimensions of the result, so that the layout that later nodes want may decide.
       wanted: what each operand alone would make of the result, in the order tried.
@@ -45,44 +44,33 @@ class Outcome:
 def step(
     kind: Kind, numbers: Numbers, layouts: Layouts, *, direction: str, merging: bool
 ) -> Outcome | None:
-    """The outcome of one node; None where nothing changes, now or with merging.
+    """The outcome of one node that is not `settled`; None where nothing changes.
 
     Args:
       numbers: layouts of its tensors, operands first.
     """
-    n = kind.num_operands
-    is_forward = direction == priority.FORWARD
-    if _settled(kind, numbers, layouts, numbers[n:] if is_forward else numbers[:n]):
-        return None
-    act = DIRECTIONS[direction]
-    outcome = act(kind, numbers, layouts, merging)
-    if merging:
-        return outcome if outcome.changed else None
-    after = numbers
-    if outcome.changed:
-        after = numbers[:n] + outcome.layouts if is_forward else outcome.layouts + numbers[n:]
-    if act(kind, after, layouts, True).changed:
-        return replace(outcome, retry=True)
-    return outcome if outcome.changed else None
+    return DIRECTIONS[direction](kind, numbers, layouts, merging)
 
 
-def _settled(kind: Kind, numbers: Numbers, layouts: Layouts, targets: Numbers) -> bool:
-    """Whether nothing can change, as seen at a glance.
+def settled(kind: Kind, numbers: Numbers, layouts: Layouts, direction: str) -> bool:
+    """Whether nothing can change, now or with merging, as seen at a glance.
 
     No tensor is partitioned; or all are alike in layout and loops; or all targets are annotated
     without open dimensions.
     """
-    dims, tiles, fixed, free = layouts.dims, layouts.tiles, layouts.fixed, layouts.open
+    tiles, dims, n = layouts.tiles, layouts.dims, kind.num_operands
     if max([tiles[number] for number in numbers]) == 1:
         return True
     if kind.is_alike and len({dims[number] for number in numbers}) == 1:
         return True
+    fixed, free = layouts.fixed, layouts.open
+    targets = numbers[n:] if direction == priority.FORWARD else numbers[:n]
     return all(fixed[number] and not free[number] for number in targets)
 
 
-def forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome:
+def forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome | None:
     """Results from operands: with merging each in turn, else from the one with most tiles."""
-    if kind.role in MATRIX:
+    if kind.role in priority.MATRIX:
         return _matrix_forward(kind, numbers, layouts, merging)
     after = []
     for target, single in zip(kind.results, kind.single, strict=True):
@@ -94,7 +82,7 @@ def forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Ou
     return _outcome(numbers[kind.num_operands :], after)
 
 
-def backward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome:
+def backward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome | None:
     """Operands from results, each by itself; for a contraction from the other operand too."""
     after = [
         _in_turn(numbers[k], wishes(kind, numbers, layouts, k), layouts, (merging, False))
@@ -106,9 +94,12 @@ def backward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> O
 DIRECTIONS = {priority.FORWARD: forward, priority.BACKWARD: backward}
 
 
-def _outcome(before: Numbers, after: Sequence[tuple[int, Numbers]]) -> Outcome:
-    changed = tuple(k for k, (new, _) in enumerate(after) if new != before[k])
-    return Outcome(tuple(new for new, _ in after), tuple(sources for _, sources in after), changed)
+def _outcome(before: Numbers, after: Sequence[tuple[int, Numbers]]) -> Outcome | None:
+    changed = tuple([k for k, (new, _) in enumerate(after) if new != before[k]])
+    if not changed:
+        return None
+    layouts, sources = zip(*after, strict=True)
+    return Outcome(layouts, sources, changed)
 
 
 def _in_turn(
@@ -163,7 +154,9 @@ def _is_movable(kind: Kind, source: int, dims: Dims) -> bool:
     return tiles == 1 or any(n % (tiles * parts(d)) == 0 for n, d in others)
 
 
-def _matrix_forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome:
+def _matrix_forward(
+    kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool
+) -> Outcome | None:
     """Of two operands that would each improve the result the larger goes first."""
     (target,) = kind.results
     number, how = numbers[target], (merging, False)
