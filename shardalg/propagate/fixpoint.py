@@ -7,12 +7,8 @@ since order decides conflicts: a byte per step and per value says what is due, a
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-=======
 from dataclasses import dataclass, field, replace
->>>>>>> main
 from typing import NamedTuple
 
 from shardalg.propagate import priority

@@ -18,21 +18,7 @@ Dims = tuple[Digits, ...]
 Shape = tuple[int, ...]
 
 
-<<<<<<< HEAD
-@dataclass(frozen=True, eq=False)
-=======
 @dataclass(frozen=True)
-class Image:
-    """The operand of a convolution that a window slides over, and what its dimensions are."""
-
-    operand: int
-    window_dims: tuple[int, ...]
-    batch_dims: tuple[int, ...]
-    feature_dims: tuple[int, ...]
-
-
-@dataclass(frozen=True)
->>>>>>> main
 class Kind:
     """All that a step depends on besides layouts. Tensors are numbered operands first.
 

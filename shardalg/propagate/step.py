@@ -206,7 +206,7 @@ def wishes(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[
             dims = kind.project(source, target, layouts.dims[numbers[source]])
             if any(dims):
                 found.append((dims, (source,)))
-    if kind.role in MATRIX and not is_slid and kind.num_operands == 2:
+    if kind.role in priority.MATRIX and not is_slid and kind.num_operands == 2:
         return _with_other(kind, numbers, layouts, (target, found))
     if kind.is_doubtful:
         return _with_updates(kind, numbers, layouts, (target, found))
