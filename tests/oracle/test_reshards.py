@@ -8,39 +8,17 @@ import random
 import statistics
 
 import jax
-import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.sharding import Sharding
-from shardalg.lower.shard_map import lower
-from shardalg.partition.context import moves
 from shardalg.partition.reshard import reshard_bound, reshard_path
 from shardalg.partition.route import direct, fitted, permuted, primes
 from shardalg.partition.search import in_moves
-from shardalg.spmd.check import check
 from shardalg.table import Table
-from tests.oracle.record_reshards import FACTS, SIZE, answers, groups, partitioned
-from tests.spmd.handmade import Builder
+from tests.oracle.record_reshards import FACTS, SIZE, answers, partitioned
+from tests.oracle.reshards import every_pair, run
 
 SEED = 15207
-
-
-def every_pair():
-    """(mesh, layouts as axes, the same as shardings, what XLA receives, whether of all)."""
-    for (sizes, rank, every), facts in zip(
-        groups(), json.loads(FACTS.read_text())["groups"], strict=True
-    ):
-        mesh = Mesh(sizes)
-        known = {axes: Sharding(mesh, (SIZE,) * rank, digits(mesh, axes)) for axes in every}
-        pairs = [pair for pair in itertools.product(every, repeat=2) if pair[0] != pair[1]]
-        for axes, received in zip(pairs, facts["received"], strict=True):
-            yield mesh, axes, tuple(map(known.get, axes)), abs(received), received < 0
-
-
-def digits(mesh, axes):
-    return tuple(mesh.digits(names) if names else () for names in axes)
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
@@ -111,42 +89,7 @@ def test_xla_still_answers_as_recorded():
     assert answers(hlo, SIZE**2) == [(received, whole) for *_, received, whole in sample]
 
 
-def moved(pairs):
-    """(program, graph) that takes one array per pair and hands it out in the other layout."""
-    b = Builder(pairs[0][0].mesh)
-    b.arguments += [b.local(source) for source, _ in pairs]
-    results = []
-    for local, (source, target) in zip(tuple(b.arguments), pairs, strict=True):
-        for move in moves(source, target):
-            local = b.add(move.attributes, [local], move.layout, shape=move.shape)
-        results.append(local)
-    return b.program(*results)
-
-
-def run(pairs):
-    """Every pair of one mesh lowered in one program; the arrays are what they were."""
-    program, graph = moved(pairs)
-    shape = pairs[0][0].shape
-    arrays = [np.arange(math.prod(shape), dtype=np.float32).reshape(shape) + i for i in range(8)]
-    arguments = [arrays[i % 8] for i in range(len(pairs))]
-    for result, argument in zip(lower(check(program), graph)(*arguments), arguments, strict=True):
-        np.testing.assert_array_equal(result, argument)
-
-
 def test_a_sample_of_pairs_runs():
     every = [ends for *_, ends, _, _ in every_pair() if len(ends[0].mesh.axes) == 3]
     rank3 = [ends for ends in every if len(ends[0].shape) == 3]
     run(random.Random(SEED).sample(rank3, 10))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(9))
-def test_every_pair_runs(number):
-    sizes, rank, _ = list(groups())[number]
-    ends = [
-        ends
-        for mesh, _, ends, _, _ in every_pair()
-        if mesh == Mesh(sizes) and len(ends[0].shape) == rank
-    ]
-    for at in range(0, len(ends), 100):
-        run(ends[at : at + 100])
