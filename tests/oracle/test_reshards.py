@@ -12,10 +12,9 @@ import pytest
 from jax.sharding import AxisType
 
 from shardalg.partition.reshard import reshard_bound, reshard_path
-from shardalg.partition.route import direct, fitted, permuted, primes
-from shardalg.partition.search import in_moves
 from shardalg.table import Table
 from tests.oracle.record_reshards import FACTS, SIZE, answers, partitioned
+from tests.oracle.redistribution import redistribution
 from tests.oracle.reshards import every_pair, run
 
 SEED = 15207
@@ -42,38 +41,39 @@ def test_no_path_replicates_and_none_sends_more_than_xla(step, show):
     assert statistics.mean(of_bound) <= 1.2
 
 
-def in_normal_form(mesh, source, target):
-    """Elements sent if sizes are settled first, and devices by one permute at the end if need be.
-
-    As in Rink et al. (arXiv:2112.01075); their search is not theirs here, but an exact one.
-    """
-    axes = tuple(mesh.digit(name) for name in mesh.axis_names)
-    route = direct(source.shape, source.dims, target.dims)
-    route = route or permuted(source.dims, target.dims, axes)
-    ends = source.dims, target.dims
-    if route is None:
-        ends = tuple(tuple(map(primes, dims)) for dims in ends)
-        route = fitted(source.shape, *ends, axes)[1]
-    return sum(price for *_, price in in_moves(source.shape, (ends[0], ()), ends[1], route))
-
-
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
-def test_beside_a_normal_form_with_one_permute(step, show):
-    """All layouts are even; ours may use any number of all-to-alls and no permute."""
+def test_beside_memory_efficient_redistribution(step, show):
+    """No more bytes than Rink et al. send, and for as many bytes no more collectives; no more held.
+
+    Theirs move one axis at a time, its digits in their order, or permute once.
+    """
     rows = collections.defaultdict(list)
     for mesh, axes, (source, target), received, _ in itertools.islice(every_pair(), 0, None, step):
-        sent = reshard_path(source, target).wire_elements
-        other = in_normal_form(mesh, source, target)
-        assert sent <= other, axes
+        path, theirs = reshard_path(source, target), redistribution(source, target)
+        sent, steps = path.wire_elements, sum(step.wire_elements > 0 for step in path.steps)
+        assert (sent, steps) <= (theirs.sent, theirs.steps), axes
+        most = max(math.prod(s.shard_shape) for s in (source, target))
+        assert max(held(source, path), theirs.held) <= 2 * most, axes
         size, least = math.prod(source.shape), reshard_bound(source, target)[0]
         named = "x".join(map(str, mesh.shape.values())), len(source.shape)
-        rows[named].append([n / size for n in (least, sent, other, received)] + [sent < other])
-    columns = ("mesh", "rank", "pairs", "bound", "ours", "one_permute", "xla", "ours_less")
+        shares = [n / size for n in (received, least, sent, theirs.sent)]
+        more = [steps, theirs.steps, held(source, path) / size, theirs.held / size]
+        rows[named].append([*shares, sent < theirs.sent, *more])
+    columns = (
+        "mesh", "rank", "pairs", "xla", "bound", "sent", "sent_rink", "sent_less",
+        "steps", "steps_rink", "held", "held_rink",
+    )  # fmt: skip
     table = [
         (*named, len(found), *(round(statistics.mean(c), 4) for c in zip(*found, strict=True)))
         for named, found in rows.items()
     ]
-    show(f"shares of the tensor\n{Table(columns, table)}")
+    show(f"means, in shares of the tensor\n{Table(columns, table)}")
+
+
+def held(source, path):
+    """Elements that a device holds at most: what a step reads, and what it writes."""
+    sizes = [math.prod(s.shard_shape) for s in (source, *(step.layout for step in path.steps))]
+    return max((a + b for a, b in itertools.pairwise(sizes)), default=0)
 
 
 def test_xla_still_answers_as_recorded():
