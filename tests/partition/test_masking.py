@@ -73,7 +73,7 @@ CASES = {
     "kept in two forms": (kept_in_two_forms, 1, 2),
     "of one value": (of_one_value, 1, 2),
     "extrema": (extrema, 2, 3),
-    "softmax": (softmax, 3, 3),
+    "softmax": (softmax, 3, 4),
     "booleans": (of_booleans, 1, 3),
 }
 
