@@ -79,7 +79,7 @@ class Partitioner:
             result_shardings=results_at,
             constants=constants,
         )
-        return check(simplify(program, join=self.options.join_formatting))
+        return check(simplify(program, graph, join=self.options.join_formatting))
 
     def _plain(self, shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
         """The layouts alone, without what completion may still do with them.
