@@ -255,7 +255,10 @@ def partition_node(
     results = emit_node(context, node, plan, node.phase)
     produced = plan.choice.produced
     for value, local, layout, home in zip(node.results, results, produced, homes, strict=True):
-        settle(context, node, (value, local, layout), home)
+        if layout is home:
+            context.hold(value, home, local)
+        else:
+            settle(context, node, (value, local, layout), home)
 
 
 def remake(
@@ -369,7 +372,7 @@ def settle(
 ) -> None:
     """Bring a result home; leave its partial sums pending where its only user can pass them on."""
     value, local, layout = made
-    if layout is home or layout == home:
+    if layout == home:
         context.hold(value, home, local)
         return
     if layout.unreduced and defers(context, node, value):
