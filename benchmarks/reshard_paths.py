@@ -31,9 +31,10 @@ ABOUT = f"""Paths between two layouts, every assignment of axes to the dimension
 {SIZE} elements in each: all pairs of the small meshes, {COUNT} random ones of the others. Processor
 time of one call, without its memo: the least of {CALLS} (`first_ms`: of the first). `sent`, the
 shares of the tensor that a device sends, and `steps`, collectives, are means; `of_bound` is the
-mean ratio to what some device lacks of the target. `rink` is the planner of Rink et al. (arXiv:2112.01075), as
-restated in `tests/oracle/redistribution.py`; `less` is the share of pairs for which ours send less,
-and `more` more. `held` is what a collective reads and writes at most on a device, of the tensor."""
+mean ratio to what some device lacks of the target. `rink` is the planner of Rink et al.
+(arXiv:2112.01075), as restated in `tests/oracle/redistribution.py`; `less` is the share of pairs
+for which ours send less, and `more` more. `held` is what a collective reads and writes at most on a
+device, of the tensor."""
 
 
 def run(
