@@ -403,7 +403,8 @@ class Plan:
         from shardalg.beside.dump import ask
 
         graph = self._bound(fn, args).graph
-        asked = (graph, self.annotations, partitioner or self.options.completing.policy)
+        policy = self.options.completing.policy if partitioner is None else partitioner
+        asked = (graph, self.annotations, policy)
         return compare(self._trials, ask(*asked), partial(ask, *asked, ()))
 
     @cached_property
