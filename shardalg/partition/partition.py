@@ -123,7 +123,7 @@ class Partitioner:
     def key(self, node: Node, homes: tuple[Sharding, ...]) -> NodeKey:
         """What the choice at a node depends on, as the program stands."""
         sources = self.context.sources
-        values = tuple([node.operands.index(v) for v in node.operands])
+        values = self.graph.first_reads[node.index]
         at_hand = tuple([sources[v] for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
         return NodeKey(node.signature, values, at_hand, homes, loops)
