@@ -15,7 +15,7 @@ def whole(like: Sharding) -> Sharding:
 def even_prefix(sharding: Sharding) -> Sharding:
     """`sharding` on the longest prefix of each dimension's axes that divides the dimension.
 
-    >>> from shardalg.algebra.interned import interned
+    >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 3})
     >>> even_prefix(Sharding(mesh, (10,), (mesh.digits("xy"),))).text()
     '[x]'

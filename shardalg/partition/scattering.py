@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digits
-from shardalg.spmd.control import bodies, with_bodies
+from shardalg.spmd.control import CONTROL, bodies, with_bodies
 from shardalg.spmd.program import (
     AllReduce,
     Block,
@@ -47,6 +47,8 @@ class Cut:
 
 def _scattered(block: Block, locals_: list[Local]) -> Block:
     instructions = [_inside(instruction, locals_) for instruction in block.instructions]
+    if not any(map(_combines, instructions)):
+        return replace(block, instructions=tuple(instructions))
     readers: dict[int, list[int]] = defaultdict(list)
     for number, instruction in enumerate(instructions):
         for operand in instruction.operands:
@@ -55,7 +57,7 @@ def _scattered(block: Block, locals_: list[Local]) -> Block:
         readers[local].append(RESULT)
     placed = {number: [instruction] for number, instruction in enumerate(instructions)}
     for number, first in enumerate(instructions):
-        if type(first.attributes) is AllReduce:
+        if _combines(first):
             cuts = list(_cuts(instructions, readers, first))
             if cuts:
                 gone = [placed[number], *(placed[c.number] for c in cuts)]
@@ -67,10 +69,16 @@ def _scattered(block: Block, locals_: list[Local]) -> Block:
     return replace(block, instructions=kept)
 
 
+def _combines(instruction: Instruction) -> bool:
+    """Whether it is a reduction, but for a sum, which went to the layout that was wanted of it."""
+    attributes = instruction.attributes
+    return type(attributes) is AllReduce and attributes.combine != "sum"
+
+
 def _inside(instruction: Instruction, locals_: list[Local]) -> Instruction:
-    blocks = [_scattered(body, locals_) for body in bodies(instruction.attributes)]
-    if not blocks:
+    if type(instruction.attributes) not in CONTROL:
         return instruction
+    blocks = [_scattered(body, locals_) for body in bodies(instruction.attributes)]
     return replace(instruction, attributes=with_bodies(instruction.attributes, blocks))
 
 
