@@ -22,6 +22,7 @@ from shardalg.report import decisions, tables, warned
 from shardalg.report.border import with_borders
 from shardalg.report.chains import ValueExplanation, explanation
 from shardalg.report.difference import PlanDifference, difference
+from shardalg.report.formatting import formatting
 from shardalg.report.html import Listing
 from shardalg.report.listing import program_listing
 from shardalg.spmd.program import SpmdProgram
@@ -303,6 +304,17 @@ class Plan:
         """
         return gather_table(self.sharded, self.traced.roles, self.options).df
 
+    def formatting(self, hardware: str | Hardware | None = None) -> DataFrame:
+        """Slices, pads, masks and halos that partitioning adds, and their share of the program.
+
+        A row per kind, the last one for all. Columns: instruction, count, memory_bytes (from and to
+        memory, of what nothing fuses), wire_bytes (of halos and permutes), memory_share and
+        wire_share (of the whole program's); on a hardware memory_s, and step_share of the step.
+        Sizes that have names are at their hints.
+        """
+        cost = None if hardware is None else self._priced(self.program, hardware)
+        return formatting(self.program, self.graph, cost).df
+
     def switches(self) -> DataFrame:
         """What each switch of `Options` is worth here, one flipped at a time, by planning again.
 
@@ -417,12 +429,15 @@ class Plan:
 
         Numbers; of a plan with named sizes, sympy expressions in them.
         """
+        return self._priced(self.symbolised or self.program, hardware)
+
+    def _priced(self, program: SpmdProgram, hardware: str | Hardware) -> Cost:
         from shardalg.costs.hardware import Hardware, load
         from shardalg.costs.step_time import estimate
 
         chip = hardware if isinstance(hardware, Hardware) else load(hardware)
         return estimate(
-            self.symbolised or self.program,
+            program,
             self.graph,
             roles=self.traced.roles,
             hardware=chip,
