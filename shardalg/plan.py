@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from shardalg.report.html import Listing
 from shardalg.report.listing import program_listing
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
-from shardalg.stages import Stages, planned, planned_at
+from shardalg.stages import Stages, planned, planned_at, priced
 from shardalg.table import Table
 from shardalg.traced import Traced, own_mesh, own_meshes, read_traced, trace_arguments, with_own
 
@@ -325,7 +325,7 @@ class Plan:
         wire_share (of the whole program's); on a hardware memory_s, and step_share of the step.
         Sizes that have names are at their hints.
         """
-        cost = None if hardware is None else self._priced(self.program, hardware)
+        cost = None if hardware is None else priced(self.traced, self.program, hardware)
         return formatting(self.program, self.graph, cost).df
 
     def switches(self) -> DataFrame:
@@ -415,10 +415,9 @@ class Plan:
         from shardalg.beside.dump import ask
 
         graph = self._bound(fn, args).graph
-        return compare(
-            self._trials,
-            ask(graph, self.annotations, partitioner or self.options.completing.policy),
-        )
+        policy = self.options.completing.policy if partitioner is None else partitioner
+        asked = (graph, self.annotations, policy)
+        return compare(self._trials, ask(*asked), partial(ask, *asked, ()))
 
     @cached_property
     def _trials(self) -> Trials:
@@ -442,20 +441,7 @@ class Plan:
 
         Numbers; of a plan with named sizes, sympy expressions in them.
         """
-        return self._priced(self.symbolised or self.program, hardware)
-
-    def _priced(self, program: SpmdProgram, hardware: str | Hardware) -> Cost:
-        from shardalg.costs.hardware import Hardware, load
-        from shardalg.costs.step_time import estimate
-
-        chip = hardware if isinstance(hardware, Hardware) else load(hardware)
-        return estimate(
-            program,
-            self.graph,
-            roles=self.traced.roles,
-            hardware=chip,
-            donated=self.traced.donated,
-        )
+        return priced(self.traced, self.symbolised or self.program, hardware)
 
     def lower(
         self,
