@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,14 @@ from shardalg.report import decisions, tables, warned
 from shardalg.report.border import with_borders
 from shardalg.report.chains import ValueExplanation, explanation
 from shardalg.report.difference import PlanDifference, difference
+from shardalg.report.formatting import formatting
 from shardalg.report.html import Listing
 from shardalg.report.listing import program_listing
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
-from shardalg.stages import Stages, planned, planned_at
+from shardalg.stages import Stages, planned, planned_at, priced
 from shardalg.table import Table
-from shardalg.traced import Traced, own_mesh, read_traced, trace_arguments, with_own
+from shardalg.traced import Traced, own_mesh, own_meshes, read_traced, trace_arguments, with_own
 
 if TYPE_CHECKING:
     from shardalg.algebra.dims import Size
@@ -146,7 +147,8 @@ class Plan:
 
         Columns: kind, condition, margin, where, source, decides. Kinds: "choice" (of an operator,
         the nearest at the hints first; `margin` is what it saves of the dearer's bytes or devices),
-        "divides" (an even or an uneven split), "peak" (of memory, without a margin).
+        "divides" (an even or an uneven split), "part" (an axis of which a collective uses a part,
+        held at its hint), "peak" (of memory, without a margin).
         """
         return self.conditions_table.df
 
@@ -192,17 +194,23 @@ class Plan:
         from shardalg.symbols import point_of
 
         point = point_of(self.sizes, sizes)
-        if self.holds(**point):
+        if self._guarded(point):
             return Plan(self.options, lambda: planned_at(self.stages, point, self.options)[0])
-        stages, constant = planned_at(self.stages, point, self.options)
-        here = _checked(stages, self.options)
-        found = decisions.changes(self, here, point=point, constant=constant)
+        here = self._planned_at(point)
+        found = here.changes
         decided = [row for row in found if row["kind"] != "peak"]
         if self.options.strict and decided:
             raise StrategyError(
                 f"strict=True, and {len(decided)} decisions at {point} are others than at the "
                 f"hints:\n{found}\nPlan at these sizes, or allow it."
             )
+        return here
+
+    def _planned_at(self, point: Mapping[str, int]) -> Plan:
+        """The plan there, with its changes."""
+        stages, constant = planned_at(self.stages, point, self.options)
+        here = _checked(stages, self.options)
+        found = decisions.changes(self, here, point=point, constant=constant)
         return replace(here, changes=found)
 
     def holds(self, **sizes: int) -> bool:
@@ -210,7 +218,8 @@ class Plan:
 
         True is certain, but for what Python code makes of a size: another program, or two literals
         that become one value. False may be a question that planning asked on the way to the same
-        plan; `at` tells.
+        plan; `at` tells. A plan that was chosen by cost compares more than is kept: it is planned
+        there, and both plans are compared.
 
         Raises:
           SymbolError: a name that the plan does not have, a size below 1.
@@ -218,6 +227,11 @@ class Plan:
         from shardalg.symbols import point_of
 
         point = point_of(self.sizes, sizes)
+        if self.options.policy == "cost":
+            return not self._planned_at(point).changes.rows
+        return self._guarded(point)
+
+    def _guarded(self, point: Mapping[str, int]) -> bool:
         return self._guards is not None and self._guards.hold(point)
 
     @cached_property
@@ -303,6 +317,17 @@ class Plan:
         """
         return gather_table(self.sharded, self.traced.roles, self.options).df
 
+    def formatting(self, hardware: str | Hardware | None = None) -> DataFrame:
+        """Slices, pads, masks and halos that partitioning adds, and their share of the program.
+
+        A row per kind, the last one for all. Columns: instruction, count, memory_bytes (from and to
+        memory, of what nothing fuses), wire_bytes (of halos and permutes), memory_share and
+        wire_share (of the whole program's); on a hardware memory_s, and step_share of the step.
+        Sizes that have names are at their hints.
+        """
+        cost = None if hardware is None else priced(self.traced, self.program, hardware)
+        return formatting(self.program, self.graph, cost).df
+
     def switches(self) -> DataFrame:
         """What each switch of `Options` is worth here, one flipped at a time, by planning again.
 
@@ -316,7 +341,7 @@ class Plan:
 
         Of a value: per axis, the steps that brought it, back to the annotations. Of a collective:
         the layout that the value has and the one that is needed, the annotations behind both, and
-        the smallest change of one annotation that removes it, found by planning again.
+        the smallest change of one annotation (else of two) that removes it, by planning again.
 
         Args:
           what: a name that `shardings()` prints (`params['w']`, a site's name,
@@ -390,10 +415,9 @@ class Plan:
         from shardalg.beside.dump import ask
 
         graph = self._bound(fn, args).graph
-        return compare(
-            self._trials,
-            ask(graph, self.annotations, partitioner or self.options.completing.policy),
-        )
+        policy = self.options.completing.policy if partitioner is None else partitioner
+        asked = (graph, self.annotations, policy)
+        return compare(self._trials, ask(*asked), partial(ask, *asked, ()))
 
     @cached_property
     def _trials(self) -> Trials:
@@ -417,17 +441,7 @@ class Plan:
 
         Numbers; of a plan with named sizes, sympy expressions in them.
         """
-        from shardalg.costs.hardware import Hardware, load
-        from shardalg.costs.step_time import estimate
-
-        chip = hardware if isinstance(hardware, Hardware) else load(hardware)
-        return estimate(
-            self.symbolised or self.program,
-            self.graph,
-            roles=self.traced.roles,
-            hardware=chip,
-            donated=self.traced.donated,
-        )
+        return priced(self.traced, self.symbolised or self.program, hardware)
 
     def lower(
         self,
@@ -580,7 +594,7 @@ def plan(
 
 
 def _planned(traced: Traced, strategy: Strategy, options: Options) -> Plan:
-    annotations = with_own(resolve(traced.graph, strategy), traced)
+    annotations = with_own(resolve(traced.graph, strategy, own_meshes(traced)), traced)
     return from_annotations(traced, annotations, options)
 
 

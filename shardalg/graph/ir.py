@@ -23,6 +23,7 @@ SHORT = {
 # Parameters of a primitive as plain data: numbers, text, None, and tuples of plain data.
 Plain = int | float | bool | str | None | tuple["Plain", ...]
 Params = tuple[tuple[str, Plain], ...]
+PlainMesh = tuple[tuple[tuple[str, int], ...], tuple[int, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,10 @@ class Signature:
 
     def param(self, name: str, default: Plain = None) -> Plain:
         """The parameter called `name`."""
-        return dict(self.params).get(name, default)
+        for known, value in self.params:
+            if known == name:
+                return value
+        return default
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +196,15 @@ class Site:
       spec: per dimension the axis names, major first; None for a site that only a strategy fills.
       unspecified_dims: dimensions left to completion; with `spec` None those that `vmap` added,
         which the strategy's spec does not count.
+      mesh: of a constraint that brings its own, the axes with their sizes, and the device ids where
+        they are not 0, 1, 2, ...: with the spec it is read by `propagate.strategy`.
     """
 
     node: int
     name: str | None
     spec: tuple[tuple[str, ...], ...] | None
     unspecified_dims: tuple[int, ...] = ()
+    mesh: PlainMesh | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +250,13 @@ class Graph:
         return tuple(tuple(u) for u in users)
 
     @cached_property
+    def first_reads(self) -> tuple[tuple[int, ...], ...]:
+        """Per node and operand, the first operand that is the same value."""
+        return tuple(
+            tuple([node.operands.index(value) for value in node.operands]) for node in self.nodes
+        )
+
+    @cached_property
     def producer(self) -> tuple[int | None, ...]:
         """Per value, the node that makes it."""
         made: list[int | None] = [None] * len(self.values)
@@ -277,6 +291,13 @@ class Graph:
     def literals(self) -> frozenset[int]:
         """Constants that are numbers (rank 0), not data."""
         return frozenset(i for i, _ in self.constants if not self.values[i].type.shape)
+
+    @cached_property
+    def numbers(self) -> dict[int, int | float | bool]:
+        """Literals that are real numbers, by value."""
+        types = {i: self.values[i].type for i in self.literals}
+        real = {i for i, t in types.items() if t.dtype in ITEM_SIZES and "complex" not in t.dtype}
+        return {i: array.item() for i, array in self.constants if i in real}
 
     def check(self) -> None:
         """Raise unless the graph is well-formed.

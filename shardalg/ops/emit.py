@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from shardalg.algebra.affine import Index
@@ -67,6 +68,10 @@ class Emission:
     boxed: tuple[tuple[int, str, int], ...] = ()
 
 
+PLAIN = Emission()
+"""The operator as it is, on blocks."""
+
+
 def emit(
     signature: Signature, rule: Rule, blocks: Blocks, spans: Mapping[Place, Span] = NO_SPANS
 ) -> Emission:
@@ -97,6 +102,8 @@ def emit(
     if not split and not spans:
         return emission
     placed = dict(emission.params) | dict(local_params(signature, rule, blocks, spans))
+    if not placed:
+        return emission
     own = tuple((name, v) for name, v in placed.items() if v != signature.param(name))
     return replace(emission, params=own)
 
@@ -106,6 +113,7 @@ def sharded(rule: Rule, blocks: Blocks) -> frozenset[str]:
     return frozenset(name for name, extent in rule.loops if blocks.get(name, extent) != extent)
 
 
+@lru_cache(maxsize=1 << 14)
 def unsupported_loops(rule: Rule) -> frozenset[str]:
     """Loops that stay whole on every device: the row says so, or nothing emits them yet."""
     windows = {
@@ -176,7 +184,7 @@ def _span(index: Index, blocks: Blocks) -> int:
 
 def _same(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """Nothing in the parameters depends on a size."""
-    return Emission()
+    return PLAIN
 
 
 def _shape(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import KINDS, axis_names, step_wire_bytes
+from shardalg.costs.collectives import KINDS, step_wire_bytes
 from shardalg.costs.compute import shaped_flops
 from shardalg.costs.conditions import Condition, conditions
 from shardalg.costs.formula import Formula, ceiling
@@ -69,7 +69,7 @@ def decisions(
             seen.add((key, shapes))
             for condition in pricer.conditions(key, shapes):
                 found.setdefault(condition, node.index)
-    pairs = [(c.size, c.parts) for c in named.conditions if c.divides]
+    pairs = [pair for one in named.conditions for pair in one.divided]
     kept = conditions(found, hints=named.sizes.hints, shardings=pairs)
     return tuple(Decision(found[condition], condition) for condition in kept)
 
@@ -119,7 +119,7 @@ class _Pricer:
     def words(self, choice: Choice) -> str:
         """The axes on the loops, in words."""
         mesh = self.sharded.mesh
-        split = [f"{n} over {','.join(axis_names(mesh, d))}" for n, d in choice.loops if d]
+        split = [f"{n} over {','.join(mesh.texts(d))}" for n, d in choice.loops if d]
         return ", ".join(split) or "the whole"
 
     def devices(self, choice: Choice) -> Formula:

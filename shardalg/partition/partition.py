@@ -10,11 +10,12 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import operand_type
 from shardalg.costs.hardware import load
 from shardalg.graph.ir import Node
-from shardalg.partition.calls import TAKES, Layouts, border, close_body, control, open_body
+from shardalg.partition.calls import TAKES, border, close_body, control, open_body
 from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
 from shardalg.partition.gathers import GatherChoice, hoistable, repeated, within
 from shardalg.partition.key import NodeKey
 from shardalg.partition.layouts import interned, whole
+from shardalg.partition.links import links_on
 from shardalg.partition.node import (
     NodePlan,
     is_remade,
@@ -24,7 +25,7 @@ from shardalg.partition.node import (
     settle,
 )
 from shardalg.partition.simplify import simplify
-from shardalg.propagate.sharded import ShardedGraph
+from shardalg.propagate.sharded import Layouts, ShardedGraph
 from shardalg.propagate.strategy import Options
 from shardalg.spmd.check import check
 from shardalg.spmd.manual import WRITTEN, written
@@ -57,7 +58,9 @@ class Partitioner:
         self.homes = list(self._plain(sharded.shardings))
         self.options = options
         moving = tuple([MOVING.get(r, r) for r in roles])
-        self.context = PartitionContext(self.graph, moving, options, kept)
+        chip = load(options.hardware) if options.policy == "cost" else None
+        links = links_on(sharded.mesh, chip)
+        self.context = PartitionContext(self.graph, moving, options, kept, links)
         self.hoisted: list[tuple[Node, int, Sharding, Sharding]] = []
         self.rates = lru_cache(maxsize=None)(load(options.hardware).rates)
 
@@ -83,7 +86,7 @@ class Partitioner:
             result_shardings=results_at,
             constants=constants,
         )
-        return check(simplify(program, join=self.options.join_formatting))
+        return check(simplify(program, graph, join=self.options.join_formatting))
 
     def _plain(self, shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
         """The layouts alone, without what completion may still do with them.
@@ -127,7 +130,7 @@ class Partitioner:
     def key(self, node: Node, homes: tuple[Sharding, ...]) -> NodeKey:
         """What the choice at a node depends on, as the program stands."""
         sources = self.context.sources
-        values = tuple([node.operands.index(v) for v in node.operands])
+        values = self.graph.first_reads[node.index]
         at_hand = tuple([sources[v] for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
         rates = self.rates(operand_type(node.signature))
@@ -159,9 +162,11 @@ class Partitioner:
 
     def _call(self, node: Node) -> None:
         context = self.context
-        if self.options.hoist_gathers and node.primitive == "scan":
-            self._hoist(node)
-        agreed = border(self.graph, node, self.homes)
+        agreed = self.sharded.borders.get(node.index)
+        if agreed is None:
+            if self.options.hoist_gathers and node.primitive == "scan":
+                self._hoist(node)
+            agreed = border(self.graph, node, self.homes)
         cause = context.cause(node, TAKES.get(node.primitive, "the loop takes"))
         operands = tuple(
             context.demand(v, layout, cause)

@@ -32,15 +32,17 @@ def sent_bytes(
     """
     signature, total = key.signature, 0
     for number, demand in dict.fromkeys(zip(key.values, choice.demands, strict=True)):
-        least = min([price(source, demand) for source in key.sources[number]])
-        total += least * signature.operands[number].itemsize
+        at_hand = key.sources[number]
+        if demand not in at_hand:
+            least = min([price(source, demand) for source in at_hand])
+            total += least * signature.operands[number].itemsize
     total += _window_bytes(key, choice) + _joined_bytes(key, choice)
     if choice.regrouped:
         sent = regroup.elements(signature, choice.demands[0], choice.produced[0])
         total += sent * signature.operands[0].itemsize
     ends = zip(choice.produced, key.homes, signature.results, strict=True)
     for number, (made, home, type_) in enumerate(ends):
-        if number not in key.unread:
+        if made is not home and number not in key.unread:
             total += price(made, home) * type_.itemsize
     return total
 

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardalg.graph.ir import Graph
 from shardalg.partition.joining import joined
-from shardalg.spmd.control import bodies, with_bodies
+from shardalg.partition.masking import masks_moved
+from shardalg.partition.scattering import scattered
+from shardalg.spmd.control import CONTROL, bodies, with_bodies
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
 
-def simplify(program: SpmdProgram, *, join: bool = True) -> SpmdProgram:
+def simplify(program: SpmdProgram, graph: Graph, *, join: bool = True) -> SpmdProgram:
     """The same program without the instructions that nobody reads.
 
     Args:
-      join: whether formatting that repeats or undoes itself becomes one instruction first.
+      join: whether masks move to where their value is made, formatting that repeats or undoes
+        itself becomes one instruction, and a reduction that is only cut a reduce-scatter.
     """
-    block = joined(program.block, program.locals) if join else program.block
-    return replace(program, block=_live(block))
+    if join:
+        program = masks_moved(program, graph)
+        program = replace(program, block=joined(program.block, program.locals))
+    program = replace(program, block=_live(program.block))
+    return scattered(program) if join else program
 
 
 def _live(block: Block) -> Block:
     needed = set(block.results)
     kept: list[Instruction] = []
     for instruction in reversed(block.instructions):
-        if not needed.intersection(instruction.results):
+        if needed.isdisjoint(instruction.results):
             continue
-        blocks = [_live(body) for body in bodies(instruction.attributes)]
-        if blocks:
+        if type(instruction.attributes) in CONTROL:
+            blocks = [_live(body) for body in bodies(instruction.attributes)]
             attributes = with_bodies(instruction.attributes, blocks)
             instruction = replace(instruction, attributes=attributes)
             needed.update(*map(outside, blocks))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 
 from shardalg.graph.ir import Graph, Signature, Tie
@@ -37,6 +38,7 @@ class Index:
       near: per value, the places of those steps' operands.
       order: values by first appearance; place: its inverse.
       shapes, shape_of: the distinct shapes, and per value the number of its shape.
+      result_count: of the function.
     """
 
     kinds: list[Kind]
@@ -52,6 +54,20 @@ class Index:
     place: list[int]
     shapes: list[tuple[int, ...]]
     shape_of: list[int]
+    result_count: int
+
+    @cached_property
+    def of_role(self) -> dict[str, tuple[bytes, bytes]]:
+        """Per role, a byte for every step that has it, and for every place of their operands."""
+        found: dict[str, tuple[bytearray, bytearray]] = {}
+        for kind, steps in zip(self.kinds, self.steps_of_kind, strict=True):
+            sizes = len(self.tensors), len(self.order)
+            here, places = found.setdefault(kind.role, tuple(map(bytearray, sizes)))
+            for step in steps:
+                here[step] = 1
+                for value in self.tensors[step][: kind.num_operands]:
+                    places[self.place[value]] = 1
+        return {role: (bytes(here), bytes(places)) for role, (here, places) in found.items()}
 
     def kind(self, step: int) -> Kind:
         """The kind of a step."""
@@ -67,7 +83,8 @@ def index(graph: Graph, rules: Rules) -> Index:
 
 
 def _index(graph: Graph, kinds: _Kinds) -> Index:
-    return assembled(graph, kinds.found, [*_region(graph, kinds, 0), *_exits(graph, kinds)])
+    steps = [*_region(graph, kinds, 0), *_exits(graph, kinds)]
+    return assembled(graph, list(kinds.found), steps)
 
 
 def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
@@ -95,16 +112,17 @@ def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
         place,
         list(shapes),
         shape_of + [shape_of[v] for v in graph.results],
+        len(graph.results),
     )
 
 
 @dataclass(eq=False)
 class _Kinds:
-    """The kinds found so far, by what they are made from."""
+    """The kinds found so far with their numbers, and these by what the kinds are made from."""
 
     graph: Graph
     rules: Rules
-    found: list[Kind] = field(default_factory=list)
+    found: dict[Kind, int] = field(default_factory=dict)
     numbers: dict[object, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -134,9 +152,7 @@ class _Kinds:
         return self.numbers[key]
 
     def _add(self, kind: Kind | None) -> int | None:
-        if kind is not None:
-            self.found.append(kind)
-        return None if kind is None else len(self.found) - 1
+        return None if kind is None else self.found.setdefault(kind, len(self.found))
 
 
 def _single_readers(graph: Graph) -> list[bool]:

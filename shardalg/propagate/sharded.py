@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
@@ -13,9 +14,8 @@ from shardalg.graph.ir import Graph
 from shardalg.propagate.strategy import Annotations
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a value has its layout.
+class Reason(NamedTuple):
+    """Why a value has its layout. A named tuple: every plan makes one for each of its values.
 
     Attributes:
       value: the value; layout: what it became.
@@ -66,6 +66,21 @@ class Conflict:
 
 
 Merge = tuple[int, Sharding, Sharding, Sharding]
+Layouts = tuple[Sharding, ...]
+
+
+@dataclass(frozen=True)
+class Border:
+    """The layouts on which the two sides of a call agree.
+
+    Attributes:
+      operands, results: of the call.
+      bodies: per body, its arguments' and its results'.
+    """
+
+    operands: Layouts
+    bodies: tuple[tuple[Layouts, Layouts], ...]
+    results: Layouts
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +92,8 @@ class ShardedGraph:
       results: one per result of the function: its annotation, or its value's layout.
       fixed: values that annotations determine.
       annotations: what was asked for.
-      loops: per node, and per part of it that is decided alone, the digits on its loops, where
-        `policy="cost"` chose them.
+      loops: per node, and per part of it that is decided alone, the digits on its loops, and
+        borders: per call, where `policy="cost"` chose them.
     """
 
     graph: Graph
@@ -91,6 +106,7 @@ class ShardedGraph:
     _conflicts: Callable[[], tuple[Conflict, ...]] = field(repr=False)
     _merges: Callable[[], tuple[Merge, ...]] = field(repr=False)
     loops: Mapping[int, tuple[tuple[tuple[str, Digits], ...], ...]] = field(default_factory=dict)
+    borders: Mapping[int, Border] = field(default_factory=dict)
 
     @cached_property
     def history(self) -> tuple[Reason, ...]:
@@ -110,7 +126,7 @@ class ShardedGraph:
         """Per value, why it has its layout: its last change."""
         last = {reason.value: reason for reason in self.history}
         none = enumerate(self.shardings)
-        return tuple(last.get(v) or Reason(v, sharding, "replicated") for v, sharding in none)
+        return tuple([last.get(v) or Reason(v, sharding, "replicated") for v, sharding in none])
 
     @cached_property
     def conflicts(self) -> tuple[Conflict, ...]:

@@ -8,7 +8,6 @@ from difflib import get_close_matches
 
 from shardalg.algebra.digits import Digit, Digits, overlap
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import axis_names
 from shardalg.errors import StrategyError
 from shardalg.graph.ir import Graph
 from shardalg.propagate.sharded import Reason, ShardedGraph
@@ -112,7 +111,7 @@ def _row(sharded: ShardedGraph, link: Link) -> tuple[object, ...]:
         reason.layout.text(),
         reason.text(graph),
         "" if node is None else node.source,
-        ",".join(axis_names(sharded.mesh, link.digits)),
+        ",".join(sharded.mesh.texts(link.digits)),
         "" if node is None else node.primitive,
         reason.role,
         reason.direction,
@@ -128,7 +127,7 @@ def value_named(graph: Graph, name: str) -> int:
       StrategyError: there is none; the message names those near it.
     """
     found = {value.name: value.index for value in graph.values}
-    if name not in found:
+    if not isinstance(name, str) or name not in found:
         near = get_close_matches(str(name), found, n=5, cutoff=0.5) or list(found)[:5]
         raise StrategyError(
             f"no value is called {name!r}; near it are {', '.join(map(repr, near))}. "
@@ -139,7 +138,7 @@ def value_named(graph: Graph, name: str) -> int:
 
 def held(layout: Sharding, digits: Digits) -> Digits:
     """Those of `digits` that a layout splits a dimension by, wholly or in part."""
-    return tuple(digit for digit in digits if _dims_of(layout, digit))
+    return tuple(digit for digit in digits if dims_of(layout, digit))
 
 
 def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> Iterator[Link]:
@@ -178,7 +177,7 @@ def arrivals(
         return []
     brought: dict[int, list] = {} if digits else {len(changes) - 1: []}
     for digit in digits:
-        places = [_dims_of(reason.layout, digit) for _, reason in changes]
+        places = [dims_of(reason.layout, digit) for _, reason in changes]
         at = len(places) - 1
         while at and places[at - 1] == places[-1] != ():
             at -= 1
@@ -186,7 +185,7 @@ def arrivals(
     return [(*changes[at], tuple(brought[at])) for at in sorted(brought, reverse=True)]
 
 
-def _dims_of(layout: Sharding, digit: Digit) -> tuple[int, ...]:
+def dims_of(layout: Sharding, digit: Digit) -> tuple[int, ...]:
     """The dimensions that a digit splits, wholly or in part."""
     own = enumerate(layout.dims)
     return tuple(at for at, dim in own if any(digit == d or overlap(digit, d) for d in dim))

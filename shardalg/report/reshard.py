@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.restate import restate
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import KINDS, axis_names, group_size, seconds, wire_bytes
+from shardalg.costs.collectives import KINDS, group_size, seconds, wire_bytes
 from shardalg.costs.hardware import Hardware, load
 from shardalg.errors import ShardingError
 from shardalg.graph.ir import ITEM_SIZES, Graph, Region, Value, ValueType
 from shardalg.partition.context import Cause, PartitionContext
+from shardalg.partition.links import links_on
 from shardalg.partition.reshard import reshard_bound
 from shardalg.report.answers import Answer, Parts
 from shardalg.spmd.check import check
@@ -41,7 +42,8 @@ class Reshard(Answer):
     Attributes:
       source, target: layouts of one tensor, in positions of one mesh.
       dtype: item type, from which bytes follow.
-      hardware: whose seconds are shown beside the bytes, if any.
+      hardware: whose seconds are shown beside the bytes, if any; where links of axes differ, the
+        path is the cheapest on them.
     """
 
     source: Sharding
@@ -54,7 +56,8 @@ class Reshard(Answer):
         value = Value(0, ValueType(self.source.shape, self.dtype), "argument", "x")
         root = Region(0, "root", None, None, (), (), (), 1)
         graph = Graph((value,), (), (root,), (), (0,), (0,), ("x",), ("result",))
-        context = PartitionContext(graph, ("unknown",))
+        links = links_on(self.source.mesh, self.hardware)
+        context = PartitionContext(graph, ("unknown",), links=links)
         first = context.given(0, self.source)
         last = context.move(first, self.source, self.target, Cause(None))
         block = Block((first,), tuple(context.instructions), (last,))
@@ -145,7 +148,7 @@ class Reshard(Answer):
     def _row(self, step: Instruction) -> tuple[Any, ...]:
         attributes, made = step.attributes, self.program.locals[step.results[0]]
         kind = KINDS.get(type(attributes))
-        named = axis_names(self.source.mesh, attributes.digits) if kind else ()
+        named = self.source.mesh.texts(attributes.digits) if kind else ()
         timed = () if self.hardware is None else (self._seconds(step),)
         return (
             kind or re.sub(r"\B([A-Z])", r"_\1", type(attributes).__name__).lower(),
@@ -179,7 +182,8 @@ def reshard(
     Args:
       target: may be on another mesh over the same devices, whose axes are then digits of the
         source's positions.
-      on: hardware by name or value, whose seconds are shown too.
+      on: hardware by name or value, whose seconds are shown too. Where an axis has slower links
+        than others (`Hardware.with_links`), its bytes count as often as it is slower.
 
     Raises:
       ShardingError: no layouts, of different shapes, of an unknown type, or on meshes that have no

@@ -8,9 +8,11 @@ import pytest
 from benchmarks import (
     __main__,
     algebra,
+    formatting,
     oracle,
     oracle_time,
     planning,
+    reshard_paths,
     result,
     scaling,
     step_time,
@@ -39,6 +41,16 @@ def test_switches(said):
     assert ratios["hoist_gathers=True"] < 1
     assert "join_formatting=False" not in ratios
     assert said == ["recurrent"]
+
+
+def test_formatting(said):
+    size = {"size": lambda type_: type_, "repeats": 1}
+    done = formatting.run(said.append, ["normalisation, gradient"], **size)
+    (row,) = done.table
+    assert row["instructions"] < row["instructions_without"] <= row["xla_instructions"]
+    assert row["memory_bytes"] < row["memory_bytes_without"]
+    assert 0 < row["step_share"] < row["step_share_without"] < 1
+    assert finite(v for v in row.values() if not isinstance(v, str))
 
 
 def test_planning(said):
@@ -139,3 +151,12 @@ def test_algebra(said):
     for row in (row for row in done.table if row["sympy_us"] is not None):
         assert row["sympy_ratio"] == pytest.approx(row["sympy_us"] / row["us"])
     assert said
+
+
+def test_reshard_paths(said):
+    done = reshard_paths.run(said.append, ({"x": 4, "y": 2}, {"x": 2, "y": 4}), count=20)
+    assert list(done.table["pairs"]) == [20, 110, 342, 20, 20, 20]
+    assert finite(done.table["mean_ms"])
+    assert set(done.table["more"]) == {0, None}, "of those that are compared none sends more"
+    assert all(ratio >= 1 for ratio in done.table["of_bound"])
+    assert len(said) == 6
