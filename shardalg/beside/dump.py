@@ -107,7 +107,7 @@ def ask(
             return read(stage, mesh, partitioner, tuple(devices[: mesh.size]))
     arguments, results = annotations.arguments, annotations.results
     open_ends = [s is None for s in arguments] + [False], [s is None for s in results]
-    with Dumping() as dumping:
+    with Dumping(is_run=False) as dumping:
         texts = compile_apart(stage, dumping, (partitioner, mesh.size, *open_ends))
         return _completion(
             dumping.read(), (partitioner, mesh), zip(texts, _shapes(stage), strict=True)
@@ -123,7 +123,7 @@ def read(
       stage: `jax.jit(f).lower(...)`, lowered and to be compiled `using` the partitioner.
       devices: of a program that was lowered for none.
     """
-    with Dumping() as dumping:
+    with Dumping(is_run=False) as dumping:
         options = dumping.options
         compiled = stage.compile(compiler_options=options, device_assignment=devices)
         given = zip(jax.tree.leaves(compiled.output_shardings), _shapes(stage), strict=True)
