@@ -83,7 +83,8 @@ class _Builder:
         if not rows:
             return None
         kind = kind_of(node.signature, rows, (False,) * len(node.results))
-        pairs = zip(kind.maps, (*absent, *(False for _ in node.results)), strict=True)
+        maps = kind.maps if kind.image is None else kind.image.nested(kind.maps)
+        pairs = zip(maps, (*absent, *(False for _ in node.results)), strict=True)
         maps = tuple(((),) * len(dims) if gone else dims for dims, gone in pairs)
         return self._add(replace(kind, maps=maps, alone=alone))
 
