@@ -69,8 +69,16 @@ class Fixpoint:
         """All levels, each to its fixed point."""
         for level in range(priority.LAST_LEVEL + 1):
             self._enter(level)
-            while self._forward_sweep() | self._backward_sweep():
+            while self._sweep():
                 pass
+
+    def _sweep(self) -> bool:
+        """Forward and then backward over each of XLA's computations; whether anything changed."""
+        changed = False
+        for start, end, first_place, last_place in self.index.spans:
+            changed |= self._forward_sweep(start, end)
+            changed |= self._backward_sweep(first_place, last_place)
+        return changed
 
     def take_part(self, value: int, number: int) -> None:
         """An annotated value's layout at the beginning of a later round."""
@@ -95,10 +103,10 @@ class Fixpoint:
             self.due_steps = _either(self.due_steps, self.retry_steps)
             self.due_places = _either(self.due_places, self.retry_places)
 
-    def _forward_sweep(self) -> bool:
+    def _forward_sweep(self, start: int, end: int) -> bool:
         due, index, numbers = self.due_steps, self.index, self.numbers
         memos, first = self.memos[FORWARD, self.merging], self.first[FORWARD]
-        changed, position = False, due.find(1)
+        changed, position = False, due.find(1, start, end)
         while position >= 0:
             due[position] = 0
             kind = index.kind_of_step[position]
@@ -109,7 +117,7 @@ class Fixpoint:
                     outcome = memos[kind][key] = self._step(kind, key, FORWARD)
                 if outcome is not None:
                     changed |= self._write_results(position, outcome)
-            position = due.find(1, position + 1)
+            position = due.find(1, position + 1, end)
         return changed
 
     def _step(self, kind: int, key: Numbers, direction: str) -> Outcome | None:
@@ -149,12 +157,12 @@ class Fixpoint:
         for place in self.index.near[value]:
             places[place] = 1
 
-    def _backward_sweep(self) -> bool:
+    def _backward_sweep(self, start: int, end: int) -> bool:
         """Offer each due value, last ones first, what its readers want, in program order."""
         index, due, level = self.index, self.due_places, self.level
         kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
         memos, first = self.memos[BACKWARD, self.merging], self.first[BACKWARD]
-        changed, place = False, due.rfind(1)
+        changed, place = False, due.rfind(1, start, end)
         while place >= 0:
             due[place], value, retry = 0, index.order[place], False
             for position, k in () if self.closed[value] else index.readers[value]:
@@ -174,7 +182,7 @@ class Fixpoint:
                         self._write(Change(value, new, position, BACKWARD, sources, level))
                         changed = True
             self.retry_places[place] = retry
-            place = due.rfind(1, 0, place)
+            place = due.rfind(1, start, place)
         return changed
 
     def _is_reached(self, position: int) -> bool:

@@ -16,8 +16,10 @@ from shardalg.propagate.kinds import Kind, kind_of, pass_through
 Rules = Callable[[Signature], tuple[Rule, ...] | None]
 Step = tuple[int, tuple[int, ...], int | None]
 """(number of its kind, its values: operands then results, its node or call)."""
+Span = tuple[int, int, int, int]
 ENTER = ("const", "init", "xs")
 """Ties by which values enter a loop's body; the others leave it."""
+CARRY = "carry"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,8 @@ class Index:
       order: values by first appearance; place: its inverse.
       shapes, shape_of: the distinct shapes, and per value the number of its shape.
       result_count: of the function.
+      spans: what is swept forward, then backward, before the next: XLA's computations. Each is
+        (first step, end of its steps, first place, end of its places).
     """
 
     kinds: list[Kind]
@@ -54,6 +58,7 @@ class Index:
     shapes: list[tuple[int, ...]]
     shape_of: list[int]
     result_count: int
+    spans: list[Span]
 
     def kind(self, step: int) -> Kind:
         """The kind of a step."""
@@ -69,12 +74,14 @@ def index(graph: Graph, rules: Rules) -> Index:
 
 
 def _index(graph: Graph, kinds: _Kinds) -> Index:
-    steps = [*_region(graph, kinds, 0), *_exits(graph, kinds)]
-    return assembled(graph, list(kinds.found), steps)
+    blocks = [[*_block(graph, kinds, number)] for number in _inner_first(graph, 0)]
+    blocks[-1] += _exits(graph, kinds)
+    return assembled(graph, list(kinds.found), blocks)
 
 
-def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
-    """The index of steps in sweep order, each of a numbered kind."""
+def assembled(graph: Graph, found: list[Kind], blocks: list[list[Step]]) -> Index:
+    """The index of steps in sweep order, block by block, each of a numbered kind."""
+    steps = [step for block in blocks for step in block]
     count = len(graph.values) + len(graph.results)
     tensors = [values for _, values, _ in steps]
     readers, touching = _neighbours(found, steps, count)
@@ -99,6 +106,7 @@ def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
         list(shapes),
         shape_of + [shape_of[v] for v in graph.results],
         len(graph.results),
+        _spans(blocks),
     )
 
 
@@ -154,8 +162,19 @@ def _single_readers(graph: Graph) -> list[bool]:
     return [n == 1 for n in counts]
 
 
-def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
-    """Steps in order of execution: a call's incoming ties, its body, its outgoing ties."""
+def _inner_first(graph: Graph, number: int) -> Iterator[int]:
+    """Regions as XLA lists computations: the bodies of a region's calls before itself."""
+    for position in post_order(graph, number):
+        for body in graph.nodes[position].bodies:
+            yield from _inner_first(graph, body)
+    yield number
+
+
+def _block(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
+    """A region's steps in order of execution: of a call what enters its bodies, then what leaves.
+
+    What a body carries on from one trip to the next stands in the body.
+    """
     for position in post_order(graph, number):
         node = graph.nodes[position]
         if not node.bodies:
@@ -163,11 +182,23 @@ def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
             if kind is not None:
                 yield kind, node.operands + node.results, position
             continue
-        ties = kinds.ties.get(position, [])
+        ties = [tie for tie in kinds.ties.get(position, ()) if tie.kind != CARRY]
         yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind in ENTER)
-        for body in node.bodies:
-            yield from _region(graph, kinds, body)
         yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind not in ENTER)
+    call, results = graph.regions[number].node, set(graph.regions[number].results)
+    ties = [] if call is None else kinds.ties.get(call, ())
+    yield from (_tied(graph, kinds, t) for t in ties if t.kind == CARRY and t.source in results)
+
+
+def _spans(blocks: list[list[Step]]) -> list[Span]:
+    spans, seen, start = [], set(), 0
+    for block in blocks:
+        first, end = len(seen), start + len(block)
+        for _, values, _ in block:
+            seen.update(values)
+        spans.append((start, end, first, len(seen)))
+        start = end
+    return spans
 
 
 def post_order(graph: Graph, number: int) -> list[int]:
