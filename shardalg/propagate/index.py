@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from shardalg.graph.ir import Graph, Signature, Tie
+from shardalg.graph.ir import Graph, Signature, Tie, ValueType
 from shardalg.ops.rule import Rule
-from shardalg.propagate.kinds import Kind, kind_of, pass_through
+from shardalg.propagate.kinds import Kind, edge, kind_of, pass_through
+from shardalg.propagate.priority import ZEROS
 
 Rules = Callable[[Signature], tuple[Rule, ...] | None]
 Step = tuple[int, tuple[int, ...], int | None]
@@ -145,6 +146,9 @@ class _Kinds:
             self.numbers[key] = self._add(pass_through(shape, single, drop))
         return self.numbers[key]
 
+    def of_zeros(self, shape: tuple[int, ...]) -> int:
+        return self._add(edge(shape, 1, 1, role=ZEROS, alone=False))
+
     def _add(self, kind: Kind | None) -> int | None:
         return None if kind is None else self.found.setdefault(kind, len(self.found))
 
@@ -185,9 +189,22 @@ def _block(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
         ties = [tie for tie in kinds.ties.get(position, ()) if tie.kind != CARRY]
         yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind in ENTER)
         yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind not in ENTER)
+    yield from _zeros(graph, kinds, number)
     call, results = graph.regions[number].node, set(graph.regions[number].results)
     ties = [] if call is None else kinds.ties.get(call, ())
     yield from (_tied(graph, kinds, t) for t in ties if t.kind == CARRY and t.source in results)
+
+
+def _zeros(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
+    """Stacks of equal type that loops of a region make, each with the first of them."""
+    first: dict[ValueType, int] = {}
+    for position in graph.regions[number].nodes:
+        for tie in kinds.ties.get(position, ()):
+            if tie.kind == "ys":
+                kind = graph.values[tie.target].type
+                other = first.setdefault(kind, tie.target)
+                if other != tie.target:
+                    yield kinds.of_zeros(kind.shape), (other, tie.target), position
 
 
 def _spans(blocks: list[list[Step]]) -> list[Span]:

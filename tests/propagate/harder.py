@@ -46,7 +46,11 @@ class Harder:
 
     @cached_property
     def drawn(self):
-        """(specs of the arguments, which constraints are kept), at least one spec."""
+        """(specs of the arguments, which constraints are kept)."""
+        return self.draw()
+
+    def draw(self):
+        """At random, at least one spec."""
         rng = random.Random(self.seed)
         _, arguments, _ = self.made
         shapes = [shape for shape, _, _ in arguments.values()]
