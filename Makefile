@@ -37,7 +37,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	exit 1; }
 
 .PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra fuzz-operators xla-merges \
-	xla-halos xla-completion reshards lock clean
+	xla-halos xla-completion xla-siblings reshards lock clean
 
 setup: $(STAMP)
 
@@ -100,11 +100,17 @@ xla-halos: $(STAMP)
 		$(BIN)/python -m tests.oracle.record_halos
 
 # Completion beside XLA's, by both of its partitioners, on programs with random annotations: their
-# number and the first seed; a difference per line. Minutes.
+# number and the first seed, or on siblings of the recorded programs: seeds of each, and the first.
+# A difference per line as it is found, and at the end (or when interrupted) all of them by cause.
 COMPLETION ?= 500 1
+SIBLINGS ?= 3 0
+xla-completion xla-siblings: export JAX_PLATFORMS = cpu
+xla-completion xla-siblings: export XLA_FLAGS = --xla_force_host_platform_device_count=8
 xla-completion: $(STAMP)
-	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
-		$(BIN)/python -m tests.propagate.harder $(COMPLETION)
+	$(BIN)/python -m tests.propagate.harder $(COMPLETION)
+
+xla-siblings: $(STAMP)
+	$(BIN)/python -m tests.propagate.siblings $(SIBLINGS)
 
 .tools/bin/uv: requirements/tools.txt
 	$(REQUIRE_PYTHON)

@@ -229,18 +229,19 @@ def cause(done, match):
     return "no conflict"
 
 
-def main(count, seed, policies):
+def main(chosen, policies=()):
     """Compare, and tell what differs; what is known so far is told when it is interrupted, too."""
-    tallies = [Tally(policy) for policy in policies]
+    tallies = [Tally(policy) for policy in policies or dump.partitioners()]
     start = time.monotonic()
     try:
-        for number, program in enumerate(programs(count, seed), 1):
+        for number, program in enumerate(chosen, 1):
             for tally in tallies:
                 for line in tally.add(program):
                     print(f"{tally.policy} {line}", flush=True)
             if number % 25 == 0:
                 seconds = time.monotonic() - start
-                print(f"{number} of {count} programs, {seconds:.0f} s", file=sys.stderr, flush=True)
+                done = f"{number} of {len(chosen)} programs, {seconds:.0f} s"
+                print(done, file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
     for tally in tallies:
@@ -257,4 +258,4 @@ def described(match):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or dump.partitioners())
+    main(programs(int(sys.argv[1]), int(sys.argv[2])), sys.argv[3:])

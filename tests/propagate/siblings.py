@@ -2,8 +2,11 @@
 
 Each is a function, the shapes of its arguments and their specs (None: open). With a seed, the specs
 are drawn at random and most constraints are dropped, as in `harder.py`.
+
+    python -m tests.propagate.siblings 3 0    # each of them with seeds 0 to 2, beside XLA
 """
 
+import sys
 import zlib
 from contextlib import contextmanager
 from functools import cached_property
@@ -226,3 +229,9 @@ class Sibling(harder.Harder):
             yield
         finally:
             place["wsc"] = real
+
+
+if __name__ == "__main__":
+    count, first = map(int, sys.argv[1:3])
+    seeds = range(first, first + count)
+    harder.main([Sibling(name, seed) for name in SIBLINGS for seed in seeds], sys.argv[3:])
