@@ -20,8 +20,8 @@ JOINED = ("init", "carry", "result")
 """Ties that are one edge where they share a value; the others are an edge each."""
 
 
-def edge_index(graph: Graph, rules: Rules) -> Index:
-    """The index of a graph for Shardy's steps, remembered on it."""
+def edge_index(graph: Graph, rules: Rules, _: bool = True) -> Index:
+    """The index of a graph for Shardy's steps, remembered on it; annotated results change none."""
     memo = vars(graph).setdefault("_edge_index", {})
     if rules not in memo:
         builder = _Builder(graph, rules)

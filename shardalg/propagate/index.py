@@ -66,12 +66,18 @@ class Index:
         return self.kinds[self.kind_of_step[step]]
 
 
-def index(graph: Graph, rules: Rules) -> Index:
-    """The index of a graph, remembered on it as a cached property is."""
-    memo = vars(graph).setdefault("_completion_index", {})
-    if rules not in memo:
-        memo[rules] = _index(graph, _Kinds(graph, rules))
-    return memo[rules]
+def index(graph: Graph, rules: Rules, results_given: bool = True) -> Index:
+    """The index of a graph, remembered on it as a cached property is.
+
+    Args:
+      results_given: whether some result is annotated. If so, XLA gives every result a reader of its
+        own; if not, the tuple of all results is the only one, and it does not count as a reader
+        (`sharding_propagation.cc`, ComputeNonRootUsers).
+    """
+    memo, key = vars(graph).setdefault("_completion_index", {}), (rules, results_given)
+    if key not in memo:
+        memo[key] = _index(graph, _Kinds(graph, rules, results_given))
+    return memo[key]
 
 
 def _index(graph: Graph, kinds: _Kinds) -> Index:
@@ -117,11 +123,12 @@ class _Kinds:
 
     graph: Graph
     rules: Rules
+    results_given: bool
     found: dict[Kind, int] = field(default_factory=dict)
     numbers: dict[object, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.single = _single_readers(self.graph)
+        self.single = _single_readers(self.graph, self.results_given)
         self.ties: dict[int, list[Tie]] = {}
         for tie in self.graph.ties:
             if not tie.is_manual:
@@ -153,15 +160,15 @@ class _Kinds:
         return None if kind is None else self.found.setdefault(kind, len(self.found))
 
 
-def _single_readers(graph: Graph) -> list[bool]:
-    """Per value, whether it has exactly one user: a node, a tie, or the program's results."""
+def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
+    """Per value, whether it has exactly one user: a node, a tie, or an annotated result."""
     counts = [len(users) for users in graph.users]
     for node in graph.nodes:
         for value in set(node.operands) if node.bodies else ():
             counts[value] -= 1
     for tie in graph.ties:
         counts[tie.source] += 1
-    for value in set(graph.results):
+    for value in set(graph.results) if results_given else ():
         counts[value] += 1
     return [n == 1 for n in counts]
 
