@@ -10,6 +10,7 @@ from typing import NamedTuple
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node
 from shardalg.partition.layouts import whole
+from shardalg.partition.links import Links
 from shardalg.partition.padding import padded_move
 from shardalg.partition.reshard import nearest, reshard_path
 from shardalg.propagate.strategy import Options
@@ -38,11 +39,11 @@ class Move(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 16)
-def moves(source: Sharding, target: Sharding) -> tuple[Move, ...]:
+def moves(source: Sharding, target: Sharding, links: Links | None = None) -> tuple[Move, ...]:
     """The cheapest path, with the padding and stripping that uneven sizes need around its steps."""
     found: list[Move] = []
     shape = source.shard_shape
-    for step in reshard_path(source, target).steps:
+    for step in reshard_path(source, target, links).steps:
         moving = isinstance(step.attributes, COLLECTIVES)
         why = f": {source.text()} to {step.layout.text()}" if moving else ""
         for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
@@ -64,12 +65,14 @@ class PartitionContext:
       remade: values made from numbers alone, and how to make them in another layout.
       options: whether copies are shared, within a phase and beyond it.
       kept: values, each with a layout, whose copy made in one phase may serve another.
+      links: of the mesh's axes, where they differ and paths heed that.
     """
 
     graph: Graph
     roles: tuple[str, ...]
     options: Options = field(default_factory=Options)
     kept: frozenset[tuple[int, Sharding]] = frozenset()
+    links: Links | None = None
     locals: list[Local] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     sources: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
@@ -130,14 +133,14 @@ class PartitionContext:
     def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
         if value in self.remade:
             return self.remade[value](layout, cause._replace(role=self.roles[value]))
-        source = nearest(self.sources[value], layout)
+        source = nearest(self.sources[value], layout, self.links)
         local = self.copies[value, source, ANY_PHASE]
         return self.move(local, source, layout, cause._replace(role=self.roles[value]))
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
         """Emit the steps from `source` to `target`; the local that holds the result."""
         dtype, origin = self.locals[local].dtype, self.locals[local].origin
-        for attributes, shape, layout, why in moves(source, target):
+        for attributes, shape, layout, why in moves(source, target, self.links):
             made = self.new_local(shape, dtype, layout, origin)
             self.emit(attributes, (local,), (made,), cause._replace(why=cause.why + why))
             local = made
