@@ -173,7 +173,7 @@ MUTATIONS = {
         "broadcast like a reduction": (priority, "LEVELS", LEVELS | {priority.BROADCAST: (1, 1)}),
         "one level": (priority, "LEVELS", dict.fromkeys(LEVELS, (1, 1))),
         "operand from the result alone": (step, "_with_other", lambda *args: args[3][1]),
-        "no merging": (Layouts, "merged", lambda *args: None),
+        "no merging": (Layouts, "_merged", lambda *args: None),
         "left operand first": (step, "_larger_first", lambda kind, found: found),
         "program order": (index, "post_order", program_order),
         "sorts stop it": (step, "_is_movable", lambda *args: False),
