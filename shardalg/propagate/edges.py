@@ -26,7 +26,7 @@ def edge_index(graph: Graph, rules: Rules, _: bool = True) -> Index:
     if rules not in memo:
         builder = _Builder(graph, rules)
         steps = [*builder.region(0), *builder.exits()]
-        memo[rules] = assembled(graph, list(builder.found), [steps])
+        memo[rules] = assembled(graph, list(builder.found), steps)
     return memo[rules]
 
 

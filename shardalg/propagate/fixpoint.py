@@ -69,16 +69,8 @@ class Fixpoint:
         """All levels, each to its fixed point."""
         for level in range(priority.LAST_LEVEL + 1):
             self._enter(level)
-            while self._sweep():
+            while self._forward_sweep() | self._backward_sweep():
                 pass
-
-    def _sweep(self) -> bool:
-        """Forward and then backward over each of XLA's computations; whether anything changed."""
-        changed = False
-        for start, end, first_place, last_place in self.index.spans:
-            changed |= self._forward_sweep(start, end)
-            changed |= self._backward_sweep(first_place, last_place)
-        return changed
 
     def take_part(self, value: int, number: int) -> None:
         """An annotated value's layout at the beginning of a later round."""
@@ -98,11 +90,11 @@ class Fixpoint:
             self.due_steps = _either(self.due_steps, self.retry_steps)
             self.due_places = _either(self.due_places, self.retry_places)
 
-    def _forward_sweep(self, start: int, end: int) -> bool:
+    def _forward_sweep(self) -> bool:
         due, index, level = self.due_steps, self.index, self.level
         kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
         memos, first = self.memos[FORWARD, self.merging], self.first[FORWARD]
-        changed, position = False, due.find(1, start, end)
+        changed, position = False, due.find(1)
         while position >= 0:
             due[position] = 0
             kind = kind_of_step[position]
@@ -113,7 +105,7 @@ class Fixpoint:
                     outcome = memos[kind][key] = self._step(kind, key, FORWARD)
                 if outcome is not None:
                     changed |= self._write_results(position, outcome)
-            position = due.find(1, position + 1, end)
+            position = due.find(1, position + 1)
         return changed
 
     def _step(self, kind: int, key: Numbers, direction: str) -> Outcome | None:
@@ -153,12 +145,12 @@ class Fixpoint:
         for place in self.index.near[value]:
             places[place] = 1
 
-    def _backward_sweep(self, start: int, end: int) -> bool:
+    def _backward_sweep(self) -> bool:
         """Offer each due value, last ones first, what its readers want, in program order."""
         index, due, level = self.index, self.due_places, self.level
         kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
         memos, first = self.memos[BACKWARD, self.merging], self.first[BACKWARD]
-        changed, place = False, due.rfind(1, start, end)
+        changed, place = False, due.rfind(1)
         while place >= 0:
             due[place], value, retry = 0, index.order[place], False
             for position, k in () if self.closed[value] else index.readers[value]:
@@ -178,7 +170,7 @@ class Fixpoint:
                         self._write(Change(value, new, position, BACKWARD, sources, level))
                         changed = True
             self.retry_places[place] = retry
-            place = due.rfind(1, start, place)
+            place = due.rfind(1, 0, place)
         return changed
 
     def _is_reached(self, position: int) -> bool:
@@ -236,11 +228,15 @@ class Fixpoint:
             dims = wished[0][0]
         return dims
 
+    def _is_beside(self, position: int) -> bool:
+        """Whether a step reads nothing, and only joins two stacks of equal type."""
+        return self.index.kind(position).role == priority.ZEROS
+
     def _chain(self, value: int) -> list[tuple[int, int]] | None:
         """(step, operand) from a value to the first partitioned one, each the only reader."""
         chain: list[tuple[int, int]] = []
         while len(chain) < LONGEST_CHAIN:
-            readers = self.index.readers[value]
+            readers = [r for r in self.index.readers[value] if not self._is_beside(r[0])]
             if not readers or any(position != readers[0][0] for position, _ in readers):
                 return None
             position, kind = readers[0][0], self.index.kind(readers[0][0])

@@ -18,10 +18,8 @@ from shardalg.propagate.priority import ZEROS
 Rules = Callable[[Signature], tuple[Rule, ...] | None]
 Step = tuple[int, tuple[int, ...], int | None]
 """(number of its kind, its values: operands then results, its node or call)."""
-Span = tuple[int, int, int, int]
 ENTER = ("const", "init", "xs")
 """Ties by which values enter a loop's body; the others leave it."""
-CARRY = "carry"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +40,6 @@ class Index:
       order: values by first appearance; place: its inverse.
       shapes, shape_of: the distinct shapes, and per value the number of its shape.
       result_count: of the function.
-      spans: what is swept forward, then backward, before the next: XLA's computations. Each is
-        (first step, end of its steps, first place, end of its places).
     """
 
     kinds: list[Kind]
@@ -60,7 +56,6 @@ class Index:
     shapes: list[tuple[int, ...]]
     shape_of: list[int]
     result_count: int
-    spans: list[Span]
 
     @cached_property
     def of_role(self) -> dict[str, tuple[bytes, bytes]]:
@@ -95,14 +90,12 @@ def index(graph: Graph, rules: Rules, results_given: bool = True) -> Index:
 
 
 def _index(graph: Graph, kinds: _Kinds) -> Index:
-    blocks = [[*_block(graph, kinds, number)] for number in _inner_first(graph, 0)]
-    blocks[-1] += _exits(graph, kinds)
-    return assembled(graph, list(kinds.found), blocks)
+    steps = [*_region(graph, kinds, 0), *_zeros(graph, kinds), *_exits(graph, kinds)]
+    return assembled(graph, list(kinds.found), steps)
 
 
-def assembled(graph: Graph, found: list[Kind], blocks: list[list[Step]]) -> Index:
-    """The index of steps in sweep order, block by block, each of a numbered kind."""
-    steps = [step for block in blocks for step in block]
+def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
+    """The index of steps in sweep order, each of a numbered kind."""
     count = len(graph.values) + len(graph.results)
     tensors = [values for _, values, _ in steps]
     readers, touching = _neighbours(found, steps, count)
@@ -127,7 +120,6 @@ def assembled(graph: Graph, found: list[Kind], blocks: list[list[Step]]) -> Inde
         list(shapes),
         shape_of + [shape_of[v] for v in graph.results],
         len(graph.results),
-        _spans(blocks),
     )
 
 
@@ -187,19 +179,8 @@ def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
     return [n == 1 for n in counts]
 
 
-def _inner_first(graph: Graph, number: int) -> Iterator[int]:
-    """Regions as XLA lists computations: the bodies of a region's calls before itself."""
-    for position in post_order(graph, number):
-        for body in graph.nodes[position].bodies:
-            yield from _inner_first(graph, body)
-    yield number
-
-
-def _block(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
-    """A region's steps in order of execution: of a call what enters its bodies, then what leaves.
-
-    What a body carries on from one trip to the next stands in the body.
-    """
+def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
+    """Steps in order of execution: a call's incoming ties, its body, its outgoing ties."""
     for position in post_order(graph, number):
         node = graph.nodes[position]
         if not node.bodies:
@@ -207,36 +188,23 @@ def _block(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
             if kind is not None:
                 yield kind, node.operands + node.results, position
             continue
-        ties = [tie for tie in kinds.ties.get(position, ()) if tie.kind != CARRY]
+        ties = kinds.ties.get(position, [])
         yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind in ENTER)
+        for body in node.bodies:
+            yield from _region(graph, kinds, body)
         yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind not in ENTER)
-    yield from _zeros(graph, kinds, number)
-    call, results = graph.regions[number].node, set(graph.regions[number].results)
-    ties = [] if call is None else kinds.ties.get(call, ())
-    yield from (_tied(graph, kinds, t) for t in ties if t.kind == CARRY and t.source in results)
 
 
-def _zeros(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
+def _zeros(graph: Graph, kinds: _Kinds) -> Iterator[Step]:
     """Stacks of equal type that loops of a region make, each with the first of them."""
-    first: dict[ValueType, int] = {}
-    for position in graph.regions[number].nodes:
-        for tie in kinds.ties.get(position, ()):
+    first: dict[tuple[int, ValueType], int] = {}
+    for position, ties in sorted(kinds.ties.items()):
+        for tie in ties:
             if tie.kind == "ys":
                 kind = graph.values[tie.target].type
-                other = first.setdefault(kind, tie.target)
+                other = first.setdefault((graph.nodes[position].region, kind), tie.target)
                 if other != tie.target:
                     yield kinds.of_zeros(kind.shape), (other, tie.target), position
-
-
-def _spans(blocks: list[list[Step]]) -> list[Span]:
-    spans, seen, start = [], set(), 0
-    for block in blocks:
-        first, end = len(seen), start + len(block)
-        for _, values, _ in block:
-            seen.update(values)
-        spans.append((start, end, first, len(seen)))
-        start = end
-    return spans
 
 
 def post_order(graph: Graph, number: int) -> list[int]:

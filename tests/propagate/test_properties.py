@@ -75,13 +75,13 @@ def swept(graph, given, everything_due):
 class FullSweeps(Fixpoint):
     """Every step and value in every sweep."""
 
-    def _forward_sweep(self, start, end):
+    def _forward_sweep(self):
         self.due_steps[:] = b"\x01" * len(self.due_steps)
-        return super()._forward_sweep(start, end)
+        return super()._forward_sweep()
 
-    def _backward_sweep(self, start, end):
+    def _backward_sweep(self):
         self.due_places[:] = b"\x01" * len(self.due_places)
-        return super()._backward_sweep(start, end)
+        return super()._backward_sweep()
 
 
 @given(problems())
