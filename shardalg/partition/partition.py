@@ -54,7 +54,7 @@ class Partitioner:
         self.homes = list(self._plain(sharded.shardings))
         self.options = options
         moving = tuple([MOVING.get(r, r) for r in roles])
-        self.context = PartitionContext(self.graph, moving, options, kept)
+        self.context = PartitionContext(self.graph, moving, options, kept=kept)
         self.hoisted: list[tuple[Node, int, Sharding, Sharding]] = []
 
     def run(self) -> SpmdProgram:

@@ -16,13 +16,15 @@ from shardalg.costs.decided import decided
 from shardalg.errors import MeshError
 from shardalg.partition import uneven
 from shardalg.partition.layouts import interned
+from shardalg.partition.retile import Retile
 from shardalg.partition.route import translated
-from shardalg.partition.search import Dims, Move, State, bound, is_direct, search
+from shardalg.partition.search import Dims, Move, Shape, State, bound, is_direct, search
 from shardalg.spmd.program import (
     AllGather,
     AllReduce,
     AllToAll,
     CollectivePermute,
+    DynamicSlice,
     ReduceScatter,
 )
 
@@ -32,12 +34,12 @@ class Step:
     """One move and the layout it leads to.
 
     Attributes:
-      attributes: of the instruction.
-      layout: sharding after the step.
+      attributes: of the instruction, or a `Retile`, which becomes several.
+      layout: sharding after the step; of a longer tensor where blocks are padded.
       wire_elements: elements that a device sends (bytes divided by the item size).
     """
 
-    attributes: Move
+    attributes: Move | Retile
     layout: Sharding
     wire_elements: object
 
@@ -57,8 +59,7 @@ def reshard_path(source: Sharding, target: Sharding) -> Path:
     The cheapest of all chains of all-gather, slice, all-to-all, permute, reduce-scatter and
     all-reduce over sub-axes of prime size, each priced by `costs.collectives`; no local block on
     the way is larger than both at the ends. Where a size does not divide,
-    only moves whose tiles nest are taken: `ceil(D/n) = m * ceil(D/(n*m))`; gathering a whole
-    dimension and slicing a whole one always nest, so a path exists.
+    blocks are padded so that it does, and a `Retile` brings them to `ceil(D/n)` in the end.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
@@ -72,16 +73,14 @@ def reshard_path(source: Sharding, target: Sharding) -> Path:
     if not (_on_mesh(source) and _on_mesh(target)):
         return _across(source, target)
     start, goal = _states(source, target)
-    if source.is_even and target.is_even:
-        found = search(source.shape, start, goal, _axes(source.mesh))
-    else:
-        found = uneven.search(source.shape, start, goal)
+    find = search if source.is_even and target.is_even else uneven.search
+    found = find(source.shape, start, goal, _axes(source.mesh))
     spell = _Spelling(source, target)
     steps, total, before = [], 0, start[0]
-    for move, (dims, pending), price in found:
-        at_goal = (dims, pending) == goal
+    for number, (move, (dims, pending), price, *padded) in enumerate(found, 1):
         move = spell.move(move, before, dims)
-        layout = target if at_goal else spell.layout(dims, pending)
+        shape = padded[0] if padded else source.shape
+        layout = target if number == len(found) else spell.layout(shape, dims, pending)
         steps.append(Step(move, layout, price))
         total, before = total + price, dims
     return Path(tuple(_fused(steps)), total)
@@ -152,11 +151,10 @@ class _Spelling:
             out.append(digit)
         return tuple([self.known.get(digit, digit) for digit in out])
 
-    def layout(self, dims: Dims, pending: Digits) -> Sharding:
-        like = self.source
-        return interned(like.mesh, like.shape, tuple(map(self.digits, dims)), pending)
+    def layout(self, shape: Shape, dims: Dims, pending: Digits) -> Sharding:
+        return interned(self.source.mesh, shape, tuple(map(self.digits, dims)), pending)
 
-    def move(self, move: Move, before: Dims, after: Dims) -> Move:
+    def move(self, move: Move | Retile, before: Dims, after: Dims) -> Move | Retile:
         digits = self.digits(move.digits)
         if isinstance(move, CollectivePermute):
             pairs = _permutation(before, after, self.source.mesh.size)
@@ -263,6 +261,8 @@ def _join(first: Move, second: Move) -> Move | None:
         return None
     if isinstance(first, ReduceScatter) and first.dim == second.dim:
         return ReduceScatter(first.dim, first.digits + second.digits, first.combine)
+    if isinstance(first, DynamicSlice) and first.dim == second.dim:
+        return DynamicSlice(first.dim, first.digits + second.digits, second.block)
     if isinstance(first, AllGather) and first.dim == second.dim:
         return AllGather(first.dim, second.digits + first.digits)
     if isinstance(first, AllReduce):

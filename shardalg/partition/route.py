@@ -126,7 +126,7 @@ def filled(dims: Dims, counts: Sequence[int], like: Dims, axes: Digits) -> Dims:
             if need > 1 and need % digit.size == 0 and apart:
                 out[k] += (digit,)
                 used.append(digit)
-    free = list(_free(tuple(used), axes))
+    free = list(unused(tuple(used), axes))
     for k, count in enumerate(counts):
         for digit in tuple(free):
             if count // parts(out[k]) % digit.size == 0:
@@ -136,7 +136,7 @@ def filled(dims: Dims, counts: Sequence[int], like: Dims, axes: Digits) -> Dims:
 
 
 @lru_cache(maxsize=1 << 12)
-def _free(used: Digits, axes: Digits) -> Digits:
+def unused(used: Digits, axes: Digits) -> Digits:
     """Parts of the axes that are not used, in pieces of prime size, major first."""
     found = []
     for stride, size in complement(used, parts(axes)) or ():
@@ -173,7 +173,7 @@ def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[Digits, Digits])
     """
     axes, kept = room
     used = [tuple(d for digits in dims for d in digits) for dims in (start, goal)]
-    free = [_free(digits + kept, axes) for digits in used]
+    free = [unused(digits + kept, axes) for digits in used]
     best = (None, None) if kept else fitted(shape, start, goal, axes)
     pool = sorted({*used[0], *free[0]}, reverse=True)
     if pool != sorted({*used[1], *free[1]}, reverse=True):

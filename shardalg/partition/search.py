@@ -76,7 +76,7 @@ def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
     (dims, pending), (wanted, _) = start, goal
     route = direct(shape, dims, wanted)
     if route is None:
-        dims, wanted, axes = _plain(dims), _plain(wanted), *_plain((axes,))
+        dims, wanted, axes = plain(dims), plain(wanted), *plain((axes,))
         route = None if pending else permuted(dims, wanted, axes)
     if route is None:
         dims, wanted = (tuple(map(primes, side)) for side in (dims, wanted))
@@ -116,7 +116,7 @@ def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[Step]
     return way.steps
 
 
-def _plain(dims: Dims) -> Dims:
+def plain(dims: Dims) -> Dims:
     """Digits in plain numbers: what is found from here on holds for these sizes alone."""
     if all(type(d.size) is int for digits in dims for d in digits):
         return dims
