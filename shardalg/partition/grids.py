@@ -12,13 +12,13 @@ sizes have a normal form, and take `search.py` and `route.py` instead.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heappop, heappush
 from itertools import count, permutations
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import step_wire_bytes
 
@@ -28,36 +28,38 @@ EVERY_ORDER = 3
 """Of so many digits all orders are tried; of more those that the goal has."""
 
 
-class Held(NamedTuple):
-    """One dimension: its digits, the parts that they make and the size of a block."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Held:
+    """One dimension: its digits, the parts that they make and the size of a block.
+
+    One object per content in a search: states are then compared as fast as can be.
+    """
 
     digits: Labels
     count: int
     block: int
 
 
-class State(NamedTuple):
-    """All dimensions, and digits along which sums are pending."""
-
-    dims: tuple[Held, ...]
-    pending: Labels
+State = tuple[tuple[Held, ...], Labels]
+"""All dimensions, and digits along which sums are pending."""
 
 
 class Hop(NamedTuple):
-    """One move: its kind, where it leads, the elements that a device sends.
+    """One move.
 
     Attributes:
+      sent: elements that a device sends. after: where it leads.
       kind: of instruction, by its name in prices; "slice" or "retile".
       dims: the dimension that it works on; of an all-to-all the one that is cut, then the other.
       leaving, arriving: digits that it gathers, cuts by, or moves.
     """
 
-    kind: str
-    dims: tuple[int, ...]
-    leaving: Labels
-    arriving: Labels
-    after: State
     sent: object
+    after: State
+    kind: str
+    dims: tuple[int, ...] = ()
+    leaving: Labels = ()
+    arriving: Labels = ()
 
 
 @dataclass(frozen=True)
@@ -105,199 +107,216 @@ class _Search:
     def __init__(self, puzzle: Puzzle) -> None:
         self.shape, self.sizes = puzzle.shape, puzzle.sizes
         self.overlaps, self.padded = puzzle.overlaps, puzzle.padded
-        self.devices = prod(puzzle.sizes)
-        self.known: dict[tuple[int, object], object] = {}
-        self.goal_dims = puzzle.goal[0]
-        self.wanted = {digit for digits in self.goal_dims for digit in digits}
+        self.devices, self.dims = prod(puzzle.sizes), range(len(puzzle.shape))
+        self.known: dict[object, Any] = {}
+        self.goal_digits = puzzle.goal[0]
+        self.rank = {d: k for digits in self.goal_digits for k, d in enumerate(digits)}
         self.start, self.goal = (self.natural(*end) for end in (puzzle.start, puzzle.goal))
-        self.rank = {d: k for digits in self.goal_dims for k, d in enumerate(digits)}
+        ends = zip(self.goal[0], self.shape, strict=True)
+        self.wanted = [min(held.block, size) for held, size in ends]
+        self.needed = prod(self.wanted)
+        self.shared: tuple[dict[Held, int], ...] = tuple({} for _ in self.dims)
 
     def natural(self, dims: tuple[Labels, ...], pending: Labels) -> State:
-        held = []
-        for size, digits in zip(self.shape, dims, strict=True):
-            n = self.parts(digits)
-            held.append(Held(digits, n, -(-size // n)))
-        return State(tuple(held), pending)
+        counts = map(self.parts, dims)
+        held = [
+            self.held(digits, n, -(-size // n))
+            for size, digits, n in zip(self.shape, dims, counts, strict=True)
+        ]
+        return tuple(held), pending
+
+    def held(self, digits: Labels, n: int, block: int) -> Held:
+        found = self.known.get((digits, block))
+        if found is None:
+            found = self.known[digits, block] = Held(digits, n, block)
+        return found
 
     def parts(self, digits: Labels) -> int:
         return prod([self.sizes[digit] for digit in digits])
 
     def blocks(self, dim: int, n: int) -> tuple[int, ...]:
         """Blocks of a dimension in n parts: on the grid of n parts, and on finer ones."""
-        found = self.known.get((dim, n))
-        if found is None:
-            size = self.shape[dim]
-            last = self.devices if self.padded else n
-            finer = [k for k in range(n, last + 1, n) if self.devices % k == 0]
-            found = tuple(sorted({-(-size // k) * (k // n) for k in finer}))
-            self.known[dim, n] = found
-        return found
+        size, last = self.shape[dim], self.devices if self.padded else n
+        finer = [k for k in range(n, last + 1, n) if self.devices % k == 0]
+        return tuple(sorted({-(-size // k) * (k // n) for k in finer}))
 
-    def lacking(self, state: State) -> object:
-        """Elements that some device has to receive: it holds the first block of the goal.
+    def lacking(self, dims: tuple[Held, ...]) -> object:
+        """Elements that some device has to receive: it wants the first block of the goal.
 
         Of the digits that the goal does not name it has the last ones.
         """
-        needed, shared = 1, 1
-        for dim, held in enumerate(state.dims):
-            found = self.known.get((dim, held))
+        shared = 1
+        for dim, held in enumerate(dims):
+            found = self.shared[dim].get(held)
             if found is None:
-                found = self.known[dim, held] = self._overlap(dim, held)
-            needed *= found[0]
-            shared *= found[1]
-        return needed - shared
+                found = self.shared[dim][held] = self._overlap(dim, held)
+            shared *= found
+        return self.needed - shared
 
-    def _overlap(self, dim: int, held: Held) -> tuple[int, int]:
-        wanted, first = min(self.goal.dims[dim].block, self.shape[dim]), 0
+    def _overlap(self, dim: int, held: Held) -> int:
+        first = 0
         for digit in held.digits:
-            first = first * self.sizes[digit] + (
-                0 if digit in self.wanted else self.sizes[digit] - 1
-            )
+            last = 0 if digit in self.rank else self.sizes[digit] - 1
+            first = first * self.sizes[digit] + last
         first *= held.block
-        return wanted, max(0, min(wanted, first + held.block) - first)
+        return max(0, min(self.wanted[dim], first + held.block) - first)
 
     def run(self) -> list[tuple[State, Hop]]:
         """Permutes have a turn of their own, late: they are many, and few are ever taken."""
         start, goal = self.start, self.goal
-        best = {start: (0, 0)}
-        came: dict[State, tuple[State, Hop]] = {}
-        numbers = count(1)
-        heap = [(self.lacking(start), 0, 0, 0, start, self.hops)]
+        best: dict[State, tuple[object, int]] = {start: (0, 0)}
+        came: dict[State, tuple[State, tuple[Any, ...]]] = {}
+        numbers = count(0, -1)
+        heap = [(self.lacking(start[0]), 0, 0, 0, start, self.hops)]
         while True:
-            least, _, _, sent, state, moves = heapq.heappop(heap)
+            _, _, _, sent, state, moves = heappop(heap)
             if sent > best[state][0]:
                 continue
             if state == goal:
                 return self._chain(came)
             fewest = best[state][1]
-            if moves == self.hops and not state.pending:
-                later = sent + self.permuted_least(state)
-                heapq.heappush(heap, (later, fewest + 1, next(numbers), sent, state, self.permutes))
-            for hop in moves(state):
-                key = (sent + hop.sent, fewest + (hop.sent > 0))
-                after = hop.after
+            if moves == self.hops and not state[1]:
+                turn = sent + self.permuted_least(state[0]), fewest + 1, next(numbers)
+                heappush(heap, (*turn, sent, state, self.permutes))
+            for hop in moves(*state):
+                total, after = sent + hop[0], hop[1]
+                key = total, fewest + (hop[0] > 0)
                 if after not in best or key < best[after]:
-                    best[after] = key
-                    came[after] = (state, hop)
-                    least = key[0] + self.lacking(after)
-                    entry = (least, key[1], next(numbers), key[0], after, self.hops)
-                    heapq.heappush(heap, entry)
+                    best[after], came[after] = key, (state, hop)
+                    lacking = self.lacking(after[0])
+                    turn = total + lacking, key[1] + (lacking > 0), next(numbers)
+                    heappush(heap, (*turn, total, after, self.hops))
 
-    def permuted_least(self, state: State) -> object:
-        """Elements that are sent at least by a permute and what follows it."""
-        wanted = [min(held.block, n) for held, n in zip(self.goal.dims, self.shape, strict=True)]
-        kept = [min(held.block, n) for held, n in zip(state.dims, wanted, strict=True)]
-        return prod([held.block for held in state.dims]) + prod(wanted) - prod(kept)
-
-    def _chain(self, came: dict[State, tuple[State, Hop]]) -> list[tuple[State, Hop]]:
+    def _chain(self, came: dict[State, tuple[State, tuple[Any, ...]]]) -> list[tuple[State, Hop]]:
         chain, state = [], self.goal
         while state != self.start:
-            chain.append(came[state])
-            state = came[state][0]
+            before, hop = came[state]
+            chain.append((before, Hop(*hop)))
+            state = before
         return chain[::-1]
 
-    def hops(self, state: State) -> Iterator[Hop]:
-        """Every move."""
-        local = prod([held.block for held in state.dims])
-        todo = tuple(d for d in state.pending if d not in self.goal.pending)
-        if todo:
-            yield from self.sums(state, local, todo)
-        yield from self.slices(state)
-        if not state.pending or self.goal.pending:
-            yield from self.retiles(state, local)
-            yield from self.gathers(state, local)
-            yield from self.exchanges(state, local)
+    def permuted_least(self, dims: tuple[Held, ...]) -> object:
+        """Elements that are sent at least by a permute and what follows it."""
+        kept = prod([min(held.block, n) for held, n in zip(dims, self.wanted, strict=True)])
+        return prod([held.block for held in dims]) + self.needed - kept
 
-    def sums(self, state: State, local: int, todo: Labels) -> Iterator[Hop]:
+    def hops(self, dims: tuple[Held, ...], pending: Labels) -> Iterator[tuple[Any, ...]]:
+        """Every move but permutes, as the fields of a `Hop`."""
+        local = prod([held.block for held in dims])
+        todo = tuple([d for d in pending if d not in self.goal[1]])
+        if todo:
+            yield from self.sums((dims, pending), local, todo)
+        yield from self.slices(dims, pending)
+        if not pending or self.goal[1]:
+            for dim, held in enumerate(dims):
+                for width, after in self.retiled(dim, held):
+                    sent = local // held.block * width
+                    yield sent, (_with(dims, dim, after), pending), "retile", (dim,)
+                for moved, n, stays in self.joined(dim, held):
+                    left = _with(dims, dim, stays)
+                    yield local * (n - 1), (left, pending), "all_gather", (dim,), moved
+                    yield from self.exchanges((left, pending), local, (dim, moved))
+
+    def sums(self, state: State, local: int, todo: Labels) -> Iterator[tuple[Any, ...]]:
+        dims, pending = state
         for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]):
-            rest = tuple(d for d in state.pending if d not in digits)
-            sent = _sent("all_reduce", self.parts(digits), local)
-            yield Hop("all_reduce", (), digits, (), State(state.dims, rest), sent)
+            rest = tuple(d for d in pending if d not in digits)
+            sent = step_wire_bytes("all_reduce", group_size=self.parts(digits), local_bytes=local)
+            yield sent, (dims, rest), "all_reduce", (), digits
         for digit in todo:
-            rest = tuple(d for d in state.pending if d != digit)
-            for dim, held in enumerate(state.dims):
+            rest, n = tuple(d for d in pending if d != digit), self.sizes[digit]
+            for dim, held in enumerate(dims):
                 for after in self.cut(dim, held, (digit,)):
                     padded = _grown(local, held, after)
-                    sent = _sent("reduce_scatter", self.sizes[digit], padded)
-                    dims = _with(state.dims, dim, after)
-                    yield Hop("reduce_scatter", (dim,), (digit,), (), State(dims, rest), sent)
+                    sent = step_wire_bytes("reduce_scatter", group_size=n, local_bytes=padded)
+                    yield sent, (_with(dims, dim, after), rest), "reduce_scatter", (dim,), (digit,)
 
-    def cut(self, dim: int, held: Held, digits: Labels) -> Iterator[Held]:
+    def cut(self, dim: int, held: Held, digits: Labels) -> list[Held]:
         """A dimension with more digits: on its grid, or on any if it was whole."""
-        n = held.count * self.parts(digits)
-        for block in self.blocks(dim, n):
-            if held.count == 1 or block * n == held.block * held.count:
-                yield Held(held.digits + digits, n, block)
+        found = self.known.get((dim, held, digits))
+        if found is None:
+            n, size = held.count * self.parts(digits), held.count * held.block
+            found = self.known[dim, held, digits] = [
+                self.held(held.digits + digits, n, block)
+                for block in self.blocks(dim, n)
+                if held.count == 1 or block * n == size
+            ]
+        return found
 
-    def joined(self, dim: int, held: Held) -> Iterator[tuple[Labels, Held]]:
-        """What may leave a dimension, and what then stays: its major digits."""
-        n = 1
-        for keep, digit in enumerate(held.digits):
-            block = held.block * (held.count // n) if keep else self.shape[dim]
-            if not keep or block in self.blocks(dim, n):
-                yield held.digits[keep:], Held(held.digits[:keep], n, block)
-            n *= self.sizes[digit]
+    def joined(self, dim: int, held: Held) -> list[tuple[Labels, int, Held]]:
+        """What may leave a dimension, in how many parts, and what then stays of it."""
+        found = self.known.get((dim, held))
+        if found is None:
+            found = self.known[dim, held] = []
+            for keep in range(len(held.digits)):
+                n = self.parts(held.digits[:keep])
+                block = held.block * (held.count // n) if keep else self.shape[dim]
+                if not keep or block in self.blocks(dim, n):
+                    stays = self.held(held.digits[:keep], n, block)
+                    found.append((held.digits[keep:], held.count // n, stays))
+        return found
 
-    def slices(self, state: State) -> Iterator[Hop]:
+    def retiled(self, dim: int, held: Held) -> list[tuple[int, Held]]:
+        """A dimension on other grids, and the places of it that are fetched for that."""
+        found = self.known.get((held, dim))
+        if found is None:
+            found = self.known[held, dim] = []
+            others = self.blocks(dim, held.count) if held.count > 1 else ()
+            for block in others:
+                width = held.block and margin(self.shape[dim], held.count, held.block, block)
+                if block != held.block and width is not None:
+                    found.append((width, self.held(held.digits, held.count, block)))
+        return found
+
+    def slices(self, dims: tuple[Held, ...], pending: Labels) -> Iterator[tuple[Any, ...]]:
         """Of digits that the goal does not name one of each size is as good as another."""
-        used = (*(d for held in state.dims for d in held.digits), *state.pending)
-        blocked = {other for digit in used for other in self.overlaps[digit]}
-        free, seen = [], set()
+        blocked = {other for digit in pending for other in self.overlaps[digit]}
+        blocked.update(*(self.overlaps[digit] for held in dims for digit in held.digits))
+        seen: set[int] = set()
         for digit, size in enumerate(self.sizes):
-            if digit not in blocked and (digit in self.wanted or size not in seen):
-                free.append(digit)
-                seen |= {size} - ({size} if digit in self.wanted else set())
-        for dim, held in enumerate(state.dims):
-            for digit in free:
+            if digit in blocked or (digit not in self.rank and size in seen):
+                continue
+            if digit not in self.rank:
+                seen.add(size)
+            for dim, held in enumerate(dims):
                 for after in self.cut(dim, held, (digit,)):
-                    made = State(_with(state.dims, dim, after), state.pending)
-                    yield Hop("slice", (dim,), (digit,), (), made, 0)
+                    yield 0, (_with(dims, dim, after), pending), "slice", (dim,), (digit,)
 
-    def retiles(self, state: State, local: int) -> Iterator[Hop]:
-        """A dimension on another grid."""
-        for dim, held in enumerate(state.dims):
-            others = {*self.blocks(dim, held.count)} - {held.block} if held.count > 1 else ()
-            for block in sorted(others):
-                width = margin(self.shape[dim], held.count, held.block, block)
-                if width is not None:
-                    after = _with(state.dims, dim, held._replace(block=block))
-                    sent = local // held.block * width
-                    yield Hop("retile", (dim,), (), (), State(after, state.pending), sent)
+    def exchanges(
+        self, left: State, local: int, moved: tuple[int, Labels]
+    ) -> Iterator[tuple[Any, ...]]:
+        """All-to-alls of what leaves a dimension.
 
-    def gathers(self, state: State, local: int) -> Iterator[Hop]:
-        for dim, held in enumerate(state.dims):
-            for gone, stays in self.joined(dim, held):
-                sent = _sent("all_gather", self.parts(gone), local)
-                after = _with(state.dims, dim, stays)
-                yield Hop("all_gather", (dim,), gone, (), State(after, state.pending), sent)
+        Args:
+          left: the state without what moves: the dimension that it leaves, and digits.
+        """
+        (dims, pending), (source, digits) = left, moved
+        n = self.parts(digits)
+        for dim, held in enumerate(dims):
+            if dim == source:
+                continue
+            for arriving in self.orders(digits):
+                for after in self.cut(dim, held, arriving):
+                    sent = _grown(local, held, after) // n * (n - 1)
+                    made = _with(dims, dim, after), pending
+                    yield sent, made, "all_to_all", (dim, source), digits, arriving
 
-    def exchanges(self, state: State, local: int) -> Iterator[Hop]:
-        for source, held in enumerate(state.dims):
-            for moved, stays in self.joined(source, held):
-                left, n = _with(state.dims, source, stays), held.count // stays.count
-                for target, other in enumerate(state.dims):
-                    for cut in self.cut(target, other, moved) if target != source else ():
-                        sent = _sent("all_to_all", n, _grown(local, other, cut))
-                        for arriving in self.orders(moved):
-                            made = Held(other.digits + arriving, cut.count, cut.block)
-                            after = State(_with(left, target, made), state.pending)
-                            yield Hop("all_to_all", (target, source), moved, arriving, after, sent)
-
-    def orders(self, moved: Labels) -> Iterator[Labels]:
+    def orders(self, moved: Labels) -> tuple[Labels, ...]:
+        if len(moved) == 1:
+            return (moved,)
         if len(moved) <= EVERY_ORDER:
-            return permutations(moved)
+            return tuple(permutations(moved))
         wanted = tuple(sorted(moved, key=lambda d: self.rank.get(d, len(moved))))
-        return iter(dict.fromkeys((moved, wanted)))
+        return tuple(dict.fromkeys((moved, wanted)))
 
-    def permutes(self, state: State) -> Iterator[Hop]:
-        local = prod([held.block for held in state.dims])
-        counts = [held.count for held in state.dims]
+    def permutes(self, dims: tuple[Held, ...], pending: Labels) -> Iterator[tuple[Any, ...]]:
+        local = prod([held.block for held in dims])
+        counts = [held.count for held in dims]
         for digits in self.arranged(counts, (), frozenset()):
-            dims = tuple(
-                held._replace(digits=row) for held, row in zip(state.dims, digits, strict=True)
-            )
-            if dims != state.dims:
-                yield Hop("collective_permute", (), (), (), State(dims, ()), local)
+            pairs = zip(dims, digits, strict=True)
+            made = tuple([self.held(row, held.count, held.block) for held, row in pairs])
+            if made != dims:
+                yield local, (made, pending), "collective_permute"
 
     def arranged(
         self, counts: list[int], made: tuple[Labels, ...], used: frozenset[int]
@@ -311,7 +330,7 @@ class _Search:
             yield from self.arranged(counts, (*made, row), blocked)
 
     def rows(self, dim: int, n: int, used: frozenset[int]) -> Iterator[Labels]:
-        goal = self.goal_dims[dim]
+        goal = self.goal_digits[dim]
         if len(self.sizes) <= EVERY_ORDER:
             yield from self.filled((), n, used)
             return
@@ -332,10 +351,6 @@ class _Search:
             if digit not in used and n % size == 0:
                 blocked = used.union(self.overlaps[digit])
                 yield from self.filled((*head, digit), n // size, blocked)
-
-
-def _sent(kind: str, devices: int, local: int) -> object:
-    return step_wire_bytes(kind, group_size=devices, local_bytes=local)
 
 
 def _grown(local: int, held: Held, after: Held) -> int:

@@ -79,22 +79,23 @@ def _step(shape: Shape, before: Found, hop: Hop, names: Digits) -> Step:
     def named(labels: Labels) -> Digits:
         return tuple([names[k] for k in labels])
 
-    state, dims = hop.after, tuple([named(held.digits) for held in hop.after.dims])
+    after, pending = hop.after
+    dims = tuple([named(held.digits) for held in after])
     padded = tuple(
         size if held.block == -(-size // held.count) else held.block * held.count
-        for size, held in zip(shape, state.dims, strict=True)
+        for size, held in zip(shape, after, strict=True)
     )
     if hop.kind == "retile":
         (dim,) = hop.dims
-        blocks = before.dims[dim].block, state.dims[dim].block
+        blocks = before[0][dim].block, after[dim].block
         move = Retile(dim, dims[dim], shape[dim], *blocks)
     elif hop.kind == "collective_permute":
-        pairs = zip(before.dims, state.dims, strict=True)
+        pairs = zip(before[0], after, strict=True)
         changed = {k for a, b in pairs if a.digits != b.digits for k in (*a.digits, *b.digits)}
         move = CollectivePermute(tuple(sorted(named(tuple(changed)), reverse=True)), ())
     else:
         move = _MOVES[hop.kind](hop, named(hop.leaving), named(hop.arriving))
-    return Step(move, (dims, named(state.pending)), hop.sent, padded)
+    return Step(move, (dims, named(pending)), hop.sent, padded)
 
 
 _MOVES: dict[str, Callable[[Hop, Digits, Digits], Move]] = {
@@ -102,7 +103,7 @@ _MOVES: dict[str, Callable[[Hop, Digits, Digits], Move]] = {
     "all_reduce": lambda _, leaving, __: AllReduce(leaving),
     "reduce_scatter": lambda hop, leaving, _: ReduceScatter(*hop.dims, leaving),
     "slice": lambda hop, leaving, _: DynamicSlice(
-        *hop.dims, leaving, hop.after.dims[hop.dims[0]].block
+        *hop.dims, leaving, hop.after[0][hop.dims[0]].block
     ),
     "all_to_all": lambda hop, leaving, arriving: AllToAll(
         *hop.dims, leaving, () if arriving == leaving else arriving
