@@ -28,7 +28,7 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
 from shardalg.stages import Stages, planned, planned_at
 from shardalg.table import Table
-from shardalg.traced import Traced, own_mesh, read_traced, trace_arguments, with_own
+from shardalg.traced import Traced, own_mesh, own_meshes, read_traced, trace_arguments, with_own
 
 if TYPE_CHECKING:
     from shardalg.algebra.dims import Size
@@ -580,7 +580,7 @@ def plan(
 
 
 def _planned(traced: Traced, strategy: Strategy, options: Options) -> Plan:
-    annotations = with_own(resolve(traced.graph, strategy), traced)
+    annotations = with_own(resolve(traced.graph, strategy, own_meshes(traced)), traced)
     return from_annotations(traced, annotations, options)
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError, StrategyError
 from shardalg.graph.ir import Graph
 from shardalg.graph.serial import from_json, graph_hash, to_json
@@ -15,6 +16,7 @@ from shardalg.graph.trace import trace
 from shardalg.ops.normalise import normalise
 from shardalg.ops.roles import roles
 from shardalg.pause import collection_paused
+from shardalg.propagate.other_mesh import is_another, named_meshes, placed, site_meshes
 from shardalg.propagate.strategy import Annotations
 
 if TYPE_CHECKING:
@@ -154,31 +156,48 @@ def read_traced(content: Mapping[str, Any]) -> Traced:
     return Traced(graph, argument_roles, donated=donated, symbols=found)
 
 
+def own_meshes(traced: Traced) -> tuple[Mesh, ...]:
+    """The meshes of the shardings that the arguments carry, each once."""
+    return named_meshes(s for s in traced.own_shardings if s is not None)
+
+
 def own_mesh(traced: Traced) -> Mesh:
     """The mesh of the shardings that the arguments carry.
 
     Raises:
       StrategyError: there is none, or there are several.
     """
-    meshes = {s.mesh for s in traced.own_shardings if s is not None}
+    meshes = own_meshes(traced)
     if len(meshes) != 1:
         raise StrategyError(
             f"plan() needs a mesh: the arguments carry shardings on {len(meshes)} meshes. "
             "Pass mesh=sa.Mesh({'X': 8, 'Y': 16}) or a Strategy."
         )
-    return Mesh.from_jax(meshes.pop())
+    return meshes[0]
 
 
 def with_own(annotations: Annotations, traced: Traced) -> Annotations:
     """An argument's own NamedSharding counts where the strategy says nothing."""
-    from shardalg.algebra.jax_types import from_named_sharding
-
     types = [traced.graph.values[v].type for v in traced.graph.arguments]
     own = traced.own_shardings or (None,) * len(types)
+    told = (*own_meshes(traced), *site_meshes(traced.graph))
     arguments = tuple(
         given
         if given is not None or carried is None
-        else from_named_sharding(carried, type_.shape, annotations.mesh)
+        else _own_layout(carried, type_.shape, annotations.mesh, told=told)
         for given, carried, type_ in zip(annotations.arguments, own, types, strict=True)
     )
     return replace(annotations, arguments=arguments)
+
+
+def _own_layout(
+    carried: Any, shape: tuple[int, ...], mesh: Mesh, *, told: tuple[Mesh, ...]
+) -> Sharding:
+    """By the names of its axes, or on the mesh that it is on where that is another one."""
+    from shardalg.algebra.jax_types import from_named_sharding
+
+    there = from_named_sharding(carried, shape)
+    axes = {ref.name for dim in there.dims for ref in there.mesh.refs(dim)}
+    if is_another(there.mesh, mesh, axes=axes, told=told):
+        return placed(there, mesh, shape)
+    return from_named_sharding(carried, shape, mesh)

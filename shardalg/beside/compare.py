@@ -16,7 +16,6 @@ from shardalg.lower.hlo import table as hlo_table
 from shardalg.report.answers import Answer, Parts
 from shardalg.report.disagreements import Moved
 from shardalg.report.tables import beside, collectives
-from shardalg.spmd.text import axes_text
 from shardalg.stages import Stages
 from shardalg.table import Table
 
@@ -198,7 +197,7 @@ def _order(graph: Graph) -> object:
 
 
 def _ours(stages: Stages, moved: Moved) -> str:
-    return f"{moved.alike[0]} {axes_text(stages.mesh, moved.digits)}"
+    return f"{moved.alike[0]} {','.join(stages.mesh.texts(moved.digits))}"
 
 
 def _theirs(collective: HloCollective) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from shardalg.costs.collectives import axis_names
 from shardalg.costs.cost import number
 from shardalg.errors import StrategyError
 from shardalg.explain.changes import Change, changes
@@ -120,7 +119,7 @@ class CollectiveExplanation(Answer):
 
 def _headline(moved: Moved, stages: Stages) -> str:
     kind, instruction = moved.alike[0], moved.step.instruction
-    axes = ",".join(axis_names(stages.mesh, moved.digits))
+    axes = ",".join(stages.mesh.texts(moved.digits))
     name = stages.graph.values[moved.value].name
     sent = f"{number(moved.wire_bytes):,} wire bytes per device, {moved.step.count} times a step"
     return f"{kind} of {name} along {axes}: {sent}; {instruction.why}."

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from shardalg.errors import TraceError
 from shardalg.graph.calls import BODY_PARAMS, CALLS, INLINED, Call
-from shardalg.graph.ir import Graph, Node, Region, Site, Tie, ValueType
+from shardalg.graph.ir import Graph, Node, PlainMesh, Region, Site, Tie, ValueType
 from shardalg.graph.parts import Parts
 from shardalg.graph.phase import Draft, phases
 from shardalg.graph.source import Sources
@@ -70,6 +70,7 @@ class Builder:
         "optimization_barrier"), for `Graph.bindings`.
       handlers: primitive to what reads its equations; `plain_node` reads all others.
       written_out: of an equation that hides what it computes, a body that says it, or None.
+      mesh_of: of a sharding, the mesh that the user gave it, as plain data.
     """
 
     def __init__(
@@ -78,10 +79,12 @@ class Builder:
         handlers: Mapping[str, Placing],
         *,
         written_out: Callable[[Any], Any | None],
+        mesh_of: Callable[[Any], PlainMesh | None],
     ) -> None:
         self.primitives = primitives
         self.handlers = handlers
         self.written_out = written_out
+        self.mesh_of = mesh_of
         self.parts = Parts()
         self.ties: list[Tie] = []
         self.sites: list[Site] = []
@@ -216,10 +219,8 @@ def _placed(
     """The values behind a site each, where a sharding names axes."""
     placed = []
     for value, sharding in zip_longest(values, shardings):
-        spec = getattr(sharding, "spec", None)
-        if spec is not None:
-            rank = len(builder.parts.values[value].type.shape)
-            (value,) = site(builder, [value], site_params(spec, rank), place)
+        if getattr(sharding, "spec", None) is not None:
+            (value,) = _constrained(builder, value, sharding, place)
         placed.append(value)
     return placed
 
@@ -356,17 +357,20 @@ def _annotation(
 def _constraint(
     builder: Builder, equation: Any, operands: list[int], place: Place
 ) -> Sequence[int]:
-    """JAX's constraint: a site that keeps the axis names of its spec, and nothing of its mesh."""
+    """JAX's constraint: a site with the axis names of its spec, and the mesh that it brings."""
     params = equation.params
     sharding = params.get("sharding", params.get("dst_sharding"))
-    spec = getattr(sharding, "spec", None)
-    if spec is None:
+    if getattr(sharding, "spec", None) is None:
         raise TraceError(
             f"the constraint at {place.source or 'an unknown line'} names devices and no axes: "
             f"{sharding}. Constrain with a PartitionSpec or a NamedSharding."
         )
-    rank = len(equation.outvars[0].aval.shape)
-    return site(builder, operands, site_params(spec, rank), place)
+    return _constrained(builder, operands[0], sharding, place)
+
+
+def _constrained(builder: Builder, value: int, sharding: Any, place: Place) -> Sequence[int]:
+    params = site_params(sharding.spec, len(builder.parts.values[value].type.shape))
+    return site(builder, [value], params, place, mesh=builder.mesh_of(sharding))
 
 
 def _reshard(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
@@ -401,9 +405,14 @@ def site_params(spec: Iterable[object], rank: int) -> dict[str, Any]:
 
 
 def site(
-    builder: Builder, operands: list[int], params: Mapping[str, Any], place: Place
+    builder: Builder,
+    operands: list[int],
+    params: Mapping[str, Any],
+    place: Place,
+    *,
+    mesh: PlainMesh | None = None,
 ) -> Sequence[int]:
-    """An annotation with these parameters, on one value.
+    """An annotation with these parameters, on one value; `mesh` where it brings its own.
 
     Raises:
       TraceError: it says something of axes along which the region around it is manual.
@@ -422,7 +431,7 @@ def site(
     results = parts.results(types, (name, "") if name else label)
     binding = (builder.primitives["annotate"], dict(params))
     node = builder.node(binding, operands, results, place=place)
-    builder.sites.append(Site(node, name, params["spec"], params["unspecified_dims"]))
+    builder.sites.append(Site(node, name, params["spec"], params["unspecified_dims"], mesh))
     return results
 
 

@@ -23,6 +23,7 @@ SHORT = {
 # Parameters of a primitive as plain data: numbers, text, None, and tuples of plain data.
 Plain = int | float | bool | str | None | tuple["Plain", ...]
 Params = tuple[tuple[str, Plain], ...]
+PlainMesh = tuple[tuple[tuple[str, int], ...], tuple[int, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +193,15 @@ class Site:
       spec: per dimension the axis names, major first; None for a site that only a strategy fills.
       unspecified_dims: dimensions left to completion; with `spec` None those that `vmap` added,
         which the strategy's spec does not count.
+      mesh: of a constraint that brings its own, the axes with their sizes, and the device ids where
+        they are not 0, 1, 2, ...: with the spec it is read by `propagate.strategy`.
     """
 
     node: int
     name: str | None
     spec: tuple[tuple[str, ...], ...] | None
     unspecified_dims: tuple[int, ...] = ()
+    mesh: PlainMesh | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
         "nodes": _encode(nodes),
         "regions": [_encode(_fields(r)[1:]) for r in graph.regions],
         "ties": [[t.call, t.kind, t.source, t.target] for t in graph.ties],
-        "sites": [_encode([s.node, s.name, s.spec, s.unspecified_dims]) for s in graph.sites],
+        "sites": [_encode(_fields(site)) for site in graph.sites],
         "constants": [[i, *_stored(array, limit_bytes)] for i, array in graph.constants],
         **{key: list(getattr(graph, key)) for key in _PLAIN_FIELDS},
     }
@@ -120,8 +120,8 @@ class _Interned:
         return [self(item) for item in items]
 
 
-def _fields(region: Region) -> list[Any]:
-    return [getattr(region, name) for name in Region.__dataclass_fields__]
+def _fields(record: Region | Site) -> list[Any]:
+    return [getattr(record, name) for name in record.__dataclass_fields__]
 
 
 def _encode(value: Any) -> Any:

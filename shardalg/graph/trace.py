@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from traceback import walk_tb
 from typing import Any
 
 import jax
-from jax.tree_util import keystr, tree_flatten_with_path, tree_structure, treedef_is_leaf
+from jax.sharding import AbstractMesh
+from jax.tree_util import (
+    keystr,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_structure,
+    treedef_is_leaf,
+)
 
+from shardalg.algebra.jax_types import mesh_from_jax
 from shardalg.errors import RoleError, StrategyError, TraceError
 from shardalg.graph import build
 from shardalg.graph.evaluate import find_primitive
-from shardalg.graph.ir import Graph
+from shardalg.graph.ir import Graph, PlainMesh
 from shardalg.graph.manual import MANUAL_HANDLERS
 from shardalg.graph.source import Sources
 from shardalg.graph.written import written_out
@@ -32,7 +41,7 @@ def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | No
       fn: any function that JAX can trace; a jitted one is unwrapped.
       args: arrays, numbers or `jax.ShapeDtypeStruct`s, in any pytrees. Where they lie is ignored.
       mesh_shape: axis sizes for a `with_sharding_constraint` with a bare spec inside `fn`; only the
-        names of its axes are kept.
+        names of its axes are kept. A NamedSharding's mesh is kept beside its site.
 
     Raises:
       TraceError: a leaf of `args` is no array, JAX cannot trace `fn`, or it has side effects.
@@ -46,7 +55,8 @@ def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | No
     """
     paths, leaves, tree = _leaves(fn, args)
     specs = [_spec(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
-    closed, shapes = _jaxpr(fn, jax.tree.unflatten(tree, specs), mesh_shape)
+    around = _hint(mesh_shape)
+    closed, shapes = _jaxpr(fn, jax.tree.unflatten(tree, specs), around)
     if closed.effects:
         raise TraceError(
             f"{_name(fn)} has side effects that a plan cannot keep: "
@@ -54,7 +64,9 @@ def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | No
         )
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
     ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
-    builder = build.Builder(ours, HANDLERS, written_out=written_out)
+    builder = build.Builder(
+        ours, HANDLERS, written_out=written_out, mesh_of=partial(_brought, around)
+    )
     with collection_paused():
         graph = builder.graph(closed, paths, result_paths)
         graph.check()
@@ -105,9 +117,9 @@ def _spec(path: str, leaf: Any) -> Any:
 
 
 def _jaxpr(
-    fn: Callable[..., Any], args: Sequence[Any], mesh_shape: Mapping[str, int] | None
+    fn: Callable[..., Any], args: Sequence[Any], around: AbstractMesh | None
 ) -> tuple[Any, Any]:
-    with _hinted(mesh_shape):
+    with nullcontext() if around is None else jax.sharding.use_abstract_mesh(around):
         try:
             return jax.make_jaxpr(fn, return_shape=True)(*args)
         except _UNTRACEABLE as error:
@@ -126,7 +138,7 @@ def _jaxpr(
                     "of its mesh are Explicit, and arguments are planned without a layout. Make "
                     "the mesh with axis_types=(jax.sharding.AxisType.Auto,) * n."
                 ) from None
-            if not (mesh_shape and str(error).startswith("The context mesh")):
+            if not (around and str(error).startswith("The context mesh")):
                 raise
         except RuntimeError as error:
             if "mesh" not in str(error):
@@ -164,14 +176,21 @@ _UNTRACEABLE = (
 )
 
 
-def _hinted(mesh_shape: Mapping[str, int] | None) -> AbstractContextManager[object]:
+def _hint(mesh_shape: Mapping[str, int] | None) -> AbstractMesh | None:
+    """The mesh around a function while it is traced, all axes Auto."""
     if not mesh_shape:
-        return nullcontext()
+        return None
     kinds = (jax.sharding.AxisType.Auto,) * len(mesh_shape)
-    mesh = jax.sharding.AbstractMesh(
-        tuple(mesh_shape.values()), tuple(mesh_shape), axis_types=kinds
-    )
-    return jax.sharding.use_abstract_mesh(mesh)
+    return AbstractMesh(tuple(mesh_shape.values()), tuple(mesh_shape), axis_types=kinds)
+
+
+def _brought(around: AbstractMesh | None, sharding: Any) -> PlainMesh | None:
+    """The mesh that a constraint brings; a bare spec has the one around the function."""
+    mesh = getattr(sharding, "mesh", None)
+    if mesh is None or mesh.empty or mesh == around:
+        return None
+    made = mesh_from_jax(mesh)
+    return made.axes, made.device_ids
 
 
 def _name(fn: Callable[..., Any]) -> str:
@@ -211,7 +230,14 @@ def flatten_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
     >>> flatten_prefix(("p", {"a": 1, "b": None}), ([0, 0], {"a": 0, "b": [0, 0]}), "roles")
     ['p', 'p', 1, None, None]
     """
-    return _matched(prefix, tree, what)
+    upper = tree_structure(prefix, is_leaf=lambda node: node is None)
+    try:
+        below = upper.flatten_up_to(tree)
+    except ValueError:  # kinds of nodes that differ may have the same keys; if not, all are named
+        return _matched(prefix, tree, what)
+    entries = tree_leaves(prefix, is_leaf=lambda node: node is None)
+    counts = [tree_structure(part).num_leaves for part in below]
+    return [entry for entry, n in zip(entries, counts, strict=True) for entry in (entry,) * n]
 
 
 def _matched(prefix: Any, tree: Any, where: str) -> list[Any]:

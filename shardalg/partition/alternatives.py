@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import KINDS, axis_names, step_wire_bytes
+from shardalg.costs.collectives import KINDS, step_wire_bytes
 from shardalg.costs.conditions import Condition, conditions
 from shardalg.costs.formula import Formula, ceiling
 from shardalg.costs.symbolic import Size, Sizes, Symbolised, formula_digits
@@ -102,7 +102,7 @@ class _Pricer:
     def words(self, choice: Choice) -> str:
         """The axes on the loops, in words."""
         mesh = self.sharded.mesh
-        split = [f"{n} over {','.join(axis_names(mesh, d))}" for n, d in choice.loops if d]
+        split = [f"{n} over {','.join(mesh.texts(d))}" for n, d in choice.loops if d]
         return ", ".join(split) or "the whole"
 
     def devices(self, choice: Choice) -> Formula:

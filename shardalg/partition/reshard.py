@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 from operator import index
 
-from shardalg.algebra.digits import Digit, Digits, partition_ids
+from shardalg.algebra.digits import Digit, Digits, canonical, complement, partition_ids
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
@@ -135,11 +135,15 @@ class _Spelling:
 
     def __init__(self, source: Sharding, target: Sharding) -> None:
         self.source, mesh = source, source.mesh
-        ends = tuple(d for s in (source, target) for digits in s.dims for d in digits)
         axes = _axes(mesh)
-        digits = (*axes, *ends)
-        self.known = dict(zip(*_numbers((digits,)), digits, strict=True))
-        self.known.update(zip(digits, digits, strict=True))
+        sized = [
+            digit
+            for digits in (*source.dims, *target.dims, axes)
+            for digit in digits
+            if type(digit.size) is not int or type(digit.stride) is not int
+        ]
+        self.known = dict(zip(*_numbers((sized,)), sized, strict=True))
+        self.known.update(zip(sized, sized, strict=True))
         self.borders = {d.stride for d in axes}
 
     def digits(self, digits: Digits) -> Digits:
@@ -159,9 +163,9 @@ class _Spelling:
         if isinstance(move, CollectivePermute):
             pairs = _permutation(before, after, self.source.mesh.size)
             return CollectivePermute(digits, pairs)
-        if isinstance(move, AllToAll):
+        if isinstance(move, AllToAll) and move.arriving:
             return replace(move, digits=digits, arriving=self.digits(move.arriving))
-        return replace(move, digits=digits)
+        return move if digits == move.digits else replace(move, digits=digits)
 
 
 def reshard_price(source: Sharding, target: Sharding) -> object:
@@ -233,14 +237,26 @@ def _numbers(dims: Dims) -> Dims:
 
 def _permutation(source: Dims, target: Dims, positions: int) -> tuple[tuple[int, int], ...]:
     """(source, target) positions: the r-th holder of a block serves its r-th taker."""
+    holders, takers = (_by_block(sum(_numbers(dims), ()), positions) for dims in (source, target))
+    serves = [0] * positions
+    for holder, taker in zip(holders, takers, strict=True):
+        serves[taker] = holder
+    return tuple(zip(serves, range(positions), strict=True))
+
+
+@lru_cache(maxsize=1 << 12)
+def _by_block(digits: Digits, positions: int) -> tuple[int, ...]:
+    """All positions by the number of their block, those of one block in their order."""
     import numpy as np
 
-    everyone = np.arange(positions)
-    blocks = (partition_ids(sum(_numbers(dims), ()), everyone) for dims in (source, target))
-    holders, takers = (np.argsort(ids, kind="stable") for ids in blocks)
-    serves = np.empty_like(holders)
-    serves[takers] = holders
-    return tuple(zip(serves.tolist(), range(positions), strict=True))
+    digits = canonical(digits)
+    free = complement(digits, positions)
+    if free is None:  # digits of several meshes
+        ids = partition_ids(digits, np.arange(positions))
+        return tuple(np.argsort(ids, kind="stable").tolist())
+    every = sorted((*digits, *free), reverse=True)
+    grid = np.arange(positions).reshape([size for _, size in every])
+    return tuple(grid.transpose([every.index(d) for d in (*digits, *free)]).ravel().tolist())
 
 
 def _fused(steps: list[Step]) -> list[Step]:

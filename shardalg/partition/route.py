@@ -18,7 +18,7 @@ all-to-alls alone (`shuffle.py`), or the fewest that make the numbers of parts f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -122,8 +122,8 @@ def filled(dims: Dims, counts: Sequence[int], like: Dims, axes: Digits) -> Dims:
     for k, digits in enumerate(like):
         for digit in digits:
             need = counts[k] // parts(out[k])
-            apart = all(nested(digit, u) and not overlap(digit, u) for u in used)
-            if need > 1 and need % digit.size == 0 and apart:
+            fits = need > 1 and need % digit.size == 0
+            if fits and all(nested(digit, u) and not overlap(digit, u) for u in used):
                 out[k] += (digit,)
                 used.append(digit)
     free = list(unused(tuple(used), axes))
@@ -175,8 +175,8 @@ def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[Digits, Digits])
     used = [tuple(d for digits in dims for d in digits) for dims in (start, goal)]
     free = [unused(digits + kept, axes) for digits in used]
     best = (None, None) if kept else fitted(shape, start, goal, axes)
-    pool = sorted({*used[0], *free[0]}, reverse=True)
-    if pool != sorted({*used[1], *free[1]}, reverse=True):
+    pool = tuple(sorted({*used[0], *free[0]}, reverse=True))
+    if pool != tuple(sorted({*used[1], *free[1]}, reverse=True)):
         return best[1]
     back = len(free[1]) < len(free[0])
     ends = (goal, start) if back else (start, goal)
@@ -198,52 +198,85 @@ def _swapped(
 ) -> Priced:
     """All-to-alls alone, if they send less than the best; found from the side that is fuller."""
     (start, goal), (pool, placed, back) = ends, digits
-    bits = {digit: 1 << i for i, digit in enumerate(pool)}
-    goal_bits = tuple(tuple(bits[d] for d in digits) for digits in goal)
-    used = prod([d.size for digits in start for d in digits]) * prod([d.size for d in placed])
-    search = Shuffle(goal_bits, shape=shape, parts=_parts(tuple(pool)), pieces=used)
-    limit = 4 * used if best[0] is None else int(used * (1 + best[0] * used))
-    found = None
-    for first in _placements(shape, start, (placed, bits)):
-        search.search(first, limit)
-        if search.hops is not None and search.cost < limit:
-            limit, found = search.cost, (first, search.hops)
+    units = _units(start, goal, pool, ample=not any(size % parts(pool) for size in shape))
+    bits = {unit[0]: 1 << i for i, unit in enumerate(units)}
+    of_bits = {1 << i: unit for i, unit in enumerate(units)}
+    start_bits, goal_bits = (
+        tuple([tuple([bits[d] for d in digits if d in bits]) for digits in dims]) for dims in ends
+    )
+    used = prod([d.size for digits in (*start, placed) for d in digits])
+    search = Shuffle(goal_bits, shape=shape, parts=_parts(tuple(map(parts, units))), pieces=used)
+    most = 4 if best[0] is None else 1 + best[0] * used
+    firsts = _placements(start_bits, [bits[d] for d in placed if d in bits])
+    found = search.search(firsts, int(most * used * search.HOP))
     if found is None:
         return best
-    names = {bit: digit for digit, bit in bits.items()}
-    orders = settled(*found, goal_bits)
-    first, last = (tuple(tuple(names[b] for b in bs) for bs in orders[i]) for i in (0, 2))
-    swaps = tuple(
-        Swap(s.source, s.target, *(tuple(names[b] for b in side) for side in s[2:]))
-        for s in orders[1]
-    )
+    cost = found[0] // search.HOP
+    first, hops, last = settled(*found[1:], goal_bits)
+    first, last = (tuple([_digits(side, of_bits) for side in sides]) for sides in (first, last))
+    swaps = [Swap(*s[:2], *(_digits(side, of_bits) for side in s[2:])) for s in hops]
     if back:
-        first, swaps = last, tuple(swap.reverse for swap in reversed(swaps))
-    return Fraction(limit - used, used * used), Route(first, swaps)
+        first, swaps = last, [swap.reverse for swap in reversed(swaps)]
+    return Fraction(cost - used, used * used), Route(first, tuple(swaps))
+
+
+def _digits(bits: Sequence[int], of_bits: Mapping[int, Digits]) -> Digits:
+    return tuple([digit for bit in bits for digit in of_bits[bit]])
+
+
+def _units(start: Dims, goal: Dims, pool: Digits, *, ample: bool) -> list[Digits]:
+    """Digits that need never part: neighbours on either side, or on nothing there.
+
+    Let two such digits of sizes m and n part on the cheapest way: where only one travels, with k
+    others, a device sends 1 - 1/(k*m) or 1 - 1/(k*n) of its block. If one follows the other
+    everywhere that becomes 1 - 1/(k*m*n), and 1 - 1/k where it now stays away. Both ways to join
+    them, weighted `log m : log n`, send no more on average (1/t is convex in log t): so one of the
+    two sends no more. All it asks of sizes is that any dimension may hold any digits (`ample`).
+
+    >>> a, b, c = (Digit(4, 2),), (Digit(2, 2),), (Digit(1, 2),)
+    >>> _units((a + b + c, ()), (c, a + b), a + b + c, ample=True)
+    [(Digit(stride=1, size=2),), (Digit(stride=4, size=2), Digit(stride=2, size=2))]
+    """
+    if not ample:
+        return [(digit,) for digit in pool]
+    behind, used = [], []
+    for dims in (start, goal):
+        behind.append({b: a for digits in dims for a, b in pairwise(digits)})
+        used.append({digit for digits in dims for digit in digits})
+    orders = [*goal, *([d for d in digits if d not in used[1]] for digits in start)]
+    orders.append([d for d in pool if d not in used[0] and d not in used[1]])
+    units: list[Digits] = []
+    for order in orders:
+        last = None
+        for digit in order:
+            alike = [
+                held[digit] == last if digit in held else digit not in on and last not in on
+                for held, on in zip(behind, used, strict=True)
+            ]
+            if last is not None and all(alike):
+                units[-1] += (digit,)
+            else:
+                units.append((digit,))
+            last = digit
+    return units
 
 
 @lru_cache(maxsize=1 << 10)
-def _parts(pool: Digits) -> tuple[int, ...]:
-    """Devices along each set of digits: number i has bit j for the digit j of the pool."""
+def _parts(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Devices along each set of units: number i has bit j for the j-th."""
     found = [1]
-    for digit in pool:
-        found += [count * digit.size for count in found]
+    for size in sizes:
+        found += [count * size for count in found]
     return tuple(found)
 
 
-def _placements(
-    shape: Shape, start: Dims, digits: tuple[Digits, dict[Digit, int]]
-) -> Iterator[Stacks]:
-    """Every way to cut the dimensions by the placed digits too."""
-    placed, bits = digits
+def _placements(start: Stacks, placed: Sequence[int]) -> Iterator[Stacks]:
+    """Every way to cut the dimensions by the placed bits too; those of one may be in any order."""
     dims = range(len(start))
     for places in product(dims, repeat=len(placed)):
-        cuts = [[d for d, place in zip(placed, places, strict=True) if place == k] for k in dims]
-        if all(shape[k] % (parts(start[k]) * parts(tuple(cuts[k]))) == 0 for k in dims):
-            yield tuple(
-                tuple(bits[d] for d in held) + ((sum(bits[d] for d in cut),) if cut else ())
-                for held, cut in zip(start, cuts, strict=True)
-            )
+        pairs = list(zip(placed, places, strict=True))
+        cuts = [sum([bit for bit, place in pairs if place == k]) for k in dims]
+        yield tuple([(*held, cut) if cut else held for held, cut in zip(start, cuts, strict=True)])
 
 
 def fitted(shape: Shape, start: Dims, goal: Dims, axes: Digits) -> Priced:

@@ -8,10 +8,9 @@ all-to-all among `m` devices costs `1 - 1/m` of the local block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
-from math import prod
 from typing import Any, NamedTuple
 
 Stack = tuple[int, ...]
@@ -19,13 +18,15 @@ Stacks = tuple[Stack, ...]
 Order = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
+class Hop(NamedTuple):
     """One all-to-all: the blocks `moved` leave the minor end of `source` for that of `target`."""
 
     source: int
     target: int
     moved: Stack
+
+
+Hops = tuple[Hop, ...]
 
 
 class Swap(NamedTuple):
@@ -42,129 +43,152 @@ class Swap(NamedTuple):
         return Swap(self.target, self.source, self.arriving, self.leaving)
 
 
-def reached(stack: Stack, goal: Sequence[int]) -> int:
-    """How many digits of the goal the stack begins with; `-1 - n` where others come after n.
+class Needs(NamedTuple):
+    """What one dimension still costs at least, and by which hops.
 
-    >>> reached((1, 6), (1, 4)), reached((1,), (1, 4)), reached((2,), (1, 4))
-    (2, 1, -1)
+    Attributes:
+      lacks: of the hops that bring the digits of the goal that are not in their places.
+      leaves: of the hops that take away what is in their way, or is wanted in another dimension.
+      blocked: of those that have to leave before anything of use arrives; 0 where nothing is.
     """
-    at, end = 0, len(goal)
-    for block in stack:
-        while at < end and goal[at] & block:
-            block ^= goal[at]
-            at += 1
-        if at == end:
-            return at
-        if block:
-            return -1 - at
-    return at
+
+    lacks: int
+    leaves: int
+    blocked: int
 
 
 class Shuffle:
-    """The cheapest hops from a layout to any that begins with the goal's digits.
+    """The cheapest hops from a layout to any that begins with the goal's digits (A*).
 
-    A depth-first search within a limit, what promises most first; the last hop is computed, not
-    tried. A dimension that lacks m parts of the goal's costs `1 - 1/m` at least, since hops of m1
-    and m2 parts cost no less than one of m1*m2; and each hop mends one dimension at most.
+    A hop among m devices is priced `pieces * (1 - 1/m)`, as a multiple of `HOP`, and one more, so
+    that of two chains that send as much the one with fewer hops wins.
 
     Attributes:
       goal: per dimension its digits, single bits, major first.
       shape: places of each dimension, which the parts of a stack must divide.
       parts: devices along each set of digits, by its number.
-      pieces: of a block, in which costs are counted; all devices that take part.
-      lacking: per dimension, what it costs at least by the number of the goal's digits there.
-      cost, hops: of the best chain so far; None where there is none below the limit.
+      price: of a hop that moves a set of digits, by its number: of `pieces`, all devices that take
+        part, all but one of m are sent.
+      fits: whether any dimension may hold any digits.
+      elsewhere: per dimension, the digits that the goal has in another one.
+      known: per dimension, what a stack needs.
     """
+
+    HOP = 64
 
     def __init__(
         self, goal: tuple[Order, ...], *, shape: Sequence[int], parts: Sequence[int], pieces: int
     ) -> None:
-        self.goal, self.shape, self.parts, self.pieces = goal, shape, parts, pieces
-        self.dims = range(len(goal))
-        self.lacking = [[self.price(order[at:]) for at in range(len(order) + 1)] for order in goal]
+        self.goal, self.shape, self.parts = goal, shape, parts
+        self.price = [self.HOP * (pieces - pieces // n) + 1 for n in parts]
+        self.price[0] = 0
+        self.fits = not any(size % parts[-1] for size in shape)
+        placed = sum(map(sum, goal))
+        self.elsewhere = [placed & ~sum(order) for order in goal]
+        self.known: list[dict[Stack, Needs]] = [{} for _ in goal]
 
-    def search(self, first: Stacks, limit: int) -> None:
-        """The cheapest hops from `first`, if they cost less than the limit."""
-        self.cost, self.hops = limit, None
-        found = [reached(s, g) for s, g in zip(first, self.goal, strict=True)]
-        self._search(first, found, (0, ()))
+    def search(self, firsts: Iterable[Stacks], limit: int) -> tuple[int, Stacks, Hops] | None:
+        """(price, layout, hops) of the cheapest way from any of the layouts; None at the limit.
 
-    def price(self, moved: Stack) -> int:
-        """Pieces that a device sends: all but one of m."""
-        return self.pieces - self.pieces // self.parts[sum(moved)]
-
-    def least(self, found: list[int]) -> int:
-        """Pieces that are sent at least."""
-        rows = zip(self.lacking, found, strict=True)
-        return sum([row[at if at >= 0 else -1 - at] for row, at in rows])
-
-    def _search(self, stacks: Stacks, found: list[int], done: tuple[int, tuple[Hop, ...]]) -> None:
-        cost, hops = done
-        bad = [k for k in self.dims if found[k] != len(self.goal[k])]
-        if not bad:
-            self.cost, self.hops = cost, hops
-        elif len(bad) == 1 and found[bad[0]] >= 0:
-            self._finish(stacks, (bad[0], found[bad[0]]), done)
-        # One more hop does not do, or just did: two, or one for each that is to be mended.
-        if bad and 2 * cost + max(len(bad), 2) * self.pieces < 2 * self.cost:
-            after = self._after(stacks, found, cost)
-            for least, _, spent, hop, stacks_after, found_after in sorted(after):
-                if least < self.cost:
-                    self._search(stacks_after, found_after, (spent, (*hops, hop)))
-
-    def _after(self, stacks: Stacks, found: list[int], cost: int) -> Iterator[tuple[Any, ...]]:
-        """Every hop with what it makes of the layout, and what the whole then costs at least."""
+        Args:
+          limit: a price as of `price`.
+        """
         numbers = count()
-        for source, rest, moved in self._pops(stacks):
-            spent = cost + self.price(moved)
-            for target in self.dims if 2 * spent + self.pieces < 2 * self.cost else ():
-                after = self._pushed(stacks, (source, rest), (target, moved))
-                if after is not None:
-                    held = list(found)
-                    held[source] = reached(rest, self.goal[source])
-                    held[target] = reached(after[target], self.goal[target])
-                    least = spent + self.least(held)
-                    if least < self.cost:
-                        yield least, next(numbers), spent, Hop(source, target, moved), after, held
-
-    def _finish(
-        self, stacks: Stacks, lacking: tuple[int, int], done: tuple[int, tuple[Hop, ...]]
-    ) -> None:
-        """The one hop that brings all that one dimension lacks, if there is one."""
-        target, at = lacking
-        wanted = sum(self.goal[target][at:])
-        for source, stack in enumerate(stacks):
-            if source == target or wanted & ~sum(stack):
+        heap: list[tuple[int, int, int, Stacks, tuple[Stacks, Hops]]] = []
+        for first in firsts:
+            pairs = () if self.fits else zip(self.shape, first, strict=True)
+            if any(size % self.parts[sum(stack)] for size, stack in pairs):
                 continue
-            depth = next(i for i, block in enumerate(stack) if block & wanted)
-            low = stack[depth] & wanted
-            rest, moved = _cut(stack, depth, low)
-            after = self._pushed(stacks, (source, rest), (target, moved))
-            cost = done[0] + self.price(moved)
-            stays = reached(rest, self.goal[source]) == len(self.goal[source])
-            if stays and after is not None and cost < self.cost:
-                self.cost, self.hops = cost, (*done[1], Hop(source, target, moved))
+            least = self.least(self.found(first))
+            if least < limit:
+                heap.append((least, next(numbers), 0, first, (first, ())))
+        heapq.heapify(heap)
+        best: dict[Stacks, int] = {}
+        while heap:
+            least, _, spent, stacks, (first, hops) = heapq.heappop(heap)
+            if best.get(stacks, limit) <= spent:
+                continue
+            if least == spent:  # which says that nothing is needed any more
+                return spent, first, hops
+            best[stacks] = spent
+            for hop, cost, after in self._onward(stacks, spent, limit):
+                least = cost + self.least(self.found(after))
+                if least < limit and cost < best.get(after, limit):
+                    way = (first, (*hops, hop))
+                    heapq.heappush(heap, (least, next(numbers), cost, after, way))
+        return None
 
-    def _pops(self, stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
-        """Every (dimension, what stays, what leaves)."""
-        for source, stack in enumerate(stacks):
-            for depth in range(len(stack) - 1, -1, -1):
-                part = block = stack[depth]
-                while part:
-                    yield source, *_cut(stack, depth, part)
-                    part = (part - 1) & block
+    def least(self, found: Sequence[Needs]) -> int:
+        """What hops cost at least from a layout with these needs.
 
-    def _pushed(
-        self, stacks: Stacks, left: tuple[int, Stack], right: tuple[int, Stack]
-    ) -> Stacks | None:
-        """The stacks after a hop; None where the target cannot be cut like that."""
-        (source, rest), (target, moved) = left, right
-        stack = (*stacks[target], sum(moved))
-        if source == target or self.shape[target] % prod([self.parts[b] for b in stack]):
-            return None
-        return tuple(
-            rest if k == source else stack if k == target else old for k, old in enumerate(stacks)
-        )
+        Each brings to one dimension and takes from one, and hops of m1 and m2 parts cost no less
+        than one of m1*m2. Where every dimension that lacks something is blocked, what leaves the
+        first of them arrives where it is of no use.
+        """
+        lacks = sum([need.lacks for need in found])
+        leaves = sum([need.leaves for need in found])
+        if lacks:
+            lacks += min([need.blocked for need in found if need.lacks])
+        return lacks if lacks > leaves else leaves
+
+    def found(self, stacks: Stacks) -> list[Needs]:
+        """What each dimension needs."""
+        rows = zip(self.known, stacks, strict=True)
+        return [k[s] if s in k else self.needs(dim, s) for dim, (k, s) in enumerate(rows)]
+
+    def needs(self, dim: int, stack: Stack) -> Needs:
+        """What the stack of a dimension needs.
+
+        >>> shuffle = Shuffle(((1, 2), ()), shape=(8, 8), parts=(1, 2, 2, 4), pieces=4)
+        >>> shuffle.needs(0, (1,)), shuffle.needs(0, (2,)), shuffle.needs(1, (2,))
+        (Needs(lacks=129, leaves=0, blocked=0), Needs(lacks=193, leaves=129, blocked=129), \
+Needs(lacks=0, leaves=129, blocked=0))
+        """
+        need = self._needs(self.goal[dim], self.elsewhere[dim], stack)
+        self.known[dim][stack] = need
+        return need
+
+    def _needs(self, goal: Order, elsewhere: int, stack: Stack) -> Needs:
+        at, end, leaves, blocked = 0, len(goal), 0, 0
+        for block in stack:
+            leaves |= block if leaves else block & elsewhere
+            if blocked:
+                blocked |= block
+                continue
+            while at < end and goal[at] & block:
+                block ^= goal[at]
+                at += 1
+            blocked = block if at < end else 0
+        price = self.price
+        return Needs(price[sum(goal[at:])], price[leaves | blocked], price[blocked])
+
+    def _onward(self, stacks: Stacks, spent: int, limit: int) -> Iterator[tuple[Hop, int, Stacks]]:
+        """Every hop that may lead on within the limit, what is spent then, and the layout."""
+        found = self.found(stacks)
+        lacks = sum([need.lacks for need in found])
+        leaves = sum([need.leaves for need in found])
+        for source, rest, moved in _pops(stacks):
+            group = sum(moved)
+            cost = spent + self.price[group]
+            if cost + leaves - found[source].leaves >= limit:
+                continue
+            for target, held in enumerate(stacks):
+                if target == source or cost + lacks - found[target].lacks >= limit:
+                    continue
+                if self.fits or not self.shape[target] % self.parts[sum(held) | group]:
+                    after = list(stacks)
+                    after[source], after[target] = rest, (*held, group)
+                    yield Hop(source, target, moved), cost, tuple(after)
+
+
+def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
+    """Every (dimension, what stays, what leaves)."""
+    for source, stack in enumerate(stacks):
+        for depth in range(len(stack) - 1, -1, -1):
+            part = block = stack[depth]
+            while part:
+                yield source, *_cut(stack, depth, part)
+                part = (part - 1) & block
 
 
 def _cut(stack: Stack, depth: int, part: int) -> tuple[Stack, Stack]:

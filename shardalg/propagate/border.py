@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
 from shardalg.propagate.index import Index
@@ -104,8 +107,9 @@ def start(
     numbers = [wholes[shape] for shape in index.shape_of]
     for value, _ in graph.constants:
         numbers[value] = layouts.whole(layouts.shapes[numbers[value]], fixed=True)
+    loose = set(_loose_arguments(graph, annotations, layouts.policy))
     for value, number in seeds.items():
-        numbers[value] = number
+        numbers[value] = _loosened(number, layouts) if value in loose else number
     for stand_in, sharding in enumerate(annotations.results, len(graph.values)):
         shape = layouts.shapes[numbers[stand_in]]
         given = layouts.whole(shape, fixed=True) if sharding is None else _fixed(sharding, layouts)
@@ -113,7 +117,77 @@ def start(
     return numbers, seeds
 
 
-def settle_borders(
+@dataclass(frozen=True)
+class Settled:
+    """What the ends of a program change in the layouts that the sweeps found.
+
+    Attributes:
+      restored: arguments that have their annotation again.
+      looped: (value, the body argument it follows).
+      uneven: values replicated.
+    """
+
+    restored: tuple[int, ...]
+    looped: tuple[tuple[int, int], ...]
+    uneven: tuple[int, ...]
+
+    def changes(self) -> Iterator[tuple[int, str, tuple[int, ...]]]:
+        """(value, kind of reason, sources)."""
+        yield from ((value, "annotated", ()) for value in self.restored)
+        yield from ((value, "loop", (like,)) for value, like in self.looped)
+        yield from ((value, "border", ()) for value in self.uneven)
+
+
+def settle(
+    graph: Graph,
+    annotations: Annotations,
+    layouts: Layouts,
+    *,
+    numbers: list[int],
+    seeds: dict[int, int],
+) -> Settled:
+    """Bring the layouts to what holds at the borders of the program and of its loops, in place."""
+    loose = _loose_arguments(graph, annotations, layouts.policy)
+    restored = _settle_arguments(loose, numbers, seeds)
+    looped = _settle_loops(graph, layouts, numbers)
+    uneven = _settle_borders(graph, annotations, layouts, numbers)
+    return Settled(tuple(restored), tuple(looped), tuple(uneven))
+
+
+def _loose_arguments(graph: Graph, annotations: Annotations, policy: str) -> list[int]:
+    """Annotated arguments that are refined on the way, and have their annotation again at the end.
+
+    GSPMD fixes the arguments only where it may lay out none of them; else what reads an annotated
+    one may come to a finer layout through it (`sharding_propagation.cc`, provided_shardings, and
+    saved_parameter_shardings at the end).
+    """
+    pairs = [*zip(graph.arguments, annotations.arguments, strict=True)]
+    used = {tie.source for tie in graph.ties} | set(graph.results)
+    free = [v for v, s in pairs if s is None and (graph.users[v] or v in used)]
+    if policy != "gspmd" or not free:
+        return []
+    return [v for v, s in pairs if s is not None and not s.unspecified_dims and not s.priorities]
+
+
+def _loosened(number: int, layouts: Layouts) -> int:
+    """An annotated layout that may be refined like one without annotation."""
+    shape, dims = layouts.shapes[number], layouts.dims[number]
+    return layouts.number(shape, dims, open_dims=tuple(range(len(shape))))
+
+
+def _settle_arguments(loose: list[int], numbers: list[int], seeds: dict[int, int]) -> list[int]:
+    """Give annotated arguments their annotation again.
+
+    Returns:
+      The values changed.
+    """
+    changed = [value for value in loose if numbers[value] != seeds[value]]
+    for value in loose:
+        numbers[value] = seeds[value]
+    return changed
+
+
+def _settle_borders(
     graph: Graph, annotations: Annotations, layouts: Layouts, numbers: list[int]
 ) -> list[int]:
     """Make completed arguments and results divide: JAX takes and returns even shards only.
@@ -149,7 +223,7 @@ def results(
     return found
 
 
-def settle_loops(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[tuple[int, int]]:
+def _settle_loops(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[tuple[int, int]]:
     """Give a loop's carried results, in and after the body, the layout of the body argument.
 
     A carry has one layout, its body argument's. Only annotated values keep another, and are

@@ -63,10 +63,9 @@ def propagate(
         for value, sharding in rows:
             fixpoint.take_part(value, border.in_round(layouts, numbers[value], sharding, now))
         fixpoint.run()
-    looped = border.settle_loops(graph, layouts, numbers)
-    uneven = border.settle_borders(graph, annotations, layouts, numbers)
+    settled = border.settle(graph, annotations, layouts, numbers=numbers, seeds=seeds)
     own = frozenset(value for value, _ in border.given(graph, annotations))
-    record = Record(graph, fixpoint, begin, seeds, tuple(looped), tuple(uneven), own)
+    record = Record(graph, fixpoint, begin, seeds, settled, own)
     results = border.results(graph, annotations, layouts, numbers)
     known = layouts.shardings()
     return ShardedGraph(

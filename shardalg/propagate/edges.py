@@ -26,7 +26,7 @@ def edge_index(graph: Graph, rules: Rules) -> Index:
     if rules not in memo:
         builder = _Builder(graph, rules)
         steps = [*builder.region(0), *builder.exits()]
-        memo[rules] = assembled(graph, builder.found, steps)
+        memo[rules] = assembled(graph, list(builder.found), steps)
     return memo[rules]
 
 
@@ -34,7 +34,7 @@ def edge_index(graph: Graph, rules: Rules) -> Index:
 class _Builder:
     graph: Graph
     rules: Rules
-    found: list[Kind] = field(default_factory=list)
+    found: dict[Kind, int] = field(default_factory=dict)
     numbers: dict[object, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -129,8 +129,7 @@ class _Builder:
         return self.numbers[key]
 
     def _add(self, kind: Kind) -> int:
-        self.found.append(kind)
-        return len(self.found) - 1
+        return self.found.setdefault(kind, len(self.found))
 
 
 def _made_of_numbers(graph: Graph) -> set[int]:

@@ -7,15 +7,16 @@ since order decides conflicts: a byte per step and per value says what is due, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from shardalg.propagate import priority
 from shardalg.propagate.index import Index
-from shardalg.propagate.kinds import Dims
+from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import Layouts, extends
 from shardalg.propagate.priority import BACKWARD, FORWARD
-from shardalg.propagate.step import Numbers, Outcome, asks, step, wishes
+from shardalg.propagate.step import Numbers, Outcome, asks, settled, step, wishes
 
 Memo = dict[Numbers, Outcome | None]
 LONGEST_CHAIN = 20
@@ -59,6 +60,7 @@ class Fixpoint:
             fixed and not free for fixed, free in zip(layouts.fixed, layouts.open, strict=True)
         ]
         self.closed = bytes([closed[number] for number in self.numbers])
+        self.doubtful = {number for number, kind in enumerate(index.kinds) if kind.is_doubtful}
 
     def _level(self, role: str, direction: str) -> int:
         return priority.level(role, direction) if self.priorities else priority.MERGING_LEVEL
@@ -111,8 +113,18 @@ class Fixpoint:
         return changed
 
     def _step(self, kind: int, key: Numbers, direction: str) -> Outcome | None:
-        kinds = self.index.kinds
-        return step(kinds[kind], key, self.layouts, direction=direction, merging=self.merging)
+        """The outcome at this level; None where nothing changes, now or with merging."""
+        known, layouts = self.index.kinds[kind], self.layouts
+        if settled(known, key, layouts, direction):
+            return None
+        outcome = step(known, key, layouts, direction=direction, merging=self.merging)
+        if self.merging:
+            return outcome
+        after = key if outcome is None else _after(known, key, outcome, direction)
+        memo = self.memos[direction, True][kind]
+        if after not in memo:
+            memo[after] = step(known, after, layouts, direction=direction, merging=True)
+        return outcome if memo[after] is None else replace(outcome or NOTHING, retry=True)
 
     def _write_results(self, position: int, outcome: Outcome) -> bool:
         self.retry_steps[position] = outcome.retry
@@ -155,13 +167,46 @@ class Fixpoint:
                     outcome = memos[kind][key] = self._step(kind, key, BACKWARD)
                 if outcome is not None:
                     retry |= outcome.retry
-                    if k in outcome.changed:
+                    if k in outcome.changed and (
+                        kind not in self.doubtful or self._is_reached(position)
+                    ):
                         new, sources = outcome.layouts[k], outcome.sources[k]
                         self._write(Change(value, new, position, BACKWARD, sources, level))
                         changed = True
             self.retry_places[place] = retry
             place = due.rfind(1, 0, place)
         return changed
+
+    def _is_reached(self, position: int) -> bool:
+        """Whether XLA has laid out the results of a step, be it as replicated.
+
+        Replicated is a layout too there, which spreads as others do, but not through a broadcast.
+        Several results are in one tuple: they are laid out as soon as one of them is.
+        """
+        index, layouts = self.index, self.layouts
+        kind, values = index.kind(position), index.tensors[position]
+        todo = [*values[kind.num_operands :], values[0]]
+        seen = set(todo)
+        while todo:
+            value = todo.pop()
+            number = self.numbers[value]
+            if layouts.tiles[number] > 1 or layouts.fixed[number] or layouts.open[number]:
+                return True
+            near = [v for step in index.touching[value] for v in self._across(step, value)]
+            todo += [v for v in dict.fromkeys(near) if v not in seen]
+            seen.update(near)
+        return False
+
+    def _across(self, position: int, value: int) -> Sequence[int]:
+        """The values that make another value of a step laid out, or that this one makes so."""
+        index = self.index
+        kind, values = index.kind(position), index.tensors[position]
+        count = kind.num_operands
+        if index.nodes[position] is None and index.result_count == 1:
+            return ()
+        if value in values[:count]:
+            return values[count:]
+        return () if kind.role == priority.BROADCAST else values[: 1 if kind.is_doubtful else count]
 
     def _looked_ahead(self, position: int, outcome: Outcome) -> Outcome:
         """The order after which a result is what later nodes want, if that tells the two apart."""
@@ -212,6 +257,15 @@ BORDERS = (priority.LOOP,)
 """Where look-ahead ends. XLA's ends at the stacks of a loop too, and scanned steps send more."""
 UNKNOWN: Outcome = Outcome((), (), ())
 """What a memo gives for a key that it does not hold; None is an outcome."""
+NOTHING = Outcome((), (), ())
+
+
+def _after(kind: Kind, key: Numbers, outcome: Outcome, direction: str) -> Numbers:
+    """All layouts of a step after an outcome."""
+    count = kind.num_operands
+    if direction == FORWARD:
+        return key[:count] + outcome.layouts
+    return outcome.layouts + key[count:]
 
 
 def _either(first: bytes, second: bytes) -> bytearray:

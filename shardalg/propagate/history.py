@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shardalg.graph.ir import Graph
 from shardalg.pause import collection_paused
+from shardalg.propagate.border import Settled
 from shardalg.propagate.fixpoint import Fixpoint
 from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import extends
@@ -20,7 +21,7 @@ class Record:
 
     Attributes:
       begin: the layout number per value before the first sweep; seeds: those of annotated values.
-      looped: (value, the body argument it follows); uneven: values replicated (see `border.py`).
+      settled: what changed at the ends.
       annotated: the values that have an annotation of their own.
     """
 
@@ -28,8 +29,7 @@ class Record:
     fixpoint: Fixpoint
     begin: tuple[int, ...]
     seeds: dict[int, int]
-    looped: tuple[tuple[int, int], ...]
-    uneven: tuple[int, ...]
+    settled: Settled
     annotated: frozenset[int] = frozenset()
 
 
@@ -62,11 +62,8 @@ def _reasons(record: Record) -> Iterator[Reason]:
                 steps.kind(change.step).role,
                 change.level,
             )
-    for value, like in record.looped:
-        layout = layouts.sharding(fixpoint.numbers[value])
-        yield Reason(value, layout, "loop", sources=(like,))
-    for value in record.uneven:
-        yield Reason(value, layouts.sharding(fixpoint.numbers[value]), "border")
+    for value, kind, sources in record.settled.changes():
+        yield Reason(value, layouts.sharding(fixpoint.numbers[value]), kind, sources=sources)
 
 
 def _inside(tensors: Numbers, positions: Numbers, record: Record) -> Numbers:
@@ -83,13 +80,14 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
     layout) once.
     """
     found: dict[tuple[int, Dims], Conflict] = {}
-    memo: dict[tuple[Kind, Numbers], tuple[tuple[int, str, Dims, Numbers], ...]] = {}
+    memo: dict[tuple[int, Numbers], tuple[tuple[int, str, Dims, Numbers], ...]] = {}
     fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
     steps = fixpoint.index
     for position in range(len(steps.tensors)):
-        key = (steps.kind(position), steps.pick[position](fixpoint.numbers))
+        numbers = steps.pick[position](fixpoint.numbers)
+        key = (steps.kind_of_step[position], numbers)
         if key not in memo:
-            memo[key] = tuple(_refused(*key, fixpoint))
+            memo[key] = tuple(_refused(steps.kind(position), numbers, fixpoint))
         for target, direction, dims, sources in memo[key]:
             value = steps.tensors[position][target]
             if value < len(record.graph.values) and (value, dims) not in found:

@@ -37,6 +37,7 @@ class Index:
       near: per value, the places of those steps' operands.
       order: values by first appearance; place: its inverse.
       shapes, shape_of: the distinct shapes, and per value the number of its shape.
+      result_count: of the function.
     """
 
     kinds: list[Kind]
@@ -52,6 +53,7 @@ class Index:
     place: list[int]
     shapes: list[tuple[int, ...]]
     shape_of: list[int]
+    result_count: int
 
     def kind(self, step: int) -> Kind:
         """The kind of a step."""
@@ -67,7 +69,8 @@ def index(graph: Graph, rules: Rules) -> Index:
 
 
 def _index(graph: Graph, kinds: _Kinds) -> Index:
-    return assembled(graph, kinds.found, [*_region(graph, kinds, 0), *_exits(graph, kinds)])
+    steps = [*_region(graph, kinds, 0), *_exits(graph, kinds)]
+    return assembled(graph, list(kinds.found), steps)
 
 
 def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
@@ -95,16 +98,17 @@ def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
         place,
         list(shapes),
         shape_of + [shape_of[v] for v in graph.results],
+        len(graph.results),
     )
 
 
 @dataclass(eq=False)
 class _Kinds:
-    """The kinds found so far, by what they are made from."""
+    """The kinds found so far with their numbers, and these by what the kinds are made from."""
 
     graph: Graph
     rules: Rules
-    found: list[Kind] = field(default_factory=list)
+    found: dict[Kind, int] = field(default_factory=dict)
     numbers: dict[object, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -134,9 +138,7 @@ class _Kinds:
         return self.numbers[key]
 
     def _add(self, kind: Kind | None) -> int | None:
-        if kind is not None:
-            self.found.append(kind)
-        return None if kind is None else len(self.found) - 1
+        return None if kind is None else self.found.setdefault(kind, len(self.found))
 
 
 def _single_readers(graph: Graph) -> list[bool]:

@@ -11,6 +11,7 @@ from shardalg.graph.ir import Signature
 from shardalg.ops.loops import BROADCAST, COMPOUND, PASS, SELECTED, loop_class, row_class
 from shardalg.ops.rule import Rule
 from shardalg.propagate import priority
+from shardalg.propagate.image import Image, image_of
 from shardalg.propagate.maps import Map, row_maps
 
 Dims = tuple[Digits, ...]
@@ -18,23 +19,16 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Image:
-    """The operand of a convolution that a window slides over, and what its dimensions are."""
-
-    operand: int
-    window_dims: tuple[int, ...]
-    batch_dims: tuple[int, ...]
-    feature_dims: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class Kind:
     """All that a step depends on besides layouts. Tensors are numbered operands first.
+
+    Operators of which all of this is the same are one kind: a step is decided once for all of them.
 
     Attributes:
       role: role class, a key of `priority.LEVELS`.
       maps: per tensor and dimension its loops (see `maps.py`).
-      shapes, bytes: global shape and size of every tensor.
+      shapes: global shape of every tensor.
+      bytes: its size, where an operand's size decides; else 0.
       single: per result, whether it has exactly one user.
       image: of a convolution.
       first: operands in the order in which results follow them: XLA asks the indices of a gather
@@ -109,6 +103,26 @@ class Kind:
         """Per tensor the product of its loops' extents."""
         sizes = self.sizes
         return tuple(math.prod(sizes[n] for e in dims for n, _ in e) for dims in self.maps)
+
+    @cached_property
+    def lost(self) -> tuple[tuple[bool, ...], ...]:
+        """Per tensor and dimension, whether no result has its loops."""
+        kept = {loop for k in self.results for entry in self.maps[k] for loop, _ in entry}
+        return tuple(
+            tuple(not any(loop in kept for loop, _ in entry) for entry in dims)
+            for dims in self.maps
+        )
+
+    @cached_property
+    def is_doubtful(self) -> bool:
+        """Whether operands follow each other, once the results are laid out: a scatter's.
+
+        A contraction's do so too, and its result is laid out as soon as an operand is.
+        """
+        return self.role == priority.GATHER and any(
+            any(entry and lost for entry, lost in zip(self.maps[k], self.lost[k], strict=True))
+            for k in self.operands
+        )
 
     @cached_property
     def is_alike(self) -> bool:
@@ -190,15 +204,16 @@ def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, .
     unmatched = rule.whole & rule.result_loops - rule.operand_loops
     types = (*signature.operands, *signature.results)
     role, operands = role_of(rule), range(len(signature.operands))
+    sizes = tuple(math.prod(t.shape) * t.itemsize for t in types)
     indices = {symbol.operand for symbol in rule.symbols}
     return Kind(
         role,
         maps,
         tuple(t.shape for t in types),
-        tuple(math.prod(t.shape) * t.itemsize for t in types),
+        sizes if role in priority.MATRIX else (0,) * len(types),
         len(operands),
         single,
-        _image(rule, maps) if role == priority.CONVOLUTION else None,
+        image_of(rule, tuple(t.shape for t in types)) if role == priority.CONVOLUTION else None,
         tuple(sorted(operands, key=lambda k: role == priority.GATHER and k not in indices)),
         frozenset(loop for r in rules for loop in r.result_loops if _passes(r, loop)),
         blocks=blocks,
@@ -237,28 +252,3 @@ def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> 
     shapes = tuple((0,) * extra + shape for extra in drop)
     role = priority.STACK if any(drop) else priority.LOOP
     return Kind(role, maps, shapes, (0, 0), 1, (single,), None, (0,))
-
-
-def _image(rule: Rule, maps: tuple[Map, ...]) -> Image:
-    """Reads off a convolution's maps which operand the window slides over."""
-    (out,) = maps[-1:]
-    results = {loop for entry in out for loop, _ in entry}
-    reads = rule.terms[0]
-    windows = [
-        [d for d, index in enumerate(read.dims) if len(index.variables) > 1] for read in reads
-    ]
-    position = max(range(len(reads)), key=lambda k: len(windows[k]))
-    image, other = reads[position], reads[1 - position]
-    shared = {loop for index in other.dims for loop in index.variables}
-    plain = [(d, index.loop) for d, index in enumerate(image.dims) if index.loop]
-    slid = tuple(d for d in windows[position] if _slides(maps[image.operand][d], results))
-    return Image(
-        image.operand,
-        slid,
-        tuple(d for d, loop in plain if loop not in shared),
-        tuple(d for d, loop in plain if loop in shared and loop not in results),
-    )
-
-
-def _slides(entry: tuple[tuple[str, int], ...], results: set[str]) -> bool:
-    return bool(entry) and entry[0][0] in results

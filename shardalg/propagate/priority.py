@@ -12,6 +12,8 @@ FORWARD, BACKWARD = "forward", "backward"
 POINTWISE, LAYOUT, LOOP, STACK = "pointwise", "layout", "loop", "stack"
 DYNAMIC_SLICE, GATHER, REDUCE, CONTRACTION = "dynamic_slice", "gather", "reduce", "contraction"
 CONVOLUTION, WINDOW, BROADCAST = "convolution", "window", "broadcast"
+MATRIX = (CONTRACTION, CONVOLUTION)
+"""Products: of two operands that each improve the result the larger one goes first."""
 EXIT = "exit"
 """From a result's value to its annotation, in Shardy's way of completing."""
 

@@ -17,7 +17,6 @@ from shardalg.propagate.layouts import Layouts
 Numbers = tuple[int, ...]
 Offer = tuple[Dims, Numbers]
 """A layout that a step asks of a tensor, and the tensors (of the step) whose layouts ask for it."""
-MATRIX = (priority.CONTRACTION, priority.CONVOLUTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Outcome:
       layouts: per target, its layout after the step.
       sources: per target, the tensors whose layouts it took; () where nothing changed.
       changed: positions of the changed targets.
-      retry: whether merging would change more.
+      retry: whether merging would change more, where it is not on yet; see `fixpoint.py`.
       other: what the other order of two operands gives, where both want one axis on different
         dimensions of the result, so that the layout that later nodes want may decide.
       wanted: what each operand alone would make of the result, in the order tried.
@@ -45,44 +44,33 @@ class Outcome:
 def step(
     kind: Kind, numbers: Numbers, layouts: Layouts, *, direction: str, merging: bool
 ) -> Outcome | None:
-    """The outcome of one node; None where nothing changes, now or with merging.
+    """The outcome of one node that is not `settled`; None where nothing changes.
 
     Args:
       numbers: layouts of its tensors, operands first.
     """
-    n = kind.num_operands
-    is_forward = direction == priority.FORWARD
-    if _settled(kind, numbers, layouts, numbers[n:] if is_forward else numbers[:n]):
-        return None
-    act = DIRECTIONS[direction]
-    outcome = act(kind, numbers, layouts, merging)
-    if merging:
-        return outcome if outcome.changed else None
-    after = numbers
-    if outcome.changed:
-        after = numbers[:n] + outcome.layouts if is_forward else outcome.layouts + numbers[n:]
-    if act(kind, after, layouts, True).changed:
-        return replace(outcome, retry=True)
-    return outcome if outcome.changed else None
+    return DIRECTIONS[direction](kind, numbers, layouts, merging)
 
 
-def _settled(kind: Kind, numbers: Numbers, layouts: Layouts, targets: Numbers) -> bool:
-    """Whether nothing can change, as seen at a glance.
+def settled(kind: Kind, numbers: Numbers, layouts: Layouts, direction: str) -> bool:
+    """Whether nothing can change, now or with merging, as seen at a glance.
 
     No tensor is partitioned; or all are alike in layout and loops; or all targets are annotated
     without open dimensions.
     """
-    dims, tiles, fixed, free = layouts.dims, layouts.tiles, layouts.fixed, layouts.open
+    tiles, dims, n = layouts.tiles, layouts.dims, kind.num_operands
     if max([tiles[number] for number in numbers]) == 1:
         return True
     if kind.is_alike and len({dims[number] for number in numbers}) == 1:
         return True
+    fixed, free = layouts.fixed, layouts.open
+    targets = numbers[n:] if direction == priority.FORWARD else numbers[:n]
     return all(fixed[number] and not free[number] for number in targets)
 
 
-def forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome:
+def forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome | None:
     """Results from operands: with merging each in turn, else from the one with most tiles."""
-    if kind.role in MATRIX:
+    if kind.role in priority.MATRIX:
         return _matrix_forward(kind, numbers, layouts, merging)
     after = []
     for target, single in zip(kind.results, kind.single, strict=True):
@@ -94,7 +82,7 @@ def forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Ou
     return _outcome(numbers[kind.num_operands :], after)
 
 
-def backward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome:
+def backward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome | None:
     """Operands from results, each by itself; for a contraction from the other operand too."""
     after = [
         _in_turn(numbers[k], wishes(kind, numbers, layouts, k), layouts, (merging, False))
@@ -106,9 +94,12 @@ def backward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> O
 DIRECTIONS = {priority.FORWARD: forward, priority.BACKWARD: backward}
 
 
-def _outcome(before: Numbers, after: Sequence[tuple[int, Numbers]]) -> Outcome:
-    changed = tuple(k for k, (new, _) in enumerate(after) if new != before[k])
-    return Outcome(tuple(new for new, _ in after), tuple(sources for _, sources in after), changed)
+def _outcome(before: Numbers, after: Sequence[tuple[int, Numbers]]) -> Outcome | None:
+    changed = tuple([k for k, (new, _) in enumerate(after) if new != before[k]])
+    if not changed:
+        return None
+    layouts, sources = zip(*after, strict=True)
+    return Outcome(layouts, sources, changed)
 
 
 def _in_turn(
@@ -132,33 +123,28 @@ def offers(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[
     found = []
     for source in kind.first:
         if layouts.tiles[numbers[source]] > 1:
-            dims = kind.project(source, target, _seen(kind, source, numbers, layouts))
+            dims = _followed(kind, source, target, numbers, layouts)
             if any(dims):
                 found.append((dims, (source,)))
     return found
 
 
-def _seen(kind: Kind, source: int, numbers: Numbers, layouts: Layouts) -> Dims:
-    """An operand's layout as far as the result follows it.
+def _followed(kind: Kind, source: int, target: int, numbers: Numbers, layouts: Layouts) -> Dims:
+    """What the result `target` takes of an operand: little where a window slides.
 
-    XLA lets the result of a convolution with a sharded window dimension follow the image alone, and
-    only its batch dimensions where the image's features are sharded too
-    (`sharding_propagation.cc`, InferConvolutionShardingFromOperands). A sort along a sharded
-    dimension is followed where another dimension could take its tiles too (kSort).
+    A sort along a sharded dimension is followed where another dimension could take its tiles too
+    (`sharding_propagation.cc`, kSort).
     """
     dims, image = layouts.dims[numbers[source]], kind.image
     if kind.blocks and not _is_movable(kind, source, dims):
-        return ((),) * len(dims)
-    if image is None:
-        return dims
-    seen = layouts.dims[numbers[image.operand]]
-    if not any(seen[d] for d in image.window_dims):
-        return dims
-    if source != image.operand:
-        return ((),) * len(dims)
-    if any(seen[d] for d in image.feature_dims):
-        return tuple(digits if d in image.batch_dims else () for d, digits in enumerate(dims))
-    return dims
+        return ()
+    if image is not None:
+        seen = [layouts.dims[numbers[k]] for k in (image.operand, image.kernel)]
+        if image.slides(*seen):
+            if source != image.operand:
+                return ()
+            return image.followed(dims, lambda dims: kind.project(source, target, dims))
+    return kind.project(source, target, dims)
 
 
 def _is_movable(kind: Kind, source: int, dims: Dims) -> bool:
@@ -168,7 +154,9 @@ def _is_movable(kind: Kind, source: int, dims: Dims) -> bool:
     return tiles == 1 or any(n % (tiles * parts(d)) == 0 for n, d in others)
 
 
-def _matrix_forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome:
+def _matrix_forward(
+    kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool
+) -> Outcome | None:
     """Of two operands that would each improve the result the larger goes first."""
     (target,) = kind.results
     number, how = numbers[target], (merging, False)
@@ -212,13 +200,36 @@ def asks(
 def wishes(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
     """What a node wants for its operand `target`: nothing through a convolution's window."""
     found: list[Offer] = []
-    for source in () if kind.image is not None and kind.image.window_dims else kind.results:
+    is_slid = kind.image is not None and bool(kind.image.window_dims)
+    for source in () if is_slid else kind.results:
         if layouts.tiles[numbers[source]] > 1:
             dims = kind.project(source, target, layouts.dims[numbers[source]])
             if any(dims):
                 found.append((dims, (source,)))
-    if kind.role == priority.CONTRACTION and kind.num_operands == 2:
+    if kind.role in priority.MATRIX and not is_slid and kind.num_operands == 2:
         return _with_other(kind, numbers, layouts, (target, found))
+    if kind.is_doubtful:
+        return _with_updates(kind, numbers, layouts, (target, found))
+    return found
+
+
+def _with_updates(
+    kind: Kind, numbers: Numbers, layouts: Layouts, wish: tuple[int, list[Offer]]
+) -> list[Offer]:
+    """A scatter's indices and updates, each from the other too along the loops no result has.
+
+    Source: `sharding_propagation.cc`, GetShardingFromUser, kScatter.
+    """
+    target, found = wish
+    for other in kind.operands:
+        dims = layouts.dims[numbers[other]]
+        kept = tuple(d if lost else () for d, lost in zip(dims, kind.lost[other], strict=True))
+        side = kind.project(other, target, kept) if other != target and any(kept) else ()
+        if any(side) and not found:
+            found = [(side, (other,))]
+        elif any(side):
+            both = layouts.merged(kind.shapes[target], found[0][0], side)
+            found = found if both is None else [(both, (*found[0][1], other))]
     return found
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
-from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.restate import restate, spelled
 from shardalg.algebra.sharding import Sharding
-from shardalg.errors import MeshError, ShardalgError, StrategyError
+from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ir import Graph, Site
+from shardalg.propagate.other_mesh import is_another, named_meshes, placed, site_meshes
 
 POLICIES = ("gspmd", "shardy", "cost")
 
@@ -128,8 +127,11 @@ class Annotations:
     values: tuple[tuple[int, Sharding], ...] = ()
 
 
-def resolve(graph: Graph, strategy: Strategy) -> Annotations:
+def resolve(graph: Graph, strategy: Strategy, meshes: Iterable[Mesh] = ()) -> Annotations:
     """The strategy's annotations, one per flat argument, result and site of the graph.
+
+    Args:
+      meshes: that the user names elsewhere (`other_mesh.is_another`).
 
     Raises:
       StrategyError: trees that do not match, unknown sites, and every spec that does not fit its
@@ -161,7 +163,8 @@ def resolve(graph: Graph, strategy: Strategy) -> Annotations:
     ]
     reader.faults += _unknown_sites(graph.sites, strategy.sites)
     reader.faults += _other_regions(graph, strategy.mesh)
-    sites = [_read_site(reader, site, strategy.sites) for site in graph.sites]
+    told = {*meshes, *site_meshes(graph), *named_meshes((*given, *wanted))}
+    sites = [_read_site(reader, site, strategy.sites, told) for site in graph.sites]
     if reader.faults:
         where = f"the annotations do not fit the function on {strategy.mesh!r}:"
         raise StrategyError("\n  ".join([where, *dict.fromkeys(reader.faults)]))
@@ -247,49 +250,12 @@ def _from_axes(spec: Sequence[object], mesh: Mesh, shape: tuple[int, ...]) -> Sh
 def _from_named(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
     from shardalg.algebra.jax_types import from_named_sharding
 
-    return _placed(from_named_sharding(spec, shape), mesh, shape)
-
-
-def _placed(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    """The same layout stated on the plan's mesh, over whose devices it must lie.
-
-    Axes of another mesh over these devices become axes and sub-axes of the plan's.
-    """
-    theirs = spec.mesh
-    if spec.shape != shape or theirs.size != mesh.size:
-        raise StrategyError(
-            f"{spec!r} is a layout of shape {spec.shape} on {theirs!r}, needed is one of shape "
-            f"{shape} on {mesh!r}. State it for this shape, on a mesh over these devices."
-        )
-    in_order = theirs.device_ids in (None, mesh.device_ids)
-    here = replace(spec, mesh=mesh) if in_order else restate(spec, mesh)
-    if here is None:
-        raise StrategyError(
-            f"{spec!r} orders the devices in a way that no axes of {mesh!r} describe. State it on "
-            "a mesh whose axes join or divide those of the plan's, or plan on that mesh."
-        )
-    names = ("unreduced", "replicated", "manual")
-    held = {name: _on_axes(getattr(here, name), here, mesh) for name in names}
-    return replace(here, dims=tuple(_on_axes(d, here, mesh) for d in here.dims), **held)
-
-
-def _on_axes(digits: Digits, sharding: Sharding, mesh: Mesh) -> Digits:
-    """Digits as axes and sub-axes of a mesh."""
-    whole = {mesh.digit(name) for name in mesh.axis_names}
-    found = digits if whole.issuperset(digits) else spelled(digits, mesh)
-    try:
-        mesh.refs(found)
-    except MeshError:
-        raise StrategyError(
-            f"{sharding!r} uses {mesh.texts(digits)}, which is not made of axes and sub-axes of "
-            f"{mesh!r}. Use a mesh whose axes join or divide those of the plan's."
-        ) from None
-    return found
+    return placed(from_named_sharding(spec, shape), mesh, shape)
 
 
 _READERS: Mapping[str, Callable[[object, Mesh, tuple[int, ...]], Sharding]] = {
     "NamedSharding": _from_named,
-    "Sharding": _placed,
+    "Sharding": placed,
     "tuple": _from_axes,
 }
 
@@ -315,14 +281,28 @@ def _other_regions(graph: Graph, mesh: Mesh) -> Iterator[str]:
                 yield f"the shard_map at {at} is traced for {name}={size}, here {name} is {here}"
 
 
-def _read_site(reader: _Reader, site: Site, given: Mapping[str, object]) -> Sharding | None:
+def _read_site(
+    reader: _Reader, site: Site, given: Mapping[str, object], told: Collection[Mesh]
+) -> Sharding | None:
     """The strategy's spec for a site's name, else the one that the site carries."""
     node = reader.graph.nodes[site.node]
     spec = given.get(site.name) if site.name is not None else None
     if spec is None and site.spec is not None:
-        opened = [
-            (*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(site.spec)
-        ]
-        spec = tuple(axes or None for axes in opened)
+        spec = _own_spec(reader, site, told)
     at = f" at {node.source}" if node.source else ""
     return reader.read(spec, node.results[0], f"site {site.name or '(no name)'}{at}")
+
+
+def _own_spec(reader: _Reader, site: Site, told: Collection[Mesh]) -> object:
+    """What a site carries: axes by name, or a layout on the mesh that it brings."""
+    opened = [
+        (*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(site.spec)
+    ]
+    entries = tuple(axes or None for axes in opened)
+    if site.mesh is None:
+        return entries
+    other, axes = Mesh(*site.mesh), {name for names in site.spec for name in names}
+    if not is_another(other, reader.mesh, axes=axes, told=told):
+        return entries
+    shape = reader.graph.values[reader.graph.nodes[site.node].results[0]].type.shape
+    return Sharding.from_axes(entries, other, shape)

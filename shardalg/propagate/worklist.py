@@ -97,9 +97,10 @@ class Worklist:
         return known
 
     def _write(self, position: int, tensor: int, new: int, sources: Numbers) -> None:
-        value, tiles = self.index.tensors[position][tensor], self.layouts.tiles
-        # More tiles at every change, and no more than devices: the stack comes to an end.
-        assert tiles[new] > tiles[self.numbers[value]]
+        value = self.index.tensors[position][tensor]
+        # More tiles at every change, or as many on more axes (of size 1), and no more than there
+        # are devices and axes: the stack comes to an end.
+        assert self._measure(new) > self._measure(self.numbers[value])
         self.numbers[value] = new
         is_result = tensor >= self.index.kind(position).num_operands
         direction = priority.FORWARD if is_result else priority.BACKWARD
@@ -109,6 +110,10 @@ class Worklist:
             self._push(maker, position)
         for reader, _ in reversed(self.index.readers[value]):
             self._push(reader, position)
+
+    def _measure(self, number: int) -> tuple[int, int]:
+        """Tiles of a layout, and how many digits it has."""
+        return self.layouts.tiles[number], sum([len(d) for d in self.layouts.dims[number]])
 
     def _push(self, position: int, current: int) -> None:
         is_exit = self.index.kind(position).role == priority.EXIT

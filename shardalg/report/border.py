@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from shardalg.algebra.digits import parts
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import axis_names
 from shardalg.costs.cost import number
 from shardalg.graph.ir import Graph, Value
 from shardalg.partition.layouts import even_prefix
@@ -38,6 +37,6 @@ def _row(held: Local, value: Value, layout: Sharding) -> tuple[object, ...]:
     dropped = tuple(d for dim in layout.dims for d in dim if d not in kept)
     left = Local(held.index, even.shard_shape, held.dtype, even)
     sent = number(reshard_price(layout, even) * value.type.itemsize)
-    what = ("border", ",".join(axis_names(layout.mesh, dropped)), parts(dropped), 1)
+    what = ("border", ",".join(layout.mesh.texts(dropped)), parts(dropped), 1)
     why = WHY.format(value.name, layout.text(), even.text())
     return (*what, held.bytes, left.bytes, sent, *NOBODYS, why)

@@ -8,7 +8,6 @@ from difflib import get_close_matches
 
 from shardalg.algebra.digits import Digit, Digits, overlap
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import axis_names
 from shardalg.errors import StrategyError
 from shardalg.graph.ir import Graph
 from shardalg.propagate.sharded import Reason, ShardedGraph
@@ -112,7 +111,7 @@ def _row(sharded: ShardedGraph, link: Link) -> tuple[object, ...]:
         reason.layout.text(),
         reason.text(graph),
         "" if node is None else node.source,
-        ",".join(axis_names(sharded.mesh, link.digits)),
+        ",".join(sharded.mesh.texts(link.digits)),
         "" if node is None else node.primitive,
         reason.role,
         reason.direction,

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import KINDS, axis_names, is_collective
+from shardalg.costs.collectives import KINDS, is_collective
 from shardalg.costs.conditions import Condition
 from shardalg.costs.formula import Formula
 from shardalg.costs.memory import Liveness
@@ -143,7 +143,7 @@ def _loops(program: SpmdProgram, loops: tuple[tuple[str, Digits], ...]) -> str:
 
 
 def _axes(program: SpmdProgram, digits: Digits) -> str:
-    return ",".join(axis_names(program.mesh, digits))
+    return ",".join(program.mesh.texts(digits))
 
 
 def _place(graph: Graph, node: int) -> tuple[str, str]:

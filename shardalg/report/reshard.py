@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.restate import restate
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import KINDS, axis_names, group_size, seconds, wire_bytes
+from shardalg.costs.collectives import KINDS, group_size, seconds, wire_bytes
 from shardalg.costs.hardware import Hardware, load
 from shardalg.errors import ShardingError
 from shardalg.graph.ir import ITEM_SIZES, Graph, Region, Value, ValueType
@@ -145,7 +145,7 @@ class Reshard(Answer):
     def _row(self, step: Instruction) -> tuple[Any, ...]:
         attributes, made = step.attributes, self.program.locals[step.results[0]]
         kind = KINDS.get(type(attributes))
-        named = axis_names(self.source.mesh, attributes.digits) if kind else ()
+        named = self.source.mesh.texts(attributes.digits) if kind else ()
         timed = () if self.hardware is None else (self._seconds(step),)
         return (
             kind or re.sub(r"\B([A-Z])", r"_\1", type(attributes).__name__).lower(),

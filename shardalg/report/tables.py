@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.collectives import (
     KINDS,
-    axis_names,
     group_size,
     is_collective,
     wire_bytes,
@@ -53,7 +52,7 @@ def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = N
 
 def _what(program: SpmdProgram, step: Step) -> tuple[object, ...]:
     attributes = step.instruction.attributes
-    return KINDS[type(attributes)], ",".join(axis_names(program.mesh, attributes.digits))
+    return KINDS[type(attributes)], ",".join(program.mesh.texts(attributes.digits))
 
 
 def _prices(program: SpmdProgram, step: Step, named: Symbolised | None) -> tuple[object, ...]:

@@ -74,3 +74,112 @@ def test_another_order_of_the_devices_is_told_in_digits():
 def test_what_no_axes_describe_is_refused(mesh, message):
     with pytest.raises(StrategyError, match=message):
         placed(mesh, P("a"), sa.Mesh({"x": 2, "y": 3}))
+
+
+DEVICES = np.array(jax.devices()[:8])
+HERE = jax.sharding.Mesh(DEVICES.reshape(2, 4), ("x", "y"))
+# Another shape; another order of the devices as well; the names of the plan's in another shape.
+THERE = {
+    "shape": jax.sharding.Mesh(DEVICES.reshape(4, 2), ("a", "b")),
+    "order": jax.sharding.Mesh(DEVICES.reshape(2, 4).T, ("a", "b")),
+    "names": jax.sharding.Mesh(DEVICES.reshape(4, 2), ("x", "y")),
+    "abstract": jax.sharding.AbstractMesh(
+        (4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+    ),
+}
+ON_HERE = {
+    "shape": "[(x, y:(1)2), y:(2)2]",
+    "order": "[y, x]",
+    "names": "[(x, y:(1)2), y:(2)2]",
+    "abstract": "[(x, y:(1)2), y:(2)2]",
+}
+
+
+def on(mesh, x, *entries):
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*entries)))
+
+
+def constrained(there):
+    """The gradient of two halves whose constraints bring their meshes."""
+
+    def loss(x, w, v):
+        hidden = on(HERE, jnp.tanh(x @ w), "x", "y")
+        turned = on(there, hidden, *there.axis_names)
+        return jnp.sum((turned @ v) ** 2)
+
+    return jax.grad(loss, argnums=(0, 1))
+
+
+def layout_at(plan, number):
+    """Of the constraint of this number."""
+    rows = plan.shardings()
+    return rows[rows["value"].str.startswith("annotate")]["sharding"].iloc[number]
+
+
+@pytest.mark.parametrize("there", THERE)
+def test_constraints_in_the_function_bring_another_mesh(there):
+    function = constrained(THERE[there])
+    types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in SHAPES]
+    policy = "shardy" if there == "shape" else "gspmd"
+    plan = sa.plan(
+        function, *types, mesh=FIRST, in_shardings=(P("x"), P(None, "y"), None),
+        options=sa.Options(policy=policy),
+    )  # fmt: skip
+    assert (layout_at(plan, 0), layout_at(plan, 1)) == ("[x, y]", ON_HERE[there])
+    assert plan.verify().ok
+    rng = np.random.default_rng(6)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+    (x, w, v), hidden = arrays, np.tanh(arrays[0] @ arrays[1])
+    back = 2 * (hidden @ v) @ v.T * (1 - hidden**2)
+    for got, want in zip(plan.lower()(*arrays), (back @ w.T, x.T @ back), strict=True):
+        np.testing.assert_allclose(np.asarray(got), want, rtol=2e-4, atol=2e-4)
+
+
+def test_a_saved_plan_keeps_the_mesh_of_a_constraint(tmp_path):
+    types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in SHAPES]
+    plan = sa.plan(constrained(THERE["order"]), *types, mesh=FIRST)
+    plan.save(tmp_path / "plan.json")
+    assert sa.load_plan(tmp_path / "plan.json").text() == plan.text()
+
+
+def test_a_mesh_of_the_same_names_stands_for_the_plans():
+    """One trace serves every mesh; two meshes of the same names in one function are themselves."""
+    x = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    plan = sa.plan(lambda x: on(HERE, x, "x", "y"), x, mesh=sa.Mesh({"x": 4, "y": 2}))
+    assert layout_at(plan, 0) == "[x, y]"
+    larger = plan.replan(sa.Strategy(sa.Mesh({"y": 16, "x": 2})))
+    assert layout_at(larger, 0) == "[x, y]"
+    both = sa.plan(lambda x: on(THERE["names"], on(HERE, x, "x"), "x"), x, mesh=FIRST)
+    assert (layout_at(both, 0), layout_at(both, 1)) == ("[x, None]", "[(x, y:(1)2), None]")
+    turned = both.replan(sa.Strategy(sa.Mesh({"x": 4, "y": 2})))
+    assert (layout_at(turned, 0), layout_at(turned, 1)) == ("[x:(1)2, None]", "[x, None]")
+
+
+def test_arguments_that_lie_on_two_meshes():
+    spec = {"here": P("x", "y"), "there": P("b", "a")}
+    arguments = [
+        jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, spec[name]))
+        for name, mesh in (("here", HERE), ("there", THERE["order"]))
+    ]
+    plan = sa.plan(lambda x, y: x @ y, *arguments, mesh=FIRST)
+    assert plan.shardings()["sharding"].tolist()[:2] == ["[x, y]", "[x, y]"]
+    assert plan.verify().ok
+
+
+@pytest.mark.parametrize(("there", "mesh", "message"), [
+    ("shape", sa.Mesh({"x": 16}), "on a mesh over these devices"),
+    ("shape", sa.Mesh({"x": 2, "y": 4}, device_ids=range(8, 16)), None),
+    ("order", sa.Mesh({"x": 2, "y": 4}, device_ids=range(8, 16)), "no axes of"),
+    ("shape", sa.Mesh({"x": 2, "y": 4}, symbolic=True), "named sizes"),
+])  # fmt: skip
+def test_a_constraint_on_a_mesh_that_cannot_be_read_is_refused(there, mesh, message):
+    x = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+
+    def planned():
+        return sa.plan(lambda x: on(THERE[there], x, "a", "b"), x, mesh=mesh)
+
+    if message is None:
+        assert planned().verify().ok
+        return
+    with pytest.raises(StrategyError, match=rf"site \(no name\) at test_other_mesh.*{message}"):
+        planned()

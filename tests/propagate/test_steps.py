@@ -91,6 +91,27 @@ def test_the_larger_operand_wins_an_axis_that_both_want_and_the_conflict_is_kept
     assert conflict.sources == (x if wide > 16 else w,)
 
 
+@pytest.mark.parametrize("policy", ["gspmd", "shardy"])
+def test_an_annotated_argument_is_refined_on_the_way_where_another_is_open(policy):
+    """XLA restores its annotation at the end; what took the finer layout from it keeps that."""
+
+    def product(open_argument):
+        b = Builder()
+        x, other = b.argument(8, 8), b.argument(8, 8)
+        b_sum = b.annotate(b.add(x, other))
+        graph = b.graph(b.node("tanh", (x,), (8, 8)), b_sum)
+        given = {0: layout((8, 8), "x")} | ({} if open_argument else {1: layout((8, 8))})
+        asked = annotations(graph, given=given, sites={0: layout((8, 8), "x", "y")})
+        done = propagate(graph, asked, Options(policy=policy))
+        assert axes(done.shardings[x]) == (("x",), ())
+        assert done.reasons[x].kind == "annotated"
+        return axes(done.results[0])
+
+    refined = (("x",), ("y",) if policy == "gspmd" else ())
+    assert product(open_argument=True) == refined
+    assert product(open_argument=False) == (("x",), ())
+
+
 def test_look_ahead_overrules_the_larger_operand():
     def product(wanted):
         b = Builder()

@@ -1,0 +1,111 @@
+"""What GSPMD asks of a convolution: of which dimensions of the image its result may take digits.
+
+Source: XLA's `sharding_propagation.cc`, InferConvolutionShardingFromOperands, and
+`dot_as_convolution_util.cc`, ParseConvolutionDimsInfo.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.digits import Digits
+from shardalg.ops.rule import Rule
+
+Dims = tuple[Digits, ...]
+Sizes = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Image:
+    """The operand of a convolution that a window slides over, and what its dimensions are.
+
+    Attributes:
+      operand, kernel: its number, and that of the other operand.
+      batch_dim: its batch (None: in groups); feature_dims: those that the kernel has, too.
+      window_dims, kernel_dims: along which a window slides, of either operand.
+      is_grouped: whether features or batch are.
+      is_small: whether the kernel is smaller than the result along every dimension.
+    """
+
+    operand: int
+    kernel: int
+    batch_dim: int | None
+    feature_dims: tuple[int, ...]
+    window_dims: tuple[int, ...]
+    kernel_dims: tuple[int, ...]
+    is_grouped: bool
+    is_small: bool
+
+    def slides(self, image: Dims, kernel: Dims) -> bool:
+        """Whether it is no matrix product to XLA: grouped, or partitioned along a window."""
+        split = any(image[d] for d in self.window_dims) or any(kernel[d] for d in self.kernel_dims)
+        return bool(self.window_dims) and (self.is_grouped or split)
+
+    def followed(self, dims: Dims, project: Callable[[Dims], Dims]) -> Dims:
+        """What the result takes of an image on `dims` where the window slides.
+
+        Nothing of one whose features are split. Of a large kernel, as in the gradient of a filter,
+        only the batch, which XLA puts on the dimension of the result that has the same number.
+        """
+        if not self.is_small:
+            return tuple(digits if d == self.batch_dim else () for d, digits in enumerate(dims))
+        return ((),) * len(dims) if any(dims[d] for d in self.feature_dims) else project(dims)
+
+
+def image_of(rule: Rule, shapes: tuple[tuple[int, ...], ...]) -> Image:
+    """Reads off a convolution's row which operand the window slides over.
+
+    Its batch is the row's first loop. The other dimensions that are no features are spatial.
+    """
+    reads, results = rule.terms[0], rule.result_loops
+    position = max(range(len(reads)), key=lambda k: _spread(reads[k].dims, results))
+    image, kernel = reads[position], reads[1 - position]
+    shared = {loop for index in kernel.dims for loop in index.variables}
+    features = [d for d, index in enumerate(image.dims) if shared.issuperset(index.variables)]
+    batch = rule.loops[0][0]
+    batches = [d for d, index in enumerate(image.dims) if batch in index.variables]
+    spatial = [d for d in range(len(image.dims)) if d not in (*features, *batches)]
+    slid = [d for d in spatial if not _is_whole(rule, image.dims[d], shapes[image.operand][d])]
+    taps = {loop for d in slid for loop in image.dims[d].variables} - results
+    sizes = tuple(_sizes(rule, image.dims[d]) for d in spatial)
+    return Image(
+        image.operand,
+        kernel.operand,
+        batches[0] if len(batches) == 1 and image.dims[batches[0]].loop else None,
+        tuple(features),
+        tuple(slid),
+        tuple(d for d, index in enumerate(kernel.dims) if taps & set(index.variables)),
+        bool(shared & results & {v for index in image.dims for v in index.variables}),
+        _is_small(sizes),
+    )
+
+
+def _spread(dims: tuple[Index, ...], results: frozenset[str]) -> int:
+    """Dimensions whose index has a loop of the result and one that is summed."""
+    return sum(len({v in results for v in index.variables}) > 1 for index in dims)
+
+
+def _is_whole(rule: Rule, index: Index, size: int) -> bool:
+    """Whether an index is one loop over the whole dimension, as in a product of matrices."""
+    terms = [(n, c) for n, c in index.terms if rule.extents[n] > 1]
+    plain = not index.constant and index.div == 1 and not index.mod
+    return plain and all(c == 1 and rule.extents[n] == size for n, c in terms) and len(terms) <= 1
+
+
+def _sizes(rule: Rule, index: Index) -> tuple[int, int]:
+    """(taps, results) along a spatial dimension."""
+    own = index.variables
+    taps = [rule.extents[v] for v in own if v not in rule.result_loops]
+    return math.prod(taps), math.prod(rule.extents[v] for v in own if v in rule.result_loops)
+
+
+def _is_small(sizes: Sizes) -> bool:
+    """XLA's IsConvolutionKernelSmall: from the third dimension on three taps are few."""
+    for number, (taps, results) in enumerate(sizes):
+        before = [math.prod(column) for column in zip(*sizes[: number + 1], strict=True)]
+        if taps >= results and (number < 2 or taps > 3 or before[0] >= before[1]):
+            return False
+    return True
