@@ -24,8 +24,6 @@ from shardalg.costs.collectives import step_wire_bytes
 
 Labels = tuple[int, ...]
 """Digits of prime size by their numbers, major first."""
-EVERY_ORDER = 3
-"""Of so many digits all orders are tried; of more those that the goal has."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -42,6 +40,10 @@ class Held:
 
 State = tuple[tuple[Held, ...], Labels]
 """All dimensions, and digits along which sums are pending."""
+
+
+Price = tuple[object, int]
+"""Elements that a device sends, and moves that send."""
 
 
 class Hop(NamedTuple):
@@ -96,21 +98,22 @@ def margin(size: int, parts: int, before: int, after: int) -> int | None:
 
 
 @lru_cache(maxsize=1 << 14)
-def solve(puzzle: Puzzle) -> tuple[tuple[State, Hop], ...]:
-    """Fewest elements sent, then fewest moves that send; with each the state before it."""
-    return tuple(_Search(puzzle).run())
+def solve(puzzle: Puzzle, limit: Price) -> tuple[tuple[State, Hop], ...] | None:
+    """The cheapest hops, each with the state before it; None where none are below the limit."""
+    hops = _Search(puzzle, limit).run()
+    return None if hops is None else tuple(hops)
 
 
 class _Search:
     """A* with what a device lacks of the goal at least."""
 
-    def __init__(self, puzzle: Puzzle) -> None:
+    def __init__(self, puzzle: Puzzle, limit: Price) -> None:
+        self.limit = limit
         self.shape, self.sizes = puzzle.shape, puzzle.sizes
         self.overlaps, self.padded = puzzle.overlaps, puzzle.padded
         self.devices, self.dims = prod(puzzle.sizes), range(len(puzzle.shape))
         self.known: dict[object, Any] = {}
-        self.goal_digits = puzzle.goal[0]
-        self.rank = {d: k for digits in self.goal_digits for k, d in enumerate(digits)}
+        self.named = frozenset(digit for digits in puzzle.goal[0] for digit in digits)
         self.start, self.goal = (self.natural(*end) for end in (puzzle.start, puzzle.goal))
         ends = zip(self.goal[0], self.shape, strict=True)
         self.wanted = [min(held.block, size) for held, size in ends]
@@ -156,19 +159,19 @@ class _Search:
     def _overlap(self, dim: int, held: Held) -> int:
         first = 0
         for digit in held.digits:
-            last = 0 if digit in self.rank else self.sizes[digit] - 1
+            last = 0 if digit in self.named else self.sizes[digit] - 1
             first = first * self.sizes[digit] + last
         first *= held.block
         return max(0, min(self.wanted[dim], first + held.block) - first)
 
-    def run(self) -> list[tuple[State, Hop]]:
+    def run(self) -> list[tuple[State, Hop]] | None:
         """Permutes have a turn of their own, late: they are many, and few are ever taken."""
         start, goal = self.start, self.goal
-        best: dict[State, tuple[object, int]] = {start: (0, 0)}
+        best: dict[State, Price] = {start: (0, 0)}
         came: dict[State, tuple[State, tuple[Any, ...]]] = {}
         numbers = count(0, -1)
         heap = [(self.lacking(start[0]), 0, 0, 0, start, self.hops)]
-        while True:
+        while heap:
             _, _, _, sent, state, moves = heappop(heap)
             if sent > best[state][0]:
                 continue
@@ -176,16 +179,18 @@ class _Search:
                 return self._chain(came)
             fewest = best[state][1]
             if moves == self.hops and not state[1]:
-                turn = sent + self.permuted_least(state[0]), fewest + 1, next(numbers)
-                heappush(heap, (*turn, sent, state, self.permutes))
+                turn = sent + self.permuted_least(state[0]), fewest + 1
+                if turn < self.limit:
+                    heappush(heap, (*turn, next(numbers), sent, state, self.permutes))
             for hop in moves(*state):
                 total, after = sent + hop[0], hop[1]
                 key = total, fewest + (hop[0] > 0)
-                if after not in best or key < best[after]:
+                lacking = self.lacking(after[0])
+                turn = total + lacking, key[1] + (lacking > 0)
+                if turn < self.limit and (after not in best or key < best[after]):
                     best[after], came[after] = key, (state, hop)
-                    lacking = self.lacking(after[0])
-                    turn = total + lacking, key[1] + (lacking > 0), next(numbers)
-                    heappush(heap, (*turn, total, after, self.hops))
+                    heappush(heap, (*turn, next(numbers), total, after, self.hops))
+        return None
 
     def _chain(self, came: dict[State, tuple[State, tuple[Any, ...]]]) -> list[tuple[State, Hop]]:
         chain, state = [], self.goal
@@ -274,9 +279,9 @@ class _Search:
         blocked.update(*(self.overlaps[digit] for held in dims for digit in held.digits))
         seen: set[int] = set()
         for digit, size in enumerate(self.sizes):
-            if digit in blocked or (digit not in self.rank and size in seen):
+            if digit in blocked or (digit not in self.named and size in seen):
                 continue
-            if digit not in self.rank:
+            if digit not in self.named:
                 seen.add(size)
             for dim, held in enumerate(dims):
                 for after in self.cut(dim, held, (digit,)):
@@ -295,19 +300,11 @@ class _Search:
         for dim, held in enumerate(dims):
             if dim == source:
                 continue
-            for arriving in self.orders(digits):
+            for arriving in permutations(digits):
                 for after in self.cut(dim, held, arriving):
                     sent = _grown(local, held, after) // n * (n - 1)
                     made = _with(dims, dim, after), pending
                     yield sent, made, "all_to_all", (dim, source), digits, arriving
-
-    def orders(self, moved: Labels) -> tuple[Labels, ...]:
-        if len(moved) == 1:
-            return (moved,)
-        if len(moved) <= EVERY_ORDER:
-            return tuple(permutations(moved))
-        wanted = tuple(sorted(moved, key=lambda d: self.rank.get(d, len(moved))))
-        return tuple(dict.fromkeys((moved, wanted)))
 
     def permutes(self, dims: tuple[Held, ...], pending: Labels) -> Iterator[tuple[Any, ...]]:
         local = prod([held.block for held in dims])
@@ -325,22 +322,9 @@ class _Search:
         if len(made) == len(counts):
             yield made
             return
-        for row in self.rows(len(made), counts[len(made)], used):
+        for row in self.filled((), counts[len(made)], used):
             blocked = used.union(*(self.overlaps[digit] for digit in row))
             yield from self.arranged(counts, (*made, row), blocked)
-
-    def rows(self, dim: int, n: int, used: frozenset[int]) -> Iterator[Labels]:
-        goal = self.goal_digits[dim]
-        if len(self.sizes) <= EVERY_ORDER:
-            yield from self.filled((), n, used)
-            return
-        for end in range(len(goal), -1, -1):
-            head = goal[:end]
-            if used.isdisjoint(head) and n % self.parts(head) == 0:
-                blocked = used.union(*(self.overlaps[digit] for digit in head))
-                row = next(self.filled(head, n // self.parts(head), blocked), None)
-                if row is not None:
-                    yield row
 
     def filled(self, head: Labels, n: int, used: frozenset[int]) -> Iterator[Labels]:
         """`head` and digits that make n parts more."""

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from shardalg.algebra.digits import Digits, overlap
 from shardalg.partition.grids import Hop, Labels, Puzzle, solve
 from shardalg.partition.grids import State as Found
+from shardalg.partition.padded import Step, gathered, padded
 from shardalg.partition.retile import Retile
 from shardalg.partition.route import primes, unused
 from shardalg.partition.search import Move, Shape, State, plain
@@ -23,33 +23,38 @@ from shardalg.spmd.program import (
     ReduceScatter,
 )
 
-
-class Step(NamedTuple):
-    """A move, the state that it leads to, the elements that a device sends, the padded shape."""
-
-    move: Move | Retile
-    state: State
-    sent: object
-    shape: Shape
+PIECES = 3
+"""Digits of prime size among which is searched; with more of them there are too many states."""
 
 
 def search(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
     """Fewest elements sent, then fewest moves that send.
 
+    The path of the padded tensor, or gathering and slicing; or what a search finds that is cheaper.
     Where sizes are named, blocks are those of `ceil(D/n)` alone: then prices have formulas.
 
     Args:
       axes: of the mesh.
     """
+    ways = padded(shape, start, goal, axes), gathered(shape, start, goal)
+    best = min([way for way in ways if way is not None], key=_price)
     given = [d for dims, pending in (start, goal) for digits in (*dims, pending) for d in digits]
     named = any(type(n) is not int for n in (*shape, *(d.size for d in given)))
     ends = [
         (tuple(map(primes, plain(dims))), *map(primes, plain((p,)))) for dims, p in (start, goal)
     ]
     names = _named(ends, *plain((axes,)))
+    if len(names) > PIECES:
+        return best
     puzzle = _puzzle(shape, ends, names, padded=not named)
-    hops = solve.__wrapped__(puzzle) if named else solve(puzzle)
-    return [_step(shape, before, hop, names) for before, hop in hops]
+    hops = (solve.__wrapped__ if named else solve)(puzzle, _price(best))
+    return best if hops is None else [_step(shape, before, hop, names) for before, hop in hops]
+
+
+def _price(way: Iterable[Step]) -> tuple[object, int]:
+    """Elements that are sent, and moves that send."""
+    sent = [step.sent for step in way]
+    return sum(sent), sum([elements > 0 for elements in sent])
 
 
 def _named(ends: Iterable[State], axes: Digits) -> Digits:
