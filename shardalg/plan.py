@@ -586,6 +586,8 @@ def _planned(traced: Traced, strategy: Strategy, options: Options) -> Plan:
 
 def from_annotations(traced: Traced, annotations: Annotations, options: Options) -> Plan:
     """Complete, partition and check: the one way in which a Plan comes about."""
+    if traced.symbols is not None or annotations.mesh.symbolic:
+        options = replace(options, pad_blocks=False)
     return _checked(planned(traced, annotations, options), options)
 
 

@@ -21,7 +21,8 @@ from shardalg.partition.assign import Choice, NodeKey, allowed_choices
 from shardalg.partition.component import Assigned, Component, as_set, components
 from shardalg.partition.layouts import interned
 from shardalg.partition.reshard import reshard_path
-from shardalg.spmd.program import COLLECTIVES
+from shardalg.partition.retile import Retile
+from shardalg.spmd.program import COLLECTIVES, CollectivePermute
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,11 @@ def move_s(source: Sharding, target: Sharding, itemsize: int, hardware: Hardware
         return float("inf")
     total, held = 0.0, source
     for step in reshard_path(source, target).steps:
-        if isinstance(step.attributes, COLLECTIVES):
+        if isinstance(step.attributes, Retile):
+            permute = CollectivePermute(step.attributes.digits, ())
+            size = step.wire_elements * itemsize
+            total += seconds(permute, size, mesh=source.mesh, hardware=hardware)
+        elif isinstance(step.attributes, COLLECTIVES):
             size = prod(held.shard_shape) * itemsize
             total += seconds(step.attributes, size, mesh=source.mesh, hardware=hardware)
         held = step.layout

@@ -28,11 +28,11 @@ class Move(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 16)
-def moves(source: Sharding, target: Sharding) -> tuple[Move, ...]:
+def moves(source: Sharding, target: Sharding, padded: bool = True) -> tuple[Move, ...]:
     """The cheapest path, with the padding and stripping that uneven sizes need around its steps."""
     found: list[Move] = []
     shape = source.shard_shape
-    for step in reshard_path(source, target).steps:
+    for step in reshard_path(source, target, padded).steps:
         moving = isinstance(step.attributes, (*COLLECTIVES, Retile))
         why = f": {source.text()} to {step.layout.text()}" if moving else ""
         for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
@@ -94,14 +94,14 @@ class PartitionContext(Listing):
     def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
         if value in self.remade:
             return self.remade[value](layout, cause._replace(role=self.roles[value]))
-        source = nearest(self.sources[value], layout)
+        source = nearest(self.sources[value], layout, self.options.pad_blocks)
         local = self.copies[value, source, ANY_PHASE]
         return self.move(local, source, layout, cause._replace(role=self.roles[value]))
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
         """Emit the steps from `source` to `target`; the local that holds the result."""
         dtype, origin = self.locals[local].dtype, self.locals[local].origin
-        for attributes, shape, layout, why in moves(source, target):
+        for attributes, shape, layout, why in moves(source, target, self.options.pad_blocks):
             # what is padded to another size is no layout of the value
             named = origin if layout.shape == target.shape else None
             because = cause._replace(why=cause.why + why)

@@ -89,7 +89,7 @@ class _Way:
         self.steps.append(Step(move, after, sent, tuple(shape)))
 
 
-def padded(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step] | None:
+def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step] | None:
     """The path of the padded tensor; None where a margin is wider than a block."""
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start[0], goal[0], strict=True)]
     grid = tuple(tile(size, n) * n for size, n in zip(shape, counts, strict=True))

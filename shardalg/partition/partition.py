@@ -126,7 +126,7 @@ class Partitioner:
         values = tuple([node.operands.index(v) for v in node.operands])
         at_hand = tuple([sources[v] for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
-        return NodeKey(node.signature, values, at_hand, homes, loops)
+        return NodeKey(node.signature, values, at_hand, homes, loops, self.options.pad_blocks)
 
     def _node(self, node: Node) -> None:
         homes = tuple([self.homes[v] for v in node.results])

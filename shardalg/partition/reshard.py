@@ -52,14 +52,18 @@ class Path:
     wire_elements: object
 
 
-@decided(1 << 16, lambda source, target: source.numbers)
-def reshard_path(source: Sharding, target: Sharding) -> Path:
+@decided(1 << 16, lambda source, target, padded=True: source.numbers)
+def reshard_path(source: Sharding, target: Sharding, padded: bool = True) -> Path:
     """Fewest wire bytes, then fewest communicating steps, from `source` to `target`.
 
     The cheapest of all chains of all-gather, slice, all-to-all, permute, reduce-scatter and
     all-reduce over sub-axes of prime size, each priced by `costs.collectives`; no local block on
     the way is larger than both at the ends. Where a size does not divide,
-    blocks are padded so that it does, and a `Retile` brings them to `ceil(D/n)` in the end.
+    blocks are padded so that it does, and a `Retile` brings them to `ceil(D/n)` in the end; else
+    such dimensions are gathered whole.
+
+    Args:
+      padded: whether blocks may be padded on the way, see `Options.pad_blocks`.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
@@ -71,29 +75,30 @@ def reshard_path(source: Sharding, target: Sharding) -> Path:
     if source.dims == target.dims and source.unreduced == target.unreduced:
         return Path((), 0)
     if not (_on_mesh(source) and _on_mesh(target)):
-        return _across(source, target)
+        return _across(source, target, padded)
     start, goal = _states(source, target)
-    find = search if source.is_even and target.is_even else uneven.search
-    found = find(source.shape, start, goal, _axes(source.mesh))
+    ends = source.shape, start, goal, _axes(source.mesh)
+    even = source.is_even and target.is_even
+    found = search(*ends) if even else uneven.search(*ends, padded=padded)
     spell = _Spelling(source, target)
     steps, total, before = [], 0, start[0]
-    for number, (move, (dims, pending), price, *padded) in enumerate(found, 1):
+    for number, (move, (dims, pending), price, *longer) in enumerate(found, 1):
         move = spell.move(move, before, dims)
-        shape = padded[0] if padded else source.shape
+        shape = longer[0] if longer else source.shape
         layout = target if number == len(found) else spell.layout(shape, dims, pending)
         steps.append(Step(move, layout, price))
         total, before = total + price, dims
     return Path(tuple(_fused(steps)), total)
 
 
-def _across(source: Sharding, target: Sharding) -> Path:
+def _across(source: Sharding, target: Sharding, padded: bool) -> Path:
     """Permutes lead from and to the digits of other meshes; the rest is on axes of this one."""
     if source.parts == target.parts and not source.unreduced:
         return _permuted(source, target)
     first = source if _on_mesh(source) else _translated(source, target)
     last = target if _on_mesh(target) else _translated(target, first)
     paths = [_permuted(source, first)] if first is not source else []
-    paths.append(reshard_path(first, last))
+    paths.append(reshard_path(first, last, padded))
     paths += [_permuted(last, target)] if last is not target else []
     steps = tuple(step for path in paths for step in path.steps)
     return Path(steps, sum([path.wire_elements for path in paths]))
@@ -159,16 +164,18 @@ class _Spelling:
         return interned(self.source.mesh, shape, tuple(map(self.digits, dims)), pending)
 
     def move(self, move: Move | Retile, before: Dims, after: Dims) -> Move | Retile:
+        if isinstance(move, AllToAll) and move.arriving:
+            # in the same pieces on both sides, whatever their order
+            sides = (tuple([self.known.get(d, d) for d in s]) for s in (move.digits, move.arriving))
+            return AllToAll(move.split_dim, move.concat_dim, *sides)
         digits = self.digits(move.digits)
         if isinstance(move, CollectivePermute):
             pairs = _permutation(before, after, self.source.mesh.size)
             return CollectivePermute(digits, pairs)
-        if isinstance(move, AllToAll) and move.arriving:
-            return replace(move, digits=digits, arriving=self.digits(move.arriving))
         return move if digits == move.digits else replace(move, digits=digits)
 
 
-def reshard_price(source: Sharding, target: Sharding) -> object:
+def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> object:
     """Elements that a device sends on `reshard_path`, without a search where that is known.
 
     >>> from shardalg.algebra.mesh import Mesh
@@ -178,7 +185,7 @@ def reshard_price(source: Sharding, target: Sharding) -> object:
     24
     """
     least, exact = reshard_bound(source, target)
-    return least if exact else reshard_path(source, target).wire_elements
+    return least if exact else reshard_path(source, target, padded).wire_elements
 
 
 @lru_cache(maxsize=1 << 16)
@@ -191,11 +198,11 @@ def reshard_bound(source: Sharding, target: Sharding) -> tuple[object, bool]:
     return bound(shape, start, goal), is_direct(shape, start, goal)
 
 
-def nearest(sources: tuple[Sharding, ...], target: Sharding) -> Sharding:
+def nearest(sources: tuple[Sharding, ...], target: Sharding, padded: bool = True) -> Sharding:
     """The layout from which `target` is had for the fewest bytes."""
     if len(sources) == 1:
         return sources[0]
-    return min(sources, key=lambda source: reshard_price(source, target))
+    return min(sources, key=lambda source: reshard_price(source, target, padded))
 
 
 def _states(source: Sharding, target: Sharding) -> tuple[State, State]:

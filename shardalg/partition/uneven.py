@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from shardalg.algebra.digits import Digits, overlap
 from shardalg.partition.grids import Hop, Labels, Puzzle, solve
 from shardalg.partition.grids import State as Found
-from shardalg.partition.padded import Step, gathered, padded
+from shardalg.partition.padded import Step, gathered, padded_path
 from shardalg.partition.retile import Retile
 from shardalg.partition.route import primes, unused
 from shardalg.partition.search import Move, Shape, State, plain
@@ -27,26 +27,28 @@ PIECES = 3
 """Digits of prime size among which is searched; with more of them there are too many states."""
 
 
-def search(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
+def search(shape: Shape, start: State, goal: State, axes: Digits, *, padded: bool) -> list[Step]:
     """Fewest elements sent, then fewest moves that send.
 
     The path of the padded tensor, or gathering and slicing; or what a search finds that is cheaper.
-    Where sizes are named, blocks are those of `ceil(D/n)` alone: then prices have formulas.
 
     Args:
       axes: of the mesh.
+      padded: whether there are other blocks than those of `ceil(D/n)`, whose bytes are formulas.
     """
-    ways = padded(shape, start, goal, axes), gathered(shape, start, goal)
+    ways = padded_path(shape, start, goal, axes), gathered(shape, start, goal)
+    if not padded:
+        ways = [way for way in ways if way and all(step.shape == shape for step in way)]
     best = min([way for way in ways if way is not None], key=_price)
-    given = [d for dims, pending in (start, goal) for digits in (*dims, pending) for d in digits]
-    named = any(type(n) is not int for n in (*shape, *(d.size for d in given)))
     ends = [
         (tuple(map(primes, plain(dims))), *map(primes, plain((p,)))) for dims, p in (start, goal)
     ]
     names = _named(ends, *plain((axes,)))
     if len(names) > PIECES:
         return best
-    puzzle = _puzzle(shape, ends, names, padded=not named)
+    puzzle = _puzzle(shape, ends, names, padded=padded)
+    # recorded sizes note what is asked of them, so they are asked every time
+    named = any(type(n) is not int for n in shape)
     hops = (solve.__wrapped__ if named else solve)(puzzle, _price(best))
     return best if hops is None else [_step(shape, before, hop, names) for before, hop in hops]
 

@@ -36,7 +36,7 @@ def _row(held: Local, value: Value, layout: Sharding) -> tuple[object, ...]:
     kept = {digit for dim in even.dims for digit in dim}
     dropped = tuple(d for dim in layout.dims for d in dim if d not in kept)
     left = Local(held.index, even.shard_shape, held.dtype, even)
-    sent = number(reshard_price(layout, even) * value.type.itemsize)
+    sent = number(reshard_price(layout, even, padded=False) * value.type.itemsize)
     what = ("border", ",".join(layout.mesh.texts(dropped)), parts(dropped), 1)
     why = WHY.format(value.name, layout.text(), even.text())
     return (*what, held.bytes, left.bytes, sent, *NOBODYS, why)
