@@ -81,12 +81,14 @@ oracle: $(STAMP)
 fuzz-algebra: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow tests/algebra tests/merge $(ARGS)
 
-# Asks the installed XLA how it reshards every pair of layouts of three meshes (12 minutes), and runs
-# our own path of each.
+# Asks the installed XLA how it reshards every pair of layouts of three meshes (12 minutes), compares
+# our path of each with its answer, and runs it.
 reshards: $(STAMP)
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
 		$(BIN)/python -m tests.oracle.record_reshards
 	$(BIN)/python -m pytest -q -m "slow or not slow" tests/oracle/test_reshards.py
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+		$(BIN)/python -m tests.oracle.reshards
 
 # Asks the installed XLA again for the merges that the suite compares with.
 xla-merges: $(STAMP)

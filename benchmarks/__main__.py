@@ -23,6 +23,7 @@ BENCHMARKS = {
     "symbols": "benchmarks.symbols",
     "algebra": "benchmarks.algebra",
     "reshards": "benchmarks.reshards",
+    "reshard_paths": "benchmarks.reshard_paths",
 }
 
 

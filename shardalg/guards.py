@@ -12,11 +12,11 @@ from functools import cached_property
 from typing import Any
 
 from shardalg.costs.decided import Guards, recorder
-from shardalg.costs.facts import BROKEN, WHOLE, ZERO, Fact
+from shardalg.costs.facts import ZERO, Fact
 from shardalg.costs.formula import Formula, symbol
 from shardalg.costs.memory import peak_place
 from shardalg.costs.recorded import Recorder
-from shardalg.costs.symbolic import Divides, Size, Sizes, Symbolised
+from shardalg.costs.symbolic import Size, Sizes, Symbolised
 from shardalg.graph.ir import Graph, Node, Params, Signature, ValueType
 from shardalg.ops.retrace import Retrace
 from shardalg.partition.partition import partition
@@ -48,7 +48,7 @@ def guards(stages: Stages, options: Options, named: Symbolised) -> Guards | None
         return None
     lines = (program_text(p, stages.graph).splitlines() for p in (program, stages.program))
     first, second = (tuple(text)[1:] for text in lines)
-    facts = (*map(_fact, named.conditions), *sizes.held())
+    facts = (*(one.fact for one in named.conditions), *sizes.held())
     return Guards(recorded, facts) if first == second else None
 
 
@@ -61,11 +61,6 @@ def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgr
     program = partition(sharded, stages.traced.roles, options)
     peak_place(program, graph, stages.traced.donated)
     return program
-
-
-def _fact(condition: Divides) -> Fact:
-    ratio = Formula.of(condition.size) / condition.parts
-    return Fact(ratio, WHOLE if condition.divides else BROKEN)
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -146,7 +146,8 @@ class Plan:
 
         Columns: kind, condition, margin, where, source, decides. Kinds: "choice" (of an operator,
         the nearest at the hints first; `margin` is what it saves of the dearer's bytes or devices),
-        "divides" (an even or an uneven split), "peak" (of memory, without a margin).
+        "divides" (an even or an uneven split), "part" (an axis of which a collective uses a part,
+        held at its hint), "peak" (of memory, without a margin).
         """
         return self.conditions_table.df
 
@@ -192,17 +193,23 @@ class Plan:
         from shardalg.symbols import point_of
 
         point = point_of(self.sizes, sizes)
-        if self.holds(**point):
+        if self._guarded(point):
             return Plan(self.options, lambda: planned_at(self.stages, point, self.options)[0])
-        stages, constant = planned_at(self.stages, point, self.options)
-        here = _checked(stages, self.options)
-        found = decisions.changes(self, here, point=point, constant=constant)
+        here = self._planned_at(point)
+        found = here.changes
         decided = [row for row in found if row["kind"] != "peak"]
         if self.options.strict and decided:
             raise StrategyError(
                 f"strict=True, and {len(decided)} decisions at {point} are others than at the "
                 f"hints:\n{found}\nPlan at these sizes, or allow it."
             )
+        return here
+
+    def _planned_at(self, point: Mapping[str, int]) -> Plan:
+        """The plan there, with its changes."""
+        stages, constant = planned_at(self.stages, point, self.options)
+        here = _checked(stages, self.options)
+        found = decisions.changes(self, here, point=point, constant=constant)
         return replace(here, changes=found)
 
     def holds(self, **sizes: int) -> bool:
@@ -210,7 +217,8 @@ class Plan:
 
         True is certain, but for what Python code makes of a size: another program, or two literals
         that become one value. False may be a question that planning asked on the way to the same
-        plan; `at` tells.
+        plan; `at` tells. A plan that was chosen by cost compares more than is kept: it is planned
+        there, and both plans are compared.
 
         Raises:
           SymbolError: a name that the plan does not have, a size below 1.
@@ -218,6 +226,11 @@ class Plan:
         from shardalg.symbols import point_of
 
         point = point_of(self.sizes, sizes)
+        if self.options.policy == "cost":
+            return not self._planned_at(point).changes.rows
+        return self._guarded(point)
+
+    def _guarded(self, point: Mapping[str, int]) -> bool:
         return self._guards is not None and self._guards.hold(point)
 
     @cached_property

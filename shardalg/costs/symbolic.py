@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.assumed import Assumed, Divides, Exactly, Size
 from shardalg.costs.formula import Formula, FormulaError, ceiling
 from shardalg.costs.read_sympy import from_sympy
 from shardalg.costs.tile import is_whole, multiple
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from shardalg.ops.lift import Lifted
 
-Size = Formula | int
 Shape = tuple[Size, ...]
 
 
@@ -105,31 +105,6 @@ def _read(lifted: Lifted) -> tuple[tuple[Shape, ...], Shape, tuple[sympy.Symbol,
     return shapes, tuple(known[size] for size in lifted.trip_counts), tuple(symbols)
 
 
-@dataclass(frozen=True)
-class Divides:
-    """What the program took for granted: that `parts` divides `size`, or that it does not.
-
-    >>> from shardalg.costs.formula import symbols
-    >>> M, X = symbols("M X")
-    >>> fact = Divides(M, X, True)
-    >>> fact, fact.holds({"M": 12, "X": 4}), fact.holds({"M": 12, "X": 5})
-    (X divides M, True, False)
-    """
-
-    size: Size
-    parts: Size
-    divides: bool
-
-    def holds(self, values: Mapping[str, int]) -> bool:
-        """Whether it is so at these sizes."""
-        size, count = (Formula.of(side).at(values) for side in (self.size, self.parts))
-        return (size % count == 0) == self.divides
-
-    def __repr__(self) -> str:
-        verb = "divides" if self.divides else "does not divide"
-        return f"{self.parts} {verb} {self.size}"
-
-
 @dataclass(frozen=True, eq=False)
 class Symbolised:
     """A program planned at hints, and the same program with formulas for its sizes.
@@ -146,7 +121,7 @@ class Symbolised:
     sizes: Sizes
     hints: SpmdProgram
     program: SpmdProgram
-    conditions: tuple[Divides, ...]
+    conditions: tuple[Assumed, ...]
 
     @cached_property
     def devices(self) -> Size:
@@ -184,10 +159,20 @@ class _Symboliser:
             () if local.origin is None else sizes.dims[local.origin] for local in program.locals
         ]
         self.shapes: list[Shape | None] = [None] * len(program.locals)
-        self.facts: dict[Divides, None] = {}
-        self.digits = lru_cache(maxsize=None)(partial(formula_digits, program.mesh, sizes.axes))
+        self.facts: dict[Assumed, None] = {}
+        self.known: dict[Digits, Digits] = {}
         self.tiles: dict[tuple[Size, int, Digits], Size] = {}
         self.blocks: dict[tuple[Shape, Sharding], Shape] = {}
+
+    def digits(self, digits: Digits) -> Digits:
+        """The digits in formulas; an axis of which they are a part is held at its hint."""
+        if digits not in self.known:
+            mesh, axes = self.program.mesh, self.sizes.axes
+            self.known[digits] = formula_digits(mesh, axes, digits)
+            for ref in (ref for digit in digits for ref in mesh.axis_refs(digit)):
+                if ref.size is not None and type(axes[ref.name]) is Formula:
+                    self.facts[Exactly(axes[ref.name], mesh.digit(ref.name).size)] = None
+        return self.known[digits]
 
     def enter(self, index: int) -> None:
         """A value that a block starts with."""

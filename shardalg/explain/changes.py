@@ -9,6 +9,7 @@ from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.propagate.strategy import Annotations
 from shardalg.report.chains import Annotated
+from shardalg.report.disagreements import Side
 from shardalg.stages import Stages
 from shardalg.traced import Traced
 
@@ -39,12 +40,42 @@ class Change:
         pairs = zip(self.before.dims, self.after.dims, strict=True)
         return sum(before != after for before, after in pairs)
 
+    @property
+    def steps(self) -> tuple[Change, ...]:
+        """The change itself, as a tuple: of a `Pair` both."""
+        return (self,)
+
     def applied(self, annotations: Annotations) -> Annotations:
         """The annotations with this change."""
         return filled(annotations, self.slots, self.after)
 
     def __str__(self) -> str:
         return f"{self.place} as {self.after.text()} instead of {self.before.text()}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two changes of different annotations, together."""
+
+    steps: tuple[Change, Change]
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """All that either says."""
+        return tuple(slot for change in self.steps for slot in change.slots)
+
+    @property
+    def changed_dims(self) -> int:
+        """In how many dimensions the layouts differ, of both together."""
+        return sum(change.changed_dims for change in self.steps)
+
+    def applied(self, annotations: Annotations) -> Annotations:
+        """The annotations with both changes."""
+        first, second = self.steps
+        return second.applied(first.applied(annotations))
+
+    def __str__(self) -> str:
+        return ", and ".join(map(str, self.steps))
 
 
 def filled(given: Annotations, slots: tuple[Slot, ...], layout: Sharding) -> Annotations:
@@ -56,8 +87,14 @@ def filled(given: Annotations, slots: tuple[Slot, ...], layout: Sharding) -> Ann
     return replace(given, **{name: tuple(side) for name, side in sides.items()})
 
 
-def changes(stages: Stages, places: tuple[Annotated, ...], digits: Digits) -> Iterator[Change]:
-    """Each of the annotations with some of the collective's axes dropped, added or moved."""
+def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[Change]:
+    """Each annotation of two sides that disagree, changed.
+
+    Some of the axes along which the collective runs are dropped, added or moved; or the layout is
+    that of either side, where the value has the annotation's shape.
+    """
+    places = dict.fromkeys(place for side in sides for place in side.annotations)
+    wanted = [side.layout for side in sides]
     seen: set[tuple[Slot, ...]] = set()
     for place in places:
         if _says_a_region(stages, place):
@@ -68,7 +105,10 @@ def changes(stages: Stages, places: tuple[Annotated, ...], digits: Digits) -> It
         seen.add(slots)
         field_, at = slots[0]
         before = getattr(stages.annotations, field_)[at]
-        for dims in _edits(before, digits):
+        same = [s.dims for s in wanted if s.shape == before.shape and s.is_even]
+        for dims in dict.fromkeys((*_edits(before, digits), *same)):
+            if dims == before.dims:
+                continue
             yield Change(place, slots, before, before.with_dims(dims))
 
 
@@ -99,7 +139,6 @@ def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:
             longer = (*dim, *group)
             if layout.shape[at] % parts(longer) == 0:
                 found[(*rest[:at], longer, *rest[at + 1 :])] = None
-    found.pop(layout.dims, None)
     yield from found
 
 

@@ -1,4 +1,4 @@
-"""Why a collective is there, and the smallest change of one annotation that removes it."""
+"""Why a collective is there, and the smallest change of annotations that removes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from shardalg.costs.cost import number
 from shardalg.errors import StrategyError
-from shardalg.explain.changes import Change, changes
+from shardalg.explain.changes import Change, Pair
+from shardalg.explain.removals import Trial, pairs, ranked, singles, undominated
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.report.answers import Answer, Parts
 from shardalg.report.chains import Annotated
@@ -25,23 +26,9 @@ CHANGE_COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A change, what the plan that it gives sends and holds, and whether that removes a collective.
-
-    Attributes:
-      left_bytes: wire bytes of a step that still move the collective's value at its operator.
-    """
-
-    change: Change
-    outcome: Outcome
-    removes: bool
-    left_bytes: int | float
-
-
 @dataclass(frozen=True, repr=False, eq=False)
 class CollectiveExplanation(Answer):
-    """Why a collective is there, and which single annotation, changed, would remove it.
+    """Why a collective is there, and which annotations, changed, would remove it.
 
     Attributes:
       moved: the collective.
@@ -59,37 +46,49 @@ class CollectiveExplanation(Answer):
         return tuple(dict.fromkeys((*self.has.annotations, *self.needs.annotations)))
 
     @property
+    def headline(self) -> str:
+        """What moves, where, how much, and what asks for it."""
+        return _headline(self.moved, self._trials.stages)
+
+    @property
     def sides(self) -> Table:
         """What the value has and what is needed of it, with the annotations behind."""
         rows = [
-            (name, side.layout.text(), side.words, ", ".join(map(str, side.annotations)))
+            (name, side.layout.text(), side.words, ", ".join(map(str, side.annotations)) or "none")
             for name, side in (("has", self.has), ("needs", self.needs))
         ]
         return Table(SIDE_COLUMNS, tuple(rows))
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """Every single change that was tried, planned again.
+        """Every change of one annotation that was tried, planned again; see `removals.ranked`."""
+        return singles(self._trials, self.moved, (self.has, self.needs))
 
-        First those that remove the collective, the smallest first (dimensions changed, then wire
-        bytes of the step); then the others, by the bytes that still move the value at the operator.
-        """
-        stages, moved = self._trials.stages, self.moved
-        found = changes(stages, self.annotations, moved.digits)
-        tried = [(c, self._trials.outcome(c.applied(stages.annotations))) for c in found]
-        now = self._trials.now
-        made = [Trial(c, o, _removes(moved, now, o), o.sent.get(moved.place, 0)) for c, o in tried]
-        return tuple(sorted(made, key=_rank))
+    @cached_property
+    def pairs(self) -> tuple[Trial, ...]:
+        """Changes of two annotations, tried where none of one removes it and sends no more."""
+        now = self._trials.now.wire_bytes
+        found = any(t.removes and t.outcome.wire_bytes <= now for t in self.trials)
+        return () if found else pairs(self._trials, self.moved, self.trials)
 
     @property
-    def change(self) -> Change | None:
-        """The smallest single change that removes the collective; None where none does."""
-        return self.trials[0].change if self.trials and self.trials[0].removes else None
+    def change(self) -> Change | Pair | None:
+        """The smallest change that removes the collective, a `Pair` where no single one does."""
+        removing = (trial for trial in self.trials if trial.removes)
+        best = next(removing, None) or next(iter(self._removing), None)
+        return None if best is None else best.change
+
+    @property
+    def _removing(self) -> list[Trial]:
+        return [trial for trial in (*self.trials, *self.pairs) if trial.removes]
 
     @cached_property
     def changes(self) -> Table:
-        """The changes that remove it with what the step then costs; the nearest where none does."""
-        found = [trial for trial in self.trials if trial.removes] or self.trials[:1]
+        """The changes that remove it with what the step then costs; the nearest where none does.
+
+        One that another beats in size, wire bytes and peak memory is left out.
+        """
+        found = undominated(self._removing) or ranked([*self.trials, *self.pairs])[:1]
         return Table(CHANGE_COLUMNS, tuple(_trial_row(trial) for trial in found))
 
     @property
@@ -100,52 +99,68 @@ class CollectiveExplanation(Answer):
     def parts(self) -> Parts:
         """What moves, the two sides, and what would remove it."""
         return (
-            _headline(self.moved, self._trials.stages),
+            self.headline,
             self.sides,
             self._advice(),
             self.changes,
         )
 
     def _advice(self) -> str:
-        now = f"now: {self._trials.now}"
-        if self.change is not None:
-            then = self.trials[0].outcome
-            return f"Smallest change that removes it: {self.change} ({now}; then: {then})."
+        removing, now = self._removing, self._trials.now
+        if removing:
+            best = removing[0]
+            cheapest = min(removing, key=lambda trial: trial.outcome.wire_bytes)
+            least = cheapest.outcome.wire_bytes == best.outcome.wire_bytes
+            more = "" if least else _other(cheapest)
+            kind = "change" if len(best.change.steps) == 1 else "pair of changes"
+            effect = _effect(now, best.outcome)
+            return f"Smallest {kind} that removes it: {best.change}. {effect}{more}"
         if not self.trials:
-            return f"No annotation stands behind it that could be changed ({now})."
-        near = f"{self.trials[0].change} ({now}; then: {self.trials[0].outcome})"
-        return f"None of {len(self.trials)} single changes removes it; the nearest is {near}."
+            return f"No annotation that a strategy could change stands behind it (now: {now})."
+        tried = f"None of {len(self.trials)} single changes" + (
+            f" and {len(self.pairs)} pairs" if self.pairs else ""
+        )
+        near = ranked([*self.trials, *self.pairs])[0]
+        return f"{tried} removes it; the nearest is {near.change}. {_effect(now, near.outcome)}"
+
+
+def _effect(now: Outcome, then: Outcome) -> str:
+    """What a step then sends and holds, and whether that is more than now."""
+    sent, left = number(now.wire_bytes), number(then.wire_bytes)
+    verdict = "as much as now"
+    if left != sent:
+        share = f"{abs(left - sent) / sent:.0%}" if sent else "all of it"
+        verdict = f"{share} less" if left < sent else f"{share} MORE: it moves elsewhere"
+    held = f"peak memory {number(now.peak_memory_bytes):,} to {number(then.peak_memory_bytes):,}"
+    counts = f"{now.collectives:,} to {then.collectives:,} collectives"
+    return f"A step's wire bytes go from {sent:,} to {left:,} ({verdict}), {counts}, {held} bytes."
+
+
+def _other(trial: Trial) -> str:
+    return f" The one that sends least, {number(trial.outcome.wire_bytes):,}: {trial.change}."
 
 
 def _headline(moved: Moved, stages: Stages) -> str:
-    kind, instruction = moved.alike[0], moved.step.instruction
+    kind, instruction, graph = moved.alike[0], moved.step.instruction, stages.graph
     axes = ",".join(stages.mesh.texts(moved.digits))
-    name = stages.graph.values[moved.value].name
-    sent = f"{number(moved.wire_bytes):,} wire bytes per device, {moved.step.count} times a step"
-    return f"{kind} of {name} along {axes}: {sent}; {instruction.why}."
+    name = graph.values[moved.value].name
+    node = None if instruction.node is None else graph.nodes[instruction.node]
+    line = "" if node is None or not node.source else f" at {node.source}"
+    count = moved.step.count
+    times = "once a step" if count == 1 else f"{count} times a step"
+    sent = f"{number(moved.wire_bytes):,} wire bytes per device, {times}"
+    return f"{kind} of {name} along {axes}{line}: {sent}; {instruction.why}."
 
 
 def _trial_row(trial: Trial) -> tuple[object, ...]:
-    change, outcome = trial.change, trial.outcome
+    steps, outcome = trial.change.steps, trial.outcome
     return (
-        str(change.place), change.before.text(), change.after.text(), change.changed_dims,
-        trial.removes, outcome.collectives, number(outcome.wire_bytes), outcome.peak_memory_bytes,
+        " and ".join(str(step.place) for step in steps),
+        " and ".join(step.before.text() for step in steps),
+        " and ".join(step.after.text() for step in steps),
+        trial.change.changed_dims, trial.removes, outcome.collectives,
+        number(outcome.wire_bytes), outcome.peak_memory_bytes,
     )  # fmt: skip
-
-
-def _rank(trial: Trial) -> tuple[object, ...]:
-    first = trial.change.changed_dims if trial.removes else trial.left_bytes
-    return (not trial.removes, first, trial.outcome.wire_bytes)
-
-
-def _removes(moved: Moved, now: Outcome, then: Outcome) -> bool:
-    """Whether a plan lacks a collective that another has, and does not do the same elsewhere.
-
-    Nothing moves the value at that operator, and collectives of its kind along its axes run fewer
-    times in a step: a sum that is finished one operator later is not removed.
-    """
-    fewer = then.runs.get(moved.alike, 0) < now.runs[moved.alike]
-    return moved.place not in then.sent and fewer
 
 
 def explain_collective(trials: Trials, table: Table, which: object) -> CollectiveExplanation:

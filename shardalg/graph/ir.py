@@ -282,6 +282,13 @@ class Graph:
         """Constants that are numbers (rank 0), not data."""
         return frozenset(i for i, _ in self.constants if not self.values[i].type.shape)
 
+    @cached_property
+    def numbers(self) -> dict[int, int | float | bool]:
+        """Literals that are real numbers, by value."""
+        types = {i: self.values[i].type for i in self.literals}
+        real = {i for i, t in types.items() if t.dtype in ITEM_SIZES and "complex" not in t.dtype}
+        return {i: array.item() for i, array in self.constants if i in real}
+
     def check(self) -> None:
         """Raise unless the graph is well-formed.
 

@@ -26,6 +26,7 @@ from shardalg.lower.all_to_all import all_to_all, pieces, swapped
 from shardalg.lower.around_xla import around_faults
 from shardalg.lower.axes import Axes
 from shardalg.lower.boxes import extracted, inserted
+from shardalg.lower.extrema import EXTREMA, extremum
 from shardalg.spmd import program as spmd
 from shardalg.spmd.bound import bound
 from shardalg.spmd.identity import identity
@@ -114,6 +115,8 @@ def _all_reduce(emitter: Emitter, instruction: Instruction, x: Array) -> list[Ar
 def _reduced(x: Array, names: tuple[str, ...], combine: str) -> Array:
     if x.dtype == jnp.bool_ and combine in _OF_BOOL:
         return _OF_BOOL[combine](x.astype(jnp.uint8), names).astype(jnp.bool_)
+    if combine in EXTREMA and jnp.issubdtype(x.dtype, jnp.floating):
+        return extremum(x, names, combine)
     if combine in _DIRECT:
         return _DIRECT[combine](x, names)
     return _folded(lax.all_gather(x, names, axis=0, tiled=False), combine)

@@ -67,7 +67,7 @@ def decisions(
             seen.add((key, shapes))
             for condition in pricer.conditions(key, shapes):
                 found.setdefault(condition, node.index)
-    pairs = [(c.size, c.parts) for c in named.conditions if c.divides]
+    pairs = [pair for one in named.conditions for pair in one.divided]
     kept = conditions(found, hints=named.sizes.hints, shardings=pairs)
     return tuple(Decision(found[condition], condition) for condition in kept)
 

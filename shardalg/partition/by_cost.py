@@ -12,14 +12,15 @@ from shardalg.costs.step_time import estimate
 from shardalg.graph.ir import Graph, Node
 from shardalg.ops.table import rules
 from shardalg.partition.assign import LoopDigits
-from shardalg.partition.calls import Border, border
+from shardalg.partition.calls import border
 from shardalg.partition.choices import Candidate, candidates, move_s
 from shardalg.partition.component import components
 from shardalg.partition.descent import Asked, Option, Problem, best_of
 from shardalg.partition.layouts import interned, whole
 from shardalg.partition.node import is_remade
 from shardalg.partition.partition import partition
-from shardalg.propagate.sharded import Reason, ShardedGraph
+from shardalg.partition.ties import Tied, laid, layouts, tied
+from shardalg.propagate.sharded import Border, Reason, ShardedGraph
 from shardalg.propagate.strategy import Options
 
 STARTS = 8
@@ -31,8 +32,9 @@ MOST_OPTIONS = 2000
 def by_cost(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> ShardedGraph:
     """The graph with the layouts and the loops that take the fewest seconds, as far as found.
 
-    Annotations, arguments, results and what loops carry stay as completed. Coordinate descent from
-    the completed layouts, and on small graphs from `STARTS` random points; completion itself stands
+    Annotations, arguments and results stay as completed; what a loop carries, its constants and
+    what branches read and give have one layout each (`partition.ties`). Coordinate descent from the
+    completed layouts, and on small graphs from `STARTS` random points; completion itself stands
     where nothing is faster by `costs.step_time`. Memory is not limited.
     """
     chip = load(options.hardware)
@@ -74,7 +76,7 @@ class CostProblem:
 
     @cached_property
     def places(self) -> tuple[tuple[Node, int], ...]:
-        """Per unit its node, and the component of it."""
+        """Per unit of a node the node, and the component of it; units of ties come after them."""
         return tuple(
             (node, place)
             for node in self.graph.walk()
@@ -86,6 +88,21 @@ class CostProblem:
     def found(self) -> tuple[tuple[Candidate, ...], ...]:
         """Per unit its candidates; of a node without a row the one of whole operands."""
         return tuple(self._candidates(node, place) for node, place in self.places)
+
+    @cached_property
+    def ties(self) -> tuple[tuple[Tied, tuple[Sharding, ...]], ...]:
+        """What lies alike across borders, each with its layouts: one of its own if annotated."""
+        found = []
+        for one in tied(self.graph):
+            entering = self._entering(one)
+            fixed = [self.homes[v] for v in entering if v in self.sharded.fixed]
+            free = layouts(self.homes[(entering or one.plain)[0]])
+            found.append((one, tuple(dict.fromkeys(fixed or free))))
+        return tuple(found)
+
+    def _entering(self, one: Tied) -> list[int]:
+        """What are arguments of bodies among these."""
+        return [v for v, _ in one.makes if self.graph.producer[v] is None]
 
     def _candidates(self, node: Node, place: int) -> tuple[Candidate, ...]:
         homes = tuple(self.homes[v] for v in (*node.operands, *node.results))
@@ -99,15 +116,18 @@ class CostProblem:
     @cached_property
     def problem(self) -> Problem:
         """Units, values, and seconds of moves."""
-        units = tuple(
+        units = [
             tuple(self._option(node, candidate) for candidate in found)
             for (node, _), found in zip(self.places, self.found, strict=True)
-        )
+        ]
+        units += [tuple(_agreed(one, layout) for layout in found) for one, found in self.ties]
+        still = {v for one, _ in self.ties for v in self._entering(one)} - self.sharded.fixed
         given, homes = self._fixed()
         wanted = tuple(self._wanted())
         asked = {value for value, _ in wanted}
         alone = {v for v, users in enumerate(self.graph.users) if len(users) == 1} - asked
-        return Problem(units, given, homes, wanted, frozenset(alone), self._move)
+        groups = {"alone": frozenset(alone), "still": frozenset(still)}
+        return Problem(tuple(units), given, homes, wanted, move=self._move, **groups)
 
     def _option(self, node: Node, candidate: Candidate) -> Option:
         times = self.graph.trip_count(node)
@@ -118,30 +138,33 @@ class CostProblem:
     def _fixed(self) -> tuple[dict[int, Sharding], dict[int, Sharding]]:
         """What no unit makes, and what keeps its completed home."""
         graph, homes = self.graph, self.homes
-        given = {v: homes[v] for region in graph.regions for v in region.arguments}
-        given |= {v: homes[v] for v in graph.arguments}
+        made = {v for one, _ in self.ties for v, _ in one.makes}
+        entering = (v for region in graph.regions for v in region.arguments)
+        left = (v for node in graph.walk() if node.bodies for v in node.results)
+        given = {v: homes[v] for v in (*entering, *graph.arguments) if v not in made}
         given |= {v: whole(homes[v]) for v, _ in graph.constants}
-        for node in graph.walk():
-            if node.bodies:
-                given |= dict(zip(node.results, self._border(node).results, strict=True))
+        given |= {v: homes[v] for v in left if v not in made}
         kept = {v: homes[v] for v in (*given, *self.sharded.fixed) if v < len(homes)}
         return given, kept | {v: whole(homes[v]) for v, _ in graph.constants}
 
-    def _border(self, node: Node) -> Border:
-        return border(self.graph, node, self.homes)
-
     def _wanted(self) -> Iterator[Asked]:
-        """What the function gives back, and what loops and branches take and hand on."""
+        """What the function gives back, and what no tie says of what calls take and hand on."""
         graph = self.graph
         for value, given in zip(graph.results, self.sharded.results, strict=True):
             dims = tuple(tuple(d for d in dim if d.size > 1) for dim in given.dims)
             yield value, interned(given.mesh, given.shape, dims, ())
+        said = {(one.call, v) for one, _ in self.ties for v, _ in one.asks}
         for node in graph.walk():
             if node.bodies:
-                agreed = self._border(node)
-                yield from zip(node.operands, agreed.operands, strict=True)
-                for body, (_, results) in zip(node.bodies, agreed.bodies, strict=True):
-                    yield from zip(graph.regions[body].results, results, strict=True)
+                asked = self._border_asks(node)
+                yield from ((v, at) for v, at in asked if (node.index, v) not in said)
+
+    def _border_asks(self, node: Node) -> Iterator[Asked]:
+        """What the completed border of a call asks of its operands and of its bodies' results."""
+        agreed = border(self.graph, node, self.homes)
+        yield from zip(node.operands, agreed.operands, strict=True)
+        for body, (_, results) in zip(node.bodies, agreed.bodies, strict=True):
+            yield from zip(self.graph.regions[body].results, results, strict=True)
 
     @cached_property
     def _times(self) -> tuple[int, ...]:
@@ -184,7 +207,7 @@ class CostProblem:
         """The graph with the homes and the loops of these options."""
         problem = self.problem
         loops: dict[int, tuple[LoopDigits, ...]] = {}
-        for (node, _), found, k in zip(self.places, self.found, taken, strict=True):
+        for (node, _), found, k in zip(self.places, self.found, taken, strict=False):
             if rules(node.signature):
                 loops[node.index] = (*loops.get(node.index, ()), found[k].loops)
         homes, changed = list(self.sharded.shardings), []
@@ -195,7 +218,26 @@ class CostProblem:
                 if homes[value].dims != self.homes[value].dims:
                     changed.append(Reason(value, homes[value], "chosen by cost"))
         history = partial(_history, self.sharded, tuple(changed))
-        return replace(self.sharded, shardings=tuple(homes), loops=loops, _history=history)
+        borders = self._borders(taken[len(self.places) :])
+        return replace(
+            self.sharded, shardings=tuple(homes), loops=loops, borders=borders, _history=history
+        )
+
+    def _borders(self, taken: Sequence[int]) -> dict[int, Border]:
+        """The borders of calls with these layouts of what is tied."""
+        homes: dict[int, list[Sharding]] = {}
+        for (one, found), k in zip(self.ties, taken, strict=True):
+            here = homes.setdefault(one.call, list(self.homes))
+            for value in one.plain:
+                here[value] = found[k]
+        nodes = self.graph.nodes
+        return {call: border(self.graph, nodes[call], here) for call, here in homes.items()}
+
+
+def _agreed(one: Tied, layout: Sharding) -> Option:
+    """What is tied in this layout."""
+    asks, makes = (tuple(laid(place, layout) for place in side) for side in (one.asks, one.makes))
+    return Option(asks, makes, 0.0)
 
 
 def _history(sharded: ShardedGraph, changed: tuple[Reason, ...]) -> tuple[Reason, ...]:

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node, Region
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.layouts import interned, whole
+from shardalg.propagate.sharded import Border
 from shardalg.spmd.manual import manual_layouts
 from shardalg.spmd.program import Attributes, Block, Branches, Loop, Manual, While
-
-Layouts = tuple[Sharding, ...]
-
-
-@dataclass(frozen=True)
-class Border:
-    """The layouts on which the two sides of a call agree.
-
-    Attributes:
-      operands, results: of the call.
-      bodies: per body, its arguments' and its results'.
-    """
-
-    operands: Layouts
-    bodies: tuple[tuple[Layouts, Layouts], ...]
-    results: Layouts
 
 
 def stacked(sharding: Sharding, length: int) -> Sharding:
@@ -71,7 +55,7 @@ def _while(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> 
 
 def _branches(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> Border:
     """All branches take the operands as they are, and give the results in one layout."""
-    which, *rest = (homes[v] for v in node.operands)
+    which, rest = homes[node.operands[0]], [homes[v] for v in regions[0].arguments]
     results = tuple(homes[v] for v in node.results)
     return Border((whole(which), *rest), ((tuple(rest), results),) * len(regions), results)
 

@@ -56,6 +56,7 @@ class Problem:
       given: layout of values that no unit makes; homes: values whose home is no choice.
       wanted: layouts that are asked of values from outside.
       alone: values with one user that may take their partial sums as they are.
+      still: values that lie as they are made.
       move: `(value, source, target) -> seconds`, infinite where it cannot be.
       known: homes that were asked for before.
     """
@@ -66,6 +67,7 @@ class Problem:
     wanted: tuple[Asked, ...]
     alone: frozenset[int]
     move: Callable[[int, Layout, Layout], float]
+    still: frozenset[int] = frozenset()
     known: dict[tuple[object, ...], tuple[float, Layout]] = field(default_factory=dict)
 
     @cached_property
@@ -120,7 +122,8 @@ class Problem:
         """`home` of a value that is made and asked for so."""
         if value in self.alone and asked == (made,):
             return 0.0, made
-        homes = (self.homes[value],) if value in self.homes else self.places(made, asked)
+        others = () if value in self.still else asked
+        homes = (self.homes[value],) if value in self.homes else self.places(made, others)
         prices = [self.price(value, made, (home, *asked)) for home in homes]
         least = min(prices)
         return least, homes[prices.index(least)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
 from shardalg.partition.assign import NodeKey
-from shardalg.partition.calls import TAKES, Layouts, border, close_body, control, open_body
+from shardalg.partition.calls import TAKES, border, close_body, control, open_body
 from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
 from shardalg.partition.gathers import GatherChoice, hoistable, repeated, within
 from shardalg.partition.layouts import interned, whole
@@ -21,7 +21,7 @@ from shardalg.partition.node import (
     settle,
 )
 from shardalg.partition.simplify import simplify
-from shardalg.propagate.sharded import ShardedGraph
+from shardalg.propagate.sharded import Layouts, ShardedGraph
 from shardalg.propagate.strategy import Options
 from shardalg.spmd.check import check
 from shardalg.spmd.manual import WRITTEN, written
@@ -79,7 +79,7 @@ class Partitioner:
             result_shardings=results_at,
             constants=constants,
         )
-        return check(simplify(program, join=self.options.join_formatting))
+        return check(simplify(program, graph, join=self.options.join_formatting))
 
     def _plain(self, shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
         """The layouts alone, without what completion may still do with them.
@@ -148,9 +148,11 @@ class Partitioner:
 
     def _call(self, node: Node) -> None:
         context = self.context
-        if self.options.hoist_gathers and node.primitive == "scan":
-            self._hoist(node)
-        agreed = border(self.graph, node, self.homes)
+        agreed = self.sharded.borders.get(node.index)
+        if agreed is None:
+            if self.options.hoist_gathers and node.primitive == "scan":
+                self._hoist(node)
+            agreed = border(self.graph, node, self.homes)
         cause = context.cause(node, TAKES.get(node.primitive, "the loop takes"))
         operands = tuple(
             context.demand(v, layout, cause)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardalg.graph.ir import Graph
 from shardalg.partition.joining import joined
+from shardalg.partition.masking import masks_moved
 from shardalg.spmd.control import bodies, with_bodies
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
 
-def simplify(program: SpmdProgram, *, join: bool = True) -> SpmdProgram:
+def simplify(program: SpmdProgram, graph: Graph, *, join: bool = True) -> SpmdProgram:
     """The same program without the instructions that nobody reads.
 
     Args:
-      join: whether formatting that repeats or undoes itself becomes one instruction first.
+      join: whether masks move to where their value is made, and formatting that repeats or undoes
+        itself becomes one instruction first.
     """
-    block = joined(program.block, program.locals) if join else program.block
-    return replace(program, block=_live(block))
+    if join:
+        program = masks_moved(program, graph)
+        program = replace(program, block=joined(program.block, program.locals))
+    return replace(program, block=_live(program.block))
 
 
 def _live(block: Block) -> Block:

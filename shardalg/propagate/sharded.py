@@ -66,6 +66,21 @@ class Conflict:
 
 
 Merge = tuple[int, Sharding, Sharding, Sharding]
+Layouts = tuple[Sharding, ...]
+
+
+@dataclass(frozen=True)
+class Border:
+    """The layouts on which the two sides of a call agree.
+
+    Attributes:
+      operands, results: of the call.
+      bodies: per body, its arguments' and its results'.
+    """
+
+    operands: Layouts
+    bodies: tuple[tuple[Layouts, Layouts], ...]
+    results: Layouts
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +92,8 @@ class ShardedGraph:
       results: one per result of the function: its annotation, or its value's layout.
       fixed: values that annotations determine.
       annotations: what was asked for.
-      loops: per node, and per part of it that is decided alone, the digits on its loops, where
-        `policy="cost"` chose them.
+      loops: per node, and per part of it that is decided alone, the digits on its loops, and
+        borders: per call, where `policy="cost"` chose them.
     """
 
     graph: Graph
@@ -91,6 +106,7 @@ class ShardedGraph:
     _conflicts: Callable[[], tuple[Conflict, ...]] = field(repr=False)
     _merges: Callable[[], tuple[Merge, ...]] = field(repr=False)
     loops: Mapping[int, tuple[tuple[tuple[str, Digits], ...], ...]] = field(default_factory=dict)
+    borders: Mapping[int, Border] = field(default_factory=dict)
 
     @cached_property
     def history(self) -> tuple[Reason, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from typing import Protocol
 
@@ -61,9 +60,10 @@ def changes(
     """Every decision in which two plans of one function differ, at the hints and at a point.
 
     Kinds: "constant" (the first size made in Python that is another one), "divides" (a split that
-    is even here and not there), "choice" (the axes on the loops of an operator), "sharding" (of a
-    value), "collectives" (kind, dimensions, axes and role of what an operator, or the border,
-    moves), "peak" (where the most bytes are alive, which nobody decides).
+    is even here and not there), "part" (an axis of another size, of which a part is used), "choice"
+    (the axes on the loops of an operator), "sharding" (of a value), "collectives" (kind,
+    dimensions, axes and role of what an operator, or the border, moves), "peak" (where the most
+    bytes are alive, which nobody decides).
     """
     made = () if constant is None else (("constant", "", constant.source, "", constant.text),)
     rows = (*made, *_splits(hints, point), *_choices(hints, here), *_shardings(hints, here))
@@ -84,8 +84,7 @@ def _alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
 def _splits(hints: Planned, point: Mapping[str, int]) -> Iterator[Row]:
     for fact in hints.named.conditions if hints.named else ():
         if not fact.holds(point):
-            other = replace(fact, divides=not fact.divides)
-            yield "divides", f"{fact.size} in {fact.parts}", "", str(fact), str(other)
+            yield fact.kind, fact.where, "", str(fact), fact.otherwise(point)
 
 
 def conditions(named: Symbolised, choices: Sequence[Decision], memory: Liveness) -> Table:
@@ -99,8 +98,7 @@ def conditions(named: Symbolised, choices: Sequence[Decision], memory: Liveness)
         ("choice", *_inequality(d.condition, hints), *_place(graph, d.node), d.condition.what)
         for d in choices
     ]
-    facts = map(str, named.conditions)
-    rows += [("divides", fact, None, "", "", "the size of blocks") for fact in facts]
+    rows += [(one.kind, str(one), None, "", "", one.decides) for one in named.conditions]
     place = _alive_at(graph, memory)
     rows.append(("peak", "the most bytes are alive there", None, *place, "peak_memory_bytes"))
     return Table(CONDITION_COLUMNS, tuple(rows))

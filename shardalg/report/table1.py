@@ -16,7 +16,8 @@ from shardalg.costs.scaling import QUANTITIES, Scaling, scaling
 from shardalg.table import Table
 
 if TYPE_CHECKING:
-    from shardalg.costs.symbolic import Divides, Symbolised
+    from shardalg.costs.assumed import Assumed
+    from shardalg.costs.symbolic import Symbolised
 
 # Four columns of the table; the optimizer has none.
 COLUMNS = QUANTITIES[:4]
@@ -31,13 +32,14 @@ class Costs:
       scaling: formulas.
       orders: of each quantity, in the sizes of the mesh's axes.
       hints: the sizes at which it was planned.
-      facts: what divides what, or does not, at the hints and in the formulas.
+      facts: what divides what, or does not, at the hints and in the formulas, and axes whose size
+        the formulas take to be their hint.
     """
 
     scaling: Scaling
     orders: tuple[Order, ...]
     hints: Mapping[str, int]
-    facts: tuple[Divides, ...] = ()
+    facts: tuple[Assumed, ...] = ()
 
     def order(self, quantity: str) -> Order:
         """The order of one quantity."""
@@ -61,7 +63,7 @@ def costs(found: Scaling, programs: Sequence[Symbolised]) -> Costs:
     facts = tuple(dict.fromkeys(fact for made in programs for fact in made.conditions))
     axes = programs[0].sizes.axes.values()
     growing = {name for size in axes for name in Formula.of(size).names}
-    orders = found.orders(growing, [(fact.size, fact.parts) for fact in facts])
+    orders = found.orders(growing, [pair for fact in facts for pair in fact.divided])
     hints = {name: hint for made in programs for name, hint in made.sizes.hints.items()}
     return Costs(found, orders, hints, facts)
 

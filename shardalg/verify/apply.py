@@ -36,7 +36,8 @@ from shardalg.spmd import program as p
 from shardalg.spmd.boxes import Extract, Insert
 from shardalg.spmd.program import Apply, Attributes, Choose
 from shardalg.verify.contents import Contents, Made, as_set, laid_out, partition_number
-from shardalg.verify.moves import chosen
+from shardalg.verify.fills import Filling
+from shardalg.verify.masks import chosen
 from shardalg.verify.operators import (
     Run,
     by_blocks,
@@ -241,7 +242,8 @@ def _run(what: Applied, rule: Rule, number: int) -> tuple[Run, list[Stated]]:
         return run, [row_major(run, what.signature, what.local)]
     local = rules(what.local)
     assert local is not None, f"{what.local.primitive} has a row for one shape and not for another"
-    run = Run(what.mesh, rule, local[number], loops)
+    dtypes = tuple(type_.dtype for type_ in what.signature.operands)
+    run = Run(what.mesh, rule, local[number], loops, dtypes=dtypes)
     run = replace(run, wider=tuple(_wider(what, run)))
     return run, list(emitted(run))
 
@@ -396,7 +398,8 @@ def _result(what: Applied, run: Run, place: tuple[Emission, int, Made]) -> Outco
         words = "nothing is left to be done to a result that is named for its value"
         stated.append(("emitted", Decided(words, not awaits)))
     combine = SUM if run.rule.combine == PICK else run.rule.combine
-    return replace(said, combine=combine, awaits=awaits), stated
+    filling = Filling(run, what.signature, {k: what.operands[k] for k in run.rule.operands})
+    return replace(filling.made(nth, said), combine=combine, awaits=awaits), stated
 
 
 def _more(run: Run, nth: int, said: Contents) -> Contents:

@@ -7,7 +7,23 @@ from dataclasses import dataclass, replace
 from shardalg.algebra.digits import Digit, Digits, canonical, overlap
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.integers import All, Formula, Number, PartitionId, number, within
+from shardalg.ops.rule import COMBINES, PICK, USER
+from shardalg.spmd.identity import identity
 from shardalg.spmd.program import Attributes, Start
+
+_NUMBERS = frozenset(COMBINES) - {PICK, USER}
+Fill = str | int | float | bool | None
+
+
+def fill_number(fill: Fill, dtype: str) -> int | float | bool | None:
+    """The number that fills, if it is known by itself.
+
+    >>> fill_number("max", "float32"), fill_number(1.0, "float32"), fill_number("operand 1", "int8")
+    (-inf, 1.0, None)
+    """
+    if fill in _NUMBERS:
+        return identity(fill, dtype)
+    return None if isinstance(fill, str) else fill
 
 
 @dataclass(frozen=True)
@@ -17,8 +33,8 @@ class Held:
     Attributes:
       start: element at place 0, in partition ids.
       size: elements of the global dimension; only `[0, size)` exist.
-      fill: what stands at the other places: the identity of a way to combine, `"operand k"` for
-        the number that is operand k of the next operator, or None for anything.
+      fill: what stands at the other places: a number, the identity of a way to combine,
+        `"operand k"` for the number that is operand k of the next operator, or None for anything.
       base: place `x` holds element `(start + x) / base`, and `gap` where that does not come out.
       wanted: (start, length): only elements that are in each of these are held.
     """
@@ -26,7 +42,7 @@ class Held:
     start: Number
     length: int
     size: int
-    fill: str | None = None
+    fill: Fill = None
     base: int = 1
     gap: str | None = None
     wanted: tuple[tuple[Number, int], ...] = ()
@@ -60,6 +76,7 @@ class Contents:
       unreduced: digits along which the members' values are still to be combined, by `combine`.
       changes: what was done to the numbers (shifted indices, first member only), in order.
       awaits: what has still to be done before the elements are the graph value's.
+      number: what all its elements are, if that is known: of literals, and of what is made of them.
       viewed: whether the dimensions are not the value's own, but others with the same elements in
         row-major order.
     """
@@ -71,12 +88,14 @@ class Contents:
     changes: tuple[Attributes, ...] = ()
     awaits: tuple[Attributes, ...] = ()
     viewed: bool = False
+    number: int | float | bool | None = None
 
 
 @dataclass(frozen=True)
 class Made:
     """A local as the program declares it; `named` if it stands for a graph value."""
 
+    dtype: str
     shape: tuple[int, ...]
     sharding: Sharding
     named: bool
@@ -90,10 +109,9 @@ def anonymous(held: Contents, operands: tuple[int, ...]) -> Contents:
     Args:
       operands: graph values that the instruction's node reads.
     """
-    names = {f"value {value}": f"operand {k}" for k, value in enumerate(operands)}
+    names: dict[Fill, Fill] = {f"value {value}": f"operand {k}" for k, value in enumerate(operands)}
     dims = tuple(
-        replace(d, fill=names.get(d.fill or "", d.fill), gap=names.get(d.gap or "", d.gap))
-        for d in held.dims
+        replace(d, fill=names.get(d.fill, d.fill), gap=names.get(d.gap, d.gap)) for d in held.dims
     )
     return replace(held, value=None, dims=dims)
 

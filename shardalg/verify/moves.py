@@ -1,4 +1,4 @@
-"""Instructions that move, cut, join or mask: what each makes of what its operands hold.
+"""Instructions that move, cut or join: what each makes of what its operands hold.
 
 A collective is claimed from its definition: which member's block arrives at which place. The claim
 compares, at every place, the element that arrives with the one that the result's layout puts there.
@@ -13,7 +13,6 @@ from shardalg.algebra.digits import Digits, canonical, partition_id, parts
 from shardalg.merge.integers import (
     All,
     Compare,
-    Formula,
     Number,
     PartitionId,
     equal,
@@ -21,16 +20,19 @@ from shardalg.merge.integers import (
     less,
     within,
 )
+from shardalg.ops.rule import SUM
 from shardalg.spmd import program as p
 from shardalg.verify.combines import best, carry, join, together, value_at
 from shardalg.verify.contents import (
     Contents,
     Held,
     at_member,
+    fill_number,
     partition_number,
     start_number,
     without,
 )
+from shardalg.verify.masks import dilate, mask, mask_at
 from shardalg.verify.report import Decided
 from shardalg.verify.step import (
     MEMBER,
@@ -39,8 +41,8 @@ from shardalg.verify.step import (
     Step,
     X,
     apart,
+    filled_with,
     members_agree,
-    nothing_beyond,
     with_dim,
 )
 from shardalg.verify.views import regroup
@@ -74,9 +76,11 @@ def _dynamic_slice(step: Step) -> Result:
 
 def _resize(step: Step) -> Result:
     a, held = step.attributes, step.given.dims[step.attributes.dim]
-    made = with_dim(step.given, a.dim, replace(held, length=a.size, fill=None))
     if a.size <= held.length:
-        return made, []
+        return with_dim(step.given, a.dim, replace(held, length=a.size)), []
+    whole = held.start == Number() and held.length == held.size and not held.wanted
+    zeros = SUM if whole or fill_number(held.fill, step.made.dtype) == 0 else None
+    made = with_dim(step.given, a.dim, replace(held, length=a.size, fill=zeros))
     beyond = held.start + held.length + X
     goal = implies(held.exists(beyond), Compare(Number.of(-1), ">="))
     words = f"padding from {held.length} to {a.size} places covers no element that is held"
@@ -98,52 +102,17 @@ def _concatenate(step: Step) -> Result:
         words = f"the piece from place {length} on follows the one before it"
         stated.append(("delivers", step.claim(words, goal, unknowns=(("x", held.length),))))
         same = replace(other, dims=step.given.dims) == replace(step.given, dims=step.given.dims)
-        alike = all(a == b for i, (a, b) in enumerate(
+        alike = all(replace(a, fill=b.fill) == b for i, (a, b) in enumerate(
             zip(other.dims, step.given.dims, strict=True)) if i != dim)  # fmt: skip
         stated.append(("delivers", Decided("the pieces are of one value", same and alike)))
         length += held.length
-    return with_dim(step.given, dim, replace(first, length=length, fill=None)), stated
-
-
-def _masked(step: Step, inside: Formula, fill: str) -> Result:
-    a, held = step.attributes, step.given.dims[step.attributes.dim]
-    stated = list(nothing_beyond(step, held))
-    held = replace(held, wanted=())
-    exists = within(held.start + X, 0, held.size)
-    goal = All((implies(inside, exists), implies(exists, inside)))
-    words = f"the mask keeps just the elements that exist of {held.size}"
-    claim = step.claim(words, goal, unknowns=(("x", held.length),))
-    return with_dim(step.given, a.dim, replace(held, fill=fill)), [*stated, ("mask", claim)]
-
-
-def _mask(step: Step) -> Result:
-    a = step.attributes
-    place = partition_number(a.digits) * a.block + X
-    return _masked(step, less(place, a.size), a.fill)
-
-
-def _mask_at(step: Step) -> Result:
-    a = step.attributes
-    inside = within(start_number(a.start) + X, 0, a.size)
-    return _masked(step, inside, a.fill or step.filler)
-
-
-def chosen(step: Step, number: int) -> Result:
-    """What is left of the piece of an operand: the places at which it is the one to be taken."""
-    a = step.attributes
-    end = a.ends[number]
-    inside = within(start_number(a.start) + X, end - a.sizes[number], end)
-    held, place = step.given.dims[a.dim], start_number(a.start) + X
-    stated = list(nothing_beyond(step, held))
-    exists = within(held.start + X, 0, held.size)
-    alike = All((implies(inside, exists), implies(exists, inside)))
-    words = f"of operand {number} just the elements that exist of {held.size} are chosen"
-    # behind all operands nothing is
-    claim = step.claim(
-        words, implies(less(place, a.ends[-1]), alike), unknowns=(("x", held.length),)
+    fills = zip(*([held.fill for held in found.dims] for found in step.operands), strict=True)
+    dims = tuple(
+        replace(held, fill=held.fill if len(set(each)) == 1 else None)
+        for held, each in zip(step.given.dims, fills, strict=True)
     )
-    held = replace(held, fill="pick", wanted=())
-    return with_dim(step.given, a.dim, held), [*stated, ("mask", claim)]
+    made = replace(step.given, dims=dims)
+    return with_dim(made, dim, replace(first, length=length, fill=None)), stated
 
 
 def _arrives(step: Step, arriving: Number, said: Held, length: int, place: Number) -> Stated:
@@ -190,7 +159,8 @@ def _summed(step: Step) -> tuple[Contents, list[Stated]]:
         ("combine", Decided(words, rest is not None and a.combine == given.combine)),
         *members_agree(step, a.digits, ()),
     ]
-    return replace(given, unreduced=given.unreduced if rest is None else rest), stated
+    neutral = filled_with(step, fill_number(a.combine, step.made.dtype))
+    return replace(neutral, unreduced=given.unreduced if rest is None else rest), stated
 
 
 def _reduce_scatter(step: Step) -> Result:
@@ -216,7 +186,8 @@ def _all_to_all(step: Step) -> Result:
         *members_agree(step, a.digits, (a.split_dim, a.concat_dim)),
         apart(step),
     ]
-    made = with_dim(step.given, a.split_dim, said[a.split_dim])
+    fill = split.fill if split.start == Number() and said[a.split_dim].start == sent else None
+    made = with_dim(step.given, a.split_dim, replace(said[a.split_dim], fill=fill))
     return with_dim(made, a.concat_dim, said[a.concat_dim]), stated
 
 
@@ -297,34 +268,6 @@ def _sent_once(step: Step) -> Stated:
     return "delivers", Decided("in a permute every device sends and receives once at most", once)
 
 
-def _dilate(step: Step) -> Result:
-    a, held = step.attributes, step.given.dims[step.attributes.dim]
-    fill = a.fill or step.filler
-    # as many places around it as there are between two neighbours would be an element's
-    plain = held.base == 1 and max(a.low, a.high) < a.factor
-    if a.factor == held.base == 1 and held.start == Number() and held.length == held.size:
-        held, plain = replace(held, fill=fill), True
-    elif a.factor == held.base == 1 and (held.fill == fill or _full(held)) and not held.wanted:
-        # beside a block, places that others hold are as good as none
-        held, plain = replace(held, fill=fill, wanted=((held.start, held.length),)), True
-    made = replace(
-        held,
-        start=held.start * a.factor - a.low,
-        length=a.length(held.length),
-        base=a.factor,
-        gap=fill,
-    )
-    words = "the places that are filled are no element's"
-    return with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain))]
-
-
-def _full(held: Held) -> bool:
-    """Whether every place holds an element, on the last device too."""
-    ids = (atom for atom in held.start.atoms() if isinstance(atom, PartitionId))
-    last = held.start.at({atom: parts(atom.digits) - 1 for atom in ids})
-    return last + held.length <= held.size
-
-
 def _changed(step: Step) -> Result:
     """A change of numbers, which is what the value waits for, or what its reader expects."""
     given, a = step.given, step.attributes
@@ -359,9 +302,9 @@ MOVES: dict[type, Callable[[Step], Result]] = {
     p.Concatenate: _concatenate,
     p.Regroup: regroup,
     p.Resize: _resize,
-    p.Dilate: _dilate,
-    p.Mask: _mask,
-    p.MaskAt: _mask_at,
+    p.Dilate: dilate,
+    p.Mask: mask,
+    p.MaskAt: mask_at,
     p.Offset: _changed,
     p.MaskIndexed: _changed,
     p.FirstMember: _changed,
@@ -386,7 +329,10 @@ def moved(step: Step) -> tuple[tuple[Contents, ...], list[Stated]]:
         found, stated = [MOVES[type(step.attributes)](step)], []
     if step.made.named:
         found = [_settled(step, *result) for result in found]
-    return tuple(made for made, _ in found), [*stated, *(s for _, more in found for s in more)]
+    return tuple(replace(made, number=None) for made, _ in found), [
+        *stated,
+        *(s for _, more in found for s in more),
+    ]
 
 
 def _settled(step: Step, made: Contents, stated: list[Stated]) -> Result:

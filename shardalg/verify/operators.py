@@ -31,7 +31,14 @@ from shardalg.merge.integers import (
     within,
 )
 from shardalg.ops.rule import PICK, SUM, Access, Rule, Symbol
-from shardalg.verify.contents import Contents, Held, as_set, partition_number
+from shardalg.verify.contents import (
+    Contents,
+    Fill,
+    Held,
+    as_set,
+    fill_number,
+    partition_number,
+)
 from shardalg.verify.report import Decided
 
 TRUE = All(())
@@ -46,6 +53,7 @@ class Run:
       rule, local: rows of the global operator and of the local one.
       loops: digits of every sharded loop.
       wider: (loop, first iteration) where a device runs more than the block that it keeps.
+      dtypes: of the operands.
     """
 
     mesh: Mesh
@@ -53,6 +61,7 @@ class Run:
     local: Rule
     loops: tuple[tuple[str, Digits], ...]
     wider: tuple[tuple[str, Number], ...] = ()
+    dtypes: tuple[str, ...] = ()
 
     @cached_property
     def digits(self) -> dict[str, Digits]:
@@ -208,9 +217,9 @@ def _is_empty(run: Run, of: tuple[int, Held], read: tuple[Formula, Number]) -> F
     (operand, held), (inside, position) = of, read
     at = position + held.start
     found = [Not(inside)]
-    if _absorbs(run.rule, operand, held.gap):
+    if _absorbs(run, operand, held.gap):
         found.append(Not(equal(at % held.base, 0)))
-    if _absorbs(run.rule, operand, held.fill):
+    if _absorbs(run, operand, held.fill):
         found.append(All((equal(at % held.base, 0), Not(held.exists(at // held.base)))))
     return Either(tuple(found))
 
@@ -221,12 +230,14 @@ def _is_element(held: Held, position: Number) -> Formula:
     return All((equal(at % held.base, 0), held.exists(at // held.base)))
 
 
-def _absorbs(rule: Rule, operand: int, fill: str | None) -> bool:
+def _absorbs(run: Run, operand: int, fill: Fill) -> bool:
     """Whether reading `fill` is as good as reading nothing."""
-    number = rule.filler(operand)
-    if number is not None:
-        return fill == f"operand {number}"
-    return fill is not None and fill == rule.nothing(operand)
+    filler, nothing = run.rule.filler(operand), run.rule.nothing(operand)
+    if filler is not None or fill is None or fill == nothing:
+        return fill == (nothing if filler is None else f"operand {filler}")
+    dtype = run.dtypes[operand] if run.dtypes else ""
+    number = fill_number(fill, dtype) if dtype else None
+    return number is not None and number == fill_number(nothing, dtype)
 
 
 def padding(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:

@@ -9,7 +9,7 @@ from shardalg.algebra.digits import Digits, overlap
 from shardalg.algebra.mesh import Mesh
 from shardalg.merge.integers import Formula, IntegerClaim, Number, equal, implies, within
 from shardalg.spmd import program as p
-from shardalg.verify.contents import Contents, Held, Made, at_member, laid_out
+from shardalg.verify.contents import Contents, Held, Made, at_member, fill_number, laid_out
 from shardalg.verify.report import Decided, Statement
 
 MEMBER = "m"
@@ -56,6 +56,16 @@ Result = tuple[Contents, list[Stated]]
 def with_dim(contents: Contents, dim: int, held: Held) -> Contents:
     """The contents with another dimension in place of one."""
     return replace(contents, dims=(*contents.dims[:dim], held, *contents.dims[dim + 1 :]))
+
+
+def filled_with(step: Step, number: int | float | bool | None) -> Contents:
+    """What is given, of its fills those with a number: where two paddings meet, the last counts."""
+    dtype = step.made.dtype
+    dims = tuple(
+        replace(held, fill=held.fill if fill_number(held.fill, dtype) == number else None)
+        for held in step.given.dims
+    )
+    return replace(step.given, dims=dims)
 
 
 def members_agree(step: Step, digits: Digits, dims: tuple[int, ...]) -> Iterator[Stated]:

@@ -82,7 +82,7 @@ class Verifier:
     def run(self) -> Iterator[Claim]:
         """The claims of the whole program."""
         program, graph = self.program, self.graph
-        held = {local: self.said(local) for local, _ in program.constants}
+        held = self.constants()
         for local, value in program.constants:
             yield self.named("border", local, value)
         arguments = dict(zip(program.block.arguments, graph.arguments, strict=True))
@@ -96,6 +96,14 @@ class Verifier:
         """What the program says that a local holds."""
         made = self.program.locals[local]
         return laid_out(made.sharding, made.shape, made.origin)
+
+    def constants(self) -> Held:
+        """What the program starts with; literals are known as numbers."""
+        numbers = self.graph.numbers
+        return {
+            local: replace(self.said(local), number=numbers.get(value))
+            for local, value in self.program.constants
+        }
 
     def named(self, kind: str, local: int, value: int) -> Claim:
         """The local is named for the value that it starts with, and holds it entirely."""
@@ -121,7 +129,8 @@ class Verifier:
         """What is handed out is a value in a layout, with nothing left to be done."""
         value, layout = wanted
         said = laid_out(layout, layout.shard_shape, value)
-        bare = replace(contents, dims=tuple(replace(d, fill=None) for d in contents.dims))
+        dims = tuple(replace(d, fill=None) for d in contents.dims)
+        bare = replace(contents, dims=dims, number=None)
         words = f"the value is handed out as {layout.text()}"
         right = replace(bare, combine=said.combine) == said
         yield self.judged(self.graph.values[value].name, kind, Decided(words, right))
@@ -155,7 +164,7 @@ class Verifier:
         reads = node.operands if node is not None else ()
         operands = tuple(anonymous(held[operand], reads) for operand in instruction.operands)
         locals_ = [self.program.locals[result] for result in instruction.results]
-        made = tuple(Made(x.shape, x.sharding, x.origin is not None) for x in locals_)
+        made = tuple(Made(x.dtype, x.shape, x.sharding, x.origin is not None) for x in locals_)
         mesh, attributes = self.program.mesh, instruction.attributes
         if isinstance(attributes, OPERATORS):
             return Applied(mesh, node.signature, attributes, operands, made), node.results
@@ -208,7 +217,7 @@ class Verifier:
         node = graph.nodes[instruction.node]
         region = graph.regions[node.bodies[0]]
         name, fixed = self.name(instruction), loop.num_consts + loop.num_carry
-        inner = {local: self.said(local) for local, _ in self.program.constants}
+        inner = self.constants()
         said = tuple(node.signature.param(n) for n in LOOP_PARAMS)
         runs = (loop.num_consts, loop.num_carry, loop.length, loop.reverse)
         words = f"the loop runs {loop.length} times over what the scan carries"
@@ -275,7 +284,7 @@ class Verifier:
         for local, value, layout in zip(instruction.operands, node.operands, operands, strict=True):
             yield from self.handed("manual", held[local], (value, layout))
         region = self.graph.regions[node.bodies[0]]
-        inner = {local: self.said(local) for local, _ in self.program.constants}
+        inner = self.constants()
         inner |= {local: self.said(local) for local in body.arguments}
         for local, value in zip(body.arguments, region.arguments, strict=True):
             yield self.named("manual", local, value)
@@ -316,7 +325,7 @@ class Verifier:
         """A body on (locals, values) from outside, its results in these layouts."""
         block, index, pairs = body
         region, name = self.graph.regions[index], self.name(instruction)
-        inner = {local: self.said(local) for local, _ in self.program.constants}
+        inner = self.constants()
         for local, value, (outer, read) in zip(
             block.arguments, region.arguments, pairs, strict=True
         ):
@@ -368,6 +377,7 @@ class Verifier:
             found,
             dims=tuple(replace(d, fill=None) for d in found.dims),
             combine=wanted.combine,
+            number=None,
         )
         return self.judged(name, "carry", Decided("both sides of the border agree", bare == wanted))
 

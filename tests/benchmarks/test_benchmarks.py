@@ -11,6 +11,7 @@ from benchmarks import (
     oracle,
     oracle_time,
     planning,
+    reshard_paths,
     result,
     scaling,
     step_time,
@@ -139,3 +140,12 @@ def test_algebra(said):
     for row in (row for row in done.table if row["sympy_us"] is not None):
         assert row["sympy_ratio"] == pytest.approx(row["sympy_us"] / row["us"])
     assert said
+
+
+def test_reshard_paths(said):
+    done = reshard_paths.run(said.append, ({"x": 4, "y": 2}, {"x": 2, "y": 4}), count=20)
+    assert list(done.table["pairs"]) == [20, 110, 342, 20, 20, 20]
+    assert finite(done.table["mean_ms"])
+    assert set(done.table["more"]) == {0, None}, "of those that are compared none sends more"
+    assert all(ratio >= 1 for ratio in done.table["of_bound"])
+    assert len(said) == 6

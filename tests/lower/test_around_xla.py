@@ -74,3 +74,17 @@ def test_a_function_of_no_operators():
     plan = sa.plan(lambda x: lax.broadcast_in_dim(x, x.shape, (0, 1, 2)), x, mesh=sa.Mesh({"X": 4}))
     again = plan.replan(sa.Strategy(plan.mesh, in_shardings=(P("X"),)))
     np.testing.assert_array_equal(again.lower()(x), x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_extremum_of_a_nan_is_a_nan(dtype):
+    """XLA's CPU collectives keep what compares as larger: its own partitioning loses the NaN."""
+    x = jnp.array([[2, -1, -0.0, 4], [1, -jnp.inf, 0, jnp.nan], [jnp.nan, -5, -0.0, 3]], dtype).T
+
+    def extrema(x):
+        return jnp.stack([x.max(0), x.min(0)])
+
+    plan = sa.plan(extrema, x, in_shardings=(P("X"),), mesh=sa.Mesh({"X": 4}))
+    assert {row["kind"] for row in plan.collectives_table} == {"all_reduce"}
+    ours, want = (np.asarray(v, np.float32) for v in (plan.lower()(x), extrema(x)))
+    np.testing.assert_array_equal(ours, want)

@@ -160,4 +160,38 @@ def joins(rng):
     yield lambda x, i: x[jnp.arange(b), i], (x, rng.integers(0, n, b))
 
 
-GROUPS = (convolutions, selections_by_index, boxes, joins)
+def extremes(rng):
+    """Integers at the ends of their type, and booleans: an identity is a number like others."""
+    b, n = int(rng.integers(1, 9)), int(rng.integers(1, 20))
+    dtype, axis = rng.choice(("int8", "uint8", "int32", "uint32")), int(rng.integers(2))
+    ends = np.iinfo(dtype)
+    some = rng.choice((ends.min, ends.min, 0, 1, ends.max), size=rng.integers(1, 4))
+    x, y = rng.choice(some, (b, n)).astype(dtype), rng.normal(size=(b, n))
+    for function in (jnp.max, jnp.min, jnp.sum, jnp.prod, jnp.argmax, jnp.argmin):
+        yield lambda x, f=function: f(x, axis), (x,)
+    for function in (lax.cumsum, lax.cumprod, lax.cummax, lax.cummin):
+        yield lambda x, f=function: f(x, axis=axis), (x,)
+    for function in (jnp.any, jnp.all, jnp.max, jnp.min):
+        yield lambda x, f=function: f(x, axis), (x > 0,)
+    yield lambda x, y: lax.sort((x, y), dimension=axis, num_keys=1), (x, y)
+    yield lambda x: lax.top_k(x, (x.shape[1] + 1) // 2), (x,)
+    for start, function in ((ends.min, lax.max), (ends.max, lax.min)):
+
+        def pool(x, i=start, f=function):
+            return lax.reduce_window(x, x.dtype.type(i), f, (1, 2), (1, 2), ((0, 0), (1, 1)))
+
+        yield pool, (x,)
+
+
+def normalised(rng):
+    """What is divided by a sum over itself, its logarithm, and the gradients of extrema."""
+    b, n = int(rng.integers(1, 9)), int(rng.integers(1, 20))
+    x, axis = rng.normal(size=(b, n)), int(rng.integers(2))
+    for function in (jax.nn.softmax, jax.nn.log_softmax, jax.nn.logsumexp):
+        yield lambda x, f=function: f(x, axis), (x,)
+    for function in (jnp.max, jnp.min, jax.nn.logsumexp):
+        yield jax.grad(lambda x, f=function: (f(x, axis) ** 2).sum()), (x,)
+    yield lambda x: jnp.where(x > 0, x, -jnp.inf).max(axis), (x,)
+
+
+GROUPS = (convolutions, selections_by_index, boxes, joins, extremes, normalised)

@@ -8,39 +8,16 @@ import random
 import statistics
 
 import jax
-import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.sharding import Sharding
-from shardalg.lower.shard_map import lower
-from shardalg.partition.context import moves
 from shardalg.partition.reshard import reshard_bound, reshard_path
-from shardalg.partition.route import direct, fitted, permuted, primes
-from shardalg.partition.search import in_moves
-from shardalg.spmd.check import check
 from shardalg.table import Table
-from tests.oracle.record_reshards import FACTS, SIZE, answers, groups, partitioned
-from tests.spmd.handmade import Builder
+from tests.oracle.record_reshards import FACTS, SIZE, answers, partitioned
+from tests.oracle.redistribution import redistribution
+from tests.oracle.reshards import every_pair, run
 
 SEED = 15207
-
-
-def every_pair():
-    """(mesh, layouts as axes, the same as shardings, what XLA receives, whether of all)."""
-    for (sizes, rank, every), facts in zip(
-        groups(), json.loads(FACTS.read_text())["groups"], strict=True
-    ):
-        mesh = Mesh(sizes)
-        known = {axes: Sharding(mesh, (SIZE,) * rank, digits(mesh, axes)) for axes in every}
-        pairs = [pair for pair in itertools.product(every, repeat=2) if pair[0] != pair[1]]
-        for axes, received in zip(pairs, facts["received"], strict=True):
-            yield mesh, axes, tuple(map(known.get, axes)), abs(received), received < 0
-
-
-def digits(mesh, axes):
-    return tuple(mesh.digits(names) if names else () for names in axes)
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
@@ -64,38 +41,39 @@ def test_no_path_replicates_and_none_sends_more_than_xla(step, show):
     assert statistics.mean(of_bound) <= 1.2
 
 
-def in_normal_form(mesh, source, target):
-    """Elements sent if sizes are settled first, and devices by one permute at the end if need be.
-
-    As in Rink et al. (arXiv:2112.01075); their search is not theirs here, but an exact one.
-    """
-    axes = tuple(mesh.digit(name) for name in mesh.axis_names)
-    route = direct(source.shape, source.dims, target.dims)
-    route = route or permuted(source.dims, target.dims, axes)
-    ends = source.dims, target.dims
-    if route is None:
-        ends = tuple(tuple(map(primes, dims)) for dims in ends)
-        route = fitted(source.shape, *ends, axes)[1]
-    return sum(price for *_, price in in_moves(source.shape, (ends[0], ()), ends[1], route))
-
-
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
-def test_beside_a_normal_form_with_one_permute(step, show):
-    """All layouts are even; ours may use any number of all-to-alls and no permute."""
+def test_beside_memory_efficient_redistribution(step, show):
+    """No more bytes than Rink et al. send, and for as many bytes no more collectives; no more held.
+
+    Theirs move one axis at a time, its digits in their order, or permute once.
+    """
     rows = collections.defaultdict(list)
     for mesh, axes, (source, target), received, _ in itertools.islice(every_pair(), 0, None, step):
-        sent = reshard_path(source, target).wire_elements
-        other = in_normal_form(mesh, source, target)
-        assert sent <= other, axes
+        path, theirs = reshard_path(source, target), redistribution(source, target)
+        sent, steps = path.wire_elements, sum(step.wire_elements > 0 for step in path.steps)
+        assert (sent, steps) <= (theirs.sent, theirs.steps), axes
+        most = max(math.prod(s.shard_shape) for s in (source, target))
+        assert max(held(source, path), theirs.held) <= 2 * most, axes
         size, least = math.prod(source.shape), reshard_bound(source, target)[0]
         named = "x".join(map(str, mesh.shape.values())), len(source.shape)
-        rows[named].append([n / size for n in (least, sent, other, received)] + [sent < other])
-    columns = ("mesh", "rank", "pairs", "bound", "ours", "one_permute", "xla", "ours_less")
+        shares = [n / size for n in (received, least, sent, theirs.sent)]
+        more = [steps, theirs.steps, held(source, path) / size, theirs.held / size]
+        rows[named].append([*shares, sent < theirs.sent, *more])
+    columns = (
+        "mesh", "rank", "pairs", "xla", "bound", "sent", "sent_rink", "sent_less",
+        "steps", "steps_rink", "held", "held_rink",
+    )  # fmt: skip
     table = [
         (*named, len(found), *(round(statistics.mean(c), 4) for c in zip(*found, strict=True)))
         for named, found in rows.items()
     ]
-    show(f"shares of the tensor\n{Table(columns, table)}")
+    show(f"means, in shares of the tensor\n{Table(columns, table)}")
+
+
+def held(source, path):
+    """Elements that a device holds at most: what a step reads, and what it writes."""
+    sizes = [math.prod(s.shard_shape) for s in (source, *(step.layout for step in path.steps))]
+    return max((a + b for a, b in itertools.pairwise(sizes)), default=0)
 
 
 def test_xla_still_answers_as_recorded():
@@ -111,42 +89,7 @@ def test_xla_still_answers_as_recorded():
     assert answers(hlo, SIZE**2) == [(received, whole) for *_, received, whole in sample]
 
 
-def moved(pairs):
-    """(program, graph) that takes one array per pair and hands it out in the other layout."""
-    b = Builder(pairs[0][0].mesh)
-    b.arguments += [b.local(source) for source, _ in pairs]
-    results = []
-    for local, (source, target) in zip(tuple(b.arguments), pairs, strict=True):
-        for move in moves(source, target):
-            local = b.add(move.attributes, [local], move.layout, shape=move.shape)
-        results.append(local)
-    return b.program(*results)
-
-
-def run(pairs):
-    """Every pair of one mesh lowered in one program; the arrays are what they were."""
-    program, graph = moved(pairs)
-    shape = pairs[0][0].shape
-    arrays = [np.arange(math.prod(shape), dtype=np.float32).reshape(shape) + i for i in range(8)]
-    arguments = [arrays[i % 8] for i in range(len(pairs))]
-    for result, argument in zip(lower(check(program), graph)(*arguments), arguments, strict=True):
-        np.testing.assert_array_equal(result, argument)
-
-
 def test_a_sample_of_pairs_runs():
     every = [ends for *_, ends, _, _ in every_pair() if len(ends[0].mesh.axes) == 3]
     rank3 = [ends for ends in every if len(ends[0].shape) == 3]
     run(random.Random(SEED).sample(rank3, 10))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(9))
-def test_every_pair_runs(number):
-    sizes, rank, _ = list(groups())[number]
-    ends = [
-        ends
-        for mesh, _, ends, _, _ in every_pair()
-        if mesh == Mesh(sizes) and len(ends[0].shape) == rank
-    ]
-    for at in range(0, len(ends), 100):
-        run(ends[at : at + 100])

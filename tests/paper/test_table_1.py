@@ -113,7 +113,7 @@ def changed(strategy, sites=(), weights=(), x=None):
     ("change", "quantities"),
     [
         # The hidden value whole along Y: gathered after the product, and kept so. A weight then
-        # changes sides by an all-to-all along 2 of Y, a number of the hints.
+        # changes sides by an all-to-all along 2 of Y, a number of the hints: a condition says so.
         (
             {"sites": {"ffn_hidden": P("X", None, None)}},
             {"activation_memory", "weight_communication"},
@@ -135,6 +135,7 @@ def test_changing_an_annotation_changes_the_table(change, quantities):
     assert orders(costs_of(made.replan(changed(strategy)))) == EXPECTED[FINALIZED]
     found = zip(COLUMNS, orders(other), EXPECTED[FINALIZED], strict=True)
     assert {name for name, ours, theirs in found if ours != theirs} == quantities
+    assert ("Y = 16" in map(str, other.facts)) == ("weight_communication" in quantities)
 
 
 def test_annotations_are_less_than_a_percent_of_the_tensors(show):

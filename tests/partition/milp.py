@@ -66,7 +66,7 @@ def _value(model, problem, value, takes):
     lies = defaultdict(list)
     for layout, units in made.items():
         found = []
-        for home in homes:
+        for home in (layout,) if value in problem.still else homes:
             cost = problem.move(value, layout, home)
             if math.isfinite(cost) and (not home.unreduced or home == layout):
                 found.append(model.variable(cost))

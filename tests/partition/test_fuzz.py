@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from tests.ops import random_cases
+from tests.ops import cases, random_cases
 from tests.partition import fuzz
 
 SEED = 20
@@ -21,6 +21,18 @@ def test_random_layouts_are_right(group, show):
     for strategy, found in fuzz.cases_of(drawn, LAYOUTS):
         assert not found, f"{drawn}\n{strategy}\n" + "\n".join(found)
     show(f"{drawn}: {LAYOUTS} cases, one lowered")
+
+
+EDGY = (cases.reductions, random_cases.joins, random_cases.normalised)
+
+
+@pytest.mark.parametrize("group", EDGY, ids=lambda group: group.__name__)
+def test_nan_infinities_and_zeros(group, show):
+    found = list(fuzz.functions(group, SEED + 1, edges=True))
+    for drawn in found[1 :: len(found) // 2]:
+        for strategy, wrong in fuzz.cases_of(drawn, 3):
+            assert not wrong, f"{drawn}\n{strategy}\n" + "\n".join(wrong)
+        show(f"{drawn}: 3 cases, one lowered")
 
 
 def test_a_window_that_reads_no_element():
@@ -43,4 +55,4 @@ def test_a_gradient_of_a_dilated_convolution(name):
     function, want = fuzz.flat(drawn)
     with jax.enable_x64(True):
         plan = sa.plan(function, *drawn.arguments, strategy=STRATEGIES[name])
-        assert not list(fuzz.faults(plan, drawn.arguments, want, lowered=False))
+        assert not list(fuzz.faults(plan, drawn.arguments, want, None))

@@ -29,16 +29,16 @@ def between(source, target, shape=(64, 64, 64), mesh=MESH):
 
 @pytest.mark.parametrize("name", ISSUES)
 def test_issues_take_two_all_to_alls_and_a_quarter_of_the_memory(name, show):
-    path = between(*ISSUES[name])
+    x = np.arange(128**3, dtype=np.float32).reshape(128, 128, 128)
+    path = between(*ISSUES[name], shape=x.shape)
     assert path.table["kind"] == ("all_to_all", "all_to_all")
     assert path.verify().ok
     lowered = path.lower()
-    x = np.arange(64**3, dtype=np.float32).reshape(64, 64, 64)
     (result,) = lowered(x)
     np.testing.assert_array_equal(result, x)
     ours, xla = memory(lowered).temp_bytes, memory(lowered.jit()).temp_bytes
     show(f"{name}: {path.wire_bytes} bytes sent, {ours} temporary ones, XLA {xla} of {x.nbytes}")
-    assert round(ours / xla, 2) <= 0.25  # buffers are aligned
+    assert ours <= 0.25 * xla
     assert path.peak_bytes == x.nbytes // 8
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from shardalg.costs.assumed import Divides
 from shardalg.costs.formula import symbols
 from shardalg.costs.scaling import QUANTITIES, Scaling
-from shardalg.costs.symbolic import Divides
 from shardalg.report.sweeps import POWERS, scaling_curves, sweep
 from shardalg.report.table1 import Costs
 

@@ -122,7 +122,11 @@ def reduce_window_by(signature: Signature) -> tuple[Rule, ...]:
 
 
 def select_and_gather_add(signature: Signature) -> tuple[Rule, ...]:
-    """`[2*o+r], [2*o+r] -> [o] user [r] local [r]`: the first operand where the second is best."""
+    """`[2*o+r], [2*o+r] -> [o] user [r] local [r]`: the first operand where the second is best.
+
+    Nothing is better than a NaN by `ge`, and what comes after it takes its place: behind a NaN at
+    the end of the tensor the padding of a partitioned window (0), on one device that element.
+    """
     never = _never(signature)
     vacant = ((0, SUM), (1, never)) if never else ()
     return (replace(_pooled(signature, USER, None), vacant=vacant),)

@@ -1,0 +1,116 @@
+"""How long it takes to find a path between two layouts, and how good the paths are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+from benchmarks.result import Result
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.partition.reshard import reshard_bound, reshard_path
+from shardalg.table import Table
+from tests.oracle.record_reshards import layouts
+from tests.oracle.redistribution import redistribution
+
+Pair = tuple[Sharding, Sharding]
+SMALL = ({"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2})
+LARGE = (
+    {"x": 8, "y": 16},
+    {"x": 4, "y": 4, "z": 8},
+    {"x": 2, "y": 2, "z": 2, "u": 2},
+    {"x": 2, "y": 16, "z": 16},
+)
+SIZE, COUNT, SEED = 512, 1500, 1520
+BOUND_MS = 0.2
+ABOUT = f"""Paths between two layouts, every assignment of axes to the dimensions of a tensor with
+{SIZE} elements in each: all pairs of the small meshes, {COUNT} random ones of the others. Processor
+time of one call, without its memo: no pair comes twice. `sent`, shares of the tensor that a device
+sends, and `steps`, collectives, are means; `of_bound` is the mean ratio to what some device lacks
+of the target. `rink` is the planner of Rink et al. (arXiv:2112.01075), as restated in
+`tests/oracle/redistribution.py`; `less` is the share of pairs for which ours send less, and `more`
+more. `held` is what a collective reads and writes at most on a device, of the tensor."""
+
+
+def run(
+    say: Callable[[str], None],
+    meshes: tuple[dict[str, int], ...] = SMALL + LARGE,
+    *,
+    count: int = COUNT,
+) -> Result:
+    rows = []
+    for sizes, rank in itertools.product(meshes, (1, 2, 3)):
+        rows.append(row(sizes, rank, count))
+        say(f"{rows[-1]['mesh']}, rank {rank}: {rows[-1]['mean_ms']:.3f} ms a pair")
+    table = Table.from_records(rows)
+    summary = {
+        f"slowest mean of a mesh and rank, of {BOUND_MS} ms": max(table["mean_ms"]) / BOUND_MS,
+        "pairs for which Rink et al. send less": sum(more or 0 for more in table["more"]),
+    }
+    return Result("reshard_paths", ABOUT, table, summary)
+
+
+def row(sizes: dict[str, int], rank: int, count: int) -> dict[str, object]:
+    pairs = list(chosen(Mesh(sizes), rank, None if sizes in SMALL else count))
+    search, spent, paths = reshard_path.__wrapped__, [], []
+    for pair in pairs:
+        start = time.process_time()
+        paths.append(search(*pair))
+        spent.append(time.process_time() - start)
+    bounds = [reshard_bound(*pair)[0] for pair in pairs]
+    ratios = [p.wire_elements / least for p, least in zip(paths, bounds, strict=True) if least]
+    found = {
+        "mesh": "x".join(map(str, sizes.values())),
+        "rank": rank,
+        "pairs": len(pairs),
+        "mean_ms": statistics.mean(spent) * 1e3,
+        "median_ms": statistics.median(spent) * 1e3,
+        "of_bound": statistics.mean(ratios),
+        "sent": statistics.mean(float(p.wire_elements) for p in paths) / SIZE**rank,
+        "steps": statistics.mean(sum(s.wire_elements > 0 for s in p.steps) for p in paths),
+        "held": statistics.mean(map(held, pairs, paths)) / SIZE**rank,
+    }
+    return found | (beside(pairs, paths, rank) if sizes in SMALL else dict.fromkeys(BESIDE))
+
+
+BESIDE = ("rink_sent", "rink_steps", "rink_held", "less", "more")
+
+
+def beside(pairs: list[Pair], paths: list, rank: int) -> dict[str, object]:
+    theirs = [redistribution(*pair) for pair in pairs]
+    both = [(p.wire_elements, t.sent) for p, t in zip(paths, theirs, strict=True)]
+    means = (
+        statistics.mean(t.sent for t in theirs) / SIZE**rank,
+        statistics.mean(t.steps for t in theirs),
+        statistics.mean(t.held for t in theirs) / SIZE**rank,
+        statistics.mean(a < b for a, b in both),
+        statistics.mean(a > b for a, b in both),
+    )
+    return dict(zip(BESIDE, means, strict=True))
+
+
+def held(pair: Pair, path) -> int:
+    """Elements that a device holds at most: what a step reads, and what it writes."""
+    sizes = [math.prod(s.shard_shape) for s in (pair[0], *(s.layout for s in path.steps))]
+    return max((a + b for a, b in itertools.pairwise(sizes)), default=0)
+
+
+def chosen(mesh: Mesh, rank: int, count: int | None) -> Iterator[Pair]:
+    """All pairs with different ends, or so many random ones."""
+    every = [
+        Sharding.from_axes([axes or None for axes in dims], mesh, (SIZE,) * rank)
+        for dims in layouts(list(mesh.axis_names), rank)
+    ]
+    if count is None or len(every) * (len(every) - 1) <= count:
+        yield from itertools.permutations(every, 2)
+        return
+    draw, seen = random.Random(SEED), set()
+    while len(seen) < count:
+        numbers = tuple(draw.sample(range(len(every)), 2))
+        if numbers not in seen:
+            seen.add(numbers)
+            yield every[numbers[0]], every[numbers[1]]

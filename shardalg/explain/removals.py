@@ -1,0 +1,131 @@
+"""Changes that remove a collective: of one annotation, then of two, each planned again.
+
+A second annotation is looked for where the first change leaves off: in the plan under it, what
+still moves the value (or moves another one in its place) is explained anew, and the annotations
+behind that are changed too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from shardalg.explain.changes import Change, Pair, changes
+from shardalg.explain.trials import Outcome, Trials
+from shardalg.report.disagreements import Moved, Side, disagreement
+from shardalg.stages import Stages
+
+MOST_FIRST = 8
+"""So many single changes, those that leave fewest bytes at the operator, get a second one."""
+MOST_LEFT = 2
+"""So many of the collectives that a first change leaves, of either sort, are explained anew."""
+MOST_PAIRS = 64
+"""So many pairs are planned for one collective,"""
+MOST_NODES = 60_000
+"""and no more than so many operators, planning all of them together."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A change, what the plan that it gives sends and holds, and whether that removes a collective.
+
+    Attributes:
+      left_bytes: wire bytes of a step that still move the collective's value at its operator.
+    """
+
+    change: Change | Pair
+    outcome: Outcome
+    removes: bool
+    left_bytes: int | float
+
+
+def ranked(found: Iterable[Trial]) -> tuple[Trial, ...]:
+    """Changes that remove it first, the smallest first (dimensions, then wire bytes of the step).
+
+    Then the others, by the bytes that still move the value at the operator.
+    """
+    return tuple(sorted(found, key=_rank))
+
+
+def _rank(trial: Trial) -> tuple[object, ...]:
+    first = trial.change.changed_dims if trial.removes else trial.left_bytes
+    return (not trial.removes, first, trial.outcome.wire_bytes)
+
+
+def undominated(found: Iterable[Trial]) -> list[Trial]:
+    """Those that no earlier one beats, or equals, in size, wire bytes and peak memory."""
+    kept: list[Trial] = []
+    for trial in found:
+        if not any(_no_worse(other, trial) for other in kept):
+            kept.append(trial)
+    return kept
+
+
+def _no_worse(one: Trial, other: Trial) -> bool:
+    return all(mine <= its for mine, its in zip(_figures(one), _figures(other), strict=True))
+
+
+def _figures(trial: Trial) -> tuple[int | float, ...]:
+    outcome = trial.outcome
+    return trial.change.changed_dims, outcome.wire_bytes, outcome.peak_memory_bytes
+
+
+def singles(trials: Trials, moved: Moved, sides: tuple[Side, Side]) -> tuple[Trial, ...]:
+    """Changes of one of the annotations behind a collective."""
+    found = changes(trials.stages, sides, moved.digits)
+    return ranked(_tried(trials, moved, change) for change in found)
+
+
+def pairs(trials: Trials, moved: Moved, tried: tuple[Trial, ...]) -> tuple[Trial, ...]:
+    """Changes of two, the first of them one that was tried alone."""
+    most = min(MOST_PAIRS, MOST_NODES // max(1, len(trials.stages.graph.nodes)))
+    found = dict.fromkeys(islice(_pairs(trials, moved, tried), most))
+    return ranked(_tried(trials, moved, pair) for pair in found)
+
+
+def _pairs(trials: Trials, moved: Moved, tried: tuple[Trial, ...]) -> Iterator[Pair]:
+    """Pairs, the second change of each first one in turn, so that all get some."""
+    seconds = [_second(trials, moved, trial.change) for trial in tried[:MOST_FIRST]]
+    while seconds:
+        for found in tuple(seconds):
+            pair = next(found, None)
+            if pair is None:
+                seconds.remove(found)
+            else:
+                yield pair
+
+
+def _second(trials: Trials, moved: Moved, first: Change) -> Iterator[Pair]:
+    """What is left of a collective after a change, explained and changed too."""
+    stages = trials.under(first.applied(trials.stages.annotations))
+    for left in _left(trials.stages, stages, moved):
+        sides = disagreement(stages.sharded, stages.traffic, left)
+        for second in changes(stages, sides, left.digits):
+            if not set(first.slots) & set(second.slots):
+                yield Pair((first, second))
+
+
+def _left(before: Stages, after: Stages, moved: Moved) -> list[Moved]:
+    """What moves in a plan instead: alike at a new place, or the value at the same operator."""
+    known = {other.place for other in before.traffic.collectives}
+    here = after.traffic.collectives
+    new = [other for other in here if other.alike == moved.alike and other.place not in known]
+    same = [other for other in here if other.place == moved.place]
+    return [*new[:MOST_LEFT], *same[:MOST_LEFT]]
+
+
+def _tried(trials: Trials, moved: Moved, change: Change | Pair) -> Trial:
+    outcome = trials.outcome(change.applied(trials.stages.annotations))
+    removes = _removes(moved, trials.now, outcome)
+    return Trial(change, outcome, removes, outcome.sent.get(moved.place, 0))
+
+
+def _removes(moved: Moved, now: Outcome, then: Outcome) -> bool:
+    """Whether a plan lacks a collective that another has, and does not do the same elsewhere.
+
+    Nothing moves the value at that operator, and collectives of its kind along its axes run fewer
+    times in a step: a sum that is finished one operator later is not removed.
+    """
+    fewer = then.runs.get(moved.alike, 0) < now.runs[moved.alike]
+    return moved.place not in then.sent and fewer

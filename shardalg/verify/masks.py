@@ -1,0 +1,92 @@
+"""Instructions that fill places without elements: which those are, and what stands there after."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardalg.algebra.digits import parts
+from shardalg.merge.integers import (
+    All,
+    Formula,
+    Number,
+    PartitionId,
+    implies,
+    less,
+    within,
+)
+from shardalg.verify.contents import Held, fill_number, partition_number, start_number
+from shardalg.verify.report import Decided
+from shardalg.verify.step import Result, Step, X, filled_with, nothing_beyond, with_dim
+
+
+def _masked(step: Step, inside: Formula, fill: str) -> Result:
+    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    stated = list(nothing_beyond(step, held))
+    held = replace(held, wanted=())
+    exists = within(held.start + X, 0, held.size)
+    goal = All((implies(inside, exists), implies(exists, inside)))
+    words = f"the mask keeps just the elements that exist of {held.size}"
+    claim = step.claim(words, goal, unknowns=(("x", held.length),))
+    given = filled_with(step, fill_number(fill, step.made.dtype))
+    return with_dim(given, a.dim, replace(held, fill=fill)), [*stated, ("mask", claim)]
+
+
+def mask(step: Step) -> Result:
+    """A mask behind the last element of a block."""
+    a = step.attributes
+    place = partition_number(a.digits) * a.block + X
+    return _masked(step, less(place, a.size), a.fill)
+
+
+def mask_at(step: Step) -> Result:
+    """A mask before the first and behind the last element."""
+    a = step.attributes
+    inside = within(start_number(a.start) + X, 0, a.size)
+    return _masked(step, inside, a.fill or step.filler)
+
+
+def chosen(step: Step, number: int) -> Result:
+    """What is left of the piece of an operand: the places at which it is the one to be taken."""
+    a = step.attributes
+    end = a.ends[number]
+    inside = within(start_number(a.start) + X, end - a.sizes[number], end)
+    held, place = step.given.dims[a.dim], start_number(a.start) + X
+    stated = list(nothing_beyond(step, held))
+    exists = within(held.start + X, 0, held.size)
+    alike = All((implies(inside, exists), implies(exists, inside)))
+    words = f"of operand {number} just the elements that exist of {held.size} are chosen"
+    # behind all operands nothing is
+    claim = step.claim(
+        words, implies(less(place, a.ends[-1]), alike), unknowns=(("x", held.length),)
+    )
+    held = replace(held, fill="pick", wanted=())
+    return with_dim(step.given, a.dim, held), [*stated, ("mask", claim)]
+
+
+def dilate(step: Step) -> Result:
+    """Filled places between the elements, and around them."""
+    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    fill = a.fill or step.filler
+    # as many places around it as there are between two neighbours would be an element's
+    plain = held.base == 1 and max(a.low, a.high) < a.factor
+    if a.factor == held.base == 1 and held.start == Number() and held.length == held.size:
+        held, plain = replace(held, fill=fill), True
+    elif a.factor == held.base == 1 and (held.fill == fill or _full(held)) and not held.wanted:
+        # beside a block, places that others hold are as good as none
+        held, plain = replace(held, fill=fill, wanted=((held.start, held.length),)), True
+    made = replace(
+        held,
+        start=held.start * a.factor - a.low,
+        length=a.length(held.length),
+        base=a.factor,
+        gap=fill,
+    )
+    words = "the places that are filled are no element's"
+    return with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain))]
+
+
+def _full(held: Held) -> bool:
+    """Whether every place holds an element, on the last device too."""
+    ids = (atom for atom in held.start.atoms() if isinstance(atom, PartitionId))
+    last = held.start.at({atom: parts(atom.digits) - 1 for atom in ids})
+    return last + held.length <= held.size
