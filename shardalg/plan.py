@@ -112,7 +112,7 @@ class Plan:
     @property
     def is_symbolic(self) -> bool:
         """Whether sizes have names, so that prices are formulas."""
-        return self.traced.symbols is not None or self.mesh.symbolic
+        return self.stages.is_named
 
     @cached_property
     def symbols(self) -> Symbols:
@@ -599,13 +599,11 @@ def _planned(traced: Traced, strategy: Strategy, options: Options) -> Plan:
 
 def from_annotations(traced: Traced, annotations: Annotations, options: Options) -> Plan:
     """Complete, partition and check: the one way in which a Plan comes about."""
-    if traced.symbols is not None or annotations.mesh.symbolic:
-        options = replace(options, pad_blocks=False)
     return _checked(planned(traced, annotations, options), options)
 
 
 def _checked(stages: Stages, options: Options) -> Plan:
-    made = Plan(options, lambda: stages)
+    made = Plan(options.where(named=stages.is_named), lambda: stages)
     fallbacks = warned.warnings(made.program, made.graph) if options.strict else ()
     if len(fallbacks):
         raise StrategyError(

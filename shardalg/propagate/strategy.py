@@ -74,6 +74,10 @@ class Options:
         """The options of completion."""
         return replace(self, policy="gspmd") if self.policy == "cost" else self
 
+    def where(self, *, named: bool) -> Options:
+        """The options of a plan whose sizes have names, or have none."""
+        return replace(self, pad_blocks=False) if named else self
+
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise StrategyError(
