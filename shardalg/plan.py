@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -403,10 +403,9 @@ class Plan:
         from shardalg.beside.dump import ask
 
         graph = self._bound(fn, args).graph
-        return compare(
-            self._trials,
-            ask(graph, self.annotations, partitioner or self.options.completing.policy),
-        )
+        policy = self.options.completing.policy if partitioner is None else partitioner
+        asked = (graph, self.annotations, policy)
+        return compare(self._trials, ask(*asked), partial(ask, *asked, ()))
 
     @cached_property
     def _trials(self) -> Trials:

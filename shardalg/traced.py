@@ -70,12 +70,18 @@ class Traced:
           axes: of the mesh.
 
         Raises:
-          LoweringError: its graph is another one.
+          LoweringError: its graph is another one, or it does not take these arguments.
         """
         from shardalg.graph.arguments import planned_arguments, with_shapes
 
         given = planned_arguments(self.graph, args and with_shapes(args, _hint))
-        again = _graph(fn, given, axes)
+        try:
+            again = _graph(fn, given, axes)
+        except TypeError as error:
+            raise LoweringError(
+                f"{fn!r:.80} does not take the planned arguments: {error}. Pass the function that "
+                "was planned, and args=... where its arguments are pytrees."
+            ) from None
         if graph_hash(again) != self.hash:
             raise LoweringError(
                 f"the function's graph is {graph_hash(again)[:12]}, the plan was made for "

@@ -338,6 +338,18 @@ ALGEBRA = {
     "a difference from a number": (
         lambda: plan_dot().diff(3), StrategyError, "a plan differs", "3", "Plan",
     ),
+    "why_not of a list": (
+        lambda: plan_dot().why_not(["x"], P("X")),
+        StrategyError, "no value", r"\['x'\]", "plan.shardings",
+    ),
+    "compare_xla with another function": (
+        lambda: plan_dot(P("X"), P()).compare_xla("shardy", fn=lambda x: x),
+        LoweringError, "does not take the planned arguments", "1 positional", "args=",
+    ),
+    "compare_xla with no partitioner of XLA's": (
+        lambda: plan_dot(P("X"), P()).compare_xla([]),
+        LoweringError, "no partitioner", r"\[\]", "gspmd",
+    ),
     "at() of a plan in numbers": (
         lambda: plan_dot().at(X=4), sa.SymbolError, "the plan", "other X", r"sa\.dims",
     ),

@@ -1,10 +1,14 @@
 """Every collective of every model and recorded program is explained; what is proposed holds."""
 
+import random
+
 import pytest
 
+from shardalg.explain import annotated_as
 from shardalg.plan import from_annotations
 from tests import every_plan
 
+SEED = 11
 MODELS, ORACLE = every_plan.models(), every_plan.oracle()
 # One of each kind: a scanned step, a manual region, results that are even by force, whole
 # operators, state that is split, halos, a loop of the user's.
@@ -97,6 +101,52 @@ def test_proposals_hold_in_all_small_plans(show):
     show(f"changes that are proposed for collectives, planned again: {counts}")
     assert counts["removed"] >= 20
     assert counts["by two changes"]
+
+
+def random_question(plan, rng):
+    """A value of a plan, and a spec in which its axes lie somewhere."""
+    values = [v for v in plan.graph.values if v.type.shape and v.kind != "constant"]
+    value = rng.choice(values)
+    dims = [()] * len(value.type.shape)
+    for axis in rng.sample(plan.mesh.axis_names, len(plan.mesh.axis_names)):
+        at = rng.randrange(2 * len(dims))
+        if at < len(dims):
+            dims[at] = (*dims[at], axis)
+    return value, tuple(axes or None for axes in dims)
+
+
+def assert_costs(plan, value, spec):
+    """What a layout would cost is what the plan sends and holds in which the value has it."""
+    found = plan.why_not(value.name, spec)
+    annotations = annotated_as(plan.stages, value.index, found.wanted)
+    other = from_annotations(plan.traced, annotations, plan.options)
+    assert other.sharded.shardings[value.index].dims == found.wanted.dims
+    totals = found.cost.totals.df.set_index("quantity")
+    for side, one in (("this", plan), ("other", other)):
+        sent = sum(row["wire_bytes"] * row["count"] for row in one.collectives_table)
+        assert totals.loc["wire_bytes", side] == sent
+        assert totals.loc["peak_memory_bytes", side] == one.memory.peak_bytes
+    contradicted = found.verdict is not None and not found.verdict
+    assert found.obstacle
+    assert not contradicted or found.verdict.witness is not None
+
+
+def test_why_not_costs_what_the_annotated_plan_costs(show):
+    rng = random.Random(SEED)
+    show(f"seed {SEED}")
+    for name in rng.sample(sorted(ORACLE), 4):
+        plan = ORACLE[name]()
+        for _ in range(2):
+            assert_costs(plan, *random_question(plan, rng))
+
+
+@pytest.mark.slow
+def test_why_not_costs_what_the_annotated_plan_costs_in_every_plan(show):
+    rng = random.Random(SEED + 1)
+    show(f"seed {SEED + 1}")
+    for planned in {**MODELS, **ORACLE}.values():
+        plan = planned()
+        assert_costs(plan, *random_question(plan, rng))
 
 
 def test_a_pair_is_found_where_no_single_change_helps():

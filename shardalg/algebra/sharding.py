@@ -219,7 +219,8 @@ class Sharding:
     @cached_property
     def shard_shape(self) -> tuple[int, ...]:
         """Shape of every device's block, padding included: `ceil(size / parts)` per dimension."""
-        return tuple(-(-size // n) for size, n in zip(self.shape, self.parts, strict=True))
+        pairs = zip(self.shape, self.dims, strict=True)
+        return tuple([-(-size // parts(digits)) for size, digits in pairs])
 
     @cached_property
     def canonical_dims(self) -> tuple[Digits, ...]:

@@ -25,8 +25,8 @@ _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
 def compile_apart(
     stage: Any, dumping: Dumping, asked: tuple[str, int, list[bool], list[bool]]
-) -> list[str]:
-    """The results' layouts, as HLO text, of a program compiled in another process.
+) -> tuple[list[str], str]:
+    """The results' layouts, as HLO text, of a program compiled in another process, and its log.
 
     Args:
       stage: JAX's lowered program.
@@ -52,7 +52,7 @@ def compile_apart(
             f"{run.returncode}): {_last_words(run.stderr)}\nCompare with another partitioner, or "
             "leave out the part of the function that it names."
         )
-    return json.loads((dumping.folder / "results.json").read_text())
+    return json.loads((dumping.folder / "results.json").read_text()), run.stderr
 
 
 def _last_words(stderr: str) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from shardalg.algebra.mesh import Mesh
 from shardalg.beside.align import Match, matches
 from shardalg.beside.dump import Completion, node_of
+from shardalg.beside.rematerialized import Rematerialized, rematerialized
 from shardalg.costs.cost import number
+from shardalg.errors import ShardalgError
 from shardalg.explain import Trials, annotated_as
 from shardalg.graph.ir import Graph
-from shardalg.lower.hlo import HloCollective
+from shardalg.lower.hlo import HloCollective, layout
 from shardalg.lower.hlo import table as hlo_table
 from shardalg.report.answers import Answer, Parts
 from shardalg.report.disagreements import Moved
@@ -27,6 +30,14 @@ LINE_COLUMNS = (
     "source", "phase", "collectives", "xla_collectives", "verdict", "wire_bytes",
     "xla_wire_bytes", "rows",
 )  # fmt: skip
+REMATERIALIZED_COLUMNS = (
+    "value", "source", "phase", "from_sharding", "to_sharding", "whole_bytes", "wire_bytes", "rows",
+)  # fmt: skip
+_WHOLE = ("all_gather", "all_reduce")
+_WARNED = (
+    'XLA warns of an "involuntary full rematerialization": it replicates the whole tensor between '
+    "these two layouts, and cuts it again. `rows` of ours move the same value."
+)
 ROW_COLUMNS = (
     "what", "where", "this", "xla", "verdict", "wire_bytes", "xla_wire_bytes",
 )  # fmt: skip
@@ -49,6 +60,7 @@ class BesideXla(Answer):
     found: tuple[Match, ...]
     told: Completion
     _trials: Trials
+    _apart: Callable[[], Completion]
 
     @cached_property
     def values(self) -> Table:
@@ -73,6 +85,21 @@ class BesideXla(Answer):
         stages = self._trials.stages
         return beside(collectives(stages.program, stages.graph), hlo_table(self.told.collectives))
 
+    @cached_property
+    def rematerialized(self) -> Table:
+        """Tensors that XLA replicates whole to lay them out anew, by its own warnings.
+
+        The two layouts that it could not go between, and which of our collectives move the same
+        value there (`rows`), with their bytes; `whole_bytes` is the tensor, which a device of XLA's
+        receives all but its block of. XLA's log is that of a process of its own, which is asked
+        where XLA gathers or sums anything at all.
+        """
+        moves = any(c.kind in _WHOLE for c in self.told.collectives)
+        log = (self.told.log if self.told.log is not None else self._apart().log) if moves else ""
+        stages = self._trials.stages
+        rows = (_rematerialized_row(stages, found) for found in rematerialized(log or ""))
+        return Table(REMATERIALIZED_COLUMNS, tuple(rows))
+
     @property
     def wire_bytes(self) -> int | float:
         """Of our plan."""
@@ -85,17 +112,27 @@ class BesideXla(Answer):
 
     @property
     def table(self) -> Table:
-        """All of it: what ("value", "collectives"), where, ours and XLA's, verdict and bytes."""
+        """All of it: what ("value", "collectives"), where, ours and XLA's, verdict and bytes.
+
+        A "rematerialized" row has the two layouts of a warning in place of ours and XLA's.
+        """
         rows = [("value", *(r[n] for n in VALUE_COLUMNS if n != "kind")) for r in self.values]
         for r in self.lines:
             where = f"{r['source']} ({r['phase']})"
             rows.append(("collectives", where, *(r[name] for name in LINE_COLUMNS[2:7])))
+        for r in self.rematerialized:
+            layouts = (r["from_sharding"], r["to_sharding"])
+            where = f"{r['value']} ({r['phase']})"
+            sent = (r["wire_bytes"], r["whole_bytes"])
+            rows.append(("rematerialized", where, *layouts, "", *sent))
         return Table(ROW_COLUMNS, tuple(rows))
 
     def parts(self) -> Parts:
         """Both sums, where the layouts differ, and the collectives of each line."""
         differ = Table(VALUE_COLUMNS, tuple(r for r in self.values.rows if r[4] != "agree"))
-        return (self._headline(), self.kinds, self._agreement(), differ, "By line:", self.lines)
+        warned = (_WARNED, self.rematerialized) if len(self.rematerialized) else ()
+        head = (self._headline(), self.kinds, self._agreement(), differ)
+        return (*head, *warned, "By line:", self.lines)
 
     def _headline(self) -> str:
         ours, theirs = self.wire_bytes, self.xla_wire_bytes
@@ -125,10 +162,40 @@ class BesideXla(Answer):
         return (*names, _verdict(*ranks), now, then)
 
 
-def compare(trials: Trials, told: Completion) -> BesideXla:
-    """A plan beside what XLA made of its graph and annotations."""
+def compare(trials: Trials, told: Completion, apart: Callable[[], Completion]) -> BesideXla:
+    """A plan beside what XLA made of its graph and annotations.
+
+    Args:
+      apart: asks XLA again, in a process of its own.
+    """
     found = matches(trials.stages.sharded, told.module, told.results)
-    return BesideXla(told.partitioner, found, told, trials)
+    return BesideXla(told.partitioner, found, told, trials, apart)
+
+
+def _rematerialized_row(stages: Stages, found: Rematerialized) -> tuple[object, ...]:
+    graph, node = stages.graph, node_of(found.op_name, stages.graph)
+    made = None if node is None else graph.nodes[node]
+    value = None if made is None else made.results[0]
+    named, shape, whole = found.instruction, found.shape, None
+    if value is not None:
+        named, shape = graph.values[value].name, graph.values[value].type.shape
+        whole = _held(shape) * graph.values[value].type.itemsize
+    texts = (_layout_text(text, shape, stages.mesh) for text in (found.source, found.target))
+    ours = [m for m in stages.traffic.collectives if value is not None and m.value == value]
+    sent = number(sum(m.step.count * m.wire_bytes for m in ours))
+    return (
+        named, "" if made is None else made.source, "" if made is None else made.phase, *texts,
+        whole, sent, ", ".join(str(m.number) for m in ours),
+    )  # fmt: skip
+
+
+def _layout_text(text: str, shape: tuple[int, ...], mesh: Mesh) -> str:
+    """A layout of XLA's in the axes of the mesh, where they say it; else as XLA writes it."""
+    try:
+        found = layout(text, shape, mesh)
+    except ShardalgError:  # it is one of a reshaped tensor
+        return text
+    return text if found is None else found.text()
 
 
 def _held(shape: Iterable[int]) -> int:

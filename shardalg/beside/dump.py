@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -41,6 +41,7 @@ class Completion:
       module: the program as it enters partitioning, every sharding completed.
       results: layout per result; None where no digits of the mesh say it.
       collectives: what partitioning made.
+      log: what XLA wrote meanwhile; None where it compiled in this process, whose log it shares.
     """
 
     partitioner: str
@@ -48,6 +49,7 @@ class Completion:
     module: HloModule
     results: tuple[Sharding | None, ...]
     collectives: tuple[HloCollective, ...]
+    log: str | None = None
 
 
 def partitioners() -> tuple[str, ...]:
@@ -108,10 +110,9 @@ def ask(
     arguments, results = annotations.arguments, annotations.results
     open_ends = [s is None for s in arguments] + [False], [s is None for s in results]
     with Dumping() as dumping:
-        texts = compile_apart(stage, dumping, (partitioner, mesh.size, *open_ends))
-        return _completion(
-            dumping.read(), (partitioner, mesh), zip(texts, _shapes(stage), strict=True)
-        )
+        texts, log = compile_apart(stage, dumping, (partitioner, mesh.size, *open_ends))
+        shaped = zip(texts, _shapes(stage), strict=True)
+        return replace(_completion(dumping.read(), (partitioner, mesh), shaped), log=log)
 
 
 def read(

@@ -67,8 +67,7 @@ class CollectiveExplanation(Answer):
     @cached_property
     def pairs(self) -> tuple[Trial, ...]:
         """Changes of two annotations, tried where none of one removes it and sends no more."""
-        now = self._trials.now.wire_bytes
-        found = any(t.removes and t.outcome.wire_bytes <= now for t in self.trials)
+        found = any(trial.removes and not trial.more for trial in self.trials)
         return () if found else pairs(self._trials, self.moved, self.trials)
 
     @property

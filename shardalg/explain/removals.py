@@ -32,25 +32,30 @@ class Trial:
 
     Attributes:
       left_bytes: wire bytes of a step that still move the collective's value at its operator.
+      more: whether the step then sends more in all.
     """
 
     change: Change | Pair
     outcome: Outcome
     removes: bool
     left_bytes: int | float
+    more: bool
 
 
 def ranked(found: Iterable[Trial]) -> tuple[Trial, ...]:
-    """Changes that remove it first, the smallest first (dimensions, then wire bytes of the step).
+    """Changes that remove it, the smallest first (dimensions, then wire bytes of the step).
 
-    Then the others, by the bytes that still move the value at the operator.
+    Those after which a step sends more in all come behind those after which it does not; then what
+    removes nothing, by the bytes that still move the value at the operator.
     """
     return tuple(sorted(found, key=_rank))
 
 
 def _rank(trial: Trial) -> tuple[object, ...]:
-    first = trial.change.changed_dims if trial.removes else trial.left_bytes
-    return (not trial.removes, first, trial.outcome.wire_bytes)
+    sent = trial.outcome.wire_bytes
+    if not trial.removes:
+        return True, False, trial.left_bytes, sent
+    return False, trial.more, trial.change.changed_dims, sent
 
 
 def undominated(found: Iterable[Trial]) -> list[Trial]:
@@ -118,7 +123,8 @@ def _left(before: Stages, after: Stages, moved: Moved) -> list[Moved]:
 def _tried(trials: Trials, moved: Moved, change: Change | Pair) -> Trial:
     outcome = trials.outcome(change.applied(trials.stages.annotations))
     removes = _removes(moved, trials.now, outcome)
-    return Trial(change, outcome, removes, outcome.sent.get(moved.place, 0))
+    more = outcome.wire_bytes > trials.now.wire_bytes
+    return Trial(change, outcome, removes, outcome.sent.get(moved.place, 0), more)
 
 
 def _removes(moved: Moved, now: Outcome, then: Outcome) -> bool:

@@ -111,8 +111,14 @@ def _obstacle(sharded: ShardedGraph, value: int, wanted: Sharding) -> tuple[str,
             verdict = finer if joint else joint
             return f"{_said(sharded, reason)} {layout.text()}", verdict
     if value in sharded.fixed and _closed(sharded, value, wanted):
-        return "its annotation is kept as it is; leave a dimension open to refine it", None
+        return _kept(sharded, value), None
     return _unasked(sharded, value, wanted), None
+
+
+def _kept(sharded: ShardedGraph, value: int) -> str:
+    place = annotated(sharded, sharded.reasons[value])
+    said = f"{place or 'its annotation'} is kept as it is, {sharded.shardings[value].text()}"
+    return f"{said}; leave a dimension open (P.UNCONSTRAINED) to let completion refine it"
 
 
 def _closed(sharded: ShardedGraph, value: int, wanted: Sharding) -> bool:

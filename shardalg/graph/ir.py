@@ -93,7 +93,10 @@ class Signature:
 
     def param(self, name: str, default: Plain = None) -> Plain:
         """The parameter called `name`."""
-        return dict(self.params).get(name, default)
+        for known, value in self.params:
+            if known == name:
+                return value
+        return default
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +248,13 @@ class Graph:
             for value in dict.fromkeys(node.operands):
                 users[value].append(node.index)
         return tuple(tuple(u) for u in users)
+
+    @cached_property
+    def first_reads(self) -> tuple[tuple[int, ...], ...]:
+        """Per node and operand, the first operand that is the same value."""
+        return tuple(
+            tuple([node.operands.index(value) for value in node.operands]) for node in self.nodes
+        )
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:

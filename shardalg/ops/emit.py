@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from shardalg.algebra.affine import Index
@@ -97,6 +98,8 @@ def emit(
     if not split and not spans:
         return emission
     placed = dict(emission.params) | dict(local_params(signature, rule, blocks, spans))
+    if not placed:
+        return emission
     own = tuple((name, v) for name, v in placed.items() if v != signature.param(name))
     return replace(emission, params=own)
 
@@ -106,6 +109,7 @@ def sharded(rule: Rule, blocks: Blocks) -> frozenset[str]:
     return frozenset(name for name, extent in rule.loops if blocks.get(name, extent) != extent)
 
 
+@lru_cache(maxsize=1 << 14)
 def unsupported_loops(rule: Rule) -> frozenset[str]:
     """Loops that stay whole on every device: the row says so, or nothing emits them yet."""
     windows = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from shardalg.algebra.digits import Digit, Digits, overlap, parts
+from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.costs.compute import contracts
@@ -91,10 +91,31 @@ def choose(key: NodeKey) -> Choice:
             given = _candidates(key, component, [dict(key.loops[place])])
             best = _best(key, given, component.rule)
         else:
-            best = _undisputed(key, component) or _disputed(key, component)
+            best = _fitting(key, component)
+            best = best or _undisputed(key, component) or _disputed(key, component)
         merged = best if merged is None else _merge(merged, best, component)
     assert merged is not None, f"{key.signature.primitive} has an empty row"
     return merged
+
+
+def _fitting(key: NodeKey, component: Component) -> Choice | None:
+    """What `_undisputed` finds where everything lies as it is computed, and nothing is combined.
+
+    All digits at hand divide the work and nothing is sent, so that no other choice is better.
+    """
+    given = tuple([at_hand[0] for at_hand in key.sources])
+    if not component.is_whole or any(s.unreduced for s in (*given, *key.homes)):
+        return None
+    if any(any(s.dims) for at_hand in key.sources for s in at_hand[1:]):
+        return None
+    sides = [tuple([layout.dims for layout in side]) for side in (given, key.homes)]
+    assigned = component.fitted(*sides)
+    if assigned is None or regroup.regrouped(key.signature):
+        return None
+    digits = tuple([digit for own in assigned.values() for digit in own])
+    if _meet(digits) or not component.allows(assigned) or component.moves(assigned):
+        return None
+    return Choice(tuple(assigned.items()), given, key.homes, parts(digits))
 
 
 def _undisputed(key: NodeKey, component: Component) -> Choice | None:
@@ -110,7 +131,7 @@ def _undisputed(key: NodeKey, component: Component) -> Choice | None:
     if any(longest[name][: len(own)] != own for name, known in options.items() for own in known):
         return None
     assigned = {name: digits for name, digits in longest.items() if digits}
-    digits = [d for own in assigned.values() for d in own]
+    digits = tuple([d for own in assigned.values() for d in own])
     if len(digits) > len(set(digits)) or _meet(digits):
         return None
     if not component.allows(assigned) or component.moves(assigned):
@@ -182,14 +203,16 @@ def _bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], o
     """
     signature, total = key.signature, 0
     for number, demand in dict.fromkeys(zip(key.values, choice.demands, strict=True)):
-        least = min([price(source, demand) for source in key.sources[number]])
-        total += least * signature.operands[number].itemsize
+        at_hand = key.sources[number]
+        if demand not in at_hand:
+            least = min([price(source, demand) for source in at_hand])
+            total += least * signature.operands[number].itemsize
     total += _window_bytes(key, choice) + _joined_bytes(key, choice)
     if choice.regrouped:
         sent = regroup.elements(signature, choice.demands[0], choice.produced[0])
         total += sent * signature.operands[0].itemsize
     for made, home, type_ in zip(choice.produced, key.homes, signature.results, strict=True):
-        total += price(made, home) * type_.itemsize
+        total += price(made, home) * type_.itemsize if made is not home else 0
     return total
 
 
@@ -250,6 +273,8 @@ def _gather_all(key: NodeKey) -> Choice:
 
 
 def _laid(like: Sharding, dims: tuple[Digits, ...], unreduced: Digits = ()) -> Sharding:
+    if dims == like.dims and unreduced == like.unreduced:
+        return like
     return interned(like.mesh, like.shape, dims, unreduced)
 
 
@@ -302,17 +327,18 @@ def _regrouped(key: NodeKey) -> Iterator[Choice]:
 def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
     """Every combination of digits that are at hand, each on one loop, that the rows allow."""
     options = _options(key, component)
-    held = {d for groups in options.values() for group in groups for d in group}
-    nested = _meet(held)
+    held = dict.fromkeys(d for groups in options.values() for group in groups for d in group)
+    nested = _meet(tuple(held))
     for combination in itertools.product(*options.values()):
-        digits = [d for group in combination for d in group]
+        digits = tuple([d for group in combination for d in group])
         if len(digits) == len(set(digits)) and not (nested and _meet(digits)):
             assigned = {n: d for n, d in zip(options, combination, strict=True) if d}
             if component.allows(assigned):
                 yield assigned
 
 
-def _meet(digits: Iterable[Digit]) -> bool:
+@lru_cache(maxsize=1 << 12)
+def _meet(digits: Digits) -> bool:
     """Whether two digits are parts of one axis that lie over each other."""
     return any(overlap(*pair) for pair in itertools.combinations(digits, 2))
 

@@ -20,6 +20,7 @@ from shardalg.ops.table import rules
 from shardalg.partition.assign import Choice, NodeKey, allowed_choices
 from shardalg.partition.component import Assigned, Component, as_set, components
 from shardalg.partition.layouts import interned
+from shardalg.partition.links import links_on
 from shardalg.partition.reshard import reshard_path
 from shardalg.partition.retile import Retile
 from shardalg.spmd.program import COLLECTIVES, CollectivePermute
@@ -144,7 +145,8 @@ def move_s(source: Sharding, target: Sharding, itemsize: int, hardware: Hardware
     if not set(target.unreduced) <= set(source.unreduced):
         return float("inf")
     total, held = 0.0, source
-    for step in reshard_path(source, target).steps:
+    links = links_on(source.mesh, hardware)
+    for step in reshard_path(source, target, links).steps:
         if isinstance(step.attributes, Retile):
             permute = CollectivePermute(step.attributes.digits, ())
             size = step.wire_elements * itemsize

@@ -61,6 +61,11 @@ class Tensor:
             found[dim] = owner(self.rule, (self.operand, dim), assigned)
         return tuple(found)
 
+    def lies(self, dims: Dims, assigned: Assigned) -> bool:
+        """Whether its dimensions of one loop have the digits of their loops."""
+        pairs = zip(self.dims, dims, strict=True)
+        return all(assigned.get(e[0][0], ()) == own for e, own in pairs if len(e) == 1)
+
     @cached_property
     def suggested(self) -> tuple[Loops, ...]:
         """Per dimension the loops that its digits may go to; of a window the widest one."""
@@ -113,6 +118,31 @@ class Component:
             for dim in t.windows
             for name in t.rule.indices(t.operand)[dim].variables
         )
+
+    def fitted(self, operands: tuple[Dims, ...], results: tuple[Dims, ...]) -> Assigned | None:
+        """The digits on the loops where all tensors of a node lie so, and nothing is combined.
+
+        None where no assignment says this of all of them.
+        """
+        found: dict[str, Digits] = {}
+        laid = [
+            (t, results[t.result] if t.operand is None else operands[t.operand])
+            for t in self.tensors
+        ]
+        for tensor, dims in laid:
+            for loops, own in zip(tensor.dims, dims, strict=True):
+                if own and (len(loops) != 1 or loops[0][0] not in self.split):
+                    return None
+                if own and found.setdefault(loops[0][0], own) != own:
+                    return None
+        if all(tensor.lies(dims, found) for tensor, dims in laid):
+            return {name: found[name] for name in self.loops if name in found}
+        return None
+
+    @cached_property
+    def split(self) -> frozenset[str]:
+        """Loops that may be sharded and leave nothing to combine."""
+        return frozenset(self.loops) - {name for rule in self.rules for name in rule.reduced}
 
     def roomy(self, count: int) -> tuple[str, ...]:
         """Loops that keep so many devices busy."""

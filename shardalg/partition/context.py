@@ -11,6 +11,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
 from shardalg.partition.exchanges import Along
 from shardalg.partition.layouts import whole
+from shardalg.partition.links import Links
 from shardalg.partition.listing import ANY_PHASE, Cause, Listing
 from shardalg.partition.padding import padded_move
 from shardalg.partition.reshard import nearest, reshard_path
@@ -28,11 +29,13 @@ class Move(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 16)
-def moves(source: Sharding, target: Sharding, padded: bool = True) -> tuple[Move, ...]:
+def moves(
+    source: Sharding, target: Sharding, links: Links | None = None, padded: bool = True
+) -> tuple[Move, ...]:
     """The cheapest path, with the padding and stripping that uneven sizes need around its steps."""
     found: list[Move] = []
     shape = source.shard_shape
-    for step in reshard_path(source, target, padded).steps:
+    for step in reshard_path(source, target, links, padded).steps:
         moving = isinstance(step.attributes, (*COLLECTIVES, Retile))
         why = f": {source.text()} to {step.layout.text()}" if moving else ""
         for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
@@ -52,9 +55,11 @@ class PartitionContext(Listing):
       outputs: values that leave a region, and so must come home.
       remade: values made from numbers alone, and how to make them in another layout.
       kept: values, each with a layout, whose copy made in one phase may serve another.
+      links: of the mesh's axes, where they differ and paths heed that.
     """
 
     kept: frozenset[tuple[int, Sharding]] = frozenset()
+    links: Links | None = None
     sources: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
     copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
     outputs: frozenset[int] = frozenset()
@@ -94,14 +99,16 @@ class PartitionContext(Listing):
     def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
         if value in self.remade:
             return self.remade[value](layout, cause._replace(role=self.roles[value]))
-        source = nearest(self.sources[value], layout, self.options.pad_blocks)
+        known = self.sources[value]
+        source = nearest(known, layout, self.links, padded=self.options.pad_blocks)
         local = self.copies[value, source, ANY_PHASE]
         return self.move(local, source, layout, cause._replace(role=self.roles[value]))
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
         """Emit the steps from `source` to `target`; the local that holds the result."""
         dtype, origin = self.locals[local].dtype, self.locals[local].origin
-        for attributes, shape, layout, why in moves(source, target, self.options.pad_blocks):
+        every = moves(source, target, self.links, self.options.pad_blocks)
+        for attributes, shape, layout, why in every:
             # what is padded to another size is no layout of the value
             named = origin if layout.shape == target.shape else None
             because = cause._replace(why=cause.why + why)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardalg.spmd.control import bodies, with_bodies
+from shardalg.spmd.control import CONTROL, bodies, with_bodies
 from shardalg.spmd.program import (
     Attributes,
     Block,
@@ -47,7 +47,13 @@ class _Joining:
 
     def run(self, block: Block) -> Block:
         """The joined block."""
-        kept = [self.step(instruction) for instruction in block.instructions]
+        kept, stands = [], self.stands.keys()
+        for instruction in block.instructions:
+            if type(instruction.attributes) in _JOINED or not stands.isdisjoint(
+                instruction.operands
+            ):
+                instruction = self.step(instruction)
+            kept.append(instruction)
         results = tuple([self.stands.get(local, local) for local in block.results])
         return replace(block, instructions=tuple(kept), results=results)
 
@@ -153,3 +159,5 @@ _NOTHING: Mapping[type, Callable[..., bool]] = {
     Resize: lambda a, shape: a.size == shape[a.dim],
     Slice: lambda a, shape: a.size == shape[a.dim],
 }
+_JOINED = frozenset({*_JOINS, *_NOTHING, *REPEATED, *CONTROL})
+"""What may be joined or holds blocks; all else stays as it is."""

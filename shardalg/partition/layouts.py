@@ -1,27 +1,10 @@
-"""One object per layout: planning looks layouts up all the time, which then is an identity test."""
+"""Layouts that follow from another one: the whole tensor, what divides."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from shardalg.algebra.digits import Digits, parts
-from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.interned import interned
 from shardalg.algebra.sharding import Sharding
-
-Dims = tuple[Digits, ...]
-
-
-@lru_cache(maxsize=1 << 16)
-def interned(mesh: Mesh, shape: tuple[int, ...], dims: Dims, unreduced: Digits) -> Sharding:
-    """The sharding that says no more than where blocks lie and along what sums are pending.
-
-    No argument has a default: a call without it would be another key of the cache.
-
-    >>> mesh = Mesh({"x": 2})
-    >>> interned(mesh, (4,), ((),), ()) is interned(mesh, (4,), ((),), ())
-    True
-    """
-    return Sharding(mesh, shape, dims, unreduced=unreduced)
 
 
 def whole(like: Sharding) -> Sharding:

@@ -77,6 +77,13 @@ class NodePlan:
     kept: tuple[Kept, ...] = ()
 
     @cached_property
+    def is_bare(self) -> bool:
+        """Whether the operator stands alone, on operands as they come."""
+        return self.apply is not None and not (
+            self.before or self.windows or self.indexed or self.after
+        )
+
+    @cached_property
     def along(self) -> tuple[list[Window], ...]:
         """The windows of each dimension."""
         dims = sorted({window.dim for window in self.windows})
@@ -177,9 +184,10 @@ def _masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[tuple[int,
     """Mask operands along a combined loop that does not divide: padding would be counted."""
     found: dict[tuple[int, Attributes], None] = {}
     for rule in rows:
-        for operand, dims in rule.operands.items() if rule.combine != PICK else ():
+        split = [name for name in _joined(rule) if name in loops]
+        for operand, dims in rule.operands.items() if split and rule.combine != PICK else ():
             for dim, index in enumerate(dims):
-                mask = _mask(rule, index.loop, loops) if index.loop in _joined(rule) else None
+                mask = _mask(rule, index.loop, loops) if index.loop in split else None
                 if mask:
                     found[operand, _masking(rule, (operand, dim), mask)] = None
     return tuple(found)
@@ -247,7 +255,10 @@ def partition_node(
     results = emit_node(context, node, plan, node.phase)
     produced = plan.choice.produced
     for value, local, layout, home in zip(node.results, results, produced, homes, strict=True):
-        settle(context, node, (value, local, layout), home)
+        if layout is home:
+            context.hold(value, home, local)
+        else:
+            settle(context, node, (value, local, layout), home)
 
 
 def remake(
@@ -273,6 +284,8 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     demand = context.demand
     pairs = zip(node.operands, plan.choice.demands, strict=True)
     operands = [demand(value, layout, cause) for value, layout in pairs]
+    if plan.is_bare:
+        return _applied(context, node, plan, (tuple(operands), cause))
     if plan.apply is None:
         layouts = plan.choice.demands[0], plan.choice.produced[0]
         return (regroup(context, node, operands[0], layouts),)
@@ -287,16 +300,23 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
         blocks = [(context.locals[o].dtype, context.locals[o].shape) for o in operands]
         for found in together(along, blocks):
             _bring(context, node, found, operands)
-    bare = not (plan.indexed or plan.after)
-    made = zip(node.results, node.signature.results, plan.raw, plan.shapes, strict=True)
-    results = tuple(
-        [
-            context.new_local(shape, type_.dtype, layout, value if bare else None)
-            for value, type_, layout, shape in made
-        ]
-    )
-    context.emit(plan.apply, tuple(operands), results, cause)
-    return results if bare else _finished(context, node, plan, (tuple(operands), results))
+    results = _applied(context, node, plan, (tuple(operands), cause))
+    if plan.indexed or plan.after:
+        return _finished(context, node, plan, (tuple(operands), results))
+    return results
+
+
+def _applied(
+    context: PartitionContext, node: Node, plan: NodePlan, given: tuple[tuple[int, ...], Cause]
+) -> tuple[int, ...]:
+    """Run the local operator on operands; its results, of their values if nothing comes after."""
+    operands, cause = given
+    values = (None,) * len(node.results) if plan.indexed or plan.after else node.results
+    made = zip(values, node.signature.results, plan.raw, plan.shapes, strict=True)
+    new = context.new_local
+    results = tuple([new(shape, t.dtype, layout, value) for value, t, layout, shape in made])
+    context.emit(plan.apply, operands, results, cause)
+    return results
 
 
 def _fills(attributes: Attributes) -> bool:
@@ -352,7 +372,7 @@ def settle(
 ) -> None:
     """Bring a result home; leave its partial sums pending where its only user can pass them on."""
     value, local, layout = made
-    if layout is home or layout == home:
+    if layout == home:
         context.hold(value, home, local)
         return
     if layout.unreduced and defers(context, node, value):

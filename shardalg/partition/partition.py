@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.hardware import load
 from shardalg.graph.ir import Node
 from shardalg.partition.assign import NodeKey
 from shardalg.partition.calls import TAKES, border, close_body, control, open_body
 from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
 from shardalg.partition.gathers import GatherChoice, hoistable, repeated, within
 from shardalg.partition.layouts import interned, whole
+from shardalg.partition.links import links_on
 from shardalg.partition.node import (
     NodePlan,
     is_remade,
@@ -54,7 +56,9 @@ class Partitioner:
         self.homes = list(self._plain(sharded.shardings))
         self.options = options
         moving = tuple([MOVING.get(r, r) for r in roles])
-        self.context = PartitionContext(self.graph, moving, options, kept=kept)
+        chip = load(options.hardware) if options.policy == "cost" else None
+        links = links_on(sharded.mesh, chip)
+        self.context = PartitionContext(self.graph, moving, options, kept=kept, links=links)
         self.hoisted: list[tuple[Node, int, Sharding, Sharding]] = []
 
     def run(self) -> SpmdProgram:
@@ -123,7 +127,7 @@ class Partitioner:
     def key(self, node: Node, homes: tuple[Sharding, ...]) -> NodeKey:
         """What the choice at a node depends on, as the program stands."""
         sources = self.context.sources
-        values = tuple([node.operands.index(v) for v in node.operands])
+        values = self.graph.first_reads[node.index]
         at_hand = tuple([sources[v] for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
         return NodeKey(node.signature, values, at_hand, homes, loops, self.options.pad_blocks)

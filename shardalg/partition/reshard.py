@@ -16,6 +16,7 @@ from shardalg.costs.decided import decided
 from shardalg.errors import MeshError
 from shardalg.partition import uneven
 from shardalg.partition.layouts import interned
+from shardalg.partition.links import Links
 from shardalg.partition.retile import Retile
 from shardalg.partition.route import translated
 from shardalg.partition.search import Dims, Move, Shape, State, bound, is_direct, search
@@ -51,10 +52,19 @@ class Path:
     steps: tuple[Step, ...]
     wire_elements: object
 
+    def on(self, links: Links) -> float:
+        """Elements that a device sends, each as often as its axis is slow."""
+        return links.sent((step.attributes, step.wire_elements) for step in self.steps)
 
-@decided(1 << 16, lambda source, target, padded=True: source.numbers)
-def reshard_path(source: Sharding, target: Sharding, padded: bool = True) -> Path:
+
+@decided(1 << 16, lambda source, target, *_: source.numbers)
+def reshard_path(
+    source: Sharding, target: Sharding, links: Links | None = None, padded: bool = True
+) -> Path:
     """Fewest wire bytes, then fewest communicating steps, from `source` to `target`.
+
+    Where links differ (`links_on`), bytes count as often as the axis they go along is slower than
+    the fastest one.
 
     The cheapest of all chains of all-gather, slice, all-to-all, permute, reduce-scatter and
     all-reduce over sub-axes of prime size, each priced by `costs.collectives`; no local block on
@@ -75,11 +85,15 @@ def reshard_path(source: Sharding, target: Sharding, padded: bool = True) -> Pat
     if source.dims == target.dims and source.unreduced == target.unreduced:
         return Path((), 0)
     if not (_on_mesh(source) and _on_mesh(target)):
-        return _across(source, target, padded)
+        return _across(source, target, links, padded=padded)
     start, goal = _states(source, target)
-    ends = source.shape, start, goal, _axes(source.mesh)
-    even = source.is_even and target.is_even
-    found = search(*ends) if even else uneven.search(*ends, padded=padded)
+    axes = _axes(source.mesh)
+    if source.is_even and target.is_even:
+        found = search(source.shape, start, goal, axes)
+        if links is not None:
+            found = links.cheaper((source.shape, start, goal), axes, found)
+    else:
+        found = uneven.search(source.shape, start, goal, axes, padded=padded)
     spell = _Spelling(source, target)
     steps, total, before = [], 0, start[0]
     for number, (move, (dims, pending), price, *longer) in enumerate(found, 1):
@@ -88,17 +102,17 @@ def reshard_path(source: Sharding, target: Sharding, padded: bool = True) -> Pat
         layout = target if number == len(found) else spell.layout(shape, dims, pending)
         steps.append(Step(move, layout, price))
         total, before = total + price, dims
-    return Path(tuple(_fused(steps)), total)
+    return Path(tuple(_fused(steps, links)), total)
 
 
-def _across(source: Sharding, target: Sharding, padded: bool) -> Path:
+def _across(source: Sharding, target: Sharding, links: Links | None, *, padded: bool) -> Path:
     """Permutes lead from and to the digits of other meshes; the rest is on axes of this one."""
     if source.parts == target.parts and not source.unreduced:
         return _permuted(source, target)
     first = source if _on_mesh(source) else _translated(source, target)
     last = target if _on_mesh(target) else _translated(target, first)
     paths = [_permuted(source, first)] if first is not source else []
-    paths.append(reshard_path(first, last, padded))
+    paths.append(reshard_path(first, last, links, padded))
     paths += [_permuted(last, target)] if last is not target else []
     steps = tuple(step for path in paths for step in path.steps)
     return Path(steps, sum([path.wire_elements for path in paths]))
@@ -185,7 +199,7 @@ def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> ob
     24
     """
     least, exact = reshard_bound(source, target)
-    return least if exact else reshard_path(source, target, padded).wire_elements
+    return least if exact else reshard_path(source, target, None, padded).wire_elements
 
 
 @lru_cache(maxsize=1 << 16)
@@ -198,11 +212,20 @@ def reshard_bound(source: Sharding, target: Sharding) -> tuple[object, bool]:
     return bound(shape, start, goal), is_direct(shape, start, goal)
 
 
-def nearest(sources: tuple[Sharding, ...], target: Sharding, padded: bool = True) -> Sharding:
+def nearest(
+    sources: tuple[Sharding, ...],
+    target: Sharding,
+    links: Links | None = None,
+    *,
+    padded: bool = True,
+) -> Sharding:
     """The layout from which `target` is had for the fewest bytes."""
     if len(sources) == 1:
         return sources[0]
-    return min(sources, key=lambda source: reshard_price(source, target, padded))
+    if links is not None:
+        ways = {source: reshard_path(source, target, links, padded) for source in sources}
+        return min(sources, key=lambda source: ways[source].on(links))
+    return min(sources, key=lambda source: reshard_price(source, target, padded=padded))
 
 
 def _states(source: Sharding, target: Sharding) -> tuple[State, State]:
@@ -266,12 +289,13 @@ def _by_block(digits: Digits, positions: int) -> tuple[int, ...]:
     return tuple(grid.transpose([every.index(d) for d in (*digits, *free)]).ravel().tolist())
 
 
-def _fused(steps: list[Step]) -> list[Step]:
-    """Neighbouring steps of one kind on one dimension are one collective."""
+def _fused(steps: list[Step], links: Links | None) -> list[Step]:
+    """Neighbouring steps of one kind on one dimension, and on like links, are one collective."""
     out: list[Step] = []
     for step in steps:
         last = out[-1] if out else None
-        joined = _join(last.attributes, step.attributes) if last else None
+        both = (last.attributes, step.attributes) if last else None
+        joined = _join(*both) if both and (links is None or links.alike(both)) else None
         if joined is not None:
             out[-1] = Step(joined, step.layout, last.wire_elements + step.wire_elements)
         else:

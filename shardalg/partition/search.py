@@ -65,7 +65,7 @@ def _onward(shape: Shape, state: State, goal: State, axes: Digits) -> Iterator[l
     if state[1] == goal[1]:
         yield _moves(shape, state, goal, axes)
         return
-    for step in (*_additions(shape, state, goal), *_slices(shape, state, goal)):
+    for step in (*additions(shape, state, goal), *_slices(shape, state, goal)):
         yield [step]
     for step in _swaps(shape, state) if goal[1] else ():
         yield [step]
@@ -105,7 +105,7 @@ def _in_place(shape: Shape, start: State, goal: Dims, axes: Digits) -> list[Step
 
 def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[Step]:
     """A route as moves with their prices."""
-    way = _Way(shape, *start)
+    way = Way(shape, *start)
     way.slices(route.first)
     for exchange in route.exchange:
         if isinstance(exchange, Swap):
@@ -123,7 +123,7 @@ def plain(dims: Dims) -> Dims:
     return tuple(tuple(Digit(index(d.stride), index(d.size)) for d in digits) for digits in dims)
 
 
-class _Way:
+class Way:
     """Moves one after the other, with what they cost."""
 
     def __init__(self, shape: Shape, dims: Dims, pending: Digits) -> None:
@@ -131,6 +131,7 @@ class _Way:
         self.steps: list[Step] = []
 
     def add(self, move: Move, dims: Dims, kind: str = "") -> None:
+        """A move that leads to `dims`, and sends as collectives of this kind do."""
         price = 0
         if kind:
             held = local_elements(self.shape, self.dims)
@@ -151,6 +152,7 @@ class _Way:
                 self.add(move, replaced(self.dims, dim, digits))
 
     def swap(self, swap: Swap) -> None:
+        """An all-to-all."""
         source, target, leaving, arriving = swap
         stays = self.dims[source][: len(self.dims[source]) - len(leaving)]
         dims = replaced(self.dims, source, stays)
@@ -256,7 +258,7 @@ def is_direct(shape: Shape, start: State, goal: State) -> bool:
     return not pairs or (len(cut) == len(pairs) and len(scattered) == len(pending))
 
 
-def _additions(shape: Shape, state: State, goal: State) -> Iterator[Step]:
+def additions(shape: Shape, state: State, goal: State) -> Iterator[Step]:
     """Sums added everywhere, or each device its own block of them."""
     dims, pending = state
     local = local_elements(shape, dims)
@@ -292,6 +294,6 @@ def _swaps(shape: Shape, state: State) -> Iterator[Step]:
     for source, digits in enumerate(state[0]):
         for at, target in product(range(len(digits)), range(len(shape))):
             if source != target and shape[target] % parts(state[0][target] + digits[at:]) == 0:
-                way = _Way(shape, *state)
+                way = Way(shape, *state)
                 way.swap(Swap(source, target, digits[at:], digits[at:]))
                 yield from way.steps

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -77,11 +78,10 @@ class Shuffle:
     HOP = 64
 
     def __init__(
-        self, goal: tuple[Order, ...], *, shape: Sequence[int], parts: Sequence[int], pieces: int
+        self, goal: tuple[Order, ...], *, shape: Sequence[int], parts: tuple[int, ...], pieces: int
     ) -> None:
         self.goal, self.shape, self.parts = goal, shape, parts
-        self.price = [self.HOP * (pieces - pieces // n) + 1 for n in parts]
-        self.price[0] = 0
+        self.price = _prices(parts, pieces)
         self.fits = not any(size % parts[-1] for size in shape)
         placed = sum(map(sum, goal))
         self.elsewhere = [placed & ~sum(order) for order in goal]
@@ -179,6 +179,12 @@ Needs(lacks=0, leaves=129, blocked=0))
                     after = list(stacks)
                     after[source], after[target] = rest, (*held, group)
                     yield Hop(source, target, moved), cost, tuple(after)
+
+
+@lru_cache(maxsize=1 << 10)
+def _prices(parts: tuple[int, ...], pieces: int) -> tuple[int, ...]:
+    """Of a hop that moves a set of digits, by its number."""
+    return (0, *[Shuffle.HOP * (pieces - pieces // n) + 1 for n in parts[1:]])
 
 
 def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from shardalg.graph.ir import Graph
 from shardalg.partition.joining import joined
 from shardalg.partition.masking import masks_moved
-from shardalg.spmd.control import bodies, with_bodies
+from shardalg.spmd.control import CONTROL, bodies, with_bodies
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
 
@@ -28,10 +28,10 @@ def _live(block: Block) -> Block:
     needed = set(block.results)
     kept: list[Instruction] = []
     for instruction in reversed(block.instructions):
-        if not needed.intersection(instruction.results):
+        if needed.isdisjoint(instruction.results):
             continue
-        blocks = [_live(body) for body in bodies(instruction.attributes)]
-        if blocks:
+        if type(instruction.attributes) in CONTROL:
+            blocks = [_live(body) for body in bodies(instruction.attributes)]
             attributes = with_bodies(instruction.attributes, blocks)
             instruction = replace(instruction, attributes=attributes)
             needed.update(*map(outside, blocks))

@@ -81,16 +81,11 @@ class Fixpoint:
     def _enter(self, level: int) -> None:
         """Make due what begins to act at this level, and what merging may now change."""
         self.level, self.merging = level, level >= priority.MERGING_LEVEL
-        index, forward, backward = self.index, self.first[FORWARD], self.first[BACKWARD]
-        for kind, steps in enumerate(index.steps_of_kind):
-            if forward[kind] == level:
-                for position in steps:
-                    self.due_steps[position] = 1
-            if backward[kind] == level:
-                count = index.kinds[kind].num_operands
-                for position in steps:
-                    for value in index.tensors[position][:count]:
-                        self.due_places[index.place[value]] = 1
+        for role, (steps, places) in self.index.of_role.items():
+            if self._level(role, FORWARD) == level:
+                self.due_steps = _either(self.due_steps, steps)
+            if self._level(role, BACKWARD) == level:
+                self.due_places = _either(self.due_places, places)
         if level == priority.MERGING_LEVEL:
             self.due_steps = _either(self.due_steps, self.retry_steps)
             self.due_places = _either(self.due_places, self.retry_places)

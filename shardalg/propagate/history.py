@@ -44,33 +44,26 @@ def _reasons(record: Record) -> Iterator[Reason]:
     for value, number in record.seeds.items():
         own = value in record.annotated
         yield Reason(value, layouts.sharding(number), "annotated" if own else "annotated operand")
-    steps = fixpoint.index
+    steps, count = fixpoint.index, len(record.graph.values)
+    known = layouts.shardings()
     for change in fixpoint.trail:
         if change.step is None:
             kind = "annotated" if change.value in record.annotated else "annotated operand"
-            if change.value < len(record.graph.values):
-                yield Reason(change.value, layouts.sharding(change.number), kind)
-        elif change.value < len(record.graph.values):
-            tensors = steps.tensors[change.step]
-            yield Reason(
-                change.value,
-                layouts.sharding(change.number),
-                "completed",
-                steps.nodes[change.step],
-                change.direction,
-                _inside(tensors, change.sources, record),
-                steps.kind(change.step).role,
-                change.level,
-            )
+            if change.value < count:
+                yield Reason(change.value, known[change.number], kind)
+        elif change.value < count:
+            value, number, step, direction, sources, level = change
+            node, role = steps.nodes[step], steps.kinds[steps.kind_of_step[step]].role
+            taken = _inside(steps.tensors[step], sources, count)
+            yield Reason(value, known[number], "completed", node, direction, taken, role, level)
     for value, kind, sources in record.settled.changes():
         yield Reason(value, layouts.sharding(fixpoint.numbers[value]), kind, sources=sources)
 
 
-def _inside(tensors: Numbers, positions: Numbers, record: Record) -> Numbers:
-    """Source values; an annotated result's stand-in is the result itself."""
-    count = len(record.graph.values)
+def _inside(tensors: Numbers, positions: Numbers, count: int) -> Numbers:
+    """Source values; an annotated result's stand-in, no value of the `count`, is the result."""
     values = [tensors[k] for k in positions]
-    return tuple(v if v < count else tensors[0] for v in values)
+    return tuple([v if v < count else tensors[0] for v in values])
 
 
 def conflicts(record: Record) -> tuple[Conflict, ...]:
@@ -93,7 +86,7 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
             if value < len(record.graph.values) and (value, dims) not in found:
                 found[value, dims] = Conflict(
                     value, steps.nodes[position], direction,
-                    _inside(steps.tensors[position], sources, record),
+                    _inside(steps.tensors[position], sources, len(record.graph.values)),
                     layouts.sharding(fixpoint.numbers[value]),
                     layouts.sharding(layouts.number(layouts.shapes[fixpoint.numbers[value]], dims)),
                 )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 
 from shardalg.graph.ir import Graph, Signature, Tie
@@ -54,6 +55,19 @@ class Index:
     shapes: list[tuple[int, ...]]
     shape_of: list[int]
     result_count: int
+
+    @cached_property
+    def of_role(self) -> dict[str, tuple[bytes, bytes]]:
+        """Per role, a byte for every step that has it, and for every place of their operands."""
+        found: dict[str, tuple[bytearray, bytearray]] = {}
+        for kind, steps in zip(self.kinds, self.steps_of_kind, strict=True):
+            sizes = len(self.tensors), len(self.order)
+            here, places = found.setdefault(kind.role, tuple(map(bytearray, sizes)))
+            for step in steps:
+                here[step] = 1
+                for value in self.tensors[step][: kind.num_operands]:
+                    places[self.place[value]] = 1
+        return {role: (bytes(here), bytes(places)) for role, (here, places) in found.items()}
 
     def kind(self, step: int) -> Kind:
         """The kind of a step."""

@@ -6,6 +6,7 @@ import math
 from functools import cache
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts, starts_with
+from shardalg.algebra.interned import interned
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.compatible import merge
@@ -34,6 +35,7 @@ class Layouts:
         self._shardings: list[Sharding] = []
         self.improve = cache(self._improve)
         self.even = cache(self._even)
+        self.merged = cache(self._merged)
 
     def number(
         self,
@@ -84,7 +86,12 @@ class Layouts:
         known = self._shardings
         while len(known) <= number:
             new = len(known)
-            known.append(Sharding(self.mesh, self.shapes[new], self.dims[new], self.open[new]))
+            shape, dims, free = self.shapes[new], self.dims[new], self.open[new]
+            known.append(
+                Sharding(self.mesh, shape, dims, free)
+                if free
+                else interned(self.mesh, shape, dims, ())
+            )
         return known[number]
 
     def shardings(self) -> list[Sharding]:
@@ -93,13 +100,10 @@ class Layouts:
             self.sharding(len(self.dims) - 1)
         return self._shardings
 
-    def merged(self, shape: tuple[int, ...], first: Dims, second: Dims) -> Dims | None:
+    def _merged(self, shape: tuple[int, ...], first: Dims, second: Dims) -> Dims | None:
         """The common refinement of two layouts of one tensor; None where there is none."""
-        verdict = merge(
-            Sharding(self.mesh, shape, first),
-            Sharding(self.mesh, shape, second),
-            policy=self.policy,
-        )
+        both = (interned(self.mesh, shape, dims, ()) for dims in (first, second))
+        verdict = merge(*both, policy=self.policy)
         return verdict.sharding.dims if verdict else None
 
     def _even(self, number: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
@@ -13,9 +14,8 @@ from shardalg.graph.ir import Graph
 from shardalg.propagate.strategy import Annotations
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a value has its layout.
+class Reason(NamedTuple):
+    """Why a value has its layout. A named tuple: every plan makes one for each of its values.
 
     Attributes:
       value: the value; layout: what it became.

@@ -127,7 +127,7 @@ def value_named(graph: Graph, name: str) -> int:
       StrategyError: there is none; the message names those near it.
     """
     found = {value.name: value.index for value in graph.values}
-    if name not in found:
+    if not isinstance(name, str) or name not in found:
         near = get_close_matches(str(name), found, n=5, cutoff=0.5) or list(found)[:5]
         raise StrategyError(
             f"no value is called {name!r}; near it are {', '.join(map(repr, near))}. "

@@ -6,6 +6,7 @@ from functools import cache
 
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.report.chains import chain
+from shardalg.report.disagreements import Side, Traffic, disagreement
 from shardalg.report.html import Listing
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
@@ -15,10 +16,28 @@ MOST_STEPS = 8
 
 
 def program_listing(program: SpmdProgram, sharded: ShardedGraph) -> Listing:
-    """The program with source lines; each local value of a graph value has its chain as title."""
+    """The program with source lines; each local value of a graph value has its chain as title.
+
+    What a collective makes has the two sides that disagree behind it.
+    """
     told = cache(lambda value: chain_text(sharded, value))
-    titles = {f"%{v.index}": told(v.origin) for v in program.locals if v.origin is not None}
-    return Listing(program_text(program, sharded.graph), tuple(titles.items()))
+    titles = {v.index: told(v.origin) for v in program.locals if v.origin is not None}
+    traffic = Traffic(program, sharded.graph)
+    for moved in traffic.collectives:
+        words = sides_text(moved.number, disagreement(sharded, traffic, moved))
+        for result in moved.step.instruction.results:
+            titles[result] = "\n".join(filter(None, (titles.get(result), words)))
+    named = ((f"%{index}", title) for index, title in titles.items())
+    return Listing(program_text(program, sharded.graph), tuple(named))
+
+
+def sides_text(number: int, sides: tuple[Side, Side]) -> str:
+    """A collective by its number, and the two layouts that meet there, each with who says so."""
+    lines = [f"collective {number}, see plan.explain({number}):"]
+    for side in sides:
+        said = ", ".join(map(str, side.annotations)) or "no annotation"
+        lines.append(f"  {side.words}: {side.layout.text()} ({said})")
+    return "\n".join(lines)
 
 
 def chain_text(sharded: ShardedGraph, value: int) -> str:

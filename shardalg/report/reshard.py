@@ -16,6 +16,7 @@ from shardalg.costs.hardware import Hardware, load
 from shardalg.errors import ShardingError
 from shardalg.graph.ir import ITEM_SIZES, Graph, Region, Value, ValueType
 from shardalg.partition.context import Cause, PartitionContext
+from shardalg.partition.links import links_on
 from shardalg.partition.reshard import reshard_bound
 from shardalg.report.answers import Answer, Parts
 from shardalg.spmd.check import check
@@ -41,7 +42,8 @@ class Reshard(Answer):
     Attributes:
       source, target: layouts of one tensor, in positions of one mesh.
       dtype: item type, from which bytes follow.
-      hardware: whose seconds are shown beside the bytes, if any.
+      hardware: whose seconds are shown beside the bytes, if any; where links of axes differ, the
+        path is the cheapest on them.
     """
 
     source: Sharding
@@ -54,7 +56,8 @@ class Reshard(Answer):
         value = Value(0, ValueType(self.source.shape, self.dtype), "argument", "x")
         root = Region(0, "root", None, None, (), (), (), 1)
         graph = Graph((value,), (), (root,), (), (0,), (0,), ("x",), ("result",))
-        context = PartitionContext(graph, ("unknown",))
+        links = links_on(self.source.mesh, self.hardware)
+        context = PartitionContext(graph, ("unknown",), links=links)
         first = context.given(0, self.source)
         last = context.move(first, self.source, self.target, Cause(None))
         block = Block((first,), tuple(context.instructions), (last,))
@@ -179,7 +182,8 @@ def reshard(
     Args:
       target: may be on another mesh over the same devices, whose axes are then digits of the
         source's positions.
-      on: hardware by name or value, whose seconds are shown too.
+      on: hardware by name or value, whose seconds are shown too. Where an axis has slower links
+        than others (`Hardware.with_links`), its bytes count as often as it is slower.
 
     Raises:
       ShardingError: no layouts, of different shapes, of an unknown type, or on meshes that have no

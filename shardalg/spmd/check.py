@@ -127,20 +127,27 @@ def check(program: SpmdProgram) -> SpmdProgram:
 def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
     made = known | set(block.arguments)
     for instruction in block.instructions:
-        missing = [v for v in instruction.operands if v not in made]
-        twice = [v for v in instruction.results if v in made]
-        if missing:
-            raise _fault(program, instruction, f" reads %{missing[0]}, which is not made yet.")
-        if twice:
-            raise _fault(program, instruction, f" makes %{twice[0]} again.")
-        check_border = _BORDERS.get(type(instruction.attributes), _check_shape)
-        check_border(program, instruction)
-        for body in bodies(instruction.attributes):
-            _check_block(program, body, known)
+        if not (made.issuperset(instruction.operands) and made.isdisjoint(instruction.results)):
+            raise _order_fault(program, instruction, made)
+        kind = type(instruction.attributes)
+        # What an Apply gives is what its primitive gives: its locals say it.
+        if kind is not Apply:
+            _BORDERS.get(kind, _check_shape)(program, instruction)
+            for body in bodies(instruction.attributes):
+                _check_block(program, body, known)
         made.update(instruction.results)
     lost = [v for v in block.results if v not in made]
     if lost:
         raise ProgramError(f"the block returns %{lost[0]}, which nothing makes.")
+
+
+def _order_fault(program: SpmdProgram, instruction: Instruction, made: set[int]) -> ProgramError:
+    """What is read before it is made, or made again."""
+    for local in instruction.operands:
+        if local not in made:
+            return _fault(program, instruction, f" reads %{local}, which is not made yet.")
+    again = next(local for local in instruction.results if local in made)
+    return _fault(program, instruction, f" makes %{again} again.")
 
 
 def _check_shape(program: SpmdProgram, instruction: Instruction) -> None:
@@ -222,9 +229,7 @@ def _check_joined(program: SpmdProgram, instruction: Instruction) -> None:
         raise _fault(program, instruction, f" joins {given} to {made}.")
 
 
-# What an Apply gives is what its primitive gives: its locals say it.
 _BORDERS: dict[type, Callable[[SpmdProgram, Instruction], None]] = {
-    Apply: lambda program, instruction: None,
     Loop: _check_loop,
     While: _check_while,
     Branches: _check_branches,

@@ -97,7 +97,7 @@ def test_a_layout_that_differs_is_planned_as_xla_has_it():
     # The other way round: a plan that takes XLA's layout, beside an XLA that takes ours.
     same = plan.replan(strategy, options=sa.Options())
     swapped = [replace(m, ours=m.theirs, theirs=m.ours) for m in found.found]
-    turned = BesideXla("gspmd", tuple(swapped), found.told, Trials(same.stages, same.options))
+    turned = BesideXla("gspmd", tuple(swapped), found.told, Trials(same.stages, same.options), dict)
     assert set(turned.values["verdict"]) == {"XLA better"}
 
 
@@ -126,6 +126,33 @@ def test_what_xla_aborts_on_is_an_error():
     plan = planned(program, [jax.ShapeDtypeStruct(program["x"], jnp.float32)])
     with pytest.raises(LoweringError, match="ended without an answer on 8 devices"):
         dump.ask(plan.graph, plan.annotations, "shardy", ())
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_xla_s_warnings_stand_beside_the_value_that_it_replicates(partitioner):
+    """openxla/xla#15207, smaller; the remedy leaves nothing to warn of."""
+    needs(partitioner)
+    grid = sa.Mesh({"x": 4, "y": 2})
+
+    def add_apart(a, b):
+        total = sa.annotate(a + b, "on the way")
+        return sa.mesh_split(total, grid, [-1, (0, 1), -1]) * 2
+
+    pillars, slab = P("y", None, "x"), P(None, ("x", "y"), None)
+    given = (struct(16, 16, 16),) * 2
+    strategy = sa.Strategy(grid, (pillars, pillars), slab)
+    plan = sa.plan(add_apart, *given, strategy=strategy)
+    found = plan.compare_xla(partitioner)
+    (row,) = found.rematerialized
+    assert row["value"].startswith("add:1@test_compare.py:")
+    assert (row["from_sharding"], row["to_sharding"]) == ("[y, None, x]", "[None, (x, y), None]")
+    assert row["whole_bytes"] == 4 * 16**3
+    assert row["wire_bytes"] == found.wire_bytes < found.xla_wire_bytes
+    assert row["rows"] == "0, 1"
+    assert "involuntary full rematerialization" in repr(found)
+    assert "rematerialized" in set(found.df["what"])
+    remedied = plan.replan(replace(strategy, sites={"on the way": P("y", "x", None)}))
+    assert not len(remedied.compare_xla(partitioner).rematerialized)
 
 
 def test_a_loaded_plan_takes_the_function_again(plan, tmp_path):

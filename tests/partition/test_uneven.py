@@ -284,7 +284,7 @@ def test_on_more_devices_paths_are_padded_or_gathered():
 def test_without_padding_blocks_are_those_of_the_layouts(chain):
     source, target = chain
     target = Sharding(target.mesh, target.shape, target.dims)
-    path = reshard_path(source, target, False)
+    path = reshard_path(source, target, None, False)
     assert all(step.layout.shape == source.shape for step in path.steps)
     assert not any(isinstance(step.attributes, Retile) for step in path.steps)
     assert path.wire_elements >= reshard_path(source, target).wire_elements

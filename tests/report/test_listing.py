@@ -2,6 +2,10 @@
 
 import re
 
+import jax
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
 from shardalg.report.chains import explanation
 from shardalg.report.html import Listing, Page, Section
 from shardalg.report.listing import MOST_STEPS, chain_text, program_listing
@@ -38,7 +42,9 @@ def test_every_mention_of_a_value_tells_its_chain():
             lines = chain_text(sharded, program.locals[local].origin).splitlines()
             told.append("\n".join(lines[: 2 if local in seen else None]))
             seen.add(local)
-    assert spans(listing)[0] == told
+    # Behind the chain of what a collective makes stand the sides that disagree.
+    chains = [title.split("\ncollective ")[0] for title in spans(listing)[0]]
+    assert [chain for chain in chains if not chain.startswith("collective ")] == told
     assert len(told) > len(program.block.instructions)
 
 
@@ -59,3 +65,13 @@ def test_titles_are_escaped_and_need_no_script():
     ).to_html()
     assert '<span title="a &quot;b&quot; &lt;c&gt;&#10;d">%1</span> = %12' in html
     assert "<script" not in html
+
+
+def test_what_a_collective_makes_tells_the_sides_that_disagree():
+    x = jax.ShapeDtypeStruct((8, 16), "float32")
+    plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 4}), in_shardings=(P("X"),))
+    (made,) = plan.stages.traffic.collectives[0].step.instruction.results
+    title = dict(plan.listing().titles)[f"%{made}"]
+    assert "collective 0, see plan.explain(0):" in title
+    assert "is a sum in parts: [None]{U:X} (argument x)" in title
+    assert title.index("collective 0") > 0
