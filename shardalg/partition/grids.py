@@ -86,7 +86,7 @@ class Puzzle:
 def margin(size: int, parts: int, before: int, after: int) -> int | None:
     """Places of its block that a device sends for a retile; None where one neighbour is too few.
 
-    >>> margin(1020, 4, 255, 256), margin(1020, 4, 256, 255), margin(5, 4, 2, 4)
+    >>> margin(1020, 4, 255, 256), margin(1020, 4, 256, 255), margin(5, 8, 2, 1)
     (3, 3, None)
     """
     if after < before:
