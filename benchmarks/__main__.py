@@ -19,6 +19,7 @@ BENCHMARKS = {
     "oracle_bytes": "benchmarks.oracle",
     "oracle_time": "benchmarks.oracle_time",
     "switches": "benchmarks.switches",
+    "formatting": "benchmarks.formatting",
     "foreign_step": "benchmarks.foreign_step",
     "symbols": "benchmarks.symbols",
     "algebra": "benchmarks.algebra",

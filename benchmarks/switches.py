@@ -10,17 +10,20 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from benchmarks import formatting as benchmark
 from benchmarks import oracle_bytes
 from benchmarks.result import Result, geometric_mean
 from shardalg.models import table1, weight_update
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
+from tests.oracle import formatting
 
 ABOUT = """Wire bytes and peak memory of a device with one switch of `Options` turned the other way,
 over those of the plan as it is by default (`plan.switches()`): the recorded programs of the topics
 einsum, ffn, attention and stack, the paper's three strategies on a train step, and the levels of
-ZeRO, a step of uneven sizes, and the gradient of a recurrent layer. Only programs in which a switch
-changes something are listed."""
+ZeRO, a step of uneven sizes, the gradient of a recurrent layer, and small programs whose sizes do
+not divide. `formatting_ratio` is that of the bytes that slices, pads and masks move from and to
+memory. Only programs in which a switch changes something are listed."""
 SIZES = Config(B=8, S=16, M=32, H=64, N=8, D=4, V=64, L=2, dtype="float32")
 UNEVEN = Config(B=5, S=7, M=9, H=10, N=6, D=3, V=11, L=2, dtype="float32")
 MESH = sa.Mesh({"X": 2, "Y": 4})
@@ -34,6 +37,7 @@ def plans() -> Iterator[tuple[str, sa.Plan]]:
         yield f"step, {name}", step(name, SIZES)
     yield "uneven step, finalized", step("finalized", UNEVEN)
     yield "recurrent", recurrent()
+    yield from ((f"uneven {name}", uneven(name)) for name in benchmark.NAMES)
     for level in weight_update.LEVELS:
         yield (
             f"step, ZeRO {level}",
@@ -52,6 +56,12 @@ def step(strategy: str, config: Config) -> sa.Plan:
     chosen, layout = part("train_step"), table1.STRATEGIES[strategy](MESH, config)
     function, arguments = chosen.function(config), chosen.arguments(config)
     return sa.plan(function, *arguments, strategy=layout, roles=chosen.roles())
+
+
+def uneven(name: str) -> sa.Plan:
+    """A recorded program whose sizes do not divide."""
+    function, types, layouts = formatting.program(name)
+    return sa.plan(function, *types, mesh=formatting.MESH, **layouts)
 
 
 def recurrent() -> sa.Plan:
@@ -83,6 +93,9 @@ def rows(
                     **{f"default_{key}": given[key] for key in ("wire_bytes", "peak_memory_bytes")},
                     **{key: row[key] for key in ("wire_bytes", "peak_memory_bytes")},
                     "bytes_ratio": oracle_bytes.ratio(row["wire_bytes"], given["wire_bytes"]),
+                    "formatting_ratio": oracle_bytes.ratio(
+                        row["formatting_bytes"], given["formatting_bytes"]
+                    ),
                     "instructions_ratio": row["local_instructions"] / given["local_instructions"],
                     "peak_ratio": row["peak_memory_bytes"] / given["peak_memory_bytes"],
                 }
@@ -93,9 +106,10 @@ def run(
 ) -> Result:
     table = sa.Table.from_records(rows(say, plans() if measured is None else measured))
     summary = {
-        f"{option}: geometric mean of bytes_ratio": geometric_mean(
-            row["bytes_ratio"] for row in table.where(options=option)
+        f"{option}: geometric mean of {column}": geometric_mean(
+            row[column] for row in table.where(options=option)
         )
         for option in sorted(set(table["options"]))
+        for column in ("bytes_ratio", "formatting_ratio")
     }
     return Result("switches", ABOUT, table, summary)

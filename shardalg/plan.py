@@ -22,11 +22,12 @@ from shardalg.report import decisions, tables, warned
 from shardalg.report.border import with_borders
 from shardalg.report.chains import ValueExplanation, explanation
 from shardalg.report.difference import PlanDifference, difference
+from shardalg.report.formatting import formatting
 from shardalg.report.html import Listing
 from shardalg.report.listing import program_listing
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
-from shardalg.stages import Stages, planned, planned_at
+from shardalg.stages import Stages, planned, planned_at, priced
 from shardalg.table import Table
 from shardalg.traced import Traced, own_mesh, own_meshes, read_traced, trace_arguments, with_own
 
@@ -316,6 +317,17 @@ class Plan:
         """
         return gather_table(self.sharded, self.traced.roles, self.options).df
 
+    def formatting(self, hardware: str | Hardware | None = None) -> DataFrame:
+        """Slices, pads, masks and halos that partitioning adds, and their share of the program.
+
+        A row per kind, the last one for all. Columns: instruction, count, memory_bytes (from and to
+        memory, of what nothing fuses), wire_bytes (of halos and permutes), memory_share and
+        wire_share (of the whole program's); on a hardware memory_s, and step_share of the step.
+        Sizes that have names are at their hints.
+        """
+        cost = None if hardware is None else priced(self.traced, self.program, hardware)
+        return formatting(self.program, self.graph, cost).df
+
     def switches(self) -> DataFrame:
         """What each switch of `Options` is worth here, one flipped at a time, by planning again.
 
@@ -329,7 +341,7 @@ class Plan:
 
         Of a value: per axis, the steps that brought it, back to the annotations. Of a collective:
         the layout that the value has and the one that is needed, the annotations behind both, and
-        the smallest change of one annotation that removes it, found by planning again.
+        the smallest change of one annotation (else of two) that removes it, by planning again.
 
         Args:
           what: a name that `shardings()` prints (`params['w']`, a site's name,
@@ -429,17 +441,7 @@ class Plan:
 
         Numbers; of a plan with named sizes, sympy expressions in them.
         """
-        from shardalg.costs.hardware import Hardware, load
-        from shardalg.costs.step_time import estimate
-
-        chip = hardware if isinstance(hardware, Hardware) else load(hardware)
-        return estimate(
-            self.symbolised or self.program,
-            self.graph,
-            roles=self.traced.roles,
-            hardware=chip,
-            donated=self.traced.donated,
-        )
+        return priced(self.traced, self.symbolised or self.program, hardware)
 
     def lower(
         self,

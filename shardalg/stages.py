@@ -21,7 +21,10 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.traced import Traced
 
 if TYPE_CHECKING:
+    from shardalg.costs.cost import Cost
+    from shardalg.costs.hardware import Hardware
     from shardalg.costs.memory import Liveness
+    from shardalg.costs.symbolic import Symbolised
     from shardalg.symbols import Symbols
 
 
@@ -106,3 +109,14 @@ def planned_at(
     traced = replace(hints.traced, graph=graph, symbols=None)
     annotations = annotations_at(hints.annotations, graph, mesh_at(hints.mesh, point))
     return planned(traced, annotations, options), constant
+
+
+def priced(traced: Traced, program: Symbolised | SpmdProgram, hardware: str | Hardware) -> Cost:
+    """A program of a function on a chip."""
+    from shardalg.costs.hardware import Hardware, load
+    from shardalg.costs.step_time import estimate
+
+    chip = hardware if isinstance(hardware, Hardware) else load(hardware)
+    return estimate(
+        program, traced.graph, roles=traced.roles, hardware=chip, donated=traced.donated
+    )

@@ -15,9 +15,12 @@ FIRST, SECOND = 0.9, 0.999
 
 
 def init_state(params: Any) -> dict[str, Any]:
-    """The state before the first step: {"step": 0, "first", "second"}, moments like `params`."""
-    moments = jax.tree.map(jnp.zeros_like, params)
-    return {"step": jnp.zeros((), jnp.int32), "first": moments, "second": moments}
+    """The state before the first step: {"step": 0, "first", "second"}, moments like `params`.
+
+    Every moment has a buffer of its own, so that the state can be donated.
+    """
+    first, second = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+    return {"step": jnp.zeros((), jnp.int32), "first": first, "second": second}
 
 
 def apply(params: Any, grads: Any, state: Any, rate: float = 1e-3) -> tuple[Any, dict[str, Any]]:

@@ -6,27 +6,35 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardalg.graph.ir import Graph, Node, Params, Signature
+from shardalg.ops.passing import slices_passed
 
 
 def cuts_joined(graph: Graph) -> Graph:
     """The graph in which a slice or a pad of a slice or a pad reads what that reads.
 
     What lies between them would be brought into blocks of its own, which neither needs. A shift
-    written as `pad(x)[:-1]` moves just what is shifted, as one written `pad(x[:-1])` does.
+    written as `pad(x)[:-1]` moves just what is shifted, as one written `pad(x[:-1])` does, also
+    with pointwise operators between the two.
     """
+    graph = slices_passed(graph, _joined)
     nodes, bindings = list(graph.nodes), list(graph.bindings)
     for node in graph.nodes:
         producer = graph.producer[node.operands[0]] if node.operands else None
         inner = None if producer is None else nodes[producer]
         if inner is None or inner.region != node.region:
             continue
-        join = _JOINS.get((node.primitive, inner.primitive))
-        joined = join(node, inner) if join and _has_elements(node) else None
+        joined = _joined(node, inner)
         if joined is not None:
             nodes[node.index] = joined
             if bindings:
                 bindings[node.index] = None
     return replace(graph, nodes=tuple(nodes), bindings=tuple(bindings))
+
+
+def _joined(node: Node, inner: Node) -> Node | None:
+    """The one node that a slice or pad is with the one that it reads; None if it is none."""
+    join = _JOINS.get((node.primitive, inner.primitive))
+    return join(node, inner) if join and _has_elements(node) else None
 
 
 def _has_elements(node: Node) -> bool:

@@ -68,6 +68,10 @@ class Emission:
     boxed: tuple[tuple[int, str, int], ...] = ()
 
 
+PLAIN = Emission()
+"""The operator as it is, on blocks."""
+
+
 def emit(
     signature: Signature, rule: Rule, blocks: Blocks, spans: Mapping[Place, Span] = NO_SPANS
 ) -> Emission:
@@ -180,7 +184,7 @@ def _span(index: Index, blocks: Blocks) -> int:
 
 def _same(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """Nothing in the parameters depends on a size."""
-    return Emission()
+    return PLAIN
 
 
 def _shape(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:

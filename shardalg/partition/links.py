@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from itertools import combinations, count, permutations
 from operator import index
 
@@ -18,7 +18,7 @@ from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.collectives import axis_names
 from shardalg.costs.hardware import Hardware
-from shardalg.partition.route import Dims, Shape, unused
+from shardalg.partition.route import Dims, Shape
 from shardalg.partition.search import (
     Move,
     State,
@@ -35,7 +35,7 @@ from shardalg.spmd.program import AllGather, DynamicSlice
 
 EVERY_ORDER = 3
 """Of so many digits an all-to-all brings any order; of more that in which they left."""
-MOST = 20_000
+MOST = 1000
 """Layouts after which the search gives up."""
 Ends = tuple[Shape, State, State]
 """A shape that the parts of two layouts divide, and the two."""
@@ -50,7 +50,19 @@ class Links:
 
     def factor(self, digits: Digits) -> float:
         """Of the slowest axis that a collective along these digits uses."""
-        return _factor(self, digits)
+        found = self._known.get(digits)
+        if found is None:
+            factors = [self._factors[name] for name in axis_names(self.mesh, digits)]
+            found = self._known[digits] = max(factors, default=1.0)
+        return found
+
+    @cached_property
+    def _factors(self) -> dict[str, float]:
+        return dict(self.slowness)
+
+    @cached_property
+    def _known(self) -> dict[Digits, float]:
+        return {}
 
     def sent(self, steps: Iterable[tuple[Move, object]]) -> float:
         """What moves send, each element as often as its axis is slow."""
@@ -64,12 +76,6 @@ class Links:
         """These steps between two layouts, or others that send less on these links."""
         limit = self.sent((move, sent) for move, _, sent in steps)
         return search(ends, axes, self, limit) or steps
-
-
-@lru_cache(maxsize=1 << 12)
-def _factor(links: Links, digits: Digits) -> float:
-    known = dict(links.slowness)
-    return max((known[name] for name in axis_names(links.mesh, digits)), default=1.0)
 
 
 def links_on(mesh: Mesh, hardware: Hardware | None) -> Links | None:
@@ -103,7 +109,8 @@ def search(ends: Ends, axes: Digits, links: Links, limit: float) -> list[Step] |
     goal = (plain(wanted), *plain((kept,)))
     most = max(local_elements(shape, dims) for dims, _ in (start, goal))
     held = tuple({d: None for dims, more in (start, goal) for ds in (*dims, more) for d in ds})
-    digits, numbers = (*held, *unused(held, *plain((axes,)))), count()
+    (axes,), numbers = plain((axes,)), count()
+    digits = (*held, *(a for a in axes if not any(overlap(a, d) for d in held)))
     heap: list[tuple[float, int, int, float, State, tuple[Step, ...]]] = []
     heap.append((0.0, 0, next(numbers), 0.0, start, ()))
     best: dict[State, float] = {}

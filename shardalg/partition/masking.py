@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
+from shardalg.costs.fusion import materialised
 from shardalg.graph.ir import Graph
 from shardalg.partition.fills import Fills, Known, filled_by
 from shardalg.spmd.control import bodies, with_bodies
@@ -38,12 +39,14 @@ class _Masking:
 
     Attributes:
       numbers: what is known of the program's constants, which bodies read too.
+      stored: values that nothing fuses away.
     """
 
     def __init__(self, graph: Graph, locals_: list[Local], numbers: dict[int, Known]) -> None:
         self.graph, self.locals, self.numbers = graph, locals_, numbers
         self.fills = Fills(graph, locals_, dict(numbers))
         self.wishes: Wishes = defaultdict(dict)
+        self.stored: frozenset[int] = frozenset()
         self.stands: dict[int, int] = {}
         self.kept: list[Instruction] = []
 
@@ -72,6 +75,8 @@ class _Masking:
         """The masks to put behind a value, as long as they fill with one number."""
         dtype, fills = self.locals[local].dtype, set()
         for mask, made in self.wishes.get(local, {}).items():
+            if made in self.stored and local not in self.stored:
+                continue  # whoever fuses with what makes it would read it from memory
             number = filled_by(mask, dtype)[1]
             fills.add(number)
             if len(fills) == 1 and not math.isnan(number) and not self.is_filled(local, mask):
@@ -117,6 +122,7 @@ class _Masking:
 
     def wish(self, block: Block) -> None:
         """Find the masks that every value is read behind, from the last instruction up."""
+        self.stored = materialised(block, self.graph)
         lifted: Lifted = defaultdict(Counter)
         for instruction in reversed(block.instructions):
             if type(instruction.attributes) is Mask:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from shardalg.graph.ir import Graph
 from shardalg.partition.joining import joined
 from shardalg.partition.masking import masks_moved
+from shardalg.partition.scattering import scattered
 from shardalg.spmd.control import CONTROL, bodies, with_bodies
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
 
@@ -15,13 +16,14 @@ def simplify(program: SpmdProgram, graph: Graph, *, join: bool = True) -> SpmdPr
     """The same program without the instructions that nobody reads.
 
     Args:
-      join: whether masks move to where their value is made, and formatting that repeats or undoes
-        itself becomes one instruction first.
+      join: whether masks move to where their value is made, formatting that repeats or undoes
+        itself becomes one instruction, and a reduction that is only cut a reduce-scatter.
     """
     if join:
         program = masks_moved(program, graph)
         program = replace(program, block=joined(program.block, program.locals))
-    return replace(program, block=_live(program.block))
+    program = replace(program, block=_live(program.block))
+    return scattered(program) if join else program
 
 
 def _live(block: Block) -> Block:

@@ -91,14 +91,15 @@ class Fixpoint:
             self.due_places = _either(self.due_places, self.retry_places)
 
     def _forward_sweep(self) -> bool:
-        due, index, numbers = self.due_steps, self.index, self.numbers
+        due, index, level = self.due_steps, self.index, self.level
+        kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
         memos, first = self.memos[FORWARD, self.merging], self.first[FORWARD]
         changed, position = False, due.find(1)
         while position >= 0:
             due[position] = 0
-            kind = index.kind_of_step[position]
-            if first[kind] <= self.level:
-                key = index.pick[position](numbers)
+            kind = kind_of_step[position]
+            if first[kind] <= level:
+                key = pick[position](numbers)
                 outcome = memos[kind].get(key, UNKNOWN)
                 if outcome is UNKNOWN:
                     outcome = memos[kind][key] = self._step(kind, key, FORWARD)

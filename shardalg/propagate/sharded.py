@@ -126,7 +126,7 @@ class ShardedGraph:
         """Per value, why it has its layout: its last change."""
         last = {reason.value: reason for reason in self.history}
         none = enumerate(self.shardings)
-        return tuple(last.get(v) or Reason(v, sharding, "replicated") for v, sharding in none)
+        return tuple([last.get(v) or Reason(v, sharding, "replicated") for v, sharding in none])
 
     @cached_property
     def conflicts(self) -> tuple[Conflict, ...]:

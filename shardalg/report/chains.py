@@ -138,7 +138,7 @@ def value_named(graph: Graph, name: str) -> int:
 
 def held(layout: Sharding, digits: Digits) -> Digits:
     """Those of `digits` that a layout splits a dimension by, wholly or in part."""
-    return tuple(digit for digit in digits if _dims_of(layout, digit))
+    return tuple(digit for digit in digits if dims_of(layout, digit))
 
 
 def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> Iterator[Link]:
@@ -177,7 +177,7 @@ def arrivals(
         return []
     brought: dict[int, list] = {} if digits else {len(changes) - 1: []}
     for digit in digits:
-        places = [_dims_of(reason.layout, digit) for _, reason in changes]
+        places = [dims_of(reason.layout, digit) for _, reason in changes]
         at = len(places) - 1
         while at and places[at - 1] == places[-1] != ():
             at -= 1
@@ -185,7 +185,7 @@ def arrivals(
     return [(*changes[at], tuple(brought[at])) for at in sorted(brought, reverse=True)]
 
 
-def _dims_of(layout: Sharding, digit: Digit) -> tuple[int, ...]:
+def dims_of(layout: Sharding, digit: Digit) -> tuple[int, ...]:
     """The dimensions that a digit splits, wholly or in part."""
     own = enumerate(layout.dims)
     return tuple(at for at, dim in own if any(digit == d or overlap(digit, d) for d in dim))

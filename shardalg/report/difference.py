@@ -70,9 +70,10 @@ class PlanDifference(Answer):
 
     def parts(self) -> Parts:
         """Counts, and the three tables."""
-        counts = f"{len(self.values)} values are laid out otherwise"
-        groups = f"{len(self.collectives)} kinds of collectives differ"
-        return (f"{counts}, {groups}.", self.totals, self.collectives, self.values)
+        values, groups = len(self.values), len(self.collectives)
+        laid = f"{values} value{'s' * (values != 1)} laid out otherwise"
+        differ = f"{groups} kind{'s' * (groups != 1)} of collectives not alike"
+        return (f"{laid}, {differ}.", self.totals, self.collectives, self.values)
 
 
 def _where(row: Mapping[str, object]) -> str:

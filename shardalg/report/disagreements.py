@@ -21,7 +21,7 @@ from shardalg.costs.walk import Step, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node
 from shardalg.ops.table import rules
 from shardalg.propagate.sharded import ShardedGraph
-from shardalg.report.chains import Annotated, annotations_of, held
+from shardalg.report.chains import Annotated, annotations_of, dims_of, held
 from shardalg.spmd.control import CONTROL
 from shardalg.spmd.manual import WRITTEN
 from shardalg.spmd.program import (
@@ -205,7 +205,9 @@ class _Reading:
             words, causes = self._in_parts(first.index), [*self._summed(first.index, pending)]
         else:
             words, own = f"{name} is laid out so", held(first.sharding, digits)
-            at_home = held(self.sharded.shardings[value], own)
+            home = self.sharded.shardings[value]
+            # An axis on another dimension than at home came from the operator, not by completion.
+            at_home = tuple(d for d in own if dims_of(home, d) == dims_of(first.sharding, d))
             causes = [(value, at_home)] if at_home else [*self._made(first.index, own)]
         found = self._annotations(causes) or self._annotations([(value, None)])
         return Side(first.sharding, words, found)

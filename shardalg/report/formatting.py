@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from shardalg.costs.collectives import KINDS, wire_bytes
-from shardalg.costs.cost import number
+from shardalg.costs.cost import Cost, number
 from shardalg.costs.fusion import fused, traffic
 from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.graph.ir import Graph
@@ -17,12 +17,16 @@ MOVING = (Fetch, CollectivePermute)
 """Collectives that move borders of blocks rather than change how a value is split."""
 
 
-def formatting(program: SpmdProgram, graph: Graph) -> Table:
+def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> Table:
     """Instructions that the function does not have, by kind, and their share of the program.
 
     `memory_bytes` are what a device moves from and to memory for them in a step; what is fused with
     its neighbours moves nothing. `wire_bytes` are sent by halos and permutes. The last row is all
     of them, and its shares are those of the program's local and sent bytes.
+
+    Args:
+      cost: adds `memory_s`, the seconds of those memory bytes on its hardware (`cost.formatting_s`
+        in the last row), and `step_share`, what they are of `cost.step_time_s`.
     """
     inside = fused(program, graph)
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
@@ -41,7 +45,17 @@ def formatting(program: SpmdProgram, graph: Graph) -> Table:
         (*row[:2], *map(number, row[2:]), *(_share(row[k], whole[k - 1]) for k in (2, 3)))
         for row in rows
     )
-    return Table(columns, tuple(shares))
+    return _timed(Table(columns, tuple(shares)), cost)
+
+
+def _timed(table: Table, cost: Cost | None) -> Table:
+    if cost is None:
+        return table
+    per_s, step = cost.hardware.hbm_bytes_per_s, cost.step_time_s
+    seconds = [float(moved / per_s) for moved in table["memory_bytes"]]
+    rows = zip(table.rows, seconds, strict=True)
+    timed = tuple((*row, s, _share(s, step)) for row, s in rows)
+    return Table((*table.columns, "memory_s", "step_share"), timed)
 
 
 def _is_users(step: Step) -> bool:

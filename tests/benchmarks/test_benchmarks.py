@@ -8,6 +8,7 @@ import pytest
 from benchmarks import (
     __main__,
     algebra,
+    formatting,
     oracle,
     oracle_time,
     planning,
@@ -40,6 +41,16 @@ def test_switches(said):
     assert ratios["hoist_gathers=True"] < 1
     assert "join_formatting=False" not in ratios
     assert said == ["recurrent"]
+
+
+def test_formatting(said):
+    size = {"size": lambda type_: type_, "repeats": 1}
+    done = formatting.run(said.append, ["normalisation, gradient"], **size)
+    (row,) = done.table
+    assert row["instructions"] < row["instructions_without"] <= row["xla_instructions"]
+    assert row["memory_bytes"] < row["memory_bytes_without"]
+    assert 0 < row["step_share"] < row["step_share_without"] < 1
+    assert finite(v for v in row.values() if not isinstance(v, str))
 
 
 def test_planning(said):

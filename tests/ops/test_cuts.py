@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from shardalg.graph.evaluate import evaluate
 from shardalg.graph.trace import trace
 from shardalg.ops.normalise import normalise
 from tests.partition.planned import checked, moves, numbers
@@ -40,14 +41,23 @@ def random_step(rng, size):
     return "pad", (((low, high, int(rng.choice([0, 0, 1]))),),)
 
 
+POINTWISE = {
+    "neg": lambda x: -x,
+    "mul": lambda x: x * np.float32(2),
+    "add": lambda x: x + np.float32(3),
+}
+
+
 def run(graph, x):
-    """A chain of slices and pads, by their parameters."""
+    """A chain of slices, pads and pointwise operators, by their parameters."""
     for node in graph.walk():
         param = node.signature.param
         if node.primitive == "slice":
             x = sliced(x, param("start_indices"), param("limit_indices"), param("strides"))
-        else:
+        elif node.primitive == "pad":
             x = padded(x, param("padding_config"))
+        else:
+            x = POINTWISE[node.primitive](x)
     return x
 
 
@@ -93,5 +103,69 @@ def test_a_shift_sends_what_is_shifted():
         lambda x: jnp.pad(x, ((1, 0), (0, 0)))[:-1], (numbers(16, 3),), (ROWS,), out_shardings=ROWS
     )
     assert moves(plan) == [("collective_permute", "Y")]
+    assert [row["wire_bytes"] for row in plan.collectives_table] == [3 * 4]
+    assert plan.verify().ok
+
+
+@pytest.mark.parametrize(
+    ("fn", "primitives"),
+    [
+        (lambda x: jnp.tanh(jnp.pad(x, ((1, 0), (0, 0))))[:-1], ["pad", "tanh"]),
+        (lambda x: jnp.pad(jnp.tanh(x[:-1]) * 2, ((1, 0), (0, 0))), ["tanh", "mul", "pad"]),
+        (lambda x: jnp.exp(x[2:])[::3], ["slice", "exp"]),
+        (lambda x: jnp.pad(jnp.tanh(x[:3]), ((0, 2), (0, 0))), ["slice", "tanh", "pad"]),  # more
+        (
+            lambda x: jnp.tanh(jnp.pad(x, ((1, 0), (0, 0))) + x[:1])[:-1],
+            ["pad", "slice", "broadcast_in_dim"],
+        ),
+    ],
+)
+def test_what_is_one_behind_pointwise_operators(fn, primitives):
+    graph = normalise(trace(fn, numbers(16, 3)))
+    assert [node.primitive for node in graph.walk()][: len(primitives)] == primitives
+    np.testing.assert_array_equal(evaluate(graph, numbers(16, 3))[0], fn(numbers(16, 3)))
+
+
+def test_what_others_read_stays_in_its_place():
+    def fn(x):
+        y = jnp.tanh(jnp.pad(x, ((1, 0), (0, 0))))
+        return y[:-1], y.sum()
+
+    assert next(n.primitive for n in normalise(trace(fn, numbers(16, 3))).walk()) == "pad"
+    got = evaluate(normalise(trace(fn, numbers(16, 3))), numbers(16, 3))
+    for found, want in zip(got, fn(numbers(16, 3)), strict=True):
+        np.testing.assert_array_equal(found, want)
+
+
+def test_random_chains_with_pointwise_operators_give_the_same_numbers(show):
+    rng, joined = np.random.default_rng(SEED), 0
+    values = np.arange(-6, 7, dtype=np.float32)
+    for _ in range(60):
+        steps, want = [], values
+        for _ in range(int(rng.integers(2, 5))):
+            name, numbers = random_step(rng, want.size)
+            point = list(POINTWISE)[int(rng.integers(len(POINTWISE)))]
+            steps.append((name, numbers, point))
+            want = sliced(want, *numbers) if name == "slice" else padded(want, *numbers)
+            want = POINTWISE[point](want)
+
+        def fn(x, steps=steps):
+            for name, numbers, point in steps:
+                x = lax.slice(x, *numbers) if name == "slice" else lax.pad(x, FILL, *numbers)
+                x = POINTWISE[point](x)
+            return x
+
+        graph = normalise(trace(fn, values))
+        np.testing.assert_array_equal(run(graph, values), want)
+        joined += 2 * len(steps) - len(list(graph.walk()))
+    show(f"{joined} slices and pads were joined, seed {SEED}")
+    assert joined > 20
+
+
+def test_a_shift_with_an_operator_inside_sends_what_is_shifted():
+    def fn(x):
+        return jnp.pad(jnp.tanh(x[1:]), ((0, 1), (0, 0)))
+
+    plan = checked(fn, (numbers(16, 3),), (ROWS,), out_shardings=ROWS)
     assert [row["wire_bytes"] for row in plan.collectives_table] == [3 * 4]
     assert plan.verify().ok

@@ -57,18 +57,20 @@ def optimum(problem, seconds=60):
 
 def _value(model, problem, value, takes):
     made, asked = _made(problem, value, takes), _asked(problem, value, takes)
+    direct = set()
     known = [*made, *asked, *problem.outside.get(value, ())]
     homes = problem.places(known[0], known[1:])
     if value in problem.homes:
         homes = (problem.homes[value],)
-    elif value in problem.alone:
-        homes = tuple(dict.fromkeys((*homes, *(s for s in made if s.unreduced))))
+    if value in problem.alone:  # its user may take it as it is made, and no more is done with it
+        direct = set(made) - set(homes)
+        homes = tuple(dict.fromkeys((*homes, *made)))
     lies = defaultdict(list)
     for layout, units in made.items():
         found = []
         for home in (layout,) if value in problem.still else homes:
             cost = problem.move(value, layout, home)
-            if math.isfinite(cost) and (not home.unreduced or home == layout):
+            if math.isfinite(cost) and (home not in direct or home == layout):
                 found.append(model.variable(cost))
                 lies[home].append(found[-1])
         model.row([*((y, 1) for y in found), *((x, -1) for x in units)], *_equal(units))
@@ -79,15 +81,16 @@ def _value(model, problem, value, takes):
             if not _always(near, made, home, problem):
                 model.row([*((y, 1) for y in lies[home]), *((x, -1) for x in near)], -np.inf, 0)
     for goal in dict.fromkeys((*asked, *problem.outside.get(value, ()))):
-        _brought(model, problem, (value, goal, goal in problem.outside.get(value, ())), asked, lies)
+        always = goal in problem.outside.get(value, ())
+        _brought(model, problem, (value, goal, always, direct), asked, lies)
 
 
 def _brought(model, problem, wanted, asked, lies):
-    value, goal, always = wanted
+    value, goal, always, direct = wanted
     ways = []
     for home, ys in lies.items():
         cost = problem.move(value, home, goal)
-        if math.isfinite(cost) and (not home.unreduced or home == goal):
+        if math.isfinite(cost) and (home not in direct or home == goal):
             ways.append(model.variable(cost))
             model.row([(ways[-1], 1), *((y, -1) for y in ys)], -np.inf, 0)
     if always:
