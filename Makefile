@@ -82,7 +82,7 @@ fuzz-algebra: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow tests/algebra tests/merge $(ARGS)
 
 # Asks the installed XLA how it reshards every pair of layouts of three meshes (12 minutes), compares
-# our path of each with its answer, and runs it.
+# our path of each with its answer, and runs it (a quarter of an hour more).
 reshards: $(STAMP)
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
 		$(BIN)/python -m tests.oracle.record_reshards
