@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from shardalg.algebra.digits import Digits, overlap, parts
@@ -47,6 +47,7 @@ class NodeKey(NamedTuple):
       sources: per operand, the layouts in which the value is at hand (unreduced digits included).
       homes: per result, the completed sharding.
       loops: per component the digits on its loops, where that was decided before; else empty.
+      padded: whether blocks may be padded on their way (`Options.pad_blocks`).
     """
 
     signature: Signature
@@ -54,6 +55,7 @@ class NodeKey(NamedTuple):
     sources: tuple[tuple[Sharding, ...], ...]
     homes: tuple[Sharding, ...]
     loops: tuple[LoopDigits, ...] = ()
+    padded: bool = True
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def _undisputed(key: NodeKey, component: Component) -> Choice | None:
 
 
 def _price(key: NodeKey, choice: Choice) -> object:
-    return _bytes(key, choice, reshard_price)
+    return _bytes(key, choice, partial(reshard_price, padded=key.padded))
 
 
 def _disputed(key: NodeKey, component: Component) -> Choice:

@@ -58,7 +58,7 @@ class Partitioner:
         moving = tuple([MOVING.get(r, r) for r in roles])
         chip = load(options.hardware) if options.policy == "cost" else None
         links = links_on(sharded.mesh, chip)
-        self.context = PartitionContext(self.graph, moving, options, kept, links)
+        self.context = PartitionContext(self.graph, moving, options, kept=kept, links=links)
         self.hoisted: list[tuple[Node, int, Sharding, Sharding]] = []
 
     def run(self) -> SpmdProgram:
@@ -130,7 +130,7 @@ class Partitioner:
         values = self.graph.first_reads[node.index]
         at_hand = tuple([sources[v] for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
-        return NodeKey(node.signature, values, at_hand, homes, loops)
+        return NodeKey(node.signature, values, at_hand, homes, loops, self.options.pad_blocks)
 
     def _node(self, node: Node) -> None:
         homes = tuple([self.homes[v] for v in node.results])

@@ -129,14 +129,9 @@ def swapping(x, w):
     return lax.scan(lambda c, _: ((c[1] @ w, c[0]), jnp.sum(c[0])), (x, x + 1), None, length=3)
 
 
-def power(w, x):
-    return lax.fori_loop(0, 3, lambda _, x: w @ x / jnp.max(jnp.abs(w @ x)), x)
-
-
 # function, shapes of its arguments, in_shardings
 MOVED = {
     "two carries that swap": (swapping, ((6, 64), (64, 64)), (P(), P("X", "Y"))),
-    "a carry and a constant": (power, ((64, 64), (64,)), (P("X", "Y"), P("Y"))),
 }
 
 
