@@ -82,7 +82,7 @@ fuzz-algebra: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow tests/algebra tests/merge $(ARGS)
 
 # Asks the installed XLA how it reshards every pair of layouts of three meshes (12 minutes), compares
-# our path of each with its answer, and runs it.
+# our path of each with its answer, and runs it (a quarter of an hour more).
 reshards: $(STAMP)
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
 		$(BIN)/python -m tests.oracle.record_reshards
@@ -100,11 +100,17 @@ xla-halos: $(STAMP)
 		$(BIN)/python -m tests.oracle.record_halos
 
 # Completion beside XLA's, by both of its partitioners, on programs with random annotations: their
-# number and the first seed; a difference per line. Minutes.
+# number and the first seed, or on siblings of the recorded programs: seeds of each, and the first.
+# A difference per line as it is found, and at the end (or when interrupted) all of them by cause.
 COMPLETION ?= 500 1
+SIBLINGS ?= 3 0
+xla-completion xla-siblings: export JAX_PLATFORMS = cpu
+xla-completion xla-siblings: export XLA_FLAGS = --xla_force_host_platform_device_count=8
 xla-completion: $(STAMP)
-	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
-		$(BIN)/python -m tests.propagate.harder $(COMPLETION)
+	$(BIN)/python -m tests.propagate.harder $(COMPLETION)
+
+xla-siblings: $(STAMP)
+	$(BIN)/python -m tests.propagate.siblings $(SIBLINGS)
 
 # Wire bytes and flops beside XLA's, asked live, on programs that a seed draws: their number and
 # the first seed; a row per program. Minutes.

@@ -85,8 +85,6 @@ SLOWER = {
     "gave 0.84 to 0.97",
     "reshard_device_order": "the product is computed before the permute, the sum after it; XLA "
     "joins the two after it",
-    "reshard_uneven": "blocks of 255 and of 128 do not nest: three all-to-alls, where XLA sends a "
-    "margin and permutes",
     "reverse_uneven": "1,021 of 1,023 rows are sent, which a CPU has to copy first; XLA sends all",
 }
 ABOUT = f"""The recorded programs in f32 on 8 CPU devices or fewer, at sizes that take a

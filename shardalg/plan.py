@@ -113,7 +113,7 @@ class Plan:
     @property
     def is_symbolic(self) -> bool:
         """Whether sizes have names, so that prices are formulas."""
-        return self.traced.symbols is not None or self.mesh.symbolic
+        return self.stages.is_named
 
     @cached_property
     def symbols(self) -> Symbols:
@@ -604,7 +604,7 @@ def from_annotations(traced: Traced, annotations: Annotations, options: Options)
 
 
 def _checked(stages: Stages, options: Options) -> Plan:
-    made = Plan(options, lambda: stages)
+    made = Plan(options.where(named=stages.is_named), lambda: stages)
     fallbacks = warned.warnings(made.program, made.graph) if options.strict else ()
     if len(fallbacks):
         raise StrategyError(

@@ -51,6 +51,11 @@ class Stages:
         """The mesh that all of it is for."""
         return self.annotations.mesh
 
+    @property
+    def is_named(self) -> bool:
+        """Whether sizes have names."""
+        return is_named(self.traced, self.annotations)
+
     @cached_property
     def memory(self) -> Liveness:
         """What a device holds at the peak; of a plan with named sizes, at the hints."""
@@ -72,8 +77,14 @@ class Stages:
         return self.traced.symbols or numbers_only(self.graph)
 
 
+def is_named(traced: Traced, annotations: Annotations) -> bool:
+    """Whether sizes of arguments or axes have names."""
+    return traced.symbols is not None or annotations.mesh.symbolic
+
+
 def planned(traced: Traced, annotations: Annotations, options: Options) -> Stages:
     """Complete, partition and check."""
+    options = options.where(named=is_named(traced, annotations))
     with collection_paused():
         sharded = propagate(traced.graph, annotations, options.completing)
         if options.policy == "cost":

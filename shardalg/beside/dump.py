@@ -109,7 +109,7 @@ def ask(
             return read(stage, mesh, partitioner, tuple(devices[: mesh.size]))
     arguments, results = annotations.arguments, annotations.results
     open_ends = [s is None for s in arguments] + [False], [s is None for s in results]
-    with Dumping() as dumping:
+    with Dumping(is_run=False) as dumping:
         texts, log = compile_apart(stage, dumping, (partitioner, mesh.size, *open_ends))
         shaped = zip(texts, _shapes(stage), strict=True)
         return replace(_completion(dumping.read(), (partitioner, mesh), shaped), log=log)
@@ -124,7 +124,7 @@ def read(
       stage: `jax.jit(f).lower(...)`, lowered and to be compiled `using` the partitioner.
       devices: of a program that was lowered for none.
     """
-    with Dumping() as dumping:
+    with Dumping(is_run=False) as dumping:
         options = dumping.options
         compiled = stage.compile(compiler_options=options, device_assignment=devices)
         given = zip(jax.tree.leaves(compiled.output_shardings), _shapes(stage), strict=True)

@@ -16,7 +16,9 @@ from shardalg.spmd.program import COLLECTIVES
 from shardalg.stages import Stages, planned
 from shardalg.table import Table
 
-SWITCHES = ("share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "join_formatting")
+SWITCHES = (
+    "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "join_formatting", "pad_blocks",
+)  # fmt: skip
 SWITCH_COLUMNS = (
     "options", "collectives", "wire_bytes", "peak_memory_bytes", "local_instructions",
     "formatting_bytes",

@@ -31,6 +31,7 @@ _KINDS = {
 }
 _BEFORE = re.compile(r"before_(tpu-)?spmd-partitioning")
 _AFTER = re.compile(r"after_(tpu-)?spmd-partitioning")
+_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _THROUGH = ("reshape", "bitcast", "copy", "transpose", "convert")
 
 
@@ -182,12 +183,19 @@ class Dumping:
 
     Attributes:
       folder: of its own, gone at the end; options: that the compiler takes.
+
+    Args:
+      is_run: whether what is compiled will run; else none of it is optimised after partitioning.
     """
+
+    def __init__(self, *, is_run: bool = True) -> None:
+        self._more = {} if is_run else _QUICK
 
     def __enter__(self) -> Dumping:
         self._temporary = tempfile.TemporaryDirectory(prefix="shardalg-hlo-")
         self.folder = Path(self._temporary.name)
-        self.options = {"xla_dump_to": str(self.folder), "xla_dump_hlo_pass_re": "spmd"}
+        asked = {"xla_dump_to": str(self.folder), "xla_dump_hlo_pass_re": "spmd"}
+        self.options: dict[str, str | int | bool] = asked | self._more
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -134,7 +134,10 @@ class _Pricer:
         total, count = Formula.of(0), len(key.sources)
         operands = zip(key.sources, choice.demands, key.signature.operands, shapes, strict=False)
         for sources, demand, type_, shape in operands:
-            total += self.path(nearest(sources, demand), demand, shape) * type_.itemsize
+            total += (
+                self.path(nearest(sources, demand, padded=key.padded), demand, shape)
+                * type_.itemsize
+            )
         types = key.signature.results
         ends = zip(choice.produced, key.homes, types, shapes[count:], strict=True)
         for number, (made, home, type_, shape) in enumerate(ends):
@@ -145,7 +148,7 @@ class _Pricer:
     def path(self, source: Sharding, target: Sharding, shape: Shape) -> Formula:
         """Elements that a device sends from one layout to the other, on the path of the hints."""
         total = Formula.of(0)
-        for step in reshard_path(source, target).steps:
+        for step in reshard_path(source, target, None, False).steps:
             kind = KINDS.get(type(step.attributes))
             if kind is not None:
                 held = self.elements(source, shape, step.attributes, step.layout)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
@@ -103,7 +103,7 @@ def _undisputed(key: NodeKey, component: Component) -> Choice | None:
 
 
 def _price(key: NodeKey, choice: Choice) -> object:
-    return sent_bytes(key, choice, reshard_price)
+    return sent_bytes(key, choice, partial(reshard_price, padded=key.padded))
 
 
 def _disputed(key: NodeKey, component: Component) -> Choice:

@@ -23,7 +23,8 @@ from shardalg.partition.key import Choice, NodeKey
 from shardalg.partition.layouts import interned
 from shardalg.partition.links import links_on
 from shardalg.partition.reshard import reshard_path
-from shardalg.spmd.program import COLLECTIVES
+from shardalg.partition.retile import Retile
+from shardalg.spmd.program import COLLECTIVES, CollectivePermute
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,11 @@ def move_s(source: Sharding, target: Sharding, itemsize: int, hardware: Hardware
     total, held = 0.0, source
     links = links_on(source.mesh, hardware)
     for step in reshard_path(source, target, links).steps:
-        if isinstance(step.attributes, COLLECTIVES):
+        if isinstance(step.attributes, Retile):
+            permute = CollectivePermute(step.attributes.digits, ())
+            size = step.wire_elements * itemsize
+            total += seconds(permute, size, mesh=source.mesh, hardware=hardware)
+        elif isinstance(step.attributes, COLLECTIVES):
             size = prod(held.shard_shape) * itemsize
             total += seconds(step.attributes, size, mesh=source.mesh, hardware=hardware)
         held = step.layout

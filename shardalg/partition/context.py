@@ -8,43 +8,35 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shardalg.algebra.sharding import Sharding
-from shardalg.graph.ir import Graph, Node
+from shardalg.graph.ir import Node
+from shardalg.partition.exchanges import Along
 from shardalg.partition.layouts import whole
 from shardalg.partition.links import Links
+from shardalg.partition.listing import ANY_PHASE, Cause, Listing
 from shardalg.partition.padding import padded_move
 from shardalg.partition.reshard import nearest, reshard_path
-from shardalg.propagate.strategy import Options
-from shardalg.spmd.program import COLLECTIVES, Attributes, Instruction, Local
-
-ANY_PHASE = ""
-"""Mark of a layout that every phase may use: the value's home, and as it was made."""
-
-
-class Cause(NamedTuple):
-    """Whom an instruction is for: node, phase, role of what moves, the reason in words."""
-
-    node: int | None
-    phase: str = "forward"
-    role: str = "unknown"
-    why: str = ""
+from shardalg.partition.retile import Retile, retiled
+from shardalg.spmd.program import COLLECTIVES, Attributes, Local
 
 
 class Move(NamedTuple):
-    """One instruction on the way between two layouts, and what it leaves."""
+    """One instruction on the way between two layouts, or a retile, and what it leaves."""
 
-    attributes: Attributes
+    attributes: Attributes | Retile
     shape: tuple[int, ...]
     layout: Sharding
     why: str
 
 
 @lru_cache(maxsize=1 << 16)
-def moves(source: Sharding, target: Sharding, links: Links | None = None) -> tuple[Move, ...]:
+def moves(
+    source: Sharding, target: Sharding, links: Links | None = None, padded: bool = True
+) -> tuple[Move, ...]:
     """The cheapest path, with the padding and stripping that uneven sizes need around its steps."""
     found: list[Move] = []
     shape = source.shard_shape
-    for step in reshard_path(source, target, links).steps:
-        moving = isinstance(step.attributes, COLLECTIVES)
+    for step in reshard_path(source, target, links, padded).steps:
+        moving = isinstance(step.attributes, (*COLLECTIVES, Retile))
         why = f": {source.text()} to {step.layout.text()}" if moving else ""
         for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
             found.append(Move(attributes, after, layout, why))
@@ -54,52 +46,26 @@ def moves(source: Sharding, target: Sharding, links: Links | None = None) -> tup
 
 
 @dataclass
-class PartitionContext:
+class PartitionContext(Listing):
     """Builds one block at a time; loop bodies open a nested block over the same locals.
 
     Attributes:
       sources: per graph value, the layouts at hand for any phase; the first is its home.
       copies: (value, layout, phase) to the local that holds it in the current block.
       brought: (value, phase) to the layouts of its copies there.
-      fetched: (instruction, what it was run on, phase) to what was fetched of neighbours' blocks.
       outputs: values that leave a region, and so must come home.
       remade: values made from numbers alone, and how to make them in another layout.
-      options: whether copies are shared, within a phase and beyond it.
       kept: values, each with a layout, whose copy made in one phase may serve another.
       links: of the mesh's axes, where they differ and paths heed that.
     """
 
-    graph: Graph
-    roles: tuple[str, ...]
-    options: Options = field(default_factory=Options)
     kept: frozenset[tuple[int, Sharding]] = frozenset()
     links: Links | None = None
-    locals: list[Local] = field(default_factory=list)
-    instructions: list[Instruction] = field(default_factory=list)
     sources: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
     copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
     brought: dict[tuple[int, str], list[Sharding]] = field(default_factory=dict)
-    fetched: dict[object, tuple[int, ...]] = field(default_factory=dict)
     outputs: frozenset[int] = frozenset()
     remade: dict[int, Callable[[Sharding, Cause], int]] = field(default_factory=dict)
-
-    def new_local(
-        self, shape: tuple[int, ...], dtype: str, sharding: Sharding, origin: int | None = None
-    ) -> int:
-        """Add a local value; its index."""
-        index = len(self.locals)
-        self.locals.append(Local(index, shape, dtype, sharding, origin))
-        return index
-
-    def emit(
-        self,
-        attributes: Attributes,
-        operands: tuple[int, ...],
-        results: tuple[int, ...],
-        cause: Cause,
-    ) -> None:
-        """Append an instruction to the current block."""
-        self.instructions.append(Instruction(attributes, operands, results, *cause))
 
     def hold(self, value: int, layout: Sharding, local: int) -> None:
         """`local` is `value` in `layout`, for any phase."""
@@ -146,16 +112,24 @@ class PartitionContext:
         for where in (ANY_PHASE, phase):
             for found in self.brought.get((value, where), ()):
                 known.setdefault(found, where)
-        source = nearest(tuple(known), layout, self.links)
+        source = nearest(tuple(known), layout, self.links, padded=self.options.pad_blocks)
         return source, self.copies[value, source, known[source]]
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
         """Emit the steps from `source` to `target`; the local that holds the result."""
         dtype, origin = self.locals[local].dtype, self.locals[local].origin
-        for attributes, shape, layout, why in moves(source, target, self.links):
-            made = self.new_local(shape, dtype, layout, origin)
-            self.emit(attributes, (local,), (made,), cause._replace(why=cause.why + why))
-            local = made
+        every = moves(source, target, self.links, self.options.pad_blocks)
+        for attributes, shape, layout, why in every:
+            # what is padded to another size is no layout of the value
+            named = origin if layout.shape == target.shape else None
+            because = cause._replace(why=cause.why + why)
+            if isinstance(attributes, Retile):
+                local = retiled(Along(self, attributes.dim, because), local, attributes)
+                self.locals[local] = Local(local, shape, dtype, layout, named)
+            else:
+                made = self.new_local(shape, dtype, layout, named)
+                self.emit(attributes, (local,), (made,), because)
+                local = made
         return local
 
     def cause(self, node: Node, why: str) -> Cause:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from shardalg.algebra.affine import Index
 from shardalg.algebra.exchange import Exchange
 from shardalg.algebra.transfers import Piece, Reader, Transfer, transfers
-from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
+from shardalg.partition.listing import ANY_PHASE, Cause, Listing
 from shardalg.spmd.program import Attributes, Concatenate, Fetch, Reading, Slice, SliceAt, Start
 
 
@@ -42,7 +42,7 @@ def transfers_of(exchanges: tuple[Exchange, ...], tensors: tuple[int, ...]) -> t
 class Along:
     """Emits instructions that change one dimension of a local value."""
 
-    context: PartitionContext
+    context: Listing
     dim: int
     cause: Cause
 

@@ -27,6 +27,7 @@ class NodeKey(NamedTuple):
       rates: what a byte weighs against a floating-point operation.
       loops: per component the digits on its loops, where that was decided before; else empty.
       unread: results that nobody reads, and so nobody brings home.
+      padded: whether blocks may be padded on their way (`Options.pad_blocks`).
     """
 
     signature: Signature
@@ -36,6 +37,7 @@ class NodeKey(NamedTuple):
     rates: Rates
     loops: tuple[LoopDigits, ...] = ()
     unread: tuple[int, ...] = ()
+    padded: bool = True
 
 
 @dataclass(frozen=True)

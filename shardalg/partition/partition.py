@@ -60,7 +60,7 @@ class Partitioner:
         moving = tuple([MOVING.get(r, r) for r in roles])
         chip = load(options.hardware) if options.policy == "cost" else None
         links = links_on(sharded.mesh, chip)
-        self.context = PartitionContext(self.graph, moving, options, kept, links)
+        self.context = PartitionContext(self.graph, moving, options, kept=kept, links=links)
         self.hoisted: list[tuple[Node, int, Sharding, Sharding]] = []
         self.rates = lru_cache(maxsize=None)(load(options.hardware).rates)
 
@@ -135,7 +135,8 @@ class Partitioner:
         loops = self.sharded.loops.get(node.index, ())
         rates = self.rates(operand_type(node.signature))
         unread = self._unread(node) if len(node.results) > 1 else ()
-        return NodeKey(node.signature, values, at_hand, homes, rates, loops, unread)
+        padded = self.options.pad_blocks
+        return NodeKey(node.signature, values, at_hand, homes, rates, loops, unread, padded)
 
     def _unread(self, node: Node) -> tuple[int, ...]:
         users, outputs = self.graph.users, self.context.outputs

@@ -17,13 +17,15 @@ from shardalg.errors import MeshError
 from shardalg.partition import uneven
 from shardalg.partition.layouts import interned
 from shardalg.partition.links import Links
+from shardalg.partition.retile import Retile
 from shardalg.partition.route import translated
-from shardalg.partition.search import Dims, Move, State, bound, is_direct, search
+from shardalg.partition.search import Dims, Move, Shape, State, bound, is_direct, search
 from shardalg.spmd.program import (
     AllGather,
     AllReduce,
     AllToAll,
     CollectivePermute,
+    DynamicSlice,
     ReduceScatter,
 )
 
@@ -33,12 +35,12 @@ class Step:
     """One move and the layout it leads to.
 
     Attributes:
-      attributes: of the instruction.
-      layout: sharding after the step.
+      attributes: of the instruction, or a `Retile`, which becomes several.
+      layout: sharding after the step; of a longer tensor where blocks are padded.
       wire_elements: elements that a device sends (bytes divided by the item size).
     """
 
-    attributes: Move
+    attributes: Move | Retile
     layout: Sharding
     wire_elements: object
 
@@ -55,8 +57,10 @@ class Path:
         return links.sent((step.attributes, step.wire_elements) for step in self.steps)
 
 
-@decided(1 << 16, lambda source, target, links=None: source.numbers)
-def reshard_path(source: Sharding, target: Sharding, links: Links | None = None) -> Path:
+@decided(1 << 16, lambda source, target, *_: source.numbers)
+def reshard_path(
+    source: Sharding, target: Sharding, links: Links | None = None, padded: bool = True
+) -> Path:
     """Fewest wire bytes, then fewest communicating steps, from `source` to `target`.
 
     Where links differ (`links_on`), bytes count as often as the axis they go along is slower than
@@ -65,8 +69,11 @@ def reshard_path(source: Sharding, target: Sharding, links: Links | None = None)
     The cheapest of all chains of all-gather, slice, all-to-all, permute, reduce-scatter and
     all-reduce over sub-axes of prime size, each priced by `costs.collectives`; no local block on
     the way is larger than both at the ends. Where a size does not divide,
-    only moves whose tiles nest are taken: `ceil(D/n) = m * ceil(D/(n*m))`; gathering a whole
-    dimension and slicing a whole one always nest, so a path exists.
+    blocks are padded so that it does, and a `Retile` brings them to `ceil(D/n)` in the end; else
+    such dimensions are gathered whole.
+
+    Args:
+      padded: whether blocks may be padded on the way, see `Options.pad_blocks`.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
@@ -78,34 +85,34 @@ def reshard_path(source: Sharding, target: Sharding, links: Links | None = None)
     if source.dims == target.dims and source.unreduced == target.unreduced:
         return Path((), 0)
     if not (_on_mesh(source) and _on_mesh(target)):
-        return _across(source, target, links)
+        return _across(source, target, links, padded=padded)
     start, goal = _states(source, target)
+    axes = _axes(source.mesh)
     if source.is_even and target.is_even:
-        axes = _axes(source.mesh)
         found = search(source.shape, start, goal, axes)
         if links is not None:
             found = links.cheaper((source.shape, start, goal), axes, found)
     else:
-        found = uneven.search(source.shape, start, goal)
+        found = uneven.search(source.shape, start, goal, axes, padded=padded)
     spell = _Spelling(source, target)
     steps, total, before = [], 0, start[0]
-    for move, (dims, pending), price in found:
-        at_goal = (dims, pending) == goal
+    for number, (move, (dims, pending), price, *longer) in enumerate(found, 1):
         move = spell.move(move, before, dims)
-        layout = target if at_goal else spell.layout(dims, pending)
+        shape = longer[0] if longer else source.shape
+        layout = target if number == len(found) else spell.layout(shape, dims, pending)
         steps.append(Step(move, layout, price))
         total, before = total + price, dims
     return Path(tuple(_fused(steps, links)), total)
 
 
-def _across(source: Sharding, target: Sharding, links: Links | None) -> Path:
+def _across(source: Sharding, target: Sharding, links: Links | None, *, padded: bool) -> Path:
     """Permutes lead from and to the digits of other meshes; the rest is on axes of this one."""
     if source.parts == target.parts and not source.unreduced:
         return _permuted(source, target)
     first = source if _on_mesh(source) else _translated(source, target)
     last = target if _on_mesh(target) else _translated(target, first)
     paths = [_permuted(source, first)] if first is not source else []
-    paths.append(reshard_path(first, last, links))
+    paths.append(reshard_path(first, last, links, padded))
     paths += [_permuted(last, target)] if last is not target else []
     steps = tuple(step for path in paths for step in path.steps)
     return Path(steps, sum([path.wire_elements for path in paths]))
@@ -167,21 +174,22 @@ class _Spelling:
             out.append(digit)
         return tuple([self.known.get(digit, digit) for digit in out])
 
-    def layout(self, dims: Dims, pending: Digits) -> Sharding:
-        like = self.source
-        return interned(like.mesh, like.shape, tuple(map(self.digits, dims)), pending)
+    def layout(self, shape: Shape, dims: Dims, pending: Digits) -> Sharding:
+        return interned(self.source.mesh, shape, tuple(map(self.digits, dims)), pending)
 
-    def move(self, move: Move, before: Dims, after: Dims) -> Move:
+    def move(self, move: Move | Retile, before: Dims, after: Dims) -> Move | Retile:
+        if isinstance(move, AllToAll) and move.arriving:
+            # in the same pieces on both sides, whatever their order
+            sides = (tuple([self.known.get(d, d) for d in s]) for s in (move.digits, move.arriving))
+            return AllToAll(move.split_dim, move.concat_dim, *sides)
         digits = self.digits(move.digits)
         if isinstance(move, CollectivePermute):
             pairs = _permutation(before, after, self.source.mesh.size)
             return CollectivePermute(digits, pairs)
-        if isinstance(move, AllToAll) and move.arriving:
-            return replace(move, digits=digits, arriving=self.digits(move.arriving))
         return move if digits == move.digits else replace(move, digits=digits)
 
 
-def reshard_price(source: Sharding, target: Sharding) -> object:
+def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> object:
     """Elements that a device sends on `reshard_path`, without a search where that is known.
 
     >>> from shardalg.algebra.mesh import Mesh
@@ -191,7 +199,7 @@ def reshard_price(source: Sharding, target: Sharding) -> object:
     24
     """
     least, exact = reshard_bound(source, target)
-    return least if exact else reshard_path(source, target).wire_elements
+    return least if exact else reshard_path(source, target, None, padded).wire_elements
 
 
 @lru_cache(maxsize=1 << 16)
@@ -205,14 +213,19 @@ def reshard_bound(source: Sharding, target: Sharding) -> tuple[object, bool]:
 
 
 def nearest(
-    sources: tuple[Sharding, ...], target: Sharding, links: Links | None = None
+    sources: tuple[Sharding, ...],
+    target: Sharding,
+    links: Links | None = None,
+    *,
+    padded: bool = True,
 ) -> Sharding:
     """The layout from which `target` is had for the fewest bytes."""
     if len(sources) == 1:
         return sources[0]
     if links is not None:
-        return min(sources, key=lambda source: reshard_path(source, target, links).on(links))
-    return min(sources, key=lambda source: reshard_price(source, target))
+        ways = {source: reshard_path(source, target, links, padded) for source in sources}
+        return min(sources, key=lambda source: ways[source].on(links))
+    return min(sources, key=lambda source: reshard_price(source, target, padded=padded))
 
 
 def _states(source: Sharding, target: Sharding) -> tuple[State, State]:
@@ -295,6 +308,8 @@ def _join(first: Move, second: Move) -> Move | None:
         return None
     if isinstance(first, ReduceScatter) and first.dim == second.dim:
         return ReduceScatter(first.dim, first.digits + second.digits, first.combine)
+    if isinstance(first, DynamicSlice) and first.dim == second.dim:
+        return DynamicSlice(first.dim, first.digits + second.digits, second.block)
     if isinstance(first, AllGather) and first.dim == second.dim:
         return AllGather(first.dim, second.digits + first.digits)
     if isinstance(first, AllReduce):

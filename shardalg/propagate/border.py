@@ -18,7 +18,8 @@ def seed(graph: Graph, annotations: Annotations, layouts: Layouts) -> dict[int, 
     """Layout numbers of the annotated values, as far as they take part in the first round."""
     seeds = {value: _fixed(s, layouts) for value, s in given(graph, annotations)}
     for value, sharding in _on_operands(graph, annotations, layouts.policy, set(seeds)).items():
-        fixed = layouts.policy == "shardy" or graph.values[value].kind != "argument"
+        kind = graph.values[value].kind
+        fixed = kind != "region_argument" and (layouts.policy == "shardy" or kind != "argument")
         seeds[value] = _fixed(sharding, layouts, fixed=fixed)
     return seeds
 
@@ -122,18 +123,18 @@ class Settled:
     """What the ends of a program change in the layouts that the sweeps found.
 
     Attributes:
-      restored: arguments that have their annotation again.
+      restored: arguments that have their annotation again, each with the layout it had in between.
       looped: (value, the body argument it follows).
       uneven: values replicated.
     """
 
-    restored: tuple[int, ...]
+    restored: tuple[tuple[int, int], ...]
     looped: tuple[tuple[int, int], ...]
     uneven: tuple[int, ...]
 
     def changes(self) -> Iterator[tuple[int, str, tuple[int, ...]]]:
         """(value, kind of reason, sources)."""
-        yield from ((value, "annotated", ()) for value in self.restored)
+        yield from ((value, "annotated", ()) for value, _ in self.restored)
         yield from ((value, "loop", (like,)) for value, like in self.looped)
         yield from ((value, "border", ()) for value in self.uneven)
 
@@ -175,13 +176,15 @@ def _loosened(number: int, layouts: Layouts) -> int:
     return layouts.number(shape, dims, open_dims=tuple(range(len(shape))))
 
 
-def _settle_arguments(loose: list[int], numbers: list[int], seeds: dict[int, int]) -> list[int]:
+def _settle_arguments(
+    loose: list[int], numbers: list[int], seeds: dict[int, int]
+) -> list[tuple[int, int]]:
     """Give annotated arguments their annotation again.
 
     Returns:
-      The values changed.
+      (value changed, its layout before).
     """
-    changed = [value for value in loose if numbers[value] != seeds[value]]
+    changed = [(value, numbers[value]) for value in loose if numbers[value] != seeds[value]]
     for value in loose:
         numbers[value] = seeds[value]
     return changed

@@ -54,7 +54,7 @@ def propagate(
     """
     layouts = Layouts(annotations.mesh, options.policy)
     indexed, completion = WAYS[options.policy]
-    steps = indexed(graph, table)
+    steps = indexed(graph, table, any(s is not None for s in annotations.results))
     numbers, seeds = border.start(graph, annotations, layouts, steps)
     begin = tuple(numbers)
     fixpoint = completion(steps, layouts, numbers, options.priorities)

@@ -20,8 +20,8 @@ JOINED = ("init", "carry", "result")
 """Ties that are one edge where they share a value; the others are an edge each."""
 
 
-def edge_index(graph: Graph, rules: Rules) -> Index:
-    """The index of a graph for Shardy's steps, remembered on it."""
+def edge_index(graph: Graph, rules: Rules, _: bool = True) -> Index:
+    """The index of a graph for Shardy's steps, remembered on it; annotated results change none."""
     memo = vars(graph).setdefault("_edge_index", {})
     if rules not in memo:
         builder = _Builder(graph, rules)
@@ -83,7 +83,8 @@ class _Builder:
         if not rows:
             return None
         kind = kind_of(node.signature, rows, (False,) * len(node.results))
-        pairs = zip(kind.maps, (*absent, *(False for _ in node.results)), strict=True)
+        maps = kind.maps if kind.image is None else kind.image.nested(kind.maps)
+        pairs = zip(maps, (*absent, *(False for _ in node.results)), strict=True)
         maps = tuple(((),) * len(dims) if gone else dims for dims, gone in pairs)
         return self._add(replace(kind, maps=maps, alone=alone))
 

@@ -228,11 +228,15 @@ class Fixpoint:
             dims = wished[0][0]
         return dims
 
+    def _is_beside(self, position: int) -> bool:
+        """Whether a step reads nothing, and only joins two stacks of equal type."""
+        return self.index.kind(position).role == priority.ZEROS
+
     def _chain(self, value: int) -> list[tuple[int, int]] | None:
         """(step, operand) from a value to the first partitioned one, each the only reader."""
         chain: list[tuple[int, int]] = []
         while len(chain) < LONGEST_CHAIN:
-            readers = self.index.readers[value]
+            readers = [r for r in self.index.readers[value] if not self._is_beside(r[0])]
             if not readers or any(position != readers[0][0] for position, _ in readers):
                 return None
             position, kind = readers[0][0], self.index.kind(readers[0][0])

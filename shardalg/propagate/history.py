@@ -70,14 +70,17 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
     """Layouts that a step still asks for and that its free target does not have.
 
     They are what the order of steps decided, so where a cost may decide otherwise; each (value,
-    layout) once.
+    layout) once. An annotated argument that was refined on the way counts with the layout that it
+    had then: what it refused may have gone on from there.
     """
     found: dict[tuple[int, Dims], Conflict] = {}
     memo: dict[tuple[int, Numbers], tuple[tuple[int, str, Dims, Numbers], ...]] = {}
     fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
-    steps = fixpoint.index
+    steps, final = fixpoint.index, list(fixpoint.numbers)
+    for value, number in record.settled.restored:
+        final[value] = number
     for position in range(len(steps.tensors)):
-        numbers = steps.pick[position](fixpoint.numbers)
+        numbers = steps.pick[position](final)
         key = (steps.kind_of_step[position], numbers)
         if key not in memo:
             memo[key] = tuple(_refused(steps.kind(position), numbers, fixpoint))
@@ -87,8 +90,8 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
                 found[value, dims] = Conflict(
                     value, steps.nodes[position], direction,
                     _inside(steps.tensors[position], sources, len(record.graph.values)),
-                    layouts.sharding(fixpoint.numbers[value]),
-                    layouts.sharding(layouts.number(layouts.shapes[fixpoint.numbers[value]], dims)),
+                    layouts.sharding(final[value]),
+                    layouts.sharding(layouts.number(layouts.shapes[final[value]], dims)),
                 )  # fmt: skip
     return tuple(found.values())
 

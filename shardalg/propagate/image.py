@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits
 from shardalg.ops.rule import Rule
+from shardalg.propagate.maps import Loops, Map
 
 Dims = tuple[Digits, ...]
 Sizes = tuple[tuple[int, int], ...]
@@ -28,6 +29,9 @@ class Image:
       window_dims, kernel_dims: along which a window slides, of either operand.
       is_grouped: whether features or batch are.
       is_small: whether the kernel is smaller than the result along every dimension.
+      nests: per spatial dimension of the image its loops with their extents, the longer first, as
+        far as the dimension has room: to Shardy they count through it like digits
+        (`op_sharding_rule_registry.cc`, ConvolutionOp).
     """
 
     operand: int
@@ -38,6 +42,17 @@ class Image:
     kernel_dims: tuple[int, ...]
     is_grouped: bool
     is_small: bool
+    nests: tuple[tuple[int, Loops], ...]
+
+    def nested(self, maps: tuple[Map, ...]) -> tuple[Map, ...]:
+        """The maps of all tensors with these loops."""
+        extents = {name: size for _, loops in self.nests for name, size in loops}
+        known = {loop for d, _ in self.nests for loop, _ in maps[self.operand][d]}
+        known |= {loop for d in self.kernel_dims for loop, _ in maps[self.kernel][d]}
+        found = [[_limited(entry, known, extents) for entry in dims] for dims in maps]
+        for d, loops in self.nests:
+            found[self.operand][d] = loops
+        return tuple(map(tuple, found))
 
     def slides(self, image: Dims, kernel: Dims) -> bool:
         """Whether it is no matrix product to XLA: grouped, or partitioned along a window."""
@@ -80,6 +95,7 @@ def image_of(rule: Rule, shapes: tuple[tuple[int, ...], ...]) -> Image:
         tuple(d for d, index in enumerate(kernel.dims) if taps & set(index.variables)),
         bool(shared & results & {v for index in image.dims for v in index.variables}),
         _is_small(sizes),
+        tuple((d, _nest(rule, image.dims[d], shapes[image.operand][d])) for d in spatial),
     )
 
 
@@ -100,6 +116,29 @@ def _sizes(rule: Rule, index: Index) -> tuple[int, int]:
     own = index.variables
     taps = [rule.extents[v] for v in own if v not in rule.result_loops]
     return math.prod(taps), math.prod(rule.extents[v] for v in own if v in rule.result_loops)
+
+
+def _nest(rule: Rule, index: Index, size: int) -> Loops:
+    """An index's loops, the longer first, each cut to the room that those before leave."""
+    found = []
+    by_extent = sorted(
+        index.variables, key=lambda v: (-rule.extents[v], v not in rule.result_loops)
+    )
+    for name in by_extent:
+        extent = min(size, rule.extents[name])
+        if extent > 1:
+            found.append((name, extent))
+            size //= extent
+    return tuple(found)
+
+
+def _limited(entry: Loops, known: set[str], extents: dict[str, int]) -> Loops:
+    """A dimension's loops; those that a window joins have their extents, or are gone."""
+    return tuple(
+        (loop, extents.get(loop, 0) if loop in known | set(extents) else extent)
+        for loop, extent in entry
+        if loop not in known or loop in extents
+    )
 
 
 def _is_small(sizes: Sizes) -> bool:

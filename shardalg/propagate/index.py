@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 
-from shardalg.graph.ir import Graph, Signature, Tie
+from shardalg.graph.ir import Graph, Signature, Tie, ValueType
 from shardalg.ops.rule import Rule
-from shardalg.propagate.kinds import Kind, kind_of, pass_through
+from shardalg.propagate.kinds import Kind, edge, kind_of, pass_through
+from shardalg.propagate.priority import ZEROS
 
 Rules = Callable[[Signature], tuple[Rule, ...] | None]
 Step = tuple[int, tuple[int, ...], int | None]
@@ -74,16 +75,22 @@ class Index:
         return self.kinds[self.kind_of_step[step]]
 
 
-def index(graph: Graph, rules: Rules) -> Index:
-    """The index of a graph, remembered on it as a cached property is."""
-    memo = vars(graph).setdefault("_completion_index", {})
-    if rules not in memo:
-        memo[rules] = _index(graph, _Kinds(graph, rules))
-    return memo[rules]
+def index(graph: Graph, rules: Rules, results_given: bool = True) -> Index:
+    """The index of a graph, remembered on it as a cached property is.
+
+    Args:
+      results_given: whether some result is annotated. If so, XLA gives every result a reader of its
+        own; if not, the tuple of all results is the only one, and it does not count as a reader
+        (`sharding_propagation.cc`, ComputeNonRootUsers).
+    """
+    memo, key = vars(graph).setdefault("_completion_index", {}), (rules, results_given)
+    if key not in memo:
+        memo[key] = _index(graph, _Kinds(graph, rules, results_given))
+    return memo[key]
 
 
 def _index(graph: Graph, kinds: _Kinds) -> Index:
-    steps = [*_region(graph, kinds, 0), *_exits(graph, kinds)]
+    steps = [*_region(graph, kinds, 0), *_zeros(graph, kinds), *_exits(graph, kinds)]
     return assembled(graph, list(kinds.found), steps)
 
 
@@ -122,11 +129,12 @@ class _Kinds:
 
     graph: Graph
     rules: Rules
+    results_given: bool
     found: dict[Kind, int] = field(default_factory=dict)
     numbers: dict[object, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.single = _single_readers(self.graph)
+        self.single = _single_readers(self.graph, self.results_given)
         self.ties: dict[int, list[Tie]] = {}
         for tie in self.graph.ties:
             if not tie.is_manual:
@@ -151,19 +159,22 @@ class _Kinds:
             self.numbers[key] = self._add(pass_through(shape, single, drop))
         return self.numbers[key]
 
+    def of_zeros(self, shape: tuple[int, ...]) -> int:
+        return self._add(edge(shape, 1, 1, role=ZEROS, alone=False))
+
     def _add(self, kind: Kind | None) -> int | None:
         return None if kind is None else self.found.setdefault(kind, len(self.found))
 
 
-def _single_readers(graph: Graph) -> list[bool]:
-    """Per value, whether it has exactly one user: a node, a tie, or the program's results."""
+def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
+    """Per value, whether it has exactly one user: a node, a tie, or an annotated result."""
     counts = [len(users) for users in graph.users]
     for node in graph.nodes:
         for value in set(node.operands) if node.bodies else ():
             counts[value] -= 1
     for tie in graph.ties:
         counts[tie.source] += 1
-    for value in set(graph.results):
+    for value in set(graph.results) if results_given else ():
         counts[value] += 1
     return [n == 1 for n in counts]
 
@@ -182,6 +193,18 @@ def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
         for body in node.bodies:
             yield from _region(graph, kinds, body)
         yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind not in ENTER)
+
+
+def _zeros(graph: Graph, kinds: _Kinds) -> Iterator[Step]:
+    """Stacks of equal type that loops of a region make, each with the first of them."""
+    first: dict[tuple[int, ValueType], int] = {}
+    for position, ties in sorted(kinds.ties.items()):
+        for tie in ties:
+            if tie.kind == "ys":
+                kind = graph.values[tie.target].type
+                other = first.setdefault((graph.nodes[position].region, kind), tie.target)
+                if other != tie.target:
+                    yield kinds.of_zeros(kind.shape), (other, tie.target), position
 
 
 def post_order(graph: Graph, number: int) -> list[int]:

@@ -14,6 +14,8 @@ DYNAMIC_SLICE, GATHER, REDUCE, CONTRACTION = "dynamic_slice", "gather", "reduce"
 CONVOLUTION, WINDOW, BROADCAST = "convolution", "window", "broadcast"
 MATRIX = (CONTRACTION, CONVOLUTION)
 """Products: of two operands that each improve the result the larger one goes first."""
+ZEROS = "zeros"
+"""Between stacks of equal type: they begin as the same zeros, which XLA makes once."""
 EXIT = "exit"
 """From a result's value to its annotation, in Shardy's way of completing."""
 
@@ -29,6 +31,7 @@ LEVELS: dict[str, tuple[int, int]] = {
     CONVOLUTION: (1, 1),
     WINDOW: (1, 1),
     BROADCAST: (3, 2),
+    ZEROS: (2, 2),
 }
 MERGING_LEVEL = 1
 """From this level on two partial layouts of one value merge."""

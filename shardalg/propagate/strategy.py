@@ -33,6 +33,8 @@ class Options:
         are reduced once; else each is reduced where it is made.
       join_formatting: masks, slices and permutes of one value that repeat or undo each other are
         one.
+      pad_blocks: blocks whose sizes do not divide are padded on the way between two layouts; else
+        such dimensions are gathered whole. Named sizes go without: their bytes are formulas.
       priorities: of operators; False lets all of them act at once (to see what the order does).
         Those of annotations (`Sharding.priorities`) hold either way.
 
@@ -64,6 +66,7 @@ class Options:
     hoist_gathers: bool = False
     defer_sums: bool = True
     join_formatting: bool = True
+    pad_blocks: bool = True
     priorities: bool = True
     hardware: str = "tpu_v3"
 
@@ -71,6 +74,10 @@ class Options:
     def completing(self) -> Options:
         """The options of completion."""
         return replace(self, policy="gspmd") if self.policy == "cost" else self
+
+    def where(self, *, named: bool) -> Options:
+        """The options of a plan whose sizes have names, or have none."""
+        return replace(self, pad_blocks=False) if named else self
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

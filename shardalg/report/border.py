@@ -7,7 +7,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.cost import number
 from shardalg.graph.ir import Graph, Value
 from shardalg.partition.layouts import even_prefix
-from shardalg.partition.reshard import reshard_price
+from shardalg.partition.padded import gathered
 from shardalg.spmd.program import Local, SpmdProgram
 from shardalg.table import Table
 
@@ -36,7 +36,19 @@ def _row(held: Local, value: Value, layout: Sharding) -> tuple[object, ...]:
     kept = {digit for dim in even.dims for digit in dim}
     dropped = tuple(d for dim in layout.dims for d in dim if d not in kept)
     left = Local(held.index, even.shard_shape, held.dtype, even)
-    sent = number(reshard_price(layout, even) * value.type.itemsize)
+    sent = number(_sent(layout, even) * value.type.itemsize)
     what = ("border", ",".join(layout.mesh.texts(dropped)), parts(dropped), 1)
     why = WHY.format(value.name, layout.text(), even.text())
     return (*what, held.bytes, left.bytes, sent, *NOBODYS, why)
+
+
+def _sent(layout: Sharding, even: Sharding) -> object:
+    """Elements that a device sends where the dimensions that change are gathered and cut."""
+    rows = [
+        (size, held, kept) if held != kept else (block, (), ())
+        for size, block, held, kept in zip(
+            layout.shape, layout.shard_shape, layout.dims, even.dims, strict=True
+        )
+    ]
+    shape, held, kept = zip(*rows, strict=True)
+    return sum(step.sent for step in gathered(shape, (held, ()), (kept, ())))

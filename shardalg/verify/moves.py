@@ -82,8 +82,8 @@ def _resize(step: Step) -> Result:
     zeros = SUM if whole or fill_number(held.fill, step.made.dtype) == 0 else None
     made = with_dim(step.given, a.dim, replace(held, length=a.size, fill=zeros))
     beyond = held.start + held.length + X
-    goal = implies(within(beyond, 0, held.size), Compare(Number.of(-1), ">="))
-    words = f"padding from {held.length} to {a.size} places covers no element"
+    goal = implies(held.exists(beyond), Compare(Number.of(-1), ">="))
+    words = f"padding from {held.length} to {a.size} places covers no element that is held"
     return made, [("delivers", step.claim(words, goal, unknowns=(("x", a.size - held.length),)))]
 
 
@@ -130,9 +130,14 @@ def _member_id(digits: Digits) -> Number:
     return at_member(own, digits, MEMBER)
 
 
+def _said(step: Step, dim: int) -> Held:
+    """Where the result's layout begins; of a padded layout no more elements exist for that."""
+    return replace(step.said.dims[dim], size=step.given.dims[dim].size)
+
+
 def _all_gather(step: Step) -> Result:
     a = step.attributes
-    held, said = step.given.dims[a.dim], step.said.dims[a.dim]
+    held, said = step.given.dims[a.dim], _said(step, a.dim)
     count = parts(a.digits)
     arriving = at_member(held.start, a.digits, MEMBER)
     place = _member_id(a.digits) * held.length + X
@@ -167,7 +172,8 @@ def _reduce_scatter(step: Step) -> Result:
 
 
 def _all_to_all(step: Step) -> Result:
-    a, said = step.attributes, step.said
+    a = step.attributes
+    said = {dim: _said(step, dim) for dim in (a.split_dim, a.concat_dim)}
     split, joined = step.given.dims[a.split_dim], step.given.dims[a.concat_dim]
     piece = split.length // parts(a.digits)
     piece_number = partition_number(a.arriving or a.digits)
@@ -175,14 +181,14 @@ def _all_to_all(step: Step) -> Result:
     place = _member_id(a.digits) * joined.length + X
     arriving = at_member(joined.start, a.digits, MEMBER)
     stated = [
-        _arrives(step, sent, said.dims[a.split_dim], piece, X),
-        _arrives(step, arriving, said.dims[a.concat_dim], joined.length, place),
+        _arrives(step, sent, said[a.split_dim], piece, X),
+        _arrives(step, arriving, said[a.concat_dim], joined.length, place),
         *members_agree(step, a.digits, (a.split_dim, a.concat_dim)),
         apart(step),
     ]
-    fill = split.fill if split.start == Number() and said.dims[a.split_dim].start == sent else None
-    made = with_dim(step.given, a.split_dim, replace(said.dims[a.split_dim], fill=fill))
-    return with_dim(made, a.concat_dim, said.dims[a.concat_dim]), stated
+    fill = split.fill if split.start == Number() and said[a.split_dim].start == sent else None
+    made = with_dim(step.given, a.split_dim, replace(said[a.split_dim], fill=fill))
+    return with_dim(made, a.concat_dim, said[a.concat_dim]), stated
 
 
 def _permute(step: Step) -> Result:
@@ -201,7 +207,8 @@ def _permute(step: Step) -> Result:
         ("delivers", Decided(words, once and sources and lies)),
         ("combine", Decided("partial sums stay where they are", not step.given.unreduced)),
     ]
-    return replace(step.given, dims=said.dims), stated
+    dims = tuple(_said(step, dim) for dim in range(len(said.dims)))
+    return replace(step.given, dims=dims), stated
 
 
 def _start_at(held: Held, position: int) -> int:

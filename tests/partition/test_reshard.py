@@ -17,7 +17,7 @@ from shardalg.algebra.digits import Digit, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import step_wire_bytes
-from shardalg.partition.context import moves
+from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.reshard import reshard_bound, reshard_path
 from shardalg.spmd import program as p
 from shardalg.spmd.check import check
@@ -68,8 +68,8 @@ def moving(source, target):
     local = b.local(stacked)
     b.arguments.append(local)
     local = b.apply(lambda x: jax.lax.squeeze(x, (0,)), [local], source)
-    for move in moves(source, target):
-        local = b.add(move.attributes, [local], move.layout, shape=move.shape)
+    context = PartitionContext(None, (), locals=b.locals, instructions=b.blocks[-1])
+    local = context.move(local, source, target, Cause(None))
     if target.unreduced:
         whole = Sharding(b.mesh, target.shape, target.dims)
         local = b.add(p.AllReduce(target.unreduced), [local], whole)

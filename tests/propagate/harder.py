@@ -10,9 +10,10 @@ all of the results' are dropped, and XLA is asked live.
 import math
 import random
 import sys
+import time
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import jax
@@ -28,6 +29,7 @@ from shardalg.partition.partition import partition
 from shardalg.propagate import Options, Strategy, propagate, resolve
 from shardalg.report import tables
 from tests.oracle import corpus
+from tests.propagate.small import behind
 
 # Manual regions are not planned; in the recorded loops everything is annotated.
 LEFT_OUT = ("shard_map_subgraph", "scan_layers", "scan_layers_remat")
@@ -44,7 +46,11 @@ class Harder:
 
     @cached_property
     def drawn(self):
-        """(specs of the arguments, which constraints are kept), at least one spec."""
+        """(specs of the arguments, which constraints are kept)."""
+        return self.draw()
+
+    def draw(self):
+        """At random, at least one spec."""
         rng = random.Random(self.seed)
         _, arguments, _ = self.made
         shapes = [shape for shape, _, _ in arguments.values()]
@@ -162,26 +168,84 @@ def programs(count, seed):
     return [Harder(CASES[i % len(CASES)], seed + i) for i in range(count)]
 
 
-def main(count, seed, policies):
-    for policy in policies:
-        kinds, wrong, whole, told_bytes = Counter(), [], 0, {}
-        for program in programs(count, seed):
-            told = program.ask(policy)
-            told_bytes[program] = total_wire_bytes(told.collectives)
-            found = program.matches(policy, told.module, told.results)
-            kinds.update(match.kind for match in found)
-            here = [(program, match) for match in found if not match.agrees]
-            whole += not here
-            wrong += here
-        for program, match in wrong:
-            sent = f"ours sends {program.wire_bytes(policy)} bytes, XLA {told_bytes[program]}"
-            print(f"{program.case} {program.seed}: {described(match)}; {sent}")
-        total, bad = sum(kinds.values()), Counter(match.kind for _, match in wrong)
-        print(
-            f"{policy}: {total - len(wrong)} of {total} free values as XLA has them "
-            f"({1 - len(wrong) / total:.2%}), {whole} of {count} programs in whole; compared "
-            f"{dict(kinds)}, different {dict(bad)}"
+@dataclass
+class Tally:
+    """What was compared under one policy."""
+
+    policy: str
+    programs: int = 0
+    whole: int = 0
+    compared: Counter = field(default_factory=Counter)
+    differences: list = field(default_factory=list)
+
+    def add(self, program):
+        """Ask XLA for one program; its differences in words."""
+        told = program.ask(self.policy)
+        found = program.matches(self.policy, told.module, told.results)
+        wrong = [match for match in found if not match.agrees]
+        self.programs += 1
+        self.whole += not wrong
+        self.compared.update(match.kind for match in found)
+        if not wrong:
+            return []
+        done, _ = program.planned(self.policy)
+        sent = (program.wire_bytes(self.policy), total_wire_bytes(told.collectives))
+        rows = [(cause(done, match), program, match, sent) for match in wrong]
+        self.differences += rows
+        return [told_apart(row) for row in rows]
+
+    def summary(self):
+        """Share of values alike, then the differences by cause, with bytes."""
+        total = sum(self.compared.values())
+        alike = total - len(self.differences)
+        yield (
+            f"{self.policy}: {alike} of {total} free values as XLA has them "
+            f"({alike / max(total, 1):.2%}), {self.whole} of {self.programs} programs in whole; "
+            f"compared {dict(self.compared)}"
         )
+        for name, count in Counter(row[0] for row in self.differences).most_common():
+            yield f"  {name}: {count} values"
+            yield from (f"    {told_apart(row)}" for row in self.differences if row[0] == name)
+
+
+def told_apart(row):
+    """A difference in words, with the bytes that a device sends in the whole of either program."""
+    _, program, match, (ours, theirs) = row
+    sent = f"ours sends {ours} bytes, XLA {theirs}"
+    return f"{program.case} {program.seed}: {described(match)}; {sent}"
+
+
+def cause(done, match):
+    """Why a value differs, as far as our own completion knows."""
+    if not (match.ours.is_even and match.theirs.is_even):
+        return "uneven"
+    refused = [c for c in done.conflicts if c.value == match.value]
+    if any(c.refused.canonical_dims == match.theirs.canonical_dims for c in refused):
+        return "a conflict at the value, which XLA decides the other way"
+    if refused:
+        return "a conflict at the value"
+    if behind(match.value, done) & {c.value for c in done.conflicts}:
+        return "follows a conflict"
+    return "no conflict"
+
+
+def main(chosen, policies=()):
+    """Compare, and tell what differs; what is known so far is told when it is interrupted, too."""
+    tallies = [Tally(policy) for policy in policies or dump.partitioners()]
+    start = time.monotonic()
+    try:
+        for number, program in enumerate(chosen, 1):
+            for tally in tallies:
+                for line in tally.add(program):
+                    print(f"{tally.policy} {line}", flush=True)
+            if number % 25 == 0:
+                seconds = time.monotonic() - start
+                done = f"{number} of {len(chosen)} programs, {seconds:.0f} s"
+                print(done, file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    for tally in tallies:
+        print(*tally.summary(), sep="\n")
 
 
 def described(match):
@@ -194,4 +258,4 @@ def described(match):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or dump.partitioners())
+    main(programs(int(sys.argv[1]), int(sys.argv[2])), sys.argv[3:])

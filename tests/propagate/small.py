@@ -131,3 +131,22 @@ def annotations(graph, given=None, wanted=None, sites=None, mesh=MESH):
         pick(wanted, len(graph.results)),
         pick(sites, len(graph.sites)),
     )
+
+
+def behind(value, *runs):
+    """The values that a value's layout depends on in some of these completions of one graph.
+
+    They are the tensors of all operators through which its layout came, and what is behind those.
+    """
+    nodes = runs[0].graph.nodes
+    seen, todo = {value}, [value]
+    while todo:
+        reasons = [reason for done in runs for _, reason in done.changes.get(todo[-1], ())]
+        through = [
+            nodes[r.node] for r in reasons if r.node is not None and not nodes[r.node].bodies
+        ]
+        near = {v for reason in reasons for v in reason.sources}
+        near |= {v for node in through for v in node.operands + node.results}
+        todo = [*todo[:-1], *(near - seen)]
+        seen |= near
+    return seen

@@ -63,8 +63,13 @@ PROGRAMS = {
         (P("X", "Y"), P(("X", "Y"), None)),
         (P("Y", "X"), P(("Y", "X"), None)),
     ),
+    "whole": (
+        lambda x: x + 1,
+        (numbers(16, 8),),
+        (P(("X", "Y"), None),),
+        P(None, None),
+    ),
 }
-
 
 CASES = {name: Case(*row) for name, row in PROGRAMS.items()}
 
@@ -82,6 +87,13 @@ def other(digits):
     return Y if digits == X else X
 
 
+def turned(fetch):
+    """What goes from one device to another goes the other way."""
+    (reading,) = fetch.readings
+    pairs = tuple((target, source) for source, target in reading.permutes[0])
+    return replace(fetch, readings=(replace(reading, permutes=(pairs,)),))
+
+
 # The program, and what is changed in which instruction of a kind (None: it is left out).
 MUTATIONS = {
     "mask left out": ("lookup", p.Mask, None, 0),
@@ -97,10 +109,16 @@ MUTATIONS = {
     "all-gather left out": ("lookup", p.AllGather, None, 0),
     "all-gather of another dimension": ("lookup", p.AllGather, lambda a: replace(a, dim=1), 0),
     "all-gather with its axes swapped": (
-        "lookup", p.AllGather, lambda a: replace(a, digits=a.digits[::-1]), -1,
+        "whole", p.AllGather, lambda a: replace(a, digits=a.digits[::-1]), 0,
     ),
     "all-to-all the other way": (
-        "lookup", p.AllToAll, lambda a: p.AllToAll(a.concat_dim, a.split_dim, a.digits), 0,
+        "moved", p.AllToAll, lambda a: p.AllToAll(a.concat_dim, a.split_dim, a.digits), -1,
+    ),
+    "margin not fetched": ("moved", p.Fetch, None, 0),
+    "margin of the other neighbour": ("moved", p.Fetch, lambda a: turned(a), 0),
+    "margin one place on": ("moved", p.Slice, lambda a: replace(a, start=a.start + 1), 0),
+    "block one place on": (
+        "moved", p.SliceAt, lambda a: replace(a, start=replace(a.start, more=1)), 0,
     ),
     "padding kept": ("lookup", p.Resize, None, 0),
     "offset left out": ("lookup", p.Offset, None, 0),
