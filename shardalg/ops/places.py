@@ -38,7 +38,7 @@ def operands_along(rule: Rule, loop: str) -> dict[int, int | None] | None:
     ({0: 0, 1: 0}, {0: 1, 1: None})
     """
     found: dict[int, int | None] = {}
-    for operand, dims in rule.operands.items():
+    for operand, dims in sorted(rule.operands.items()):
         places = [(d, index) for d, index in enumerate(dims) if loop in index.variables]
         if len(places) > 1 or any(index != Index.of(loop) for _, index in places):
             return None

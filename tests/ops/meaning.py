@@ -1,6 +1,7 @@
 """What a row means, executed literally: every point of its loops, one by one."""
 
 import itertools
+import operator
 
 import jax
 import numpy as np
@@ -138,8 +139,9 @@ def sign_of(rule, node):
 def best(sign, result, at, found):
     """For every index the payload of its best value, the first among equals."""
     out, leader = result.reshape(-1).copy(), {}
+    beats = operator.gt if sign > 0 else operator.lt
     for key, value, position in zip(flat(result.shape, at, len(found[0])), *found, strict=True):
-        if key not in leader or sign * value > sign * leader[key]:
+        if key not in leader or beats(value, leader[key]):
             leader[key] = value
             out[key] = position
     return out.reshape(result.shape)
@@ -174,7 +176,7 @@ def accumulated(rule, result):
     loop, reverse = rule.prefix
     axis = [index.loop for index in rule.results[0]].index(loop)
     result = np.flip(result, axis) if reverse else result
-    result = UFUNCS[rule.combine].accumulate(result, axis)
+    result = UFUNCS[rule.combine].accumulate(result, axis, result.dtype)
     return np.flip(result, axis) if reverse else result
 
 

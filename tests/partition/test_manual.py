@@ -120,7 +120,7 @@ def test_what_the_user_sends_is_listed_with_its_bytes():
         ["all_reduce", "Y", 4, 384, "shard_map", "psum_invariant"],
         ["collective_permute", "Y", 4, 32, "shard_map", "ppermute"],
     ]
-    assert "is in the function" in str(plan.explain(0))
+    assert "the function asks for it" in plan.explain(0).headline
     useful = 2 * 8 * 8 * 16
     assert plan.cost("tpu_v3").flops == useful / MESH.size
     np.testing.assert_array_equal(simulate(plan.program, plan.graph, X, W)[0], X @ W)
