@@ -37,7 +37,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	exit 1; }
 
 .PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra fuzz-operators xla-merges \
-	xla-halos xla-completion xla-siblings reshards lock clean
+	xla-halos xla-completion xla-siblings xla-bytes reshards lock clean
 
 setup: $(STAMP)
 
@@ -104,8 +104,8 @@ xla-halos: $(STAMP)
 # A difference per line as it is found, and at the end (or when interrupted) all of them by cause.
 COMPLETION ?= 500 1
 SIBLINGS ?= 3 0
-xla-completion xla-siblings: export JAX_PLATFORMS = cpu
-xla-completion xla-siblings: export XLA_FLAGS = --xla_force_host_platform_device_count=8
+xla-completion xla-siblings xla-bytes: export JAX_PLATFORMS = cpu
+xla-completion xla-siblings xla-bytes: export XLA_FLAGS = --xla_force_host_platform_device_count=8
 xla-completion: $(STAMP)
 	$(BIN)/python -m tests.propagate.harder $(COMPLETION)
 
@@ -114,10 +114,9 @@ xla-siblings: $(STAMP)
 
 # Wire bytes and flops beside XLA's, asked live, on programs that a seed draws: their number and
 # the first seed; a row per program. Minutes.
-SIBLINGS ?= 60 1000
-xla-siblings: $(STAMP)
-	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
-		$(BIN)/python -m tests.oracle.beside_xla $(SIBLINGS)
+BYTES ?= 60 1000
+xla-bytes: $(STAMP)
+	$(BIN)/python -m tests.oracle.beside_xla $(BYTES)
 
 .tools/bin/uv: requirements/tools.txt
 	$(REQUIRE_PYTHON)

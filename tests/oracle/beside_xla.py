@@ -27,7 +27,7 @@ from tests.oracle import corpus, siblings
 from tests.oracle.record_flops import product_flops
 
 FACTS = corpus.HERE / "siblings.json"
-COMMAND = "make xla-siblings SIBLINGS=record"
+COMMAND = "make xla-bytes BYTES=record"
 RECORDED = (60, 0)
 """How many programs the suite knows, and their first seed."""
 
