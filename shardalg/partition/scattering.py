@@ -47,7 +47,7 @@ class Cut:
 
 def _scattered(block: Block, locals_: list[Local]) -> Block:
     instructions = [_inside(instruction, locals_) for instruction in block.instructions]
-    if not any(map(_combines, instructions)):
+    if not _has_cuts(instructions):
         return replace(block, instructions=tuple(instructions))
     readers: dict[int, list[int]] = defaultdict(list)
     for number, instruction in enumerate(instructions):
@@ -67,6 +67,15 @@ def _scattered(block: Block, locals_: list[Local]) -> Block:
                 placed[cuts[-1].number] += _joined(first, cuts, locals_)
     kept = tuple(instruction for place in placed.values() for instruction in place)
     return replace(block, instructions=kept)
+
+
+def _has_cuts(instructions: Sequence[Instruction]) -> bool:
+    """Whether a reduction is cut or padded anywhere: most programs end here."""
+    made = {local for one in instructions if _combines(one) for local in one.results}
+    return bool(made) and any(
+        type(one.attributes) in (DynamicSlice, Resize) and one.operands[0] in made
+        for one in instructions
+    )
 
 
 def _combines(instruction: Instruction) -> bool:
