@@ -113,10 +113,10 @@ def planned_at(
 
 def priced(traced: Traced, program: Symbolised | SpmdProgram, hardware: str | Hardware) -> Cost:
     """A program of a function on a chip."""
-    from shardalg.costs.hardware import Hardware, load
+    from shardalg.costs.hardware import load
     from shardalg.costs.step_time import estimate
 
-    chip = hardware if isinstance(hardware, Hardware) else load(hardware)
+    chip = load(hardware)
     return estimate(
         program, traced.graph, roles=traced.roles, hardware=chip, donated=traced.donated
     )

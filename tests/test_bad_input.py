@@ -288,6 +288,18 @@ MESHES = {
         lambda: plan_dot().cost("tpu_v99"),
         HardwareError, "no hardware", "'tpu_v99'", "tpu_v3",
     ),
+    "no chip": (
+        lambda: plan_dot().cost(3),
+        HardwareError, "hardware is 3", "tpu_v3", r"a Hardware",
+    ),
+    "no chip of a reshard": (
+        lambda: sa.reshard(*[sa.Sharding.parse("[X, None]", (8, 16), MESH)] * 2, on=["tpu_v3"]),
+        HardwareError, r"hardware is \['tpu_v3'\]", r"a Hardware",
+    ),
+    "a switch of options": (
+        lambda: sa.Options(pad_blocks="yes"),
+        StrategyError, "pad_blocks is 'yes'", "True or False",
+    ),
     "an unknown policy": (
         lambda: sa.Options(policy="best"),
         StrategyError, "policy", "'best'", r"Options\(policy='gspmd'\)",

@@ -232,16 +232,27 @@ def _entries(figure: str, entries: Any, where: str) -> Iterable[Source]:
         yield Source(figure, entry["value"], entry["source"])
 
 
-@lru_cache(maxsize=32)
-def load(name: str) -> Hardware:
-    """The hardware of that name, or of a JSON file at that path.
+def load(hardware: str | Hardware) -> Hardware:
+    """The hardware of that name, or of a JSON file at that path; a `Hardware` is itself.
 
     Raises:
-      HardwareError: no such name or file, or a malformed file.
+      HardwareError: no such name or file, a malformed file, or neither a name nor a `Hardware`.
 
     >>> load("tpu_v3").peak("bfloat16")
     61500000000000.0
     """
+    if isinstance(hardware, Hardware):
+        return hardware
+    if not isinstance(hardware, str):
+        raise HardwareError(
+            f"hardware is {hardware!r}: give one of the names {', '.join(names())}, the path of a "
+            ".json file, or a Hardware."
+        )
+    return _read(hardware)
+
+
+@lru_cache(maxsize=32)
+def _read(name: str) -> Hardware:
     path = Path(name) if name.endswith(".json") else FILES / f"{name}.json"
     if not path.is_file():
         raise HardwareError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 
 from shardalg.algebra.mesh import Mesh
@@ -39,7 +39,8 @@ class Options:
         Those of annotations (`Sharding.priorities`) hold either way.
 
     Raises:
-      StrategyError: an unknown policy, or `keep_gathers` is no number of bytes.
+      StrategyError: an unknown policy, a switch that is neither True nor False, or `keep_gathers`
+        is no number of bytes.
 
     Without priorities a product follows its first operand before a ReLU behind it asks for what
     its own result has, and the layouts on the two sides of the ReLU disagree (GSPMD,
@@ -85,6 +86,10 @@ class Options:
                 f"policy {self.policy!r} is not one of {list(POLICIES)}. "
                 "Use Options(policy='gspmd'), or leave it out."
             )
+        for switch in fields(self):
+            value = getattr(self, switch.name)
+            if switch.type == "bool" and not isinstance(value, bool):
+                raise StrategyError(f"{switch.name} is {value!r}. Give True or False.")
         if not isinstance(self.keep_gathers, int) or self.keep_gathers < 0:
             raise StrategyError(
                 f"keep_gathers is {self.keep_gathers!r}. Give True, False, or the bytes that a "

@@ -188,6 +188,7 @@ def reshard(
     Raises:
       ShardingError: no layouts, of different shapes, of an unknown type, or on meshes that have no
         digits in common.
+      HardwareError: `on` is no hardware.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
@@ -218,5 +219,5 @@ def reshard(
             f"{target!r} is no digits of {source.mesh!r}: its devices stand in an order, or are "
             "others, that no axes of that mesh write. State both layouts on one mesh."
         )
-    chosen = load(on) if isinstance(on, str) else on
+    chosen = None if on is None else load(on)
     return Reshard(source, stated, dtype, chosen)
