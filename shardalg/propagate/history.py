@@ -67,7 +67,7 @@ def _inside(tensors: Numbers, positions: Numbers, count: int) -> Numbers:
 
 
 def conflicts(record: Record) -> tuple[Conflict, ...]:
-    """Layouts that a step still asks for and that its free target does not have.
+    """Layouts that a step still asks for and that the free dimensions of its target do not have.
 
     They are what the order of steps decided, so where a cost may decide otherwise; each (value,
     layout) once. An annotated argument that was refined on the way counts with the layout that it
@@ -99,9 +99,12 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
 def _refused(
     kind: Kind, numbers: Numbers, fixpoint: Fixpoint
 ) -> Iterator[tuple[int, str, Dims, Numbers]]:
-    """(target, direction, layout asked for, sources) that a free target does not extend."""
+    """(target, direction, layout asked for, sources) that a target's free dimensions lack."""
     layouts = fixpoint.layouts
     for target, direction, dims, sources in fixpoint.asks(kind, numbers, layouts):
         number = numbers[target]
-        if not layouts.fixed[number] and not extends(layouts.dims[number], dims):
+        if layouts.fixed[number]:
+            free = layouts.open[number]
+            dims = tuple([digits if d in free else () for d, digits in enumerate(dims)])
+        if not extends(layouts.dims[number], dims):
             yield target, direction, dims, sources

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from shardalg.algebra.digits import parts
 from shardalg.propagate import priority
 from shardalg.propagate.kinds import Dims, Kind
-from shardalg.propagate.layouts import Layouts
+from shardalg.propagate.layouts import Layouts, extends
 
 Numbers = tuple[int, ...]
 Offer = tuple[Dims, Numbers]
@@ -191,61 +191,68 @@ def asks(
         (kind.results, priority.FORWARD),
         (kind.operands, priority.BACKWARD),
     ):
-        find = offers if direction == priority.FORWARD else wishes
+        find = offers if direction == priority.FORWARD else _claims
         for target in targets:
             for dims, sources in find(kind, numbers, layouts, target):
                 yield target, direction, dims, sources
 
 
+def _claims(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
+    """What a node wants for an operand, and what it would want if another tensor had not spoken.
+
+    Of a result and another operand that disagree, one is heard: which, may be a matter of order.
+    """
+    found = wishes(kind, numbers, layouts, target)
+    single = [*_of_results(kind, numbers, layouts, target)]
+    single += [*_of_operands(kind, numbers, layouts, target)]
+    return found + [
+        claim for claim in single if not any(extends(dims, claim[0]) for dims, _ in found)
+    ]
+
+
 def wishes(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
     """What a node wants for its operand `target`: nothing through a convolution's window."""
-    found: list[Offer] = []
-    is_slid = kind.image is not None and bool(kind.image.window_dims)
-    for source in () if is_slid else kind.results:
+    found = [*_of_results(kind, numbers, layouts, target)]
+    for side in _of_operands(kind, numbers, layouts, target):
+        both = layouts.merged(kind.shapes[target], found[0][0], side[0]) if found else None
+        found = _with_side(kind, found, side, both)
+    return found
+
+
+def _of_results(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> Iterator[Offer]:
+    """What each result alone wants of an operand."""
+    for source in () if _is_slid(kind) else kind.results:
         if layouts.tiles[numbers[source]] > 1:
             dims = kind.project(source, target, layouts.dims[numbers[source]])
             if any(dims):
-                found.append((dims, (source,)))
-    if kind.role in priority.MATRIX and not is_slid and kind.num_operands == 2:
-        return _with_other(kind, numbers, layouts, (target, found))
-    if kind.is_doubtful:
-        return _with_updates(kind, numbers, layouts, (target, found))
-    return found
+                yield dims, (source,)
 
 
-def _with_updates(
-    kind: Kind, numbers: Numbers, layouts: Layouts, wish: tuple[int, list[Offer]]
-) -> list[Offer]:
-    """A scatter's indices and updates, each from the other too along the loops no result has.
+def _is_slid(kind: Kind) -> bool:
+    return kind.image is not None and bool(kind.image.window_dims)
 
-    Source: `sharding_propagation.cc`, GetShardingFromUser, kScatter.
+
+def _of_operands(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> Iterator[Offer]:
+    """What each other operand alone wants of an operand, along loops that they share.
+
+    Of a contraction all loops; of a scatter's indices and updates those that no result has.
+    Source: `sharding_propagation.cc`, GetShardingFromUser.
     """
-    target, found = wish
-    for other in kind.operands:
+    is_matrix = kind.role in priority.MATRIX and not _is_slid(kind) and kind.num_operands == 2
+    for other in kind.operands if is_matrix or kind.is_doubtful else ():
         dims = layouts.dims[numbers[other]]
-        kept = tuple(d if lost else () for d, lost in zip(dims, kind.lost[other], strict=True))
-        side = kind.project(other, target, kept) if other != target and any(kept) else ()
-        if any(side) and not found:
-            found = [(side, (other,))]
-        elif any(side):
-            both = layouts.merged(kind.shapes[target], found[0][0], side)
-            found = found if both is None else [(both, (*found[0][1], other))]
-    return found
+        if not is_matrix:
+            dims = tuple(d if lost else () for d, lost in zip(dims, kind.lost[other], strict=True))
+        side = kind.project(other, target, dims) if other != target and any(dims) else ()
+        if any(side):
+            yield side, (other,)
 
 
-def _with_other(
-    kind: Kind, numbers: Numbers, layouts: Layouts, wish: tuple[int, list[Offer]]
-) -> list[Offer]:
-    """A contraction's operand from result and other operand: merged, else the one of more tiles."""
-    target, found = wish
-    other = 1 - target
-    side = kind.project(other, target, layouts.dims[numbers[other]])
-    if not any(side):
-        return found
+def _with_side(kind: Kind, found: list[Offer], side: Offer, both: Dims | None) -> list[Offer]:
+    """Wishes after another operand's: merged; else, of a contraction, the one of more tiles."""
     if not found:
-        return [(side, (other,))]
-    ((dims, origin),) = found
-    both = layouts.merged(kind.shapes[target], dims, side)
+        return [side]
+    ((dims, origin), *_), (other, source) = found, side
     if both is not None:
-        return [(both, (*origin, other))]
-    return [(side, (other,))] if _tiles(side) > _tiles(dims) else found
+        return [(both, (*origin, *source))]
+    return [side] if kind.role in priority.MATRIX and _tiles(other) > _tiles(dims) else found

@@ -136,17 +136,20 @@ def annotations(graph, given=None, wanted=None, sites=None, mesh=MESH):
 def behind(value, *runs):
     """The values that a value's layout depends on in some of these completions of one graph.
 
-    They are the tensors of all operators through which its layout came, and what is behind those.
+    They are the tensors of all operators through which its layout came, or those that a loop ties
+    to it, and what is behind those.
     """
-    nodes = runs[0].graph.nodes
+    graph = runs[0].graph
     seen, todo = {value}, [value]
     while todo:
-        reasons = [reason for done in runs for _, reason in done.changes.get(todo[-1], ())]
-        through = [
-            nodes[r.node] for r in reasons if r.node is not None and not nodes[r.node].bodies
-        ]
+        last = todo.pop()
+        reasons = [reason for done in runs for _, reason in done.changes.get(last, ())]
+        through = [graph.nodes[r.node] for r in reasons if r.node is not None]
         near = {v for reason in reasons for v in reason.sources}
-        near |= {v for node in through for v in node.operands + node.results}
-        todo = [*todo[:-1], *(near - seen)]
+        near |= {v for n in through if not n.bodies for v in n.operands + n.results}
+        loops = {n.index for n in through if n.bodies}
+        ties = [{t.source, t.target} for t in graph.ties if t.call in loops]
+        near |= {v for tie in ties if last in tie for v in tie}
+        todo += near - seen
         seen |= near
     return seen

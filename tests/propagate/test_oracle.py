@@ -172,7 +172,7 @@ MUTATIONS = {
     "gspmd": {
         "broadcast like a reduction": (priority, "LEVELS", LEVELS | {priority.BROADCAST: (1, 1)}),
         "one level": (priority, "LEVELS", dict.fromkeys(LEVELS, (1, 1))),
-        "operand from the result alone": (step, "_with_other", lambda *args: args[3][1]),
+        "operand from the result alone": (step, "_of_operands", lambda *_: ()),
         "no merging": (Layouts, "_merged", lambda *args: None),
         "left operand first": (step, "_larger_first", lambda kind, found: found),
         "program order": (index, "post_order", program_order),

@@ -77,6 +77,33 @@ def test_dot_merges_both_operands_and_infers_an_operand_from_the_other():
     assert done.reasons[w].sources == (x,)
 
 
+def test_of_a_result_and_another_operand_that_disagree_the_one_not_heard_is_a_conflict():
+    b = Builder()
+    x, w = b.argument(8, 8), b.argument(8, 8)
+    made = b.add(x, x)
+    graph = b.graph(b.dot(made, w))
+    rows = layout((8, 8), "x", None)
+    done = propagate(graph, annotations(graph, {1: rows}, {0: rows}))
+    assert done.shardings[made] == rows
+    ((value, refused),) = [(c.value, axes(c.refused)) for c in done.conflicts]
+    assert (value, refused) == (made, ((), ("x",)))
+
+
+def test_an_open_dimension_that_could_take_either_of_two_axes_names_the_other():
+    b = Builder()
+    x = b.argument(8, 8)
+    b.annotate(x)
+    made = b.add(x, x)
+    graph = b.graph(made)
+    along = {axis: layout((8, 8), None, axis) for axis in "xy"}
+    opened = layout((8, 8), open_dims=(1,))
+    done = propagate(graph, annotations(graph, {0: opened}, {0: along["x"]}, {0: along["y"]}))
+    kept = axes(done.shardings[x])
+    assert kept in [((), ("x",)), ((), ("y",))]
+    refused = [axes(c.refused) for c in done.conflicts if c.value == x]
+    assert refused == [((), ("y",) if kept == ((), ("x",)) else ("x",))]
+
+
 @pytest.mark.parametrize("wide", [64, 4])
 def test_the_larger_operand_wins_an_axis_that_both_want_and_the_conflict_is_kept(wide):
     b = Builder()
