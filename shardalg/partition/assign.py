@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import contracts
-from shardalg.ops.rule import PICK, SUM, Rule
+from shardalg.ops.rule import PICK, SUM
 from shardalg.ops.table import rules
 from shardalg.partition import regroup
 from shardalg.partition.component import (
@@ -254,26 +254,41 @@ def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
     whole, may go to any other loop instead.
     """
     options: dict[str, list[Digits]] = {name: [()] for name in component.loops}
+    moved: dict[Digits, None] = {}
     for tensor in component.tensors:
         for sharding in at_hand(key, tensor):
             for loops, digits in zip(tensor.suggested, sharding.dims, strict=True):
-                for loop, own in _places(component, loops, digits) if digits else ():
+                if digits and _elsewhere(component, loops):
+                    moved[digits] = None
+                    continue
+                for loop, own in spread(loops, digits) if digits else ():
                     known = options.get(loop)
                     if known is not None:
                         tops = (own[:end] for end in range(len(own), 0, -1))
                         known += [top for top in tops if top not in known]
+    for digits in moved:
+        _add_behind(options, component, digits)
     return options
 
 
-def _elsewhere(rule: Rule, loop: str) -> bool:
-    return loop in rule.whole or (rule.combine in GATHERED and loop in rule.reduced)
+def _elsewhere(component: Component, loops: Loops) -> bool:
+    """Whether the digits of a dimension may go to any other loop."""
+    return any(
+        name in rule.whole or (rule.combine in GATHERED and name in rule.reduced)
+        for rule in component.rules
+        for name, _ in loops
+    )
 
 
-def _places(component: Component, loops: Loops, digits: Digits) -> Iterable[tuple[str, Digits]]:
-    """Where the digits of a dimension may go."""
-    if any(_elsewhere(rule, name) for rule in component.rules for name, _ in loops):
-        return tuple((name, digits) for name in component.roomy(parts(digits)))
-    return spread(loops, digits)
+def _add_behind(
+    options: dict[str, list[Digits]], component: Component, digits: Digits
+) -> None:
+    """Put digits on every loop with room for them: alone, and behind what splits it already."""
+    for name, known in options.items():
+        behind = [(*own, *digits[:end]) for own in known for end in range(len(digits), 0, -1)]
+        for joint in behind:
+            if joint not in known and name in component.roomy(parts(joint)):
+                known.append(joint)
 
 
 def spread(loops: tuple[tuple[str, int], ...], digits: Digits) -> list[tuple[str, Digits]]:

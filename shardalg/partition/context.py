@@ -86,6 +86,15 @@ class PartitionContext(Listing):
         self.hold(value, layout, local)
         return local
 
+    def at_hand(self, value: int, phase: str) -> tuple[Sharding, ...]:
+        """The layouts of a value that a phase may use, copies made in it too; first its home."""
+        known = self.sources[value]
+        for where in (ANY_PHASE, phase):
+            for found in self.brought.get((value, where), ()):
+                if found not in known:
+                    known = (*known, found)
+        return known
+
     def demand(self, value: int, layout: Sharding, cause: Cause) -> int:
         """A local with `value` in `layout`, moved there from the nearest layout at hand."""
         found = self.copies.get((value, layout, ANY_PHASE))
@@ -108,12 +117,10 @@ class PartitionContext(Listing):
 
     def _nearest(self, value: int, layout: Sharding, phase: str) -> tuple[Sharding, int]:
         """The layout at hand, copies of the phase too, from which another one is nearest."""
-        known = dict.fromkeys(self.sources[value], ANY_PHASE)
-        for where in (ANY_PHASE, phase):
-            for found in self.brought.get((value, where), ()):
-                known.setdefault(found, where)
-        source = nearest(tuple(known), layout, self.links, padded=self.options.pad_blocks)
-        return source, self.copies[value, source, known[source]]
+        known = self.at_hand(value, phase)
+        source = nearest(known, layout, self.links, padded=self.options.pad_blocks)
+        local = self.copies.get((value, source, ANY_PHASE))
+        return source, self.copies[value, source, phase] if local is None else local
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
         """Emit the steps from `source` to `target`; the local that holds the result."""

@@ -129,9 +129,8 @@ class Partitioner:
 
     def key(self, node: Node, homes: tuple[Sharding, ...]) -> NodeKey:
         """What the choice at a node depends on, as the program stands."""
-        sources = self.context.sources
         values = self.graph.first_reads[node.index]
-        at_hand = tuple([sources[v] for v in node.operands])
+        at_hand = tuple([self.context.at_hand(v, node.phase) for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
         rates = self.rates(operand_type(node.signature))
         unread = self._unread(node) if len(node.results) > 1 else ()
