@@ -16,12 +16,13 @@ from shardalg.spmd.program import (
     DynamicSlice,
     Instruction,
     Loop,
+    Pick,
     Slice,
     SliceAt,
     SpmdProgram,
 )
 
-SLICES = frozenset({DynamicSlice, Slice, SliceAt})
+SLICES = frozenset({DynamicSlice, Pick, Slice, SliceAt})
 
 
 def fuses(instruction: Instruction, graph: Graph) -> bool:

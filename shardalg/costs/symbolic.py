@@ -33,6 +33,7 @@ from shardalg.spmd.program import (
     Local,
     Loop,
     MaskAt,
+    Pick,
     Resize,
     Slice,
     SliceAt,
@@ -266,7 +267,8 @@ class _Symboliser:
         if type(attributes) in CUT and any(type(size) is not int for size in sizes):
             raise FormulaError(self.unknown(instruction, sizes))
         made = sum(sizes) if type(attributes) is Concatenate else sizes[0]
-        made = local.shape[attributes.dim] if type(attributes) in CUT else made
+        if type(attributes) in (*CUT, Pick):
+            made = local.shape[attributes.dim]
         shape[attributes.dim] = _plain(Formula.of(made))
         return tuple(shape)
 
@@ -326,7 +328,7 @@ OPERATORS = (Apply, Extract, Insert)
 """Instructions whose results are those of their node."""
 # Steps of an exchange; of the first three the result is a part of the operand.
 CUT = (Slice, SliceAt, Dilate)
-EXCHANGED = (*CUT, Fetch, MaskAt, Choose, Concatenate)
+EXCHANGED = (*CUT, Pick, Fetch, MaskAt, Choose, Concatenate)
 
 
 def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digits:

@@ -277,6 +277,12 @@ def _slice_at(emitter: Emitter, instruction: Instruction, x: Array) -> list[Arra
     return [lax.dynamic_slice_in_dim(x, emitter.start(a.start), a.size, a.dim)]
 
 
+def _pick(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
+    a = instruction.attributes
+    found = lax.slice_in_dim(x, a.place, a.place + 1, axis=a.dim)
+    return [jnp.where(emitter.partition_id(a.digits) == a.owner, found, jnp.zeros_like(found))]
+
+
 def _regroup(emitter: Emitter, instruction: Instruction, x: Array) -> list[Array]:
     return [x.reshape(instruction.attributes.shape(x.shape))]
 
@@ -408,4 +414,5 @@ EMIT: dict[type, Callable[..., list[Array]]] = {
     spmd.FirstMember: _first_member,
     spmd.Extract: _extract,
     spmd.Insert: _insert,
+    spmd.Pick: _pick,
 }

@@ -12,6 +12,7 @@ from shardalg.spmd.program import (
     Dilate,
     Fold,
     Join,
+    Pick,
     Slice,
     SliceAt,
     Top,
@@ -27,6 +28,7 @@ RESIZING: dict[type, Callable[[Attributes, int], int]] = {
     Dilate: lambda a, size: a.length(size),
     Slice: lambda a, size: a.size,
     SliceAt: lambda a, size: a.size,
+    Pick: lambda a, size: 1,
 }
 
 

@@ -25,6 +25,7 @@ from shardalg.partition.component import (
 from shardalg.partition.key import Choice, NodeKey, Weight, at_hand, devices_of, weight
 from shardalg.partition.layouts import interned, whole
 from shardalg.partition.matches import demanded_devices
+from shardalg.partition.picks import elements, picked
 from shardalg.partition.reshard import reshard_bound, reshard_price
 from shardalg.partition.sent import GATHERED, sent_bytes
 
@@ -214,8 +215,18 @@ def _candidates(
         for gathered in (False, True) if component.moves(assigned) else (False,):
             layouts = _layouts(key, component, assigned, (demands, produced), gathered)
             if layouts is not None:
-                found += _choices(tuple(assigned.items()), layouts, passed, adds=adds)
+                for laid in (layouts, *_picked(key, component, layouts)):
+                    found += _choices(tuple(assigned.items()), laid, passed, adds=adds)
     return [*found, *_regrouped(key)]
+
+
+def _picked(key: NodeKey, component: Component, layouts: Layouts) -> Iterator[Layouts]:
+    """The same where single elements of dimensions are picked from blocks as they lie."""
+    dims = elements(key.signature, component.rule) if component.is_whole else ()
+    if dims:
+        (demand,), (made,) = layouts
+        for blocks, partial_ in picked(dims, key.sources[0], (demand, made)):
+            yield (blocks,), (partial_,)
 
 
 def _regrouped(key: NodeKey) -> Iterator[Choice]:
@@ -280,9 +291,7 @@ def _elsewhere(component: Component, loops: Loops) -> bool:
     )
 
 
-def _add_behind(
-    options: dict[str, list[Digits]], component: Component, digits: Digits
-) -> None:
+def _add_behind(options: dict[str, list[Digits]], component: Component, digits: Digits) -> None:
     """Put digits on every loop with room for them: alone, and behind what splits it already."""
     for name, known in options.items():
         behind = [(*own, *digits[:end]) for own in known for end in range(len(digits), 0, -1)]

@@ -20,6 +20,7 @@ from shardalg.partition.component import reduced_digits
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.exchanges import Along
 from shardalg.partition.key import Choice, NodeKey
+from shardalg.partition.picks import ELEMENT, picks
 from shardalg.partition.regroup import regroup
 from shardalg.partition.search import tile
 from shardalg.partition.selections import indexed, result_shifts, shifts, within_margins
@@ -117,8 +118,11 @@ def node_plan(key: NodeKey) -> NodePlan:
     blocks = {n: tile(e, parts(loops.get(n, ()))) for n, e in extents.items()}
     found = _windows(key, rows, choice)
     alone = len(rows) == 1
-    emission = emit(key.signature, rows[0], blocks, spans(found)) if alone else Emission()
+    taken = picks(key.signature, rows[0], choice) if alone else ()
+    held = spans(found) | {(0, pick.dim): ELEMENT for pick in taken}
+    emission = emit(key.signature, rows[0], blocks, held) if alone else Emission()
     before = (
+        *((0, pick) for pick in taken),
         *_masks(rows, loops),
         *_around(rows[0], emission, loops),
         *shifts(emission, loops, blocks),

@@ -1,4 +1,4 @@
-"""A box at run-time starts in a tensor that is cut in blocks: read, and written over."""
+"""A box in a tensor that is cut in blocks: at run-time starts, or at a place that is known."""
 
 from __future__ import annotations
 
@@ -53,3 +53,29 @@ class Insert:
     def digits(self) -> Digits:
         """What its blocks are cut by."""
         return tuple(digit for _, digits, _ in self.places for digit in digits)
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Element `index` of `dim` alone: on the device that has it, and 0 on the others.
+
+    What a device makes is a partial sum over all that hold a block.
+
+    Attributes:
+      block: elements of a block; digits: what the dimension is cut by.
+    """
+
+    dim: int
+    index: int
+    block: int
+    digits: Digits
+
+    @property
+    def owner(self) -> int:
+        """The partition id, along the digits, that has the element."""
+        return self.index // self.block
+
+    @property
+    def place(self) -> int:
+        """Where it lies in the block."""
+        return self.index % self.block

@@ -34,6 +34,7 @@ from shardalg.spmd.program import (
     MaskAt,
     MaskIndexed,
     Offset,
+    Pick,
     ReduceScatter,
     Resize,
     Slice,
@@ -93,6 +94,7 @@ _SHAPES: dict[type, Callable[..., Shape]] = {
     FirstMember: lambda a, s: s,
     Extract: lambda a, s, *_: a.sizes,
     Insert: lambda a, s, *_: s,
+    Pick: lambda a, s: _sized(s, a.dim, 1) if s[a.dim] == a.block else (),
 }
 # (dimension, digits) that must divide the operand.
 _CUTS: dict[type, Callable[..., tuple[int, Digits]]] = {

@@ -208,6 +208,14 @@ def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
     return block.take(range(start, start + size), dim)
 
 
+def _pick(a: spmd.Pick, x: Stack) -> Stack:
+    def own(position: int, block: np.ndarray) -> np.ndarray:
+        found = _cut(block, a.dim, a.place, 1)
+        return found if partition_id(a.digits, position) == a.owner else np.zeros_like(found)
+
+    return _everywhere(own, x)
+
+
 def _regroup(a: Regroup, x: Stack) -> Stack:
     def regrouped(_: int, block: np.ndarray) -> np.ndarray:
         shape = a.shape(block.shape)
@@ -376,4 +384,5 @@ HOST_STEPS: dict[type, Callable[..., Stack]] = {
     spmd.FirstMember: _first_member,
     spmd.Extract: _extract,
     spmd.Insert: _insert,
+    spmd.Pick: _pick,
 }

@@ -15,7 +15,7 @@ from shardalg.algebra.digits import Digits, partition_id
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import ITEM_SIZES, SHORT, Params
-from shardalg.spmd.boxes import Extract, Insert
+from shardalg.spmd.boxes import Extract, Insert, Pick
 from shardalg.spmd.joins import Best, Carry, Fold, Join, Top, ValueAt
 from shardalg.spmd.regroup import Regroup
 
@@ -456,7 +456,7 @@ Attributes = (
     Apply | AllGather | AllReduce | ReduceScatter | AllToAll | CollectivePermute | Fetch
     | Carry | Best | DynamicSlice | Slice | SliceAt | Concatenate | Resize | Dilate | Mask | MaskAt
     | Choose | Regroup | Join | ValueAt | Offset | MaskIndexed | FirstMember | Extract | Insert
-    | Top | Fold | Loop | While | Branches | Manual
+    | Pick | Top | Fold | Loop | While | Branches | Manual
 )  # fmt: skip
 COLLECTIVES = (
     AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, Fetch, Carry, Best, Top, Fold,

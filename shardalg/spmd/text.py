@@ -40,6 +40,7 @@ from shardalg.spmd.program import (
     MaskAt,
     MaskIndexed,
     Offset,
+    Pick,
     ReduceScatter,
     Resize,
     Slice,
@@ -135,6 +136,7 @@ _TEXT: dict[type, Callable[..., str]] = {
     Choose: lambda a, m: (
         f"choose dim={a.dim} by {start_text(m, a.start)}+x, ends {', '.join(map(str, a.ends))}"
     ),
+    Pick: lambda a, m: f"pick dim={a.dim} element {a.index} of axes={axes_text(m, a.digits)}",
     Join: lambda a, m: f"join {a.combine} dim={a.dim}",
     ValueAt: lambda a, m: f"value_at dim={a.dim}",
     Offset: lambda a, m: (

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
-from shardalg.algebra.digits import parts
+from shardalg.algebra.digits import overlap, parts
 from shardalg.merge.integers import (
     All,
     Formula,
     Number,
     PartitionId,
+    equal,
     implies,
     less,
     within,
 )
-from shardalg.verify.contents import Held, fill_number, partition_number, start_number
+from shardalg.ops.rule import SUM
+from shardalg.verify.contents import Held, as_set, fill_number, partition_number, start_number
 from shardalg.verify.report import Decided
-from shardalg.verify.step import Result, Step, X, filled_with, nothing_beyond, with_dim
+from shardalg.verify.step import (
+    Result,
+    Step,
+    X,
+    filled_with,
+    members_agree,
+    nothing_beyond,
+    with_dim,
+)
 
 
 def _masked(step: Step, inside: Formula, fill: str) -> Result:
@@ -83,6 +94,27 @@ def dilate(step: Step) -> Result:
     )
     words = "the places that are filled are no element's"
     return with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain))]
+
+
+def pick(step: Step) -> Result:
+    """One element, on the one partition that has it; the others have 0, so that the sum is it."""
+    a, given = step.attributes, step.given
+    held, own = given.dims[a.dim], partition_number(a.digits)
+    here = All((equal(held.start + a.place, a.index * held.base), held.exists(Number.of(a.index))))
+    goal = implies(equal(own, a.owner), here)
+    words = f"element {a.index} is place {a.place} on partition {a.owner}"
+    inside = 0 <= a.place < held.length and 0 <= a.owner < parts(a.digits)
+    fresh = not any(overlap(*pair) for pair in product(a.digits, given.unreduced))
+    sums = given.combine == SUM and not given.changes and not given.awaits
+    stated = [
+        ("delivers", step.claim(words, goal)),
+        ("delivers", Decided("one partition has the place", inside)),
+        ("combine", Decided("what is made are partial sums of the value", fresh and sums)),
+        *members_agree(step, a.digits, (a.dim,)),
+    ]
+    pending = as_set((*given.unreduced, *a.digits))
+    made = replace(filled_with(step, 0), unreduced=pending, number=None)
+    return with_dim(made, a.dim, Held(Number.of(a.index), 1, held.size)), stated
 
 
 def _full(held: Held) -> bool:

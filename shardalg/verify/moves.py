@@ -32,7 +32,7 @@ from shardalg.verify.contents import (
     start_number,
     without,
 )
-from shardalg.verify.masks import dilate, mask, mask_at
+from shardalg.verify.masks import dilate, mask, mask_at, pick
 from shardalg.verify.report import Decided
 from shardalg.verify.step import (
     MEMBER,
@@ -298,6 +298,7 @@ MOVES: dict[type, Callable[[Step], Result]] = {
     p.Join: join,
     p.DynamicSlice: _dynamic_slice,
     p.Slice: lambda step: _cut(step, Number((), step.attributes.start), step.attributes.size),
+    p.Pick: pick,
     p.SliceAt: lambda step: _cut(step, start_number(step.attributes.start), step.attributes.size),
     p.Concatenate: _concatenate,
     p.Regroup: regroup,

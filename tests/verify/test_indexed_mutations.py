@@ -24,6 +24,10 @@ def read(x, start):
     return lax.dynamic_slice(x, (start, 0), (3, 4))
 
 
+def element(x):
+    return x[5]
+
+
 def best(x):
     return lax.top_k(x, 2, axis=0)
 
@@ -40,6 +44,7 @@ TENSOR = np.arange(1, 69, dtype=np.float32).reshape(17, 4)
 PROGRAMS = {
     "written": (written, (TENSOR, -TENSOR[:3], np.int32(40)), (ROWS, P(), P()), ROWS),
     "read": (read, (TENSOR, np.int32(40)), (ROWS, P()), P()),
+    "element": (element, (TENSOR,), (ROWS,), P()),
     "best": (best, (TENSOR[:, :3],), (ROWS,), (P(), P())),
     "folded": (folded, (TENSOR % 5, TENSOR % 3 + 1), (ROWS, ROWS), (P(), P())),
 }
@@ -72,6 +77,14 @@ MUTATIONS = {
     "read in blocks of another axis": ("read", p.Extract, lambda a: placed(a, digits=X)),
     "read from the own block": ("read", p.Extract, lambda a: replace(a, places=())),
     "what others read left out": ("read", p.AllReduce, None),
+    "an element of another place": (
+        "element", p.Pick, lambda a: replace(a, index=a.index + 1),
+    ),
+    "an element of another partition": (
+        "element", p.Pick, lambda a: replace(a, index=a.index + a.block),
+    ),
+    "an element of another axis": ("element", p.Pick, lambda a: replace(a, digits=X)),
+    "an element of a block": ("element", p.AllReduce, None),
     "the best of a block": ("best", p.Top, None),
     "the best of longer blocks": ("best", p.Top, lambda a: replace(a, block=a.block + 1)),
     "the best of another axis": ("best", p.Top, lambda a: replace(a, digits=X)),
