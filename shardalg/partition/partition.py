@@ -56,6 +56,7 @@ class Partitioner:
         self.sharded = sharded
         self.graph = sharded.graph
         self.homes = list(self._plain(sharded.shardings))
+        self._hand_out()
         self.options = options
         moving = tuple([MOVING.get(r, r) for r in roles])
         chip = load(options.hardware) if options.policy == "cost" else None
@@ -99,6 +100,17 @@ class Partitioner:
                 dims = tuple([tuple([d for d in dim if d.size > 1]) for dim in sharding.dims])
                 seen[id(sharding)] = interned(sharding.mesh, sharding.shape, dims, ())
         return tuple([seen[id(sharding)] for sharding in shardings])
+
+    def _hand_out(self) -> None:
+        """Give a value that is only handed out the layout in which its annotation wants it."""
+        sharded, graph = self.sharded, self.graph
+        ends = zip(graph.results, sharded.annotations.results, sharded.results, strict=True)
+        for value, annotated, result in ends:
+            alone = not graph.users[value] and graph.results.count(value) == 1
+            if annotated is not None and alone and graph.producer[value] is not None:
+                (home,) = self._plain([result])
+                if home == self._plain([annotated])[0]:
+                    self.homes[value] = home
 
     def _phase(self, value: int) -> str:
         producer = self.graph.producer[value]
