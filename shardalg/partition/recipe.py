@@ -8,8 +8,8 @@ from typing import NamedTuple
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
 from shardalg.partition.context import PartitionContext
+from shardalg.partition.listing import new_instruction, new_local
 from shardalg.partition.node import NodePlan, partition_node, settle
-from shardalg.spmd.program import Instruction, Local
 
 
 class Recipe(NamedTuple):
@@ -65,12 +65,12 @@ def _bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
             operands[k] = context.demand(node.operands[k], plan.choice.demands[k], cause)
     local = start = len(locals_)
     for value, (shape, dtype, layout, number) in zip(node.results, recipe.made, strict=False):
-        locals_.append(Local(local, shape, dtype, layout, value))
+        locals_.append(new_local(local, shape, dtype, layout, value))
         at_hand[value], first[value] = number, local
         local += 1
     results = (start,) if local == start + 1 else tuple(range(start, local))
     given = (tuple(operands), results, node.index, node.phase, "unknown", plan.why)
-    context.instructions.append(Instruction(plan.apply, *given))
+    context.instructions.append(new_instruction(plan.apply, *given))
     for k in recipe.settled:
         made = (node.results[k], results[k], plan.choice.produced[k])
         settle(context, node, made, recipe.homes[k])
