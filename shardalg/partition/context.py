@@ -46,13 +46,34 @@ def moves(
 
 
 @dataclass
+class Tuples:
+    """Tuples of layouts, each with a number: alike are those of one number."""
+
+    known: list[tuple[Sharding, ...]] = field(default_factory=list)
+    numbers: dict[tuple[Sharding, ...], int] = field(default_factory=dict)
+
+    def number(self, layouts: tuple[Sharding, ...]) -> int:
+        """The number of a tuple."""
+        found = self.numbers.get(layouts)
+        if found is None:
+            found = self.numbers[layouts] = len(self.known)
+            self.known.append(layouts)
+        return found
+
+
+@dataclass
 class PartitionContext(Listing):
     """Builds one block at a time; loop bodies open a nested block over the same locals.
 
     Attributes:
-      sources: per graph value, the layouts at hand for any phase; the first is its home.
-      copies: (value, layout, phase) to the local that holds it in the current block.
+      tuples: layouts that a value is at hand in, the first as it was made or brought home, copies
+        of the phase behind: each tuple has a number.
+      at_hand: per graph value, that number; of a value not made yet, `~` that of its home.
+      first: per graph value, the local that holds it in the first of its layouts.
+      copies: (value, layout, phase) to the local that holds it in another one, in the current
+        block.
       brought: (value, phase) to the layouts of its copies there.
+      phase: of what is emitted; lasting: what is at hand in every phase of values with copies.
       outputs: values that leave a region, and so must come home.
       remade: values made from numbers alone, and how to make them in another layout.
       kept: values, each with a layout, whose copy made in one phase may serve another.
@@ -61,23 +82,37 @@ class PartitionContext(Listing):
 
     kept: frozenset[tuple[int, Sharding]] = frozenset()
     links: Links | None = None
-    sources: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
+    tuples: Tuples = field(default_factory=Tuples)
+    at_hand: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
     copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
     brought: dict[tuple[int, str], list[Sharding]] = field(default_factory=dict)
+    phase: str = "forward"
+    lasting: dict[int, int] = field(default_factory=dict)
     outputs: frozenset[int] = frozenset()
     remade: dict[int, Callable[[Sharding, Cause], int]] = field(default_factory=dict)
 
     def hold(self, value: int, layout: Sharding, local: int) -> None:
         """`local` is `value` in `layout`, for any phase."""
-        known = self.sources.get(value)
-        self.sources[value] = (layout,) if known is None else (*known, layout)
-        self.copies[value, layout, ANY_PHASE] = local
+        if self.at_hand[value] < 0:
+            self.at_hand[value], self.first[value] = self.tuples.number((layout,)), local
+        else:
+            self.at_hand[value] = self.tuples.number((*self.sources(value), layout))
+            self.copies[value, layout, ANY_PHASE] = local
+
+    def sources(self, value: int) -> tuple[Sharding, ...]:
+        """The layouts that a value is at hand in."""
+        return self.tuples.known[self.at_hand[value]]
+
+    def lasting_sources(self, value: int) -> tuple[Sharding, ...]:
+        """The layouts that a value is at hand in for any phase."""
+        return self.tuples.known[self.lasting.get(value, self.at_hand[value])]
 
     def hold_remade(self, value: int, make: Callable[[Sharding, Cause], int]) -> None:
         """`value` can be had in every layout for nothing, as a slice of the whole would be."""
-        home = self.sources[value][0]
+        home = self.sources(value)[0]
         self.remade[value] = make
-        self.sources[value] = (home, whole(home))
+        self.at_hand[value] = self.tuples.number((home, whole(home)))
 
     def given(self, value: int, layout: Sharding) -> int:
         """A new local that holds `value` from the start of the current block."""
@@ -86,17 +121,35 @@ class PartitionContext(Listing):
         self.hold(value, layout, local)
         return local
 
-    def at_hand(self, value: int, phase: str) -> tuple[Sharding, ...]:
-        """The layouts of a value that a phase may use, copies made in it too; first its home."""
-        known = self.sources[value]
-        for where in (ANY_PHASE, phase):
-            for found in self.brought.get((value, where), ()):
-                if found not in known:
-                    known = (*known, found)
-        return known
+    def enter(self, phase: str) -> None:
+        """Go on with what is of this phase: copies made in another one are not at hand."""
+        self.phase = phase
+        for value, number in self.lasting.items():
+            self.at_hand[value] = number
+            for layout in self.brought.get((value, phase), ()):
+                self._add(value, layout)
+
+    def _add(self, value: int, layout: Sharding) -> None:
+        known = self.sources(value)
+        if layout not in known:
+            self.at_hand[value] = self.tuples.number((*known, layout))
+
+    def _share(self, value: int, layout: Sharding, phase: str) -> None:
+        """A copy serves whoever comes next in its phase, and is at hand where that is chosen."""
+        self.brought.setdefault((value, phase), []).append(layout)
+        if phase != ANY_PHASE:
+            self.lasting.setdefault(value, self.at_hand[value])
+        elif value in self.lasting:
+            known = self.tuples.known[self.lasting[value]]
+            self.lasting[value] = self.tuples.number((*known, layout))
+        self._add(value, layout)
 
     def demand(self, value: int, layout: Sharding, cause: Cause) -> int:
         """A local with `value` in `layout`, moved there from the nearest layout at hand."""
+        if layout == self.sources(value)[0]:
+            return self.first[value]
+        if cause.phase != self.phase:
+            self.enter(cause.phase)
         found = self.copies.get((value, layout, ANY_PHASE))
         if found is None:
             keeps = self.options.keep_gathers is True or (value, layout) in self.kept
@@ -106,7 +159,7 @@ class PartitionContext(Listing):
                 found = self._bring(value, layout, cause)
                 self.copies[value, layout, phase] = found
                 if self.options.share_gathers and not layout.unreduced:
-                    self.brought.setdefault((value, phase), []).append(layout)
+                    self._share(value, layout, phase)
         return found
 
     def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
@@ -116,9 +169,10 @@ class PartitionContext(Listing):
         return self.move(local, source, layout, cause._replace(role=self.roles[value]))
 
     def _nearest(self, value: int, layout: Sharding, phase: str) -> tuple[Sharding, int]:
-        """The layout at hand, copies of the phase too, from which another one is nearest."""
-        known = self.at_hand(value, phase)
-        source = nearest(known, layout, self.links, padded=self.options.pad_blocks)
+        """The layout at hand from which another one is nearest."""
+        source = nearest(self.sources(value), layout, self.links, padded=self.options.pad_blocks)
+        if source == self.sources(value)[0]:
+            return source, self.first[value]
         local = self.copies.get((value, source, ANY_PHASE))
         return source, self.copies[value, source, phase] if local is None else local
 
