@@ -15,7 +15,7 @@ from shardalg.partition.calls import TAKES, border, close_body, control, open_bo
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.gathers import GatherChoice, hoistable, repeated, within
 from shardalg.partition.key import NodeKey
-from shardalg.partition.layouts import interned, whole
+from shardalg.partition.layouts import even_prefix, interned, whole
 from shardalg.partition.links import links_on
 from shardalg.partition.node import NodePlan, node_plan, remake, settle
 from shardalg.partition.recipe import Recipe, recipe
@@ -103,15 +103,17 @@ class Partitioner:
         return tuple([seen[id(sharding)] for sharding in shardings])
 
     def _hand_out(self) -> None:
-        """Give a value that is only handed out the layout in which its annotation wants it."""
-        sharded, graph = self.sharded, self.graph
-        ends = zip(graph.results, sharded.annotations.results, sharded.results, strict=True)
-        for value, annotated, result in ends:
+        """Where a value is only handed out, and does not divide, it lies as it is handed out.
+
+        As it would without an annotation (`propagate.border`): XLA replicates such a result.
+        """
+        graph, homes = self.graph, self.homes
+        results = zip(graph.results, self._plain(self.sharded.results), strict=True)
+        for value, result in results:
             alone = not graph.users[value] and graph.results.count(value) == 1
-            if annotated is not None and alone and graph.producer[value] is not None:
-                (home,) = self._plain([result])
-                if home == self._plain([annotated])[0]:
-                    self.homes[value] = home
+            uneven = value not in self.sharded.fixed and even_prefix(homes[value]) != homes[value]
+            if alone and uneven and graph.producer[value] is not None:
+                homes[value] = result
 
     def _phase(self, value: int) -> str:
         producer = self.graph.producer[value]
