@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shardalg.spmd.program import Attributes, Block, Branches, Loop, Manual, While
 
-CONTROL = frozenset({Loop, While, Branches, Manual})
+CONTROL = (Loop, While, Branches, Manual)
 
 
 def bodies(attributes: Attributes) -> tuple[Block, ...]:
