@@ -66,7 +66,7 @@ def row(sizes: dict[str, int], rank: int, count: int) -> dict[str, object]:
             spent[-1].append(time.process_time() - start)
         paths.append(path)
     first, least = [calls[0] for calls in spent], list(map(min, spent))
-    bounds = [reshard_bound(*pair)[0] for pair in pairs]
+    bounds = [reshard_bound(*pair) for pair in pairs]
     ratios = [p.wire_elements / sent for p, sent in zip(paths, bounds, strict=True) if sent]
     found = {
         "mesh": "x".join(map(str, sizes.values())),

@@ -99,7 +99,7 @@ def _undisputed(key: NodeKey, component: Component) -> Choice | None:
         return None
     if demanded_devices(key, component, [assigned]) == found[0].devices > 1:
         return found[0]
-    return found[0] if sent_bytes(key, found[0], _least) == 0 == _price(key, found[0]) else None
+    return found[0] if sent_bytes(key, found[0], reshard_bound) == 0 == _price(key, found[0]) else None
 
 
 def _price(key: NodeKey, choice: Choice) -> object:
@@ -162,7 +162,7 @@ def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choic
     counts = weight(key) if component.rule.flops != 0 else Weight(1, 0, 1)
     ordered = sorted(
         [
-            (counts.time(c, sent_bytes(key, c, _least)), number)
+            (counts.time(c, sent_bytes(key, c, reshard_bound)), number)
             for number, c in enumerate(candidates)
         ]
     )
@@ -174,10 +174,6 @@ def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choic
         rank = (counts.time(choice, _price(key, choice)), -choice.devices, number)
         best = rank if best is None else min(best, rank)
     return candidates[best[2]]
-
-
-def _least(source: Sharding, target: Sharding) -> object:
-    return reshard_bound(source, target)[0]
 
 
 def _gather_all(key: NodeKey) -> Choice:
