@@ -63,9 +63,9 @@ def _fitting(key: NodeKey, component: Component) -> Choice | None:
     All digits at hand divide the work and nothing is sent, so that no other choice is better.
     """
     given = tuple([at_hand[0] for at_hand in key.sources])
-    if not component.is_whole or any([s.unreduced for s in (*given, *key.homes)]):
+    if not component.is_whole or any(s.unreduced for s in (*given, *key.homes)):
         return None
-    if any([any(s.dims) for at_hand in key.sources for s in at_hand[1:]]):
+    if any(any(s.dims) for at_hand in key.sources for s in at_hand[1:]):
         return None
     assigned = component.fitted([s.dims for s in given], [s.dims for s in key.homes])
     if assigned is None or regroup.regrouped(key.signature):

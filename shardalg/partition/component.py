@@ -128,7 +128,7 @@ class Component:
         for operand, result, names in self.alone:
             dims = results[result] if operand is None else operands[operand]
             for name, own in zip(names, dims, strict=True):
-                if (own if name is None else found.setdefault(name, own) != own):
+                if own if name is None else found.setdefault(name, own) != own:
                     return None
         return {name: found[name] for name in self.loops if found.get(name)}
 
@@ -156,9 +156,9 @@ class Component:
         for name, extent in self.even:
             if name in assigned and extent % parts(assigned[name]):
                 return False
-        if not all([_keeps(rule, assigned) for rule in self.rules if rule.combine == TOP]):
+        if not all(_keeps(rule, assigned) for rule in self.rules if rule.combine == TOP):
             return False
-        return all([_nests(loops, assigned) for loops in self.nests])
+        return all(_nests(loops, assigned) for loops in self.nests)
 
 
 def _keeps(rule: Rule, assigned: Assigned) -> bool:

@@ -33,8 +33,9 @@ def demanded_devices(key: NodeKey, component: Component, assignments: list[Assig
 
 def _is_matched(assigned: Assigned, matched: Held, usable: Held) -> bool:
     """Whether it uses all matches, and nothing that one operand alone has."""
-    whole = all([digits.issubset(assigned.get(name, ())) for name, digits in matched.items()])
-    return whole and all([usable.get(name, set()).issuperset(own) for name, own in assigned.items()])
+    if not all(digits.issubset(assigned.get(name, ())) for name, digits in matched.items()):
+        return False
+    return all(usable.get(name, set()).issuperset(own) for name, own in assigned.items())
 
 
 def _matches(key: NodeKey, component: Component) -> tuple[Held, Held]:
