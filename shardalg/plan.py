@@ -20,8 +20,8 @@ from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
 from shardalg.report import decisions, tables, warned
 from shardalg.report.border import with_borders
-from shardalg.report.chains import ValueExplanation, explanation
 from shardalg.report.difference import PlanDifference, difference
+from shardalg.report.explained import ValueExplanation, explanation
 from shardalg.report.formatting import formatting
 from shardalg.report.html import Listing
 from shardalg.report.listing import program_listing

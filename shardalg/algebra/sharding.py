@@ -257,7 +257,7 @@ class Sharding:
         """Whether the whole tensor lies on one named device."""
         return self.mesh.is_device
 
-    @property
+    @cached_property
     def is_even(self) -> bool:
         """Whether every dimension divides into its partitions."""
         return all(size % n == 0 for size, n in zip(self.shape, self.parts, strict=True))

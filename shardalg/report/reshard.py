@@ -58,7 +58,7 @@ class Reshard(Answer):
         graph = Graph((value,), (), (root,), (), (0,), (0,), ("x",), ("result",))
         links = links_on(self.source.mesh, self.hardware)
         context = PartitionContext(graph, ("unknown",), links=links)
-        first = context.given(0, self.source)
+        first = context.new_local(self.source.shard_shape, self.dtype, self.source, 0)
         last = context.move(first, self.source, self.target, Cause(None))
         block = Block((first,), tuple(context.instructions), (last,))
         ends = (self.source,), (self.target,)
