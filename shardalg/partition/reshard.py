@@ -86,7 +86,7 @@ def reshard_path(
         return Path((), 0)
     if not (_on_mesh(source) and _on_mesh(target)):
         return _across(source, target, links, padded=padded)
-    found = _moves(source, target, links, padded)
+    found = path_moves(source, target, links, padded)
     spell = _Spelling(source, target)
     steps, total, before = [], 0, _states(source, target)[0][0]
     for number, (move, (dims, pending), price, *longer) in enumerate(found, 1):
@@ -99,7 +99,7 @@ def reshard_path(
 
 
 @decided(1 << 16, lambda source, target, *_: source.numbers)
-def _moves(
+def path_moves(
     source: Sharding, target: Sharding, links: Links | None, padded: bool
 ) -> tuple[tuple[object, ...], ...]:
     """The path in digits of both ends, its moves not yet spelled: who asks for prices alone."""
@@ -213,7 +213,7 @@ def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> ob
         return reshard_bound(source, target)
     if not (_on_mesh(source) and _on_mesh(target)):
         return reshard_path(source, target, None, padded).wire_elements
-    return sum([price for _, _, price, *_ in _moves(source, target, None, padded)])
+    return sum([price for _, _, price, *_ in path_moves(source, target, None, padded)])
 
 
 @lru_cache(maxsize=1 << 16)
