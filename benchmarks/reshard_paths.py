@@ -68,7 +68,8 @@ def run(
 def row(mesh: Mesh, shape: tuple[int, ...], count: int) -> dict[str, object]:
     even, rank, total = shape[:1] == (SIZE,), len(shape), math.prod(shape)
     small = dict(mesh.axes) in SMALL
-    pairs = list(chosen(mesh, shape, (None if small else count) if even else min(count, UNEVEN_COUNT)))
+    most = None if small and even else count if even else min(count, UNEVEN_COUNT)
+    pairs = list(chosen(mesh, shape, most))
     paths, spent = [], []
     for pair in pairs:
         spent.append([])
