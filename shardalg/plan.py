@@ -341,7 +341,8 @@ class Plan:
 
         Of a value: per axis, the steps that brought it, back to the annotations. Of a collective:
         the layout that the value has and the one that is needed, the annotations behind both, and
-        the smallest change of one annotation (else of two) that removes it, by planning again.
+        the smallest change of one annotation (else of two, or of as many as it takes) that removes
+        it, by planning again.
 
         Args:
           what: a name that `shardings()` prints (`params['w']`, a site's name,
