@@ -206,7 +206,7 @@ class Sharding:
     def __hash__(self) -> int:
         return self._hash
 
-    @property
+    @cached_property
     def numbers(self) -> tuple[int, ...]:
         """All that is no structure: the sizes of dimensions and of mesh axes."""
         return (*self.shape, *(n for _, n in self.mesh.axes))

@@ -82,7 +82,7 @@ class Reshard(Answer):
     @property
     def least_wire_bytes(self) -> Any:
         """Bytes that no path can do without: what some device lacks of the target."""
-        return reshard_bound(self.source, self.target)[0] * ITEM_SIZES[self.dtype]
+        return reshard_bound(self.source, self.target) * ITEM_SIZES[self.dtype]
 
     @property
     def peak_bytes(self) -> int:
