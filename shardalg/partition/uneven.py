@@ -50,7 +50,9 @@ def search(shape: Shape, start: State, goal: State, axes: Digits, *, padded: boo
     puzzle = _puzzle(shape, ends, names, padded=padded)
     # recorded sizes note what is asked of them, so they are asked every time
     named = any(type(n) is not int for n in shape)
-    hops = (solve.__wrapped__ if named else solve)(puzzle, _price(best))
+    sent, moves = _price(best)
+    # what is searched wins where both cost the same: to gather all takes the larger buffer
+    hops = (solve.__wrapped__ if named else solve)(puzzle, (sent, moves + 1))
     return best if hops is None else [_step(shape, before, hop, names) for before, hop in hops]
 
 

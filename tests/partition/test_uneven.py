@@ -213,6 +213,15 @@ def test_bytes_and_buffers_are_those_of_the_padded_tensor(show):
     assert max(ratio, share) < 1.05
 
 
+@pytest.mark.parametrize("size", [101, 257, 1001])
+def test_of_two_paths_that_send_as_much_none_gathers(size):
+    """From one axis to another of its size: a permute, not all of it and a slice."""
+    mesh = Mesh({"x": 2, "y": 2, "z": 2})
+    for a, b in itertools.permutations("xyz", 2):
+        path = reshard_path(*(Sharding(mesh, (size,), (mesh.digits(axis),)) for axis in (a, b)))
+        assert [step.layout.shard_shape for step in path.steps] == [(-(-size // 2),)]
+
+
 def test_two_buffers_are_no_more_than_twice_one():
     for source, target in uneven_pairs(LARGE, count=60):
         devices = source.mesh.size
