@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from benchmarks.result import Result
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.partition.reshard import reshard_bound, reshard_path
+from shardalg.partition.grids import solve
+from shardalg.partition.reshard import path_moves, reshard_bound, reshard_path
 from shardalg.table import Table
 from tests.oracle.record_reshards import layouts
 from tests.oracle.redistribution import redistribution
@@ -26,10 +27,14 @@ LARGE = (
     {"x": 2, "y": 16, "z": 16},
 )
 SIZE, COUNT, CALLS, SEED = 512, 1500, 5, 1520
+UNEVEN, UNEVEN_COUNT = 509, 300
+MEMOS = (path_moves, solve)
 BOUND_MS = 0.2
 ABOUT = f"""Paths between two layouts, every assignment of axes to the dimensions of a tensor with
-{SIZE} elements in each: all pairs of the small meshes, {COUNT} random ones of the others. Processor
-time of one call, without its memo: the least of {CALLS} (`first_ms`: of the first). `sent`, the
+{SIZE} elements in each: all pairs of the small meshes, {COUNT} random ones of the others; and
+{UNEVEN_COUNT} random ones with {UNEVEN} elements in each, which nothing divides. Processor
+time of one call, without its memos: the least of {CALLS} (`first_ms`: of the first, which may also
+make tables that serve all tensors on a mesh). `sent`, the
 shares of the tensor that a device sends, and `steps`, collectives, are means; `of_bound` is the
 mean ratio to what some device lacks of the target. `rink` is the planner of Rink et al.
 (arXiv:2112.01075), as restated in `tests/oracle/redistribution.py`; `less` is the share of pairs
@@ -44,43 +49,54 @@ def run(
     count: int = COUNT,
 ) -> Result:
     rows = []
-    for sizes, rank in itertools.product(meshes, (1, 2, 3)):
-        rows.append(row(sizes, rank, count))
-        say(f"{rows[-1]['mesh']}, rank {rank}: {rows[-1]['mean_ms']:.3f} ms a pair")
+    for size, sizes, rank in itertools.product((SIZE, UNEVEN), meshes, (1, 2, 3)):
+        rows.append(row(Mesh(sizes), (size,) * rank, count))
+        say(f"{rows[-1]['mesh']}, rank {rank}, {size}: {rows[-1]['mean_ms']:.3f} ms a pair")
     table = Table.from_records(rows)
-    summary = {
-        f"slowest mean of a mesh and rank, of {BOUND_MS} ms": max(table["mean_ms"]) / BOUND_MS,
+    slowest = {
+        f"slowest mean of a mesh and rank, size {size}, of {BOUND_MS} ms": max(
+            r["mean_ms"] / BOUND_MS for r in rows if r["size"] == size
+        )
+        for size in (SIZE, UNEVEN)
+    }
+    summary = slowest | {
         "pairs for which Rink et al. send less": sum(more or 0 for more in table["more"]),
     }
     return Result("reshard_paths", ABOUT, table, summary)
 
 
-def row(sizes: dict[str, int], rank: int, count: int) -> dict[str, object]:
-    pairs = list(chosen(Mesh(sizes), rank, None if sizes in SMALL else count))
+def row(mesh: Mesh, shape: tuple[int, ...], count: int) -> dict[str, object]:
+    even, rank, total = shape[:1] == (SIZE,), len(shape), math.prod(shape)
+    small = dict(mesh.axes) in SMALL
+    most = None if small and even else count if even else min(count, UNEVEN_COUNT)
+    pairs = list(chosen(mesh, shape, most))
     paths, spent = [], []
     for pair in pairs:
         spent.append([])
         for _ in range(CALLS):
+            for memo in MEMOS:
+                memo.cache_clear()
             start = time.process_time()
             path = reshard_path.__wrapped__(*pair)
             spent[-1].append(time.process_time() - start)
         paths.append(path)
     first, least = [calls[0] for calls in spent], list(map(min, spent))
-    bounds = [reshard_bound(*pair)[0] for pair in pairs]
+    bounds = [reshard_bound(*pair) for pair in pairs]
     ratios = [p.wire_elements / sent for p, sent in zip(paths, bounds, strict=True) if sent]
     found = {
-        "mesh": "x".join(map(str, sizes.values())),
+        "mesh": "x".join(str(n) for _, n in mesh.axes),
         "rank": rank,
+        "size": shape[0],
         "pairs": len(pairs),
         "first_ms": statistics.mean(first) * 1e3,
         "mean_ms": statistics.mean(least) * 1e3,
         "median_ms": statistics.median(least) * 1e3,
         "of_bound": statistics.mean(ratios),
-        "sent": statistics.mean(float(p.wire_elements) for p in paths) / SIZE**rank,
+        "sent": statistics.mean(float(p.wire_elements) for p in paths) / total,
         "steps": statistics.mean(sum(s.wire_elements > 0 for s in p.steps) for p in paths),
-        "held": statistics.mean(map(held, pairs, paths)) / SIZE**rank,
+        "held": statistics.mean(map(held, pairs, paths)) / total,
     }
-    return found | (beside(pairs, paths, rank) if sizes in SMALL else dict.fromkeys(BESIDE))
+    return found | (beside(pairs, paths, rank) if small and even else dict.fromkeys(BESIDE))
 
 
 BESIDE = ("rink_sent", "rink_steps", "rink_held", "less", "more")
@@ -105,11 +121,11 @@ def held(pair: Pair, path) -> int:
     return max((a + b for a, b in itertools.pairwise(sizes)), default=0)
 
 
-def chosen(mesh: Mesh, rank: int, count: int | None) -> Iterator[Pair]:
+def chosen(mesh: Mesh, shape: tuple[int, ...], count: int | None) -> Iterator[Pair]:
     """All pairs with different ends, or so many random ones."""
     every = [
-        Sharding.from_axes([axes or None for axes in dims], mesh, (SIZE,) * rank)
-        for dims in layouts(list(mesh.axis_names), rank)
+        Sharding.from_axes([axes or None for axes in dims], mesh, shape)
+        for dims in layouts(list(mesh.axis_names), len(shape))
     ]
     if count is None or len(every) * (len(every) - 1) <= count:
         yield from itertools.permutations(every, 2)

@@ -20,8 +20,8 @@ from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
 from shardalg.report import decisions, tables, warned
 from shardalg.report.border import with_borders
-from shardalg.report.chains import ValueExplanation, explanation
 from shardalg.report.difference import PlanDifference, difference
+from shardalg.report.explained import ValueExplanation, explanation
 from shardalg.report.formatting import formatting
 from shardalg.report.html import Listing
 from shardalg.report.listing import program_listing
@@ -341,7 +341,8 @@ class Plan:
 
         Of a value: per axis, the steps that brought it, back to the annotations. Of a collective:
         the layout that the value has and the one that is needed, the annotations behind both, and
-        the smallest change of one annotation (else of two) that removes it, by planning again.
+        the smallest change of one annotation (else of two, or of as many as it takes) that removes
+        it, by planning again.
 
         Args:
           what: a name that `shardings()` prints (`params['w']`, a site's name,

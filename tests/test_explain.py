@@ -205,7 +205,7 @@ def test_why_not_names_the_annotation_and_its_witness():
     assert found.obstacle == "site ffn_hidden is annotated [X, None, Y]"
     assert not found.verdict
     assert found.verdict.witness is not None
-    assert found.verdict.reason in repr(found)
+    assert found.verdict.evidence in repr(found)
 
 
 def test_why_not_names_the_first_step_that_contradicts():
@@ -215,6 +215,49 @@ def test_why_not_names_the_first_step_that_contradicts():
     first = plan.explain(name).df.iloc[0]
     assert found.obstacle == f"it came {first['why']} as {first['sharding']}"
     assert not refines(found.wanted, found.has)
+
+
+def fsdp():
+    """A product whose weight has the batch's axis: its result could have either layout."""
+    shapes = (P("X"), P("Y", "X"))
+    return sa.plan(lambda x, w: jnp.tanh(x @ w), X, W, mesh=MESH, in_shardings=shapes)
+
+
+def test_what_was_refused_is_told_with_the_annotation_behind_it():
+    plan = fsdp()
+    product, result = (plan.graph.values[node.results[0]].name for node in plan.graph.nodes)
+    conflicts = plan.sharded.conflicts
+    assert [plan.graph.values[c.value].name for c in conflicts] == [product]
+    kept, refused = (layout.text() for layout in (conflicts[0].kept, conflicts[0].refused))
+    assert {kept, refused} == {"[X, None]", "[None, X]"}
+    (asked,) = plan.explain(result).refused
+    loser = "w" if refused == "[None, X]" else "x"
+    assert (asked["value"], asked["kept"], asked["refused"]) == (product, kept, refused)
+    assert (asked["asked_by"], asked["annotations"]) == (loser, f"argument {loser}")
+    found = plan.why_not(product, P(None, "X") if loser == "w" else P("X"))
+    assert tuple(found.refused) == (asked,)
+    assert not found.verdict
+    assert "It was asked for, and refused" in repr(found)
+    assert not len(plan.why_not(product, P("Y")).refused)
+    assert not len(plan.explain("x").refused)
+
+
+def test_one_layout_written_in_two_ways_is_no_conflict():
+    """A split dimension gives its axis back in parts."""
+    plan = sa.plan(
+        lambda x: jnp.tanh(x.reshape(8, 2, 8)).reshape(8, 16),
+        X, mesh=MESH, in_shardings=(P("X", "Y"),), out_shardings=P("X", "Y"),
+    )  # fmt: skip
+    assert "Y:(1)2, Y:(2)2" in repr(plan.explain(plan.shardings()["value"][1]))
+    assert not plan.sharded.conflicts
+
+
+def test_long_tables_are_cut_where_they_are_printed():
+    found = step("attempt_2").diff(step("finalized"))
+    assert len(found.values) > 30
+    hidden = len(found.values) - 20
+    assert f"... and {hidden} more rows." in repr(found)
+    assert f"... and {hidden} more rows." in found._repr_html_()
 
 
 @pytest.mark.parametrize("name", ["dot_general:18@transformer.py:155", "ffn_hidden", "tokens"])
@@ -233,7 +276,8 @@ def test_a_layout_that_a_value_has_costs_nothing():
     found = step("finalized").why_not("ffn_hidden", P("X", None, "Y"))
     assert found.obstacle == "it is laid out so already"
     assert not found.cost.totals.df["difference"].any()
-    assert not len(found.cost.values)
+    assert found.cost.is_empty
+    assert repr(found).endswith("the plan would be the same.")
 
 
 def test_a_layout_that_nothing_asks_for():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from shardalg.explain import annotated_as
+from shardalg.explain import annotated_as, removals
 from shardalg.plan import from_annotations
 from tests import every_plan
 
@@ -52,6 +52,7 @@ REMOVED = [
     ("two layouts of a sum", 0, 2),
     ("slice_strided", 1, 1),
     ("attempt 2, layer_gradient, unrolled", 5, 1),
+    ("attempt 2, layer_gradient, unrolled", 8, 4),
     ("reduce_uneven", 1, 1),
     ("topk_sharded", 0, 1),
     ("embedding_grad", 0, 1),
@@ -149,6 +150,24 @@ def test_why_not_costs_what_the_annotated_plan_costs_in_every_plan(show):
         assert_costs(plan, *random_question(plan, rng))
 
 
+def test_of_many_changes_none_can_be_left_out():
+    plan = MODELS["attempt 2, layer_gradient, unrolled"]()
+    found = plan.explain(8)
+    assert "4 changes that remove it, none of which can be left out" in repr(found)
+    steps, moved = found.change.steps, found.moved
+    assert len({slot for step in steps for slot in step.slots}) >= len(steps)
+    for left_out in steps:
+        annotations = plan.annotations
+        for step in steps:
+            annotations = annotations if step == left_out else step.applied(annotations)
+        other = from_annotations(plan.traced, annotations, plan.options)
+        traffic = other.stages.traffic.collectives
+        alike = sum(m.step.count for m in traffic if m.alike == moved.alike)
+        before = plan.stages.traffic.collectives
+        same = any(m.place == moved.place for m in traffic)
+        assert same or alike >= sum(m.step.count for m in before if m.alike == moved.alike)
+
+
 def test_a_pair_is_found_where_no_single_change_helps():
     """Both operands of a sum are laid out as its result is asked for: nothing moves."""
     found = MODELS["two layouts of a sum"]().explain(0)
@@ -167,12 +186,20 @@ def test_a_single_change_that_sends_more_says_so_with_the_pair_that_does_not():
     assert "The one that sends least, 0: argument a" in repr(found)
 
 
-def test_what_no_change_removes_says_so_with_the_nearest():
+def test_axes_that_no_single_edit_moves_are_dropped_together():
     """The second halo of a convolution is the first one's again: it has one annotation."""
     plan = ORACLE["conv2d_two_axes"]()
-    found = plan.explain(2)
+    assert not any(trial.removes for trial in (*plan.explain(2).trials, *plan.explain(2).pairs))
+    assert str(plan.explain(2).change).startswith("argument x as [None, None, None, None] instead")
+    assert_removed(plan, 2)
+
+
+def test_what_no_change_removes_says_so_with_the_nearest(monkeypatch):
+    """Of a plan so large that no pairs are planned."""
+    monkeypatch.setattr(removals, "MOST_NODES", 0)
+    found = ORACLE["conv2d_two_axes"]().explain(2)
     assert found.change is None
-    assert "None of 3 single changes and 4 pairs removes it" in repr(found)
+    assert "None of 3 single changes removes it" in repr(found)
     assert "; the nearest is argument x" in repr(found)
     assert found.df["removes"].tolist() == [False]
 

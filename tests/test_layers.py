@@ -14,7 +14,7 @@ PACKAGE = ROOT / "shardalg"
 
 # A module imports only from rows above its own, or from its own row's folder.
 LAYERS = (
-    ("errors", "pause", "files"),
+    ("errors", "pause", "files", "drafts"),
     ("table",),
     ("algebra",),
     ("options",),

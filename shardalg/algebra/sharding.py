@@ -206,7 +206,7 @@ class Sharding:
     def __hash__(self) -> int:
         return self._hash
 
-    @property
+    @cached_property
     def numbers(self) -> tuple[int, ...]:
         """All that is no structure: the sizes of dimensions and of mesh axes."""
         return (*self.shape, *(n for _, n in self.mesh.axes))
@@ -257,7 +257,7 @@ class Sharding:
         """Whether the whole tensor lies on one named device."""
         return self.mesh.is_device
 
-    @property
+    @cached_property
     def is_even(self) -> bool:
         """Whether every dimension divides into its partitions."""
         return all(size % n == 0 for size, n in zip(self.shape, self.parts, strict=True))

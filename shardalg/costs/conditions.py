@@ -85,7 +85,11 @@ def _nonnegative(polynomial: Formula) -> bool:
 
 @dataclass(frozen=True)
 class Bound:
-    """A condition solved for one size: `name >= threshold`, or `<=`."""
+    """A condition solved for one size: `name >= threshold`, or `<=`.
+
+    Where the divisor of the threshold is 0 (`B <= H/(X - 1)` on one device), the condition does
+    not depend on that size, and the bound says nothing.
+    """
 
     name: str
     relation: str

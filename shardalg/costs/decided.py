@@ -76,9 +76,10 @@ def decided(
         @lru_cache(maxsize=maxsize)
         @wraps(function)
         def cached(*args: Any) -> Result:
-            found = (n.recorder for n in numbers(*args) if type(n) is Recorded)
-            asks = next(found, None)
-            return function(*args) if asks is None else _recorded(asks, (cached, function), args)
+            for number in numbers(*args):
+                if type(number) is Recorded:
+                    return _recorded(number.recorder, (cached, function), args)
+            return function(*args)
 
         return cached
 

@@ -22,13 +22,15 @@ from shardalg.spmd.program import (
 )
 
 SLICES = frozenset({DynamicSlice, Slice, SliceAt})
+APART = frozenset({*COLLECTIVES, *CONTROL})
+"""What writes its results to memory, and reads what it takes from there."""
 
 
 def fuses(instruction: Instruction, graph: Graph) -> bool:
     """Whether an instruction is neither a contraction, a collective nor a loop."""
     attributes = instruction.attributes
     if type(attributes) is not Apply:
-        return type(attributes) not in (*COLLECTIVES, *CONTROL)
+        return type(attributes) not in APART
     return instruction.node is None or not contracts(graph.nodes[instruction.node].signature)
 
 

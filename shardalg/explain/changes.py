@@ -1,11 +1,12 @@
-"""Single changes: one annotation with another layout, wherever one spec of the user's says it."""
+"""Changes: an annotation with another layout, wherever one spec of the user's says it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
-from shardalg.algebra.digits import Digits, overlap, parts
+from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.propagate.strategy import Annotations
 from shardalg.report.chains import Annotated
@@ -15,6 +16,8 @@ from shardalg.traced import Traced
 
 MOST_PLACES = 6
 """So many of the annotations behind a collective are tried otherwise, the value's own first."""
+MOST_TOLD = 4
+"""So many changes of a set are told in a sentence; tables have all."""
 Slot = tuple[str, int]
 """An entry of `Annotations`: its field, and the place in it."""
 
@@ -42,7 +45,7 @@ class Change:
 
     @property
     def steps(self) -> tuple[Change, ...]:
-        """The change itself, as a tuple: of a `Pair` both."""
+        """The change itself, as a tuple: of `Changes` each."""
         return (self,)
 
     def applied(self, annotations: Annotations) -> Annotations:
@@ -54,28 +57,31 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two changes of different annotations, together."""
+class Changes:
+    """Changes of different annotations, together."""
 
-    steps: tuple[Change, Change]
+    steps: tuple[Change, ...]
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """All that either says."""
+        """All that any of them says."""
         return tuple(slot for change in self.steps for slot in change.slots)
 
     @property
     def changed_dims(self) -> int:
-        """In how many dimensions the layouts differ, of both together."""
+        """In how many dimensions the layouts differ, of all together."""
         return sum(change.changed_dims for change in self.steps)
 
     def applied(self, annotations: Annotations) -> Annotations:
-        """The annotations with both changes."""
-        first, second = self.steps
-        return second.applied(first.applied(annotations))
+        """The annotations with all changes."""
+        for step in self.steps:
+            annotations = step.applied(annotations)
+        return annotations
 
     def __str__(self) -> str:
-        return ", and ".join(map(str, self.steps))
+        shown = ", and ".join(map(str, self.steps[:MOST_TOLD]))
+        rest = len(self.steps) - MOST_TOLD
+        return f"{shown}, and {rest} more" if rest > 0 else shown
 
 
 def filled(given: Annotations, slots: tuple[Slot, ...], layout: Sharding) -> Annotations:
@@ -93,23 +99,38 @@ def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterato
     Some of the axes along which the collective runs are dropped, added or moved; or the layout is
     that of either side, where the value has the annotation's shape.
     """
-    places = dict.fromkeys(place for side in sides for place in side.annotations)
     wanted = [side.layout for side in sides]
+    for place, slots, before in islice(_places(stages, sides), MOST_PLACES):
+        same = [s.dims for s in wanted if s.shape == before.shape and s.is_even]
+        for dims in dict.fromkeys((*_edits(before, digits), *same)):
+            if dims != before.dims:
+                yield Change(place, slots, before, before.with_dims(dims))
+
+
+def drops(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[Change]:
+    """Each annotation of two sides that disagree, without any of the collective's axes."""
+    for place, slots, before in _places(stages, sides):
+        kept = tuple(tuple(d for d in dim if not _meets(d, digits)) for dim in before.dims)
+        if kept != before.dims:
+            yield Change(place, slots, before, before.with_dims(kept))
+
+
+def _meets(digit: Digit, digits: Digits) -> bool:
+    return any(digit == other or overlap(digit, other) for other in digits)
+
+
+def _places(
+    stages: Stages, sides: tuple[Side, Side]
+) -> Iterator[tuple[Annotated, tuple[Slot, ...], Sharding]]:
+    """The annotations of two sides, each spec of the user's once: all it says, and its layout."""
     seen: set[tuple[Slot, ...]] = set()
-    for place in places:
-        if _says_a_region(stages, place):
-            continue
+    for place in dict.fromkeys(place for side in sides for place in side.annotations):
         slots = _slots(stages.traced, stages.annotations, place)
-        if slots in seen or len(seen) == MOST_PLACES:
+        if slots in seen or _says_a_region(stages, place):
             continue
         seen.add(slots)
         field_, at = slots[0]
-        before = getattr(stages.annotations, field_)[at]
-        same = [s.dims for s in wanted if s.shape == before.shape and s.is_even]
-        for dims in dict.fromkeys((*_edits(before, digits), *same)):
-            if dims == before.dims:
-                continue
-            yield Change(place, slots, before, before.with_dims(dims))
+        yield place, slots, getattr(stages.annotations, field_)[at]
 
 
 def _says_a_region(stages: Stages, place: Annotated) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 
 from shardalg.costs.cost import number
 from shardalg.errors import StrategyError
-from shardalg.explain.changes import Change, Pair
-from shardalg.explain.removals import Trial, pairs, ranked, singles, undominated
+from shardalg.explain.changes import Change, Changes
+from shardalg.explain.removals import Trial, pairs, ranked, singles, together, undominated
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.report.answers import Answer, Parts
 from shardalg.report.chains import Annotated
@@ -70,16 +70,23 @@ class CollectiveExplanation(Answer):
         found = any(trial.removes and not trial.more for trial in self.trials)
         return () if found else pairs(self._trials, self.moved, self.trials)
 
+    @cached_property
+    def together(self) -> tuple[Trial, ...]:
+        """Changes of as many annotations as it takes, where none of two removes it."""
+        found = any(trial.removes for trial in (*self.trials, *self.pairs))
+        return () if found else together(self._trials, self.moved)
+
     @property
-    def change(self) -> Change | Pair | None:
-        """The smallest change that removes the collective, a `Pair` where no single one does."""
+    def change(self) -> Change | Changes | None:
+        """The smallest change that removes the collective, `Changes` where no single one does."""
         removing = (trial for trial in self.trials if trial.removes)
         best = next(removing, None) or next(iter(self._removing), None)
         return None if best is None else best.change
 
     @property
     def _removing(self) -> list[Trial]:
-        return [trial for trial in (*self.trials, *self.pairs) if trial.removes]
+        found = (*self.trials, *self.pairs, *self.together)
+        return [trial for trial in found if trial.removes]
 
     @cached_property
     def changes(self) -> Table:
@@ -111,9 +118,10 @@ class CollectiveExplanation(Answer):
             cheapest = min(removing, key=lambda trial: trial.outcome.wire_bytes)
             least = cheapest.outcome.wire_bytes == best.outcome.wire_bytes
             more = "" if least else _other(cheapest)
-            kind = "change" if len(best.change.steps) == 1 else "pair of changes"
+            size = len(best.change.steps)
+            what = _SETS.get(size, f"{size} changes that remove it, none of which can be left out")
             effect = _effect(now, best.outcome)
-            return f"Smallest {kind} that removes it: {best.change}. {effect}{more}"
+            return f"{what}: {best.change}. {effect}{more}"
         if not self.trials:
             return f"No annotation that a strategy could change stands behind it (now: {now})."
         tried = f"None of {len(self.trials)} single changes" + (
@@ -121,6 +129,12 @@ class CollectiveExplanation(Answer):
         )
         near = ranked([*self.trials, *self.pairs])[0]
         return f"{tried} removes it; the nearest is {near.change}. {_effect(now, near.outcome)}"
+
+
+_SETS = {
+    1: "Smallest change that removes it",
+    2: "Smallest pair of changes that removes it",
+}
 
 
 def _effect(now: Outcome, then: Outcome) -> str:

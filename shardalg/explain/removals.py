@@ -1,17 +1,18 @@
-"""Changes that remove a collective: of one annotation, then of two, each planned again.
+"""Changes that remove a collective: of one annotation, of two, of many, each planned again.
 
 A second annotation is looked for where the first change leaves off: in the plan under it, what
 still moves the value (or moves another one in its place) is explained anew, and the annotations
-behind that are changed too.
+behind that are changed too. Where two are not enough, the collective's axes are dropped wherever
+they come from, until nothing moves the value, and then all but what that takes is put back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
-from shardalg.explain.changes import Change, Pair, changes
+from shardalg.explain.changes import Change, Changes, changes, drops
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.report.disagreements import Moved, Side, disagreement
 from shardalg.stages import Stages
@@ -35,7 +36,7 @@ class Trial:
       more: whether the step then sends more in all.
     """
 
-    change: Change | Pair
+    change: Change | Changes
     outcome: Outcome
     removes: bool
     left_bytes: int | float
@@ -89,7 +90,7 @@ def pairs(trials: Trials, moved: Moved, tried: tuple[Trial, ...]) -> tuple[Trial
     return ranked(_tried(trials, moved, pair) for pair in found)
 
 
-def _pairs(trials: Trials, moved: Moved, tried: tuple[Trial, ...]) -> Iterator[Pair]:
+def _pairs(trials: Trials, moved: Moved, tried: tuple[Trial, ...]) -> Iterator[Changes]:
     """Pairs, the second change of each first one in turn, so that all get some."""
     seconds = [_second(trials, moved, trial.change) for trial in tried[:MOST_FIRST]]
     while seconds:
@@ -101,26 +102,72 @@ def _pairs(trials: Trials, moved: Moved, tried: tuple[Trial, ...]) -> Iterator[P
                 yield pair
 
 
-def _second(trials: Trials, moved: Moved, first: Change) -> Iterator[Pair]:
+def _second(trials: Trials, moved: Moved, first: Change) -> Iterator[Changes]:
     """What is left of a collective after a change, explained and changed too."""
     stages = trials.under(first.applied(trials.stages.annotations))
-    for left in _left(trials.stages, stages, moved):
+    for left in _left(trials.stages, stages, moved, MOST_LEFT):
         sides = disagreement(stages.sharded, stages.traffic, left)
         for second in changes(stages, sides, left.digits):
             if not set(first.slots) & set(second.slots):
-                yield Pair((first, second))
+                yield Changes((first, second))
 
 
-def _left(before: Stages, after: Stages, moved: Moved) -> list[Moved]:
-    """What moves in a plan instead: alike at a new place, or the value at the same operator."""
+def together(trials: Trials, moved: Moved) -> tuple[Trial, ...]:
+    """A set of changes, none of which can be left out; empty where axes stay without annotation."""
+    most = MOST_NODES // max(1, len(trials.stages.graph.nodes))
+    found: tuple[Change, ...] = ()
+    for _ in range(most // 2):
+        stages = trials.under(Changes(found).applied(trials.stages.annotations))
+        more = _dropped(trials, stages, moved, found)
+        if more == found:
+            break
+        found, trial = more, _tried(trials, moved, Changes(more))
+        if trial.removes:
+            ways = (found, found[::-1]) if len(found) < most else ()
+            return ranked(_fewest(trials, moved, trial, order) for order in ways)[:1]
+    return ()
+
+
+def _dropped(
+    trials: Trials, stages: Stages, moved: Moved, found: tuple[Change, ...]
+) -> tuple[Change, ...]:
+    """Changes, and those of what brings the axes along which something still moves under them."""
+    known = {change.slots: change for change in found}
+    for left in _left(trials.stages, stages, moved, len(stages.traffic.collectives)):
+        sides = disagreement(stages.sharded, stages.traffic, left)
+        for change in drops(stages, sides, left.digits):
+            if (old := known.get(change.slots)) is not None:
+                change = replace(old, after=change.after)
+            known[change.slots] = change
+    return tuple(known.values())
+
+
+def _fewest(trials: Trials, moved: Moved, trial: Trial, order: tuple[Change, ...]) -> Trial:
+    """The trial without changes that can be left out, tried one after the other."""
+    kept = None
+    while kept != trial:
+        kept = trial
+        for change in order:
+            rest = tuple(step for step in trial.change.steps if step != change)
+            fewer = _tried(trials, moved, Changes(rest)) if rest else trial
+            trial = fewer if fewer.removes else trial
+    return trial
+
+
+def _left(before: Stages, after: Stages, moved: Moved, most: int) -> list[Moved]:
+    """What moves in a plan instead: alike at a new place, or the value at the same operator.
+
+    At most so many of either sort; where there is neither, what is alike.
+    """
     known = {other.place for other in before.traffic.collectives}
     here = after.traffic.collectives
     new = [other for other in here if other.alike == moved.alike and other.place not in known]
     same = [other for other in here if other.place == moved.place]
-    return [*new[:MOST_LEFT], *same[:MOST_LEFT]]
+    alike = [other for other in here if other.alike == moved.alike]
+    return [*new[:most], *same[:most]] or alike[:most]
 
 
-def _tried(trials: Trials, moved: Moved, change: Change | Pair) -> Trial:
+def _tried(trials: Trials, moved: Moved, change: Change | Changes) -> Trial:
     outcome = trials.outcome(change.applied(trials.stages.annotations))
     removes = _removes(moved, trials.now, outcome)
     more = outcome.wire_bytes > trials.now.wire_bytes

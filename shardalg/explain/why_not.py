@@ -17,6 +17,7 @@ from shardalg.propagate.strategy import Annotations, layout_of
 from shardalg.report.answers import Answer, Parts
 from shardalg.report.chains import annotated, value_named
 from shardalg.report.difference import PlanDifference, difference
+from shardalg.report.explained import refusals
 from shardalg.stages import Stages
 from shardalg.table import Table
 
@@ -30,6 +31,8 @@ class WhyNot(Answer):
       obstacle: the first step of completion that stands against it, in words.
       verdict: of the layout of that step and the wanted one, with `reason` and `witness`; None
         where no step contradicts it.
+      refused: the operators that asked for the wanted layout, or for a coarser one, in vain; see
+        `refusals`.
       cost: what changes in the plan where the value is annotated so.
     """
 
@@ -38,6 +41,7 @@ class WhyNot(Answer):
     wanted: Sharding
     obstacle: str
     verdict: Verdict | None
+    refused: Table
     cost: PlanDifference
 
     @property
@@ -46,10 +50,22 @@ class WhyNot(Answer):
         return self.cost.table
 
     def parts(self) -> Parts:
-        """The obstacle, its witness, and the costs."""
+        """The obstacle, its witness, who asked for the layout in vain, and the costs."""
         head = f"{self.value} is {self.has.text()}, not {self.wanted.text()}: {self.obstacle}."
-        shown = () if self.verdict is None or self.verdict else (self.verdict.reason,)
-        return (head, *shown, "Annotated so, the plan would change:", *self.cost.parts()[1:])
+        refused = ("It was asked for, and refused:", self.refused) if len(self.refused) else ()
+        costs = ("Annotated so, the plan would change:", *self.cost.parts()[1:])
+        if self.cost.is_empty:
+            costs = ("Annotated so, the plan would be the same.",)
+        return (head, *_contradiction(self.verdict), *refused, *costs)
+
+
+def _contradiction(verdict: Verdict | None) -> Parts:
+    """Why the layout of a step and the wanted one do not go together, with the witness."""
+    if verdict is None or verdict:
+        return ()
+    coarser = verdict.relation == "refines"
+    undone = "Steps only refine layouts, and this one would be undone: " if coarser else ""
+    return (undone + verdict.evidence,)
 
 
 def why_not(trials: Trials, name: str, spec: object) -> WhyNot:
@@ -66,7 +82,8 @@ def why_not(trials: Trials, name: str, spec: object) -> WhyNot:
     words, verdict = _obstacle(sharded, value, wanted)
     other = trials.under(annotated_as(stages, value, wanted))
     cost = difference(stages, other)
-    return WhyNot(name, sharded.shardings[value], wanted, words, verdict, cost)
+    refused = refusals(sharded, {value}, lambda asked: bool(refines(wanted, asked)))
+    return WhyNot(name, sharded.shardings[value], wanted, words, verdict, refused, cost)
 
 
 def _refuse_own(graph: Graph, value: int, wanted: Sharding) -> None:
@@ -137,9 +154,8 @@ def _unasked(sharded: ShardedGraph, value: int, wanted: Sharding) -> str:
     """Why no step brought a layout that nothing contradicts."""
     graph = sharded.graph
     for conflict in sharded.conflicts:
-        if conflict.value == value and refines(conflict.refused, wanted):
-            node = "a result" if conflict.node is None else graph.nodes[conflict.node].primitive
-            return f"{node} asks for {conflict.refused.text()}, after the order was decided"
+        if conflict.value == value and refines(wanted, conflict.refused):
+            return f"it was {conflict.kept.text()} when {conflict.refused.text()} was asked for"
     if not wanted.is_even and value in (*graph.arguments, *graph.results):
         return "its size does not divide, and an argument or result is completed evenly"
     return "nothing that it is made of, or used for, asks for it"

@@ -250,13 +250,6 @@ class Graph:
         return tuple(tuple(u) for u in users)
 
     @cached_property
-    def first_reads(self) -> tuple[tuple[int, ...], ...]:
-        """Per node and operand, the first operand that is the same value."""
-        return tuple(
-            tuple([node.operands.index(value) for value in node.operands]) for node in self.nodes
-        )
-
-    @cached_property
     def producer(self) -> tuple[int | None, ...]:
         """Per value, the node that makes it."""
         made: list[int | None] = [None] * len(self.values)

@@ -63,6 +63,11 @@ class Verdict:
         """The answer in words, with the shardings and the witness."""
         return _reason(self)
 
+    @property
+    def evidence(self) -> str:
+        """Of a refusal, the fault with its witness alone; `reason` says what to do, too."""
+        return self.reason if self.ok else _fault(self)[0]
+
     @cached_property
     def condition(self) -> Condition | None:
         """For which sizes the relation holds, where digits of different meshes meet, else None.
@@ -92,6 +97,11 @@ def _reason(verdict: Verdict) -> str:
     if verdict.failure is None:
         listed = " and ".join(s.text() for s in verdict.operands)
         return f"{listed} {_HOLDS[verdict.relation]}"
+    return "".join(_fault(verdict))
+
+
+def _fault(verdict: Verdict) -> tuple[str, str]:
+    """What is wrong, with its witness, and the remedy."""
     witness = verdict.witness
     assert witness is not None
     first, second = verdict.pair
@@ -102,16 +112,16 @@ def _reason(verdict: Verdict) -> str:
         return (
             f"{first.text()} and {second.text()} {place} split {places} by the same devices: "
             f"{held if witness.count else 'no device'} would hold tile {witness.tile} where "
-            f"{witness.expected} should. Reshard one of them off what they share."
+            f"{witness.expected} should.",
+            " Reshard one of them off what they share.",
         )
     lines = [
         f"  {s.text()}  {_fact_at(s, witness, value)}"
         for s, value in zip(verdict.pair, witness.offsets or (), strict=True)
     ]
     return (
-        f"{_FAULT[verdict.failure.kind]} on {_place(witness.dim)} {place}:\n"
-        + "\n".join(lines)
-        + "\nReshard one of them there."
+        f"{_FAULT[verdict.failure.kind]} on {_place(witness.dim)} {place}:\n" + "\n".join(lines),
+        "\nReshard one of them there.",
     )
 
 

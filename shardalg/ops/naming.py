@@ -189,7 +189,11 @@ class Names:
 
     def _known(self, slot: int) -> sympy.Expr | None:
         root = self.root(slot)
-        return self.name[root] or (ONE if self.number[root] == 1 else None)
+        return self.name[root] or (ONE if self._is_one(root) else None)
+
+    def _is_one(self, root: int) -> bool:
+        """Whether a size is 1, and no other one in the second trace."""
+        return self.number[root] == 1 and self.other[root] in (None, 1)
 
     def _equations(self) -> bool:
         before = len(self.equations)
@@ -245,7 +249,7 @@ class Names:
                 name = self.name[slot]
                 if name is not None:
                     known.setdefault(pair, set()).add(name)
-                elif pair[0] != 1:
+                elif not self._is_one(slot):
                     unknown.append((slot, pair))
         found = [(slot, known[pair]) for slot, pair in unknown if len(known.get(pair, ())) == 1]
         for slot, (name,) in found:
@@ -273,7 +277,7 @@ class Names:
     def is_constant(self, slot: int) -> bool:
         """Whether no argument reaches the size, and it is not simply 1."""
         root = self.root(slot)
-        return self.number[root] != 1 and (self.name[root] is None or root in self.fixed)
+        return not self._is_one(root) and (self.name[root] is None or root in self.fixed)
 
     def varies(self, slot: int) -> bool | None:
         """Whether the second trace has another size there; None without one."""

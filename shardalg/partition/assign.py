@@ -30,6 +30,8 @@ from shardalg.partition.sent import GATHERED, sent_bytes
 
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """Of the operands and of the results."""
+Options = dict[str, list[Digits]]
+"""Per loop the digits that may be on it."""
 
 
 def choose(key: NodeKey) -> Choice:
@@ -49,8 +51,7 @@ def choose(key: NodeKey) -> Choice:
             given = _candidates(key, component, [dict(key.loops[place])])
             best = _best(key, given, component)
         else:
-            best = _fitting(key, component)
-            best = best or _undisputed(key, component) or _disputed(key, component)
+            best = _fitting(key, component) or _least_time(key, component)
         merged = best if merged is None else _merge(merged, best, component)
     assert merged is not None, f"{key.signature.primitive} has an empty row"
     return merged
@@ -66,8 +67,7 @@ def _fitting(key: NodeKey, component: Component) -> Choice | None:
         return None
     if any(any(s.dims) for at_hand in key.sources for s in at_hand[1:]):
         return None
-    sides = [tuple([layout.dims for layout in side]) for side in (given, key.homes)]
-    assigned = component.fitted(*sides)
+    assigned = component.fitted([s.dims for s in given], [s.dims for s in key.homes])
     if assigned is None or regroup.regrouped(key.signature):
         return None
     digits = tuple([digit for own in assigned.values() for digit in own])
@@ -76,7 +76,13 @@ def _fitting(key: NodeKey, component: Component) -> Choice | None:
     return Choice(tuple(assigned.items()), given, key.homes, parts(digits))
 
 
-def _undisputed(key: NodeKey, component: Component) -> Choice | None:
+def _least_time(key: NodeKey, component: Component) -> Choice:
+    """The best of what the digits at hand allow."""
+    options = _options(key, component)
+    return _undisputed(key, component, options) or _disputed(key, component, options)
+
+
+def _undisputed(key: NodeKey, component: Component, options: Options) -> Choice | None:
     """What `_disputed` finds where all tensors put the same digits on the same loops, if it wins.
 
     All digits at hand then divide the work, so nothing computes on as many devices: it wins where
@@ -84,7 +90,6 @@ def _undisputed(key: NodeKey, component: Component) -> Choice | None:
     """
     if _passed(key, component) or regroup.regrouped(key.signature):
         return None
-    options = _options(key, component)
     longest = {name: max(known, key=len) for name, known in options.items()}
     if any(longest[name][: len(own)] != own for name, known in options.items() for own in known):
         return None
@@ -99,16 +104,18 @@ def _undisputed(key: NodeKey, component: Component) -> Choice | None:
         return None
     if demanded_devices(key, component, [assigned]) == found[0].devices > 1:
         return found[0]
-    return found[0] if sent_bytes(key, found[0], _least) == 0 == _price(key, found[0]) else None
+    if sent_bytes(key, found[0], reshard_bound) == 0 == _price(key, found[0]):
+        return found[0]
+    return None
 
 
 def _price(key: NodeKey, choice: Choice) -> object:
     return sent_bytes(key, choice, partial(reshard_price, padded=key.padded))
 
 
-def _disputed(key: NodeKey, component: Component) -> Choice:
+def _disputed(key: NodeKey, component: Component, options: Options) -> Choice:
     """The best of all candidates."""
-    assignments = list(_assignments(key, component))
+    assignments = list(_assignments(component, options))
     least = demanded_devices(key, component, assignments)
     if least > 1:
         assignments = [a for a in assignments if devices_of(a) >= least]
@@ -120,7 +127,8 @@ def allowed_choices(
 ) -> Iterator[Choice]:
     """What follows from those of the assignments that the rows allow, and from those at hand."""
     allowed = [found for found in assignments if component.allows(found)]
-    for choice in _candidates(key, component, [*_assignments(key, component), *allowed]):
+    at_hand = _assignments(component, _options(key, component))
+    for choice in _candidates(key, component, [*at_hand, *allowed]):
         if not choice.regrouped:
             yield choice
 
@@ -144,7 +152,7 @@ class Alternatives:
 def alternatives(key: NodeKey) -> Iterator[Alternatives]:
     """Per part of a node that is decided alone, what was chosen and what else could be."""
     for component in components(rules(key.signature) or ()):
-        assignments = list(_assignments(key, component))
+        assignments = list(_assignments(component, _options(key, component)))
         found = _candidates(key, component, assignments)
         least = demanded_devices(key, component, assignments)
         best = _best(key, [choice for choice in found if choice.devices >= least], component)
@@ -162,7 +170,7 @@ def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choic
     counts = weight(key) if component.rule.flops != 0 else Weight(1, 0, 1)
     ordered = sorted(
         [
-            (counts.time(c, sent_bytes(key, c, _least)), number)
+            (counts.time(c, sent_bytes(key, c, reshard_bound)), number)
             for number, c in enumerate(candidates)
         ]
     )
@@ -174,10 +182,6 @@ def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choic
         rank = (counts.time(choice, _price(key, choice)), -choice.devices, number)
         best = rank if best is None else min(best, rank)
     return candidates[best[2]]
-
-
-def _least(source: Sharding, target: Sharding) -> object:
-    return reshard_bound(source, target)[0]
 
 
 def _gather_all(key: NodeKey) -> Choice:
@@ -228,9 +232,8 @@ def _regrouped(key: NodeKey) -> Iterator[Choice]:
             yield Choice((), (demand,), (made,), devices, regrouped=True)
 
 
-def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
+def _assignments(component: Component, options: Options) -> Iterator[Assigned]:
     """Every combination of digits that are at hand, each on one loop, that the rows allow."""
-    options = _options(key, component)
     held = dict.fromkeys(d for groups in options.values() for group in groups for d in group)
     nested = _meet(tuple(held))
     for combination in itertools.product(*options.values()):
@@ -247,13 +250,13 @@ def _meet(digits: Digits) -> bool:
     return any(overlap(*pair) for pair in itertools.combinations(digits, 2))
 
 
-def _options(key: NodeKey, component: Component) -> dict[str, list[Digits]]:
+def _options(key: NodeKey, component: Component) -> Options:
     """Per loop the digits that some tensor's sharding puts on it, and no digits.
 
     Digits of a dimension that an operator needs as one block, or whose partial results are sent
     whole, may go to any other loop instead.
     """
-    options: dict[str, list[Digits]] = {name: [()] for name in component.loops}
+    options: Options = {name: [()] for name in component.loops}
     for tensor in component.tensors:
         for sharding in at_hand(key, tensor):
             for loops, digits in zip(tensor.suggested, sharding.dims, strict=True):

@@ -11,13 +11,13 @@ from shardalg.costs.hardware import Hardware, load
 from shardalg.costs.step_time import estimate
 from shardalg.graph.ir import Graph, Node
 from shardalg.ops.table import rules
+from shardalg.partition.alike import is_remade
 from shardalg.partition.calls import border
 from shardalg.partition.choices import Candidate, candidates, move_s
 from shardalg.partition.component import components
 from shardalg.partition.descent import Asked, Option, Problem, best_of
 from shardalg.partition.key import LoopDigits
 from shardalg.partition.layouts import interned, whole
-from shardalg.partition.node import is_remade
 from shardalg.partition.partition import partition
 from shardalg.partition.ties import Tied, laid, layouts, tied
 from shardalg.propagate.sharded import Border, Reason, ShardedGraph

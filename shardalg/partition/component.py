@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -61,11 +61,6 @@ class Tensor:
             found[dim] = owner(self.rule, (self.operand, dim), assigned)
         return tuple(found)
 
-    def lies(self, dims: Dims, assigned: Assigned) -> bool:
-        """Whether its dimensions of one loop have the digits of their loops."""
-        pairs = zip(self.dims, dims, strict=True)
-        return all(assigned.get(e[0][0], ()) == own for e, own in pairs if len(e) == 1)
-
     @cached_property
     def suggested(self) -> tuple[Loops, ...]:
         """Per dimension the loops that its digits may go to; of a window the widest one."""
@@ -112,37 +107,44 @@ class Component:
 
     def moves(self, assigned: Assigned) -> bool:
         """Whether a window is read along a sharded loop."""
-        return any(
-            name in assigned
+        return not self.read_through.isdisjoint(assigned)
+
+    @cached_property
+    def read_through(self) -> frozenset[str]:
+        """Loops along which windows are read."""
+        return frozenset(
+            name
             for t in self.tensors
             for dim in t.windows
             for name in t.rule.indices(t.operand)[dim].variables
         )
 
-    def fitted(self, operands: tuple[Dims, ...], results: tuple[Dims, ...]) -> Assigned | None:
+    def fitted(self, operands: Sequence[Dims], results: Sequence[Dims]) -> Assigned | None:
         """The digits on the loops where all tensors of a node lie so, and nothing is combined.
 
         None where no assignment says this of all of them.
         """
         found: dict[str, Digits] = {}
-        laid = [
-            (t, results[t.result] if t.operand is None else operands[t.operand])
-            for t in self.tensors
-        ]
-        for tensor, dims in laid:
-            for loops, own in zip(tensor.dims, dims, strict=True):
-                if own and (len(loops) != 1 or loops[0][0] not in self.split):
+        for operand, result, names in self.alone:
+            dims = results[result] if operand is None else operands[operand]
+            for name, own in zip(names, dims, strict=True):
+                if own if name is None else found.setdefault(name, own) != own:
                     return None
-                if own and found.setdefault(loops[0][0], own) != own:
-                    return None
-        if all(tensor.lies(dims, found) for tensor, dims in laid):
-            return {name: found[name] for name in self.loops if name in found}
-        return None
+        return {name: found[name] for name in self.loops if found.get(name)}
 
     @cached_property
-    def split(self) -> frozenset[str]:
-        """Loops that may be sharded and leave nothing to combine."""
-        return frozenset(self.loops) - {name for rule in self.rules for name in rule.reduced}
+    def alone(self) -> tuple[tuple[int | None, int | None, tuple[str | None, ...]], ...]:
+        """(operand, result, loops) of each tensor: per dimension the one loop that may split it.
+
+        None where there are more loops, or what is split leaves something to combine.
+        """
+        reduced = {name for rule in self.rules for name in rule.reduced}
+        split = frozenset(self.loops) - reduced
+        one = [[e[0][0] if len(e) == 1 else None for e in t.dims] for t in self.tensors]
+        return tuple(
+            (t.operand, t.result, tuple([n if n in split else None for n in names]))
+            for t, names in zip(self.tensors, one, strict=True)
+        )
 
     def roomy(self, count: int) -> tuple[str, ...]:
         """Loops that keep so many devices busy."""
@@ -154,8 +156,9 @@ class Component:
         for name, extent in self.even:
             if name in assigned and extent % parts(assigned[name]):
                 return False
-        roomy = all(_keeps(rule, assigned) for rule in self.rules if rule.combine == TOP)
-        return roomy and all(_nests(loops, assigned) for loops in self.nests)
+        if not all(_keeps(rule, assigned) for rule in self.rules if rule.combine == TOP):
+            return False
+        return all(_nests(loops, assigned) for loops in self.nests)
 
 
 def _keeps(rule: Rule, assigned: Assigned) -> bool:

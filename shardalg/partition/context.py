@@ -46,12 +46,32 @@ def moves(
 
 
 @dataclass
+class Tuples:
+    """Tuples of layouts, each with a number: alike are those of one number."""
+
+    known: list[tuple[Sharding, ...]] = field(default_factory=list)
+    numbers: dict[tuple[Sharding, ...], int] = field(default_factory=dict)
+
+    def number(self, layouts: tuple[Sharding, ...]) -> int:
+        """The number of a tuple."""
+        found = self.numbers.get(layouts)
+        if found is None:
+            found = self.numbers[layouts] = len(self.known)
+            self.known.append(layouts)
+        return found
+
+
+@dataclass
 class PartitionContext(Listing):
     """Builds one block at a time; loop bodies open a nested block over the same locals.
 
     Attributes:
-      sources: per graph value, the layouts at hand for any phase; the first is its home.
-      copies: (value, layout, phase) to the local that holds it in the current block.
+      tuples: layouts that a value is at hand in for any phase, the first as it was made or brought
+        home: each tuple has a number.
+      at_hand: per graph value, that number; of a value not made yet, `~` that of its home.
+      first: per graph value, the local that holds it in the first of its layouts.
+      copies: (value, layout, phase) to the local that holds it in another one, in the current
+        block.
       brought: (value, phase) to the layouts of its copies there.
       outputs: values that leave a region, and so must come home.
       remade: values made from numbers alone, and how to make them in another layout.
@@ -61,7 +81,9 @@ class PartitionContext(Listing):
 
     kept: frozenset[tuple[int, Sharding]] = frozenset()
     links: Links | None = None
-    sources: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
+    tuples: Tuples = field(default_factory=Tuples)
+    at_hand: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
     copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
     brought: dict[tuple[int, str], list[Sharding]] = field(default_factory=dict)
     outputs: frozenset[int] = frozenset()
@@ -69,15 +91,21 @@ class PartitionContext(Listing):
 
     def hold(self, value: int, layout: Sharding, local: int) -> None:
         """`local` is `value` in `layout`, for any phase."""
-        known = self.sources.get(value)
-        self.sources[value] = (layout,) if known is None else (*known, layout)
-        self.copies[value, layout, ANY_PHASE] = local
+        if self.at_hand[value] < 0:
+            self.at_hand[value], self.first[value] = self.tuples.number((layout,)), local
+        else:
+            self.at_hand[value] = self.tuples.number((*self.sources(value), layout))
+            self.copies[value, layout, ANY_PHASE] = local
+
+    def sources(self, value: int) -> tuple[Sharding, ...]:
+        """The layouts that a value is at hand in for any phase."""
+        return self.tuples.known[self.at_hand[value]]
 
     def hold_remade(self, value: int, make: Callable[[Sharding, Cause], int]) -> None:
         """`value` can be had in every layout for nothing, as a slice of the whole would be."""
-        home = self.sources[value][0]
+        home = self.sources(value)[0]
         self.remade[value] = make
-        self.sources[value] = (home, whole(home))
+        self.at_hand[value] = self.tuples.number((home, whole(home)))
 
     def given(self, value: int, layout: Sharding) -> int:
         """A new local that holds `value` from the start of the current block."""
@@ -88,6 +116,8 @@ class PartitionContext(Listing):
 
     def demand(self, value: int, layout: Sharding, cause: Cause) -> int:
         """A local with `value` in `layout`, moved there from the nearest layout at hand."""
+        if layout == self.sources(value)[0]:
+            return self.first[value]
         found = self.copies.get((value, layout, ANY_PHASE))
         if found is None:
             keeps = self.options.keep_gathers is True or (value, layout) in self.kept
@@ -108,11 +138,13 @@ class PartitionContext(Listing):
 
     def _nearest(self, value: int, layout: Sharding, phase: str) -> tuple[Sharding, int]:
         """The layout at hand, copies of the phase too, from which another one is nearest."""
-        known = dict.fromkeys(self.sources[value], ANY_PHASE)
+        known = dict.fromkeys(self.sources(value), ANY_PHASE)
         for where in (ANY_PHASE, phase):
             for found in self.brought.get((value, where), ()):
                 known.setdefault(found, where)
         source = nearest(tuple(known), layout, self.links, padded=self.options.pad_blocks)
+        if source == self.sources(value)[0]:
+            return source, self.first[value]
         return source, self.copies[value, source, known[source]]
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
-from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
-from shardalg.graph.ir import Graph
+from shardalg.graph.ir import Graph, Signature
 from shardalg.ops.families.numbers import Number
 from shardalg.ops.places import moves_none, number_along, operands_along, row_of
-from shardalg.ops.rule import Rule
 from shardalg.ops.table import rules
+from shardalg.partition.key import LoopDigits
 from shardalg.spmd import program as p
 from shardalg.spmd.identity import identity
 
@@ -50,6 +50,11 @@ class Known:
         return Known(others | ({dim: fill} if fill else {}))
 
 
+Place = tuple[int | None, Padding | None, Mapping[int, int | None]]
+"""A dimension with its padding, and per operand the dimension read along it (`operands_along`).
+
+All elements where no dimension is named.
+"""
 NOTHING = Known()
 
 
@@ -76,8 +81,11 @@ class Fills:
 
     def note(self, instruction: p.Instruction) -> None:
         """Learn what an instruction makes."""
-        made = _MAKES.get(type(instruction.attributes))
-        if made is None:
+        kind = type(instruction.attributes)
+        made = _MAKES.get(kind)
+        if made is None or (
+            kind not in FILLS and self.known.keys().isdisjoint(instruction.operands)
+        ):
             return
         for local, known in zip(instruction.results, made(self, instruction), strict=False):
             if known.fills or known.number is not None:
@@ -85,32 +93,24 @@ class Fills:
 
     def applied(self, instruction: p.Instruction) -> Iterator[Known]:
         """The results of an operator: pointwise ones and layouts make numbers of numbers."""
+        known, results = self.known.keys(), instruction.results
+        even = all(self.locals[result].sharding.is_even for result in results)
+        if even and not known >= set(instruction.operands):
+            return  # without padding it makes numbers of nothing but numbers
         signature = self.graph.nodes[instruction.node].signature
-        rows = rules(signature) if any(o in self.known for o in instruction.operands) else None
-        for nth in range(len(instruction.results)) if rows else ():
-            rule, indices = row_of(rows, nth)
-            yield self.along(instruction, rule, indices) if moves_none(rule) else NOTHING
-
-    def along(self, instruction: p.Instruction, rule: Rule, indices: Sequence[Index]) -> Known:
-        """One result of a row that moves nothing."""
-        split = dict(instruction.attributes.loops)
-        found = {}
-        for dim, index in enumerate(indices):
-            digits, extent = split.get(index.loop, ()), rule.extents.get(index.loop, 1)
-            if index.loop is not None and extent % parts(digits):
-                padding = digits, -(-extent // parts(digits)), extent
-                number = self.made_of(instruction, rule, (index.loop, padding))
-                found |= {} if number is None else {dim: (padding, number)}
-        return Known(found, self.made_of(instruction, rule, ("", None)))
+        for nth in range(len(results)):
+            places = _places(signature, instruction.attributes.loops, nth)
+            found = [
+                (dim, padding, self.made_of(instruction, along, padding))
+                for dim, padding, along in places
+            ]
+            fills = {d: (padding, n) for d, padding, n in found if d is not None and n is not None}
+            yield Known(fills, next((n for d, _, n in found if d is None), None))
 
     def made_of(
-        self, instruction: p.Instruction, rule: Rule, place: tuple[str, Padding | None]
+        self, instruction: p.Instruction, along: Mapping[int, int | None], padding: Padding | None
     ) -> Number | None:
-        """The number at the padding of a loop; everywhere, where no loop is named."""
-        loop, padding = place
-        along = operands_along(rule, loop)
-        if along is None:
-            return None
+        """The number at a padding; everywhere, where there is none."""
         operands = {k: self.of(instruction.operands[k]) for k in along}
         numbers = {k: known.number for k, known in operands.items()}
         fills = {(k, d): operands[k].fill(d, padding) for k, d in along.items() if d is not None}
@@ -186,6 +186,25 @@ class Fills:
         yield self.of(instruction.operands[0]).but(instruction.attributes.dim)
 
 
+@lru_cache(maxsize=1 << 14)
+def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[Place, ...]:
+    """Where a result may hold numbers: at the padding of its dimensions, and everywhere.
+
+    None where its row moves what it reads.
+    """
+    rows = rules(signature)
+    rule, indices = row_of(rows, result) if rows else (None, ())
+    if rule is None or not moves_none(rule):
+        return ()
+    split, found = dict(loops), [(None, None, operands_along(rule, ""))]
+    for dim, index in enumerate(indices):
+        digits, extent = split.get(index.loop, ()), rule.extents.get(index.loop, 1)
+        if index.loop is not None and extent % parts(digits):
+            padding = digits, -(-extent // parts(digits)), extent
+            found.append((dim, padding, operands_along(rule, index.loop)))
+    return tuple([place for place in found if place[-1] is not None])
+
+
 def _block(known: Known, dim: int, own: tuple[Digits, int]) -> Known:
     """With the own block of a dimension that was whole."""
     digits, block = own
@@ -193,6 +212,8 @@ def _block(known: Known, dim: int, own: tuple[Digits, int]) -> Known:
     return known.but(dim, ((digits, block, size), number) if held == () else None)
 
 
+FILLS = frozenset({p.Mask, p.Resize})
+"""What fills padding by itself; all else makes known numbers of known ones."""
 _MAKES: Mapping[type, Callable[[Fills, p.Instruction], Iterator[Known]]] = {
     p.AllGather: Fills.others,
     p.AllReduce: Fills.reduced,

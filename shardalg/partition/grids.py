@@ -6,24 +6,25 @@ blocks are cut and joined as even ones are: a *grid*. Every layout begins and en
 and each device fetches what its new block has beyond its old one: no more places than the mesh has
 devices, whatever `D` is. A dimension that is whole changes its grid for nothing.
 
+Padding is little: moves are tried in the order of what they lose where blocks are even
+(`shares.py`), which is known for all sizes at once, and most are never tried.
+
 What is searched does not depend on the ends, so a path by any other layout costs no less. Even
 sizes have a normal form, and take `search.py` and `route.py` instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import count, permutations
+from itertools import count
 from math import prod
 from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import step_wire_bytes
-
-Labels = tuple[int, ...]
-"""Digits of prime size by their numbers, major first."""
+from shardalg.partition.shares import Labels, Layout, Move, put, shares
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -78,8 +79,8 @@ class Puzzle:
     shape: tuple[int, ...]
     sizes: Labels
     overlaps: tuple[Labels, ...]
-    start: tuple[tuple[Labels, ...], Labels]
-    goal: tuple[tuple[Labels, ...], Labels]
+    start: Layout
+    goal: Layout
     padded: bool = True
 
 
@@ -104,21 +105,48 @@ def solve(puzzle: Puzzle, limit: Price) -> tuple[tuple[State, Hop], ...] | None:
     return None if hops is None else tuple(hops)
 
 
+class _Entry(NamedTuple):
+    """A state in the queue.
+
+    Attributes:
+      turn: what a way by the moves that are left costs at least. number: the latest goes first.
+      key: what the way here costs. state: where it is, layout: its digits alone.
+      lacking: elements that are sent from here at least.
+      at: of its moves the first that is left; -1 before any.
+    """
+
+    turn: Price
+    number: int
+    key: Price
+    state: State
+    layout: Layout
+    lacking: object
+    at: int = -1
+
+
 class _Search:
-    """A* with what a device lacks of the goal at least."""
+    """A* with what a device lacks of the goal at least, and what even blocks cost."""
 
     def __init__(self, puzzle: Puzzle, limit: Price) -> None:
         self.limit = limit
         self.shape, self.sizes = puzzle.shape, puzzle.sizes
-        self.overlaps, self.padded = puzzle.overlaps, puzzle.padded
+        self.padded, self.ends = puzzle.padded, (puzzle.start, puzzle.goal)
         self.devices, self.dims = prod(puzzle.sizes), range(len(puzzle.shape))
         self.known: dict[object, Any] = {}
         self.named = frozenset(digit for digits in puzzle.goal[0] for digit in digits)
-        self.start, self.goal = (self.natural(*end) for end in (puzzle.start, puzzle.goal))
+        self.start, self.goal = (self.natural(*end) for end in self.ends)
         ends = zip(self.goal[0], self.shape, strict=True)
         self.wanted = [min(held.block, size) for held, size in ends]
         self.needed = prod(self.wanted)
         self.shared: tuple[dict[Held, int], ...] = tuple({} for _ in self.dims)
+        self.shares = shares(puzzle.sizes, puzzle.overlaps, puzzle.goal, puzzle.start[1])
+        # named sizes note what is asked of them: of those only what devices lack is compared
+        named = any(type(size) is not int for size in puzzle.shape)
+        self.elements = 0 if named else prod(puzzle.shape)
+        self.numbers = count(0, -1)
+        self.heap: list[_Entry] = []
+        self.best: dict[State, Price] = {}
+        self.came: dict[State, tuple[State, tuple[Any, ...]]] = {}
 
     def natural(self, dims: tuple[Labels, ...], pending: Labels) -> State:
         counts = map(self.parts, dims)
@@ -139,9 +167,13 @@ class _Search:
 
     def blocks(self, dim: int, n: int) -> tuple[int, ...]:
         """Blocks of a dimension in n parts: on the grid of n parts, and on finer ones."""
-        size, last = self.shape[dim], self.devices if self.padded else n
-        finer = [k for k in range(n, last + 1, n) if self.devices % k == 0]
-        return tuple(sorted({-(-size // k) * (k // n) for k in finer}))
+        found = self.known.get((dim, n))
+        if found is None:
+            size, last = self.shape[dim], self.devices if self.padded else n
+            finer = [k for k in range(n, last + 1, n) if self.devices % k == 0]
+            every = {-(-size // k) * (k // n) for k in finer}
+            found = self.known[dim, n] = tuple(sorted(every))
+        return found
 
     def lacking(self, dims: tuple[Held, ...]) -> object:
         """Elements that some device has to receive: it wants the first block of the goal.
@@ -164,77 +196,113 @@ class _Search:
         first *= held.block
         return max(0, min(self.wanted[dim], first + held.block) - first)
 
+    def least(self, layout: Layout, beyond: int = 0) -> int:
+        """Elements that even blocks send from a layout, by a way that costs so much more."""
+        units = (self.shares.least[layout] + beyond) * self.elements
+        # what is sent for sums need not be whole
+        return units // self.shares.unit if layout[1] else -(-units // self.shares.unit)
+
     def run(self) -> list[tuple[State, Hop]] | None:
-        """Permutes have a turn of their own, late: they are many, and few are ever taken."""
-        start, goal = self.start, self.goal
-        best: dict[State, Price] = {start: (0, 0)}
-        came: dict[State, tuple[State, tuple[Any, ...]]] = {}
-        numbers = count(0, -1)
-        heap = [(self.lacking(start[0]), 0, 0, 0, start, self.hops)]
-        while heap:
-            _, _, _, sent, state, moves = heappop(heap)
-            if sent > best[state][0]:
+        if self.ends[0] not in self.shares.least:
+            return None
+        self.reach((0, 0), self.start, self.ends[0], None)
+        while self.heap:
+            entry = heappop(self.heap)
+            if entry.key != self.best[entry.state]:
                 continue
-            if state == goal:
-                return self._chain(came)
-            fewest = best[state][1]
-            if moves == self.hops and not state[1]:
-                turn = sent + self.permuted_least(state[0]), fewest + 1
-                if turn < self.limit:
-                    heappush(heap, (*turn, next(numbers), sent, state, self.permutes))
-            for hop in moves(*state):
-                total, after = sent + hop[0], hop[1]
-                key = total, fewest + (hop[0] > 0)
-                lacking = self.lacking(after[0])
-                turn = total + lacking, key[1] + (lacking > 0)
-                if turn < self.limit and (after not in best or key < best[after]):
-                    best[after], came[after] = key, (state, hop)
-                    heappush(heap, (*turn, next(numbers), total, after, self.hops))
+            if entry.state == self.goal:
+                return self._chain()
+            if entry.at < 0:
+                self.retile(entry)
+            self.go_on(entry)
         return None
 
-    def _chain(self, came: dict[State, tuple[State, tuple[Any, ...]]]) -> list[tuple[State, Hop]]:
+    def reach(self, key: Price, state: State, layout: Layout, came: Any) -> None:
+        """A state, at a price; `came` says from where, and how."""
+        known = self.best.get(state)
+        if known is not None and known <= key:
+            return
+        lacking = max(self.lacking(state[0]), self.least(layout))
+        turn = key[0] + lacking, key[1] + (lacking > 0)
+        if turn < self.limit:
+            self.best[state], self.came[state] = key, came
+            entry = _Entry(turn, next(self.numbers), key, state, layout, lacking)
+            heappush(self.heap, entry)
+
+    def go_on(self, entry: _Entry) -> None:
+        """The moves from a state, until others have their turn."""
+        _, _, (sent, hops), state, layout, lacking, at = entry
+        moves = self.shares.moves(layout)
+        for number in range(max(at, 0), len(moves)):
+            move = moves[number]
+            left = max(lacking, self.least(layout, move.beyond))
+            turn = sent + left, hops + (left > 0)
+            if turn >= self.limit:
+                return
+            if self.heap and turn > self.heap[0].turn:
+                later = entry._replace(turn=turn, number=next(self.numbers), at=number)
+                heappush(self.heap, later)
+                return
+            for price, dims in self.made(move, state[0]):
+                key, hop = (sent + price, hops + (price > 0)), (price, (dims, move.after[1]))
+                self.reach(key, hop[1], move.after, (state, (*hop, *move[2:])))
+
+    def retile(self, entry: _Entry) -> None:
+        """Every dimension on other grids."""
+        (sent, hops), (dims, pending), layout = entry.key, entry.state, entry.layout
+        local = prod([held.block for held in dims])
+        for dim, held in enumerate(dims):
+            for width, after in self.retiled(dim, held):
+                price, made = local // held.block * width, (put(dims, dim, after), pending)
+                key = sent + price, hops + (price > 0)
+                self.reach(key, made, layout, (entry.state, (price, made, "retile", (dim,))))
+
+    def _chain(self) -> list[tuple[State, Hop]]:
         chain, state = [], self.goal
         while state != self.start:
-            before, hop = came[state]
+            before, hop = self.came[state]
             chain.append((before, Hop(*hop)))
             state = before
         return chain[::-1]
 
-    def permuted_least(self, dims: tuple[Held, ...]) -> object:
-        """Elements that are sent at least by a permute and what follows it."""
-        kept = prod([min(held.block, n) for held, n in zip(dims, self.wanted, strict=True)])
-        return prod([held.block for held in dims]) + self.needed - kept
-
-    def hops(self, dims: tuple[Held, ...], pending: Labels) -> Iterator[tuple[Any, ...]]:
-        """Every move but permutes, as the fields of a `Hop`."""
+    def made(self, move: Move, dims: tuple[Held, ...]) -> Iterator[tuple[object, Any]]:
+        """(elements sent, dimensions) of a move, on every grid."""
         local = prod([held.block for held in dims])
-        todo = tuple([d for d in pending if d not in self.goal[1]])
-        if todo:
-            yield from self.sums((dims, pending), local, todo)
-        yield from self.slices(dims, pending)
-        if not pending or self.goal[1]:
-            for dim, held in enumerate(dims):
-                for width, after in self.retiled(dim, held):
-                    sent = local // held.block * width
-                    yield sent, (_with(dims, dim, after), pending), "retile", (dim,)
-                for moved, n, stays in self.joined(dim, held):
-                    left = _with(dims, dim, stays)
-                    yield local * (n - 1), (left, pending), "all_gather", (dim,), moved
-                    yield from self.exchanges((left, pending), local, (dim, moved))
+        return _MADE[move.kind](self, move, dims, local)
 
-    def sums(self, state: State, local: int, todo: Labels) -> Iterator[tuple[Any, ...]]:
-        dims, pending = state
-        for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]):
-            rest = tuple(d for d in pending if d not in digits)
-            sent = step_wire_bytes("all_reduce", group_size=self.parts(digits), local_bytes=local)
-            yield sent, (dims, rest), "all_reduce", (), digits
-        for digit in todo:
-            rest, n = tuple(d for d in pending if d != digit), self.sizes[digit]
-            for dim, held in enumerate(dims):
-                for after in self.cut(dim, held, (digit,)):
-                    padded = _grown(local, held, after)
-                    sent = step_wire_bytes("reduce_scatter", group_size=n, local_bytes=padded)
-                    yield sent, (_with(dims, dim, after), rest), "reduce_scatter", (dim,), (digit,)
+    def gathered(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+        (dim,) = move.dims
+        stays = self.stays(dim, dims[dim], move)
+        if stays:
+            yield local * (dims[dim].count // stays.count - 1), put(dims, dim, stays)
+
+    def swapped(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+        dim, source = move.dims
+        stays = self.stays(source, dims[source], move)
+        if stays:
+            n, held, left = dims[source].count // stays.count, dims[dim], put(dims, source, stays)
+            for after in self.cut(dim, held, move.arriving):
+                yield _grown(local, held, after) // n * (n - 1), put(left, dim, after)
+
+    def sliced(self, move: Move, dims: tuple[Held, ...], _: int) -> Iterator[Any]:
+        (dim,) = move.dims
+        for after in self.cut(dim, dims[dim], move.leaving):
+            yield 0, put(dims, dim, after)
+
+    def added(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+        n = self.parts(move.leaving)
+        yield step_wire_bytes(move.kind, group_size=n, local_bytes=local), dims
+
+    def scattered(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+        (dim,), n = move.dims, self.parts(move.leaving)
+        for after in self.cut(dim, dims[dim], move.leaving):
+            padded = _grown(local, dims[dim], after)
+            sent = step_wire_bytes(move.kind, group_size=n, local_bytes=padded)
+            yield sent, put(dims, dim, after)
+
+    def permuted(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+        pairs = zip(dims, move.after[0], strict=True)
+        yield local, tuple([self.held(row, held.count, held.block) for held, row in pairs])
 
     def cut(self, dim: int, held: Held, digits: Labels) -> list[Held]:
         """A dimension with more digits: on its grid, or on any if it was whole."""
@@ -248,18 +316,12 @@ class _Search:
             ]
         return found
 
-    def joined(self, dim: int, held: Held) -> list[tuple[Labels, int, Held]]:
-        """What may leave a dimension, in how many parts, and what then stays of it."""
-        found = self.known.get((dim, held))
-        if found is None:
-            found = self.known[dim, held] = []
-            for keep in range(len(held.digits)):
-                n = self.parts(held.digits[:keep])
-                block = held.block * (held.count // n) if keep else self.shape[dim]
-                if not keep or block in self.blocks(dim, n):
-                    stays = self.held(held.digits[:keep], n, block)
-                    found.append((held.digits[keep:], held.count // n, stays))
-        return found
+    def stays(self, dim: int, held: Held, move: Move) -> Held | None:
+        """What stays of a dimension that digits leave; None where it is not on a grid."""
+        keep = held.digits[: len(held.digits) - len(move.leaving)]
+        n = self.parts(keep)
+        block = held.block * (held.count // n) if keep else self.shape[dim]
+        return self.held(keep, n, block) if not keep or block in self.blocks(dim, n) else None
 
     def retiled(self, dim: int, held: Held) -> list[tuple[int, Held]]:
         """A dimension on other grids, and the places of it that are fetched for that."""
@@ -273,74 +335,17 @@ class _Search:
                     found.append((width, self.held(held.digits, held.count, block)))
         return found
 
-    def slices(self, dims: tuple[Held, ...], pending: Labels) -> Iterator[tuple[Any, ...]]:
-        """Of digits that the goal does not name one of each size is as good as another."""
-        blocked = {other for digit in pending for other in self.overlaps[digit]}
-        blocked.update(*(self.overlaps[digit] for held in dims for digit in held.digits))
-        seen: set[int] = set()
-        for digit, size in enumerate(self.sizes):
-            if digit in blocked or (digit not in self.named and size in seen):
-                continue
-            if digit not in self.named:
-                seen.add(size)
-            for dim, held in enumerate(dims):
-                for after in self.cut(dim, held, (digit,)):
-                    yield 0, (_with(dims, dim, after), pending), "slice", (dim,), (digit,)
 
-    def exchanges(
-        self, left: State, local: int, moved: tuple[int, Labels]
-    ) -> Iterator[tuple[Any, ...]]:
-        """All-to-alls of what leaves a dimension.
-
-        Args:
-          left: the state without what moves: the dimension that it leaves, and digits.
-        """
-        (dims, pending), (source, digits) = left, moved
-        n = self.parts(digits)
-        for dim, held in enumerate(dims):
-            if dim == source:
-                continue
-            for arriving in permutations(digits):
-                for after in self.cut(dim, held, arriving):
-                    sent = _grown(local, held, after) // n * (n - 1)
-                    made = _with(dims, dim, after), pending
-                    yield sent, made, "all_to_all", (dim, source), digits, arriving
-
-    def permutes(self, dims: tuple[Held, ...], pending: Labels) -> Iterator[tuple[Any, ...]]:
-        local = prod([held.block for held in dims])
-        counts = [held.count for held in dims]
-        for digits in self.arranged(counts, (), frozenset()):
-            pairs = zip(dims, digits, strict=True)
-            made = tuple([self.held(row, held.count, held.block) for held, row in pairs])
-            if made != dims:
-                yield local, (made, pending), "collective_permute"
-
-    def arranged(
-        self, counts: list[int], made: tuple[Labels, ...], used: frozenset[int]
-    ) -> Iterator[tuple[Labels, ...]]:
-        """Digits for every dimension in so many parts."""
-        if len(made) == len(counts):
-            yield made
-            return
-        for row in self.filled((), counts[len(made)], used):
-            blocked = used.union(*(self.overlaps[digit] for digit in row))
-            yield from self.arranged(counts, (*made, row), blocked)
-
-    def filled(self, head: Labels, n: int, used: frozenset[int]) -> Iterator[Labels]:
-        """`head` and digits that make n parts more."""
-        if n == 1:
-            yield head
-            return
-        for digit, size in enumerate(self.sizes):
-            if digit not in used and n % size == 0:
-                blocked = used.union(self.overlaps[digit])
-                yield from self.filled((*head, digit), n // size, blocked)
+_MADE: dict[str, Callable[..., Iterator[Any]]] = {
+    "all_gather": _Search.gathered,
+    "all_reduce": _Search.added,
+    "all_to_all": _Search.swapped,
+    "collective_permute": _Search.permuted,
+    "reduce_scatter": _Search.scattered,
+    "slice": _Search.sliced,
+}
 
 
 def _grown(local: int, held: Held, after: Held) -> int:
     """Elements on a device with a dimension padded so that the cut comes out even."""
     return local // max(held.block, 1) * after.block * (after.count // held.count)
-
-
-def _with(dims: tuple[Held, ...], dim: int, held: Held) -> tuple[Held, ...]:
-    return (*dims[:dim], held, *dims[dim + 1 :])

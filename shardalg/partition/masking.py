@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from shardalg.costs.fusion import materialised
 from shardalg.graph.ir import Graph
-from shardalg.partition.fills import Fills, Known, filled_by
-from shardalg.spmd.control import bodies, with_bodies
+from shardalg.partition.fills import FILLS, Fills, Known, filled_by
+from shardalg.spmd.control import CONTROL, bodies, with_bodies
 from shardalg.spmd.program import Apply, Block, Instruction, Local, Mask, SpmdProgram
 
 Wishes = dict[int, dict[Mask, int | None]]
@@ -53,8 +53,17 @@ class _Masking:
     def run(self, block: Block) -> Block:
         """The block with its masks moved."""
         self.wish(block)
+        stands, known, wishes = self.stands.keys(), self.fills.known.keys(), self.wishes.keys()
         for instruction in block.instructions:
-            self.step(self.reading(instruction))
+            operands = instruction.operands
+            if type(instruction.attributes) in _PLACES or not (
+                stands.isdisjoint(operands)
+                and known.isdisjoint(operands)
+                and wishes.isdisjoint(instruction.results)
+            ):
+                self.step(self.reading(instruction))
+            else:
+                self.kept.append(instruction)
         results = tuple([self.stands.get(local, local) for local in block.results])
         return replace(block, instructions=tuple(self.kept), results=results)
 
@@ -125,17 +134,22 @@ class _Masking:
         self.stored = materialised(block, self.graph)
         lifted: Lifted = defaultdict(Counter)
         for instruction in reversed(block.instructions):
-            if type(instruction.attributes) is Mask:
-                (value,), (made,) = instruction.operands, instruction.results
+            kind, results = type(instruction.attributes), instruction.results
+            if kind is Mask:
+                (value,), (made,) = instruction.operands, results
                 self.wishes[value] = {instruction.attributes: made} | self.wishes[value]
-            for result in instruction.results:
-                for mask, count in lifted[result].items():
+            for result in results:
+                for mask, count in lifted[result].items() if result in lifted else ():
                     if count > 1:
                         self.wishes[result].setdefault(mask)
-            if type(instruction.attributes) is Apply and len(instruction.results) == 1:
-                for mask in self.wishes.get(instruction.results[0], ()):
+            if kind is Apply and len(results) == 1 and results[0] in self.wishes:
+                for mask in self.wishes[results[0]]:
                     for operand, above in self.fills.above(instruction, mask):
                         lifted[operand][above] += 1
+
+
+_PLACES = frozenset({*FILLS, *CONTROL})
+"""What fills padding, and what holds blocks in which something may."""
 
 
 def _has_masks(block: Block) -> bool:

@@ -23,12 +23,19 @@ def demanded_devices(key: NodeKey, component: Component, assignments: list[Assig
     if not (component.is_whole and contracts(key.signature)):
         return 1
     matched, usable = _matches(key, component)
-    found = [1]
+    most = 1
     for assigned in assignments:
-        whole = all(digits <= {*assigned.get(name, ())} for name, digits in matched.items())
-        if whole and all({*digits} <= usable.get(name, set()) for name, digits in assigned.items()):
-            found.append(devices_of(assigned))
-    return max(found)
+        count = devices_of(assigned)
+        if count > most and _is_matched(assigned, matched, usable):
+            most = count
+    return most
+
+
+def _is_matched(assigned: Assigned, matched: Held, usable: Held) -> bool:
+    """Whether it uses all matches, and nothing that one operand alone has."""
+    if not all(digits.issubset(assigned.get(name, ())) for name, digits in matched.items()):
+        return False
+    return all(usable.get(name, set()).issuperset(own) for name, own in assigned.items())
 
 
 def _matches(key: NodeKey, component: Component) -> tuple[Held, Held]:

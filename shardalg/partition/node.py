@@ -10,7 +10,7 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
-from shardalg.graph.ir import Graph, Node, Signature
+from shardalg.graph.ir import Node, Signature
 from shardalg.ops.emit import Emission, emit, local_shape
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
 from shardalg.ops.table import rules
@@ -257,10 +257,7 @@ def partition_node(
     results = emit_node(context, node, plan, node.phase)
     produced = plan.choice.produced
     for value, local, layout, home in zip(node.results, results, produced, homes, strict=True):
-        if layout is home:
-            context.hold(value, home, local)
-        else:
-            settle(context, node, (value, local, layout), home)
+        settle(context, node, (value, local, layout), home)
 
 
 def remake(
@@ -272,22 +269,12 @@ def remake(
     return context.move(local, plan.choice.produced[0], layout, cause)
 
 
-def is_remade(graph: Graph, node: Node) -> bool:
-    """Whether a node makes its only result from numbers alone (zeros, an iota)."""
-    values = graph.values
-    numbers = all(values[v].kind == "constant" and not values[v].type.shape for v in node.operands)
-    rows = rules(node.signature) if numbers and len(node.results) == 1 else None
-    return rows is not None and bool(values[node.results[0]].type.shape)
-
-
 def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str) -> tuple[int, ...]:
     """Bring the operands, run the local operator; locals of the results in the chosen layouts."""
     cause = Cause(node.index, phase, "unknown", plan.why)
     demand = context.demand
     pairs = zip(node.operands, plan.choice.demands, strict=True)
     operands = [demand(value, layout, cause) for value, layout in pairs]
-    if plan.is_bare:
-        return _applied(context, node, plan, (tuple(operands), cause))
     if plan.apply is None:
         layouts = plan.choice.demands[0], plan.choice.produced[0]
         return (regroup(context, node, operands[0], layouts),)

@@ -10,26 +10,21 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import operand_type
 from shardalg.costs.hardware import load
 from shardalg.graph.ir import Node
+from shardalg.partition.alike import kinds
 from shardalg.partition.calls import TAKES, border, close_body, control, open_body
-from shardalg.partition.context import ANY_PHASE, Cause, PartitionContext
+from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.gathers import GatherChoice, hoistable, repeated, within
 from shardalg.partition.key import NodeKey
 from shardalg.partition.layouts import interned, whole
 from shardalg.partition.links import links_on
-from shardalg.partition.node import (
-    NodePlan,
-    is_remade,
-    node_plan,
-    partition_node,
-    remake,
-    settle,
-)
+from shardalg.partition.node import NodePlan, node_plan, remake, settle
+from shardalg.partition.recipe import Recipe, recipe
 from shardalg.partition.simplify import simplify
 from shardalg.propagate.sharded import Layouts, ShardedGraph
 from shardalg.propagate.strategy import Options
 from shardalg.spmd.check import check
-from shardalg.spmd.manual import WRITTEN, written
-from shardalg.spmd.program import Block, Instruction, SpmdProgram
+from shardalg.spmd.manual import written
+from shardalg.spmd.program import Block, SpmdProgram
 
 # What an argument's role makes of it where it moves.
 MOVING = {"parameters": "weight", "data": "activation"}
@@ -46,6 +41,8 @@ class Partitioner:
     """One run: the context, and the homes of all values.
 
     Attributes:
+      kinds: per node, the number of its kind, and of the loops that were chosen for it before.
+      recipes: per kind, by what is at hand of the operands and the homes of the results.
       hoisted: constants of loops that are gathered before the loop: the loop, the value, and its
         layout in the body before and after.
     """
@@ -56,6 +53,9 @@ class Partitioner:
         self.sharded = sharded
         self.graph = sharded.graph
         self.homes = list(self._plain(sharded.shardings))
+        self.alike = kinds(self.graph)
+        self.kinds = self._kinds()
+        self.recipes: list[dict[tuple[int, ...], Recipe]] = [{} for _ in set(self.kinds)]
         self.options = options
         moving = tuple([MOVING.get(r, r) for r in roles])
         chip = load(options.hardware) if options.policy == "cost" else None
@@ -67,11 +67,12 @@ class Partitioner:
     def run(self) -> SpmdProgram:
         """The whole program."""
         graph, context = self.graph, self.context
+        context.at_hand = [~context.tuples.number((home,)) for home in self.homes]
+        context.first = [0] * len(self.homes)
         arguments = tuple(context.given(v, self.homes[v]) for v in graph.arguments)
         constants = tuple((self._constant(v), v) for v, _ in graph.constants)
-        context.outputs = frozenset(
-            [*graph.results, *(v for region in graph.regions for v in region.results)]
-        )
+        context.outputs = self.alike.outputs
+        self.begin = list(context.at_hand)
         self._region(0)
         results_at = self._plain(self.sharded.results)
         results = tuple(
@@ -107,15 +108,34 @@ class Partitioner:
     def _constant(self, value: int) -> int:
         return self.context.given(value, whole(self.homes[value]))
 
+    def _kinds(self) -> list[int | None]:
+        numbers, loops = self.alike.numbers, self.sharded.loops
+        if not loops:
+            return list(numbers)
+        found: dict[object, int] = {}
+        pairs = [(number, loops.get(node)) for node, number in enumerate(numbers)]
+        return [None if p[0] is None else found.setdefault(p, len(found)) for p in pairs]
+
     def _region(self, index: int) -> None:
+        context, nodes = self.context, self.graph.nodes
+        kinds, pick, recipes = self.kinds, self.alike.pick, self.recipes
         for number in self.graph.regions[index].nodes:
-            node = self.graph.nodes[number]
-            if node.bodies:
-                self._call(node)
-            elif node.primitive in WRITTEN:
-                self._written(node)
-            else:
-                self._node(node)
+            kind, node = kinds[number], nodes[number]
+            if kind is None:
+                self._call(node) if node.bodies else self._written(node)
+                continue
+            key = pick[number](context.at_hand)
+            found = recipes[kind].get(key)
+            if found is None:
+                found = recipes[kind][key] = self._recipe(node)
+            found.emit(context, node, found)
+            if found.is_remade:
+                self._hold_remade(node)
+
+    def _recipe(self, node: Node) -> Recipe:
+        homes = tuple([self.homes[v] for v in node.results])
+        made = recipe(self.context, node, self._planned(node, homes), homes)
+        return made._replace(is_remade=self.alike.remade[self.alike.numbers[node.index]])
 
     def _written(self, node: Node) -> None:
         """A collective of the user's, on whole values of each device."""
@@ -129,37 +149,23 @@ class Partitioner:
 
     def key(self, node: Node, homes: tuple[Sharding, ...]) -> NodeKey:
         """What the choice at a node depends on, as the program stands."""
-        sources = self.context.sources
-        values = self.graph.first_reads[node.index]
-        at_hand = tuple([sources[v] for v in node.operands])
+        at_hand = tuple([self.context.sources(v) for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
         rates = self.rates(operand_type(node.signature))
-        unread = self._unread(node) if len(node.results) > 1 else ()
-        padded = self.options.pad_blocks
+        number, padded = self.alike.numbers[node.index], self.options.pad_blocks
+        values, unread = self.alike.reads[number], self.alike.unread[number]
         return NodeKey(node.signature, values, at_hand, homes, rates, loops, unread, padded)
-
-    def _unread(self, node: Node) -> tuple[int, ...]:
-        users, outputs = self.graph.users, self.context.outputs
-        read = [bool(users[value]) or value in outputs for value in node.results]
-        return tuple(number for number, is_read in enumerate(read) if not is_read)
-
-    def _node(self, node: Node) -> None:
-        homes = tuple([self.homes[v] for v in node.results])
-        partition_node(self.context, node, self._planned(node, homes), homes)
-        if not node.operands or self.graph.values[node.operands[0]].kind == "constant":
-            self._hold_remade(node)
 
     def _planned(self, node: Node, homes: tuple[Sharding, ...]) -> NodePlan:
         return node_plan(self.key(node, homes))
 
     def _hold_remade(self, node: Node) -> None:
-        if is_remade(self.graph, node):
-            self.context.hold_remade(
-                node.results[0],
-                lambda layout, cause: remake(
-                    self.context, node, self._planned(node, (layout,)), (layout, cause)
-                ),
-            )
+        self.context.hold_remade(
+            node.results[0],
+            lambda layout, cause: remake(
+                self.context, node, self._planned(node, (layout,)), (layout, cause)
+            ),
+        )
 
     def _call(self, node: Node) -> None:
         context = self.context
@@ -212,29 +218,17 @@ class Partitioner:
     ) -> tuple[Block, Copies]:
         """A planned body, and the layouts in which it has its values."""
         context, region = self.context, self.graph.regions[body]
-        outer = context.sources, context.copies, context.instructions
+        outer = context.at_hand, context.copies, context.instructions
         found = context.brought, context.fetched
-        context.sources, context.copies, context.instructions = self._constants_alone()
+        context.at_hand, context.copies, context.instructions = list(self.begin), {}, []
         context.brought, context.fetched = {}, {}
         arguments = open_body(context, region, layouts[0])
         self._region(body)
         results = close_body(context, node, region, layouts[1])
         block, copies = Block(arguments, tuple(context.instructions), results), context.copies
-        context.sources, context.copies, context.instructions = outer
+        context.at_hand, context.copies, context.instructions = outer
         context.brought, context.fetched = found
         return block, copies
-
-    def _constants_alone(
-        self,
-    ) -> tuple[dict[int, tuple[Sharding, ...]], Copies, list[Instruction]]:
-        """What a body starts with: the constants as they came, and no instructions."""
-        context = self.context
-        sources = {v: context.sources[v][:1] for v, _ in self.graph.constants}
-        copies = {
-            (v, layout, ANY_PHASE): context.copies[v, layout, ANY_PHASE]
-            for v, (layout,) in sources.items()
-        }
-        return sources, copies, []
 
 
 def partition(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> SpmdProgram:

@@ -86,6 +86,23 @@ def reshard_path(
         return Path((), 0)
     if not (_on_mesh(source) and _on_mesh(target)):
         return _across(source, target, links, padded=padded)
+    found = path_moves(source, target, links, padded)
+    spell = _Spelling(source, target)
+    steps, total, before = [], 0, _states(source, target)[0][0]
+    for number, (move, (dims, pending), price, *longer) in enumerate(found, 1):
+        move = spell.move(move, before, dims)
+        shape = longer[0] if longer else source.shape
+        layout = target if number == len(found) else spell.layout(shape, dims, pending)
+        steps.append(Step(move, layout, price))
+        total, before = total + price, dims
+    return Path(tuple(_fused(steps, links)), total)
+
+
+@decided(1 << 16, lambda source, target, *_: source.numbers)
+def path_moves(
+    source: Sharding, target: Sharding, links: Links | None, padded: bool
+) -> tuple[tuple[object, ...], ...]:
+    """The path in digits of both ends, its moves not yet spelled: who asks for prices alone."""
     start, goal = _states(source, target)
     axes = _axes(source.mesh)
     if source.is_even and target.is_even:
@@ -94,15 +111,7 @@ def reshard_path(
             found = links.cheaper((source.shape, start, goal), axes, found)
     else:
         found = uneven.search(source.shape, start, goal, axes, padded=padded)
-    spell = _Spelling(source, target)
-    steps, total, before = [], 0, start[0]
-    for number, (move, (dims, pending), price, *longer) in enumerate(found, 1):
-        move = spell.move(move, before, dims)
-        shape = longer[0] if longer else source.shape
-        layout = target if number == len(found) else spell.layout(shape, dims, pending)
-        steps.append(Step(move, layout, price))
-        total, before = total + price, dims
-    return Path(tuple(_fused(steps, links)), total)
+    return tuple(found)
 
 
 def _across(source: Sharding, target: Sharding, links: Links | None, *, padded: bool) -> Path:
@@ -198,18 +207,21 @@ def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> ob
     >>> reshard_price(Sharding(mesh, (8, 8), (x, y)), Sharding(mesh, (8, 8), (x, ())))
     24
     """
-    least, exact = reshard_bound(source, target)
-    return least if exact else reshard_path(source, target, None, padded).wire_elements
+    if source.dims == target.dims and source.unreduced == target.unreduced:
+        return 0
+    if is_direct(source.shape, *_states(source, target)):
+        return reshard_bound(source, target)
+    if not (_on_mesh(source) and _on_mesh(target)):
+        return reshard_path(source, target, None, padded).wire_elements
+    return sum([price for _, _, price, *_ in path_moves(source, target, None, padded)])
 
 
 @lru_cache(maxsize=1 << 16)
-def reshard_bound(source: Sharding, target: Sharding) -> tuple[object, bool]:
-    """Elements that a device sends at least from one layout to the other; whether no more."""
+def reshard_bound(source: Sharding, target: Sharding) -> object:
+    """Elements that a device sends at least from one layout to the other."""
     if source.dims == target.dims and source.unreduced == target.unreduced:
-        return 0, True
-    start, goal = _states(source, target)
-    shape = source.shape
-    return bound(shape, start, goal), is_direct(shape, start, goal)
+        return 0
+    return bound(source.shape, *_states(source, target))
 
 
 def nearest(
@@ -268,10 +280,8 @@ def _numbers(dims: Dims) -> Dims:
 def _permutation(source: Dims, target: Dims, positions: int) -> tuple[tuple[int, int], ...]:
     """(source, target) positions: the r-th holder of a block serves its r-th taker."""
     holders, takers = (_by_block(sum(_numbers(dims), ()), positions) for dims in (source, target))
-    serves = [0] * positions
-    for holder, taker in zip(holders, takers, strict=True):
-        serves[taker] = holder
-    return tuple(zip(serves, range(positions), strict=True))
+    serves = dict(zip(takers, holders, strict=True))
+    return tuple(zip(map(serves.__getitem__, range(positions)), range(positions), strict=True))
 
 
 @lru_cache(maxsize=1 << 12)

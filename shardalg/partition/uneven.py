@@ -36,14 +36,15 @@ def search(shape: Shape, start: State, goal: State, axes: Digits, *, padded: boo
       axes: of the mesh.
       padded: whether there are other blocks than those of `ceil(D/n)`, whose bytes are formulas.
     """
-    ways = padded_path(shape, start, goal, axes), gathered(shape, start, goal)
-    if not padded:
-        ways = [way for way in ways if way and all(step.shape == shape for step in way)]
-    best = min([way for way in ways if way is not None], key=_price)
     ends = [
         (tuple(map(primes, plain(dims))), *map(primes, plain((p,)))) for dims, p in (start, goal)
     ]
-    names = _named(ends, *plain((axes,)))
+    names = _named(reversed(ends), *plain((axes,)))
+    best = gathered(shape, start, goal)
+    if len(names) > PIECES or not padded:
+        way = padded_path(shape, start, goal, axes)
+        if way and (padded or all(step.shape == shape for step in way)):
+            best = min(way, best, key=_price)
     if len(names) > PIECES:
         return best
     puzzle = _puzzle(shape, ends, names, padded=padded)
@@ -60,7 +61,7 @@ def _price(way: Iterable[Step]) -> tuple[object, int]:
 
 
 def _named(ends: Iterable[State], axes: Digits) -> Digits:
-    """All digits that take part, those of the ends first; their places are their numbers."""
+    """All digits that take part, those of the goal first; their places are their numbers."""
     held = [digit for dims, pending in ends for digits in (*dims, pending) for digit in digits]
     known = tuple(dict.fromkeys(held))
     return (*known, *unused(known, axes))

@@ -102,7 +102,7 @@ def _refused(
     """(target, direction, layout asked for, sources) that a target's free dimensions lack."""
     layouts = fixpoint.layouts
     for target, direction, dims, sources in fixpoint.asks(kind, numbers, layouts):
-        number = numbers[target]
+        number, dims = numbers[target], tuple(map(layouts.fused, dims))
         if layouts.fixed[number]:
             free = layouts.open[number]
             dims = tuple([digits if d in free else () for d, digits in enumerate(dims)])

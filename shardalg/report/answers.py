@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from shardalg.table import DataFrame
 
 Parts = tuple[str | Table, ...]
+MOST_ROWS = 20
+"""So many rows of a table are printed; `.df` has all."""
 
 
 class Answer(ABC):
@@ -44,8 +46,14 @@ class Answer(ABC):
     def _repr_html_(self) -> str:
         return "\n".join(map(html_part, self._shown()))
 
-    def _shown(self) -> Parts:
-        return tuple(p for p in self.parts() if isinstance(p, str) or len(p))
+    def _shown(self) -> Iterator[str | Table]:
+        for part in self.parts():
+            if isinstance(part, str):
+                yield part
+            elif len(part):
+                yield Table(part.columns, part.rows[:MOST_ROWS])
+                if len(part) > MOST_ROWS:
+                    yield f"... and {len(part) - MOST_ROWS} more rows."
 
 
 def repr_part(part: str | Table) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -11,13 +11,6 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import StrategyError
 from shardalg.graph.ir import Graph
 from shardalg.propagate.sharded import Reason, ShardedGraph
-from shardalg.report.answers import Answer, Parts
-from shardalg.table import Table
-
-EXPLANATION_COLUMNS = (
-    "depth", "value", "sharding", "why", "source",
-    "axes", "op", "role", "direction", "level", "annotation",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,80 +39,6 @@ class Link:
     reason: Reason
 
 
-@dataclass(frozen=True, repr=False)
-class ValueExplanation(Answer):
-    """Why a value has its layout.
-
-    Attributes:
-      value, sharding: name and completed layout.
-      annotations: those that its axes come from.
-      steps: one row per step, `depth` 0 the value's own; `axes` are those that the step brought.
-    """
-
-    value: str
-    sharding: Sharding
-    annotations: tuple[Annotated, ...]
-    steps: Table
-
-    @property
-    def table(self) -> Table:
-        """The steps."""
-        return self.steps
-
-    def parts(self) -> Parts:
-        """A sentence, and the steps."""
-        return (f"{self.value} is {self.sharding.text()}: {_from(self.annotations)}.", self.steps)
-
-
-def _from(annotations: Sequence[Annotated]) -> str:
-    """In words, at most three of them.
-
-    >>> _from([Annotated("argument", "x", 0), Annotated("site", "ffn", 2)])
-    'it comes from argument x, site ffn'
-    """
-    if not annotations:
-        return "no annotation reaches it"
-    more = f" and {len(annotations) - 3} more" if len(annotations) > 3 else ""
-    return f"it comes from {', '.join(map(str, annotations[:3]))}{more}"
-
-
-def explanation(sharded: ShardedGraph, value: str) -> ValueExplanation:
-    """Why a value has its layout: per axis the steps that brought it, back to the annotations.
-
-    Depth 0 are the value's own changes, each followed by those of the values whose layouts it took,
-    as they were at that moment.
-
-    Raises:
-      StrategyError: no value has that name.
-    """
-    start = value_named(sharded.graph, value)
-    links = tuple(chain(sharded, start))
-    rows = tuple(_row(sharded, link) for link in links)
-    layout = sharded.shardings[start]
-    return ValueExplanation(
-        value, layout, _annotations(sharded, links), Table(EXPLANATION_COLUMNS, rows)
-    )
-
-
-def _row(sharded: ShardedGraph, link: Link) -> tuple[object, ...]:
-    reason, graph = link.reason, sharded.graph
-    node = None if reason.node is None else graph.nodes[reason.node]
-    place = annotated(sharded, reason)
-    return (
-        link.depth,
-        graph.values[reason.value].name,
-        reason.layout.text(),
-        reason.text(graph),
-        "" if node is None else node.source,
-        ",".join(sharded.mesh.texts(link.digits)),
-        "" if node is None else node.primitive,
-        reason.role,
-        reason.direction,
-        reason.level,
-        "" if place is None else str(place),
-    )
-
-
 def value_named(graph: Graph, name: str) -> int:
     """The value that a table calls `name`.
 
@@ -127,6 +46,7 @@ def value_named(graph: Graph, name: str) -> int:
       StrategyError: there is none; the message names those near it.
     """
     found = {value.name: value.index for value in graph.values}
+    found = {**dict(zip(graph.result_paths, graph.results, strict=True)), **found}
     if not isinstance(name, str) or name not in found:
         near = get_close_matches(str(name), found, n=5, cutoff=0.5) or list(found)[:5]
         raise StrategyError(
@@ -208,10 +128,11 @@ def annotations_of(
     sharded: ShardedGraph, value: int, digits: Digits | None = None
 ) -> tuple[Annotated, ...]:
     """The annotations from which `digits` (None: all of its layout) came to a value."""
-    return _annotations(sharded, chain(sharded, value, digits))
+    return annotations_behind(sharded, chain(sharded, value, digits))
 
 
-def _annotations(sharded: ShardedGraph, links: Iterable[Link]) -> tuple[Annotated, ...]:
+def annotations_behind(sharded: ShardedGraph, links: Iterable[Link]) -> tuple[Annotated, ...]:
+    """The annotations that some of these steps are, each once."""
     places = (annotated(sharded, link.reason) for link in links)
     return tuple(dict.fromkeys(place for place in places if place is not None))
 

@@ -58,6 +58,12 @@ class PlanDifference(Answer):
     totals: Table
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the other plan does nothing otherwise."""
+        changed = any(self.totals["difference"])
+        return not (changed or len(self.values) or len(self.collectives))
+
+    @property
     def table(self) -> Table:
         """All of it: what (sharding, wire_bytes, bytes), where, this and other."""
         rows = [("sharding", r["value"], r["sharding"], r["other_sharding"]) for r in self.values]

@@ -58,7 +58,7 @@ class Reshard(Answer):
         graph = Graph((value,), (), (root,), (), (0,), (0,), ("x",), ("result",))
         links = links_on(self.source.mesh, self.hardware)
         context = PartitionContext(graph, ("unknown",), links=links)
-        first = context.given(0, self.source)
+        first = context.new_local(self.source.shard_shape, self.dtype, self.source, 0)
         last = context.move(first, self.source, self.target, Cause(None))
         block = Block((first,), tuple(context.instructions), (last,))
         ends = (self.source,), (self.target,)
@@ -82,7 +82,7 @@ class Reshard(Answer):
     @property
     def least_wire_bytes(self) -> Any:
         """Bytes that no path can do without: what some device lacks of the target."""
-        return reshard_bound(self.source, self.target)[0] * ITEM_SIZES[self.dtype]
+        return reshard_bound(self.source, self.target) * ITEM_SIZES[self.dtype]
 
     @property
     def peak_bytes(self) -> int:

@@ -6,8 +6,6 @@ import time
 
 import jax
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.sharding import Sharding
@@ -102,9 +100,8 @@ def test_mutated_texts(count, show):
     accepted = {}
     seen = {"texts": 0, "refused": 0}
 
-    @settings(max_examples=count, database=None)
-    @given(st.integers(0, 2**40))
-    def run(seed):
+    start = time.process_time()
+    for seed in range(count):
         text, made = mutated(random.Random(seed))
         found = read(text, made)
         seen["texts"] += 1
@@ -112,12 +109,9 @@ def test_mutated_texts(count, show):
         if found is not None:
             accepted[text, made] = found
             check_reprinted(found)
-            for start, judge in JUDGES.items():
-                if text.startswith(start):
+            for beginning, judge in JUDGES.items():
+                if text.startswith(beginning):
                     judge(text, found)
-
-    start = time.process_time()
-    run()
     assert time.process_time() - start < 0.05 * count + 10
     hlo = [(text, found) for (text, _), found in accepted.items() if text.startswith("{")]
     asked = [re.sub(r"\s+=", "=", text) for text, _ in hlo]  # XLA wants a name beside its `=`

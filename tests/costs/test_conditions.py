@@ -138,9 +138,19 @@ def test_bounds_say_when_a_condition_holds(terms, rng):
         others = {name: value for name, value in point.items() if name != bound.name}
         values = {s: others[s.name] for s in bound.threshold.free_symbols}
         threshold = bound.threshold.subs(values)
+        if not threshold.is_finite:  # divided by 0: the size does not matter here
+            assert condition.holds(point) is condition.holds({**point, bound.name: 10**9})
+            continue
         sized = sympy.Integer(point[bound.name])
         right = sized >= threshold if bound.relation == ">=" else sized <= threshold
         assert bool(right) is condition.holds(point)
+
+
+def test_where_its_divisor_is_0_a_bound_says_nothing():
+    condition = Condition(3 * B * S, 1 + 3 * B)
+    (bound,) = (bound for bound in condition.bounds() if bound.name == "B")
+    assert str(bound) == "B <= 1/(3*(S - 1))"
+    assert all(condition.holds({"B": size, "S": 1}) for size in (1, 9, 10**9))
 
 
 @pytest.mark.parametrize(

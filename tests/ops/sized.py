@@ -47,8 +47,8 @@ class Function:
         pairs = zip(shapes, kinds, strict=True)
         return normalise(trace(self.fn, *(jax.ShapeDtypeStruct(*pair) for pair in pairs)))
 
-    def retraced(self, values):
-        return Retrace(self.graph(values), values)
+    def retraced(self, values, hints=HINTS):
+        return Retrace(self.graph(values, hints), values)
 
 
 RAW = {name: sympy.Symbol(name) for name in HINTS}  # S and E are something else to sympy

@@ -135,8 +135,8 @@ def test_lifting_a_train_step_is_quick(show):
     declared = model_dims("train_step", form, hints)
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         lift(graph, declared)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     show(f"lift of {len(graph.nodes)} nodes: {min(times) * 1e3:.1f} ms, first {times[0] * 1e3:.1f}")
     assert min(times) < 0.1

@@ -29,7 +29,7 @@ def test_no_path_replicates_and_none_sends_more_than_xla(step, show):
         sent, size = path.wire_elements, math.prod(source.shape)
         assert sent <= received, axes
         assert all(any(s.layout.dims) for s in path.steps[:-1]), axes
-        least, _ = reshard_bound(source, target)
+        least = reshard_bound(source, target)
         of_bound += [sent / least] if least else []
         if whole and any(target.dims):
             of_tensor.append(sent / size)
@@ -54,7 +54,7 @@ def test_beside_memory_efficient_redistribution(step, show):
         assert (sent, steps) <= (theirs.sent, theirs.steps), axes
         most = max(math.prod(s.shard_shape) for s in (source, target))
         assert max(held(source, path), theirs.held) <= 2 * most, axes
-        size, least = math.prod(source.shape), reshard_bound(source, target)[0]
+        size, least = math.prod(source.shape), reshard_bound(source, target)
         named = "x".join(map(str, mesh.shape.values())), len(source.shape)
         shares = [n / size for n in (received, least, sent, theirs.sent)]
         more = [steps, theirs.steps, held(source, path) / size, theirs.held / size]

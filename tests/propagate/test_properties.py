@@ -167,6 +167,7 @@ def test_order_decides_nothing_but_recorded_conflicts(problem, policy, seed):
             assert near & {conflict.value for conflict in second.conflicts}
     for conflict in (*first.conflicts, *second.conflicts):
         assert not extends(conflict.kept.dims, conflict.refused.dims)
+        assert conflict.kept.key != conflict.refused.key
 
 
 @given(problems((MESH, Mesh({"x": 1, "y": 4}))), st.sampled_from(["gspmd", "shardy"]))

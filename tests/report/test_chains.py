@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from shardalg.errors import StrategyError
 from shardalg.propagate import Strategy
-from shardalg.report.chains import explanation
+from shardalg.report.explained import explanation
 from tests.report.planned import MESH, plan_function, plan_on, planned
 
 

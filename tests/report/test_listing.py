@@ -6,7 +6,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.report.chains import explanation
+from shardalg.report.explained import explanation
 from shardalg.report.html import Listing, Page, Section
 from shardalg.report.listing import MOST_STEPS, chain_text, program_listing
 from shardalg.spmd.text import program_text
