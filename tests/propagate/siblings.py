@@ -64,6 +64,12 @@ def attention_masked_grad(x, qkv, o):
     return jax.grad(loss, (0, 1, 2))(x, qkv, o)
 
 
+@sibling(XY, ((4, 16, 32), P("x")), ((32, 8, 4), P(None, "y")), ((32, 2, 4), None))
+def attention_grouped(x, q, k):
+    q = jnp.einsum("bsm,mnh->bsnh", x, q).reshape(4, 16, 2, 4, 4)
+    return jnp.einsum("bsgnh,btgh->bgnst", q, jnp.einsum("bsm,mgh->bsgh", x, k))
+
+
 @sibling(XY, ((4, 16, 8), P("x")), ((8, 8), P()), ((8, 8, 16), P("y")), ((8, 16, 8), P("y")))
 def moe_grad(x, gate, wi, wo):
     def loss(x, gate, wi, wo):
