@@ -128,7 +128,7 @@ ASKED = {
     "rnn_grad": 0,
     "conv_two_grad": 0,
     "conv_depthwise_grad": 2,
-    "attention_grouped": 0,
+    "attention_grouped_grad": 0,
 }
 
 
