@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from shardalg.graph.ir import Graph, Node
+from shardalg.ops.rule import SUM
 from shardalg.ops.table import rules
 from shardalg.spmd.manual import WRITTEN
 
@@ -19,7 +20,7 @@ class Kinds:
     """The kind of every node.
 
     Attributes:
-      outputs: values that leave a region, and so must come home.
+      deferrable: values whose partial sums may wait: their only user is linear in them.
       numbers: per node, the number of its kind; None for calls and collectives of the user's.
       reads: per kind, of each operand the first one that is the same value.
       unread: per kind, results that nobody reads, and so nobody brings home.
@@ -27,7 +28,7 @@ class Kinds:
       pick: per node, its values' entries in a list: operands, then results.
     """
 
-    outputs: frozenset[int]
+    deferrable: frozenset[int]
     numbers: tuple[int | None, ...]
     reads: tuple[tuple[int, ...], ...]
     unread: tuple[tuple[int, ...], ...]
@@ -55,7 +56,8 @@ def _kinds(graph: Graph) -> Kinds:
             key = (node.signature, *_alike(graph, node, outputs))
             numbers.append(found.setdefault(key, len(found)))
     parts = list(zip(*found, strict=True))[1:] or [()] * 3
-    return Kinds(outputs, tuple(numbers), *parts, tuple(map(_pick, graph.nodes)))
+    deferrable = frozenset(v for v in range(len(graph.values)) if _defers(graph, v, outputs))
+    return Kinds(deferrable, tuple(numbers), *parts, tuple(map(_pick, graph.nodes)))
 
 
 def _alike(graph: Graph, node: Node, outputs: frozenset[int]) -> Iterator[Alike]:
@@ -64,6 +66,19 @@ def _alike(graph: Graph, node: Node, outputs: frozenset[int]) -> Iterator[Alike]
     read = [bool(users[value]) or value in outputs for value in node.results]
     yield () if len(read) == 1 else tuple([k for k, is_read in enumerate(read) if not is_read])
     yield is_remade(graph, node)
+
+
+def _defers(graph: Graph, value: int, outputs: frozenset[int]) -> bool:
+    """Whether the only user of a node's result is linear in it and in its region."""
+    made, users = graph.producer[value], graph.users[value]
+    if made is None or len(users) != 1 or value in outputs:
+        return False
+    user = graph.nodes[users[0]]
+    rows = rules(user.signature)
+    if user.region != graph.nodes[made].region or not rows or len(rows) > 1:
+        return False
+    positions = [i for i, v in enumerate(user.operands) if v == value]
+    return rows[0].combine == SUM and len(positions) == 1 and positions[0] in rows[0].linear
 
 
 def _pick(node: Node) -> itemgetter:

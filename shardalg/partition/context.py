@@ -73,7 +73,7 @@ class PartitionContext(Listing):
       copies: (value, layout, phase) to the local that holds it in another one, in the current
         block.
       brought: (value, phase) to the layouts of its copies there.
-      outputs: values that leave a region, and so must come home.
+      deferrable: values whose partial sums may wait for whoever reads them.
       remade: values made from numbers alone, and how to make them in another layout.
       kept: values, each with a layout, whose copy made in one phase may serve another.
       links: of the mesh's axes, where they differ and paths heed that.
@@ -86,7 +86,7 @@ class PartitionContext(Listing):
     first: list[int] = field(default_factory=list)
     copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
     brought: dict[tuple[int, str], list[Sharding]] = field(default_factory=dict)
-    outputs: frozenset[int] = frozenset()
+    deferrable: frozenset[int] = frozenset()
     remade: dict[int, Callable[[Sharding, Cause], int]] = field(default_factory=dict)
 
     def hold(self, value: int, layout: Sharding, local: int) -> None:
@@ -131,10 +131,11 @@ class PartitionContext(Listing):
         return found
 
     def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
+        cause = Cause(cause.node, cause.phase, self.roles[value], cause.why)
         if value in self.remade:
-            return self.remade[value](layout, cause._replace(role=self.roles[value]))
+            return self.remade[value](layout, cause)
         source, local = self._nearest(value, layout, cause.phase)
-        return self.move(local, source, layout, cause._replace(role=self.roles[value]))
+        return self.move(local, source, layout, cause)
 
     def _nearest(self, value: int, layout: Sharding, phase: str) -> tuple[Sharding, int]:
         """The layout at hand, copies of the phase too, from which another one is nearest."""
@@ -154,7 +155,7 @@ class PartitionContext(Listing):
         for attributes, shape, layout, why in every:
             # what is padded to another size is no layout of the value
             named = origin if layout.shape == target.shape else None
-            because = cause._replace(why=cause.why + why)
+            because = Cause(cause.node, cause.phase, cause.role, cause.why + why)
             if isinstance(attributes, Retile):
                 local = retiled(Along(self, attributes.dim, because), local, attributes)
                 self.locals[local] = Local(local, shape, dtype, layout, named)

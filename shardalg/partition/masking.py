@@ -153,7 +153,8 @@ _PLACES = frozenset({*FILLS, *CONTROL})
 
 
 def _has_masks(block: Block) -> bool:
-    return any(
-        type(one.attributes) is Mask or any(map(_has_masks, bodies(one.attributes)))
-        for one in block.instructions
-    )
+    for one in block.instructions:
+        kind = type(one.attributes)
+        if kind is Mask or (kind in CONTROL and any(map(_has_masks, bodies(one.attributes)))):
+            return True
+    return False

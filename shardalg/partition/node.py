@@ -364,7 +364,7 @@ def settle(
     if layout == home:
         context.hold(value, home, local)
         return
-    if layout.unreduced and defers(context, node, value):
+    if layout.unreduced and context.options.defer_sums and value in context.deferrable:
         context.hold(value, layout, local)
         return
     why = f"{node.primitive} leaves partial sums" if layout.unreduced else f"{node.primitive} gives"
@@ -372,17 +372,3 @@ def settle(
     context.hold(value, home, context.move(local, layout, home, cause))
     if not layout.unreduced:
         context.hold(value, layout, local)
-
-
-def defers(context: PartitionContext, node: Node, value: int) -> bool:
-    """Whether partial sums may wait: the only user is linear in `value` and in its region."""
-    graph = context.graph
-    users = graph.users[value]
-    if len(users) != 1 or value in context.outputs or not context.options.defer_sums:
-        return False
-    user = graph.nodes[users[0]]
-    rows = rules(user.signature)
-    if user.region != node.region or not rows or len(rows) > 1 or rows[0].combine != SUM:
-        return False
-    positions = [i for i, v in enumerate(user.operands) if v == value]
-    return len(positions) == 1 and positions[0] in rows[0].linear

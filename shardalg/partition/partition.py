@@ -71,7 +71,7 @@ class Partitioner:
         context.first = [0] * len(self.homes)
         arguments = tuple(context.given(v, self.homes[v]) for v in graph.arguments)
         constants = tuple((self._constant(v), v) for v, _ in graph.constants)
-        context.outputs = self.alike.outputs
+        context.deferrable = self.alike.deferrable
         self.begin = list(context.at_hand)
         self._region(0)
         results_at = self._plain(self.sharded.results)

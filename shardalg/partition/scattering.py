@@ -46,7 +46,10 @@ class Cut:
 
 
 def _scattered(block: Block, locals_: list[Local]) -> Block:
-    instructions = [_inside(instruction, locals_) for instruction in block.instructions]
+    instructions = [
+        _inside(one, locals_) if type(one.attributes) in CONTROL else one
+        for one in block.instructions
+    ]
     if not _has_cuts(instructions):
         return replace(block, instructions=tuple(instructions))
     readers: dict[int, list[int]] = defaultdict(list)
@@ -85,8 +88,6 @@ def _combines(instruction: Instruction) -> bool:
 
 
 def _inside(instruction: Instruction, locals_: list[Local]) -> Instruction:
-    if type(instruction.attributes) not in CONTROL:
-        return instruction
     blocks = [_scattered(body, locals_) for body in bodies(instruction.attributes)]
     return replace(instruction, attributes=with_bodies(instruction.attributes, blocks))
 

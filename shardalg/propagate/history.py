@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardalg.graph.ir import Graph
 from shardalg.pause import collection_paused
 from shardalg.propagate.border import Settled
-from shardalg.propagate.fixpoint import Fixpoint
+from shardalg.propagate.fixpoint import Fixpoint, make
 from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import extends
 from shardalg.propagate.sharded import Conflict, Reason
@@ -55,13 +55,17 @@ def _reasons(record: Record) -> Iterator[Reason]:
             value, number, step, direction, sources, level = change
             node, role = steps.nodes[step], steps.kinds[steps.kind_of_step[step]].role
             taken = _inside(steps.tensors[step], sources, count)
-            yield Reason(value, known[number], "completed", node, direction, taken, role, level)
+            told = (value, known[number], "completed", node, direction, taken, role, level)
+            yield make(Reason, told)
     for value, kind, sources in record.settled.changes():
         yield Reason(value, layouts.sharding(fixpoint.numbers[value]), kind, sources=sources)
 
 
 def _inside(tensors: Numbers, positions: Numbers, count: int) -> Numbers:
     """Source values; an annotated result's stand-in, no value of the `count`, is the result."""
+    if len(positions) == 1:
+        value = tensors[positions[0]]
+        return (value if value < count else tensors[0],)
     values = [tensors[k] for k in positions]
     return tuple([v if v < count else tensors[0] for v in values])
 

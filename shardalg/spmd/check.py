@@ -126,8 +126,9 @@ def check(program: SpmdProgram) -> SpmdProgram:
 
 def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
     made = known | set(block.arguments)
+    has_all, has_none, add = made.issuperset, made.isdisjoint, made.update
     for instruction in block.instructions:
-        if not (made.issuperset(instruction.operands) and made.isdisjoint(instruction.results)):
+        if not (has_all(instruction.operands) and has_none(instruction.results)):
             raise _order_fault(program, instruction, made)
         kind = type(instruction.attributes)
         # What an Apply gives is what its primitive gives: its locals say it.
@@ -135,7 +136,7 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
             _BORDERS.get(kind, _check_shape)(program, instruction)
             for body in bodies(instruction.attributes):
                 _check_block(program, body, known)
-        made.update(instruction.results)
+        add(instruction.results)
     lost = [v for v in block.results if v not in made]
     if lost:
         raise ProgramError(f"the block returns %{lost[0]}, which nothing makes.")

@@ -1,6 +1,7 @@
 """A sample of the random operators in random layouts that `make fuzz-operators` draws."""
 
 import jax
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -33,6 +34,19 @@ def test_nan_infinities_and_zeros(group, show):
         for strategy, wrong in fuzz.cases_of(drawn, 3):
             assert not wrong, f"{drawn}\n{strategy}\n" + "\n".join(wrong)
         show(f"{drawn}: 3 cases, one lowered")
+
+
+def test_an_infinity_times_a_mask_is_what_xla_makes_of_it():
+    """The product of `-inf` and 0 is a NaN; one device's program selects, ours multiplies."""
+    drawn = list(fuzz.functions(random_cases.normalised, 103, edges=True))[4]
+    function, want = fuzz.flat(drawn)
+    with jax.enable_x64(True):
+        compiled = jax.jit(function)(*drawn.arguments)
+        strategy = sa.Strategy(sa.Mesh({"X": 2, "Y": 2}), (P(None, "X"),), (P("Y", None),))
+        plan = sa.plan(function, *drawn.arguments, strategy=strategy)
+        assert not list(fuzz.faults(plan, drawn.arguments, want, compiled))
+        wrong = [np.where(np.isinf(leaf), 1.0, leaf) for leaf in compiled]
+        assert not fuzz.same(wrong, compiled, want)
 
 
 def test_a_window_that_reads_no_element():
