@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -17,7 +16,14 @@ from shardalg.explain.idle import idle_rows
 from shardalg.explain.switches import gather_table, switch_table
 from shardalg.graph.ir import Graph
 from shardalg.propagate.sharded import ShardedGraph
-from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
+from shardalg.propagate.strategy import (
+    Annotations,
+    Options,
+    Strategy,
+    options_from,
+    resolve,
+    strategy_from,
+)
 from shardalg.report import decisions, tables, warned
 from shardalg.report.border import with_borders
 from shardalg.report.difference import PlanDifference, difference
@@ -108,7 +114,7 @@ class Plan:
         >>> first.replan(sa.Strategy(first.mesh, in_shardings=(P(None, "x"),))).collectives().empty
         True
         """
-        return _planned(self.traced, strategy, options or self.options)
+        return _planned(self.traced, strategy_from(strategy), options_from(options or self.options))
 
     @property
     def is_symbolic(self) -> bool:
@@ -463,9 +469,10 @@ class Plan:
             refuted claim.
         """
         from shardalg.lower import lower
+        from shardalg.verify.report import refuse_refuted
 
         traced = self._bound(fn, args)
-        self._refuse_refuted()
+        refuse_refuted(self.verify())
         sites = {
             site.node: sharding
             for site, sharding in zip(traced.graph.sites, self.annotations.sites, strict=True)
@@ -475,23 +482,6 @@ class Plan:
         hints = self._hints(self.sizes)
         at = f", at the hints {hints}" if hints else ""
         return replace(made, verified=self._verified() + at)
-
-    def _refuse_refuted(self) -> None:
-        report = self.verify()
-        if report.refuted:
-            first = report.refuted[0]
-            raise LoweringError(
-                f"the plan has {len(report.refuted)} refuted claims, the first of "
-                f"{first.node}: {first.words}; it fails at {first.witness}. It would compute "
-                "something else: plan.verify() lists them; please report the function."
-            )
-        open_ = [claim for claim in report.claims if claim.status in ("unknown", "not_claimed")]
-        if open_:
-            warnings.warn(
-                f"{len(open_)} claims of the plan are open, the first of {open_[0].node}: "
-                f"{open_[0].words}. plan.verify() lists them.",
-                stacklevel=3,
-            )
 
     def _bound(self, fn: Callable[..., Any] | None, args: Sequence[Any] | None) -> Traced:
         if self.traced.fn is not None and fn is None:
@@ -587,11 +577,12 @@ def plan(
         raise StrategyError(
             "plan() takes a strategy, or mesh and shardings, not both: put them into the Strategy."
         )
+    strategy, options = strategy_from(strategy), options_from(options or Options())
     axes = strategy.mesh.shape if strategy.mesh is not None else None
     traced = trace_arguments(fn, args, axes, border=(roles, donate_argnums))
     if strategy.mesh is None:
         strategy = replace(strategy, mesh=own_mesh(traced))
-    return _planned(traced, strategy, options or Options())
+    return _planned(traced, strategy, options)
 
 
 def _planned(traced: Traced, strategy: Strategy, options: Options) -> Plan:

@@ -347,6 +347,20 @@ ALGEBRA = {
     "a number for the name of a value": (
         lambda: plan_dot().why_not(0, P("X")), StrategyError, "no value", "0", "plan.shardings",
     ),
+    "no function": (
+        lambda: sa.plan(3, jnp.ones(4), mesh=MESH), TraceError, "3 is no function", "called",
+    ),
+    "a mesh for a strategy": (
+        lambda: plan_dot().replan(MESH), StrategyError, "a strategy is", r"Mesh\(", "in_shardings",
+    ),
+    "a mesh for a strategy of a plan": (
+        lambda: sa.plan(jnp.sum, jnp.ones(4), strategy=MESH),
+        StrategyError, "a strategy is", r"Mesh\(", "in_shardings",
+    ),
+    "a policy for options": (
+        lambda: sa.plan(jnp.sum, jnp.ones(4), mesh=MESH, options="shardy"),
+        StrategyError, "options are", "'shardy'", "strict=True",
+    ),
     "a difference from a number": (
         lambda: plan_dot().diff(3), StrategyError, "a plan differs", "3", "Plan",
     ),

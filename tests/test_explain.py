@@ -242,6 +242,24 @@ def test_what_was_refused_is_told_with_the_annotation_behind_it():
     assert not len(plan.explain("x").refused)
 
 
+def test_what_was_refused_is_told_from_the_value_backwards():
+    def stack(x, weights):
+        for w in weights:
+            x = x + jnp.tanh(x @ w)
+        return x
+
+    square = jax.ShapeDtypeStruct((16, 16), "float32")
+    given = (P("X"), [P("X", "Y")] * 3)
+    plan = sa.plan(stack, square, [square] * 3, mesh=MESH, in_shardings=given)
+    found = plan.explain("result")
+    depth = {}
+    for row in found:
+        depth.setdefault(row["value"], row["depth"])
+    told = [depth[row["value"]] for row in found.refused]
+    assert len(told) > 1
+    assert told == sorted(told)
+
+
 def test_one_layout_written_in_two_ways_is_no_conflict():
     """A split dimension gives its axis back in parts."""
     plan = sa.plan(

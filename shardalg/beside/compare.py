@@ -13,13 +13,14 @@ from shardalg.beside.rematerialized import Rematerialized, rematerialized
 from shardalg.costs.cost import number
 from shardalg.errors import ShardalgError
 from shardalg.explain import Trials, annotated_as
+from shardalg.explain.trials import Outcome
 from shardalg.graph.ir import Graph
 from shardalg.lower.hlo import HloCollective, layout
 from shardalg.lower.hlo import table as hlo_table
 from shardalg.report.answers import Answer, Parts
 from shardalg.report.disagreements import Moved
 from shardalg.report.tables import beside, collectives
-from shardalg.stages import Stages
+from shardalg.stages import Stages, planned
 from shardalg.table import Table
 
 VERDICTS = ("agree", "ours better", "XLA better", "even")
@@ -131,7 +132,7 @@ class BesideXla(Answer):
         """Both sums, where the layouts differ, and the collectives of each line."""
         differ = Table(VALUE_COLUMNS, tuple(r for r in self.values.rows if r[4] != "agree"))
         warned = (_WARNED, self.rematerialized) if len(self.rematerialized) else ()
-        head = (self._headline(), self.kinds, self._agreement(), differ)
+        head = (self._headline(), *self._gathered_once(), self.kinds, self._agreement(), differ)
         return (*head, *warned, "By line:", self.lines)
 
     def _headline(self) -> str:
@@ -141,6 +142,21 @@ class BesideXla(Answer):
             f"{self.partitioner} on {self.told.mesh!r}: wire bytes per device and step {ours:,} "
             f"here, {theirs:,} by XLA{ratio}."
         )
+
+    def _gathered_once(self) -> Iterator[str]:
+        """What it would send to keep gathered copies, as XLA does, where that is less."""
+        trials, stages = self._trials, self._trials.stages
+        if trials.options.keep_gathers or self.wire_bytes <= self.xla_wire_bytes:
+            return
+        options = replace(trials.options, keep_gathers=True)
+        kept = Outcome.of(planned(stages.traced, stages.annotations, options))
+        if kept.wire_bytes < self.wire_bytes:
+            sent, held = number(kept.wire_bytes), number(kept.peak_memory_bytes)
+            yield (
+                "The backward pass gathers again what the forward pass gathered and freed; XLA "
+                f"keeps the copies. Options(keep_gathers=True) sends {sent:,}, and its peak "
+                f"memory is {held:,} bytes in place of {trials.now.peak_memory_bytes:,}."
+            )
 
     def _agreement(self) -> str:
         counts = {name: self.values["verdict"].count(name) for name in VERDICTS}

@@ -82,7 +82,7 @@ def why_not(trials: Trials, name: str, spec: object) -> WhyNot:
     words, verdict = _obstacle(sharded, value, wanted)
     other = trials.under(annotated_as(stages, value, wanted))
     cost = difference(stages, other)
-    refused = refusals(sharded, {value}, lambda asked: bool(refines(wanted, asked)))
+    refused = refusals(sharded, (value,), lambda asked: bool(refines(wanted, asked)))
     return WhyNot(name, sharded.shardings[value], wanted, words, verdict, refused, cost)
 
 

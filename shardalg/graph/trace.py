@@ -119,6 +119,8 @@ def _spec(path: str, leaf: Any) -> Any:
 def _jaxpr(
     fn: Callable[..., Any], args: Sequence[Any], around: AbstractMesh | None
 ) -> tuple[Any, Any]:
+    if not callable(fn):
+        raise TraceError(f"{fn!r:.80} is no function: pass what is called with the arguments.")
     with nullcontext() if around is None else jax.sharding.use_abstract_mesh(around):
         try:
             return jax.make_jaxpr(fn, return_shape=True)(*args)

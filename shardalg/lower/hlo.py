@@ -18,6 +18,7 @@ from shardalg.algebra.hlo import from_hlo
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import step_wire_bytes
+from shardalg.errors import NotationError
 from shardalg.lower.hlo_groups import group_axes, moved_axes, parse_groups
 from shardalg.lower.hlo_text import HloInstruction, HloModule, leaves_bytes, parse, walk
 from shardalg.table import Table
@@ -166,7 +167,10 @@ def layout(text: str, shape: Sequence[int], mesh: Mesh) -> Sharding | None:
     '[x, y]'
     """
     numbered = mesh if mesh.device_ids is None else Mesh(mesh.axes)
-    read = from_hlo(text, shape, numbered)
+    try:
+        read = from_hlo(text, shape, numbered)
+    except NotationError:  # GSPMD mirrors the devices of what is reversed
+        return None
     return replace(read, mesh=mesh) if read.mesh == numbered else None
 
 

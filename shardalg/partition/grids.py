@@ -111,7 +111,7 @@ class _Entry(NamedTuple):
     Attributes:
       turn: what a way by the moves that are left costs at least. number: the latest goes first.
       key: what the way here costs. state: where it is, layout: its digits alone.
-      lacking: elements that are sent from here at least.
+      lacking: elements that are sent from here at least. left: units, of even blocks.
       at: of its moves the first that is left; -1 before any.
     """
 
@@ -121,6 +121,7 @@ class _Entry(NamedTuple):
     state: State
     layout: Layout
     lacking: object
+    left: int
     at: int = -1
 
 
@@ -196,16 +197,17 @@ class _Search:
         first *= held.block
         return max(0, min(self.wanted[dim], first + held.block) - first)
 
-    def least(self, layout: Layout, beyond: int = 0) -> int:
-        """Elements that even blocks send from a layout, by a way that costs so much more."""
-        units = (self.shares.least[layout] + beyond) * self.elements
+    def least(self, layout: Layout, units: int) -> int:
+        """Elements that even blocks send from a layout, of so many units."""
         # what is sent for sums need not be whole
-        return units // self.shares.unit if layout[1] else -(-units // self.shares.unit)
+        above = units * self.elements
+        return above // self.shares.unit if layout[1] else -(-above // self.shares.unit)
 
     def run(self) -> list[tuple[State, Hop]] | None:
-        if self.ends[0] not in self.shares.least:
+        left = self.shares.left(self.ends[0])
+        if left is None:
             return None
-        self.reach((0, 0), self.start, self.ends[0], None)
+        self.reach((0, 0), self.start, (self.ends[0], left), None)
         while self.heap:
             entry = heappop(self.heap)
             if entry.key != self.best[entry.state]:
@@ -217,25 +219,29 @@ class _Search:
             self.go_on(entry)
         return None
 
-    def reach(self, key: Price, state: State, layout: Layout, came: Any) -> None:
-        """A state, at a price; `came` says from where, and how."""
+    def reach(self, key: Price, state: State, even: tuple[Layout, int], came: Any) -> None:
+        """A state, at a price; `came` says from where, and how.
+
+        Args:
+          even: its digits alone, and the units that even blocks send from there.
+        """
         known = self.best.get(state)
         if known is not None and known <= key:
             return
-        lacking = max(self.lacking(state[0]), self.least(layout))
+        lacking = max(self.lacking(state[0]), self.least(*even))
         turn = key[0] + lacking, key[1] + (lacking > 0)
         if turn < self.limit:
             self.best[state], self.came[state] = key, came
-            entry = _Entry(turn, next(self.numbers), key, state, layout, lacking)
+            entry = _Entry(turn, next(self.numbers), key, state, even[0], lacking, even[1])
             heappush(self.heap, entry)
 
     def go_on(self, entry: _Entry) -> None:
         """The moves from a state, until others have their turn."""
-        _, _, (sent, hops), state, layout, lacking, at = entry
+        _, _, (sent, hops), state, layout, lacking, units, at = entry
         moves = self.shares.moves(layout)
         for number in range(max(at, 0), len(moves)):
             move = moves[number]
-            left = max(lacking, self.least(layout, move.beyond))
+            left = max(lacking, self.least(layout, units + move.beyond))
             turn = sent + left, hops + (left > 0)
             if turn >= self.limit:
                 return
@@ -245,17 +251,18 @@ class _Search:
                 return
             for price, dims in self.made(move, state[0]):
                 key, hop = (sent + price, hops + (price > 0)), (price, (dims, move.after[1]))
-                self.reach(key, hop[1], move.after, (state, (*hop, *move[2:])))
+                self.reach(key, hop[1], (move.after, move.left), (state, (*hop, *move[3:])))
 
     def retile(self, entry: _Entry) -> None:
         """Every dimension on other grids."""
-        (sent, hops), (dims, pending), layout = entry.key, entry.state, entry.layout
+        (sent, hops), (dims, pending) = entry.key, entry.state
+        even = entry.layout, entry.left
         local = prod([held.block for held in dims])
         for dim, held in enumerate(dims):
             for width, after in self.retiled(dim, held):
                 price, made = local // held.block * width, (put(dims, dim, after), pending)
                 key = sent + price, hops + (price > 0)
-                self.reach(key, made, layout, (entry.state, (price, made, "retile", (dim,))))
+                self.reach(key, made, even, (entry.state, (price, made, "retile", (dim,))))
 
     def _chain(self) -> list[tuple[State, Hop]]:
         chain, state = [], self.goal

@@ -26,13 +26,14 @@ class Move(NamedTuple):
 
     Attributes:
       beyond: what a way that begins with it costs more than the cheapest, in units.
-      after: where it leads.
+      left: what the cheapest way from there sends. after: where it leads.
       kind: of instruction, by its name in prices; or "slice".
       dims: the dimension that it works on; of an all-to-all the one that is cut, then the other.
       leaving, arriving: digits that it gathers, cuts by, adds along, or moves.
     """
 
     beyond: int
+    left: int
     after: Layout
     kind: str
     dims: tuple[int, ...] = ()
@@ -69,6 +70,8 @@ class Shares:
     def least(self) -> dict[Layout, int]:
         """What the cheapest way from each layout sends, in units (Dijkstra, from the goal back).
 
+        Of layouts that differ by an order of dimensions that the goal does not split there is one.
+
         >>> goal = ((0,), ()), ()
         >>> shares = Shares((2, 2), ((0,), (1,)), goal, ())
         >>> shares.unit, shares.least[((), (0,)), ()], shares.least[((0, 1), ()), ()]
@@ -79,18 +82,37 @@ class Shares:
             sent, layout = heappop(heap)
             if sent == best[layout]:
                 for price, before in self._backward(layout):
+                    before = self._sorted(before)
                     if sent + price < best.get(before, inf):
                         best[before] = sent + price
                         heappush(heap, (sent + price, before))
         return best
 
+    def left(self, layout: Layout) -> int | None:
+        """What the cheapest way from a layout sends; None where none leads to the goal."""
+        return self.least.get(self._sorted(layout))
+
+    def _sorted(self, layout: Layout) -> Layout:
+        rows, pending = layout
+        order = iter(sorted([rows[dim] for dim in self._whole]))
+        pairs = zip(rows, self.goal[0], strict=True)
+        return tuple([row if wanted else next(order) for row, wanted in pairs]), pending
+
+    @cached_property
+    def _whole(self) -> tuple[int, ...]:
+        return tuple(dim for dim, row in enumerate(self.goal[0]) if not row)
+
     def moves(self, layout: Layout) -> tuple[Move, ...]:
         """All moves from a layout, those that lose least first."""
         found = self._known.get(layout)
         if found is None:
-            ways = [(hop, self.least.get(hop[1])) for hop in self._forward(*layout)]
-            here = self.least[layout]
-            every = [Move(hop[0] + left - here, *hop[1:]) for hop, left in ways if left is not None]
+            ways, here = (
+                [(hop, self.left(hop[1])) for hop in self._forward(*layout)],
+                self.left(layout),
+            )
+            every = [
+                Move(hop[0] + left - here, left, *hop[1:]) for hop, left in ways if left is not None
+            ]
             found = self._known[layout] = tuple(sorted(every, key=lambda move: move.beyond))
         return found
 

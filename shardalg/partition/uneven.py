@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from shardalg.algebra.digits import Digits, overlap
@@ -25,12 +26,15 @@ from shardalg.spmd.program import (
 
 PIECES = 3
 """Digits of prime size among which is searched; with more of them there are too many states."""
+NO_LIMIT = math.inf, 0
+"""A price above all."""
 
 
 def search(shape: Shape, start: State, goal: State, axes: Digits, *, padded: bool) -> list[Step]:
     """Fewest elements sent, then fewest moves that send.
 
-    The path of the padded tensor, or gathering and slicing; or what a search finds that is cheaper.
+    What a search finds, which looks at every grid of few digits; of more digits, or where blocks
+    are not padded, the path of the padded tensor, or gathering and slicing.
 
     Args:
       axes: of the mesh.
@@ -40,18 +44,22 @@ def search(shape: Shape, start: State, goal: State, axes: Digits, *, padded: boo
         (tuple(map(primes, plain(dims))), *map(primes, plain((p,)))) for dims, p in (start, goal)
     ]
     names = _named(reversed(ends), *plain((axes,)))
-    best = gathered(shape, start, goal)
-    if len(names) > PIECES or not padded:
-        way = padded_path(shape, start, goal, axes)
-        if way and (padded or all(step.shape == shape for step in way)):
-            best = min(way, best, key=_price)
-    if len(names) > PIECES:
-        return best
-    puzzle = _puzzle(shape, ends, names, padded=padded)
-    # recorded sizes note what is asked of them, so they are asked every time
     named = any(type(n) is not int for n in shape)
-    hops = (solve.__wrapped__ if named else solve)(puzzle, _price(best))
-    return best if hops is None else [_step(shape, before, hop, names) for before, hop in hops]
+    few = len(names) <= PIECES
+    best = None
+    if named or not (few and padded):
+        ways = padded_path(shape, start, goal, axes), gathered(shape, start, goal)
+        if not padded:
+            ways = [way for way in ways if way and all(step.shape == shape for step in way)]
+        best = min([way for way in ways if way is not None], key=_price)
+    if not few:
+        return best
+    puzzle, limit = _puzzle(shape, ends, names, padded=padded), _price(best) if best else NO_LIMIT
+    # recorded sizes note what is asked of them, so they are asked every time
+    hops = (solve.__wrapped__ if named else solve)(puzzle, limit)
+    if hops is None:
+        return best or gathered(shape, start, goal)
+    return [_step(shape, before, hop, names) for before, hop in hops]
 
 
 def _price(way: Iterable[Step]) -> tuple[object, int]:

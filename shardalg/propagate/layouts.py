@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from functools import cache
+from functools import cache, cached_property
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts, starts_with
 from shardalg.algebra.interned import interned
@@ -109,13 +110,25 @@ class Layouts:
     def _even(self, number: int) -> int:
         """The layout as the border of a program may have it, where all sizes divide.
 
-        GSPMD replicates what does not; Shardy keeps the longest prefix of the axes that does.
+        GSPMD replicates what does not; Shardy keeps the longest prefix of whole axes that does: no
+        part of an axis crosses the border (`remove_sub_axes_in_input_output_shardings.cc`).
         """
         dims, shape = self.dims[number], self.shapes[number]
-        cut = tuple(_prefix(size, digits) for size, digits in zip(shape, dims, strict=True))
+        whole = dims if self.policy == "gspmd" else tuple(map(self._whole_axes, dims))
+        cut = tuple(_prefix(size, digits) for size, digits in zip(shape, whole, strict=True))
         if cut == dims:
             return number
         return self.number(shape, ((),) * len(dims) if self.policy == "gspmd" else cut)
+
+    def _whole_axes(self, digits: Digits) -> Digits:
+        """The digits before the first that is only a part of an axis, and that nobody named."""
+        return tuple(itertools.takewhile(self._named.__contains__, digits))
+
+    @cached_property
+    def _named(self) -> frozenset[Digit]:
+        """The mesh's axes, and those of other meshes that annotations are on."""
+        given = [digit for s, _ in self.annotated for digits in s.dims for digit in digits]
+        return self._axes.union(given)
 
     def _improve(self, number: int, dims: Dims, merging: bool, replace: bool) -> int:
         """The layout that a value on `number` takes when `dims` is offered to it.

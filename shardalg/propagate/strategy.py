@@ -140,6 +140,32 @@ class Annotations:
     values: tuple[tuple[int, Sharding], ...] = ()
 
 
+def strategy_from(given: object) -> Strategy:
+    """What is given as a strategy, if it is one.
+
+    Raises:
+      StrategyError: it is something else.
+    """
+    if not isinstance(given, Strategy):
+        raise StrategyError(
+            f"a strategy is a Strategy, as in Strategy(mesh, in_shardings=...), got {given!r:.80}."
+        )
+    return given
+
+
+def options_from(given: object) -> Options:
+    """What is given as options, if they are.
+
+    Raises:
+      StrategyError: they are something else.
+    """
+    if not isinstance(given, Options):
+        raise StrategyError(
+            f"options are an Options, as in Options(strict=True), got {given!r:.80}."
+        )
+    return given
+
+
 def resolve(graph: Graph, strategy: Strategy, meshes: Iterable[Mesh] = ()) -> Annotations:
     """The strategy's annotations, one per flat argument, result and site of the graph.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardalg.algebra.sharding import Sharding
@@ -84,7 +84,8 @@ def explanation(sharded: ShardedGraph, value: str) -> ValueExplanation:
     start = value_named(sharded.graph, value)
     links = tuple(chain(sharded, start))
     rows = tuple(_row(sharded, link) for link in links)
-    refused = refusals(sharded, {link.reason.value for link in links})
+    nearest = sorted(links, key=lambda link: link.depth)
+    refused = refusals(sharded, tuple(dict.fromkeys(link.reason.value for link in nearest)))
     behind = annotations_behind(sharded, links)
     steps = Table(EXPLANATION_COLUMNS, rows)
     return ValueExplanation(value, sharded.shardings[start], behind, steps, refused)
@@ -111,7 +112,7 @@ def _row(sharded: ShardedGraph, link: Link) -> tuple[object, ...]:
 
 def refusals(
     sharded: ShardedGraph,
-    values: Collection[int],
+    values: Sequence[int],
     wanted: Callable[[Sharding], bool] = lambda _: True,
 ) -> Table:
     """What operators asked for of some values, and did not get: the conflicts of completion.
@@ -120,9 +121,12 @@ def refusals(
     those that these have the refused axes from.
 
     Args:
+      values: in the order in which they are told.
       wanted: of a refused layout, whether it is told.
     """
-    found = (c for c in sharded.conflicts if c.value in values and wanted(c.refused))
+    places = {value: place for place, value in enumerate(values)}
+    told = (c for c in sharded.conflicts if c.value in places and wanted(c.refused))
+    found = sorted(told, key=lambda conflict: places[conflict.value])
     return Table(REFUSED_COLUMNS, tuple(_refusal(sharded, conflict) for conflict in found))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from shardalg.errors import LoweringError
 from shardalg.merge.integers import IntegerClaim
 from shardalg.merge.prove import MergeClaim, Proof
 from shardalg.table import Table
@@ -115,3 +117,25 @@ class Report:
     def __repr__(self) -> str:
         at = f", at the hints {self.hints}" if self.hints else ""
         return f"Report({'ok' if self.ok else 'open'}: {self.summary()}{at})"
+
+
+def refuse_refuted(report: Report) -> None:
+    """Refuse a program that does not compute its function; warn of one that may not.
+
+    Raises:
+      LoweringError: a claim is refuted.
+    """
+    if report.refuted:
+        first = report.refuted[0]
+        raise LoweringError(
+            f"the plan has {len(report.refuted)} refuted claims, the first of "
+            f"{first.node}: {first.words}; it fails at {first.witness}. It would compute "
+            "something else: plan.verify() lists them; please report the function."
+        )
+    open_ = [claim for claim in report.claims if claim.status in ("unknown", "not_claimed")]
+    if open_:
+        warnings.warn(
+            f"{len(open_)} claims of the plan are open, the first of {open_[0].node}: "
+            f"{open_[0].words}. plan.verify() lists them.",
+            stacklevel=3,
+        )

@@ -165,3 +165,19 @@ def test_a_loaded_plan_takes_the_function_again(plan, tmp_path):
         loaded.compare_xla("shardy")
     found = loaded.compare_xla("shardy", fn=layer)
     assert found.kinds == plan.compare_xla("shardy").kinds
+
+
+def test_copies_that_xla_keeps_are_told_with_the_option_that_keeps_them():
+    def loss(weights, x):
+        return (jnp.tanh(jnp.tanh(x @ weights[0]) @ weights[1]) ** 2).sum()
+
+    x, w = struct(4096, 16), struct(16, 16)
+    given = ([P("X"), P("X")], P("X"))
+    plan = sa.plan(jax.grad(loss), [w, w], x, mesh=sa.Mesh({"X": 4}), in_shardings=given)
+    found = plan.compare_xla("shardy")
+    kept = plan.replan(sa.Strategy(plan.mesh, given), options=sa.Options(keep_gathers=True))
+    beside = kept.compare_xla("shardy")
+    assert beside.wire_bytes < found.wire_bytes
+    told = f"Options(keep_gathers=True) sends {beside.wire_bytes:,}, and its peak memory"
+    assert told in repr(found)
+    assert "Options(keep_gathers" not in repr(beside)

@@ -56,3 +56,21 @@ def test_one_device_has_nothing_to_compare():
 def test_a_partitioner_that_jax_lacks_is_refused_by_name():
     with pytest.raises(LoweringError, match="no partitioner 'alpa'"), dump.using("alpa"):
         pass
+
+
+def mirrored(x):
+    return jnp.flip(x, 1)
+
+
+def odd(x):
+    return x.reshape(10, 12)
+
+
+@pytest.mark.parametrize("function", [mirrored, odd])
+def test_layouts_that_are_no_digits_or_no_spec_are_no_error(function):
+    """GSPMD mirrors the devices of what is reversed; it parts reshapes as no spec says."""
+    if "gspmd" not in dump.partitioners():
+        pytest.skip(f"jax {jax.__version__} has no partitioner gspmd")
+    x = jax.ShapeDtypeStruct((12, 10), jnp.float32)
+    made = sa.plan(function, x, mesh=sa.Mesh({"a": 4, "b": 2}), in_shardings=(P("a", "b"),))
+    assert str(made.compare_xla("gspmd"))

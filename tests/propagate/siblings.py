@@ -64,6 +64,21 @@ def attention_masked_grad(x, qkv, o):
     return jax.grad(loss, (0, 1, 2))(x, qkv, o)
 
 
+QKVO = ((32, 8, 4), P(None, "y")), ((32, 2, 4), P()), ((32, 2, 4), None), ((8, 4, 32), P("y"))
+
+
+@sibling(XY, ((4, 16, 32), P("x")), *QKVO)
+def attention_grouped_grad(x, wq, wk, wv, wo):
+    def loss(x, wq, wk, wv, wo):
+        q = jnp.einsum("bsm,mnh->bsnh", x, wq).reshape(4, 16, 2, 4, 4)
+        k, v = jnp.einsum("bsm,mgh->bsgh", x, wk), jnp.einsum("bsm,mgh->bsgh", x, wv)
+        p = jax.nn.softmax(jnp.einsum("bsgnh,btgh->bgnst", q, k), -1)
+        y = jnp.einsum("bgnst,btgh->bsgnh", p, v).reshape(4, 16, 8, 4)
+        return jnp.sum(jnp.einsum("bsnh,nhm->bsm", wsc(y, P("x", None, "y")), wo) ** 2)
+
+    return jax.grad(loss, (1, 2, 3, 4))(x, wq, wk, wv, wo)
+
+
 @sibling(XY, ((4, 16, 8), P("x")), ((8, 8), P()), ((8, 8, 16), P("y")), ((8, 16, 8), P("y")))
 def moe_grad(x, gate, wi, wo):
     def loss(x, gate, wi, wo):
