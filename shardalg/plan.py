@@ -151,10 +151,12 @@ class Plan:
         A choice is held against what its operator could do instead, along the paths of the hints,
         so that choices may change before their condition fails; `holds` asks everything.
 
-        Columns: kind, condition, margin, where, source, decides. Kinds: "choice" (of an operator,
-        the nearest at the hints first; `margin` is what it saves of the dearer's bytes or devices),
-        "divides" (an even or an uneven split), "part" (an axis of which a collective uses a part,
-        held at its hint), "peak" (of memory, without a margin).
+        Columns: kind, condition, margin, where, source, decides, rests_on (earlier operators whose
+        choices decide which copies are at hand: where one is another choice, the condition says
+        nothing). Kinds: "choice" (of an operator, the nearest at the hints first; `margin` is what
+        it saves of the dearer's bytes or devices), "divides" (an even or an uneven split), "part"
+        (an axis of which a collective uses a part, held at its hint), "peak" (of memory, without a
+        margin).
         """
         return self.conditions_table.df
 
@@ -317,8 +319,9 @@ class Plan:
         """What is brought into a layout more than once, and what it would take to do it once.
 
         A row per copy that the forward and the backward pass both make (`keep_gathers=True` keeps
-        it, a number as many as fit in so many bytes), and per constant that a loop brings into
-        its layout in every trip (`hoist_gathers=True`). Columns: value, sharding, option, times,
+        it and what one pass alone makes, which the other may then choose to read; a number keeps as
+        many rows as fit in so many bytes), and per constant that a loop brings into its layout in
+        every trip (`hoist_gathers=True`). Columns: value, sharding, option, times,
         wire_bytes (of one), saved_wire_bytes (a step), held_bytes (longer, on a device).
         """
         return gather_table(self.sharded, self.traced.roles, self.options).df

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
@@ -14,8 +14,9 @@ from shardalg.costs.compute import shaped_flops
 from shardalg.costs.conditions import Condition, conditions
 from shardalg.costs.formula import Formula, ceiling
 from shardalg.costs.symbolic import Size, Sizes, Symbolised, formula_digits
-from shardalg.graph.ir import Node
+from shardalg.graph.ir import Node, Signature
 from shardalg.partition.assign import alternatives
+from shardalg.partition.context import PartitionContext
 from shardalg.partition.key import Choice, NodeKey
 from shardalg.partition.partition import Partitioner
 from shardalg.partition.reshard import nearest, reshard_path
@@ -28,10 +29,16 @@ Shape = tuple[Size, ...]
 
 @dataclass(frozen=True)
 class Decision:
-    """A choice at a node, and the condition under which it stays the better one."""
+    """A choice at a node, and the condition under which it stays the better one.
+
+    Attributes:
+      rests_on: earlier nodes whose choices decide what is at hand at this one. Where one of them
+        chooses otherwise, the condition says nothing.
+    """
 
     node: int
     condition: Condition
+    rests_on: tuple[int, ...] = ()
 
 
 class _Recorder(Partitioner):
@@ -56,22 +63,50 @@ def decisions(
     Each alternative that the planner weighed gives one condition: that it computes on no more
     devices, where those are too few, or takes no less time. Those that hold at all sizes are left
     out, and each of the others is stated once, for the first operator that depends on it. The paths
-    between layouts are those of the hints.
+    between layouts, and what operators before it left at hand, are those of the hints.
     """
     recorder = _Recorder(sharded, roles, options)
     recorder.run()
     pricer = _Pricer(named.sizes, sharded)
-    found: dict[Condition, int] = {}
+    found: dict[Condition, list[Node]] = {}
     seen: set[tuple[NodeKey, tuple[Shape, ...]]] = set()
     for node, key in recorder.decided:
         shapes = tuple(named.sizes.dims[v] for v in (*node.operands, *node.results))
         if (key, shapes) not in seen:
             seen.add((key, shapes))
             for condition in pricer.conditions(key, shapes):
-                found.setdefault(condition, node.index)
+                found.setdefault(condition, []).append(node)
     pairs = [pair for one in named.conditions for pair in one.divided]
     kept = conditions(found, hints=named.sizes.hints, shardings=pairs)
-    return tuple(Decision(found[condition], condition) for condition in kept)
+    open_ = {condition.difference for condition in kept}
+    weighed = {n.signature for c, nodes in found.items() if c.difference in open_ for n in nodes}
+    before = partial(_before, recorder.context, weighed)
+    first = ((condition, found[condition][0]) for condition in kept)
+    return tuple(Decision(node.index, condition, before(node)) for condition, node in first)
+
+
+def _before(context: PartitionContext, weighed: Set[Signature], node: Node) -> tuple[int, ...]:
+    """The nearest earlier nodes of open choices that decide what is at hand at a node."""
+    nodes, found, left = context.graph.nodes, set[int](), {node.index}
+    while left:
+        direct = {n for index in left for n in _leaving(context, nodes[index])} - found
+        found |= direct
+        left = {n for n in direct if nodes[n].signature not in weighed}
+    return tuple(sorted(n for n in found if nodes[n].signature in weighed))
+
+
+def _leaving(context: PartitionContext, node: Node) -> Iterator[int]:
+    """Earlier nodes that decide what is at hand of a node's operands.
+
+    They read one too, so that their copy of it may serve again, or hand on a pending sum.
+    """
+    graph, keeps = context.graph, context.options.keep_gathers is not False
+    for value in node.operands:
+        for n in graph.users[value]:
+            if n < node.index and (keeps or graph.nodes[n].phase == node.phase):
+                yield n
+        if value in context.deferrable:
+            yield graph.producer[value]
 
 
 @dataclass(frozen=True, eq=False)

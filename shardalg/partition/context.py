@@ -66,13 +66,14 @@ class PartitionContext(Listing):
     """Builds one block at a time; loop bodies open a nested block over the same locals.
 
     Attributes:
-      tuples: layouts that a value is at hand in for any phase, the first as it was made or brought
-        home: each tuple has a number.
+      tuples: layouts that a value is at hand in, the first as it was made or brought home, copies
+        of the phase behind: each tuple has a number.
       at_hand: per graph value, that number; of a value not made yet, `~` that of its home.
       first: per graph value, the local that holds it in the first of its layouts.
       copies: (value, layout, phase) to the local that holds it in another one, in the current
         block.
       brought: (value, phase) to the layouts of its copies there.
+      phase: of what is emitted; lasting: what is at hand in every phase of values with copies.
       deferrable: values whose partial sums may wait for whoever reads them.
       remade: values made from numbers alone, and how to make them in another layout.
       kept: values, each with a layout, whose copy made in one phase may serve another.
@@ -86,6 +87,8 @@ class PartitionContext(Listing):
     first: list[int] = field(default_factory=list)
     copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
     brought: dict[tuple[int, str], list[Sharding]] = field(default_factory=dict)
+    phase: str = "forward"
+    lasting: dict[int, int] = field(default_factory=dict)
     deferrable: frozenset[int] = frozenset()
     remade: dict[int, Callable[[Sharding, Cause], int]] = field(default_factory=dict)
 
@@ -98,8 +101,12 @@ class PartitionContext(Listing):
             self.copies[value, layout, ANY_PHASE] = local
 
     def sources(self, value: int) -> tuple[Sharding, ...]:
-        """The layouts that a value is at hand in for any phase."""
+        """The layouts that a value is at hand in."""
         return self.tuples.known[self.at_hand[value]]
+
+    def lasting_sources(self, value: int) -> tuple[Sharding, ...]:
+        """The layouts that a value is at hand in for any phase."""
+        return self.tuples.known[self.lasting.get(value, self.at_hand[value])]
 
     def hold_remade(self, value: int, make: Callable[[Sharding, Cause], int]) -> None:
         """`value` can be had in every layout for nothing, as a slice of the whole would be."""
@@ -114,10 +121,35 @@ class PartitionContext(Listing):
         self.hold(value, layout, local)
         return local
 
+    def enter(self, phase: str) -> None:
+        """Go on with what is of this phase: copies made in another one are not at hand."""
+        self.phase = phase
+        for value, number in self.lasting.items():
+            self.at_hand[value] = number
+            for layout in self.brought.get((value, phase), ()):
+                self._add(value, layout)
+
+    def _add(self, value: int, layout: Sharding) -> None:
+        known = self.sources(value)
+        if layout not in known:
+            self.at_hand[value] = self.tuples.number((*known, layout))
+
+    def _share(self, value: int, layout: Sharding, phase: str) -> None:
+        """A copy serves whoever comes next in its phase, and is at hand where that is chosen."""
+        self.brought.setdefault((value, phase), []).append(layout)
+        if phase != ANY_PHASE:
+            self.lasting.setdefault(value, self.at_hand[value])
+        elif value in self.lasting:
+            known = self.tuples.known[self.lasting[value]]
+            self.lasting[value] = self.tuples.number((*known, layout))
+        self._add(value, layout)
+
     def demand(self, value: int, layout: Sharding, cause: Cause) -> int:
         """A local with `value` in `layout`, moved there from the nearest layout at hand."""
         if layout == self.sources(value)[0]:
             return self.first[value]
+        if cause.phase != self.phase:
+            self.enter(cause.phase)
         found = self.copies.get((value, layout, ANY_PHASE))
         if found is None:
             keeps = self.options.keep_gathers is True or (value, layout) in self.kept
@@ -127,7 +159,7 @@ class PartitionContext(Listing):
                 found = self._bring(value, layout, cause)
                 self.copies[value, layout, phase] = found
                 if self.options.share_gathers and not layout.unreduced:
-                    self.brought.setdefault((value, phase), []).append(layout)
+                    self._share(value, layout, phase)
         return found
 
     def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
@@ -138,15 +170,12 @@ class PartitionContext(Listing):
         return self.move(local, source, layout, cause)
 
     def _nearest(self, value: int, layout: Sharding, phase: str) -> tuple[Sharding, int]:
-        """The layout at hand, copies of the phase too, from which another one is nearest."""
-        known = dict.fromkeys(self.sources(value), ANY_PHASE)
-        for where in (ANY_PHASE, phase):
-            for found in self.brought.get((value, where), ()):
-                known.setdefault(found, where)
-        source = nearest(tuple(known), layout, self.links, padded=self.options.pad_blocks)
+        """The layout at hand from which another one is nearest."""
+        source = nearest(self.sources(value), layout, self.links, padded=self.options.pad_blocks)
         if source == self.sources(value)[0]:
             return source, self.first[value]
-        return source, self.copies[value, source, known[source]]
+        local = self.copies.get((value, source, ANY_PHASE))
+        return source, self.copies[value, source, phase] if local is None else local
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
         """Emit the steps from `source` to `target`; the local that holds the result."""

@@ -47,7 +47,7 @@ def repeated(context: PartitionContext) -> Iterator[GatherChoice]:
         if phase != ANY_PHASE:
             phases.setdefault((value, layout), set()).add(phase)
     for (value, layout), found in phases.items():
-        known, padded = context.sources(value), context.options.pad_blocks
+        known, padded = context.lasting_sources(value), context.options.pad_blocks
         home = nearest(known, layout, context.links, padded=padded)
         sent, held = _price(context.graph, value, home, after=layout)
         if len(found) > 1 and sent and value not in context.remade:

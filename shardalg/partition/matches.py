@@ -62,7 +62,7 @@ def _held(key: NodeKey, component: Component, *, of_result: bool) -> dict[str, l
     found: dict[str, list[set[Digit]]] = {}
     for tensor in component.tensors:
         if (tensor.operand is None) == of_result:
-            layouts = at_hand(key, tensor)
+            layouts = at_hand(key, tensor)[:1]
             pending = {d for layout in layouts for d in layout.unreduced}
             for dim, loops in enumerate(tensor.suggested):
                 digits = pending.union(*(layout.dims[dim] for layout in layouts))

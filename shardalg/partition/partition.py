@@ -135,6 +135,8 @@ class Partitioner:
         kinds, pick, recipes = self.kinds, self.alike.pick, self.recipes
         for number in self.graph.regions[index].nodes:
             kind, node = kinds[number], nodes[number]
+            if node.phase != context.phase:
+                context.enter(node.phase)
             if kind is None:
                 self._call(node) if node.bodies else self._written(node)
                 continue
@@ -233,15 +235,15 @@ class Partitioner:
         """A planned body, and the layouts in which it has its values."""
         context, region = self.context, self.graph.regions[body]
         outer = context.at_hand, context.copies, context.instructions
-        found = context.brought, context.fetched
+        found = context.brought, context.fetched, context.lasting, context.phase
         context.at_hand, context.copies, context.instructions = list(self.begin), {}, []
-        context.brought, context.fetched = {}, {}
+        context.brought, context.fetched, context.lasting = {}, {}, {}
         arguments = open_body(context, region, layouts[0])
         self._region(body)
         results = close_body(context, node, region, layouts[1])
         block, copies = Block(arguments, tuple(context.instructions), results), context.copies
         context.at_hand, context.copies, context.instructions = outer
-        context.brought, context.fetched = found
+        context.brought, context.fetched, context.lasting, context.phase = found
         return block, copies
 
 

@@ -22,7 +22,7 @@ from shardalg.spmd.program import Apply, Instruction, SpmdProgram
 from shardalg.table import Table
 
 CHANGE_COLUMNS = ("kind", "where", "source", "at_hints", "here")
-CONDITION_COLUMNS = ("kind", "condition", "margin", "where", "source", "decides")
+CONDITION_COLUMNS = ("kind", "condition", "margin", "where", "source", "decides", "rests_on")
 NO_CHANGES = Table(CHANGE_COLUMNS, ())
 NO_CONDITIONS = Table(CONDITION_COLUMNS, ())
 Row = tuple[str, str, str, str, str]
@@ -94,14 +94,17 @@ def conditions(named: Symbolised, choices: Sequence[Decision], memory: Liveness)
       choices: the nearest at the hints first.
     """
     graph, hints = named.graph, named.sizes.hints
-    rows = [
-        ("choice", *_inequality(d.condition, hints), *_place(graph, d.node), d.condition.what)
-        for d in choices
-    ]
-    rows += [(one.kind, str(one), None, "", "", one.decides) for one in named.conditions]
+    rows = [("choice", *_inequality(d.condition, hints), *_decided(graph, d)) for d in choices]
+    rows += [(one.kind, str(one), None, "", "", one.decides, "") for one in named.conditions]
     place = _alive_at(graph, memory)
-    rows.append(("peak", "the most bytes are alive there", None, *place, "peak_memory_bytes"))
+    rows.append(("peak", "the most bytes are alive there", None, *place, "peak_memory_bytes", ""))
     return Table(CONDITION_COLUMNS, tuple(rows))
+
+
+def _decided(graph: Graph, choice: Decision) -> tuple[str, str, str, str]:
+    """Where a choice is made, what it is, and the choices on which it rests."""
+    before = ", ".join(_place(graph, node)[0] for node in choice.rests_on)
+    return *_place(graph, choice.node), choice.condition.what, before
 
 
 def _whose(graph: Graph, instruction: Instruction) -> tuple[str, str]:

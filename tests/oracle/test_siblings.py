@@ -12,7 +12,6 @@ from tests.oracle.test_oracle import worst
 WORSE = {
     "gated_0": "fewer bytes at more flops: an operand that XLA splits is whole in the backward",
     "gated_1": "fewer bytes at more flops: a weight is gathered where XLA adds partial products",
-    "conv_2": "more bytes at 0.42 of the flops: what it takes to split the work is sent",
 }
 PROVED = ("einsum_0", "gated_1", "pool_3")
 PROGRAMS = {program.name: (program, told) for program, told in beside_xla.recorded()}
