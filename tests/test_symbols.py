@@ -279,6 +279,19 @@ def test_at_names_what_changes_and_formulas_hold_where_nothing_does(model, show)
     assert broken
 
 
+def test_conditions_name_the_choices_that_they_rest_on():
+    """The second product reads the copy of the weight that the first one may have brought."""
+    layouts = sa.Strategy(MESH, in_shardings=(P("X"), P("X"), P("Y")))
+    both = sa.plan(
+        lambda x, y, w: (jnp.tanh(x @ w), y @ w),
+        *arrays((4 * B, M), (B, M), (M, S)),
+        strategy=layouts,
+    )
+    rows = both.conditions_table.where(kind="choice")
+    names = [value.name for value in both.graph.values if value.name.startswith("dot_general")]
+    assert {(r["where"], r["rests_on"]) for r in rows} == {(names[0], ""), (names[1], names[0])}
+
+
 def test_strict_refuses_a_changed_decision():
     plan = sa.plan(jnp.tanh, *arrays((B, S)), strategy=ROW, options=sa.Options(strict=True))
     assert plan.at(B=6).mesh == sa.Mesh({"X": 2, "Y": 4})
