@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -86,7 +86,7 @@ def reshard_path(
         return Path((), 0)
     if not (_on_mesh(source) and _on_mesh(target)):
         return _across(source, target, links, padded=padded)
-    found = path_moves(source, target, links, padded)
+    found = _fused(path_moves(source, target, links, padded), links)
     spell = _Spelling(source, target)
     steps, total, before = [], 0, _states(source, target)[0][0]
     for number, (move, (dims, pending), price, *longer) in enumerate(found, 1):
@@ -95,7 +95,7 @@ def reshard_path(
         layout = target if number == len(found) else spell.layout(shape, dims, pending)
         steps.append(Step(move, layout, price))
         total, before = total + price, dims
-    return Path(tuple(_fused(steps, links)), total)
+    return Path(tuple(steps), total)
 
 
 @decided(1 << 16, lambda source, target, *_: source.numbers)
@@ -299,17 +299,19 @@ def _by_block(digits: Digits, positions: int) -> tuple[int, ...]:
     return tuple(grid.transpose([every.index(d) for d in (*digits, *free)]).ravel().tolist())
 
 
-def _fused(steps: list[Step], links: Links | None) -> list[Step]:
-    """Neighbouring steps of one kind on one dimension, and on like links, are one collective."""
-    out: list[Step] = []
-    for step in steps:
-        last = out[-1] if out else None
-        both = (last.attributes, step.attributes) if last else None
+def _fused(moves: Iterable[tuple[object, ...]], links: Links | None) -> list[tuple[object, ...]]:
+    """Neighbouring moves of one kind on one dimension, and on like links, are one collective.
+
+    They are spelled afterwards, so that parts of one axis are that axis.
+    """
+    out: list[tuple[object, ...]] = []
+    for move, state, sent, *shape in moves:
+        both = (out[-1][0], move) if out else None
         joined = _join(*both) if both and (links is None or links.alike(both)) else None
         if joined is not None:
-            out[-1] = Step(joined, step.layout, last.wire_elements + step.wire_elements)
+            out[-1] = (joined, state, out[-1][2] + sent, *shape)
         else:
-            out.append(step)
+            out.append((move, state, sent, *shape))
     return out
 
 
