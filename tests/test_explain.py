@@ -42,8 +42,8 @@ PROGRAMS = {
     "cumulative": (lambda x: jnp.cumsum(x, 1), (X,), (P("X", "Y"),), None, 1),
     "two meet": (jnp.add, (X, X), (P("X", None), P(None, "X")), None, 1),
     "reversed": (lambda x: x[::-1], (X,), (P("X"),), None, 1),
-    "sorted": (lambda x: jnp.sort(x, 0), (X,), (P("X", "Y"),), None, 1),
-    "loop": (tanh_scan, (X,), (P("X"),), None, 3),
+    "sorted": (lambda x: jnp.sort(x, 0), (X,), (P("X", "Y"),), None, 2),
+    "loop": (tanh_scan, (X,), (P("X"),), None, 2),
 }
 
 

@@ -18,7 +18,7 @@ from shardalg.partition import uneven
 from shardalg.partition.layouts import interned
 from shardalg.partition.links import Links
 from shardalg.partition.retile import Retile
-from shardalg.partition.route import translated
+from shardalg.partition.route import primes, translated
 from shardalg.partition.search import Dims, Move, Shape, State, bound, is_direct, search
 from shardalg.spmd.program import (
     AllGather,
@@ -95,7 +95,8 @@ def reshard_path(
         layout = target if number == len(found) else spell.layout(shape, dims, pending)
         steps.append(Step(move, layout, price))
         total, before = total + price, dims
-    return Path(tuple(_fused(steps, links)), total)
+    steps, wholes = _fused(steps, links), _axes(source.mesh)
+    return Path(tuple([_rejoined(step, wholes) for step in steps]), total)
 
 
 @decided(1 << 16, lambda source, target, *_: source.numbers)
@@ -311,6 +312,21 @@ def _fused(steps: list[Step], links: Links | None) -> list[Step]:
         else:
             out.append(step)
     return out
+
+
+def _rejoined(step: Step, wholes: Digits) -> Step:
+    """Pieces of an axis that go together, in its order, are the axis."""
+    move = step.attributes
+    if not isinstance(move, (AllGather, AllReduce, DynamicSlice, ReduceScatter)):
+        return step
+    digits = move.digits
+    for whole in wholes:
+        pieces = primes((whole,))
+        if pieces[0] in digits:
+            at = digits.index(pieces[0])
+            if digits[at : at + len(pieces)] == pieces:
+                digits = (*digits[:at], whole, *digits[at + len(pieces) :])
+    return step if digits == move.digits else replace(step, attributes=replace(move, digits=digits))
 
 
 def _join(first: Move, second: Move) -> Move | None:
