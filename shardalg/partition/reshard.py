@@ -322,7 +322,7 @@ def _rejoined(step: Step, wholes: Digits) -> Step:
     digits = move.digits
     for whole in wholes:
         pieces = primes((whole,))
-        if pieces[0] in digits:
+        if len(pieces) > 1 and pieces[0] in digits:
             at = digits.index(pieces[0])
             if digits[at : at + len(pieces)] == pieces:
                 digits = (*digits[:at], whole, *digits[at + len(pieces) :])
