@@ -33,7 +33,7 @@ def step(table, w, ids):
 
     rows = jnp.asarray(table).at[ids].add(jnp.asarray(table).at[ids].get(mode="clip"))
     carry, sums = jax.lax.scan(body, jnp.zeros(w.shape[1:]), rows)
-    return carry, sums, jnp.max(rows, 0), rows
+    return carry, sums, jnp.max(jnp.asarray(table), 0), rows
 
 
 def moved(x, y):
@@ -147,9 +147,9 @@ MUTATIONS = {
     "maximum joined as a sum": (
         "step", p.AllReduce, lambda a: replace(a, combine="sum"), -1,
     ),
-    "a sum in the loop left out": ("step", p.AllReduce, None, 1),
+    "a sum in the loop left out": ("step", p.AllReduce, None, 2),
     "a sum in the loop along another axis": (
-        "step", p.AllReduce, lambda a: replace(a, digits=other(a.digits)), 1,
+        "step", p.AllReduce, lambda a: replace(a, digits=other(a.digits)), 2,
     ),
     "another block sliced": (
         "step", p.DynamicSlice, lambda a: replace(a, digits=other(a.digits)), 0,
