@@ -8,6 +8,8 @@ from shardalg.spmd.simulate import simulate
 from tests.oracle import beside_xla
 from tests.oracle.test_oracle import worst
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 # Where ours sends or computes more, and why; a program that gets better must leave this list.
 WORSE = {
     "gated_0": "fewer bytes at more flops: an operand that XLA splits is whole in the backward",
