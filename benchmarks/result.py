@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardalg.files import write_whole
 from shardalg.table import Table
 
 RESULTS = Path(__file__).parent / "results"
@@ -50,7 +51,7 @@ class Result:
         folder.mkdir(parents=True, exist_ok=True)
         paths = folder / f"{self.name}.json", folder / f"{self.name}.md"
         for path, text in zip(paths, (self.json(), self.markdown()), strict=True):
-            path.write_text(text)
+            write_whole(path, text)
         return paths
 
 

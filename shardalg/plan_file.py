@@ -28,9 +28,10 @@ def write(path: str | Path, content: Mapping[str, Any]) -> None:
     text = f'{{"schema": {json.dumps(SCHEMA)}, "sha256": "{digest(body)}", "plan": {body}}}\n'
     try:
         write_whole(Path(path), text)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name with a zero in it is a ValueError
+        reason = getattr(error, "strerror", None) or error
         raise PlanFileError(
-            f"{path} cannot be written: {error.strerror or error}. Save to another place."
+            f"{path} cannot be written: {reason}. Save to another place."
         ) from None
 
 
@@ -48,7 +49,7 @@ def read(path: str | Path) -> Mapping[str, Any]:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise PlanFileError(f"{path} cannot be read: {error}. Save it again.") from None
     try:
         whole = json.loads(text)

@@ -11,6 +11,7 @@ from shardalg.explore import drawings, foreign, paper, proofs, runs, strategies,
 from shardalg.explore.progress import Progress
 from shardalg.explore.screen import page_text
 from shardalg.explore.settings import PAPER, Settings
+from shardalg.files import write_whole
 from shardalg.lower.calibrate import measure_cpu
 from shardalg.lower.compare import Comparison
 from shardalg.lower.host import host_devices
@@ -136,7 +137,7 @@ def run(settings: Settings) -> None:
     files = page.write(settings.out)
     plan_file, tables_file = settings.out / "plan.json", settings.out / "tables.tex"
     exploration.last_step.save(plan_file)
-    tables_file.write_text(tables_tex(page), encoding="utf-8")
+    write_whole(tables_file, tables_tex(page))
     names = ", ".join(str(path) for path in (*files[:2], tables_file, plan_file))
     say(f"wrote {names} and {len(files) - 2} pictures")
 
@@ -155,5 +156,5 @@ def write_figures(settings: Settings, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for picture in Page("", "", (totals, drawn, curves)).pictures():
         path = folder / f"{picture.name}.png"
-        path.write_bytes(picture.png)
+        write_whole(path, picture.png)
         say(f"wrote {path}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardalg.files import write_whole
 from shardalg.table import Table
 
 STYLE = """
@@ -127,11 +128,11 @@ class Page:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         written = [folder / f"{name}.html", folder / f"{name}.md"]
-        written[0].write_text(self.to_html(), encoding="utf-8")
-        written[1].write_text(self.to_markdown(), encoding="utf-8")
+        write_whole(written[0], self.to_html())
+        write_whole(written[1], self.to_markdown())
         for picture in self.pictures():
             written.append(folder / f"{picture.name}.png")
-            written[-1].write_bytes(picture.png)
+            write_whole(written[-1], picture.png)
         return tuple(written)
 
     def _numbered(self) -> enumerate[Section]:
