@@ -120,7 +120,7 @@ class Reshard(Answer):
         from shardalg.verify.verify import Verifier
 
         program, graph = self._made
-        return Report(tuple(Verifier(graph, program).run()))
+        return Report(tuple(Verifier(graph, program).judge(self.source.mesh)))
 
     def simulate(self, array: np.ndarray) -> np.ndarray:
         """What the devices hold in the end, put together again; it should be `array`."""

@@ -4,104 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from shardalg.algebra.digits import Digits, parts
 from shardalg.errors import MeshError, ProgramError
 from shardalg.spmd.control import bodies, executions
 from shardalg.spmd.program import (
-    AllGather,
-    AllReduce,
-    AllToAll,
     Apply,
-    Best,
     Block,
     Branches,
-    Carry,
-    Choose,
-    CollectivePermute,
-    Concatenate,
-    Dilate,
-    DynamicSlice,
-    Extract,
-    Fetch,
-    FirstMember,
-    Fold,
-    Insert,
     Instruction,
-    Join,
     Loop,
     Manual,
-    Mask,
-    MaskAt,
-    MaskIndexed,
-    Offset,
-    Pick,
-    ReduceScatter,
-    Resize,
-    Slice,
-    SliceAt,
     SpmdProgram,
-    Top,
-    ValueAt,
     While,
 )
-from shardalg.spmd.regroup import Regroup
-
-Shape = tuple[int, ...]
-
-
-def _scaled(shape: Shape, dim: int, *, times: int = 1, over: int = 1) -> Shape:
-    return (*shape[:dim], shape[dim] * times // over, *shape[dim + 1 :])
-
-
-def _all_to_all(a: AllToAll, shape: Shape) -> Shape:
-    n = parts(a.digits)
-    return _scaled(_scaled(shape, a.split_dim, over=n), a.concat_dim, times=n)
-
-
-def _sized(shape: Shape, dim: int, size: int) -> Shape:
-    return (*shape[:dim], size, *shape[dim + 1 :])
-
-
-def _one(shape: Shape, dim: int) -> Shape:
-    """The shape with a dimension of one place more."""
-    return (*shape[:dim], 1, *shape[dim:])
-
-
-# Shape of the result, from the operands'; an Apply and a Loop say theirs in the locals.
-_SHAPES: dict[type, Callable[..., Shape]] = {
-    AllGather: lambda a, s: _scaled(s, a.dim, times=parts(a.digits)),
-    AllReduce: lambda a, s: s,
-    ReduceScatter: lambda a, s: _scaled(s, a.dim, over=parts(a.digits)),
-    AllToAll: _all_to_all,
-    CollectivePermute: lambda a, s: s,
-    Fetch: lambda a, *s: s[0] if len(set(s)) == 1 else (),
-    Carry: lambda a, s: s,
-    Best: lambda a, s, place: s if s == place else (),
-    DynamicSlice: lambda a, s: _sized(s, a.dim, a.block),
-    Slice: lambda a, s: _sized(s, a.dim, a.size),
-    SliceAt: lambda a, s: _sized(s, a.dim, a.size),
-    Concatenate: lambda a, *s: _sized(s[0], a.dim, sum(shape[a.dim] for shape in s)),
-    Resize: lambda a, s: _sized(s, a.dim, a.size),
-    Regroup: lambda a, s: a.shape(s),
-    Dilate: lambda a, s, *_: _sized(s, a.dim, a.length(s[a.dim])),
-    Mask: lambda a, s: s,
-    MaskAt: lambda a, s, *_: s,
-    Choose: lambda a, *s: s[0] if len(set(s)) == 1 else (),
-    Join: lambda a, s, one: s if _sized(s, a.dim, 1) == one else (),
-    ValueAt: lambda a, place, s: place if _sized(s, a.dim, 1) == _one(place, a.dim) else (),
-    Offset: lambda a, s: s,
-    MaskIndexed: lambda a, s, *_: s,
-    FirstMember: lambda a, s: s,
-    Extract: lambda a, s, *_: a.sizes,
-    Insert: lambda a, s, *_: s,
-    Pick: lambda a, s: _sized(s, a.dim, 1) if s[a.dim] == a.block else (),
-}
-# (dimension, digits) that must divide the operand.
-_CUTS: dict[type, Callable[..., tuple[int, Digits]]] = {
-    ReduceScatter: lambda a: (a.dim, a.digits),
-    AllToAll: lambda a: (a.split_dim, a.digits),
-    DynamicSlice: lambda a: (a.dim, a.digits),
-}
+from shardalg.spmd.types import Type, derived
 
 
 def check(program: SpmdProgram) -> SpmdProgram:
@@ -135,7 +50,7 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
         kind = type(instruction.attributes)
         # What an Apply gives is what its primitive gives: its locals say it.
         if kind is not Apply:
-            _BORDERS.get(kind, _check_shape)(program, instruction)
+            _BORDERS.get(kind, _check_types)(program, instruction)
             for body in bodies(instruction.attributes):
                 _check_block(program, body, known)
         add(instruction.results)
@@ -153,32 +68,36 @@ def _order_fault(program: SpmdProgram, instruction: Instruction, made: set[int])
     return _fault(program, instruction, f" makes %{again} again.")
 
 
-def _check_shape(program: SpmdProgram, instruction: Instruction) -> None:
+def _check_types(program: SpmdProgram, instruction: Instruction) -> None:
+    """Results are what the instruction makes of its operands."""
     attributes = instruction.attributes
-    shapes = [program.locals[operand].shape for operand in instruction.operands]
-    before = shapes[0]
-    if type(attributes) in _CUTS:
-        dim, digits = _CUTS[type(attributes)](attributes)
-        count, size = parts(digits), before[dim]
-        if size % count:
-            what = f" cuts dimension {dim} of size {size} into {count} blocks: pad it first."
-            raise _fault(program, instruction, what)
-    if (
-        isinstance(attributes, Slice)
-        and attributes.start + attributes.size > before[attributes.dim]
-    ):
-        what = f" reads {attributes} of {before[attributes.dim]} elements."
-        raise _fault(program, instruction, what)
-    for digit in getattr(attributes, "digits", ()):
-        try:
+    try:
+        for digit in getattr(attributes, "digits", ()):
             program.mesh.axis_ref(digit)
-        except MeshError as error:
-            raise _fault(program, instruction, f": {error}") from None
-    expected = _SHAPES[type(attributes)](attributes, *shapes)
-    for result in instruction.results:
-        if expected != program.locals[result].shape:
-            what = f" gives {expected}, but %{result} is {program.locals[result].shape}."
-            raise _fault(program, instruction, what)
+        made = derived(attributes, [_type(program, local) for local in instruction.operands])
+    except (MeshError, ProgramError) as error:
+        raise _fault(program, instruction, f": {error}") from None
+    found = [_type(program, local) for local in instruction.results]
+    for local, (expected, declared) in zip(
+        instruction.results, zip(made, found, strict=False), strict=False
+    ):
+        if expected != declared:
+            first, second = _shown(expected, declared)
+            raise _fault(program, instruction, f" gives {first}, but %{local} is {second}.")
+    if len(made) != len(found):
+        raise _fault(program, instruction, f" gives {len(made)} results, not {len(found)}.")
+
+
+def _type(program: SpmdProgram, local: int) -> Type:
+    found = program.locals[local]
+    return found.shape, found.dtype
+
+
+def _shown(first: Type, second: Type) -> tuple[str, str]:
+    """Two types in words: shapes alone where these differ."""
+    if first[0] != second[0]:
+        return str(first[0]), str(second[0])
+    return first[1], second[1]
 
 
 def _check_loop(program: SpmdProgram, instruction: Instruction) -> None:
@@ -223,22 +142,11 @@ def _check_blocks(
         )
 
 
-def _check_joined(program: SpmdProgram, instruction: Instruction) -> None:
-    """Results are as the operands are, all alike but for their types."""
-    joined = instruction.operands[: len(instruction.results)]
-    given = [program.locals[v].shape for v in joined]
-    made = [program.locals[v].shape for v in instruction.results]
-    if given != made or len(set(given)) != 1:
-        raise _fault(program, instruction, f" joins {given} to {made}.")
-
-
 _BORDERS: dict[type, Callable[[SpmdProgram, Instruction], None]] = {
     Loop: _check_loop,
     While: _check_while,
     Branches: _check_branches,
     Manual: lambda program, instruction: _check_blocks(program, instruction, instruction.operands),
-    Top: _check_joined,
-    Fold: _check_joined,
 }
 # Locals outside and inside a block, in order, and how many of them are not stacked inside a loop.
 _Pairs = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -266,12 +174,14 @@ def _check_carried(
 
 def _unlike(
     program: SpmdProgram, length: int, pairs: _Pairs
-) -> Iterator[tuple[tuple[int, Shape], tuple[int, Shape]]]:
-    """(local, shape) outside and inside a loop that do not fit; stacked from `pairs[2]` on."""
+) -> Iterator[tuple[tuple[int, str], tuple[int, str]]]:
+    """(local, type) outside and inside a loop that do not fit; stacked from `pairs[2]` on."""
     for number, (outer, inner) in enumerate(zip(*pairs[:2], strict=True)):
-        here, there = program.locals[outer].shape, program.locals[inner].shape
-        if here != (there if number < pairs[2] else (length, *there)):
-            yield (outer, here), (inner, there)
+        here, (shape, dtype) = _type(program, outer), _type(program, inner)
+        there = shape if number < pairs[2] else (length, *shape), dtype
+        if here != there:
+            shown = _shown(here, there)
+            yield (outer, shown[0]), (inner, str(shape) if here[0] != there[0] else shown[1])
 
 
 def _fault(program: SpmdProgram, instruction: Instruction, what: str) -> ProgramError:

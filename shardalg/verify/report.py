@@ -39,8 +39,8 @@ class Claim:
     Attributes:
       node: the value or instruction that it speaks of.
       claim: "merge", "iterations", "reads", "padding", "writes", "combine", "emitted", "selected",
-        "mask", "delivers", "carry", "manual" or "border"; "normalisation", "rows", "emission",
-        "collectives", "monoids", "arithmetic" of what is trusted.
+        "mask", "delivers", "carry", "manual", "border" or "well formed"; "normalisation",
+        "rows", "emission", "collectives", "monoids", "arithmetic" of what is trusted.
       status: "proved", "refuted", "unknown", "trusted" (tested instead) or "not_claimed".
       words: the statement; witness: of a refuted one, a case in which it fails.
     """

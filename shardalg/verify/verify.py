@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
+from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
 from shardalg.merge.integers import IntegerClaim, Number
 from shardalg.merge.prove import MergeClaim, Proof, prove
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.spmd.boxes import Extract, Insert
+from shardalg.spmd.check import check
+from shardalg.spmd.fields import misfit
 from shardalg.spmd.manual import WRITTEN, manual_layouts, written
 from shardalg.spmd.program import (
     Apply,
@@ -69,6 +72,7 @@ class Verifier:
         self.graph, self.program = graph, program
         self.proofs: dict[IntegerClaim | MergeClaim, Proof] = {}
         self.outcomes: dict[Applied | Step, tuple[tuple[Contents, ...], list[Claim]]] = {}
+        self.place = "the border"
 
     def judged(self, node: str, kind: str, statement: Statement) -> Claim:
         """The claim after it was decided, or z3 has seen it."""
@@ -79,8 +83,22 @@ class Verifier:
         words = statement.text()
         return Claim(node, kind, proof.status, proof.ms, proof.smt2, words, proof.witness)
 
+    def judge(self, mesh: Mesh) -> Iterator[Claim]:
+        """The claims of the whole program; of one that is not well formed, what is wrong of it."""
+        try:
+            fault = misfit(self.program, mesh)
+            if not fault:
+                check(self.program)
+                yield from self.run()
+        except Exception as error:
+            # of what no claim can be stated, none is proved: that is a verdict, and says why
+            fault = f"{self.place}: {type(error).__name__}: {error}"
+        if fault:
+            words = f"the program is well formed (it is not well formed: {fault})"
+            yield Claim("program", "well formed", "refuted", words=words)
+
     def run(self) -> Iterator[Claim]:
-        """The claims of the whole program."""
+        """The claims of a program whose structure is sound."""
         program, graph = self.program, self.graph
         held = self.constants()
         for local, value in program.constants:
@@ -107,9 +125,10 @@ class Verifier:
 
     def named(self, kind: str, local: int, value: int) -> Claim:
         """The local is named for the value that it starts with, and holds it entirely."""
-        made = self.program.locals[local]
+        made, kind = self.program.locals[local], self.graph.values[value].type
         words = f"{self.graph.values[value].name} is handed in as it is laid out"
         right = made.origin == value and made.shape == made.sharding.shard_shape
+        right = right and (made.sharding.shape, made.dtype) == (kind.shape, kind.dtype)
         return self.judged(self.graph.values[value].name, kind, Decided(words, right))
 
     def opened(
@@ -138,6 +157,7 @@ class Verifier:
     def block(self, block: Block, held: Held) -> Iterator[Claim]:
         """Claims of every instruction, loop bodies included; `held` grows by what they make."""
         for instruction in block.instructions:
+            self.place = _place(instruction)
             claims = _CLAIMS.get(type(instruction.attributes), Verifier.instruction)
             if self.is_written(instruction):
                 claims = Verifier.written
@@ -388,6 +408,12 @@ class Verifier:
         return self.graph.values[self.graph.nodes[instruction.node].results[0]].name
 
 
+def _place(instruction: Instruction) -> str:
+    """The instruction in words: what it is, and what it makes."""
+    results = ", ".join(f"%{local}" for local in instruction.results)
+    return f"{type(instruction.attributes).__name__} ({results})"
+
+
 _CLAIMS: dict[type, Callable[[Verifier, Instruction, Held], Iterator[Claim]]] = {
     Loop: Verifier.loop,
     While: Verifier.repeated,
@@ -406,6 +432,6 @@ def verify(sharded: ShardedGraph, program: SpmdProgram) -> Report:
         verifier.judged(sharded.graph.values[value].name, "merge", MergeClaim(first, second, both))
         for value, first, second, both in sharded.merges
     ]
-    claims = (*merges, *verifier.run())
+    claims = (*merges, *verifier.judge(sharded.mesh))
     merged = tuple(p for c, p in verifier.proofs.items() if isinstance(c, MergeClaim))
     return Report((*claims, *FACTS), merged)

@@ -25,7 +25,8 @@ def one_step(attributes, shape=(8, 16), *, made=None):
     b = Builder({"x": 2, "y": 4})
     x = b.argument(shape, ("",) * len(shape))
     after = b.sharding(made or shape, ("",) * len(shape))
-    return b.program(b.add(attributes, [x], after))[0]
+    operands = [x, x] if isinstance(attributes, p.MaskIndexed) else [x]
+    return b.program(b.add(attributes, operands, after))[0]
 
 
 X, Y = Builder({"x": 2, "y": 4}).digits("x"), Builder({"x": 2, "y": 4}).digits("y")
@@ -59,6 +60,29 @@ def test_shape_of_every_instruction(name):
     )
     with pytest.raises(ProgramError, match=message + rf", but %1 is \({wrong[0]}, {wrong[1]}\)"):
         check(one_step(attributes, made=wrong))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        (p.Concatenate(2), "speaks of dimension 2 of 2"),
+        (p.Resize(-1, 16), "speaks of dimension -1 of 2"),
+        (p.Join(0, "sum"), "takes 2 operands, has 1"),
+        (p.MaskAt(1, START, 12, None), "takes 2 operands, has 1"),
+    ],
+    ids=lambda a: type(a).__name__,
+)
+def test_operands_and_dimensions_are_there(attributes, message):
+    with pytest.raises(ProgramError, match=message):
+        check(one_step(attributes))
+
+
+def test_results_have_the_item_type_of_the_operand():
+    program = one_step(p.AllReduce(X))
+    first, second = program.locals
+    wrong = replace(program, locals=(first, replace(second, dtype="int8")))
+    with pytest.raises(ProgramError, match="gives float32, but %1 is int8"):
+        check(wrong)
 
 
 def test_a_slice_stays_inside():

@@ -75,3 +75,17 @@ def _changed(block, kind, change, left):
         steps.append(instruction)
     results = tuple(renamed.get(r, r) for r in block.results)
     return replace(block, instructions=tuple(steps), results=results)
+
+
+def changed(program, step, new):
+    """The program with another instruction in place of one, wherever it stands."""
+    return replace(program, block=_exchanged(program.block, step, new))
+
+
+def _exchanged(block, step, new):
+    steps = []
+    for each in block.instructions:
+        blocks = [_exchanged(body, step, new) for body in bodies(each.attributes)]
+        whole = replace(each, attributes=with_bodies(each.attributes, blocks)) if blocks else each
+        steps.append(new if each is step else whole)
+    return replace(block, instructions=tuple(steps))

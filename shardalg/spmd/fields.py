@@ -1,0 +1,189 @@
+"""Whether every field of a program is what its class declares: nothing is coerced or guessed.
+
+The declarations are read off the classes, so that a new kind of instruction is covered as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import GenericAlias, NoneType, UnionType
+from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+
+from shardalg.algebra.digits import Digit, Digits, overlap
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import MeshError
+from shardalg.spmd.control import bodies
+from shardalg.spmd.program import Block, SpmdProgram
+
+Test = Callable[[object], bool]
+Parameters = NewType("Parameters", tuple)
+_PLAIN = (int, float, bool, str, NoneType)
+
+
+@cache
+def declared(cls: type) -> tuple[tuple[str, Any], ...]:
+    """The fields of a class that are given to it, with their types.
+
+    >>> from shardalg.spmd.program import Slice
+    >>> declared(Slice)
+    (('dim', <class 'int'>), ('start', <class 'int'>), ('size', <class 'int'>))
+    """
+    # plain data is made of plain data: a test of its own, no type to resolve
+    hints = get_type_hints(cls, localns={"Params": Parameters})
+    return tuple((f.name, hints[f.name]) for f in fields(cls) if f.init)
+
+
+class Fitting:
+    """Tests of values against declared types, on one mesh: digits are axes of it, each used once.
+
+    >>> fitting = Fitting(Mesh({"X": 2, "Y": 4}))
+    >>> [fitting.fits(value, int | None) for value in (3, None, 3.0, True)]
+    [True, True, False, False]
+    >>> fitting.fits((Digit(4, 2), Digit(1, 4)), Digits), fitting.fits((Digit(3, 2),), Digits)
+    (True, False)
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._tests: dict[Any, Test] = {
+            int: lambda value: type(value) is int,
+            str: lambda value: type(value) is str,
+            bool: lambda value: type(value) is bool,
+            float: lambda value: type(value) in (float, int, bool),
+            NoneType: lambda value: value is None,
+            Mesh: lambda value: type(value) is Mesh and value == mesh,
+            Parameters: _is_params,
+            Digits: self._is_digits,
+        }
+        self._digits: dict[Digits, bool] = {}
+
+    def fits(self, value: object, hint: Any) -> bool:
+        """Whether a value is of a declared type, all that is inside it included."""
+        if hint not in self._tests:
+            self._tests[hint] = self._made(hint)
+        return self._tests[hint](value)
+
+    def _made(self, hint: Any) -> Test:
+        origin, args = get_origin(hint), get_args(hint)
+        if origin in (Union, UnionType):
+            return self._is_one(args)
+        if origin is tuple and args[-1:] == (Ellipsis,):
+            return lambda value: type(value) is tuple and all(self.fits(v, args[0]) for v in value)
+        if origin is tuple:
+            return lambda value: (
+                type(value) is tuple
+                and len(value) == len(args)
+                and all(map(self.fits, value, args))
+            )
+        assert is_dataclass(hint), f"no test for fields of the type {hint}"
+        return self._is_made_of(hint)
+
+    def _is_one(self, args: tuple[Any, ...]) -> Test:
+        """One of several types; classes are told apart by a look at the value's own."""
+        classes = {arg: arg for arg in args if is_dataclass(arg)}
+        others = [arg for arg in args if not is_dataclass(arg)]
+
+        def test(value: object) -> bool:
+            known = classes.get(type(value))
+            if known is not None:
+                return self.fits(value, known)
+            return any(self.fits(value, other) for other in others)
+
+        return test
+
+    def _is_made_of(self, cls: type) -> Test:
+        rows = declared(cls)
+
+        def test(value: object) -> bool:
+            return type(value) is cls and all(self.fits(getattr(value, n), h) for n, h in rows)
+
+        return test
+
+    def _is_digits(self, value: object) -> bool:
+        """Digits of the mesh, no place of the device position twice."""
+        if type(value) is not tuple or not all(type(digit) is Digit for digit in value):
+            return False
+        if not all(type(number) is int for digit in value for number in digit):
+            return False
+        if value not in self._digits:
+            self._digits[value] = self._on_mesh(value)
+        return self._digits[value]
+
+    def _on_mesh(self, digits: Digits) -> bool:
+        try:
+            places = [self.mesh.axis_refs(digit) for digit in digits]
+        except (MeshError, ArithmeticError):
+            return False
+        apart = all(not overlap(a, b) for k, a in enumerate(digits) for b in digits[:k])
+        return apart and len(places) == len(digits)
+
+    def fault(self, value: object, hint: Any, where: str) -> str:
+        """The innermost place at which a value does not fit, in words; "" if it fits.
+
+        >>> from shardalg.spmd.program import Slice
+        >>> Fitting(Mesh({"X": 2})).fault((Slice(0, 1, 4), Slice(0, "1", 4)), tuple[Slice, ...], "")
+        "[1].start is '1', which is no int"
+        """
+        if self.fits(value, hint):
+            return ""
+        if type(value) is tuple and type(hint) is GenericAlias and hint != Digits:
+            hints = get_args(hint)
+            each = (hints[0],) * len(value) if hints[-1:] == (Ellipsis,) else hints
+            pairs = enumerate(zip(value, each, strict=False))
+            inner = (self.fault(v, h, f"{where}[{k}]") for k, (v, h) in pairs)
+            return next(filter(None, inner), f"{where} has {len(value)} items, not as {hint}")
+        if type(value) in (hint, *get_args(hint)) and is_dataclass(value):
+            rows = declared(type(value))
+            inner = (self.fault(getattr(value, n), h, f"{where}.{n}") for n, h in rows)
+            return next(filter(None, inner), f"{where} is {value!r:.200}, not {self.mesh!r}")
+        return f"{where} is {value!r:.200}, which is no {_named(hint)}"
+
+
+def misfit(program: SpmdProgram, mesh: Mesh) -> str:
+    """What keeps a program from being one on `mesh`, in words; "" where nothing does.
+
+    Its fields are of their types, locals are numbered, and what is named is there.
+    """
+    fault = Fitting(mesh).fault(program, SpmdProgram, "program")
+    return fault or next(_misnumbered(program), "")
+
+
+def _misnumbered(program: SpmdProgram) -> Iterator[str]:
+    for number, local in enumerate(program.locals):
+        if local.index != number:
+            yield f"program.locals[{number}] says that it is %{local.index}"
+        if min(local.shape, default=0) < 0:
+            yield f"%{number} has the shape {local.shape}"
+    known = range(len(program.locals))
+    named = [("constants", [local for local, _ in program.constants])]
+    for words, locals_ in (*named, *_named_locals(program.block, "program")):
+        wrong = [local for local in locals_ if local not in known]
+        if wrong:
+            yield f"{words} names %{wrong[0]}, which is not among {len(known)} locals"
+
+
+def _named_locals(block: Block, where: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from ((f"{where}.arguments", block.arguments), (f"{where}.results", block.results))
+    if len(set(block.arguments)) < len(block.arguments):
+        yield f"{where}.arguments, one of them twice,", (-1,)
+    for number, step in enumerate(block.instructions):
+        yield f"{where}.instructions[{number}]", (*step.operands, *step.results)
+        for body in bodies(step.attributes):
+            yield from _named_locals(body, f"{where}.instructions[{number}]")
+
+
+def _named(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+
+
+def _is_params(value: object) -> bool:
+    return type(value) is tuple and all(
+        type(pair) is tuple and len(pair) == 2 and type(pair[0]) is str and _is_plain(pair[1])
+        for pair in value
+    )
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
