@@ -36,7 +36,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra fuzz-operators xla-merges \
+.PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra fuzz-operators mutate xla-merges \
 	xla-halos xla-completion xla-siblings xla-bytes reshards lock clean
 
 setup: $(STAMP)
@@ -57,6 +57,15 @@ FUZZ ?= 600 0
 fuzz-operators: $(STAMP)
 	$(BIN)/python -m tests.ops.fuzz $(FUZZ)
 	$(BIN)/python -m tests.partition.fuzz $(FUZZ)
+
+# Programs that are tampered with, each judged by `verify` alone; what it accepts is run. How many,
+# and the seed; ONLY names one of them (name/seed/number) and shows it.
+MUTANTS ?= 20000
+SEED ?= 0
+ONLY ?=
+mutate: export JAX_PLATFORMS = cpu
+mutate: $(STAMP)
+	$(BIN)/python -m tests.mutate $(if $(ONLY),"$(ONLY)",$(MUTANTS) $(SEED))
 
 # Every named merge, and every theorem that the library rests on, with ten seeds of the solver, and its wrong variants.
 proofs: $(STAMP)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
@@ -90,6 +90,8 @@ class Applied:
         return local_signature(self.signature, dict(self.apply.params), shapes)
 
 
+# Pure, and the same instruction stands in many programs.
+@lru_cache(maxsize=1 << 12)
 def applied(what: Applied) -> Outcome:
     """What the results of an operator hold, and the claims on which that rests."""
     special = _SPECIAL.get(type(what.apply))

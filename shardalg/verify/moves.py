@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from shardalg.algebra.digits import Digits, canonical, partition_id, parts
 from shardalg.merge.integers import (
@@ -312,6 +313,8 @@ MOVES: dict[type, Callable[[Step], Result]] = {
 }
 
 
+# Pure, and the same instruction stands in many programs.
+@lru_cache(maxsize=1 << 12)
 def moved(step: Step) -> tuple[tuple[Contents, ...], list[Stated]]:
     """What the results hold, and the claims on which that rests.
 

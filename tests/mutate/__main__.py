@@ -1,0 +1,110 @@
+"""`python -m tests.mutate [MUTANTS [SEED [NAME...]]]`: tampered programs, each judged by `verify`.
+
+Prints progress, every mutant that is accepted and wrong or has no verdict, and a table per kind of
+what was tampered with. `python -m tests.mutate NAME/SEED/NUMBER` shows one of them again.
+"""
+
+import sys
+import time
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import jax
+
+import shardalg as sa
+from tests.mutate.judge import NO_VERDICT, REFUTED, SAME, WRONG, Judge
+from tests.mutate.programs import CASES
+
+SAMPLED = 10
+"""Of so many refuted mutants one is run, to learn how many change nothing."""
+LOWERED = 5
+"""Of so many accepted mutants one is lowered."""
+COLUMNS = ("mutants", "checked", REFUTED, SAME, "run", "refused alike", WRONG, NO_VERDICT)
+
+
+def mutants(count, seed, names):
+    """(name, number, mutant, judge) in turns."""
+    judges = {name: Judge(CASES[name]) for name in names}
+    for number in range(count):
+        name = names[number % len(names)]
+        yield name, number, judges[name].mutant(name, seed, number), judges[name]
+
+
+def judged(count, seed, names, *, sampled=SAMPLED, lowered=LOWERED):
+    """(name, number, mutant, verdict, what running a refuted one showed or None)."""
+    accepted = refuted = 0
+    for name, number, made, judge in mutants(count, seed, names):
+        verdict, ran = judge.verdict(made.program), None
+        if verdict.status == SAME:
+            accepted += 1
+            fault = "" if accepted % lowered else judge.lowered_fault(made.program)
+            verdict = (
+                replace(verdict, status=WRONG, words=f"lowered: {fault}") if fault else verdict
+            )
+        if verdict.status == REFUTED and verdict.checked:
+            refuted += 1
+            ran = None if refuted % sampled else judge.fault(made.program)
+        yield name, number, made, verdict, ran
+
+
+class Tally:
+    """Counts per kind of what was tampered with, and of all."""
+
+    def __init__(self):
+        self.rows = defaultdict(Counter)
+
+    def add(self, made, verdict, ran):
+        kind = made.kinds[0] if len(made.kinds) == 1 else "two at once"
+        for row in (self.rows[kind], self.rows["all"]):
+            row.update(["mutants", verdict.status] + ["checked"] * verdict.checked)
+            row.update(["run"] * (ran is not None) + ["refused alike"] * (ran == ""))
+
+    def __str__(self):
+        width = max(map(len, self.rows))
+        lines = [" ".join([" " * width, *(f"{c:>13}" for c in COLUMNS)])]
+        lines += [
+            " ".join([f"{kind:{width}}", *(f"{row[c]:13d}" for c in COLUMNS)])
+            for kind, row in sorted(self.rows.items(), key=lambda item: (item[0] == "all", item[0]))
+        ]
+        return "\n".join(lines)
+
+
+def show(one):
+    """One mutant, what was tampered with, and its verdict."""
+    name, seed, number = one.split("/")
+    judge = Judge(CASES[name])
+    made = judge.mutant(name, int(seed), int(number))
+    before, after = str(judge.case.plan.program).splitlines(), str(made.program).splitlines()
+    print(*made.kinds, sep="\n")
+    print(*(f"- {line}" for line in before if line not in after), sep="\n")
+    print(*(f"+ {line}" for line in after if line not in before), sep="\n")
+    print(judge.verdict(made.program))
+    print("run:", judge.fault(made.program) or "computes the same")
+    return 0
+
+
+def main(arguments):
+    jax.config.update("jax_disable_most_optimizations", True)  # each program runs once
+    sa.host_devices(8)
+    if arguments and "/" in arguments[0]:
+        return show(arguments[0])
+    count, seed = (int(a) for a in (*arguments[:2], *("20000", "0")[len(arguments[:2]) :]))
+    names = arguments[2:] or list(CASES)
+    tally, start = Tally(), time.monotonic()
+    for name, number, made, verdict, ran in judged(count, seed, names):
+        tally.add(made, verdict, ran)
+        if verdict.status in (WRONG, NO_VERDICT):
+            sound = "sound" if verdict.checked else "not sound"
+            words = f"{verdict.status}: {name}/{seed}/{number}, {sound}: {'; '.join(made.kinds)}:"
+            print(words, verdict.words.strip(), flush=True)
+        if (number + 1) % 1000 == 0:
+            print(f"{number + 1} mutants, {time.monotonic() - start:.0f} s", flush=True)
+    print(tally)
+    row = tally.rows["all"]
+    print(f"{row['checked'] / max(row['mutants'], 1):.0%} pass check, ", end="")
+    print(f"{row[WRONG]} accepted and wrong, {row[NO_VERDICT]} without a verdict")
+    return int(row[WRONG] + row[NO_VERDICT] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

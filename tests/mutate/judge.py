@@ -1,0 +1,150 @@
+"""Verdicts on tampered programs: by `verify` alone, and by running them."""
+
+import random
+import signal
+import traceback
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import jax
+import numpy as np
+
+from shardalg.lower import lower
+from shardalg.spmd.check import check
+from shardalg.spmd.simulate import simulate
+from shardalg.verify.verify import verify
+from tests.mutate.tampering import Subject, mutant
+
+DRAWS = (1, 2, 3)
+"""Seeds of the arguments that a mutant runs on."""
+REFUTED, NO_VERDICT, SAME, WRONG = "refuted", "no verdict", "accepted", "wrong"
+
+
+class TimeLimitError(Exception):
+    """A mutant ran too long: a loop that never ends."""
+
+
+@contextmanager
+def at_most(seconds):
+    """Interrupts what takes longer."""
+
+    def interrupt(*_):
+        raise TimeLimitError(f"{seconds} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant.
+
+    Attributes:
+      status: `REFUTED`, `NO_VERDICT`, `SAME` (accepted, and computes the same), or `WRONG`.
+      checked: whether its structure is sound.
+      words: the refuted claim, the exception, or what is computed instead.
+    """
+
+    status: str
+    checked: bool
+    words: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Judges mutants of one case."""
+
+    case: object
+
+    @cached_property
+    def subject(self):
+        return Subject(self.case.plan.program, self.case.plan.graph)
+
+    def mutant(self, name, seed, number):
+        """The mutant of a name, a seed and a number: always the same one."""
+        return mutant(random.Random(f"{name}/{seed}/{number}"), self.subject)
+
+    @cached_property
+    def wanted(self):
+        """Arguments and results of one device, per draw."""
+        drawn = [self.case.drawn(seed) for seed in DRAWS]
+        return [(given, jax.tree.leaves(self.case.fn(*given))) for given in drawn]
+
+    def verdict(self, program):
+        """By `verify` alone; what it accepts is run."""
+        checked = _is_checked(program)
+        try:
+            with at_most(60):
+                report = verify(self.case.plan.sharded, program)
+        except Exception:  # what is looked for
+            return Verdict(NO_VERDICT, checked, traceback.format_exc(limit=-2))
+        if not report.ok:
+            claim = next(c for c in report.claims if c.status not in ("proved", "trusted"))
+            return Verdict(REFUTED, checked, f"{claim.claim} {claim.status}: {claim.words}")
+        fault = self.fault(program)
+        return Verdict(WRONG if fault else SAME, checked, fault)
+
+    def fault(self, program):
+        """How the program differs from what was planned, in words; "" if it does not."""
+        plan = self.case.plan.program
+        for name in ("mesh", "argument_shardings", "result_shardings"):
+            if _layouts(getattr(program, name)) != _layouts(getattr(plan, name)):
+                return f"the {name} are not those that were asked for"
+        run = partial(simulate, program, self.case.plan.graph)
+        return next(filter(None, (_difference(run, *one) for one in self.wanted)), "")
+
+    def lowered_fault(self, program):
+        """The same of the lowered program, on one draw."""
+
+        def run(*arguments):
+            return jax.tree.leaves(lower(program, self.case.plan.graph)(*arguments))
+
+        return _difference(run, *self.wanted[0])
+
+
+def _difference(run, given, wants):
+    """How what a run gives differs from what is wanted."""
+    try:
+        with at_most(60), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results = run(*given)
+    except Exception as error:  # a program that cannot run is wrong
+        return f"{type(error).__name__}: {str(error)[:300]}"
+    if len(results) != len(wants):
+        return f"{len(results)} results instead of {len(wants)}"
+    bad = [k for k, pair in enumerate(zip(results, wants, strict=True)) if not _alike(*pair)]
+    return f"results {bad} of {len(wants)} differ" if bad else ""
+
+
+def _layouts(border):
+    """Layouts at a border as they are compared: in canonical digits."""
+    return tuple(x.key for x in border) if isinstance(border, tuple) else border
+
+
+def _is_checked(program):
+    try:
+        check(program)
+    except Exception:  # of any kind: it is not sound
+        return False
+    return True
+
+
+def _alike(result, want):
+    want = np.asarray(want)
+    if (result.shape, result.dtype) != (want.shape, want.dtype):
+        return False
+    if want.dtype.kind in "biu":
+        return bool((np.asarray(result) == want).all())
+    scale = max(1.0, float(np.abs(np.where(np.isfinite(want), want, 0)).max(initial=0)))
+    return bool(
+        np.allclose(
+            np.float64(result), np.float64(want), rtol=1e-4, atol=1e-5 * scale, equal_nan=True
+        )
+    )

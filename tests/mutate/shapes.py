@@ -1,0 +1,112 @@
+"""Shapes and types of a tampered program, derived again so that its structure holds together."""
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import jax
+import numpy as np
+
+from shardalg.graph.evaluate import apply
+from shardalg.spmd.blocks import item_type
+from shardalg.spmd.bound import bound
+from shardalg.spmd.control import bodies
+from shardalg.spmd.host_steps import HOST_STEPS
+from shardalg.spmd.program import Apply, Branches, Loop, While
+from tests.partition.planned import instructions
+
+
+class Derivation:
+    """Locals of a program whose operands changed get the shape that they then have."""
+
+    def __init__(self, before, program, graph):
+        self.program, self.graph = program, graph
+        self.locals = list(program.locals)
+        known = before.locals
+        self.other = {x.index for x, y in zip(self.locals, known, strict=False) if x is not y}
+        self.other |= set(range(len(known), len(self.locals)))
+        self.same = {id(step) for step in instructions(before.block)}
+
+    def run(self):
+        """The program with the locals as they then are."""
+        self.block(self.program.block)
+        return replace(self.program, locals=tuple(self.locals))
+
+    def block(self, block):
+        for step in block.instructions:
+            inside = bodies(step.attributes)
+            if inside:
+                self.around(step)
+            elif id(step) not in self.same or not self.other.isdisjoint(step.operands):
+                for local, made in zip(step.results, self.made(step), strict=False):
+                    self.set(local, *made)
+
+    def around(self, step):
+        """Arguments of blocks follow what they are given, and results of the step theirs."""
+        a, operands = step.attributes, [self.locals[o] for o in step.operands]
+        fixed, given = len(operands), [operands] * 4
+        if isinstance(a, Loop):
+            fixed = a.num_consts + a.num_carry
+        elif isinstance(a, While):
+            first, both = a.num_consts[0], sum(a.num_consts)
+            given = [[*operands[:first], *operands[both:]], operands[first:]]
+        elif isinstance(a, Branches):
+            given = [operands[1:]] * len(a.blocks)
+        for block, outer in zip(bodies(a), given, strict=False):
+            for k, (local, one) in enumerate(zip(block.arguments, outer, strict=False)):
+                self.set(local, one.shape if k < fixed else one.shape[1:], one.dtype)
+            self.block(block)
+        stacked = a.num_carry if isinstance(a, Loop) else len(step.results)
+        for k, (local, inner) in enumerate(zip(step.results, block.results, strict=False)):
+            leading = () if k < stacked else (a.length,)
+            self.set(local, (*leading, *self.locals[inner].shape), self.locals[inner].dtype)
+
+    def set(self, local, shape, dtype):
+        old = self.locals[local]
+        if (old.shape, old.dtype) != (shape, dtype):
+            self.locals[local] = replace(old, shape=shape, dtype=dtype)
+            self.other.add(local)
+
+    def made(self, step):
+        """(shape, type) of every result."""
+        types = tuple((self.locals[o].shape, self.locals[o].dtype) for o in step.operands)
+        if isinstance(step.attributes, Apply):
+            graph = self.graph
+            return applied(Key(step.node, step.attributes, types, id(graph), graph, step))
+        if type(step.attributes) not in HOST_STEPS:
+            return types
+        stacks = [
+            [np.zeros(shape, item_type(dtype))] * self.program.mesh.size for shape, dtype in types
+        ]
+        made = HOST_STEPS[type(step.attributes)](step.attributes, *stacks)[0]
+        return [(made.shape, made.dtype.name)]
+
+
+@dataclass(frozen=True)
+class Key:
+    """What decides the types that an operator gives."""
+
+    node: int
+    attributes: object
+    types: tuple
+    number: int
+    graph: object = field(compare=False)
+    step: object = field(compare=False)
+
+
+@lru_cache(maxsize=1 << 14)
+def applied(key):
+    """By JAX's abstract evaluation of the primitive on the local operands."""
+    binding, params = bound(key.graph, key.step)
+    given = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in key.types]
+    made = jax.eval_shape(
+        lambda *xs: apply(key.step.attributes.primitive, binding, params, xs), *given
+    )
+    return [(one.shape, str(one.dtype)) for one in made]
+
+
+def rederived(before, program, graph):
+    """The program with derived shapes; as it is where an instruction cannot run on what it gets."""
+    try:
+        return Derivation(before, program, graph).run()
+    except Exception:  # it stays malformed: that, too, wants a verdict
+        return program

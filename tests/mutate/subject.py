@@ -1,0 +1,111 @@
+"""A program that is tampered with, and how parts of it are taken out, added and replaced."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shardalg.spmd.control import bodies, with_bodies
+from shardalg.spmd.program import Instruction
+from tests.mutate.fields import at, by_kind, changed, places
+from tests.mutate.shapes import rederived
+from tests.mutate.values import Other
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A program that is tampered with, and what is in it."""
+
+    program: object
+    graph: object
+
+    @cached_property
+    def kinds(self):
+        """Kind of field to its places."""
+        return by_kind(self.program)
+
+    @cached_property
+    def pool(self):
+        """Kind of field to the values there, each once."""
+        return {
+            kind: list(dict.fromkeys(at(self.program, place.steps) for place in found))
+            for kind, found in self.kinds.items()
+        }
+
+    @cached_property
+    def instructions(self):
+        """Steps to every instruction, and the instruction."""
+        return [(p.steps, v) for p, v in places(self.program) if isinstance(v, Instruction)]
+
+    @cached_property
+    def moves(self):
+        """Those that make one local of others, and hold no blocks."""
+        return [
+            (steps, step)
+            for steps, step in self.instructions
+            if len(step.results) == 1 and step.operands and not bodies(step.attributes)
+        ]
+
+    def other(self, rng):
+        return Other(rng, self.program, self.pool)
+
+    def settled(self, program):
+        """With the shapes that the locals of a tampered program then have."""
+        return rederived(self.program, program, self.graph)
+
+
+def name(step):
+    """The kind of an instruction."""
+    return type(step.attributes).__name__
+
+
+def with_fields(program, steps, **more):
+    """The program with other fields in what stands there."""
+    return changed(program, steps, replace(at(program, steps), **more))
+
+
+def with_local(program, like):
+    """The program with one local more, a stage of an emission, and its index."""
+    index = len(program.locals)
+    made = replace(program.locals[like], index=index, origin=None)
+    return replace(program, locals=(*program.locals, made)), index
+
+
+def without(program, steps):
+    """The program without an instruction."""
+    *block, _, number = steps
+    before = at(program, block).instructions
+    return with_fields(program, block, instructions=(*before[:number], *before[number + 1 :]))
+
+
+def with_behind(program, steps, extra):
+    """The program with an instruction more, behind another one."""
+    *block, _, number = steps
+    before = at(program, block).instructions
+    return with_fields(
+        program, block, instructions=(*before[: number + 1], extra, *before[number + 1 :])
+    )
+
+
+def renamed(program, names):
+    """The program whose readers read other locals."""
+
+    def of_block(block):
+        results = tuple(names.get(r, r) for r in block.results)
+        return replace(block, instructions=tuple(map(of_step, block.instructions)), results=results)
+
+    def of_step(step):
+        operands = tuple(names.get(o, o) for o in step.operands)
+        blocks = [of_block(body) for body in bodies(step.attributes)]
+        if not blocks and operands == step.operands:
+            return step
+        return replace(step, operands=operands, attributes=with_bodies(step.attributes, blocks))
+
+    return replace(program, block=of_block(program.block))
+
+
+def made_of(program, locals_):
+    """All locals that are made of these."""
+    found = set(locals_)
+    for _, step in places(program.block):
+        if isinstance(step, Instruction) and found & set(step.operands):
+            found |= set(step.results)
+    return found

@@ -1,0 +1,244 @@
+"""Ways to tamper with a program: one field, or several that agree with each other.
+
+Each takes a random generator and a subject, and gives a program and what was done, in words, with
+the place if it was a single one; or None where there is nothing of the kind to do.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+from shardalg.algebra.digits import Digit
+from shardalg.spmd.control import bodies, with_bodies
+from shardalg.spmd.program import Apply, Branches, Loop, While
+from tests.mutate.fields import Place, at, changed, mapped
+from tests.mutate.subject import (
+    Subject,
+    made_of,
+    name,
+    renamed,
+    with_behind,
+    with_fields,
+    with_local,
+    without,
+)
+
+
+def one_field(rng, subject, *, among=None):
+    """Any field of anything."""
+    kind = rng.choice(among or list(subject.kinds))
+    place = rng.choice(subject.kinds[kind])
+    new = subject.other(rng).value(place, at(subject.program, place.steps))
+    return None if new is None else (changed(subject.program, place.steps, new), kind, place)
+
+
+def of_an_instruction(rng, subject):
+    """A field of an instruction's attributes, and what follows has the shapes that it then has."""
+    inside = [kind for kind, found in subject.kinds.items() if "attributes" in found[0].steps[:-1]]
+    made = one_field(rng, subject, among=inside)
+    return made and (subject.settled(made[0]), f"{made[1]}, settled", made[2])
+
+
+def rewired(rng, subject):
+    """An operand, or a result of a block, is another local of the same shape and type."""
+    kind = rng.choice(["Instruction.operands", "Instruction.operands", "Block.results"])
+    place = rng.choice([p for p in subject.kinds[kind] if not p.direct])
+    new = subject.other(rng).local(at(subject.program, place.steps))
+    program = changed(subject.program, place.steps, new)
+    return subject.settled(program), f"{kind} rewired", place
+
+
+def left_out(rng, subject):
+    """An instruction is left out: its operand stands in its place."""
+    steps, step = rng.choice(subject.moves)
+    shapes = [subject.program.locals[local].shape for local in (*step.operands, *step.results)]
+    alike = [o for o, shape in zip(step.operands, shapes, strict=False) if shape == shapes[-1]]
+    stands = rng.choice(alike or step.operands)
+    program = renamed(without(subject.program, steps), {step.results[0]: stands})
+    return subject.settled(program), f"{name(step)} left out"
+
+
+def exchanged(rng, subject):
+    """Two instructions, one of which reads the other, exchange what they do."""
+    makers = {step.results[0]: (steps, step) for steps, step in subject.moves}
+    pairs = [(makers[o], move) for move in subject.moves for o in move[1].operands if o in makers]
+    if not pairs:
+        return None
+    (first, one), (second, two) = rng.choice(pairs)
+    program = with_fields(subject.program, first, attributes=two.attributes, node=two.node)
+    program = with_fields(program, second, attributes=one.attributes, node=one.node)
+    return subject.settled(program), f"{name(one)} and {name(two)} exchanged"
+
+
+def inserted(rng, subject):
+    """What one instruction does is done to another local as well: twice to its own at times."""
+    (_, step), (where, there) = rng.choice(subject.moves), rng.choice(subject.moves)
+    if isinstance(step.attributes, Apply) and rng.random() < 0.8:
+        return None
+    if rng.random() < 0.4:
+        step = there
+    (result,) = there.results
+    program, before = with_local(subject.program, result)
+    program = with_fields(program, where, results=(before,))
+    node = rng.choice([step.node, there.node])
+    extra = replace(step, operands=(before, *step.operands[1:]), results=(result,), node=node)
+    return subject.settled(with_behind(program, where, extra)), f"{name(step)} inserted"
+
+
+def axes_exchanged(rng, subject):
+    """Two axes change places: in an instruction, its results, what follows, all but the border."""
+    program, mesh = subject.program, subject.program.mesh
+    if len(mesh.axis_names) < 2:
+        return None
+    a, b = (mesh.digit(axis) for axis in mesh.axis_names[:2])
+
+    def turned(value):
+        return mapped(value, lambda v: {a: b, b: a}.get(v, v) if isinstance(v, Digit) else v)
+
+    where = rng.choice(["an instruction", "an instruction", "one alone", "what follows", "all"])
+    steps, step = rng.choice(subject.instructions)
+    if where == "all":
+        locals_, steps = set(range(len(program.locals))), ("block",)
+    else:
+        locals_ = set() if where == "one alone" else set(step.results)
+        locals_ = made_of(program, locals_) if where == "what follows" else locals_
+    new = tuple(turned(x) if x.index in locals_ else x for x in program.locals)
+    program = replace(changed(program, steps, turned(at(program, steps))), locals=new)
+    return subject.settled(program), f"axes exchanged in {where}"
+
+
+def dims_exchanged(rng, subject):
+    """An instruction works on another dimension, and its result is laid out as if so."""
+    steps, step = rng.choice(subject.moves)
+    made = subject.program.locals[step.results[0]]
+    numbers = {f.name: getattr(step.attributes, f.name) for f in fields(step.attributes)
+               if "dim" in f.name}  # fmt: skip
+    if not numbers or len(made.shape) < 2:
+        return None
+    a, b = rng.sample(range(len(made.shape)), 2)
+    new = {field: {a: b, b: a}.get(old, old) for field, old in numbers.items()}
+    program = with_fields(subject.program, (*steps, "attributes"), **new)
+    dims = list(made.sharding.dims)
+    if rng.random() < 0.7:
+        dims[a], dims[b] = dims[b], dims[a]
+    layout = replace(made.sharding, dims=tuple(dims))
+    program = with_fields(program, ("locals", made.index), sharding=layout)
+    return subject.settled(program), f"dimensions of {name(step)} exchanged"
+
+
+def relaid(rng, subject):
+    """All locals of one layout have another; those of the border too, or not."""
+    program, old = subject.program, rng.choice(subject.program.locals).sharding
+    new = subject.other(rng).sharding(Place(), old)
+    sides = rng.choice([(), ("argument_shardings", "result_shardings")])
+    border = {s: tuple(new if x == old else x for x in getattr(program, s)) for s in sides}
+    locals_ = tuple(replace(x, sharding=new) if x.sharding == old else x for x in program.locals)
+    words = f"layout exchanged everywhere{', border too' if sides else ''}"
+    return replace(program, locals=locals_, **border), words
+
+
+def relabelled(rng, subject):
+    """A local has the layout, and perhaps the name, of another one of its shape."""
+    one = rng.choice(subject.program.locals)
+    alike = [x for x in subject.program.locals if (x.shape, x.dtype) == (one.shape, one.dtype)]
+    other = rng.choice(alike)
+    origin = rng.choice([one.origin, other.origin, None])
+    new = {"sharding": other.sharding, "origin": origin}
+    return with_fields(subject.program, ("locals", one.index), **new), "local laid out as another"
+
+
+def said_otherwise(rng, subject):
+    """A parameter of the node, which the instruction does not restate, is restated differently."""
+    steps, step = rng.choice(subject.instructions)
+    if not isinstance(step.attributes, Apply) or step.node is None:
+        return None
+    params = subject.graph.nodes[step.node].signature.params
+    if not params:
+        return None
+    param, old = rng.choice(params)
+    other, place = subject.other(rng), Place(kind=f"param {param}")
+    if isinstance(old, tuple) and old and rng.random() < 0.7:
+        k = rng.randrange(len(old))
+        new = (*old[:k], other.value(place.item(k), old[k]), *old[k + 1 :])
+    else:
+        new = other.value(place, old)
+    rest = tuple((n, v) for n, v in step.attributes.params if n != param)
+    place = (*steps, "attributes")
+    program = with_fields(subject.program, place, params=(*rest, (param, new)))
+    return subject.settled(program), f"Apply.params + {param}"
+
+
+def beyond_a_border(rng, subject):
+    """What is done last in a block is done behind it instead, to what the block hands on."""
+    found = [
+        x for x in subject.instructions if isinstance(x[1].attributes, Branches | While | Loop)
+    ]
+    steps, step = rng.choice(found)
+    number = rng.randrange(len(step.results))
+    blocks, moved = [], None
+    for block in bodies(step.attributes):
+        last = [s for s in block.instructions if s.results == (block.results[number],)
+                and s.operands and not bodies(s.attributes)]  # fmt: skip
+        if (
+            last
+            and len(block.results) == len(step.results)
+            and (moved is None or rng.random() < 0.7)
+        ):
+            (moved,) = last
+            results = (*block.results[:number], moved.operands[0], *block.results[number + 1 :])
+            block = replace(block, results=results)
+        blocks.append(block)
+    program, between = with_local(subject.program, moved.operands[0])
+    results = (*step.results[:number], between, *step.results[number + 1 :])
+    around = with_bodies(step.attributes, blocks)
+    program = with_fields(program, steps, attributes=around, results=results)
+    operands = (between, *moved.operands[1:])
+    extra = replace(moved, operands=operands, results=(step.results[number],))
+    program = subject.settled(with_behind(program, steps, extra))
+    return program, f"{name(moved)} moved behind {name(step)}"
+
+
+CONSISTENT = (
+    of_an_instruction, of_an_instruction, of_an_instruction, left_out, exchanged, inserted,
+    rewired, axes_exchanged, dims_exchanged, relaid, said_otherwise, beyond_a_border, relabelled,
+)  # fmt: skip
+UNMADE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What constructors say of values that there are none of, ShardingErrors among it."""
+SINGLE, TWICE = 0.3, 0.2
+"""Shares of mutants: of a single field alone, and of those that are tampered with twice."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A tampered program.
+
+    Attributes:
+      kinds: what was tampered with.
+      owners: (class, field) of everything on the way to it.
+    """
+
+    program: object
+    kinds: tuple
+    owners: frozenset = frozenset()
+
+
+def mutant(rng, subject):
+    """A tampered program: twice, at times."""
+    found = None
+    while found is None:
+        found = _tampered(rng, subject)
+    if rng.random() < TWICE:
+        more = _tampered(rng, Subject(found.program, subject.graph))
+        if more is not None and more.program != subject.program:
+            return Mutant(more.program, found.kinds + more.kinds, found.owners | more.owners)
+    return found
+
+
+def _tampered(rng, subject):
+    way = one_field if rng.random() < SINGLE else rng.choice(CONSISTENT)
+    try:
+        made = way(rng, subject)
+    except UNMADE:
+        return None
+    if made is None or made[0] == subject.program:
+        return None
+    program, kind, *place = made
+    return Mutant(program, (kind,), frozenset(place[0].owners if place else ()))

@@ -1,0 +1,56 @@
+"""The mutation engine itself, and a sample of what `make mutate` judges."""
+
+import random
+from contextlib import suppress
+from dataclasses import fields
+
+import pytest
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.sharding import Sharding
+from shardalg.spmd.program import Block, Instruction, Local, Reading, SpmdProgram, Start
+from shardalg.verify.verify import verify
+from tests.mutate.fields import KINDS, at, changed
+from tests.mutate.judge import Judge
+from tests.mutate.programs import CASES
+from tests.mutate.tampering import UNMADE
+from tests.partition.planned import instructions
+
+JUDGES = {name: Judge(case) for name, case in CASES.items()}
+
+
+def reached(subject, rng):
+    """(class, field) of everything in which a tampered value was put."""
+    for found in subject.kinds.values():
+        for place in rng.sample(found, min(3, len(found))):
+            new = subject.other(rng).value(place, at(subject.program, place.steps))
+            with suppress(*UNMADE):
+                if new is not None and changed(subject.program, place.steps, new):
+                    yield from place.owners
+
+
+def test_every_kind_of_instruction_and_every_field_of_each_is_tampered_with():
+    """The fields are found by walking dataclasses: a new kind must only occur in some program."""
+    subjects = [judge.subject for judge in JUDGES.values()]
+    occur = {type(step.attributes) for subject in subjects for _, step in subject.instructions}
+    assert set(KINDS) - occur == set()
+    found = {owner for subject in subjects for owner in reached(subject, random.Random(0))}
+    of_all = (*KINDS, Instruction, Block, Local, Sharding, Start, Reading, Index, SpmdProgram)
+    assert {(kind, field.name) for kind in of_all for field in fields(kind) if field.init} == found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_emitted_program_is_refused(name):
+    """Under any policy and switch; that they compute the function, `make mutate` asks, too."""
+    plan = CASES[name].plan
+    report = verify(plan.sharded, plan.program)
+    assert report.ok, report.refuted
+
+
+def test_a_mutant_is_made_again_by_its_name():
+    judge = JUDGES["padded"]
+    made = [judge.mutant("padded", 3, number) for number in range(20)]
+    assert [m.program for m in made] == [judge.mutant("padded", 3, n).program for n in range(20)]
+    assert all(m.program != judge.subject.program for m in made)
+    steps = [list(instructions(m.program.block)) for m in made]
+    assert len({len(one) for one in steps}) > 1
