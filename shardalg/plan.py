@@ -292,12 +292,13 @@ class Plan:
         return symbolise(self.program, self.graph, Sizes.of(self.symbols.lifted, self.mesh.sizes))
 
     def warnings(self) -> DataFrame:
-        """What costs more than it needs to: operators without a row, and idle axes.
+        """What costs more than it needs to (operators without a row, idle axes), or is left out.
 
         An operator without a row, or with a loop that no emission splits, sends `wire_bytes`. A
         product that is executed with an axis on none of its loops repeats `redundant_flops` on
         every device; `remedy` is then the annotation that uses the axis, found by planning again.
-        Both per device and step.
+        Both per device and step. An effect without a result (a print, a callback) is left out of
+        the program, and named with its line.
 
         >>> import jax, shardalg as sa
         >>> from jax.sharding import PartitionSpec as P
@@ -313,7 +314,8 @@ class Plan:
     def warnings_table(self) -> Table:
         """The table behind `warnings()`."""
         fallbacks = warned.warnings(self.program, self.graph)
-        return Table(fallbacks.columns, (*fallbacks.rows, *idle_rows(self._trials)))
+        quiet = warned.left_out(self.graph)
+        return Table(fallbacks.columns, (*fallbacks.rows, *quiet.rows, *idle_rows(self._trials)))
 
     def gathers(self) -> DataFrame:
         """What is brought into a layout more than once, and what it would take to do it once.

@@ -52,6 +52,7 @@ PLACES = {
         "graph/annotate.py",
         "graph/arguments.py",
         "graph/evaluate.py",
+        "graph/opened.py",
         "graph/random.py",
         "graph/written.py",
         "lower/",

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh as JaxMesh
 
-from shardalg.algebra.jax_types import mesh_to_abstract
+from shardalg.algebra.jax_types import mesh_to_abstract, mesh_to_jax
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.beside.apart import compile_apart
@@ -29,6 +30,7 @@ from shardalg.lower.hlo_text import HloModule, parse
 from shardalg.propagate.strategy import Annotations
 
 _NODE = "node"
+_CALLBACKS = ("pure_callback", "io_callback")
 _SWITCH = "jax_use_shardy_partitioner"
 
 
@@ -97,8 +99,8 @@ def ask(
         its own.
 
     Raises:
-      LoweringError: this JAX lacks the partitioner, XLA ends without an answer, or one device
-        leaves nothing to partition.
+      LoweringError: this JAX lacks the partitioner, XLA ends without an answer, one device leaves
+        nothing to partition, or a callback asks for more devices than this process has.
     """
     mesh = annotations.mesh
     if devices is None:
@@ -155,11 +157,31 @@ def _completion(
 def _stage(graph: Graph, annotations: Annotations) -> Any:
     """JAX's lowered program of a graph with its annotations, uneven ones right inside.
 
-    It is lowered for no devices, so that partition ids are positions in the mesh.
+    It is lowered for no devices, so that partition ids are positions in the mesh. JAX lowers a
+    callback for devices only: then for the first CPU devices, in the order of the positions.
     """
+    mesh = annotations.mesh
+    try:
+        return _lowered(graph, annotations, mesh_to_abstract(mesh))
+    except ValueError as error:
+        if "require devices" not in str(error):
+            raise
+    devices = jax.devices("cpu")
+    if len(devices) < mesh.size:
+        called = (n for n in graph.walk() if n.primitive in _CALLBACKS)
+        named = ", ".join(f"{n.primitive} at {n.source or 'an unknown line'}" for n in called)
+        raise LoweringError(
+            f"JAX lowers callbacks ({named}) for devices at hand only, and this process has "
+            f"{len(devices)} of {mesh.size}. Ask for them first, with "
+            f"shardalg.host_devices({mesh.size}), or leave the callbacks out."
+        )
+    return _lowered(graph, annotations, mesh_to_jax(Mesh(dict(mesh.axes)), devices[: mesh.size]))
+
+
+def _lowered(graph: Graph, annotations: Annotations, jax_mesh: JaxMesh | AbstractMesh) -> Any:
     given = [s for s in (*annotations.arguments, *annotations.sites, *annotations.results) if s]
     digits = {digit for sharding in given for dim in sharding.dims for digit in dim}
-    axes = axes_of(annotations.mesh, digits, mesh_to_abstract(annotations.mesh))
+    axes = axes_of(annotations.mesh, digits, jax_mesh)
     sites = zip(graph.sites, annotations.sites, strict=True)
     asked = _Asked(graph, axes, annotations, {site.node: s for site, s in sites if s is not None})
     types = [graph.values[value].type for value in graph.arguments]
@@ -173,7 +195,7 @@ def _stage(graph: Graph, annotations: Annotations) -> Any:
     )
     structs = [jax.ShapeDtypeStruct(t.shape, item_type(t.dtype)) for t in types]
     structs.append(jax.ShapeDtypeStruct((), "bool"))
-    with jax.sharding.use_abstract_mesh(axes.mesh):
+    with jax.sharding.use_abstract_mesh(axes.mesh.abstract_mesh):
         return jitted.trace(*structs).lower(lowering_platforms=("cpu",))
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from shardalg.errors import TraceError
 from shardalg.graph.calls import BODY_PARAMS, CALLS, INLINED, Call
-from shardalg.graph.ir import Graph, Node, PlainMesh, Region, Site, Tie, ValueType
+from shardalg.graph.ir import Graph, LeftOut, Node, PlainMesh, Region, Site, Tie, ValueType
 from shardalg.graph.parts import Parts
 from shardalg.graph.phase import Draft, phases
 from shardalg.graph.source import Sources
@@ -50,12 +50,14 @@ class Place(NamedTuple):
       spans: its region, then those around it that list its nodes too (a remat within its parent).
       source, flags: of the equation, or inherited from the call that it is inlined from.
       manual: axes along which every device is on its own there.
+      opened: primitives, with their operands' types, whose body it is in.
     """
 
     spans: tuple[_Span, ...]
     source: str = ""
     flags: int = 0
     manual: frozenset[str] = frozenset()
+    opened: frozenset[object] = frozenset()
 
 
 Placing = Callable[["Builder", Any, list[int], Place], Sequence[int]]
@@ -63,12 +65,12 @@ Placing = Callable[["Builder", Any, list[int], Place], Sequence[int]]
 
 
 class Builder:
-    """Reads equations into nodes, and collects the regions, ties and sites among them.
+    """Reads equations into nodes; collects the regions, ties and sites among them.
 
     Args:
       primitives: JAX's objects of the nodes that stand for no equation ("annotate",
         "optimization_barrier"), for `Graph.bindings`.
-      handlers: primitive to what reads its equations; `plain_node` reads all others.
+      reader: of a primitive, what reads its equations.
       written_out: of an equation that hides what it computes, a body that says it, or None.
       mesh_of: of a sharding, the mesh that the user gave it, as plain data.
     """
@@ -76,18 +78,19 @@ class Builder:
     def __init__(
         self,
         primitives: Mapping[str, object],
-        handlers: Mapping[str, Placing],
+        reader: Callable[[Any], Placing],
         *,
         written_out: Callable[[Any], Any | None],
         mesh_of: Callable[[Any], PlainMesh | None],
     ) -> None:
         self.primitives = primitives
-        self.handlers = handlers
+        self.reader = reader
         self.written_out = written_out
         self.mesh_of = mesh_of
         self.parts = Parts()
         self.ties: list[Tie] = []
         self.sites: list[Site] = []
+        self.left_out: list[LeftOut] = []
         self._sources = Sources()
         self._drafts: list[Draft] = []
         self._bindings: list[object] = []
@@ -115,6 +118,7 @@ class Builder:
             sites=tuple(self.sites),
             constants=tuple(self.parts.constants),
             bindings=tuple(self._bindings),
+            left_out=tuple(self.left_out),
         )
 
     def _nodes(self) -> tuple[Node, ...]:
@@ -137,8 +141,8 @@ class Builder:
             source = self._sources.line(info.traceback) or place.source
             flags = place.flags | self._sources.flags(info.name_stack)
             here = place._replace(source=source, flags=flags)
-            handler = self.handlers.get(equation.primitive.name, plain_node)
-            env.update(zip(equation.outvars, handler(self, equation, operands, here), strict=True))
+            read = self.reader(equation.primitive)
+            env.update(zip(equation.outvars, read(self, equation, operands, here), strict=True))
         return [self._read(atom, env) for atom in jaxpr.outvars]
 
     def _read(self, atom: Any, env: Mapping[Any, int]) -> int:

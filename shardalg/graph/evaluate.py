@@ -121,7 +121,7 @@ def find_primitive(name: str) -> Any:
     >>> find_primitive("add_any").name, find_primitive("scatter-add").name
     ('add_any', 'scatter-add')
     """
-    found = _primitives().get(name)
+    found = primitives().get(name)
     if found is None:
         raise TraceError(
             f"no primitive {name!r} is public in jax {jax.__version__}. Trace the function again "
@@ -131,7 +131,7 @@ def find_primitive(name: str) -> Any:
 
 
 @cache
-def _primitives() -> dict[str, Any]:
+def primitives() -> dict[str, Any]:
     """Name to primitive: our own, then all that jax shows."""
     shown = [p for module in (extended, lax) for p in vars(module).values()]
     barrier = jax.make_jaxpr(lax.optimization_barrier)(0.0).eqns[0].primitive

@@ -208,6 +208,20 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """An effect without a result (a print, a callback), which the plan runs without.
+
+    Attributes:
+      primitive, source: as of a node.
+      count: executions per step.
+    """
+
+    primitive: str
+    source: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Missing:
     """A constant that a saved graph left out for its size; `sha256` of its bytes."""
 
@@ -225,6 +239,7 @@ class Graph:
       constants: (value index, array) of literals and of what the function closes over.
       bindings: per node index, jax's own (primitive, params); empty in a loaded graph.
       trees: (arguments' treedef, results' treedef) of jax; None in a loaded graph.
+      left_out: effects of the function that no node stands for.
     """
 
     values: tuple[Value, ...]
@@ -239,6 +254,7 @@ class Graph:
     constants: tuple[tuple[int, object], ...] = field(default=(), compare=False, repr=False)
     bindings: tuple[object, ...] = field(default=(), compare=False, repr=False)
     trees: object = field(default=None, compare=False, repr=False)
+    left_out: tuple[LeftOut, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:

@@ -18,11 +18,13 @@ class Parts:
     Attributes:
       values: every value made so far.
       constants: (value index, array).
+      numbers: value index to array, of the constants of rank 0.
     """
 
     def __init__(self) -> None:
         self.values: list[Value] = []
         self.constants: list[tuple[int, object]] = []
+        self.numbers: dict[int, np.ndarray] = {}
         self._constant_of: dict[object, int] = {}
         self._types: dict[object, ValueType] = {}
         self._params: dict[object, Params] = {}
@@ -85,6 +87,8 @@ class Parts:
             name = f"{array}:{short}" if number else f"constant:{len(self.constants)}"
             self._constant_of[key] = self.value(value_type, "constant", name)
             self.constants.append((self._constant_of[key], array))
+            if number:
+                self.numbers[self._constant_of[key]] = array
         return self._constant_of[key]
 
     def plain(self, primitive: str, params: Mapping[str, object]) -> Params:

@@ -15,6 +15,7 @@ import numpy as np
 from shardalg.errors import PlanFileError, TraceError
 from shardalg.graph.ir import (
     Graph,
+    LeftOut,
     Missing,
     Node,
     Params,
@@ -56,6 +57,7 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
         "regions": [_encode(_fields(r)[1:]) for r in graph.regions],
         "ties": [[t.call, t.kind, t.source, t.target] for t in graph.ties],
         "sites": [_encode(_fields(site)) for site in graph.sites],
+        "left_out": [_fields(effect) for effect in graph.left_out],
         "constants": [[i, *_stored(array, limit_bytes)] for i, array in graph.constants],
         **{key: list(getattr(graph, key)) for key in _PLAIN_FIELDS},
     }
@@ -87,10 +89,12 @@ def from_json(data: Mapping[str, Any]) -> Graph:
 def graph_hash(graph: Graph) -> str:
     """SHA-256 of what the program computes, in hexadecimal, equal in every process.
 
-    Names of values and source lines do not count: an edited comment changes neither. The paths of
-    the arguments and results, the sites, the phases and the data of constants do.
+    Names of values, source lines and effects that are left out do not count: an edited comment or
+    print changes nothing. The paths of the arguments and results, the sites, the phases and the
+    data of constants do.
     """
     data = to_json(graph, limit_bytes=-1)
+    del data["left_out"]
     data["values"] = [value[:2] for value in data["values"]]
     data["nodes"] = [node[:3] + node[4:] for node in data["nodes"]]
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
@@ -120,7 +124,7 @@ class _Interned:
         return [self(item) for item in items]
 
 
-def _fields(record: Region | Site) -> list[Any]:
+def _fields(record: Region | Site | LeftOut) -> list[Any]:
     return [getattr(record, name) for name in record.__dataclass_fields__]
 
 
@@ -175,6 +179,7 @@ def _read(data: Mapping[str, Any]) -> Graph:
         regions=tuple(Region(i, *map(_decode, row)) for i, row in _rows(data, "regions")),
         ties=tuple(Tie(*row) for row in data["ties"]),
         sites=tuple(Site(*map(_decode, row)) for row in data["sites"]),
+        left_out=tuple(LeftOut(*row) for row in data["left_out"]),
         constants=tuple((i, _RESTORE[kind](*stored)) for i, kind, *stored in data["constants"]),
         **{key: _decode(data[key]) for key in _PLAIN_FIELDS},
     )

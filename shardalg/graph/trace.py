@@ -25,17 +25,17 @@ from shardalg.errors import RoleError, StrategyError, TraceError
 from shardalg.graph import build
 from shardalg.graph.evaluate import find_primitive
 from shardalg.graph.ir import Graph, PlainMesh
-from shardalg.graph.manual import MANUAL_HANDLERS
+from shardalg.graph.opened import reader
 from shardalg.graph.source import Sources
 from shardalg.graph.written import written_out
 from shardalg.pause import collection_paused
 
-HANDLERS = {**build.HANDLERS, **MANUAL_HANDLERS}
-"""Primitive to what reads its equations; all others are one node each."""
-
 
 def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | None = None) -> Graph:
     """The program of `fn(*args)` as data; nothing is computed.
+
+    A primitive of another package is opened (`opened.py`), and an effect without a result, such as
+    that of `jax.debug.print`, is noted in `Graph.left_out` and not kept.
 
     Args:
       fn: any function that JAX can trace; a jitted one is unwrapped.
@@ -44,7 +44,8 @@ def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | No
         names of its axes are kept. A NamedSharding's mesh is kept beside its site.
 
     Raises:
-      TraceError: a leaf of `args` is no array, JAX cannot trace `fn`, or it has side effects.
+      TraceError: a leaf of `args` is no array, JAX cannot trace `fn`, or it has an effect with
+        a result, such as that of `io_callback`.
 
     >>> shape = jax.ShapeDtypeStruct((4, 4), "float32")
     >>> print(trace(lambda params, x: jax.numpy.sin(x) + params["w"], {"w": shape}, shape))
@@ -57,15 +58,10 @@ def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | No
     specs = [_spec(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
     around = _hint(mesh_shape)
     closed, shapes = _jaxpr(fn, jax.tree.unflatten(tree, specs), around)
-    if closed.effects:
-        raise TraceError(
-            f"{_name(fn)} has side effects that a plan cannot keep: "
-            f"{', '.join(sorted(map(str, closed.effects)))}. Remove prints and callbacks from it."
-        )
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
     ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
     builder = build.Builder(
-        ours, HANDLERS, written_out=written_out, mesh_of=partial(_brought, around)
+        ours, reader, written_out=written_out, mesh_of=partial(_brought, around)
     )
     with collection_paused():
         graph = builder.graph(closed, paths, result_paths)

@@ -15,6 +15,7 @@ from shardalg.algebra.jax_types import mesh_to_jax
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
 from shardalg.graph.ir import Graph
+from shardalg.graph.opened import bodies
 from shardalg.lower.axes import Axes, on_whole_axes, run_axes, user_axes
 from shardalg.lower.body import body
 from shardalg.lower.border import Border, border, place
@@ -76,7 +77,11 @@ class Lowered:
 
     @cached_property
     def stage(self) -> Any:
-        """JAX's lowered (not yet compiled) program."""
+        """JAX's lowered (not yet compiled) program.
+
+        Raises:
+          LoweringError: what a primitive of another package is lowered with fails on a device.
+        """
         tiled = self.run.mesh.devices.flat[0].platform != "cpu"
         function = jax.shard_map(
             body(Emitter(self.program, self.graph, self.run, tiled)),
@@ -93,7 +98,26 @@ class Lowered:
         )
         # Whatever mesh the caller has set, inside this program there is only ours.
         with jax.sharding.use_abstract_mesh(self.run.mesh.abstract_mesh):
-            return jitted.lower(*(b.struct for b in self.arguments))
+            try:
+                return jitted.lower(*(b.struct for b in self.arguments))
+            except Exception as error:  # code of another package may raise anything
+                foreign = self._foreign(error)
+                if foreign is None:
+                    raise
+                raise foreign from None
+
+    def _foreign(self, error: Exception) -> LoweringError | None:
+        """What to do about primitives of other packages; None where there are none."""
+        pairs = zip(self.graph.nodes, self.graph.bindings, strict=False)
+        found = [n for n, bound in pairs if bound is not None and bodies(bound[0])]
+        if not found:
+            return None
+        named = ", ".join(f"{n.primitive} at {n.source or 'an unknown line'}" for n in found)
+        return LoweringError(
+            f"{named}: a primitive of another package, which JAX could not open where it was "
+            f"traced, and now does not lower on a device ({type(error).__name__}: {error}). Give "
+            "it a body that JAX traces, or leave it out of the function."
+        )
 
     @cached_property
     def compiled(self) -> Any:

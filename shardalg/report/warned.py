@@ -34,6 +34,24 @@ def warnings(program: SpmdProgram, graph: Graph) -> Table:
     return Table(WARNING_COLUMNS, tuple(row for row in found if row is not None))
 
 
+def left_out(graph: Graph) -> Table:
+    """Effects without a result (prints, callbacks), which the plan runs without, in one row each.
+
+    >>> import jax
+    >>> from shardalg.graph.trace import trace
+    >>> def step(x):
+    ...     jax.debug.print("{}", x)
+    ...     return 2 * x
+    >>> row = left_out(trace(step, 1.0)).rows[0]
+    >>> row[0], row[1].endswith(":2"), row[4]
+    ('debug_print', True, 'its effect is left out: no device runs it')
+    """
+    text = "its effect is left out: no device runs it"
+    remedy = "return what it shows, or call it outside the function"
+    rows = ((e.primitive, e.source, e.count, 0, text, remedy, 0) for e in graph.left_out)
+    return Table(WARNING_COLUMNS, tuple(rows))
+
+
 def _warning(
     program: SpmdProgram, graph: Graph, node: Node, steps: list[Step]
 ) -> tuple[object, ...] | None:
@@ -45,7 +63,7 @@ def _warning(
     ):
         return None
     if rows is None:
-        reason = EXCLUDED.get(node.primitive, "it has no row")
+        reason = EXCLUDED.get(node.primitive, "it has no row, and JAX traces no body of it")
         caused, text = steps, f"its operands are gathered whole: {reason}"
         remedy = "leave them unpartitioned, or add a row (docs/adding_an_operator.md)"
     else:

@@ -7,7 +7,7 @@ import sys
 import jax
 import pytest
 
-from shardalg.graph.trace import HANDLERS
+from shardalg.graph.opened import READERS as HANDLERS
 from shardalg.ops.excluded import EXCLUDED, REASONS
 from shardalg.ops.table import BUILDERS
 
