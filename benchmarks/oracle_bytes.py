@@ -154,27 +154,32 @@ def compare(name, compiler="cpu_gspmd"):
 
 
 def why(plan, name, compiler):
-    """What is sent otherwise than by XLA, kind by kind and for which operators: ours, then XLA's.
+    """What is sent otherwise than by XLA, kind by kind and for which operators.
 
-    Read off both programs; said too where XLA warns that it replicates a tensor in order to
-    reshard it, and where its result is not that of one device.
+    Said too where XLA warns that it replicates a tensor in order to reshard it, and where its
+    result is not that of one device.
     """
-    ours, theirs = defaultdict(Counter), defaultdict(Counter)
-    for row in plan.collectives_table:
-        ours[row["kind"]][row["op"]] += row["wire_bytes"] * row["count"]
-    facts = corpus.facts(name)[compiler]
+    theirs, facts = defaultdict(Counter), corpus.facts(name)[compiler]
     for sent in facts.get("spmd", {"collectives": ()})["collectives"]:
         kind = "reduce_scatter" if sent.get("sliced_by", 1) > 1 else sent["kind"].replace("-", "_")
         op = sent["op_name"].rsplit("/", 1)[-1] or "border"
         theirs[kind][op] += corpus.ring_bytes(sent) * sent["mult"]
-    said = [
-        f"{kind} {_sent(ours[kind])}, XLA {_sent(theirs[kind])}"
-        for kind in sorted({*ours, *theirs})
-        if ours[kind].total() != theirs[kind].total()
-    ]
+    said = [text for text in (sent_otherwise(plan, theirs),) if text]
     said += ["XLA replicates a tensor to reshard it"] * bool(facts.get("involuntary_remat"))
     wrong = corpus.facts(name)["numerics"].get("xla_correct") is False
     return "; ".join([*said, *["XLA's result is wrong"] * wrong])
+
+
+def sent_otherwise(plan, theirs):
+    """Where bytes differ, kind by kind and for which operators: ours, then those given."""
+    ours = defaultdict(Counter)
+    for row in plan.collectives_table:
+        ours[row["kind"]][row["op"]] += row["wire_bytes"] * row["count"]
+    return "; ".join(
+        f"{kind} {_sent(ours[kind])}, XLA {_sent(theirs[kind])}"
+        for kind in sorted({*ours, *theirs})
+        if ours[kind].total() != theirs[kind].total()
+    )
 
 
 def _sent(by_op):

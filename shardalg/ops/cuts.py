@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from shardalg.graph.ir import Graph, Node, Params, Signature
-from shardalg.ops.passing import slices_passed
+from shardalg.ops.known import Known
+from shardalg.ops.passing import Join, joins, slices_passed
 
 
 def cuts_joined(graph: Graph) -> Graph:
@@ -14,16 +16,18 @@ def cuts_joined(graph: Graph) -> Graph:
 
     What lies between them would be brought into blocks of its own, which neither needs. A shift
     written as `pad(x)[:-1]` moves just what is shifted, as one written `pad(x[:-1])` does, also
-    with pointwise operators between the two.
+    with pointwise operators between the two; `concatenate([x[1:], zeros])` is a pad for it.
     """
-    graph = slices_passed(graph, _joined)
+    known = Known(graph)
+    joined_to = partial(_joined, known)
+    graph = slices_passed(_padded(known, joined_to), joined_to)
     nodes, bindings = list(graph.nodes), list(graph.bindings)
     for node in graph.nodes:
         producer = graph.producer[node.operands[0]] if node.operands else None
         inner = None if producer is None else nodes[producer]
         if inner is None or inner.region != node.region:
             continue
-        joined = _joined(node, inner)
+        joined = joined_to(node, inner)
         if joined is not None:
             nodes[node.index] = joined
             if bindings:
@@ -31,10 +35,47 @@ def cuts_joined(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes), bindings=tuple(bindings))
 
 
-def _joined(node: Node, inner: Node) -> Node | None:
+def _padded(known: Known, join: Join) -> Graph:
+    """The graph in which a slice beside numbers is padded by them, where that is one node."""
+    graph = known.graph
+    nodes, bindings = list(graph.nodes), list(graph.bindings)
+    for node in graph.nodes:
+        pad = _beside_numbers(known, node) if node.primitive == "concatenate" else None
+        if pad is not None and joins(graph, pad, join):
+            nodes[node.index] = pad
+            if bindings:
+                bindings[node.index] = None
+    return replace(graph, nodes=tuple(nodes), bindings=tuple(bindings))
+
+
+def _beside_numbers(known: Known, node: Node) -> Node | None:
+    """`concatenate([full(c), x, full(c)])` as a pad of x; None if it is none."""
+    fills = [known.fill(value, node.region) for value in node.operands]
+    numbers = [fill for fill in fills if fill is not None]
+    if len(numbers) != len(fills) - 1 or not numbers:
+        return None
+    if not all(known.same(numbers[0], number) for number in numbers):
+        return None
+    dim, place = node.signature.param("dimension"), fills.index(None)
+    widths = [type_.shape[dim] for type_ in node.signature.operands]
+    around = sum(widths[:place]), sum(widths[place + 1 :]), 0
+    rank = len(node.signature.results[0].shape)
+    config = tuple(around if d == dim else (0, 0, 0) for d in range(rank))
+    types = node.signature.operands[place], known.graph.values[numbers[0]].type
+    params = (("padding_config", config),)
+    signature = Signature("pad", params, types, node.signature.results)
+    return replace(node, signature=signature, operands=(node.operands[place], numbers[0]))
+
+
+def _joined(known: Known, node: Node, inner: Node) -> Node | None:
     """The one node that a slice or pad is with the one that it reads; None if it is none."""
     join = _JOINS.get((node.primitive, inner.primitive))
-    return join(node, inner) if join and _has_elements(node) else None
+    if join is None or not (_has_elements(node) and _has_elements(inner)):
+        return None
+    pads = node.primitive == inner.primitive == "pad"
+    if pads and not known.same(node.operands[1], inner.operands[1]):
+        return None
+    return join(node, inner)
 
 
 def _has_elements(node: Node) -> bool:
@@ -76,6 +117,21 @@ def _pad_of_slice(node: Node, inner: Node) -> Node | None:
     return _node(node, (("padding_config", tuple(config)),), inner, node)
 
 
+def _pad_of_pad(node: Node, inner: Node) -> Node | None:
+    """Widths add, where the outer pad does not fill what the inner one cut off.
+
+    `g` elements between any two, then `h` between any two of those: `(g+1)*(h+1) - 1`.
+    """
+    config = []
+    pads = (pad.signature.param("padding_config") for pad in (inner, node))
+    for (low, high, gap), (before, after, between) in zip(*pads, strict=True):
+        if (low < 0 < before) or (high < 0 < after):
+            return None
+        wide = between + 1
+        config.append((low * wide + before, high * wide + after, (gap + 1) * wide - 1))
+    return _node(node, (("padding_config", tuple(config)),), inner, node)
+
+
 def _cut(node: Node) -> list[tuple[int, int, int]]:
     """(start, limit, stride) per dimension of a slice."""
     param = node.signature.param
@@ -95,4 +151,5 @@ _JOINS: dict[tuple[str, str], Callable[[Node, Node], Node | None]] = {
     ("slice", "slice"): _slice_of_slice,
     ("slice", "pad"): _slice_of_pad,
     ("pad", "slice"): _pad_of_slice,
+    ("pad", "pad"): _pad_of_pad,
 }

@@ -9,6 +9,7 @@ from itertools import compress
 import numpy as np
 
 from shardalg.graph.ir import SHORT, Graph, Node, Region, Signature, Value, ValueType
+from shardalg.ops.constant_starts import starts_written
 from shardalg.ops.cuts import cuts_joined
 from shardalg.ops.ends import ends_joined
 from shardalg.ops.families.joining import joined_operands
@@ -24,7 +25,8 @@ def normalise(graph: Graph) -> Graph:
     - `sub f32[8,64] f32[8,1]` reads a `broadcast_in_dim` of its operand: completion treats
       broadcasts apart (they are nodes of their own in XLA too).
     - The two ends of a value side by side read that value (`ends.py`): a rotation is one node.
-    - Slices and pads of slices and pads are one (`cuts.py`).
+    - Boxes at constant starts are slices and pads (`constant_starts.py`), slices and pads of
+      slices and pads are one (`cuts.py`).
     - Indices that count along one of their dimensions pair it with the operand's
       (`index_parallel.py`).
     - What is joined is joined without its empty parts.
@@ -32,7 +34,7 @@ def normalise(graph: Graph) -> Graph:
 
     Names, sources, phases, regions and ties of what stays are kept.
     """
-    graph = indices_paired(cuts_joined(ends_joined(graph)))
+    graph = indices_paired(cuts_joined(ends_joined(starts_written(graph))))
     numbers = folded(graph)
     return _Rewrite(graph, numbers, live_nodes(graph, numbers)).graph()
 

@@ -30,6 +30,17 @@ def slices_passed(graph: Graph, join: Join) -> Graph:
     return graph
 
 
+def joins(graph: Graph, node: Node, join: Join) -> bool:
+    """Whether a slice or pad, perhaps put in place of a node, would be one with the one before."""
+    producer = graph.producer[node.operands[0]]
+    before = None if producer is None else graph.nodes[producer]
+    if before is None or before.region != node.region:
+        return False
+    found = _chain(graph, node)
+    passed = len(found) > 2 and _MOVES[node.primitive](graph, found, join) is not None
+    return passed or join(node, before) is not None
+
+
 def _chain(graph: Graph, last: Node) -> list[Node]:
     """A slice or pad, pointwise operators behind it, and another one: alone with one another."""
     found = [last]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 from shardalg.algebra.sharding import Sharding
@@ -152,8 +153,7 @@ class PartitionContext(Listing):
             self.enter(cause.phase)
         found = self.copies.get((value, layout, ANY_PHASE))
         if found is None:
-            keeps = self.options.keep_gathers is True or (value, layout) in self.kept
-            phase = ANY_PHASE if keeps else cause.phase
+            phase = ANY_PHASE if self._lasts(value, layout) else cause.phase
             found = self.copies.get((value, layout, phase))
             if found is None or not self.options.share_gathers:
                 found = self._bring(value, layout, cause)
@@ -161,6 +161,16 @@ class PartitionContext(Listing):
                 if self.options.share_gathers and not layout.unreduced:
                     self._share(value, layout, phase)
         return found
+
+    def _lasts(self, value: int, layout: Sharding) -> bool:
+        """Whether a copy made in one phase serves another.
+
+        Freeing one that is no larger than the value where it lies frees no more than sending it
+        on would have: only what is gathered is gathered again.
+        """
+        keeps = self.options.keep_gathers is True or (value, layout) in self.kept
+        home = self.sources(value)[0]
+        return keeps or prod(layout.shard_shape) <= prod(home.shard_shape)
 
     def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
         cause = Cause(cause.node, cause.phase, self.roles[value], cause.why)

@@ -1,5 +1,6 @@
 """Chains of slices and pads: fewer nodes, the same numbers, and what moves is what is shifted."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -91,17 +92,56 @@ def test_random_chains_give_the_same_numbers(show):
         (lambda x: x[2:][::3][1:], ["slice"]),
         (lambda x: jnp.pad(x[1:], ((1, 0), (0, 0))), ["slice", "pad"]),  # the first row is lost
         (lambda x: jnp.pad(x, ((1, 1), (0, 0)))[::2], ["pad", "slice"]),
+        (lambda x: jnp.pad(jnp.pad(x, ((0, 1), (0, 0))), ((2, 0), (0, 0))), ["pad"]),
+        (lambda x: jnp.concatenate([x[1:], jnp.zeros((1, 3))]), ["pad"]),
+        (lambda x: jnp.concatenate([jnp.ones((2, 3)), x[:-2]]), ["pad"]),
+        (lambda x: jnp.zeros_like(x).at[1:].set(x[:-1]), ["pad"]),
+        (lambda x: lax.dynamic_update_slice(jnp.ones_like(x), x[2:], (0, 0)), ["pad"]),
+        (lambda x: lax.dynamic_slice(x, (15, 0), (4, 3)), ["slice"]),  # starts are clamped
     ],
 )
 def test_what_is_one(fn, primitives):
     graph = normalise(trace(fn, numbers(16, 3)))
     assert [node.primitive for node in graph.walk()] == primitives
+    np.testing.assert_array_equal(evaluate(graph, numbers(16, 3))[0], fn(numbers(16, 3)))
 
 
-def test_a_shift_sends_what_is_shifted():
-    plan = checked(
-        lambda x: jnp.pad(x, ((1, 0), (0, 0)))[:-1], (numbers(16, 3),), (ROWS,), out_shardings=ROWS
-    )
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: lax.pad(lax.pad(x, 1.0, [(1, 0, 0), (0, 0, 0)]), 2.0, [(1, 0, 0), (0, 0, 0)]),
+        lambda x: lax.pad(lax.pad(x, 0.0, [(1, 0, 0), (0, 0, 0)]), -0.0, [(1, 0, 0), (0, 0, 0)]),
+        lambda x: lax.pad(lax.pad(x, 0.0, [(-1, 0, 0), (0, 0, 0)]), 0.0, [(1, 0, 0), (0, 0, 0)]),
+        lambda x: jnp.concatenate([jnp.zeros((1, 3)), x[1:-1], jnp.ones((1, 3))]),
+        lambda x: x.at[1:].set(x[:-1]),
+        lambda x: jnp.zeros_like(x).at[jnp.array([19])].set(x[:1], mode="drop"),
+    ],
+)
+def test_what_is_not_one(fn):
+    graph = normalise(trace(fn, numbers(16, 3)))
+    assert [node.primitive for node in graph.walk()] not in (["pad"], ["slice"])
+    found = np.asarray(evaluate(graph, numbers(16, 3))[0])
+    assert found.tobytes() == np.asarray(fn(jnp.asarray(numbers(16, 3)))).tobytes()
+
+
+SHIFTS = {
+    "pad": lambda x: jnp.pad(x, ((1, 0), (0, 0)))[:-1],
+    "before": lambda x: jnp.concatenate([jnp.zeros_like(x[:1]), x[:-1]]),
+    "behind": lambda x: jnp.concatenate([x[1:], jnp.zeros_like(x[:1])]),
+    "set": lambda x: jnp.zeros_like(x).at[1:].set(x[:-1]),
+    "update": lambda x: lax.dynamic_update_slice(jnp.zeros_like(x), x[:-1], (1, 0)),
+}
+
+
+def gradient(shift):
+    return lambda x: jax.vjp(shift, x)[1](jnp.tanh(x))[0]
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+@pytest.mark.parametrize("made", [lambda shift: shift, gradient], ids=["value", "gradient"])
+def test_a_shift_and_its_gradient_are_one_permute_of_what_is_shifted(name, made):
+    fn = made(SHIFTS[name])
+    plan = checked(fn, (numbers(16, 3),), (ROWS,), out_shardings=ROWS)
     assert moves(plan) == [("collective_permute", "Y")]
     assert [row["wire_bytes"] for row in plan.collectives_table] == [3 * 4]
     assert plan.verify().ok

@@ -1,29 +1,33 @@
 """Our wire bytes and flops of products beside XLA's on programs that a seed draws, asked live.
 
-    python -m tests.oracle.beside_xla 60 1000    # 60 programs from seed 1000 on, a row each
-    python -m tests.oracle.beside_xla record     # what the suite reads: siblings.json
+    python -m tests.oracle.beside_xla 60 1000         # 60 programs from seed 1000 on
+    python -m tests.oracle.beside_xla 60 1000 told    # XLA asked once: its answers are in this file
+    python -m tests.oracle.beside_xla record          # what the suite reads: siblings.json
 
-XLA (its GSPMD partitioner, CPU devices) completes what has no annotation, the results' layouts
-among it; ours is planned with the results where XLA put them. A row says what a device sends and
-computes in a step, ours over XLA's; the bytes with gathers kept from the forward pass for the
-backward pass, as XLA keeps them, and by default, gathered again.
+Of XLA's two partitioners the better one counts: fewer bytes, then fewer flops. It (on CPU devices)
+completes what has no annotation, the results' layouts among it; ours is planned with the results
+where it put them. A row says what a device sends and computes in a step, ours over XLA's, by
+default and with gathers kept from the forward pass for the backward pass, as XLA keeps them. Rows
+above tell the cause: what is sent otherwise, kind by kind and operator by operator.
 """
 
 import json
 import math
 import os
 import sys
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import shardalg as sa
-from benchmarks.oracle_bytes import our_product_flops, our_wire_bytes, ratio
+from benchmarks.oracle_bytes import our_product_flops, our_wire_bytes, ratio, sent_otherwise
 from benchmarks.result import geometric_mean
-from shardalg.beside.dump import using
+from shardalg.beside.dump import partitioners, using
 from shardalg.lower.hlo import Dumping, collectives, total_wire_bytes
-from tests.oracle import corpus, siblings
+from tests.oracle import corpus, farther, siblings
 from tests.oracle.record_flops import product_flops
 
 FACTS = corpus.HERE / "siblings.json"
@@ -38,11 +42,13 @@ class Told:
 
     Attributes:
       results: layout per result, as the text of a PartitionSpec; "" where none says it.
+      sent: (kind, operator, bytes) of its collectives; they are asked live only.
     """
 
     wire_bytes: int
     product_flops: int
     results: tuple[str, ...]
+    sent: tuple[tuple[str, str, int], ...] = ()
 
     @property
     def out_shardings(self):
@@ -51,12 +57,12 @@ class Told:
         return [eval(text, names) for text in self.results]
 
 
-def ask(program):
-    """XLA's answer; None where JAX takes no program with such results."""
+def ask(program, partitioner="gspmd"):
+    """What one of XLA's partitioners makes; None where JAX takes no program with such results."""
     mesh = sa.Mesh(program.mesh)
     devices = mesh.to_jax(jax.devices()[: mesh.size])
     given = tuple(s if s is None else NamedSharding(devices, s) for s in program.specs)
-    with using("gspmd"), jax.set_mesh(devices), Dumping() as dumping:
+    with using(partitioner), jax.set_mesh(devices), Dumping() as dumping:
         stage = jax.jit(program.function, in_shardings=given).lower(*program.types)
         try:
             compiled = stage.compile(compiler_options=dumping.options)
@@ -68,13 +74,48 @@ def ask(program):
     results = tuple(map(_text, jax.tree.leaves(compiled.output_shardings)))
     if text is None:
         return Told(0, 0, results)
-    return Told(total_wire_bytes(collectives(text, mesh)), product_flops(text), results)
+    found = collectives(text, mesh)
+    sent = tuple((_kind(c), c.op_name.rsplit("/", 1)[-1], c.wire_bytes * c.count) for c in found)
+    return Told(total_wire_bytes(found), product_flops(text), results, sent)
+
+
+def _kind(collective):
+    return "reduce_scatter" if (collective.sliced_by or 1) > 1 else collective.kind
 
 
 def _text(sharding):
     if isinstance(sharding, NamedSharding):
         return repr(sharding.spec)
     return "PartitionSpec()" if sharding.is_fully_replicated else "None"
+
+
+class Answers:
+    """What XLA was asked already: a line per program and partitioner of a file, or none."""
+
+    def __init__(self, path=None):
+        self.path, self.known = path, {}
+        if path and Path(path).exists():
+            for line in Path(path).read_text().splitlines():
+                name, partitioner, told = json.loads(line)
+                self.known[name, partitioner] = told
+
+    def ask(self, program, partitioner):
+        """The answer, asked at most once; None where there is none."""
+        key = f"{program.name} {jax.__version__}", partitioner
+        if key not in self.known:
+            told = ask(program, partitioner)
+            self.known[key] = told and json.loads(json.dumps(asdict(told)))
+            if self.path:
+                with open(self.path, "a") as file:
+                    file.write(json.dumps([*key, self.known[key]]) + "\n")
+        found = self.known[key]
+        return found and Told(**{k: tuple(v) if type(v) is list else v for k, v in found.items()})
+
+    def better(self, program):
+        """(partitioner, answer) of XLA's better one; None where neither has one."""
+        told = {name: self.ask(program, name) for name in partitioners()}
+        found = [(t.wire_bytes, t.product_flops, name) for name, t in told.items() if t]
+        return (min(found)[2], told[min(found)[2]]) if found else None
 
 
 def plan(program, told, *, keep_gathers):
@@ -92,34 +133,53 @@ def plan(program, told, *, keep_gathers):
     )
 
 
-def row(program, told):
+def row(program, told, partitioner="gspmd"):
     """Bytes and flops of products of a device and step, ours beside XLA's."""
-    kept, again = (plan(program, told, keep_gathers=keep) for keep in (True, False))
+    again = plan(program, told, keep_gathers=False)
+    kept = plan(program, told, keep_gathers=True)
     ours, default = (int(our_wire_bytes(p.program)) for p in (kept, again))
-    flops = our_product_flops(kept.program, kept.graph)
+    flops = our_product_flops(again.program, again.graph)
     return {
         "program": program.name,
         "mesh": "x".join(map(str, program.mesh.values())),
+        "beside": partitioner,
         "wire_bytes": ours,
+        "default_wire_bytes": default,
         "xla_wire_bytes": told.wire_bytes,
         "bytes_ratio": ratio(ours, told.wire_bytes),
         "default_bytes_ratio": ratio(default, told.wire_bytes),
         "product_flops": flops,
         "xla_product_flops": told.product_flops,
         "flops_ratio": ratio(flops, told.product_flops),
+        "why": sent_otherwise(again, _by_kind(told.sent)) if told.sent else "",
     }
+
+
+def _by_kind(sent):
+    """Bytes by kind and operator."""
+    found = defaultdict(Counter)
+    for kind, op, count in sent:
+        found[kind][op or "border"] += count
+    return found
+
+
+def is_above(row):
+    """Whether ours sends more by default, or computes more."""
+    return row["default_bytes_ratio"] > 1 or row["flops_ratio"] > 1
 
 
 def summary(table):
     """The figures of a table, in words."""
-    more = [r for r in table if r["bytes_ratio"] > 1]
-    both = [r for r in table if r["bytes_ratio"] <= 1 and r["flops_ratio"] <= 1]
+    more, kept = (
+        [r for r in table if r[name] > 1] for name in ("default_bytes_ratio", "bytes_ratio")
+    )
     ratios = [r["bytes_ratio"] for r in table if 0 < r["bytes_ratio"] < math.inf]
     return (
-        f"{len(table)} programs: {len(both)} send no more and compute no more than XLA's, "
-        f"{len(more)} send more ({sum(r['flops_ratio'] < 1 for r in more)} of them at fewer "
-        f"flops), {sum(r['flops_ratio'] > 1 for r in table)} compute more; geometric mean of the "
-        f"bytes {geometric_mean(ratios):.3f}"
+        f"{len(table)} programs: {sum(not is_above(r) for r in table)} send no more by default "
+        f"and compute no more than XLA's, {len(more)} send more "
+        f"({sum(r['flops_ratio'] < 1 for r in more)} of them at fewer flops), {len(kept)} with "
+        f"gathers kept, {sum(r['flops_ratio'] > 1 for r in table)} compute more; geometric mean "
+        f"of the bytes {geometric_mean(ratios):.3f}"
     )
 
 
@@ -136,20 +196,31 @@ def recorded():
 
 def record():
     answers = {program.name: ask(program) for program in siblings.programs(*RECORDED)}
-    known = {name: vars(told) for name, told in answers.items() if told is not None}
+    known = {name: _recorded(told) for name, told in answers.items() if told is not None}
     facts = {"command": COMMAND, "jax": jax.__version__, "programs": known}
     FACTS.write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def main(count, seed):
-    rows = []
-    for program in siblings.programs(count, seed):
-        told = ask(program)
-        if told is not None:
-            rows.append(row(program, told))
-    table = sa.Table.from_records(sorted(rows, key=lambda r: -r["bytes_ratio"]))
-    print(table)
-    print(summary(table))
+def _recorded(told):
+    return {k: v for k, v in asdict(told).items() if k != "sent"}
+
+
+def main(count, seed, path=None):
+    """Compare; each program above is told as it is found, and all of them at the end."""
+    answers, rows = Answers(path), []
+    for program in siblings.programs(count, seed, siblings.TEMPLATES | farther.TEMPLATES):
+        found = answers.better(program)
+        if found is not None:
+            rows.append(row(program, found[1], found[0]))
+            if is_above(rows[-1]):
+                print(*_line(rows[-1]), flush=True)
+    print(summary(rows))
+
+
+def _line(row):
+    yield f"{row['program']} on {row['mesh']}, beside {row['beside']}:"
+    yield f"bytes {row['default_bytes_ratio']:.3f} ({row['bytes_ratio']:.3f} gathers kept),"
+    yield f"flops {row['flops_ratio']:.3f}; {row['why']}"
 
 
 if __name__ == "__main__":
@@ -157,4 +228,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["record"]:
         record()
     else:
-        main(*map(int, sys.argv[1:]))
+        main(*map(int, sys.argv[1:3]), *sys.argv[3:])

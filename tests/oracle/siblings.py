@@ -16,6 +16,8 @@ from jax import lax
 from jax.lax import with_sharding_constraint as wsc
 from jax.sharding import PartitionSpec as P
 
+from tests.oracle import farther
+
 MESHES = (
     {"x": 2, "y": 4}, {"x": 8}, {"x": 2, "y": 2, "z": 2}, {"x": 4, "y": 2}, {"x": 4},
     {"x": 2, "y": 2},
@@ -86,7 +88,7 @@ class Sibling:
     def drawn(self):
         """(draw, function); the draw holds mesh and arguments."""
         draw = Draw(f"{self.topic} {self.seed}")
-        return draw, TEMPLATES[self.topic](draw)
+        return draw, (TEMPLATES | farther.TEMPLATES)[self.topic](draw)
 
     @property
     def mesh(self):
@@ -401,7 +403,7 @@ TEMPLATES = {
 }  # fmt: skip
 
 
-def programs(count, seed):
+def programs(count, seed, templates=TEMPLATES):
     """That many programs, the templates in turn, with seeds from `seed` on."""
-    topics = tuple(TEMPLATES)
+    topics = tuple(templates)
     return [Sibling(topics[i % len(topics)], seed + i // len(topics)) for i in range(count)]
