@@ -121,8 +121,9 @@ xla-completion: $(STAMP)
 xla-siblings: $(STAMP)
 	$(BIN)/python -m tests.propagate.siblings $(SIBLINGS)
 
-# Wire bytes and flops beside XLA's, asked live, on programs that a seed draws: their number and
-# the first seed; a row per program. Minutes.
+# Wire bytes and flops beside the better of XLA's partitioners, on programs that a seed draws: their
+# number, the first seed, and a file for XLA's answers, if it is to be asked only once. A row per
+# program above, with its cause. Minutes.
 BYTES ?= 60 1000
 xla-bytes: $(STAMP)
 	$(BIN)/python -m tests.oracle.beside_xla $(BYTES)
