@@ -5,8 +5,8 @@
     python -m tests.oracle.beside_xla record          # what the suite reads: siblings.json
 
 Of XLA's two partitioners the better one counts: fewer bytes, then fewer flops. It (on CPU devices)
-completes what has no annotation, the results' layouts among it; ours is planned with the results
-where it put them. A row says what a device sends and computes in a step, ours over XLA's, by
+completes what has no annotation, the layouts of results and open arguments among it; ours is
+planned with both where it put them. A row says what a device sends and computes in a step, ours over XLA's, by
 default and with gathers kept from the forward pass for the backward pass, as XLA keeps them. Rows
 above tell the cause: what is sent otherwise, kind by kind and operator by operator.
 """
@@ -41,20 +41,32 @@ class Told:
     """What XLA made of a program.
 
     Attributes:
-      results: layout per result, as the text of a PartitionSpec; "" where none says it.
-      sent: (kind, operator, bytes) of its collectives; they are asked live only.
+      results: layout per result, as the text of a PartitionSpec; "None" where none says it.
+      arguments: the same of the arguments that it reads; asked live only, as are
+      sent: (kind, operator, bytes) of its collectives.
     """
 
     wire_bytes: int
     product_flops: int
     results: tuple[str, ...]
     sent: tuple[tuple[str, str, int], ...] = ()
+    arguments: tuple[str, ...] = ()
 
     @property
     def out_shardings(self):
         """Where XLA put the results."""
-        names = {"PartitionSpec": PartitionSpec, "P": PartitionSpec}
-        return [eval(text, names) for text in self.results]
+        return [_spec(text) for text in self.results]
+
+    def in_shardings(self, given):
+        """The layouts given of arguments, and of those left open where XLA put them."""
+        if len(self.arguments) != len(given):
+            return given
+        told = map(_spec, self.arguments)
+        return tuple(t if s is None else s for s, t in zip(given, told, strict=True))
+
+
+def _spec(text):
+    return eval(text, {"PartitionSpec": PartitionSpec, "P": PartitionSpec})
 
 
 def ask(program, partitioner="gspmd"):
@@ -63,7 +75,8 @@ def ask(program, partitioner="gspmd"):
     devices = mesh.to_jax(jax.devices()[: mesh.size])
     given = tuple(s if s is None else NamedSharding(devices, s) for s in program.specs)
     with using(partitioner), jax.set_mesh(devices), Dumping() as dumping:
-        stage = jax.jit(program.function, in_shardings=given).lower(*program.types)
+        stage = jax.jit(program.function, in_shardings=given, keep_unused=True)
+        stage = stage.lower(*program.types)
         try:
             compiled = stage.compile(compiler_options=dumping.options)
         except jax.errors.JaxRuntimeError:
@@ -72,11 +85,12 @@ def ask(program, partitioner="gspmd"):
             return None
         text = dumping.read().after
     results = tuple(map(_text, jax.tree.leaves(compiled.output_shardings)))
+    arguments = tuple(map(_text, compiled.input_shardings[0]))
     if text is None:
-        return Told(0, 0, results)
+        return Told(0, 0, results, (), arguments)
     found = collectives(text, mesh)
     sent = tuple((_kind(c), c.op_name.rsplit("/", 1)[-1], c.wire_bytes * c.count) for c in found)
-    return Told(total_wire_bytes(found), product_flops(text), results, sent)
+    return Told(total_wire_bytes(found), product_flops(text), results, sent, arguments)
 
 
 def _kind(collective):
@@ -84,6 +98,8 @@ def _kind(collective):
 
 
 def _text(sharding):
+    if sharding is None:
+        return "None"
     if isinstance(sharding, NamedSharding):
         return repr(sharding.spec)
     return "PartitionSpec()" if sharding.is_fully_replicated else "None"
@@ -119,7 +135,7 @@ class Answers:
 
 
 def plan(program, told, *, keep_gathers):
-    """Ours, its results where XLA put them."""
+    """Ours, its results and open arguments where XLA put them."""
     mesh = sa.Mesh(program.mesh)
     with jax.set_mesh(mesh.to_jax(jax.devices()[: mesh.size])):
         results = jax.tree.structure(jax.eval_shape(program.function, *program.types))
@@ -127,7 +143,7 @@ def plan(program, told, *, keep_gathers):
         program.function,
         *program.types,
         mesh=mesh,
-        in_shardings=program.specs,
+        in_shardings=told.in_shardings(program.specs),
         out_shardings=jax.tree.unflatten(results, told.out_shardings),
         options=sa.Options(keep_gathers=keep_gathers),
     )
@@ -202,7 +218,7 @@ def record():
 
 
 def _recorded(told):
-    return {k: v for k, v in asdict(told).items() if k != "sent"}
+    return {k: v for k, v in asdict(told).items() if k not in ("sent", "arguments")}
 
 
 def main(count, seed, path=None):
