@@ -6,9 +6,9 @@
 
 Of XLA's two partitioners the better one counts: fewer bytes, then fewer flops. It (on CPU devices)
 completes what has no annotation, the layouts of results and open arguments among it; ours is
-planned with both where it put them. A row says what a device sends and computes in a step, ours over XLA's, by
-default and with gathers kept from the forward pass for the backward pass, as XLA keeps them. Rows
-above tell the cause: what is sent otherwise, kind by kind and operator by operator.
+planned with both where it put them. A row says what a device sends and computes in a step, ours
+over XLA's, by default and with gathers kept from the forward pass for the backward pass, as XLA
+keeps them. Rows above tell the cause: what is sent otherwise, by kind and operator.
 """
 
 import json
