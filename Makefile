@@ -36,8 +36,8 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow proofs lint notebooks bench oracle fuzz-algebra fuzz-operators mutate xla-merges \
-	xla-halos xla-completion xla-siblings xla-bytes reshards lock clean
+.PHONY: setup explore test test-slow proofs lint docs notebooks bench oracle fuzz-algebra fuzz-operators \
+	mutate xla-merges xla-halos xla-completion xla-siblings xla-bytes reshards lock clean
 
 setup: $(STAMP)
 
@@ -74,6 +74,10 @@ proofs: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+
+# The guides, the notebooks as committed and a page per public name, in out/docs; warnings are errors.
+docs: $(STAMP)
+	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx -q -W --keep-going -b html docs out/docs
 
 notebooks: $(STAMP)
 	@test -n "$(NOTEBOOKS)" || { echo 'error: no notebooks/*.ipynb here' >&2; exit 1; }
