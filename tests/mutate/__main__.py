@@ -15,9 +15,9 @@ import shardalg as sa
 from tests.mutate.judge import NO_VERDICT, REFUTED, SAME, WRONG, Judge
 from tests.mutate.programs import CASES
 
-SAMPLED = 10
+SAMPLED = 20
 """Of so many refuted mutants one is run, to learn how many change nothing."""
-LOWERED = 5
+LOWERED = 20
 """Of so many accepted mutants one is lowered."""
 COLUMNS = ("mutants", "checked", REFUTED, SAME, "run", "refused alike", WRONG, NO_VERDICT)
 

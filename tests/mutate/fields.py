@@ -4,7 +4,6 @@ A place is the way from the program to a value: field names and positions in tup
 of instruction holds is reached as everything else is.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import get_args
 
@@ -102,12 +101,3 @@ def mapped(value, function):
     elif isinstance(value, tuple) and not isinstance(value, Digit):
         value = tuple(mapped(item, function) for item in value)
     return function(value)
-
-
-def by_kind(program):
-    """Kind of field to its places in a program."""
-    found = defaultdict(list)
-    for place, _ in places(program):
-        if place.steps:
-            found[place.kind].append(place)
-    return dict(found)

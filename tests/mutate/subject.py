@@ -1,39 +1,55 @@
 """A program that is tampered with, and how parts of it are taken out, added and replaced."""
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardalg.spmd.control import bodies, with_bodies
 from shardalg.spmd.program import Instruction
-from tests.mutate.fields import at, by_kind, changed, places
+from tests.mutate.fields import at, changed, places
 from tests.mutate.shapes import rederived
 from tests.mutate.values import Other
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A program that is tampered with, and what is in it."""
+    """A program that is tampered with, and what is in it.
+
+    Attributes:
+      before: of a program that was tampered with already, the one before.
+    """
 
     program: object
     graph: object
+    before: object = None
+
+    @cached_property
+    def places(self):
+        """(place, value) of everything in the program."""
+        return [(place, value) for place, value in places(self.program) if place.steps]
 
     @cached_property
     def kinds(self):
         """Kind of field to its places."""
-        return by_kind(self.program)
+        found = defaultdict(list)
+        for place, _ in self.places:
+            found[place.kind].append(place)
+        return dict(found)
 
     @cached_property
     def pool(self):
         """Kind of field to the values there, each once."""
-        return {
-            kind: list(dict.fromkeys(at(self.program, place.steps) for place in found))
-            for kind, found in self.kinds.items()
-        }
+        if self.before is not None:
+            return self.before.pool
+        found = defaultdict(dict)
+        for place, value in self.places:
+            found[place.kind][value] = None
+        return {kind: list(values) for kind, values in found.items()}
 
     @cached_property
     def instructions(self):
         """Steps to every instruction, and the instruction."""
-        return [(p.steps, v) for p, v in places(self.program) if isinstance(v, Instruction)]
+        return [(p.steps, v) for p, v in self.places if isinstance(v, Instruction)]
 
     @cached_property
     def moves(self):

@@ -226,7 +226,7 @@ def mutant(rng, subject):
     while found is None:
         found = _tampered(rng, subject)
     if rng.random() < TWICE:
-        more = _tampered(rng, Subject(found.program, subject.graph))
+        more = _tampered(rng, Subject(found.program, subject.graph, subject))
         if more is not None and more.program != subject.program:
             return Mutant(more.program, found.kinds + more.kinds, found.owners | more.owners)
     return found
