@@ -86,7 +86,8 @@ def _passing(choice: Choice, component: Component, key: NodeKey) -> Iterator[Cho
     rule = component.rule
     if rule.combine != SUM or not component.is_whole or not rule.linear:
         return
-    used = [d for _, digits in choice.loops for d in digits]
+    layouts = (*choice.demands, *choice.produced)  # of what is regrouped or picked no loop is split
+    used = [d for x in layouts for digits in (*x.dims, x.unreduced) for d in digits]
     mesh = key.homes[0].mesh
     axes = [mesh.digit(n) for n, size in mesh.axes if size > 1]
     free = [axis for axis in axes if not any(overlap(axis, d) for d in used)]

@@ -11,11 +11,12 @@ from functools import cache
 from types import GenericAlias, NoneType, UnionType
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
+from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit, Digits, overlap
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import MeshError
 from shardalg.spmd.control import bodies
-from shardalg.spmd.program import Block, SpmdProgram
+from shardalg.spmd.program import Block, SpmdProgram, Start
 
 Test = Callable[[object], bool]
 Parameters = NewType("Parameters", tuple)
@@ -78,7 +79,8 @@ class Fitting:
                 and all(map(self.fits, value, args))
             )
         assert is_dataclass(hint), f"no test for fields of the type {hint}"
-        return self._is_made_of(hint)
+        made = self._is_made_of(hint)
+        return made if hint is not Start else lambda value: made(value) and _is_whole(value.index)
 
     def _is_one(self, args: tuple[Any, ...]) -> Test:
         """One of several types; classes are told apart by a look at the value's own."""
@@ -137,7 +139,8 @@ class Fitting:
         if type(value) in (hint, *get_args(hint)) and is_dataclass(value):
             rows = declared(type(value))
             inner = (self.fault(getattr(value, n), h, f"{where}.{n}") for n, h in rows)
-            return next(filter(None, inner), f"{where} is {value!r:.200}, not {self.mesh!r}")
+            what = f"no {_named(hint)}" if type(value) is not Mesh else f"not {self.mesh!r}"
+            return next(filter(None, inner), f"{where} is {value!r:.200}, which is {what}")
         return f"{where} is {value!r:.200}, which is no {_named(hint)}"
 
 
@@ -176,6 +179,11 @@ def _named_locals(block: Block, where: str) -> Iterator[tuple[str, tuple[int, ..
 
 def _named(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+
+
+def _is_whole(index: Index) -> bool:
+    """Whether it is a whole number on every device, as Python and z3 count alike."""
+    return index.div > 0 and index.mod >= 0 and not index.exact
 
 
 def _is_params(value: object) -> bool:

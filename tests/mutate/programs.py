@@ -289,7 +289,7 @@ CASES = {
     "padded": PADDED,
     "updated": UPDATED,
     "looked up, shardy": again(LOOKED_UP, policy="shardy"),
-    "ordered, cost": again(ORDERED, policy="cost"),
+    "controlled, cost": again(CONTROLLED, policy="cost"),
     "updated, by switches": again(
         UPDATED, policy="cost", defer_sums=False, share_gathers=False, keep_gathers=True
     ),

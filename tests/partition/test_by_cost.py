@@ -15,6 +15,7 @@ from shardalg.partition.by_cost import STARTS, CostProblem
 from shardalg.report.idle import idle
 from shardalg.spmd.simulate import simulate
 from tests.partition.milp import optimum
+from tests.partition.planned import checked, numbers
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
 CHIP = load("tpu_v3")
@@ -182,3 +183,10 @@ def test_a_plan_with_named_sizes_holds_where_the_descent_ends_alike():
     assert not plan.at(B=256).changes.rows
     assert not plan.holds(B=8)
     assert "choice" in {row["kind"] for row in plan.at(B=8).changes}
+
+
+def test_a_row_of_a_split_product_passes_no_sum_along_the_axis_that_splits_it():
+    """One element is read off the holder of its block: no loop is split, yet the axis is used."""
+    x, w = numbers(8, 4), numbers(4, 4, seed=1)
+    options = sa.Options(policy="cost")
+    checked(lambda x, w: (x @ w)[3], (x, w), (P("Y", "X"), P("X")), options=options)

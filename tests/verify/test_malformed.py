@@ -113,3 +113,20 @@ def test_the_verdict_says_what_and_where(name):
     report = case.verified(changed(case.plan.program, step, change(step)))
     (claim,) = [claim for claim in report.refuted if claim.claim == "well formed"]
     assert re.search(words, claim.words), claim.words
+
+
+@pytest.mark.parametrize("wrong", [{"exact": True}, {"div": 0}, {"div": -1}, {"mod": -4}], ids=str)
+def test_a_start_is_a_whole_number_on_every_device(wrong):
+    """An exact division gives none where it does not come out: the lowering died of it."""
+    case = CASES["joined"]
+    program = case.mutated(
+        p.Fetch,
+        lambda a: replace(a, readings=tuple(shifted(one, wrong) for one in a.readings)),
+    )
+    (claim,) = case.verified(program).refuted
+    assert "which is no Start" in claim.words
+
+
+def shifted(reading, wrong):
+    source = replace(reading.source, index=replace(reading.source.index, **wrong))
+    return replace(reading, source=source)
