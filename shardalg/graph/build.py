@@ -243,6 +243,8 @@ def _scan(builder: Builder, equation: Any, operands: list[int], place: Place) ->
 def _while(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
     """A loop of unknown length: its condition and its body, each in a region of its own."""
     params = equation.params
+    if params["cond_jaxpr"].out_avals[0].shape:
+        return _write_out(builder, equation, operands, place)
     counts = (params["cond_nconsts"], params["body_nconsts"])
     carried = len(operands) - sum(counts)
     bodies = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 
 from shardalg.graph.random import bits_of, positions_of
@@ -55,6 +55,45 @@ def _unstack(equation: Any) -> Any:
     )
 
 
+def _while(equation: Any) -> Any:
+    """A loop of elements that each end by themselves (`vmap`): trips while any goes on.
+
+    Elements that do not go on keep their carry, as where JAX compiles such a loop. Which ones go on
+    is carried, so that a trip asks once.
+
+    >>> loop = jax.vmap(lambda n: lax.while_loop(lambda i: i < n, lambda i: i + 1, 0))
+    >>> *_, equation = jax.make_jaxpr(loop)(jax.numpy.arange(3)).eqns
+    >>> inner = _while(equation).eqns[-1].params["cond_jaxpr"]
+    >>> inner.out_avals[0].shape
+    ()
+    """
+    params = equation.params
+    first = params["cond_nconsts"]
+    both = first + params["body_nconsts"]
+    condition, body = map(jaxpr_as_fun, (params["cond_jaxpr"], params["body_jaxpr"]))
+
+    def loop(*operands: Any) -> list[Any]:
+        def goes_on(carry: list[Any]) -> Any:
+            return condition(*operands[:first], *carry)[0]
+
+        def step(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+            going, carry = state
+            made = body(*operands[first:both], *carry)
+            kept = [_chosen(going, x, y) for x, y in zip(made, carry, strict=True)]
+            return goes_on(kept), kept
+
+        start = list(operands[both:])
+        state = (goes_on(start), start)
+        return lax.while_loop(lambda s: lax.reduce_or(s[0], range(s[0].ndim)), step, state)[1]
+
+    return _body(loop, equation)
+
+
+def _chosen(which: Any, x: Any, y: Any) -> Any:
+    """`x` where its leading dimensions are True, else `y`."""
+    return lax.select(lax.broadcast_in_dim(which, x.shape, range(which.ndim)), x, y)
+
+
 def join_ends(*xs: Any, dimension: int, sizes: tuple[int, ...]) -> Any:
     """The last `sizes[0]` elements of the first operand, then the first ones of the others.
 
@@ -84,4 +123,5 @@ _WRITTEN: dict[str, Callable[[Any], Any | None]] = {
     "split": _split,
     "stack": _stack,
     "unstack": _unstack,
+    "while": _while,
 }

@@ -56,7 +56,13 @@ def windowed(rule: Rule, tensor: int, dim: int) -> bool:
 
 
 def reach(index: Index, blocks: Mapping[str, int]) -> int:
-    """Numerators between the first and the last that blocks of the loops need, both included."""
+    """Numerators between the first and the last that blocks of the loops need, both included.
+
+    >>> reach(Index((("d0", 3),)), {"d0": 4}), reach(Index((("d0", 3),)), {"d0": 0})
+    (10, 0)
+    """
+    if not all(blocks[name] for name, _ in index.terms):
+        return 0
     return sum(abs(c) * (blocks[name] - 1) for name, c in index.terms) + 1
 
 
