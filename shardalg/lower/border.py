@@ -3,11 +3,14 @@
 Inside, every device holds `ceil(size / parts)` elements of a dimension. JAX arrays cannot be
 uneven, so an uneven dimension is padded on its way in, and on its way out it is stripped and laid
 out on the longest prefix of its axes that divides it.
+
+An array without elements crosses the border whole: XLA refuses it as an argument of a `shard_map`,
+and gives it back in blocks of the global shape (jaxlib 0.10.2). It is laid out as planned outside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -21,7 +24,9 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
 from shardalg.graph.ir import Graph
 from shardalg.lower.axes import Axes, on_whole_axes
-from shardalg.partition.layouts import even_prefix
+from shardalg.partition.layouts import even_prefix, whole
+
+Array = Any
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,11 @@ class Border:
     outer: NamedSharding
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there are no elements."""
+        return 0 in self.sharding.shape
+
+    @property
     def padded_shape(self) -> tuple[int, ...]:
         """Global shape with every device's block full."""
         sharding = self.sharding
@@ -53,6 +63,10 @@ class Border:
     def struct(self) -> jax.ShapeDtypeStruct:
         """The padded array, for tracing."""
         return jax.ShapeDtypeStruct(self.padded_shape, item_type(self.dtype), sharding=self.inner)
+
+    def block(self) -> Array:
+        """The block of a device, of an array without elements."""
+        return _empty(self.sharding.shard_shape, self.dtype)
 
     def fits(self, array: Any) -> bool:
         """Whether `array` has the true or the padded shape, and the item type once JAX holds it."""
@@ -80,9 +94,41 @@ class Border:
 
     def leave(self, array: jax.Array) -> jax.Array:
         """Stripped of padding; an even result is returned itself."""
+        if self.is_empty:
+            return put(_strip(array, shape=self.sharding.shape), self.outer)
         if self.sharding.is_even:
             return array
         return _stripper(self.sharding.shape, self.outer)(array)
+
+
+def without_empty(
+    function: Callable[..., Sequence[Array]], arguments: Sequence[Border], results: Sequence[Border]
+) -> Callable[..., list[Array]]:
+    """`function` of blocks, from and to those that have elements; it makes the others itself."""
+
+    def run(*blocks: Array) -> list[Array]:
+        given = iter(blocks)
+        made = function(*(b.block() if b.is_empty else next(given) for b in arguments))
+        return [x for b, x in zip(results, made, strict=True) if not b.is_empty]
+
+    return run
+
+
+def with_empty(
+    function: Callable[..., Sequence[Array]], arguments: Sequence[Border], results: Sequence[Border]
+) -> Callable[..., list[Array]]:
+    """`function` of global arrays with elements, from and to all of them."""
+
+    def run(*arrays: Array) -> list[Array]:
+        given = zip(arguments, arrays, strict=True)
+        made = iter(function(*(x for b, x in given if not b.is_empty)))
+        return [_empty(b.padded_shape, b.dtype) if b.is_empty else next(made) for b in results]
+
+    return run
+
+
+def _empty(shape: tuple[int, ...], dtype: str) -> Array:
+    return lax.full(shape, 0, item_type(dtype))
 
 
 @cache
@@ -104,8 +150,9 @@ _KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) -> Border:
     """The border of one value: over the user's mesh where its axes can say it."""
+    held = whole(sharding) if 0 in sharding.shape else sharding
     outer = even_prefix(sharding)
-    return Border(path, dtype, sharding, _named(sharding, run, user), _named(outer, run, user))
+    return Border(path, dtype, sharding, _named(held, run, user), _named(outer, run, user))
 
 
 def _named(sharding: Sharding, run: Axes, user: Axes) -> NamedSharding:

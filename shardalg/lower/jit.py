@@ -66,7 +66,7 @@ class Twin:
         jitted = jax.jit(
             self._function,
             in_shardings=tuple(b.outer for b in self.arguments),
-            out_shardings=tuple(b.outer for b in self.results),
+            out_shardings=tuple(b.inner if b.is_empty else b.outer for b in self.results),
             donate_argnums=self.donated,
         )
         with jax.sharding.use_abstract_mesh(self.axes.mesh.abstract_mesh):
@@ -82,10 +82,11 @@ class Twin:
         return place(self.graph, self.arguments, args, padded=False)
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """The results are at their true sizes already."""
-        return list(outputs)
+        """The results, at their true sizes already; those without elements are laid out."""
+        pairs = zip(self.results, outputs, strict=True)
+        return [b.leave(x) if b.is_empty else x for b, x in pairs]
 
     def __call__(self, *args: Any) -> Any:
         """The function's results."""
-        outputs = list(self.compiled(*self.place(*args)))
+        outputs = self.leave(self.compiled(*self.place(*args)))
         return outputs if self.graph.trees is None else self.graph.trees[1].unflatten(outputs)

@@ -18,7 +18,7 @@ from shardalg.graph.ir import Graph
 from shardalg.graph.opened import bodies
 from shardalg.lower.axes import Axes, on_whole_axes, run_axes, user_axes
 from shardalg.lower.body import body
-from shardalg.lower.border import Border, border, place
+from shardalg.lower.border import Border, border, place, with_empty, without_empty
 from shardalg.lower.emit import Emitter
 from shardalg.lower.jit import Twin
 from shardalg.lower.measure import Measurement, measure
@@ -70,7 +70,7 @@ class Lowered:
         for index in self.donate:
             b = self.arguments[index]
             key = (b.inner.shard_shape(b.padded_shape), b.dtype)
-            if free[key] > 0:
+            if free[key] > 0 and not b.is_empty:
                 free[key] -= 1
                 taken.append(index)
         return tuple(taken)
@@ -83,17 +83,19 @@ class Lowered:
           LoweringError: what a primitive of another package is lowered with fails on a device.
         """
         tiled = self.run.mesh.devices.flat[0].platform != "cpu"
+        ends = self.arguments, self.results
+        inside = body(Emitter(self.program, self.graph, self.run, tiled))
         function = jax.shard_map(
-            body(Emitter(self.program, self.graph, self.run, tiled)),
+            without_empty(inside, *ends),
             mesh=self.run.mesh,
-            in_specs=tuple(self.run.spec(b.sharding) for b in self.arguments),
-            out_specs=tuple(self.run.spec(b.sharding) for b in self.results),
+            in_specs=tuple(self.run.spec(b.sharding) for b in self.arguments if not b.is_empty),
+            out_specs=[self.run.spec(b.sharding) for b in self.results if not b.is_empty],
             check_vma=False,
         )
         jitted = jax.jit(
-            function,
+            with_empty(function, *ends),
             in_shardings=tuple(b.inner for b in self.arguments),
-            out_shardings=tuple(b.inner for b in self.results),
+            out_shardings=[b.inner for b in self.results],
             donate_argnums=self.donated,
         )
         # Whatever mesh the caller has set, inside this program there is only ours.

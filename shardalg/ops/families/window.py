@@ -65,10 +65,11 @@ def pad(signature: Signature) -> tuple[Rule, ...]:
 
 
 def cumulative(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, d1] -> [d0, d1] prefix sum d0`."""
+    """`[d0, d1] -> [d0, d1] prefix sum d0`; without elements nothing is carried on."""
     shape = signature.operands[0].shape
     loops = names("d", len(shape))
-    combine = CUMULATIVE[signature.primitive]
+    combine, axis = CUMULATIVE[signature.primitive], signature.param("axis")
+    carried = () if shape[axis] == 0 else (loops[axis], bool(signature.param("reverse")))
     return (
         Rule(
             signature.primitive,
@@ -76,7 +77,7 @@ def cumulative(signature: Signature) -> tuple[Rule, ...]:
             ((access(0, loops),),),
             (indices(loops),),
             combine,
-            prefix=(loops[signature.param("axis")], bool(signature.param("reverse"))),
+            prefix=carried or None,
             linear=frozenset({0} if combine == SUM else ()),
             flops=1,
             family="prefix",
