@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from shardalg import plan_file
@@ -510,6 +511,21 @@ class Plan:
         }
         plan_file.write(path, content)
 
+    def __reduce__(self) -> tuple[Callable[[bytes], Plan], tuple[bytes]]:
+        """Pickled, a plan is its file: it comes back as `load_plan` gives it."""
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "plan.json")
+            self.save(path)
+            return _from_bytes, (path.read_bytes(),)
+
+    def __copy__(self) -> Plan:
+        """A plan never changes: its copy is itself."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Plan:
+        """The same."""
+        return self
+
     def text(self) -> str:
         """The program with source lines."""
         return program_text(self.program, self.graph)
@@ -635,3 +651,11 @@ def load_plan(path: str | Path) -> Plan:
             "gives here is another one. Plan the function again."
         )
     return loaded
+
+
+def _from_bytes(content: bytes) -> Plan:
+    """The plan of a file's content."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "plan.json")
+        path.write_bytes(content)
+        return load_plan(path)

@@ -53,6 +53,7 @@ PLACES = {
         "graph/arguments.py",
         "graph/evaluate.py",
         "graph/opened.py",
+        "graph/float0.py",
         "graph/random.py",
         "graph/written.py",
         "lower/",

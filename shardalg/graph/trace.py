@@ -24,6 +24,7 @@ from shardalg.algebra.jax_types import mesh_from_jax
 from shardalg.errors import RoleError, StrategyError, TraceError
 from shardalg.graph import build
 from shardalg.graph.evaluate import find_primitive
+from shardalg.graph.float0 import refuse_float0, without_float0
 from shardalg.graph.ir import Graph, PlainMesh
 from shardalg.graph.opened import reader
 from shardalg.graph.source import Sources
@@ -105,6 +106,7 @@ def _spec(path: str, leaf: Any) -> Any:
             f"{path} is a {type(leaf).__name__} ({leaf!r:.60}), no array. Pass arrays or "
             "jax.ShapeDtypeStructs, and bind everything else with functools.partial."
         )
+    refuse_float0(path, leaf)
     weak = bool(getattr(leaf, "weak_type", False))
     # What JAX will hold: 32 bits of 64 unless it is told otherwise. Keys have types of their own.
     plain = not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
@@ -119,7 +121,7 @@ def _jaxpr(
         raise TraceError(f"{fn!r:.80} is no function: pass what is called with the arguments.")
     with nullcontext() if around is None else jax.sharding.use_abstract_mesh(around):
         try:
-            return jax.make_jaxpr(fn, return_shape=True)(*args)
+            return jax.make_jaxpr(lambda *a: without_float0(fn(*a)), return_shape=True)(*args)
         except _UNTRACEABLE as error:
             message = str(error).split("\n")[0]
             raise TraceError(

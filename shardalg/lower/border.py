@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
+from shardalg.graph.float0 import with_float0
 from shardalg.graph.ir import Graph
 from shardalg.lower.axes import Axes, on_whole_axes
 from shardalg.partition.layouts import even_prefix, whole
@@ -175,9 +176,16 @@ def place(
     """`args` flattened, checked, padded unless told otherwise, and laid out as `borders` say.
 
     Raises:
-      LoweringError: the pytree, a shape or an item type is another than what was planned.
+      LoweringError: JAX traces the call, or the pytree, a shape or an item type is another than
+        what was planned.
     """
     leaves, tree = jax.tree.flatten(tuple(args))
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        raise LoweringError(
+            "a lowered program is compiled for its devices and takes arrays: it cannot be called "
+            "while JAX traces (jit, grad, vmap, scan). Plan the whole function, its gradient or "
+            "its vmap, and call what that lowers to."
+        )
     if graph.trees is not None and tree != graph.trees[0]:
         raise LoweringError(
             f"the arguments have the structure\n  {tree}\nbut the plan was made for\n  "
@@ -197,6 +205,11 @@ def place(
             "arrays as planned, or plan again for these."
         )
     return [b.enter(x) if padded else put(b.true(x), b.outer) for b, x in pairs]
+
+
+def filled(graph: Graph, leaves: list[Any]) -> Any:
+    """The function's results in their pytree, those that hold nothing among them."""
+    return leaves if graph.trees is None else with_float0(graph.trees[1].unflatten(leaves))
 
 
 @lru_cache

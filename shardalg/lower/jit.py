@@ -13,7 +13,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph, Node
 from shardalg.lower.axes import Axes
-from shardalg.lower.border import Border, place
+from shardalg.lower.border import Border, filled, place
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,4 +89,4 @@ class Twin:
     def __call__(self, *args: Any) -> Any:
         """The function's results."""
         outputs = self.leave(self.compiled(*self.place(*args)))
-        return outputs if self.graph.trees is None else self.graph.trees[1].unflatten(outputs)
+        return filled(self.graph, outputs)

@@ -18,7 +18,7 @@ from shardalg.graph.ir import Graph
 from shardalg.graph.opened import bodies
 from shardalg.lower.axes import Axes, on_whole_axes, run_axes, user_axes
 from shardalg.lower.body import body
-from shardalg.lower.border import Border, border, place, with_empty, without_empty
+from shardalg.lower.border import Border, border, filled, place, with_empty, without_empty
 from shardalg.lower.emit import Emitter
 from shardalg.lower.jit import Twin
 from shardalg.lower.measure import Measurement, measure
@@ -132,15 +132,15 @@ class Lowered:
         Args:
           args: the function's arguments, global arrays of numpy or JAX; padded ones too.
         """
-        return self._restore(self.leave(self.compiled(*self.place(*args))))
+        return filled(self.graph, self.leave(self.compiled(*self.place(*args))))
 
     def padded(self, *args: Any) -> Any:
         """As a call, but uneven results keep their padding and their full layout."""
-        return self._restore(list(self.compiled(*self.place(*args))))
+        return filled(self.graph, list(self.compiled(*self.place(*args))))
 
     def strip(self, results: Any) -> Any:
         """Results of `padded` at their true sizes."""
-        return self._restore(self.leave(jax.tree.leaves(results)))
+        return filled(self.graph, self.leave(jax.tree.leaves(results)))
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
         """The executable's results at their true sizes."""
@@ -153,9 +153,6 @@ class Lowered:
           LoweringError: the pytree, a shape or an item type is another than what was planned.
         """
         return place(self.graph, self.arguments, args)
-
-    def _restore(self, leaves: list[Any]) -> Any:
-        return leaves if self.graph.trees is None else self.graph.trees[1].unflatten(leaves)
 
     def jit(self) -> Twin:
         """The same function partitioned by XLA, with the same shardings at the same places."""

@@ -1,0 +1,112 @@
+"""What calls, copies and asks of a plan at its border, outside of plain arrays."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.errors import LoweringError, TraceError
+from tests.partition.planned import check_equal, numbers, planned
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+X = numbers(8, 4)
+FLOAT0 = jax.dtypes.float0
+
+
+def plan_of_sum():
+    return planned(lambda x: (x * 2).sum(0), (X,), (P("X"),))
+
+
+@pytest.mark.parametrize("out", [None, (P("Y"), {"index": P("X")}), P("Y")])
+def test_the_derivative_by_an_integer_comes_back_as_jax_gives_it(out):
+    def loss(x, at):
+        return (x[at["index"]] ** 2).sum()
+
+    fn = jax.grad(loss, (0, 1), allow_int=True)
+    arguments = X, {"index": np.arange(4)}
+    plan = planned(fn, arguments, (P("X"), P("Y")), out_shardings=out)
+    assert plan.verify().ok
+    check_equal(plan, lambda x, at: fn(x, at)[0], arguments)
+    lowered = plan.lower()
+    for executable in (lowered, lowered.padded, lowered.jit()):
+        by_x, by_index = executable(*arguments)
+        np.testing.assert_array_equal(by_x, fn(*arguments)[0])
+        assert by_index["index"].dtype == FLOAT0
+        assert by_index["index"].shape == (4,)
+
+
+def test_float0_inside_a_function_and_as_its_argument():
+    def tangent(x, k):
+        return jax.jvp(lambda x, k: x * k, (x, k), (x, np.zeros(k.shape, FLOAT0)))[1]
+
+    arguments = X, np.ones((8, 4), np.int32)
+    check_equal(planned(tangent, arguments, (P("X"), P("Y"))), tangent, arguments)
+    with pytest.raises(TraceError, match="t is of type float0, which holds nothing"):
+        planned(lambda x, t: x, (X, np.zeros(3, FLOAT0)))
+
+
+def double(x_ref, o_ref):
+    o_ref[...] = x_ref[...] * 2
+
+
+def with_kernel(x):
+    return pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(
+        x + 1
+    )
+
+
+def test_a_kernel_is_run_whole_and_refused_by_name_on_cpu():
+    """Priced, warned of and proved as an operator without a row."""
+    plan = planned(with_kernel, (X,), (P("X"),))
+    assert plan.verify().ok
+    assert plan.warnings()["op"].tolist() == ["pallas_call"]
+    with pytest.raises(LoweringError, match=r"pallas_call at test_border.py:\d+ cannot run on CPU"):
+        plan.lower()(X)
+
+
+TRACED = {
+    "jit": lambda f: jax.jit(f)(X),
+    "inside jit": lambda f: jax.jit(lambda x: f(x) + 1)(X),
+    "grad": lambda f: jax.grad(lambda x: f(x).sum())(X),
+    "vmap": lambda f: jax.vmap(f)(X[None]),
+    "eval_shape": lambda f: jax.eval_shape(f, X),
+    "scan": lambda f: jax.lax.scan(lambda c, x: (c, f(x)), 0, X[None]),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_lowered_program_says_that_it_cannot_be_traced(name):
+    lowered = plan_of_sum().lower()
+    for executable in (lowered, lowered.padded, lowered.jit()):
+        with pytest.raises(LoweringError, match="cannot be called while JAX traces"):
+            TRACED[name](executable)
+
+
+def test_a_plan_is_pickled_as_its_file(tmp_path):
+    plan = plan_of_sum()
+    plan.save(tmp_path / "plan.json")
+    came = pickle.loads(pickle.dumps(plan))
+    assert came.text() == sa.load_plan(tmp_path / "plan.json").text() == plan.text()
+    assert came.verify().ok
+    again = pickle.loads(pickle.dumps(came))
+    np.testing.assert_array_equal(again.lower(fn=lambda x: (x * 2).sum(0))(X), (X * 2).sum(0))
+
+
+def test_a_copy_of_a_plan_runs_also_after_it_was_lowered():
+    plan = plan_of_sum()
+    plan.lower()(X)
+    for made in (copy.copy(plan), copy.deepcopy(plan), copy.deepcopy({"plan": [plan]})["plan"][0]):
+        np.testing.assert_array_equal(made.lower()(X), (X * 2).sum(0))
+
+
+def test_a_plan_of_named_sizes_is_pickled():
+    (rows,) = sa.dims("B", hint=8)
+    x = jax.ShapeDtypeStruct((rows, 4), jnp.float32)
+    plan = planned(lambda x: x.sum(0), (x,), (P("X"),))
+    assert str(pickle.loads(pickle.dumps(plan)).cost("tpu_v3")) == str(plan.cost("tpu_v3"))
