@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from shardalg import plan_file
@@ -513,18 +512,13 @@ class Plan:
 
     def __reduce__(self) -> tuple[Callable[[bytes], Plan], tuple[bytes]]:
         """Pickled, a plan is its file: it comes back as `load_plan` gives it."""
-        with TemporaryDirectory() as folder:
-            path = Path(folder, "plan.json")
-            self.save(path)
-            return _from_bytes, (path.read_bytes(),)
+        return _from_bytes, (plan_file.to_bytes(self.save),)
 
-    def __copy__(self) -> Plan:
+    def __deepcopy__(self, memo: object = None) -> Plan:
         """A plan never changes: its copy is itself."""
         return self
 
-    def __deepcopy__(self, memo: object) -> Plan:
-        """The same."""
-        return self
+    __copy__ = __deepcopy__
 
     def text(self) -> str:
         """The program with source lines."""
@@ -655,7 +649,4 @@ def load_plan(path: str | Path) -> Plan:
 
 def _from_bytes(content: bytes) -> Plan:
     """The plan of a file's content."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "plan.json")
-        path.write_bytes(content)
-        return load_plan(path)
+    return plan_file.from_bytes(load_plan, content)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from shardalg.algebra.digits import Digit, Digits
@@ -123,3 +124,19 @@ def _read_sharding(mesh: Mesh, data: Mapping[str, Any] | None) -> Sharding | Non
         tuple(data["unspecified_dims"]),
         *(_read_digits(data[name]) for name in _CLASSES),
     )
+
+
+def to_bytes(save: Callable[[Path], None]) -> bytes:
+    """What `save` writes to a file."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "plan.json")
+        save(path)
+        return path.read_bytes()
+
+
+def from_bytes(load: Callable[[Path], Any], content: bytes) -> Any:
+    """What `load` reads from a file of this content."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "plan.json")
+        path.write_bytes(content)
+        return load(path)

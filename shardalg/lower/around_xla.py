@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from shardalg.errors import LoweringError
 from shardalg.graph.ir import Graph
 from shardalg.ops.families.indexing import numbers
 from shardalg.ops.rule import Access
@@ -34,6 +35,20 @@ def around_faults(
     if instruction.attributes.primitive == "gather" and instruction.node is not None:
         return lambda x, indices: _clamped_indices(graph, instruction, (x, indices))
     return lambda *operands: operands
+
+
+def refuse_kernel(graph: Graph, instruction: Instruction) -> None:
+    """On CPU devices there are none: JAX interprets kernels, and not inside a `shard_map`.
+
+    Raises:
+      LoweringError: the instruction is one.
+    """
+    if instruction.attributes.primitive == "pallas_call":
+        raise LoweringError(
+            f"the pallas_call at {graph.nodes[instruction.node].source} cannot run on CPU devices: "
+            "JAX compiles kernels for accelerators, and does not interpret one inside a shard_map. "
+            "Lower to accelerators, or plan the function with the kernel in jax.numpy."
+        )
 
 
 def _writes_at_indices(graph: Graph, instruction: Instruction) -> bool:

@@ -23,7 +23,7 @@ from shardalg.errors import LoweringError
 from shardalg.graph.evaluate import apply
 from shardalg.graph.ir import Graph
 from shardalg.lower.all_to_all import all_to_all, pieces, swapped
-from shardalg.lower.around_xla import around_faults
+from shardalg.lower.around_xla import around_faults, refuse_kernel
 from shardalg.lower.axes import Axes
 from shardalg.lower.boxes import extracted, inserted
 from shardalg.lower.extrema import EXTREMA, extremum
@@ -80,16 +80,12 @@ class Emitter:
 def _apply(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
     binding, params = bound(emitter.graph, instruction)
     primitive = instruction.attributes.primitive
-    if primitive == "pallas_call" and not emitter.tiled:
-        raise LoweringError(
-            f"the pallas_call at {emitter.graph.nodes[instruction.node].source} cannot run on CPU "
-            "devices: JAX compiles kernels for accelerators, and does not interpret one inside a "
-            "shard_map. Lower to accelerators, or plan the function with the kernel in jax.numpy."
-        )
     if primitive == "transpose" and not emitter.tiled and _is_partial(emitter, instruction):
         # XLA would fold the transpose into the matmul that made the partial sums, in a form that
         # its fast CPU kernel does not take (1.3 times the whole gradient of a feed-forward layer).
         operands = tuple(map(lax.optimization_barrier, operands))
+    if not emitter.tiled:
+        refuse_kernel(emitter.graph, instruction)
     operands = around_faults(emitter.program, emitter.graph, instruction)(*operands)
     return apply(primitive, binding, params, operands)
 
