@@ -1,0 +1,58 @@
+"""What a user's type checker sees: the public names are typed although they load late."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import shardalg
+
+ROOT = Path(__file__).resolve().parents[1]
+STUB = ROOT / "shardalg" / "__init__.pyi"
+SCRIPT = """
+import jax
+import shardalg as sa
+from jax.sharding import PartitionSpec as P
+
+x = jax.ShapeDtypeStruct((8, 16), "float32")
+plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 4}), in_shardings=(P("X"),))
+reveal_type(plan)
+reveal_type(plan.collectives())
+reveal_type(plan.verify().ok)
+reveal_type(plan.cost("h100"))
+reveal_type(sa.halo(sa.Window(size=3), size=8, parts=2))
+sa.Mesh(4)
+"""
+SETTINGS = """
+[mypy]
+ignore_missing_imports = True
+follow_imports = silent
+[mypy-jax.*,sympy.*,z3.*,matplotlib.*]
+follow_imports = skip
+"""
+SHOWN = ("shardalg.plan.Plan", "DataFrame", "bool", "Cost", "shardalg.algebra.halo.Halo")
+
+
+def test_the_stub_names_what_is_public_and_where_from():
+    found = {
+        node.module: tuple(name.name for name in node.names)
+        for node in ast.parse(STUB.read_text()).body
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert found == shardalg._PUBLIC
+    assert (ROOT / "shardalg" / "py.typed").exists()
+
+
+def test_a_script_of_a_user_is_checked(tmp_path):
+    script, settings = tmp_path / "script.py", tmp_path / "mypy.ini"
+    script.write_text(SCRIPT)
+    settings.write_text(SETTINGS)
+    command = [sys.executable, "-m", "mypy", "--config-file", settings, script]
+    cached = [*command, "--cache-dir", tmp_path / "cache"]
+    run = subprocess.run(cached, cwd=ROOT, capture_output=True, text=True, check=False)
+    revealed = [line.split('"')[1] for line in run.stdout.splitlines() if "Revealed" in line]
+    assert len(revealed) == len(SHOWN), run.stdout + run.stderr
+    assert all(seen.endswith(shown) for seen, shown in zip(revealed, SHOWN, strict=True)), revealed
+    (wrong,) = [line for line in run.stdout.splitlines() if "error:" in line]
+    assert "script.py:13" in wrong
+    assert "incompatible type" in wrong
