@@ -1,32 +1,31 @@
 """The public names with their types, for checkers and editors; `__init__.py` loads them late."""
 
-from shardalg.errors import (
-    ShardalgError as ShardalgError,
-    MeshError as MeshError,
-    NotationError as NotationError,
-    ShardingError as ShardingError,
-    TraceError as TraceError,
-    StrategyError as StrategyError,
-    RoleError as RoleError,
-    RuleError as RuleError,
-    ProgramError as ProgramError,
-    ProofError as ProofError,
-    PlanFileError as PlanFileError,
-    LoweringError as LoweringError,
-    DeviceError as DeviceError,
-    HardwareError as HardwareError,
-    TableError as TableError,
-)
-from shardalg.table import (
-    Table as Table,
+from shardalg.algebra.dims import (
+    SymbolError as SymbolError,
 )
 from shardalg.algebra.dims import (
     dims as dims,
-    SymbolError as SymbolError,
+)
+from shardalg.algebra.exchange import (
+    Exchange as Exchange,
+)
+from shardalg.algebra.exchange import (
+    exchange as exchange,
+)
+from shardalg.algebra.halo import (
+    Halo as Halo,
+)
+from shardalg.algebra.halo import (
+    halo as halo,
+)
+from shardalg.algebra.interval import (
+    Interval as Interval,
+)
+from shardalg.algebra.mesh import (
+    AxisRef as AxisRef,
 )
 from shardalg.algebra.mesh import (
     Mesh as Mesh,
-    AxisRef as AxisRef,
 )
 from shardalg.algebra.sharding import (
     Sharding as Sharding,
@@ -34,52 +33,107 @@ from shardalg.algebra.sharding import (
 from shardalg.algebra.window import (
     Window as Window,
 )
-from shardalg.algebra.halo import (
-    Halo as Halo,
-    halo as halo,
+from shardalg.errors import (
+    DeviceError as DeviceError,
 )
-from shardalg.algebra.interval import (
-    Interval as Interval,
+from shardalg.errors import (
+    HardwareError as HardwareError,
 )
-from shardalg.algebra.exchange import (
-    Exchange as Exchange,
-    exchange as exchange,
+from shardalg.errors import (
+    LoweringError as LoweringError,
 )
-from shardalg.merge.compatible import (
-    merge as merge,
-    compatible as compatible,
-    equal as equal,
-    refines as refines,
+from shardalg.errors import (
+    MeshError as MeshError,
 )
-from shardalg.merge.verdict import (
-    Verdict as Verdict,
+from shardalg.errors import (
+    NotationError as NotationError,
 )
-from shardalg.propagate.strategy import (
-    Strategy as Strategy,
-    Options as Options,
+from shardalg.errors import (
+    PlanFileError as PlanFileError,
+)
+from shardalg.errors import (
+    ProgramError as ProgramError,
+)
+from shardalg.errors import (
+    ProofError as ProofError,
+)
+from shardalg.errors import (
+    RoleError as RoleError,
+)
+from shardalg.errors import (
+    RuleError as RuleError,
+)
+from shardalg.errors import (
+    ShardalgError as ShardalgError,
+)
+from shardalg.errors import (
+    ShardingError as ShardingError,
+)
+from shardalg.errors import (
+    StrategyError as StrategyError,
+)
+from shardalg.errors import (
+    TableError as TableError,
+)
+from shardalg.errors import (
+    TraceError as TraceError,
 )
 from shardalg.graph.annotate import (
     annotate as annotate,
+)
+from shardalg.graph.annotate import (
     mesh_split as mesh_split,
 )
-from shardalg.plan import (
-    Plan as Plan,
-    plan as plan,
-    load_plan as load_plan,
+from shardalg.lower.host import (
+    host_devices as host_devices,
 )
-from shardalg.report.reshard import (
-    Reshard as Reshard,
-    reshard as reshard,
+from shardalg.merge.compatible import (
+    compatible as compatible,
+)
+from shardalg.merge.compatible import (
+    equal as equal,
+)
+from shardalg.merge.compatible import (
+    merge as merge,
+)
+from shardalg.merge.compatible import (
+    refines as refines,
 )
 from shardalg.merge.lemmas import (
     lemma as lemma,
 )
 from shardalg.merge.prove import (
     Proof as Proof,
+)
+from shardalg.merge.prove import (
     prove as prove,
 )
-from shardalg.lower.host import (
-    host_devices as host_devices,
+from shardalg.merge.verdict import (
+    Verdict as Verdict,
+)
+from shardalg.plan import (
+    Plan as Plan,
+)
+from shardalg.plan import (
+    load_plan as load_plan,
+)
+from shardalg.plan import (
+    plan as plan,
+)
+from shardalg.propagate.strategy import (
+    Options as Options,
+)
+from shardalg.propagate.strategy import (
+    Strategy as Strategy,
+)
+from shardalg.report.reshard import (
+    Reshard as Reshard,
+)
+from shardalg.report.reshard import (
+    reshard as reshard,
+)
+from shardalg.table import (
+    Table as Table,
 )
 
 __version__: str
