@@ -35,7 +35,7 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
 from shardalg.stages import Stages, planned, planned_at, priced
 from shardalg.table import Table
-from shardalg.traced import Traced, own_mesh, own_meshes, read_traced, trace_arguments, with_own
+from shardalg.traced import Traced, own_mesh, read_traced, trace_arguments, with_own
 
 if TYPE_CHECKING:
     from shardalg.algebra.dims import Size
@@ -597,11 +597,11 @@ def plan(
     traced = trace_arguments(fn, args, axes, border=(roles, donate_argnums))
     if strategy.mesh is None:
         strategy = replace(strategy, mesh=own_mesh(traced))
-    return _planned(traced, strategy, options)
+    return _planned(replace(traced, home=strategy.mesh), strategy, options)
 
 
 def _planned(traced: Traced, strategy: Strategy, options: Options) -> Plan:
-    annotations = with_own(resolve(traced.graph, strategy, own_meshes(traced)), traced)
+    annotations = with_own(resolve(traced.graph, strategy, traced.home), traced)
     return from_annotations(traced, annotations, options)
 
 

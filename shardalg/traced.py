@@ -16,7 +16,7 @@ from shardalg.graph.trace import trace
 from shardalg.ops.normalise import normalise
 from shardalg.ops.roles import roles
 from shardalg.pause import collection_paused
-from shardalg.propagate.other_mesh import is_another, named_meshes, placed, site_meshes
+from shardalg.propagate.other_mesh import is_another, placed
 from shardalg.propagate.strategy import Annotations
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Traced:
       donated: indices of flattened arguments whose memory the step may reuse.
       fn: the function; None in a loaded plan.
       symbols: the formulas of its sizes; None where all are numbers.
+      home: the mesh on which it was planned first; layouts that bring this mesh follow the plan's.
     """
 
     graph: Graph
@@ -45,6 +46,7 @@ class Traced:
     donated: tuple[int, ...] = ()
     fn: Callable[..., Any] | None = None
     symbols: Symbols | None = None
+    home: Mesh | None = None
 
     def __post_init__(self) -> None:
         count = len(self.graph.arguments)
@@ -96,6 +98,7 @@ class Traced:
             "symbols": None if self.symbols is None else self.symbols.to_json(),
             "argument_roles": list(self.argument_roles),
             "donated": list(self.donated),
+            "home": _mesh_json(self.home),
         }
 
 
@@ -154,17 +157,20 @@ def read_traced(content: Mapping[str, Any]) -> Traced:
     """What `Traced.to_json` wrote, without the function."""
     graph, named = from_json(content["graph"]), content["symbols"]
     argument_roles, donated = tuple(content["argument_roles"]), tuple(content["donated"])
+    made = Traced(graph, argument_roles, donated=donated, home=_read_mesh(content["home"]))
     if named is None:
-        return Traced(graph, argument_roles, donated=donated)
+        return made
     from shardalg import symbols
 
-    found = symbols.from_json(graph, named)
-    return Traced(graph, argument_roles, donated=donated, symbols=found)
+    return replace(made, symbols=symbols.from_json(graph, named))
 
 
-def own_meshes(traced: Traced) -> tuple[Mesh, ...]:
-    """The meshes of the shardings that the arguments carry, each once."""
-    return named_meshes(s for s in traced.own_shardings if s is not None)
+def _mesh_json(mesh: Mesh | None) -> list[Any] | None:
+    return mesh and [[list(axis) for axis in mesh.axes], mesh.device_ids, mesh.symbolic]
+
+
+def _read_mesh(data: list[Any] | None) -> Mesh | None:
+    return data and Mesh([(name, size) for name, size in data[0]], data[1], symbolic=data[2])
 
 
 def own_mesh(traced: Traced) -> Mesh:
@@ -173,37 +179,36 @@ def own_mesh(traced: Traced) -> Mesh:
     Raises:
       StrategyError: there is none, or there are several.
     """
-    meshes = own_meshes(traced)
+    meshes = {Mesh.from_jax(s.mesh) for s in traced.own_shardings if s is not None}
     if len(meshes) != 1:
         raise StrategyError(
             f"plan() needs a mesh: the arguments carry shardings on {len(meshes)} meshes. "
             "Pass mesh=sa.Mesh({'X': 8, 'Y': 16}) or a Strategy."
         )
-    return meshes[0]
+    return meshes.pop()
 
 
 def with_own(annotations: Annotations, traced: Traced) -> Annotations:
     """An argument's own NamedSharding counts where the strategy says nothing."""
     types = [traced.graph.values[v].type for v in traced.graph.arguments]
     own = traced.own_shardings or (None,) * len(types)
-    told = (*own_meshes(traced), *site_meshes(traced.graph))
     arguments = tuple(
         given
         if given is not None or carried is None
-        else _own_layout(carried, type_.shape, annotations.mesh, told=told)
+        else _own_layout(carried, type_.shape, annotations.mesh, home=traced.home)
         for given, carried, type_ in zip(annotations.arguments, own, types, strict=True)
     )
     return replace(annotations, arguments=arguments)
 
 
 def _own_layout(
-    carried: Any, shape: tuple[int, ...], mesh: Mesh, *, told: tuple[Mesh, ...]
+    carried: Any, shape: tuple[int, ...], mesh: Mesh, *, home: Mesh | None
 ) -> Sharding:
     """By the names of its axes, or on the mesh that it is on where that is another one."""
     from shardalg.algebra.jax_types import from_named_sharding
 
     there = from_named_sharding(carried, shape)
     axes = {ref.name for dim in there.dims for ref in there.mesh.refs(dim)}
-    if is_another(there.mesh, mesh, axes=axes, told=told):
+    if is_another(there.mesh, mesh, axes=axes, home=home or mesh):
         return placed(there, mesh, shape)
     return from_named_sharding(carried, shape, mesh)

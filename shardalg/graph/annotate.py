@@ -1,6 +1,7 @@
-"""Annotations inside a traced function: an identity primitive that carries axis names, no mesh.
+"""Annotations inside a traced function: an identity primitive that carries axis names.
 
-One trace therefore serves every mesh, symbolic ones too. Under `grad` the cotangent is annotated
+Beside the names stands the mesh of a `mesh_split`, as data: what it means on the mesh of a plan is
+said in `propagate.other_mesh`. Under `grad` the cotangent is annotated
 like the value; under `vmap` the new dimension is left open, not replicated.
 """
 
@@ -39,7 +40,7 @@ def annotate(x: object, name: str) -> object:
         raise TraceError(
             f"annotate(x, name) needs a name, got {name!r}. Pass annotate(x, 'hidden')."
         )
-    return _bind(x, name=name, spec=None, unspecified_dims=())
+    return _bind(x, name=name, spec=None, unspecified_dims=(), mesh=None)
 
 
 def mesh_split_value(
@@ -49,7 +50,8 @@ def mesh_split_value(
 
     Args:
       x: a JAX value or an array.
-      mesh: gives the names of the axes; its sizes and devices are not kept.
+      mesh: the value lies on it as on that of a NamedSharding: the mesh on which the function is
+        planned, or another one over the same devices.
       dims_mapping: per dimension of `x` the position of a mesh axis, several as a tuple (major
         first), or -1 for a dimension that is not partitioned.
       unspecified_dims: dimensions that completion may still partition.
@@ -74,7 +76,8 @@ def mesh_split_value(
             f"unspecified_dims={tuple(unspecified_dims)} names dimension {bad[0]} of a value of "
             f"shape {jnp.shape(x)}: its dimensions are 0 to {rank - 1}."
         )
-    return _bind(x, name=None, spec=spec, unspecified_dims=open_dims)
+    plain = (mesh.axes, mesh.device_ids)
+    return _bind(x, name=None, spec=spec, unspecified_dims=open_dims, mesh=plain)
 
 
 def mesh_split(

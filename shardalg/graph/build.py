@@ -424,6 +424,7 @@ def site(
       TraceError: it says something of axes along which the region around it is manual.
     """
     parts, name = builder.parts, params["name"]
+    mesh = params.get("mesh") or mesh
     label = parts.label("annotate", place.source)
     types = [parts.values[operands[0]].type]
     named = place.manual.intersection(chain.from_iterable(params["spec"] or ()))
@@ -435,7 +436,8 @@ def site(
             "it."
         )
     results = parts.results(types, (name, "") if name else label)
-    binding = (builder.primitives["annotate"], dict(params))
+    kept = {key: value for key, value in params.items() if key != "mesh"}
+    binding = (builder.primitives["annotate"], kept)
     node = builder.node(binding, operands, results, place=place)
     builder.sites.append(Site(node, name, params["spec"], params["unspecified_dims"], mesh))
     return results

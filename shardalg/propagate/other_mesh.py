@@ -1,13 +1,15 @@
 """Layouts that name another mesh over the devices of the plan's: when they do, and what they are.
 
-The axes of another mesh become axes and sub-axes of the plan's. A constraint in the function brings
-the mesh that it was written for, and the function is planned on many; so a mesh of the same axis
-names stands for the plan's, whatever its sizes, unless the user told two such meshes apart.
+The axes of another mesh become axes and sub-axes of the plan's. Annotations and arguments bring the
+mesh that they were written for. Where this is the mesh on which the function was planned first,
+they follow the plan to every mesh on which it is planned again; else they are layouts on their own
+mesh, whatever the names of its axes (GSPMD, arXiv:2105.04663, section 3.1: "the same tensor program
+may use different meshes").
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 from shardalg.algebra.digits import Digits
@@ -15,51 +17,35 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.restate import restate, spelled
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import MeshError, StrategyError
-from shardalg.graph.ir import Graph
 
 
-def site_meshes(graph: Graph) -> tuple[Mesh, ...]:
-    """The meshes that constraints in a function bring, each once."""
-    return tuple(dict.fromkeys(Mesh(*site.mesh) for site in graph.sites if site.mesh))
+def is_another(other: Mesh, mesh: Mesh, *, axes: Collection[str], home: Mesh) -> bool:
+    """Whether a layout by `axes` of `other` means that mesh, not the plan's axes of these names.
 
-
-def named_meshes(specs: Iterable[object]) -> tuple[Mesh, ...]:
-    """The meshes of the NamedShardings and Shardings among specs, each once."""
-    found = (_MESHES[type(s).__name__](s) for s in specs if type(s).__name__ in _MESHES)
-    return tuple(dict.fromkeys(found))
-
-
-def _of_named(spec: object) -> Mesh:
-    from shardalg.algebra.jax_types import mesh_from_jax
-
-    return mesh_from_jax(spec.mesh)
-
-
-_MESHES: Mapping[str, object] = {"NamedSharding": _of_named, "Sharding": lambda spec: spec.mesh}
-
-
-def is_another(
-    other: Mesh, mesh: Mesh, *, axes: Collection[str], told: Collection[Mesh] = ()
-) -> bool:
-    """Whether a layout by `axes` of `other` means that mesh, and not the plan's of these names.
+    What brings the mesh on which the function was planned first follows the plan wherever it is
+    planned again; every other mesh is itself. A mesh without device ids names the devices 0, 1,
+    2, ...; where the first plan has others, it stands for them in their order.
 
     Args:
       mesh: the plan's.
-      told: all meshes that the user names: where two have the same axis names, each is itself.
+      home: the mesh on which the function was planned first.
 
     >>> here, there = Mesh({"x": 2, "y": 4}), Mesh({"x": 4, "y": 2})
-    >>> is_another(Mesh({"a": 8}), here, axes=("a",)), is_another(there, here, axes=("x",))
-    (True, False)
-    >>> is_another(there, here, axes=("x",), told=(here, there))
+    >>> is_another(here, there, axes=("x",), home=here)
+    False
+    >>> is_another(there, here, axes=("x",), home=here)
     True
     """
     if not set(axes) <= set(mesh.axis_names):
         return True
-    if mesh.symbolic or other.size != mesh.size:
-        return False
-    names = set(other.axis_names)
-    apart = any(set(m.axis_names) == names and m != other for m in told)
-    return apart or not names <= set(mesh.axis_names)
+    nameless = other.device_ids is None and _elsewhere(home)
+    follows = other.axes == home.axes and (nameless or other.device_ids == home.device_ids)
+    return bool(axes) and not follows
+
+
+def _elsewhere(mesh: Mesh) -> bool:
+    """Whether the devices of a mesh are others than the first ones."""
+    return mesh.device_ids is not None and max(mesh.device_ids) >= mesh.size
 
 
 def placed(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
@@ -72,9 +58,10 @@ def placed(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
     if spec.shape != shape or theirs.size != mesh.size:
         raise StrategyError(
             f"{spec!r} is a layout of shape {spec.shape} on {theirs!r}, needed is one of shape "
-            f"{shape} on {mesh!r}. State it for this shape, on a mesh over these devices."
+            f"{shape} on {mesh!r}. State it for this shape, on a mesh over these devices; what is "
+            "written for the first mesh of a plan follows `plan.replan` to others."
         )
-    in_order = theirs.device_ids in (None, mesh.device_ids)
+    in_order = theirs.device_ids is None and _elsewhere(mesh)
     here = replace(spec, mesh=mesh) if in_order else restate(spec, mesh)
     if here is None:
         raise StrategyError(

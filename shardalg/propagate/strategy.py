@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 
@@ -10,7 +10,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ir import Graph, Site
-from shardalg.propagate.other_mesh import is_another, named_meshes, placed, site_meshes
+from shardalg.propagate.other_mesh import is_another, placed
 
 POLICIES = ("gspmd", "shardy", "cost")
 
@@ -166,11 +166,11 @@ def options_from(given: object) -> Options:
     return given
 
 
-def resolve(graph: Graph, strategy: Strategy, meshes: Iterable[Mesh] = ()) -> Annotations:
+def resolve(graph: Graph, strategy: Strategy, home: Mesh | None = None) -> Annotations:
     """The strategy's annotations, one per flat argument, result and site of the graph.
 
     Args:
-      meshes: that the user names elsewhere (`other_mesh.is_another`).
+      home: the mesh on which the function was planned first; None: the strategy's.
 
     Raises:
       StrategyError: trees that do not match, unknown sites, and every spec that does not fit its
@@ -202,8 +202,8 @@ def resolve(graph: Graph, strategy: Strategy, meshes: Iterable[Mesh] = ()) -> An
     ]
     reader.faults += _unknown_sites(graph.sites, strategy.sites)
     reader.faults += _other_regions(graph, strategy.mesh)
-    told = {*meshes, *site_meshes(graph), *named_meshes((*given, *wanted))}
-    sites = [_read_site(reader, site, strategy.sites, told) for site in graph.sites]
+    home = home or strategy.mesh
+    sites = [_read_site(reader, site, strategy.sites, home) for site in graph.sites]
     if reader.faults:
         where = f"the annotations do not fit the function on {strategy.mesh!r}:"
         raise StrategyError("\n  ".join([where, *dict.fromkeys(reader.faults)]))
@@ -321,18 +321,18 @@ def _other_regions(graph: Graph, mesh: Mesh) -> Iterator[str]:
 
 
 def _read_site(
-    reader: _Reader, site: Site, given: Mapping[str, object], told: Collection[Mesh]
+    reader: _Reader, site: Site, given: Mapping[str, object], home: Mesh
 ) -> Sharding | None:
     """The strategy's spec for a site's name, else the one that the site carries."""
     node = reader.graph.nodes[site.node]
     spec = given.get(site.name) if site.name is not None else None
     if spec is None and site.spec is not None:
-        spec = _own_spec(reader, site, told)
+        spec = _own_spec(reader, site, home)
     at = f" at {node.source}" if node.source else ""
     return reader.read(spec, node.results[0], f"site {site.name or '(no name)'}{at}")
 
 
-def _own_spec(reader: _Reader, site: Site, told: Collection[Mesh]) -> object:
+def _own_spec(reader: _Reader, site: Site, home: Mesh) -> object:
     """What a site carries: axes by name, or a layout on the mesh that it brings."""
     opened = [
         (*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(site.spec)
@@ -341,7 +341,7 @@ def _own_spec(reader: _Reader, site: Site, told: Collection[Mesh]) -> object:
     if site.mesh is None:
         return entries
     other, axes = Mesh(*site.mesh), {name for names in site.spec for name in names}
-    if not is_another(other, reader.mesh, axes=axes, told=told):
+    if not is_another(other, reader.mesh, axes=axes, home=home):
         return entries
     shape = reader.graph.values[reader.graph.nodes[site.node].results[0]].type.shape
     return Sharding.from_axes(entries, other, shape)

@@ -24,17 +24,17 @@ def sites(fn, *args, **options):
     return [(s.name, s.spec, s.unspecified_dims) for s in graph.sites]
 
 
-def test_mesh_split_keeps_axis_names_and_no_mesh():
+def test_mesh_split_keeps_axis_names_and_its_mesh():
     split = [("mesh_split", (8, 4), [-1, 1]), ("two axes", (8,), [(0, 1)])]
     specs = [((), ("Y",)), (("X", "Y"),)]
     for (_, shape, mapping), spec in zip(split, specs, strict=True):
         found = sites(lambda x, m=mapping: mesh_split(x, MESH, m), jnp.zeros(shape))
         assert found == [(None, spec, ())]
     other = Mesh({"X": 16, "Y": 1})
-    graphs = [
-        trace(lambda x, m=m: mesh_split(x, m, [0, -1]), jnp.zeros((4, 4))) for m in (MESH, other)
-    ]
-    assert graphs[0] == graphs[1]
+    turned = Mesh({"X": 2, "Y": 1}, device_ids=(1, 0))
+    for mesh in (MESH, other, turned):
+        graph = trace(lambda x, m=mesh: mesh_split(x, m, [0, -1]), jnp.zeros((4, 4)))
+        assert graph.sites[0].mesh == (mesh.axes, mesh.device_ids)
 
 
 def test_unspecified_dims_count_from_both_ends():

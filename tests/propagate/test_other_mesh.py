@@ -142,17 +142,73 @@ def test_a_saved_plan_keeps_the_mesh_of_a_constraint(tmp_path):
     assert sa.load_plan(tmp_path / "plan.json").text() == plan.text()
 
 
-def test_a_mesh_of_the_same_names_stands_for_the_plans():
-    """One trace serves every mesh; two meshes of the same names in one function are themselves."""
+def split(mesh, x):
+    """The first two dimensions on the two axes of a mesh, by our annotation."""
+    return sa.mesh_split(x, sa.Mesh.from_jax(mesh), [0, 1])
+
+
+def constrain(mesh, x):
+    return on(mesh, x, "x", "y")
+
+
+NAMED = {
+    "as the plan's": HERE,
+    "sizes": THERE["names"],
+    "order": jax.sharding.Mesh(DEVICES[[0, 2, 1, 3, 4, 6, 5, 7]].reshape(2, 4), ("x", "y")),
+    "sizes and order": jax.sharding.Mesh(DEVICES.reshape(2, 4).T, ("x", "y")),
+}
+
+
+@pytest.mark.parametrize("there", NAMED)
+@pytest.mark.parametrize("annotation", [split, constrain])
+def test_a_mesh_of_the_plans_names_is_itself(annotation, there):
+    """Every device holds what JAX lays on it by the NamedSharding of that mesh."""
+    x = np.arange(16 * 24, dtype=np.float32).reshape(16, 24)
+    plan = sa.plan(lambda x: annotation(NAMED[there], x) + 1, x, mesh=FIRST)
+    assert plan.verify().ok
+    (site,) = plan.annotations.sites
+    want = NamedSharding(NAMED[there], P("x", "y")).devices_indices_map(x.shape)
+    for position, device in enumerate(FIRST.order):
+        assert site.shard_slices(position) == want[jax.devices()[device]]
+    given = jax.jit(lambda x: x + 1, out_shardings=NamedSharding(NAMED[there], P("x", "y")))(x)
+    blocks = {shard.device.id: np.asarray(shard.data) for shard in given.addressable_shards}
+    for shard in plan.lower()(x).addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), blocks[shard.device.id])
+
+
+def test_a_mesh_without_ids_names_the_first_devices():
+    """So that on a plan of another order it is another layout, as JAX has it."""
+    turned = sa.Mesh({"x": 2, "y": 4}, device_ids=(0, 4, 1, 5, 2, 6, 3, 7))
     x = jax.ShapeDtypeStruct((16, 16), jnp.float32)
-    plan = sa.plan(lambda x: on(HERE, x, "x", "y"), x, mesh=sa.Mesh({"x": 4, "y": 2}))
+    plan = sa.plan(lambda x: sa.mesh_split(x, FIRST, [0, -1]), x, mesh=turned)
+    assert layout_at(plan, 0) == "[y:(2)2, None]"
+
+
+@pytest.mark.parametrize("annotation", [split, constrain])
+def test_what_brings_the_first_mesh_of_a_plan_follows_it(annotation, tmp_path):
+    x = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    plan = sa.plan(lambda x: annotation(HERE, x), x, mesh=FIRST)
     assert layout_at(plan, 0) == "[x, y]"
-    larger = plan.replan(sa.Strategy(sa.Mesh({"y": 16, "x": 2})))
-    assert layout_at(larger, 0) == "[x, y]"
-    both = sa.plan(lambda x: on(THERE["names"], on(HERE, x, "x"), "x"), x, mesh=FIRST)
-    assert (layout_at(both, 0), layout_at(both, 1)) == ("[x, None]", "[(x, y:(1)2), None]")
+    larger = sa.Strategy(sa.Mesh({"y": 16, "x": 2}))
+    assert layout_at(plan.replan(larger), 0) == "[x, y]"
+    plan.save(tmp_path / "plan.json")
+    assert layout_at(sa.load_plan(tmp_path / "plan.json").replan(larger), 0) == "[x, y]"
+    both = sa.plan(lambda x: annotation(THERE["names"], annotation(HERE, x)), x, mesh=FIRST)
+    there = "[(x, y:(1)2), y:(2)2]"
+    assert (layout_at(both, 0), layout_at(both, 1)) == ("[x, y]", there)
     turned = both.replan(sa.Strategy(sa.Mesh({"x": 4, "y": 2})))
-    assert (layout_at(turned, 0), layout_at(turned, 1)) == ("[x:(1)2, None]", "[x, None]")
+    assert (layout_at(turned, 0), layout_at(turned, 1)) == ("[x, y]", "[x, y]")
+    with pytest.raises(StrategyError, match=r"Mesh\(x=4, y=2\).*follows `plan\.replan`"):
+        both.replan(larger)
+
+
+def test_an_argument_that_lies_on_the_first_mesh_follows_the_plan():
+    lies = NamedSharding(HERE, P("x"))
+    x = jax.ShapeDtypeStruct((16, 16), jnp.float32, sharding=lies)
+    plan = sa.plan(jnp.tanh, x, mesh=FIRST)
+    other = sa.Mesh({"x": 4, "y": 2})
+    assert plan.replan(sa.Strategy(other)).shardings()["sharding"][0] == "[x, None]"
+    assert sa.plan(jnp.tanh, x, mesh=other).shardings()["sharding"][0] == "[x:(1)2, None]"
 
 
 def test_arguments_that_lie_on_two_meshes():
