@@ -15,6 +15,7 @@ from shardalg.explore.progress import Progress
 BENCHMARKS = {
     "planning": "benchmarks.planning",
     "scaling": "benchmarks.scaling",
+    "halos": "benchmarks.halos",
     "step_time": "benchmarks.step_time",
     "oracle_bytes": "benchmarks.oracle",
     "oracle_time": "benchmarks.oracle_time",

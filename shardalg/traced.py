@@ -201,9 +201,7 @@ def with_own(annotations: Annotations, traced: Traced) -> Annotations:
     return replace(annotations, arguments=arguments)
 
 
-def _own_layout(
-    carried: Any, shape: tuple[int, ...], mesh: Mesh, *, home: Mesh | None
-) -> Sharding:
+def _own_layout(carried: Any, shape: tuple[int, ...], mesh: Mesh, *, home: Mesh | None) -> Sharding:
     """By the names of its axes, or on the mesh that it is on where that is another one."""
     from shardalg.algebra.jax_types import from_named_sharding
 

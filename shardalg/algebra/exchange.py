@@ -9,6 +9,7 @@ the case in which the start moves by one block per partition.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -18,6 +19,7 @@ import numpy as np
 from shardalg.algebra.digits import Digit, Digits, overlap, partition_ids, parts
 from shardalg.algebra.interval import Interval
 from shardalg.algebra.offset import block_size
+from shardalg.algebra.spans import extremes, residues
 from shardalg.algebra.transfers import Permute, Reader, Round, Transfer, transfers
 from shardalg.errors import ShardingError
 
@@ -59,15 +61,24 @@ class Exchange:
                 f"{'reach beyond them' if outside else 'split the dimension twice'}."
             )
 
+    @cached_property
+    def rests(self) -> frozenset[int]:
+        """Where in a block intervals start: `start mod block`."""
+        return residues(self.want.start, self.block, self.ids, self.devices)
+
+    def stays(self, number: int) -> bool:
+        """Whether every device reads its own block in a round."""
+        return bool((self._sources(number) == self._positions).all())
+
     def shift(self, position: int) -> int:
         """Where in the buffer the interval of a device starts.
 
         The buffer is the rounds side by side, `[lower, upper)` of each; the shift is
-        `start mod block` less the `lower` of the first round.
+        `start mod block` less the `lower` of the first round, the least of them.
         """
         if not self.want.length:
             return 0
-        return int(self._starts[position]) % self.block - self.rounds[0].lower
+        return int(self._starts[position]) % self.block - min(self.rests)
 
     def source(self, position: int, number: int) -> int | None:
         """Position of the device that holds the block of a round; None where no block is."""
@@ -77,8 +88,8 @@ class Exchange:
     @property
     def exists(self) -> bool:
         """Whether all that any device wants exists."""
-        ends = self._starts + self.want.length
-        return bool(self._starts.min() >= 0 and ends.max() <= self.size)
+        first, last = extremes(self.want.start, self.ids, self.devices)
+        return first >= 0 and last + self.want.length <= self.size
 
     @property
     def buffer(self) -> int:
@@ -131,7 +142,7 @@ class Exchange:
     def _round(self, number: int) -> Round:
         block = self._first + number
         offset = self._starts - block * self.block
-        layout = _piece(offset, offset + self.want.length, self.block)
+        layout = piece(offset, offset + self.want.length, self.block)
         start, end = self._clipped
         source = self._sources(number)
         lower, upper = start - block * self.block, end - block * self.block
@@ -139,9 +150,9 @@ class Exchange:
         own = moved & (source == self._positions)
         targets = np.flatnonzero(moved & ~own)
         permutes = []
-        for members in _once_each(source[targets], targets):
+        for members in once_each(source[targets].tolist(), targets.tolist()):
             pairs = tuple((int(source[t]), int(t)) for t in members)
-            permutes.append(Permute(pairs, *_piece(lower[members], upper[members], self.block)))
+            permutes.append(Permute(pairs, *piece(lower[members], upper[members], self.block)))
         return Round(number, *layout, tuple(permutes), bool(own.any()))
 
     @cached_property
@@ -154,9 +165,13 @@ class Exchange:
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        ids = {name: partition_ids(digits, self._positions) for name, digits in self.ids}
+        return self.starts(self._positions)
+
+    def starts(self, positions: np.ndarray) -> np.ndarray:
+        """Where the intervals of devices at some positions start."""
+        ids = {name: partition_ids(digits, positions) for name, digits in self.ids}
         start, _ = self.want.at(ids)
-        return np.broadcast_to(start, (self.devices,))
+        return np.broadcast_to(start, positions.shape)
 
     @cached_property
     def _first(self) -> np.ndarray:
@@ -209,21 +224,21 @@ def exchange(want: Interval, *, size: int, count: int, block: int | None = None)
     return Exchange(want, size, block or block_size(size, count), held, ids, count)
 
 
-def _piece(lower: np.ndarray, upper: np.ndarray, block: int) -> tuple[int, int]:
+def piece(lower: np.ndarray, upper: np.ndarray, block: int) -> tuple[int, int]:
     """The smallest part of a block that holds every `[lower, upper)`, as far as inside it."""
     low, high = np.maximum(lower, 0), np.minimum(upper, block)
     some = low < high
     return (int(low[some].min()), int(high[some].max())) if some.any() else (0, 0)
 
 
-def _once_each(sources: np.ndarray, targets: np.ndarray) -> list[list[int]]:
+def once_each(sources: Iterable[int], targets: Iterable[int]) -> list[list[int]]:
     """Targets in as few groups as can be, so that within a group no source occurs twice.
 
     Every target receives once in a round, so the k-th target of a source goes to group k.
     """
     seen: Counter[int] = Counter()
     groups: list[list[int]] = []
-    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+    for source, target in zip(sources, targets, strict=True):
         if seen[source] == len(groups):
             groups.append([])
         groups[seen[source]].append(target)

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 
-Pairs = tuple[tuple[int, int], ...]
-"""(source, target) positions."""
+Pairs = tuple[tuple[int, ...], ...]
+"""(source, target) positions; or classes of them, with what tells two pairs of them apart."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class Slot:
 
 
 Slots = tuple[Slot, ...]
-Edges = tuple[tuple[int, int, int], ...]
-"""(source, target, slot) numbers."""
+Edges = tuple[tuple[int, ...], ...]
+"""Pairs, each with the number of its slot."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Transfer:
     def bringing(self, slot: int, piece: Piece) -> tuple[Pairs, ...]:
         """Of each permute the pairs that bring a piece of a slot."""
         wanted = {(*pair, slot) for pair in piece.pairs}
-        return tuple(tuple(e[:2] for e in edges if e in wanted) for edges in self.permutes)
+        return tuple(tuple(e[:-1] for e in edges if e in wanted) for edges in self.permutes)
 
 
 def pieces(round_: Round, reader: int = 0) -> Iterator[Piece]:
@@ -214,7 +214,7 @@ def _width(group: Slots) -> int:
 
 
 def _edges(group: Slots) -> Edges:
-    return tuple((s, t, k) for k, slot in enumerate(group) for s, t in slot.pairs)
+    return tuple((*pair, k) for k, slot in enumerate(group) for pair in slot.pairs)
 
 
 def _degree(edges: Edges) -> int:
@@ -228,7 +228,7 @@ def _transfer(group: Slots) -> Transfer:
     return Transfer(slots, in_permutes(_edges(group)))
 
 
-Ends = defaultdict[int, dict[int, tuple[int, int, int]]]
+Ends = defaultdict[int, dict[int, tuple[int, ...]]]
 """Per position and permute the edge."""
 
 
@@ -246,20 +246,20 @@ def in_permutes(edges: Edges) -> tuple[Edges, ...]:
     received: Ends = defaultdict(dict)
     most = _degree(edges)
     for edge in edges:
-        source, target, _ = edge
+        source, target, *_ = edge
         permute = _free(sent[source], received[target])
         if permute >= most:
             permute, other = _free(sent[source]), _free(received[target])
             _swap((sent, received), target, (permute, other))
         sent[source][permute] = received[target][permute] = edge
-    found: list[list[tuple[int, int, int]]] = [[] for _ in range(most)]
+    found: list[list[tuple[int, ...]]] = [[] for _ in range(most)]
     for ends in sent.values():
         for permute, edge in ends.items():
             found[permute].append(edge)
     return tuple(tuple(sorted(permute)) for permute in found)
 
 
-def _free(*ends: dict[int, tuple[int, int, int]]) -> int:
+def _free(*ends: dict[int, tuple[int, ...]]) -> int:
     return next(k for k in count() if not any(k in end for end in ends))
 
 
@@ -267,7 +267,7 @@ def _swap(sides: tuple[Ends, Ends], target: int, permutes: tuple[int, int]) -> N
     """Swap two permutes on the path of edges of both that leaves a target by the first of them."""
     sent, received = sides
     first, second = permutes
-    path: list[tuple[tuple[int, int, int], int]] = []
+    path: list[tuple[tuple[int, ...], int]] = []
     edge = received[target].get(first)
     while edge is not None:
         path.append((edge, first))

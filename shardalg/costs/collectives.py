@@ -103,7 +103,7 @@ def is_collective(attributes: Attributes) -> bool:
     """Whether an instruction moves bytes between devices: no fetch from nobody, no group of one."""
     if type(attributes) not in KINDS:
         return False
-    return bool(attributes.permutes if type(attributes) is Fetch else attributes.digits)
+    return bool(attributes.sends if type(attributes) is Fetch else attributes.digits)
 
 
 def group_size(attributes: Attributes) -> Any:
@@ -132,7 +132,7 @@ def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
         KINDS[type(attributes)], group_size=group_size(attributes), local_bytes=local_in_bytes
     )
     if type(attributes) is Fetch:  # a permute sends the block of one operand
-        return quotient(sent * len(attributes.permutes), attributes.operands)
+        return quotient(sent * attributes.sends, attributes.operands)
     return sent
 
 

@@ -216,15 +216,27 @@ def _partial(rule: Rule) -> tuple[tuple[Index, int], ...]:
 def inside(index: Index, extents: Mapping[str, int], size: int) -> int:
     """Points of the box of `extents` at which `index` is in `[0, size)` and its division comes out.
 
+    Of the longest loop they are counted, for each point of the others: those of an interval, or of
+    one residue class in it.
+
     >>> inside(Index.of("o") + "r" - 1, {"o": 4, "r": 3}, 4)
     10
+    >>> inside((Index.of("o") - "r").over(3), {"o": 10**9, "r": 2}, 10**9)
+    666666667
     """
     import numpy as np
 
-    total = np.asarray(index.constant)
-    for name, coefficient in index.terms:
-        total = np.add.outer(total, coefficient * np.arange(extents[name]))
-    exists = total % index.div == 0 if index.exact else np.ones(total.shape, bool)
-    value = total // index.div
-    value = value % index.mod if index.mod else value
-    return int((exists & (value >= 0) & (value < size)).sum())
+    *rest, (longest, slope) = sorted(index.terms, key=lambda term: extents[term[0]])
+    count = extents[longest]
+    begin = np.asarray(index.constant + min(slope, 0) * (count - 1))  # of the loop run upwards
+    for name, coefficient in rest:
+        begin = np.add.outer(begin, coefficient * np.arange(extents[name]))
+    assert not index.mod, f"{index} has a remainder, which no window has"
+    slope, by = abs(slope), index.div if index.exact else 1
+    low = np.maximum(-(begin // slope), 0)
+    high = np.minimum((size * index.div - 1 - begin) // slope, count - 1)
+    common = math.gcd(slope, by)
+    step = by // common
+    first = -begin // common * pow(slope // common, -1, step) % step
+    found = (high - first) // step - (low - 1 - first) // step
+    return int(np.where((begin % common == 0) & (low <= high), found, 0).sum())

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardalg.algebra.affine import Index
+from shardalg.algebra.classes import Classes, classes_of
 from shardalg.algebra.exchange import Exchange
-from shardalg.algebra.transfers import Piece, Reader, Transfer, transfers
+from shardalg.algebra.transfers import Piece, Reader, Round, Transfer, transfers
 from shardalg.partition.listing import ANY_PHASE, Cause, Listing
 from shardalg.spmd.program import Attributes, Concatenate, Fetch, Reading, Slice, SliceAt, Start
 
@@ -35,7 +36,14 @@ def transfers_of(exchanges: tuple[Exchange, ...], tensors: tuple[int, ...]) -> t
       tensors: per exchange a number that tells which ones are of the same blocks.
     """
     pairs = zip(exchanges, tensors, strict=True)
-    return transfers([Reader(e.rounds if e.want.length else (), e.block, t) for e, t in pairs])
+    classes = classes_of(exchanges)
+    return transfers([Reader(_rounds(e, classes), e.block, t) for e, t in pairs])
+
+
+def _rounds(exchange: Exchange, classes: Classes | None) -> tuple[Round, ...]:
+    if not exchange.want.length:
+        return ()
+    return exchange.rounds if classes is None else classes.rounds(exchange)
 
 
 @dataclass(frozen=True)
@@ -89,13 +97,16 @@ class Along:
         self, transfer: Transfer, exchanges: tuple[Exchange, ...], locals_: tuple[int, ...]
     ) -> dict[Piece, int]:
         """The pieces that a transfer brings."""
-        slots = transfer.slots
+        slots, classes = transfer.slots, classes_of(exchanges)
         places = tuple((locals_[slot.tensor], slot.lower, slot.upper) for slot in slots)
         placed = [(k, slot, piece) for k, slot in enumerate(slots) for piece in slot.pieces]
-        if not transfer.permutes and all(is_own(exchanges[p.reader], p) for _, _, p in placed):
+        if not transfer.permutes and all(
+            _is_own(exchanges[p.reader], p, classes) for _, _, p in placed
+        ):
             return {piece: self.places(*places[k]) for k, _, piece in placed}
         readings = tuple(
-            self.reading(exchanges[piece.reader], (k, piece), transfer) for k, _, piece in placed
+            self.reading(exchanges[piece.reader], (k, piece), transfer, classes)
+            for k, _, piece in placed
         )
         fetch = Fetch(self.dim, exchanges[0].held, readings)
         made = self.fetched(fetch, places)
@@ -119,15 +130,24 @@ class Along:
             known[key] = self.results(fetch, sizes, *(self.places(*place) for place in places))
         return known[key]
 
-    def reading(self, exchange: Exchange, place: tuple[int, Piece], transfer: Transfer) -> Reading:
+    def reading(
+        self,
+        exchange: Exchange,
+        place: tuple[int, Piece],
+        transfer: Transfer,
+        classes: Classes | None,
+    ) -> Reading:
         """How the block of a piece's round is read off the slot of a transfer."""
         number, piece = place
         first, start = transfer.slots[number].lower, exchange.want.start
         source = Index(start.terms, start.constant, start.div * exchange.block)
+        permutes = transfer.bringing(number, piece)
+        if classes is not None:
+            permutes = tuple(classes.lifted(exchange, piece.number, each) for each in permutes)
         return Reading(
             number,
             start_of(exchange, source, piece.number),
-            transfer.bringing(number, piece),
+            permutes,
             start_of(exchange, start),
             exchange.want.length,
             (piece.lower - first, piece.upper - first),
@@ -139,13 +159,11 @@ class Along:
         local = pieces[0]
         if len(pieces) > 1:
             local = self.emit(Concatenate(self.dim), width, *pieces)
-        shifts = {exchange.shift(p) for p in range(exchange.devices)}
-        if len(shifts) > 1:
+        if len(exchange.rests) > 1:
             start = exchange.want.start % exchange.block
-            at = start_of(exchange, start, -exchange.rounds[0].lower)
+            at = start_of(exchange, start, -min(exchange.rests))
             return self.emit(SliceAt(self.dim, at, length), length, local)
-        (shift,) = shifts
-        return self.places(local, shift, shift + length)
+        return self.places(local, 0, length)
 
 
 Place = tuple[int, int, int]
@@ -157,6 +175,8 @@ def ordered(found: dict[Piece, int]) -> list[tuple[Piece, int]]:
     return sorted(found.items(), key=lambda item: (item[0].reader, item[0].number, item[0].lower))
 
 
-def is_own(exchange: Exchange, piece: Piece) -> bool:
+def _is_own(exchange: Exchange, piece: Piece, classes: Classes | None) -> bool:
     """Whether every device reads its own block in the round of a piece."""
-    return all(exchange.source(p, piece.number) == p for p in range(exchange.devices))
+    if classes is None:
+        return exchange.stays(piece.number)
+    return classes.stays(exchange, piece.number)

@@ -14,11 +14,11 @@ Source: GSPMD (arXiv:2105.04663), section 4.2, "Halo exchange"; XLA: `PadFromPar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardalg.algebra.affine import Index
-from shardalg.algebra.digits import Digits, partition_id, parts
+from shardalg.algebra.classes import neighbours
+from shardalg.algebra.digits import Digits, parts
 from shardalg.partition.exchanges import Along
 from shardalg.partition.grids import margin
 from shardalg.spmd.program import Concatenate, Fetch, Reading, Resize, SliceAt, Start
@@ -51,22 +51,11 @@ class Retile:
     def fetch(self, devices: int) -> Fetch:
         """The neighbour's margin: of the next device where blocks grow, else of the one before."""
         step = 1 if self.after > self.before else -1
-        pairs = tuple(_neighbours(self.digits, step, devices))
+        pairs = neighbours(self.digits, step, devices)
         wanted = self.number(self.after)
         places = (0, self.margin)
         reading = Reading(0, self.number(1, step), (pairs,), wanted, self.after, places)
         return Fetch(self.dim, self.digits, (reading,))
-
-
-def _neighbours(digits: Digits, step: int, devices: int) -> Iterator[tuple[int, int]]:
-    """(source, target): the source's partition id is `step` more, all else alike."""
-    for target in range(devices):
-        number, source = partition_id(digits, target) + step, target
-        if 0 <= number < parts(digits):
-            for digit in reversed(digits):
-                source += (number % digit.size - digit.at(target)) * digit.stride
-                number //= digit.size
-            yield source, target
 
 
 def retiled(along: Along, local: int, retile: Retile) -> int:

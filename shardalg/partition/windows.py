@@ -17,6 +17,7 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.exchange import Exchange
 from shardalg.algebra.interval import Interval, touched
+from shardalg.algebra.spans import extremes, residues
 from shardalg.ops.rule import Rule
 from shardalg.ops.windows import Place, Span, reach, windowed
 from shardalg.partition.context import Cause, PartitionContext
@@ -57,8 +58,8 @@ class Window:
     @cached_property
     def phases(self) -> frozenset[int]:
         """All values of `base * start - numerator` over the devices."""
-        start = self.start(self.numerator * -1)
-        return frozenset(start.at(p) % self.base for p in range(self.exchange.devices))
+        exchange = self.exchange
+        return residues(self.numerator * -1, self.base, exchange.ids, exchange.devices)
 
     @property
     def span(self) -> Span:
@@ -159,7 +160,7 @@ def _selected(
     step, numerator = source.base, source.numerator
     moved = index.constant - rule.operands[once[0]][once[1]].constant
     skipped = source.start((numerator * -1) % step)
-    skips = [skipped.at(p) for p in range(devices)]
+    skips = residues(numerator * -1, step, source.exchange.ids, devices)
     taps = max(step, *(rule.extents[n] for n in index.variables if n in rule.whole))
     needed = step * (source.length - 1) + taps
     want = Interval(numerator + moved + min(skips), max(skips) - min(skips) + needed)
@@ -174,7 +175,7 @@ def _selected(
         1,
         needed,
         masked=not exchange.exists,
-        skipped=replace(skipped, more=-min(skips)) if len(set(skips)) > 1 else None,
+        skipped=replace(skipped, more=-min(skips)) if len(skips) > 1 else None,
         needed=needed,
     )
 
@@ -273,6 +274,8 @@ def elements(found: tuple[Window, ...], tensors: Sequence[int], shape: tuple[int
       shape: local shape of one of them.
     """
     exchanges = tuple(window.exchange for window in found)
+    if not exchanges[0].held:  # every device has all of it
+        return 0
     sent = transfers_of(exchanges, tuple(tensors[window.operand] for window in found))
     others = prod(size for dim, size in enumerate(shape) if dim != found[0].dim)
     return others * sum(transfer.elements for transfer in sent)
@@ -310,9 +313,8 @@ class Bringing:
         """The interval of a dimension that every device has whole: padded, then cut."""
         window, dim = self.window, self.window.dim
         want, size = window.exchange.want, window.exchange.size
-        start = window.start(want.start)
-        starts = [start.at(p) for p in range(window.exchange.devices)]
-        low, high = max(0, -min(starts)), max(0, max(starts) + want.length - size)
+        first, last = extremes(want.start, window.exchange.ids, window.exchange.devices)
+        low, high = max(0, -first), max(0, last + want.length - size)
         if low or high:
             local = self.filled(Dilate(dim, 1, low, high, self.combine), local, low + size + high)
         at = window.start(want.start, low)
@@ -332,7 +334,9 @@ class Bringing:
         """The numerators of the device's windows, the gaps of the dilation written out."""
         window, base = self.window, self.window.base
         at = window.start((window.numerator - 1) % base)
-        needed = max(map(at.at, range(window.exchange.devices))) + window.reach
+        exchange = window.exchange
+        phases = residues(window.numerator - 1, base, exchange.ids, exchange.devices)
+        needed = max(phases) + window.reach
         bare = Dilate(window.dim, base, base - 1, 0, self.combine)
         dilate = replace(bare, high=max(0, needed - bare.length(window.length)))
         local = self.filled(dilate, local, dilate.length(window.length))

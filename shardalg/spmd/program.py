@@ -204,6 +204,11 @@ class Fetch:
         )
 
     @property
+    def sends(self) -> int:
+        """How many permutes there are: all readings have the same ones."""
+        return len(self.readings[0].permutes)
+
+    @property
     def operands(self) -> int:
         """How many operands it has."""
         return 1 + max(reading.operand for reading in self.readings)

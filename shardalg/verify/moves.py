@@ -6,11 +6,14 @@ compares, at every place, the element that arrives with the one that the result'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from shardalg.algebra.digits import Digits, canonical, partition_id, parts
+import numpy as np
+
+from shardalg.algebra.classes import Runs
+from shardalg.algebra.digits import Digits, canonical, partition_ids, parts
 from shardalg.merge.integers import (
     All,
     Compare,
@@ -194,31 +197,33 @@ def _all_to_all(step: Step) -> Result:
 
 def _permute(step: Step) -> Result:
     """Each device receives once, from a device that held what it should hold."""
-    pairs, said = step.attributes.pairs, step.said
-    devices = range(step.mesh.size)
-    once = sorted(target for _, target in pairs) == list(devices)
-    sources = sorted(source for source, _ in pairs) == list(devices)
-    lies = all(
-        _start_at(have, source) == _start_at(want, target)
-        for source, target in pairs
+    said, devices = step.said, np.arange(step.mesh.size)
+    sources, targets = _positions(step.attributes.pairs)
+    once = all(np.array_equal(np.sort(side), devices) for side in (sources, targets))
+    lies = once and all(
+        np.array_equal(_numbers_at(have.start, sources), _numbers_at(want.start, targets))
         for have, want in zip(step.given.dims, said.dims, strict=True)
     )
     words = "every device receives the block of its new place, once"
     stated = [
-        ("delivers", Decided(words, once and sources and lies)),
+        ("delivers", Decided(words, bool(lies))),
         ("combine", Decided("partial sums stay where they are", not step.given.unreduced)),
     ]
     dims = tuple(_said(step, dim) for dim in range(len(said.dims)))
     return replace(step.given, dims=dims), stated
 
 
-def _start_at(held: Held, position: int) -> int:
-    return _number_at(held.start, position)
+def _positions(pairs: Iterable[tuple[int, ...]]) -> np.ndarray:
+    """Pairs, or edges, as rows of numbers: sources, targets, and what they are of."""
+    found = pairs.arrays if isinstance(pairs, Runs) else np.array(list(pairs), int)
+    return found.T if found.size else np.zeros((2, 0), int)
 
 
-def _number_at(number: Number, position: int) -> int:
+def _numbers_at(number: Number, positions: np.ndarray) -> np.ndarray:
+    """A number on the devices at some positions."""
     ids = (atom for atom in number.atoms() if isinstance(atom, PartitionId))
-    return number.at({atom: partition_id(atom.digits, position) for atom in ids})
+    found = number.at({atom: partition_ids(atom.digits, positions) for atom in ids})
+    return np.broadcast_to(found, positions.shape)
 
 
 def _fetch(step: Step, reading: p.Reading) -> Result:
@@ -229,14 +234,14 @@ def _fetch(step: Step, reading: p.Reading) -> Result:
     arriving = held.start.replaced(lambda atom: source if atom == own else None)
     if not own.digits:  # one block, number 0: what is before or behind it does not exist
         arriving = held.start + source * held.size
-    served = {target: source for pairs in reading.permutes for source, target in pairs}
-    lies = all(
-        _serves(step, (served.get(position, position), position), reading, (arriving, wanted))
-        for position in range(step.mesh.size)
-    )
+    here = np.arange(step.mesh.size)
+    served, edges = here.copy(), [_positions(pairs) for pairs in reading.permutes]
+    inside = all(bool(((0 <= side) & (side < len(here))).all()) for side in edges)
+    for sources, targets in edges if inside else ():
+        served[targets] = sources
+    lies = inside and _serves(step, (served, here), reading, (arriving, wanted))
     others = all(
-        _start_at(other, served.get(p, p)) == _start_at(other, p)
-        for p in range(step.mesh.size)
+        np.array_equal(_numbers_at(other.start, served), _numbers_at(other.start, here))
         for dim, other in enumerate(step.given.dims)
         if dim != a.dim
     )
@@ -244,29 +249,49 @@ def _fetch(step: Step, reading: p.Reading) -> Result:
     lower, upper = reading.places
     asked = ((wanted, reading.length), (arriving + lower, upper - lower))
     made = replace(held, start=arriving, wanted=asked, fill=None).part(Number(), held.length)
-    stated = [("delivers", Decided(words, lies and others)), apart(step)]
+    stated = [("delivers", Decided(words, bool(lies and others))), apart(step)]
     return with_dim(step.given, a.dim, made), stated
 
 
 def _serves(
-    step: Step, pair: tuple[int, int], reading: p.Reading, forms: tuple[Number, Number]
+    step: Step,
+    pair: tuple[np.ndarray, np.ndarray],
+    reading: p.Reading,
+    forms: tuple[Number, Number],
 ) -> bool:
-    """Whether the source's block begins where it should, if any of it is wanted."""
-    source, position = pair
+    """Whether every source's block begins where it should, if any of it is wanted."""
+    sources, here = pair
     held = step.given.dims[step.attributes.dim]
-    start, wanted = (_number_at(form, position) for form in forms)
+    start, wanted = (_numbers_at(form, here) for form in forms)
     lower, upper = reading.places
-    low = max(start + lower, wanted, 0)
-    high = min(start + upper, wanted + reading.length, held.size)
-    return low >= high or _start_at(held, source) == start
+    low = np.maximum(np.maximum(start + lower, wanted), 0)
+    high = np.minimum(np.minimum(start + upper, wanted + reading.length), held.size)
+    return bool(((low >= high) | (_numbers_at(held.start, sources) == start)).all())
 
 
 def _sent_once(step: Step) -> Stated:
     """For all readings together a permute takes one block of a device, and brings it one."""
-    permutes = [list(zip(*edges, strict=True)) for edges in step.attributes.permutes if edges]
-    sides = [side for sources, targets, _ in permutes for side in (sources, targets)]
-    once = all(len(set(side)) == len(side) for side in sides)
+    readings = step.attributes.readings
+    operands = [reading.operand for reading in readings]
+    permutes = zip(*(reading.permutes for reading in readings), strict=True)
+    once = all(_once(permute, operands, step.mesh.size) for permute in permutes)
     return "delivers", Decided("in a permute every device sends and receives once at most", once)
+
+
+def _once(
+    permute: Sequence[Iterable[tuple[int, int]]], operands: Sequence[int], devices: int
+) -> bool:
+    """Whether the edges of all readings, each counted once, share no source and no target."""
+    codes = []
+    for pairs, operand in zip(map(_positions, permute), operands, strict=True):
+        sources, targets = pairs
+        if not ((pairs >= 0) & (pairs < devices)).all():
+            return False
+        codes.append((operand * devices + sources) * devices + targets)
+    found = np.sort(np.concatenate(codes))
+    found = found[np.append(True, found[1:] != found[:-1])[: len(found)]]
+    sides = found // devices % devices, found % devices
+    return all(np.bincount(side, minlength=1).max() <= 1 for side in sides)
 
 
 def _changed(step: Step) -> Result:

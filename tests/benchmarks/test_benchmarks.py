@@ -9,6 +9,7 @@ from benchmarks import (
     __main__,
     algebra,
     formatting,
+    halos,
     oracle,
     oracle_time,
     planning,
@@ -51,6 +52,13 @@ def test_formatting(said):
     assert row["memory_bytes"] < row["memory_bytes_without"]
     assert 0 < row["step_share"] < row["step_share_without"] < 1
     assert finite(v for v in row.values() if not isinstance(v, str))
+
+
+def test_halos(said):
+    meshes = (2, 1, 2, 1, 1), (2, 4, 4, 4, 4)
+    done = halos.run(said.append, meshes)
+    assert len(done.table) == len(halos.PROGRAMS) * len(meshes)
+    assert finite(v for row in done.table for v in row.values() if not isinstance(v, str))
 
 
 def test_planning(said):
