@@ -117,8 +117,9 @@ def reshaped(x, y):
     return x.reshape(5, 6), jnp.flip(y, 1).reshape(8, 2, 8).transpose(1, 0, 2), z * z.T
 
 
-def looked_up(table, w, ids, new, start):
+def looked_up(table, w, ids, new, start, shift):
     """A gather, a scatter, a box written and one read at run-time starts, one element."""
+    ids = ids + shift.sum(0)
     rows = jnp.asarray(table).at[ids].get(mode="fill", fill_value=7)
     added = jnp.asarray(table).at[ids].add(rows * 2, mode="drop")
     clipped = jnp.asarray(table).at[ids].get(mode="clip") @ w
@@ -170,6 +171,7 @@ def controlled(x, w, flag):
         lambda y: (y @ w)[3],
     )
     z = lax.switch(flag, ways, y)
+    z += lax.cond(flag > 1, lambda y: jnp.max(y, 0), lambda y: jnp.max(y * 2, 0), y)
 
     def step(carry, row):
         carry = jnp.maximum(carry, row * z)
@@ -202,11 +204,12 @@ def dropped(x, words):
 
 def padded(x, y, fill):
     """Pads of all kinds, a rotation, two arrays side by side, a reversal, a strided slice."""
+    other = y.sum()
     return (
         jnp.concatenate([x[3:], x[:3]], 0),
         jnp.concatenate([x, y], 0),
         lax.pad(x, fill, ((1, 2, 0), (0, 0, 0))),
-        lax.pad(y, fill, ((0, 1, 1), (0, 0, 0)))[::2],
+        lax.pad(y, other, ((0, 1, 1), (0, 0, 0)))[::2],
         jnp.flip(x, 0),
     )
 
@@ -221,8 +224,8 @@ def updated(w, m, x, y):
 TABLE = ((11, 4), "float32", 9)
 LOOKED_UP = Case(
     looked_up,
-    (TABLE, ((4, 6),), ((7,), "int32", 13), ((3, 4),), ((), "int32", -40)),
-    (ROWS, P(None, "X"), P("X"), P(), P()),
+    (TABLE, ((4, 6),), ((7,), "int32", 11), ((3, 4),), ((), "int32", -40), ((4, 7), "int32", 1)),
+    (ROWS, P(None, "X"), P("X"), P(), P(), ROWS),
     (P("X"), ROWS, P("Y"), ROWS, P()),
 )
 ORDERED = Case(ordered, (((9, 3),), ((17, 3),)), (ROWS, ROWS), (ROWS, ROWS, P(), (P(), P()), ROWS))

@@ -34,7 +34,14 @@ def of_an_instruction(rng, subject):
     """A field of an instruction's attributes, and what follows has the shapes that it then has."""
     inside = [kind for kind, found in subject.kinds.items() if "attributes" in found[0].steps[:-1]]
     made = one_field(rng, subject, among=inside)
-    return made and (subject.settled(made[0]), f"{made[1]}, settled", made[2])
+    if made is None:
+        return None
+    program, kind, place = made
+    steps = place.steps[: place.steps.index("attributes")]
+    if rng.random() < 0.3:
+        for local in at(program, steps).results:
+            program = _laid_out(program, local, rng.choice([local, *at(program, steps).operands]))
+    return subject.settled(program), f"{kind}, settled", place
 
 
 def rewired(rng, subject):
@@ -65,7 +72,15 @@ def exchanged(rng, subject):
     (first, one), (second, two) = rng.choice(pairs)
     program = with_fields(subject.program, first, attributes=two.attributes, node=two.node)
     program = with_fields(program, second, attributes=one.attributes, node=one.node)
+    between = rng.choice([one.results[0], two.results[0], one.operands[0]])
+    program = _laid_out(program, one.results[0], between)
     return subject.settled(program), f"{name(one)} and {name(two)} exchanged"
+
+
+def _laid_out(program, local, other):
+    """The program with a local laid out as another one, a stage of an emission."""
+    layout = program.locals[other].sharding
+    return with_fields(program, ("locals", local), sharding=layout, origin=None)
 
 
 def inserted(rng, subject):
@@ -80,6 +95,8 @@ def inserted(rng, subject):
     program = with_fields(program, where, results=(before,))
     node = rng.choice([step.node, there.node])
     extra = replace(step, operands=(before, *step.operands[1:]), results=(result,), node=node)
+    if rng.random() < 0.5:
+        program = _laid_out(program, rng.choice([before, result]), rng.choice(step.results))
     return subject.settled(with_behind(program, where, extra)), f"{name(step)} inserted"
 
 
@@ -187,11 +204,16 @@ def beyond_a_border(rng, subject):
             block = replace(block, results=results)
         blocks.append(block)
     program, between = with_local(subject.program, moved.operands[0])
+    origin = program.locals[step.results[number]].origin
+    program = with_fields(program, ("locals", between), origin=rng.choice([origin, None]))
     results = (*step.results[:number], between, *step.results[number + 1 :])
     around = with_bodies(step.attributes, blocks)
     program = with_fields(program, steps, attributes=around, results=results)
     operands = (between, *moved.operands[1:])
     extra = replace(moved, operands=operands, results=(step.results[number],))
+    if hasattr(moved.attributes, "combine") and rng.random() < 0.5:
+        combine = rng.choice(["sum", "max"])
+        extra = replace(extra, attributes=replace(moved.attributes, combine=combine))
     program = subject.settled(with_behind(program, steps, extra))
     return program, f"{name(moved)} moved behind {name(step)}"
 
