@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardalg.algebra.digits import partition_id
+from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ProgramError
 from shardalg.graph.evaluate import apply
 from shardalg.graph.ir import Graph
@@ -74,8 +75,10 @@ def simulate(program: SpmdProgram, graph: Graph, *global_arrays: object) -> list
         array = np.asarray(array).astype(item_type(dtype), copy=False)
         env[index] = split(array, sharding, garbage(dtype))
     _run_block(run, program.block, env)
-    stacks = [env[index] for index in program.block.results]
-    return [join(s, sharding) for s, sharding in zip(stacks, program.result_shardings, strict=True)]
+    results = list(zip(program.block.results, program.result_shardings, strict=True))
+    for number, (index, sharding) in enumerate(results):
+        _check_copies(run, env[index], sharding, f"result {number}: the program hands on")
+    return [join(env[index], sharding) for index, sharding in results]
 
 
 def _check_arguments(run: _Run, arrays: Sequence[object]) -> None:
@@ -132,17 +135,20 @@ def _check_result(run: _Run, instruction: Instruction, index: int, stack: Stack)
         )
     if local.origin is None or run.manual:  # a stage of an emission may differ between devices
         return
-    sharding = local.sharding
+    _check_copies(run, stack, local.sharding, f"{run.place(instruction)} leaves")
+
+
+def _check_copies(run: _Run, stack: Stack, sharding: Sharding, what: str) -> None:
     first: dict[tuple[int, ...], int] = {}
     for position in run.positions:
         key = (*ids(sharding, position), partition_id(sharding.unreduced, position))
         other = first.setdefault(key, position)
-        inside = valid(sharding, position, local.shape)
+        inside = valid(sharding, position, stack[position].shape)
         if not _agree(stack[other], stack[position], inside):
             raise ProgramError(
-                f"{run.place(instruction)} leaves different copies of value {index}, laid out as "
-                f"{sharding.text()}: positions {other} and {position} should hold the same block "
-                f"and differ by up to {_difference(stack[other][inside], stack[position][inside])}."
+                f"{what} different copies of a value, laid out as {sharding.text()}: positions "
+                f"{other} and {position} should hold the same block and differ by up to "
+                f"{_difference(stack[other][inside], stack[position][inside])}."
             )
 
 
