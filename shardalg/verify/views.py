@@ -18,8 +18,8 @@ def regroup(step: Step) -> Result:
     rest, stated = list(step.given.dims), []
     for count, sizes in step.attributes.groups:
         group, rest = rest[:count], rest[count:]
-        if not (group and sizes):
-            return step.given, [("delivers", Decided("a group has dimensions", holds=False))]
+        if len(group) != count or not (group and sizes):
+            return step.given, [("delivers", Decided("a group has the dimensions it says", holds=False))]
         if len(group) > 1 or len(sizes) > 1:
             flat, claims = _flat(step, group)
             group, more = _rows(step, flat, sizes)

@@ -13,7 +13,7 @@ import jax
 
 import shardalg as sa
 from tests.mutate.judge import NO_VERDICT, REFUTED, SAME, WRONG, Judge
-from tests.mutate.programs import CASES
+from tests.mutate.programs import CASES, again, every_option
 
 SAMPLED = 20
 """Of so many refuted mutants one is run, to learn how many change nothing."""
@@ -69,6 +69,16 @@ class Tally:
         return "\n".join(lines)
 
 
+def refused():
+    """What is emitted under some policy or switch, and refused or wrong: words, none if nothing."""
+    for name, case in CASES.items():
+        for options in every_option() if case.options == sa.Options() else ():
+            judge = Judge(again(case, **options))
+            verdict = judge.verdict(judge.case.plan.program)
+            if verdict.status != SAME:
+                yield f"emitted, {verdict.status}: {name}, {options}: {verdict.words}"
+
+
 def show(one):
     """One mutant, what was tampered with, and its verdict."""
     name, seed, number = one.split("/")
@@ -91,6 +101,10 @@ def main(arguments):
     count, seed = (int(a) for a in (*arguments[:2], *("20000", "0")[len(arguments[:2]) :]))
     names = arguments[2:] or list(CASES)
     tally, start = Tally(), time.monotonic()
+    faults = list(refused())
+    print(
+        *faults, f"{len(faults)} emitted programs refused, of all policies and switches", sep="\n"
+    )
     for name, number, made, verdict, ran in judged(count, seed, names):
         tally.add(made, verdict, ran)
         if verdict.status in (WRONG, NO_VERDICT):
@@ -103,7 +117,7 @@ def main(arguments):
     row = tally.rows["all"]
     print(f"{row['checked'] / max(row['mutants'], 1):.0%} pass check, ", end="")
     print(f"{row[WRONG]} accepted and wrong, {row[NO_VERDICT]} without a verdict")
-    return int(row[WRONG] + row[NO_VERDICT] > 0)
+    return int(row[WRONG] + row[NO_VERDICT] + len(faults) > 0)
 
 
 if __name__ == "__main__":
