@@ -19,7 +19,8 @@ def regroup(step: Step) -> Result:
     for count, sizes in step.attributes.groups:
         group, rest = rest[:count], rest[count:]
         if len(group) != count or not (group and sizes):
-            return step.given, [("delivers", Decided("a group has the dimensions it says", holds=False))]
+            words = f"a group has {count} dimensions, which become others"
+            return step.given, [("delivers", Decided(words, holds=False))]
         if len(group) > 1 or len(sizes) > 1:
             flat, claims = _flat(step, group)
             group, more = _rows(step, flat, sizes)
