@@ -121,8 +121,8 @@ def _reduced(x: Array, names: tuple[str, ...], combine: str) -> Array:
         return _OF_BOOL[combine](x.astype(jnp.uint8), names).astype(jnp.bool_)
     if combine in EXTREMA and jnp.issubdtype(x.dtype, jnp.floating):
         return extremum(x, names, combine)
-    if combine in _DIRECT:
-        return _DIRECT[combine](x, names)
+    if combine in _DIRECT and (combine in ("sum", "pick") or x.dtype.kind != "c"):
+        return _DIRECT[combine](x, names)  # XLA orders no complex numbers between devices
     return _folded(lax.all_gather(x, names, axis=0, tiled=False), combine)
 
 

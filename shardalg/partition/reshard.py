@@ -17,6 +17,7 @@ from shardalg.errors import MeshError
 from shardalg.partition import uneven
 from shardalg.partition.layouts import interned
 from shardalg.partition.links import Links
+from shardalg.partition.padded import gathered
 from shardalg.partition.retile import Retile
 from shardalg.partition.route import translated
 from shardalg.partition.search import Dims, Move, Shape, State, bound, is_direct, search
@@ -105,6 +106,8 @@ def path_moves(
     """The path in digits of both ends, its moves not yet spelled: who asks for prices alone."""
     start, goal = _states(source, target)
     axes = _axes(source.mesh)
+    if any(type(n) is int and n == 0 for n in source.shape):
+        return tuple(gathered(source.shape, start, goal))  # of no bytes: all paths cost the same
     if source.is_even and target.is_even:
         found = search(source.shape, start, goal, axes)
         if links is not None:

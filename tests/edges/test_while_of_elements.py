@@ -32,17 +32,22 @@ def newton(x):
 
 def rows(x, w):
     """A row until its own sum is large: the condition adds up along a dimension that is split."""
+
     def step(y):
         return y + jnp.abs(jnp.tanh(y @ w)) + 1
+
     return jax.vmap(lambda y: lax.while_loop(lambda y: y.sum() < 50, step, y))(x)
 
 
 def grid(n):
     """A predicate of two dimensions, of which the carry has more."""
+
     def step(c):
         return (c[0] + 1, c[1] * 2)
+
     def loop(n):
         return lax.while_loop(lambda c: c[0] < n, step, (0, jnp.ones(3)))
+
     return jax.vmap(jax.vmap(loop))(n)
 
 
@@ -58,8 +63,10 @@ def in_while(n):
     def outer(n):
         def inner(k):
             return lax.while_loop(lambda j: j < n, lambda j: j + k, 0)
+
         def step(state):
             return (state[0] + 1, state[1] + inner(state[0]))
+
         return lax.while_loop(lambda state: state[0] < n, step, (1, 0))
 
     return jax.vmap(outer)(n)

@@ -1,0 +1,143 @@
+"""Arrays without elements, or dimensions without: planned, proved, simulated and lowered."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.spmd.simulate import simulate
+from tests.partition.fuzz import some_spec
+from tests.partition.planned import check_equal, numbers, planned
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+
+def convolved(x, k, low=0):
+    return lax.conv_general_dilated(x, k, (1,), [(low, low)])
+
+
+def scanned(x):
+    return lax.scan(lambda c, row: (c + row, c * row), jnp.ones(x.shape[1:]), x)
+
+
+def products(x):
+    return lax.associative_scan(jnp.multiply, x)
+
+
+def windows(x):
+    return lax.reduce_window(x, 0.0, lax.add, (2, 1), (1, 1), ((1, 1), (0, 0)))
+
+
+NONE = np.zeros(0, np.int32)
+CASES = {
+    "strided, of nothing": (lambda x: x[5:5:2], numbers(8)),
+    "strided, of a whole dimension": (lambda x: x[:, 6:5:3] * 2, numbers(4, 8)),
+    "strided, of no rows": (lambda x: x[::2], numbers(0, 4)),
+    "gradient of products": (jax.grad(lambda x: (products(x) * x).sum()), numbers(3)),
+    "gradient of one product": (jax.grad(lambda x: (products(x) * x).sum()), numbers(1)),
+    "dot, contracted": (jnp.matmul, numbers(4, 0), numbers(0, 6)),
+    "dot, gradient": (jax.grad(lambda a, b: (a @ b).sum(), (0, 1)), numbers(4, 0), numbers(0, 6)),
+    "dot, batch": (jnp.matmul, numbers(0, 4, 5), numbers(0, 5, 6)),
+    "dot, of a scalar": (lambda a, b: jnp.einsum("a,a->", a, b), numbers(0), numbers(0)),
+    "convolution, batch": (convolved, numbers(0, 3, 8), numbers(4, 3, 3)),
+    "convolution, too short": (convolved, numbers(2, 3, 2), numbers(4, 3, 3)),
+    "convolution, features": (convolved, numbers(2, 0, 6), numbers(4, 0, 3)),
+    "convolution, padding": (lambda x, k: convolved(x, k, 2), numbers(2, 3, 0), numbers(4, 3, 3)),
+    "sum": (lambda x: x.sum(0), numbers(0, 4)),
+    "maximum": (lambda x: lax.reduce_max(x, (0,)), numbers(0, 4)),
+    "all": (lambda x: (x > 0).all(), numbers(0, 4)),
+    "argmax": (lambda x: jnp.argmax(x, 1), numbers(0, 4)),
+    "window": (windows, numbers(0, 4)),
+    "concatenate": (lambda x, y: jnp.concatenate([x, y, x], 1), numbers(3, 0), numbers(3, 5)),
+    "gather none": (lambda x, i: x[i], numbers(8, 4), NONE),
+    "gather of none": (lambda x, i: x[i], numbers(8, 0), np.arange(3)),
+    "scatter none": (lambda x, i, u: jnp.asarray(x).at[i].add(u), numbers(8), NONE, numbers(0)),
+    "sort": (lambda x: jnp.sort(x, 0), numbers(0, 4)),
+    "argsort": (lambda x: jnp.argsort(x, 1), numbers(3, 0)),
+    "cumsum": (lambda x: jnp.cumsum(x, 0), numbers(0, 4)),
+    "cummax from the end": (lambda x: lax.cummax(x, 0, reverse=True), numbers(0, 4)),
+    "scan": (scanned, numbers(0, 4)),
+    "scan of empty rows": (scanned, numbers(3, 0)),
+    "reshape": (lambda x: x.reshape(5, 0), numbers(0, 4)),
+    "reverse": (lambda x: x[::-1], numbers(0, 4)),
+    "pad": (lambda x: lax.pad(x, 0.0, ((1, 1, 2), (0, 0, 0))), numbers(0, 4)),
+    "pad by less": (lambda x: lax.pad(x, 0.0, ((-2, -2, 0), (0, 0, 0))), numbers(4, 4)),
+    "box": (lambda x, i: lax.dynamic_slice(x, (i, 0), (0, 4)), numbers(4, 4), np.int32(3)),
+    "written box": (lambda x, u: lax.dynamic_update_slice(x, u, (1,)), numbers(4), numbers(0)),
+    "broadcast": (lambda x: jnp.broadcast_to(x, (0, 4)), numbers(4)),
+    "softmax": (lambda x: jax.nn.softmax(x, 0), numbers(0, 4)),
+    "top 0": (lambda x: lax.top_k(x, 0), numbers(4, 4)),
+    "random": (lambda k: jax.random.normal(jax.random.key(k), (0, 4)), np.int32(1)),
+}
+
+
+def plans_of(name):
+    """Plans of a case on random layouts, on two meshes."""
+    fn, *arguments = CASES[name]
+    rng = np.random.default_rng(len(name))
+    results = jax.tree.leaves(jax.eval_shape(fn, *arguments))
+    for mesh in (sa.Mesh({"X": 3}), sa.Mesh({"X": 2, "Y": 4})):
+        given = tuple(some_spec(rng, mesh, np.ndim(a)) for a in arguments)
+        wanted = tuple(some_spec(rng, mesh, r.ndim) for r in results)
+        yield planned(
+            lambda *a: tuple(jax.tree.leaves(fn(*a))), arguments, given, mesh=mesh,
+            out_shardings=wanted,
+        ), fn, arguments  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_partitioned_as_something(name):
+    for plan, fn, arguments in plans_of(name):
+        assert plan.verify().ok
+        check_equal(plan, fn, arguments)
+
+
+LOWERED = (
+    "strided, of a whole dimension", "dot, contracted", "dot, of a scalar", "gather none",
+    "convolution, too short", "cumsum", "scan", "box", "gradient of one product",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOWERED)
+def test_arrays_without_elements_cross_the_border(name):
+    """XLA's own partition gives blocks of another shape, which JAX then cannot read."""
+    *_, (plan, fn, arguments) = plans_of(name)
+    lowered = plan.lower()
+    wants = jax.tree.leaves(fn(*arguments))
+    for executable in (lowered, lowered.jit()):
+        results = executable(*arguments)
+        for got, want, border in zip(results, wants, lowered.results, strict=True):
+            np.testing.assert_array_equal(got, want)
+            assert got.sharding.is_equivalent_to(border.outer, got.ndim)
+
+
+def test_nothing_is_sent_of_nothing():
+    """A reshard of no elements is no walk through layouts, all of which cost nothing."""
+    mesh = sa.Mesh({"X": 2, "Y": 4})
+    texts = "P(None, None, None, 'X')", "P('Y', None, None, None)"
+    path = sa.reshard(*(sa.Sharding.parse(text, (1, 1, 0, 0), mesh) for text in texts))
+    kinds = [row[0] for row in path.table.select("kind").rows]
+    assert kinds == ["all_gather", "resize", "dynamic_slice"]
+    assert path.wire_bytes == 0
+    assert path.verify().ok
+
+
+def complex_numbers():
+    return (numbers(8, 4) + 1j * numbers(8, 4, seed=1)).astype(np.complex64)
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda x: x.min(0), lambda x: x.max(1), lambda x: lax.cumlogsumexp(x, 0)]
+)
+def test_complex_numbers_are_ordered_and_joined_across_devices(fn):
+    plan = planned(fn, (complex_numbers(),), (P("X", "Y"),))
+    assert plan.verify().ok
+    want = jax.jit(fn)(complex_numbers())
+    for got in (
+        *simulate(plan.program, plan.graph, complex_numbers()),
+        plan.lower()(complex_numbers()),
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
