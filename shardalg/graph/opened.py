@@ -76,13 +76,17 @@ def _opened(builder: Builder, equation: Any, operands: list[int], place: Place) 
     key = (equation.primitive, *(builder.parts.values[v].type for v in operands))
     body = None
     if not place.manual and key not in place.opened:
-        numbers = builder.parts.numbers
-        known = [numbers.get(value) for value in operands]
+        known = [_number(builder, *pair) for pair in zip(equation.invars, operands, strict=True)]
         body = traced(equation, known)
     if body is None:
         return _leaf(builder, equation, operands, place)
     given = [value for value, number in zip(operands, known, strict=True) if number is None]
     return builder.run(body, given, place._replace(opened=place.opened | {key}))
+
+
+def _number(builder: Builder, atom: Any, value: int) -> Any | None:
+    """What an operand is, where it is a number; one of a weak type would lose that."""
+    return None if getattr(atom.aval, "weak_type", False) else builder.parts.numbers.get(value)
 
 
 def traced(equation: Any, known: Sequence[Any]) -> Any | None:

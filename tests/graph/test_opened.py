@@ -47,6 +47,7 @@ def rule(ctx, x, **params):
 
 
 twice_p = primitive("foreign_twice", lambda x, *, by: jnp.sin(x) * by)
+scaled_p = primitive("foreign_scaled", lambda x, by: x * by)
 sine_p = primitive("cos", jnp.sin)
 lowered_p = primitive("foreign_lowered", jnp.tanh, impl=no_tracers)
 hidden_p = primitive("foreign_hidden", lambda x: x * 2, impl=no_tracers, lowering=rule)
@@ -74,6 +75,7 @@ def of_sparse(function):
 BCOO = SPARSE.data, SPARSE.indices, X
 OPENED = {
     "parameters": (lambda x: twice_p.bind(x, by=3.0), (X,)),
+    "a number of weak type": (lambda x: scaled_p.bind(x.astype("bfloat16"), 2.0), (X,)),
     "a name of JAX's": (lambda x: sine_p.bind(x), (X,)),
     "the second of two": (lambda x: twice_p.bind(twice_p.bind(x, by=2.0), by=3.0), (X,)),
     "nonbatchable": (lambda x: eqxi.nonbatchable(x) + 1, (X,)),
@@ -104,7 +106,9 @@ def test_a_primitive_of_another_package_is_planned_as_what_it_is_written_with(ca
     assert not fallbacks, plan.warnings_table
     assert plan.verify().ok
     got, expected = plan.lower()(*args), jax.jit(function)(*args)
-    np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=1e-5, atol=1e-6)
+    assert got.dtype == expected.dtype
+    got, expected = (np.asarray(x, np.float32) for x in (got, expected))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_what_impl_cannot_say_the_function_of_its_lowering_does():
