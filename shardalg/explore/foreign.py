@@ -19,12 +19,12 @@ TITLE = "A train step that nobody here wrote"
 PACKAGES = ("attnax", "flax", "optax")
 MISSING = "it needs {missing}, not installed here (`make explore` installs the packages)"
 INTRODUCTION = """The Transformer of attnax (on flax) and the AdamW of optax, both unchanged:
-nothing inside is annotated. The plan is given the layouts and roles of the parameters, of the
-optimizer state and of the data; the {nodes} operators follow by completion. Operators that are
+{sites} values inside are annotated. The plan is given the layouts and roles of the parameters, of
+the optimizer state and of the data; the {nodes} operators follow by completion. Operators that are
 gathered for want of a row send {fallback:,} of {total:,} wire bytes per step."""
 RAN = """Then it ran {steps} steps on {devices} CPU devices, its state donated from step to step,
-never leaving its layout, beside the same step on one device. The losses differ by at most
-{error:.1e}, relatively."""
+{kept} of its {state} arrays in the layout that they came in, beside the same step on one device.
+The losses differ by at most {error:.1e}, relatively."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,13 @@ class Trained:
         """Largest relative difference of a loss."""
         pairs = zip(self.losses, self.expected, strict=True)
         return max((abs(a - b) / abs(b) for a, b in pairs), default=0.0)
+
+    @property
+    def kept(self) -> tuple[bool, ...]:
+        """Per array of the state, whether a step hands it on in the layout that it came in."""
+        program, donated = self.plan.program, self.plan.traced.donated
+        given = (program.argument_shardings[leaf] for leaf in donated)
+        return tuple(a == b for a, b in zip(given, program.result_shardings, strict=False))
 
 
 def missing() -> tuple[str, ...]:
@@ -98,13 +105,21 @@ def section(settings: Settings, found: Trained) -> Section:
     collectives = tables.strategies({"step": found.plan.collectives_table})
     summed = collectives.select("phase", "kind", "axes", "role", "count", "wire_bytes")
     words = INTRODUCTION.format(
+        sites=len(found.plan.graph.sites) or "no",
         nodes=len(found.plan.graph.nodes),
         fallback=sum(found.plan.warnings_table["wire_bytes"]),
         total=sum(summed["wire_bytes"]),
     )
     if not found.losses:
         return Section(TITLE, (words, summed))
-    ran = RAN.format(steps=len(found.losses), devices=settings.mesh.size, error=found.error)
+    kept = found.kept
+    ran = RAN.format(
+        steps=len(found.losses),
+        devices=settings.mesh.size,
+        error=found.error,
+        kept=sum(kept),
+        state=len(kept),
+    )
     rows = enumerate(zip(found.losses, found.expected, strict=True), 1)
     losses = Table(("step", "loss", "one_device"), tuple((n, a, b) for n, (a, b) in rows))
     return Section(TITLE, (words, summed, ran, losses))

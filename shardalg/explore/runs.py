@@ -37,9 +37,9 @@ MEMORY = """Bytes per device: `plan_bytes` by our liveness analysis, beside what
 allots to our program and to XLA's (arguments, results and temporaries, a donated argument
 counted once)."""
 
-REGATHERED = """Where both make the same collectives but ours more all-gathers: weights are gathered
-again for the backward pass and freed in between, as in the paper; `Options(keep_gathers=True)`
-keeps them."""
+REGATHERED = """{names}: the same collectives as XLA's but for more all-gathers. {values} values are
+gathered again for the backward pass and freed in between, as in the paper;
+`Options(keep_gathers=True)` keeps them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +133,25 @@ def run(settings: Settings, made: Plan, data: Sample) -> Comparison:
     return compare(lowered, data.arguments, data.expected, repeats=repeats, verified=verified)
 
 
+def regathered(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Which runs gather more often than XLA, and for what; nothing where none does."""
+    found = {r.name: r.plan.gathers()["option"].eq("keep_gathers").sum() for r in runs if _more(r)}
+    if not any(found.values()):
+        return ()
+    counts = " and ".join(map(str, found.values()))
+    return (REGATHERED.format(names=", ".join(found), values=counts),)
+
+
+def _more(run: Run) -> bool:
+    """Whether a plan's collectives are XLA's but for more all-gathers."""
+    kinds: dict[str, int] = {}
+    for row in run.beside:
+        kinds[row["kind"]] = kinds.get(row["kind"], 0) + row["count"] - row["xla_count"]
+    more = kinds.pop("all_gather", 0)
+    kinds.pop("all")
+    return more > 0 and not any(kinds.values())
+
+
 def section(settings: Settings, runs: Sequence[Run]) -> Section:
     """Errors, bytes, times and memory of all runs, and each plan's collectives beside XLA's."""
     devices, hardware = settings.mesh.size, runs[0].hardware
@@ -153,7 +172,7 @@ def section(settings: Settings, runs: Sequence[Run]) -> Section:
             times,
             MEMORY,
             Table(HELD, tuple(r.memory() for r in runs)),
-            REGATHERED,
+            *regathered(runs),
             *(part for pair in kinds for part in pair),
             "This machine, as measured when the report began:",
             hardware.table().select("figure", "value", "unit", "source"),

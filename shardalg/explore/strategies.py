@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.step_time import Cost
-from shardalg.explore.settings import Settings
+from shardalg.explore.settings import MEASURED, PAPER, Settings
 from shardalg.models.table1 import STRATEGIES
 from shardalg.models.training import part
 from shardalg.plan import Plan, plan
@@ -24,12 +24,13 @@ is written down per model: shardings are completed from the annotations, and eve
 follows from them. `wire_bytes` is what one device sends in one execution, on a ring."""
 
 MEMORY = """Bytes that one device holds at the peak of a whole train step, by our liveness
-analysis: what lives long decides how far a strategy scales."""
+analysis, by class of value."""
 
-PRICE = """The train step of the paper's 64-billion-parameter model (Table 3, first column: 32
-layers, a batch of 64, an (8, 16) mesh), layers scanned and rematerialised, planned here and
-priced for the paper's chip: no overlap, matrix units at their peak, so a lower bound. For the
-finalized strategy the paper measured 5.74 s per step, 15.3 GB and 62.7 % of the peak flops."""
+PRICE = """The train step of the paper's {parameters:.0f}-billion-parameter model (Table 3, first
+column: {layers} layers, a batch of {batch}, {mesh}), layers scanned and rematerialised, planned
+here and priced for {chip}: no overlap, matrix units at their peak. For the finalized strategy the
+paper measured {step_time_s} s per step, {peak_memory_gb} GB and {flops_utilization:.1%} of the
+peak flops{of_finalized}."""
 
 
 def plan_part(settings: Settings, strategy: str, name: str) -> Plan:
@@ -94,7 +95,27 @@ def price_section(plans: Mapping[str, Plan], chip: str = "tpu_v3") -> Section:
         "flops_utilization", "fits",
     )  # fmt: skip
     rows = tuple((name, *_price(made.cost(chip))) for name, made in plans.items())
-    return Section("At the paper's size", (PRICE, Table(columns, rows)))
+    return Section("At the paper's size", (_price_words(plans, chip), Table(columns, rows)))
+
+
+def _price_words(plans: Mapping[str, Plan], chip: str) -> str:
+    config, finalized = PAPER.config, plans.get("finalized")
+    return PRICE.format(
+        parameters=sum(config.parameter_counts().values()) / 1e9,
+        layers=config.L,
+        batch=config.B,
+        mesh=repr(PAPER.mesh),
+        chip=chip,
+        of_finalized="" if finalized is None else f"; here {bound(finalized.cost(chip))}",
+        **MEASURED,
+    )
+
+
+def bound(cost: Cost) -> str:
+    """How a step of the paper's model is priced beside the time that the paper measured."""
+    share = cost.step_time_s / MEASURED["step_time_s"]
+    kind = "a lower bound" if share <= 1 else "no lower bound"
+    return f"{kind}, {share:.0%} of the measured time"
 
 
 def _price(cost: Cost) -> tuple[object, ...]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.costs.formula import Formula
+from shardalg.costs.scaling import Scaling
 from shardalg.costs.symbolic import Symbolised
 from shardalg.errors import StrategyError
 from shardalg.explore.settings import Settings
@@ -32,12 +34,13 @@ have a dimension of the data. An **order** leaves out what another term bounds w
 are at least 1 and no shard is empty, then keeps the mesh axes alone. The formulas hold where
 {conditions}."""
 APART = """What two norms and two residuals per layer add to that (the whole layer less its parts):
-statistics of (B, S), each reduced where M is sharded. None of it changes an order."""
+{statistics}. {orders}."""
+UNCHANGED = "None of it changes an order"
 STEP = """The same of the whole train step (embedding, {layers} scanned layers, cross-entropy,
 Adafactor): what each further layer adds, the coefficient of `L`. Norms and residuals are in it, a
 scan keeps what jax stacks, without a cut through its body, and `update_communication` is
 Adafactor's, whose statistics of each weight are reduced over the mesh."""
-ANNOTATIONS = """Each strategy annotates {found} tensors per layer, {share:.2%} of the {tensors}
+ANNOTATIONS = """A strategy annotates {found} tensors per layer, {share:.2%} of the {tensors}
 that one more layer adds to the XLA graph of the train step (the paper: 7, and 0.7 %)."""
 CHOICES = """A plan is made at its hints; where another choice becomes the cheaper one, a layer has
 another program, and other formulas. These conditions are the nearest: `margin` is what the choice
@@ -97,12 +100,13 @@ def _derived(settings: Settings, parts: Mapping[str, Costs]) -> Section:
 
 
 def _annotations(settings: Settings) -> str:
-    found = {
+    counts = sorted(
         count_annotations(settings.config, STRATEGIES[name](settings.mesh, settings.config))
         for name in settings.strategies
-    }
+    )
     tensors = tensors_per_layer(Config())
-    return ANNOTATIONS.format(found=max(found), tensors=tensors, share=max(found) / tensors)
+    found = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    return ANNOTATIONS.format(found=found, tensors=tensors, share=counts[-1] / tensors)
 
 
 def _choices(layers: Mapping[str, Plan]) -> Section:
@@ -122,11 +126,29 @@ def nearest(plans: Mapping[str, Plan], count: int = MOST_CHOICES) -> Table:
 
 def _apart(settings: Settings, parts: Mapping[str, Costs], layers: Mapping[str, Plan]) -> Section:
     """What the layer has beside its parts, and what a layer adds to a train step."""
-    added = {name: costs_of(layers[name]).scaling - found.scaling for name, found in parts.items()}
+    whole = {name: costs_of(layers[name]) for name in parts}
+    added = {name: whole[name].scaling - found.scaling for name, found in parts.items()}
     steps = {name: costs_of(made, per="L") for name, made in plans_of(settings, TRAIN_STEP).items()}
     words = STEP.format(layers=settings.config.L)
     hints = next(iter(parts.values())).hints
-    return Section("Beside Table 1", (APART, difference(added, hints), words, table(steps)))
+    apart = APART.format(statistics=_statistics(added), orders=_orders(parts, whole))
+    return Section("Beside Table 1", (apart, difference(added, hints), words, table(steps)))
+
+
+def _statistics(added: Mapping[str, Scaling]) -> str:
+    """Of which sizes the formulas are that norms and residuals add."""
+    values = (value for found in added.values() for value in found.values())
+    names = {name for value in values for name in Formula.of(value).names}
+    features = sorted(names & set("MHND"))
+    if features:
+        return f"values of (B, S) and of {', '.join(features)}"
+    return "statistics of (B, S), each reduced where M is sharded"
+
+
+def _orders(parts: Mapping[str, Costs], whole: Mapping[str, Costs]) -> str:
+    """The strategies of whose costs norms and residuals change an order."""
+    changed = [name for name, found in parts.items() if whole[name].orders != found.orders]
+    return f"It changes orders of {', '.join(changed)}" if changed else UNCHANGED
 
 
 def curves(parts: Mapping[str, Costs]) -> Section:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ import shardalg as sa
 from shardalg.explore import foreign, paper, proofs, runs, table1
 from shardalg.explore.explore import Exploration, write_figures
 from shardalg.explore.settings import PAPER, SMALL, TINY, Settings, config_of
-from shardalg.explore.strategies import LAYER, TRAIN_STEP, plans_of, price_section, sections
+from shardalg.explore.strategies import LAYER, TRAIN_STEP, bound, plans_of, price_section, sections
 from shardalg.models.transformer import WIDE_64B
 from shardalg.options import mesh_of
 from shardalg.table import Table
@@ -169,8 +170,49 @@ def test_the_foreign_step_on_other_axes_is_run_and_equals_one_device():
     section = foreign.section(settings, found)
     assert len(found.losses) == 3
     assert 0 <= found.error < 1e-5
+    assert "no values inside are annotated" in section.parts[0]
     assert "send 0 of" in section.parts[0]
+    arrays = len(found.plan.traced.donated)
+    assert f"{arrays} of its {arrays} arrays in the layout" in section.parts[2]
     assert set(tables(section)[0]["axes"]) <= {"data", "model", "data,model"}
+
+
+class Priced:
+    step_time_s = 6.0
+
+
+def test_a_price_above_what_was_measured_is_called_no_lower_bound():
+    assert bound(Priced) == "no lower bound, 105% of the measured time"
+
+
+def test_an_open_claim_is_said_above_all_tables(layers):
+    name, made = next(iter(layers.items()))
+    report = made.verify()
+    opened = replace(report, claims=(replace(report.claims[0], status="unknown"), *report.claims))
+    made = SimpleNamespace(verify=lambda: opened)
+    assert f"**Open or refuted: claims of {name}.**" in proofs.section({name: made}).parts[0]
+
+
+@pytest.mark.parametrize(("more", "reduced", "said"), [(2, 3, True), (0, 3, False), (2, 4, False)])
+def test_gathering_again_is_said_of_the_runs_that_do(layers, more, reduced, said):
+    kinds = [("all_gather", 6 + more, 6), ("all_reduce", reduced, 3), ("all", 9 + more, 9)]
+    columns = ("kind", "count", "xla_count")
+    beside = [dict(zip(columns, row, strict=True)) for row in kinds]
+    run = SimpleNamespace(name="layer", plan=layers["finalized"], beside=beside)
+    start = "layer: the same collectives as XLA's but for more all-gathers."
+    kept = len(layers["finalized"].gathers())
+    assert [f"{start} {kept} values" in text for text in runs.regathered([run])] == [True] * said
+
+
+def test_what_a_layer_adds_is_said_from_its_formulas():
+    parts = table1.layer_costs(replace(table1.HINTS, strategies=("finalized",)))
+    (found,) = parts.values()
+    changed = {"finalized": replace(found, orders=found.orders[::-1])}
+    assert table1._orders(parts, parts) == table1.UNCHANGED
+    assert table1._orders(parts, changed) == "It changes orders of finalized"
+    assert "and of D, H, M, N" in table1._statistics({"finalized": found.scaling})
+    apart = found.scaling - found.scaling
+    assert table1._statistics({"": apart}).startswith("statistics of (B, S)")
 
 
 def test_settings_are_read_as_written():
@@ -181,10 +223,13 @@ def test_settings_are_read_as_written():
 
 
 def test_every_merge_is_counted_and_proved(layers):
-    (summary, by_kind, slowest) = tables(proofs.section(layers))
+    (summary, by_kind, trusted, slowest) = tables(section := proofs.section(layers))
     assert summary["plan"] == STRATEGIES
     assert summary["merges"] == summary["merges_proved"]
     assert "merge" in by_kind["claim"]
+    assert f"Every claim of {', '.join(STRATEGIES)} is proved, or trusted." in section.parts[0]
+    assert len(trusted) == sum(by_kind["trusted"]) > 0
+    assert all(trusted["statement"])
     assert set(slowest["status"]) == {"proved"}
     assert list(slowest["ms"]) == sorted(slowest["ms"], reverse=True)
 
@@ -211,7 +256,11 @@ def test_costs_of_a_plan_in_numbers_have_no_orders(layers):
 
 def test_the_paper_s_size_is_priced_as_the_story_has_it():
     steps = plans_of(PAPER, TRAIN_STEP)
-    (table,) = tables(price_section(steps))
+    (table,) = tables(section := price_section(steps))
+    words = section.parts[0].replace("\n", " ")
+    assert "32 layers, a batch of 64, Mesh(X=8, Y=16)" in words
+    measured = r"5.74 s per step, 15.3 GB and 62.7% of the peak flops"
+    assert re.search(rf"{measured}; here a lower bound, \d\d% of the measured time", words)
     peaks = dict(zip(table["strategy"], table["peak_memory_gb"], strict=True))
     assert peaks["attempt 1"] > peaks["attempt 2"] > peaks["finalized"]
     times = dict(zip(table["strategy"], table["step_time_s"], strict=True))
