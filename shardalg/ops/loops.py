@@ -223,8 +223,14 @@ def inside(index: Index, extents: Mapping[str, int], size: int) -> int:
     10
     >>> inside((Index.of("o") - "r").over(3), {"o": 10**9, "r": 2}, 10**9)
     666666667
+    >>> [inside(Index.of(element), {}, 4) for element in (-1, 3)]
+    [0, 1]
     """
     import numpy as np
+
+    if not index.terms:
+        whole, rest = divmod(index.constant, index.div)
+        return int(0 <= whole < size and not (index.exact and rest))
 
     *rest, (longest, slope) = sorted(index.terms, key=lambda term: extents[term[0]])
     count = extents[longest]

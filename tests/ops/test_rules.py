@@ -162,6 +162,18 @@ def test_flops_of_a_convolution_are_those_that_xla_counts(padding):
     assert flops(rule) == xla_flops(fn, *CONV)
 
 
+def test_flops_of_a_kernel_with_one_tap_in_a_dimension_are_those_that_xla_counts():
+    """No loop runs over that dimension of the kernel, and the image is padded along it."""
+
+    def fn(x, k):
+        padding = [(2, 0), (2, 3)]
+        return jax.lax.conv_general_dilated(x, k, (1, 2), padding, rhs_dilation=(1, 2))
+
+    args = jnp.zeros((1, 2, 7, 4)), jnp.zeros((2, 2, 2, 1))
+    (rule,) = rules(trace(fn, *args).nodes[0].signature)
+    assert flops(rule) == xla_flops(fn, *args)
+
+
 def test_flops_of_a_product_are_those_that_xla_counts():
     args = jnp.zeros((2, 7, 5)), jnp.zeros((2, 5, 3))
     (rule,) = rules(trace(jnp.matmul, *args).nodes[0].signature)
