@@ -24,6 +24,7 @@ from shardalg.propagate.strategy import (
     resolve,
     strategy_from,
 )
+from shardalg.records import read
 from shardalg.report import decisions, tables, warned
 from shardalg.report.border import with_borders
 from shardalg.report.difference import PlanDifference, difference
@@ -502,13 +503,15 @@ class Plan:
 
         The file holds the graph, the annotations and the options; the rest is derived again.
         """
-        content = {
+        plan_file.write(path, self._content())
+
+    def _content(self) -> dict[str, Any]:
+        asked = {
             **self.traced.to_json(),
             "annotations": plan_file.annotations_json(self.annotations),
             "options": asdict(self.options),
-            "program": plan_file.digest(self.text()),
         }
-        plan_file.write(path, content)
+        return {**asked, "program": plan_file.sealed(asked, self.text())}
 
     def __reduce__(self) -> tuple[Callable[[bytes], Plan], tuple[bytes]]:
         """Pickled, a plan is its file: it comes back as `load_plan` gives it."""
@@ -624,7 +627,8 @@ def load_plan(path: str | Path) -> Plan:
     """Read a plan that `Plan.save` wrote: it prints, costs and verifies.
 
     `lower` then needs the function again, and checks that its graph is the planned one. No text of
-    the file is evaluated; the program is derived again and its digest compared.
+    the file is evaluated. Every value is checked by its type, every operator by JAX's own rules;
+    the program is derived again, and the digest compared of all that was asked for and of it.
 
     Raises:
       PlanFileError: no such file, cut short, edited, of another schema, or made by a version of
@@ -632,17 +636,15 @@ def load_plan(path: str | Path) -> Plan:
     """
     content = plan_file.read(path)
     try:
-        traced = read_traced(content)
-        annotations = plan_file.read_annotations(content["annotations"])
-        loaded = from_annotations(traced, annotations, Options(**content["options"]))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ShardalgError) as error:
+        loaded = _restored(content)
+    except ShardalgError as error:
         raise PlanFileError(
             f"{path}: its content is no plan ({type(error).__name__}: {error}). Save it again."
         ) from None
-    if plan_file.digest(loaded.text()) != content["program"]:
+    if plan_file.body(loaded._content()) != plan_file.body(content):
         raise PlanFileError(
-            f"{path} was planned by a version of shardalg that decides otherwise: the program it "
-            "gives here is another one. Plan the function again."
+            f"{path} was edited, or planned by a version of shardalg that decides otherwise: what "
+            "it asks for gives another program here. Plan the function again."
         )
     return loaded
 
@@ -650,3 +652,10 @@ def load_plan(path: str | Path) -> Plan:
 def _from_bytes(content: bytes) -> Plan:
     """The plan of a file's content."""
     return plan_file.from_bytes(load_plan, content)
+
+
+def _restored(content: Mapping[str, Any]) -> Plan:
+    """The plan of a file's content, whose digest is not looked at."""
+    traced = read_traced(content)
+    annotations = plan_file.read_annotations(content["annotations"], traced.graph, traced.home)
+    return from_annotations(traced, annotations, read(Options, content["options"], "options"))

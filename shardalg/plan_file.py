@@ -5,18 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import make_dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from shardalg.algebra.digits import Digit, Digits
+from shardalg import records
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import PlanFileError
 from shardalg.files import write_whole
-from shardalg.propagate.strategy import Annotations
+from shardalg.graph.ir import Graph
+from shardalg.propagate.strategy import Annotations, check_fit
 
-SCHEMA = "shardalg.plan/2"
+SCHEMA = "shardalg.plan/3"
+KEYS = (
+    "graph", "symbols", "argument_roles", "donated", "home", "annotations", "options", "program",
+)  # fmt: skip
 
 
 def write(path: str | Path, content: Mapping[str, Any]) -> None:
@@ -25,15 +31,18 @@ def write(path: str | Path, content: Mapping[str, Any]) -> None:
     Raises:
       PlanFileError: the folder does not exist, or cannot be written to.
     """
-    body = json.dumps(content, sort_keys=True)
-    text = f'{{"schema": {json.dumps(SCHEMA)}, "sha256": "{digest(body)}", "plan": {body}}}\n'
+    inside = body(content)
+    text = f'{{"schema": {json.dumps(SCHEMA)}, "sha256": "{digest(inside)}", "plan": {inside}}}\n'
     try:
         write_whole(Path(path), text)
     except (OSError, ValueError) as error:  # a name with a zero in it is a ValueError
         reason = getattr(error, "strerror", None) or error
-        raise PlanFileError(
-            f"{path} cannot be written: {reason}. Save to another place."
-        ) from None
+        raise PlanFileError(f"{path} cannot be written: {reason}. Save to another place.") from None
+
+
+def body(content: object) -> str:
+    """Content as the one text that JSON of a file has for it."""
+    return json.dumps(content, sort_keys=True)
 
 
 def digest(text: str) -> str:
@@ -52,78 +61,98 @@ def read(path: str | Path) -> Mapping[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise PlanFileError(f"{path} cannot be read: {error}. Save it again.") from None
-    try:
-        whole = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlanFileError(
-            f"{path} is no JSON from line {error.lineno}, column {error.colno} on ({error.msg}): "
-            "it was cut short or edited. Save the plan again."
-        ) from None
+    whole = _parsed(path, text)
     schema = whole.get("schema") if isinstance(whole, dict) else None
     if schema != SCHEMA:
         raise PlanFileError(f"{path} has schema {schema!r}, not {SCHEMA!r}: it is no plan file.")
-    found = digest(json.dumps(whole.get("plan"), sort_keys=True))
+    found = digest(body(whole.get("plan")))
     if found != whole.get("sha256"):
         raise PlanFileError(
             f"{path} was edited: its content has digest {found[:12]}, the file says "
             f"{str(whole.get('sha256'))[:12]}. Change the plan in Python and save it again."
         )
+    if not isinstance(whole["plan"], dict) or set(whole["plan"]) != set(KEYS):
+        raise PlanFileError(f"{path}: its content is no plan: it needs {', '.join(KEYS)}, no more.")
     return whole["plan"]
+
+
+def _parsed(path: Path, text: str) -> Any:
+    """The JSON of a file, no deeper than a plan's."""
+    try:
+        whole = json.loads(text, parse_constant=_refused)
+    except json.JSONDecodeError as error:
+        raise PlanFileError(
+            f"{path} is no JSON from line {error.lineno}, column {error.colno} on ({error.msg}): "
+            "it was cut short or edited. Save the plan again."
+        ) from None
+    except (RecursionError, ValueError) as error:  # too deep, or a number of too many digits
+        raise PlanFileError(f"{path} is no plan file: {error}. Save the plan again.") from None
+    records.check_depth(whole)
+    return whole
+
+
+def _refused(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def sealed(content: Mapping[str, Any], text: str) -> str:
+    """The digest that ties all that was asked for to the program that came of it."""
+    return digest(f"{body(content)}\n{text}")
+
+
+_SIDES = ("arguments", "results", "sites")
+_MESH = ("axes", "device_ids", "symbolic")
+# What a file holds of a layout: all of it but the mesh, which is that of all layouts.
+_Layout = records.without(Sharding, "mesh")
+_Saved = make_dataclass(
+    "_Saved",
+    [
+        *(("axes", tuple[tuple[str, int], ...]), ("device_ids", tuple[int, ...] | None)),
+        *(("symbolic", bool), *((side, tuple[_Layout | None, ...]) for side in _SIDES)),
+    ],
+)
 
 
 def annotations_json(annotations: Annotations) -> dict[str, Any]:
     """Annotations as plain data."""
-    mesh = annotations.mesh
-    return {
-        "axes": [[name, size] for name, size in mesh.axes],
-        "device_ids": None if mesh.device_ids is None else list(mesh.device_ids),
-        "symbolic": mesh.symbolic,
-        "arguments": [_sharding(s) for s in annotations.arguments],
-        "results": [_sharding(s) for s in annotations.results],
-        "sites": [_sharding(s) for s in annotations.sites],
-    }
+    mesh = {name: getattr(annotations.mesh, name) for name in _MESH}
+    sides = {side: [_plain(layout) for layout in getattr(annotations, side)] for side in _SIDES}
+    return {**mesh, **sides}
 
 
-_CLASSES = ("unreduced", "replicated", "manual")
-
-
-def _sharding(sharding: Sharding | None) -> dict[str, Any] | None:
-    if sharding is None:
+def _plain(layout: Sharding | None) -> dict[str, Any] | None:
+    if layout is None:
         return None
-    return {
-        "shape": list(sharding.shape),
-        "dims": [_digits(digits) for digits in sharding.dims],
-        "unspecified_dims": list(sharding.unspecified_dims),
-        **{name: _digits(getattr(sharding, name)) for name in _CLASSES},
-    }
+    return records.values(layout, _Layout)
 
 
-def _digits(digits: Digits) -> list[list[int]]:
-    return [[digit.stride, digit.size] for digit in digits]
+def read_annotations(data: object, graph: Graph, home: Mesh | None) -> Annotations:
+    """The annotations that `annotations_json` wrote, if they are those of the graph.
+
+    Args:
+      home: of the traced function.
+
+    Raises:
+      PlanFileError: a value that its type does not allow. StrategyError, ShardingError, MeshError:
+        layouts that the graph's values or the mesh cannot have.
+    """
+    saved = records.read(_Saved, data, "annotations")
+    mesh = Mesh(saved.axes, saved.device_ids, symbolic=saved.symbolic)
+    sides = (tuple(_layout(mesh, layout) for layout in getattr(saved, side)) for side in _SIDES)
+    annotations = Annotations(mesh, *sides)
+    check_fit(graph, annotations, home)
+    return annotations
 
 
-def _read_digits(data: list[list[int]]) -> Digits:
-    return tuple(Digit(int(stride), int(size)) for stride, size in data)
-
-
-def read_annotations(data: Mapping[str, Any]) -> Annotations:
-    """The annotations that `annotations_json` wrote."""
-    axes = [(name, size) for name, size in data["axes"]]
-    mesh = Mesh(axes, data["device_ids"], symbolic=data["symbolic"])
-    sides = (data["arguments"], data["results"], data["sites"])
-    return Annotations(mesh, *(tuple(_read_sharding(mesh, s) for s in side) for side in sides))
-
-
-def _read_sharding(mesh: Mesh, data: Mapping[str, Any] | None) -> Sharding | None:
-    if data is None:
+def _layout(mesh: Mesh, saved: Any) -> Sharding | None:
+    if saved is None:
         return None
-    return Sharding(
-        mesh,
-        tuple(data["shape"]),
-        tuple(_read_digits(digits) for digits in data["dims"]),
-        tuple(data["unspecified_dims"]),
-        *(_read_digits(data[name]) for name in _CLASSES),
-    )
+    whole = {mesh.digit(name) for name in mesh.axis_names}
+    for digit in chain(*saved.dims, saved.unreduced, saved.replicated, saved.manual):
+        if min(digit) < 1 or (mesh.symbolic and digit not in whole):
+            raise PlanFileError(f"annotations: {digit!r} is no axis of {mesh!r}.")
+        mesh.axis_ref(digit)
+    return Sharding(mesh, **records.values(saved, _Layout))
 
 
 def to_bytes(save: Callable[[Path], None]) -> bytes:
@@ -138,5 +167,5 @@ def from_bytes(load: Callable[[Path], Any], content: bytes) -> Any:
     """What `load` reads from a file of this content."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "plan.json")
-        path.write_bytes(content)
+        write_whole(path, content)
         return load(path)

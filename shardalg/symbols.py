@@ -14,7 +14,8 @@ from numbers import Integral
 from typing import Any
 
 from shardalg.algebra.digits import Digits
-from shardalg.algebra.dims import Expr, Size, SymbolError, second_hints, sizes_of
+from shardalg.algebra.dims import Expr, Size, SymbolError, hint_of, second_hints, sizes_of
+from shardalg.algebra.dims_data import Data
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
@@ -22,6 +23,7 @@ from shardalg.graph.trace import user_line
 from shardalg.ops.lift import Constant, Lifted, compare, lift
 from shardalg.ops.retrace import Difference, Retrace
 from shardalg.propagate.strategy import Annotations
+from shardalg.records import read
 from shardalg.table import Table
 
 Shape = tuple[Expr, ...]
@@ -273,6 +275,7 @@ def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
     """The formulas that `Symbols.to_json` wrote, for the same graph.
 
     Raises:
+      PlanFileError: a value that its type does not allow.
       SymbolError: the formulas are not the sizes of the graph.
     """
     from shardalg.algebra.dims_data import from_data
@@ -280,9 +283,32 @@ def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
     def shapes(rows: Iterable[Sequence[Any]]) -> tuple[Shape, ...]:
         return tuple(tuple(from_data(size) for size in row) for row in rows)
 
-    trips = tuple(from_data(trips) for trips in data["trips"])
-    constants = tuple(Constant(*row) for row in data["constants"])
-    lifted = Lifted(graph, shapes(data["shapes"]), trips, constants)
-    if lifted.shapes_at({}) != tuple(value.type.shape for value in graph.values):
+    saved = read(_Saved, data, "symbols")
+    trips = tuple(from_data(trips) for trips in saved.trips)
+    lifted = Lifted(
+        graph, shapes(saved.shapes), trips, tuple(Constant(*c) for c in saved.constants)
+    )
+    found = Symbols(shapes(saved.dims), lifted, saved.second)
+    given = tuple(tuple(map(hint_of, shape)) for shape in found.dims)
+    known = {*found.sizes, *sizes_of(size for shape in lifted.shapes for size in shape)}
+    agree = (
+        lifted.shapes_at({}) == tuple(value.type.shape for value in graph.values),
+        tuple(map(hint_of, trips)) == tuple(region.trip_count for region in graph.regions),
+        given == tuple(graph.values[v].type.shape for v in graph.arguments),
+        known == set(found.sizes) and set(found.second) in (set(), known),
+        all(size >= 1 for size in found.second.values()),
+    )
+    if not all(agree):
         raise SymbolError("the formulas of the sizes are not those of the graph: save it again.")
-    return Symbols(shapes(data["dims"]), lifted, dict(data["second"]))
+    return found
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a file holds of the formulas."""
+
+    dims: tuple[tuple[Data, ...], ...]
+    shapes: tuple[tuple[Data, ...], ...]
+    trips: tuple[Data, ...]
+    constants: tuple[tuple[int, str, str, bool | None], ...]
+    second: dict[str, int]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.errors import LoweringError, StrategyError
+from shardalg.errors import LoweringError, PlanFileError, StrategyError
 from shardalg.graph.ir import Graph
 from shardalg.graph.serial import from_json, graph_hash, to_json
 from shardalg.graph.trace import trace
@@ -18,10 +18,12 @@ from shardalg.ops.roles import roles
 from shardalg.pause import collection_paused
 from shardalg.propagate.other_mesh import is_another, placed
 from shardalg.propagate.strategy import Annotations
+from shardalg.records import read, values
 
 if TYPE_CHECKING:
     from shardalg.symbols import Symbols
 
+_Roles = tuple[Literal["parameters", "optimizer_state", "data"] | None, ...]
 Axes = Mapping[str, int] | None
 """Axis sizes of a mesh; None without one."""
 
@@ -72,24 +74,30 @@ class Traced:
           axes: of the mesh.
 
         Raises:
-          LoweringError: its graph is another one, or it does not take these arguments.
+          LoweringError: its graph or the formulas of its sizes are others, or it does not take
+            these arguments.
         """
-        from shardalg.graph.arguments import planned_arguments, with_shapes
+        from shardalg.graph.arguments import planned_arguments
 
-        given = planned_arguments(self.graph, args and with_shapes(args, _hint))
+        given = planned_arguments(self.graph, args, self.symbols and self.symbols.dims)
         try:
-            again = _graph(fn, given, axes)
+            made = trace_arguments(fn, tuple(given), axes, border=(None, ()))
         except TypeError as error:
             raise LoweringError(
                 f"{fn!r:.80} does not take the planned arguments: {error}. Pass the function that "
                 "was planned, and args=... where its arguments are pytrees."
             ) from None
-        if graph_hash(again) != self.hash:
+        if made.hash != self.hash:
             raise LoweringError(
-                f"the function's graph is {graph_hash(again)[:12]}, the plan was made for "
+                f"the function's graph is {made.hash[:12]}, the plan was made for "
                 f"{self.hash[:12]}: it is another function, or another jax. Plan it again."
             )
-        return replace(self, graph=again, fn=fn)
+        if made.symbols and self.symbols and made.symbols.to_json() != self.symbols.to_json():
+            raise LoweringError(
+                "the function's sizes follow from the arguments' by other formulas than the plan "
+                "has. Plan it again."
+            )
+        return replace(self, graph=made.graph, fn=fn)
 
     def to_json(self) -> dict[str, Any]:
         """All but the function, as plain data."""
@@ -98,7 +106,7 @@ class Traced:
             "symbols": None if self.symbols is None else self.symbols.to_json(),
             "argument_roles": list(self.argument_roles),
             "donated": list(self.donated),
-            "home": _mesh_json(self.home),
+            "home": self.home and values(self.home, Mesh),
         }
 
 
@@ -147,30 +155,28 @@ def _graph(fn: Callable[..., Any], args: Sequence[Any], axes: Axes) -> Graph:
         return normalise(traced)
 
 
-def _hint(size: Any) -> int:
-    from shardalg.algebra.dims import hint_of
-
-    return hint_of(size)
-
-
 def read_traced(content: Mapping[str, Any]) -> Traced:
-    """What `Traced.to_json` wrote, without the function."""
+    """What `Traced.to_json` wrote, without the function.
+
+    Raises:
+      PlanFileError: values that their types do not allow, a graph that no trace makes, or a
+        function that JAX does not have.
+    """
+    from shardalg.graph.judged import check_types
+
     graph, named = from_json(content["graph"]), content["symbols"]
-    argument_roles, donated = tuple(content["argument_roles"]), tuple(content["donated"])
-    made = Traced(graph, argument_roles, donated=donated, home=_read_mesh(content["home"]))
+    check_types(graph)
+    argument_roles = read(_Roles, content["argument_roles"], "argument_roles")
+    donated = read(tuple[int, ...], content["donated"], "donated")
+    if len(argument_roles) != len(graph.arguments) or len(set(donated)) != len(donated):
+        raise PlanFileError(f"{argument_roles}, {donated}: a role per argument, each donated once.")
+    home = read(Mesh | None, content["home"], "home")
+    made = Traced(graph, argument_roles, donated=donated, home=home)
     if named is None:
         return made
     from shardalg import symbols
 
     return replace(made, symbols=symbols.from_json(graph, named))
-
-
-def _mesh_json(mesh: Mesh | None) -> list[Any] | None:
-    return mesh and [[list(axis) for axis in mesh.axes], mesh.device_ids, mesh.symbolic]
-
-
-def _read_mesh(data: list[Any] | None) -> Mesh | None:
-    return data and Mesh([(name, size) for name, size in data[0]], data[1], symbolic=data[2])
 
 
 def own_mesh(traced: Traced) -> Mesh:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "shardalg"
 # A module imports only from rows above its own, or from its own row's folder.
 LAYERS = (
     ("errors", "pause", "files", "drafts"),
-    ("table",),
+    ("table", "records"),
     ("algebra",),
     ("options",),
     ("merge",),
@@ -52,6 +52,7 @@ PLACES = {
         "graph/annotate.py",
         "graph/arguments.py",
         "graph/evaluate.py",
+        "graph/judged.py",
         "graph/opened.py",
         "graph/float0.py",
         "graph/random.py",

@@ -96,8 +96,13 @@ def with_shapes(args: Sequence[Any], number: Callable[[Any], int]) -> tuple[Any,
     return jax.tree.map(sized, tuple(args))
 
 
-def planned_arguments(graph: Graph, args: Sequence[Any] | None) -> Sequence[Any]:
+def planned_arguments(
+    graph: Graph, args: Sequence[Any] | None, dims: Sequence[tuple[Any, ...]] | None = None
+) -> Sequence[Any]:
     """`args`, or in their place the planned shapes and types, where each argument is one array.
+
+    Args:
+      dims: shapes in named sizes; None: those of the graph.
 
     Raises:
       LoweringError: no arguments are given for a graph that was traced on pytrees.
@@ -112,4 +117,5 @@ def planned_arguments(graph: Graph, args: Sequence[Any] | None) -> Sequence[Any]
             "args=(params, batch)); shapes and types are enough."
         )
     types = [graph.values[v].type for v in graph.arguments]
-    return tuple(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types)
+    shapes = dims or [t.shape for t in types]
+    return tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(shapes, types, strict=True))

@@ -18,7 +18,7 @@ from jax.extend.core import Primitive
 from shardalg.errors import TraceError
 from shardalg.graph.annotate import annotate_p
 from shardalg.graph.ir import Graph, Missing, Node, Params, Plain
-from shardalg.graph.plain import HINTS, SCATTERS, is_opaque
+from shardalg.graph.plain import HINTS, OPAQUE, SCATTERS, is_opaque
 from shardalg.graph.random import positions_p
 from shardalg.graph.written import join_ends_p
 
@@ -145,12 +145,26 @@ def jax_param(name: str, value: Plain, primitive: str) -> Any:
     >>> jax_param("new_dtype", "bfloat16", "convert_element_type")
     dtype(bfloat16)
     """
-    if is_opaque(value):
+    if is_opaque(value) and not _is_primitive(value):
         raise TraceError(
             f"the parameter {name} of {primitive} is code ({value}), which a saved graph lacks. "
             "Trace the function again."
         )
+    if _is_primitive(value):
+        return find_primitive(value[1].removeprefix(_PRIMITIVE))
     return _DECODERS[name](value) if name in _DECODERS and value is not None else value
+
+
+def _is_primitive(value: Plain) -> bool:
+    """Whether code is a primitive, which has a name: `("opaque", "primitive:ge")`."""
+    if not (isinstance(value, tuple) and len(value) == 2 and value[0] == OPAQUE):
+        return False
+    return isinstance(value[1], str) and value[1].startswith(_PRIMITIVE)
+
+
+def _member(kind: Any) -> Callable[[str | int], Any]:
+    """The member of an enum by its name, or by its number where it is one of numbers."""
+    return lambda value: kind[value] if isinstance(value, str) else kind(value)
 
 
 def _dimension_numbers(value: Plain) -> Any:
@@ -159,11 +173,18 @@ def _dimension_numbers(value: Plain) -> Any:
 
 
 def _precision(value: Plain) -> Any:
+    """A precision or an algorithm by its name, an algorithm by its fields, or one per operand."""
+    if value is None:
+        return None
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        types = {name: jnp.dtype(v) if isinstance(v, str) else v for name, v in value}
+        return lax.DotAlgorithm(**types)
     if isinstance(value, tuple):
         return tuple(map(_precision, value))
-    return lax.Precision[value] if value in lax.Precision.__members__ else value
+    return (lax.Precision if value in lax.Precision.__members__ else lax.DotAlgorithmPreset)[value]
 
 
+_PRIMITIVE = "primitive:"
 _NUMBERINGS: dict[str, Callable[..., Any]] = {
     "offset_dims": lax.GatherDimensionNumbers,
     "update_window_dims": lax.ScatterDimensionNumbers,
@@ -175,11 +196,11 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
         ("new_dtype", "dtype", "index_dtype", "out_dtype", "preferred_element_type"), jnp.dtype
     ),
     **dict.fromkeys(("dimension_numbers", "ragged_dot_dimension_numbers"), _dimension_numbers),
-    "mode": lambda name: lax.GatherScatterMode[name] if isinstance(name, str) else name,
+    "mode": _member(lax.GatherScatterMode),
     "precision": _precision,
-    "rounding_method": lambda name: lax.RoundingMethod[name],
-    "fft_type": lambda name: lax.FftType[name],
-    "algorithm": lambda name: lax.RandomAlgorithm[name],
+    "rounding_method": _member(lax.RoundingMethod),
+    "fft_type": _member(lax.FftType),
+    "algorithm": _member(lax.RandomAlgorithm),
 }
 # The layout hint that a primitive demands, and that plain parameters leave out.
 _HINTED = {

@@ -6,10 +6,10 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 
 from shardalg.errors import PlanFileError, TraceError
@@ -19,22 +19,24 @@ from shardalg.graph.ir import (
     Missing,
     Node,
     Params,
-    Plain,
     Region,
     Signature,
     Site,
-    Tie,
     Value,
     ValueType,
 )
+from shardalg.graph.loaded import item_type, loaded
+from shardalg.records import read, row_of
 
-SCHEMA = "shardalg.graph/1"
+SCHEMA = "shardalg.graph/2"
 # A larger constant is kept as its hash: such a graph prints, plans and costs, but cannot run.
 LIMIT_BYTES = 1 << 20
 
 
 def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
     """The graph as lists, numbers and text; JAX's own objects (bindings, trees) are left out.
+
+    Ties are left out too: they follow from the calls.
 
     Args:
       limit_bytes: a constant of more bytes is replaced by its SHA-256.
@@ -55,7 +57,6 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
         "values": values,
         "nodes": _encode(nodes),
         "regions": [_encode(_fields(r)[1:]) for r in graph.regions],
-        "ties": [[t.call, t.kind, t.source, t.target] for t in graph.ties],
         "sites": [_encode(_fields(site)) for site in graph.sites],
         "left_out": [_fields(effect) for effect in graph.left_out],
         "constants": [[i, *_stored(array, limit_bytes)] for i, array in graph.constants],
@@ -67,7 +68,8 @@ def from_json(data: Mapping[str, Any]) -> Graph:
     """The graph that `to_json` wrote, without bindings.
 
     Raises:
-      PlanFileError: another schema, or a text that was cut short or edited.
+      PlanFileError: another schema, or a text that was cut short or edited: a value that its type
+        does not allow, or a graph that no trace makes (`loaded.check`).
     """
     schema = data.get("schema") if isinstance(data, Mapping) else None
     if schema != SCHEMA:
@@ -75,13 +77,12 @@ def from_json(data: Mapping[str, Any]) -> Graph:
             f"this graph has the schema {schema!r}, this version reads {SCHEMA!r}. "
             "Save it again with this version."
         )
+    graph = _graph(read(_Saved, data, "graph"))
     try:
-        graph = _read(data)
         graph.check()
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, TraceError) as error:
-        fault = f"no {error}" if isinstance(error, KeyError) else str(error)
+    except TraceError as error:
         raise PlanFileError(
-            f"the saved graph is damaged: {fault}. Plan the function again."
+            f"the saved graph is damaged: {error}. Plan the function again."
         ) from None
     return graph
 
@@ -137,12 +138,6 @@ def _encode(value: Any) -> Any:
     return value
 
 
-def _decode(value: Any) -> Plain:
-    if isinstance(value, list):
-        return tuple(_decode(item) for item in value)
-    return float(value["float"]) if isinstance(value, dict) else value
-
-
 def _stored(array: object, limit_bytes: int) -> list[Any]:
     """How a constant is kept: `["data", dtype, shape, base64]` or `["sha256", digest]`."""
     if isinstance(array, Missing):
@@ -158,41 +153,78 @@ def _stored(array: object, limit_bytes: int) -> list[Any]:
     return ["data", plain.dtype.name, list(plain.shape), text]
 
 
-def _array(name: str, shape: list[int], text: str) -> np.ndarray:
-    dtype = np.dtype(getattr(ml_dtypes, name, name))
-    return np.frombuffer(base64.b64decode(text, validate=True), dtype).reshape(shape)
+_TYPE: Any = row_of(ValueType)
+_SIGNATURE = tuple[str, Params, tuple[int, ...], tuple[int, ...]]
+_VALUE: Any = row_of(Value, without=("index",), type=int)
+_NODE: Any = row_of(Node, without=("index",), signature=int)
+_REGION: Any = row_of(Region, without=("index",))
+_SITE: Any = row_of(Site)
+_LEFT_OUT: Any = row_of(LeftOut)
+_CONSTANT = (
+    tuple[int, Literal["data"], str, tuple[int, ...], str] | tuple[int, Literal["sha256"], str]
+)
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a file holds of a graph: rows, in which numbers stand for types and signatures."""
+
+    schema: str
+    types: tuple[_TYPE, ...]
+    signatures: tuple[_SIGNATURE, ...]
+    values: tuple[_VALUE, ...]
+    nodes: tuple[_NODE, ...]
+    regions: tuple[_REGION, ...]
+    sites: tuple[_SITE, ...]
+    left_out: tuple[_LEFT_OUT, ...]
+    constants: tuple[_CONSTANT, ...]
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    argument_paths: tuple[str, ...]
+    result_paths: tuple[str, ...]
+
+
+def _graph(saved: _Saved) -> Graph:
+    types = [ValueType(*row) for row in saved.types]
+    signatures = [
+        Signature(name, params, _chosen(types, ins), _chosen(types, outs))
+        for name, params, ins, outs in saved.signatures
+    ]
+    values = [Value(i, *_chosen(types, (t,)), *rest) for i, (t, *rest) in enumerate(saved.values)]
+    nodes = [Node(i, *_chosen(signatures, (s,)), *r) for i, (s, *r) in enumerate(saved.nodes)]
+    return loaded(
+        Graph(
+            values=tuple(values),
+            nodes=tuple(nodes),
+            regions=tuple(Region(i, *row) for i, row in enumerate(saved.regions)),
+            ties=(),
+            sites=tuple(Site(*row) for row in saved.sites),
+            left_out=tuple(LeftOut(*row) for row in saved.left_out),
+            constants=tuple((i, _RESTORE[kind](*rest)) for i, kind, *rest in saved.constants),
+            **{key: getattr(saved, key) for key in _PLAIN_FIELDS},
+        )
+    )
+
+
+def _chosen(table: Sequence[Any], numbers: Iterable[int]) -> tuple[Any, ...]:
+    """Rows of a table by their numbers."""
+    numbers = tuple(numbers)
+    beyond = [i for i in numbers if not 0 <= i < len(table)]
+    if beyond:
+        raise PlanFileError(f"the saved graph is damaged: {beyond} of {len(table)} rows.")
+    return tuple([table[i] for i in numbers])
+
+
+def _array(name: str, shape: tuple[int, ...], text: str) -> np.ndarray:
+    dtype = item_type(name)
+    try:
+        if dtype is None:
+            raise ValueError(f"{name!r} is no type")
+        return np.frombuffer(base64.b64decode(text, validate=True), dtype).reshape(shape)
+    except ValueError as error:
+        raise PlanFileError(
+            f"the saved graph is damaged: a constant {name}{list(shape)}: {error}."
+        ) from None
 
 
 _RESTORE: dict[str, Callable[..., object]] = {"data": _array, "sha256": Missing}
-
-
-def _read(data: Mapping[str, Any]) -> Graph:
-    types = [ValueType(_decode(shape), dtype) for shape, dtype in data["types"]]
-    signatures = [_signature(types, *row) for row in data["signatures"]]
-    return Graph(
-        values=tuple(
-            Value(i, types[t], kind, name) for i, (t, kind, name) in _rows(data, "values")
-        ),
-        nodes=tuple(
-            Node(i, signatures[s], *map(_decode, rest)) for i, (s, *rest) in _rows(data, "nodes")
-        ),
-        regions=tuple(Region(i, *map(_decode, row)) for i, row in _rows(data, "regions")),
-        ties=tuple(Tie(*row) for row in data["ties"]),
-        sites=tuple(Site(*map(_decode, row)) for row in data["sites"]),
-        left_out=tuple(LeftOut(*row) for row in data["left_out"]),
-        constants=tuple((i, _RESTORE[kind](*stored)) for i, kind, *stored in data["constants"]),
-        **{key: _decode(data[key]) for key in _PLAIN_FIELDS},
-    )
-
-
-def _rows(data: Mapping[str, Any], key: str) -> Iterable[tuple[int, list[Any]]]:
-    return enumerate(data[key])
-
-
-def _signature(
-    types: list[ValueType], primitive: str, params: Any, operands: list[int], results: list[int]
-) -> Signature:
-    plain: Params = _decode(params)
-    return Signature(
-        primitive, plain, tuple(types[i] for i in operands), tuple(types[i] for i in results)
-    )

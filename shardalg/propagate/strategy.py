@@ -210,6 +210,33 @@ def resolve(graph: Graph, strategy: Strategy, home: Mesh | None = None) -> Annot
     return Annotations(strategy.mesh, tuple(arguments), tuple(results), tuple(sites))
 
 
+def check_fit(graph: Graph, annotations: Annotations, home: Mesh | None = None) -> None:
+    """Raise unless annotations are such as `resolve` gives for the graph.
+
+    Args:
+      home: as of `resolve`.
+
+    Raises:
+      StrategyError: another number of layouts than of values, layouts of other shapes, manual
+        regions of another mesh, or a site without a name whose layout is not the one it carries.
+    """
+    mesh, faults = annotations.mesh, []
+    sites = [graph.nodes[site.node].results[0] for site in graph.sites]
+    given = (annotations.arguments, annotations.results, annotations.sites)
+    for layouts, values in zip(given, (graph.arguments, graph.results, sites), strict=True):
+        shapes = [graph.values[value].type.shape for value in values]
+        same = [s is None or s.shape == n for s, n in zip(layouts, shapes, strict=False)]
+        if len(layouts) != len(shapes) or not all(same):
+            faults.append(f"{len(layouts)} layouts do not fit values of the shapes {shapes[:8]}")
+    faults += _other_regions(graph, mesh)
+    reader = _Reader(graph, mesh)
+    for site, layout in zip(graph.sites, annotations.sites, strict=False):
+        if site.name is None and layout != _read_site(reader, site, {}, home or mesh):
+            faults.append(f"{layout!r} is not what the site {site.spec} says")
+    if faults:
+        raise StrategyError(f"the annotations do not fit on {mesh!r}: {'; '.join(faults[:5])}.")
+
+
 def layout_of(graph: Graph, mesh: Mesh, value: int, spec: object) -> Sharding:
     """A spec, in any form that a strategy takes, as a layout of one value.
 

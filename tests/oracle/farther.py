@@ -136,9 +136,7 @@ def depthwise(draw):
     def run(x, k):
         if mean:
             window = (1, taps, 1), (1, stride, 1), "SAME"
-            return lax.reduce_window(
-                site(x * k.sum(0)), np.array(0.0, x.dtype), lax.add, *window
-            )
+            return lax.reduce_window(site(x * k.sum(0)), np.array(0.0, x.dtype), lax.add, *window)
         numbers = ("NWC", "WIO", "NWC")
         return site(
             lax.conv_general_dilated(

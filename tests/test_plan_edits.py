@@ -1,0 +1,160 @@
+"""Edited plan files: refused with `PlanFileError`, or a plan whose parts agree."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import shardalg as sa
+from shardalg import plan_file
+from shardalg.errors import LoweringError, PlanFileError
+from tests import plan_edits
+from tests.plan_edits import BASES, base, edited, tried
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("edits")
+
+
+def run(folder, seed, count):
+    """What became of `count` edits, and the parts of the file that hold the accepted ones."""
+    found = Counter()
+    for i in range(count):
+        name = list(BASES)[i % len(BASES)]
+        content = edited(base(name, folder), np.random.default_rng([seed, i]))
+        try:
+            found[tried(content, folder / "edited.json", name)] += 1
+        except BaseException as error:
+            error.add_note(f"edit {i} of seed {seed}, of {name}")
+            raise
+    return found
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_a_plan_without_edits_is_taken(name, folder):
+    assert tried(base(name, folder), folder / "same.json", name) == "taken"
+
+
+def test_a_sample_of_edits(folder):
+    found = run(folder, 0, 60)
+    assert found["refused"] > found["taken"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_thousand_edits(folder, seed):
+    print(run(folder, seed, 1000))
+
+
+def written(folder, name, change):
+    """The file with a change, its digest made again."""
+    content = json.loads(json.dumps(base(name, folder)))
+    change(content)
+    plan_file.write(folder / "changed.json", content)
+    return folder / "changed.json"
+
+
+def precision(content):
+    (dot,) = (s for s in content["graph"]["signatures"] if s[0] == "dot_general")
+    assert dot[1][1] == ["precision", ["HIGHEST", "HIGHEST"]]
+    dot[1][1][1] = ["DEFAULT", "DEFAULT"]
+
+
+DIFFERENCES = {
+    "options": lambda c: c["options"].update(share_gathers=False),
+    "strict": lambda c: c["options"].update(strict=True),
+    "donation": lambda c: c.update(donated=[]),
+    "roles": lambda c: c.update(argument_roles=["parameters", "data"]),
+    "result layout": lambda c: c["annotations"]["results"][0].update(dims=[[], []]),
+    "precision": precision,
+    "a name": lambda c: c["graph"]["values"][0].__setitem__(2, "y"),
+    "a source line": lambda c: c["graph"]["nodes"][0].__setitem__(3, "other.py:1"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_everything_that_was_asked_for_is_compared(name, folder):
+    """Each of these is a plan by itself, and is not the one that was saved."""
+    path = written(folder, "matmul", DIFFERENCES[name])
+    with pytest.raises(PlanFileError, match="was edited, or planned by a version"):
+        sa.load_plan(path)
+    assert isinstance(plan_edits.restored(path), sa.Plan)
+
+
+def test_a_plan_of_another_precision_does_not_run_the_function(folder):
+    other = plan_edits.restored(written(folder, "matmul", precision))
+    with pytest.raises(LoweringError, match="graph is"):
+        other.lower(fn=plan_edits.matmul)
+
+
+def test_named_sizes_with_other_formulas_do_not_run_the_function(folder):
+    def swap(content):
+        """M of the weight, of hint 6, as a size of its own of the same hint."""
+        text = json.dumps(content["symbols"]).replace('"M"', '"K"')
+        content["symbols"] = json.loads(text)
+
+    other = plan_edits.restored(written(folder, "named", swap))
+    B, M = sa.dims("B M", hint=(8, 6))
+    types = [sa_type((B, M)), sa_type((M, M))]
+    with pytest.raises(LoweringError, match="other formulas"):
+        other.lower(fn=plan_edits.named, args=types)
+
+
+def sa_type(shape):
+    import jax
+
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
+TEXTS = {
+    "deep": '{"schema": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "101 levels": '{"schema": ' + "[" * 101 + "]" * 101 + "}",
+    "digits": '{"schema": ' + "9" * 10_000 + "}",
+    "NaN": '{"schema": NaN}',
+    "Infinity": '{"schema": "shardalg.plan/3", "plan": -Infinity}',
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_that_no_plan_is(name, tmp_path):
+    (tmp_path / "plan.json").write_text(TEXTS[name])
+    with pytest.raises(PlanFileError):
+        sa.load_plan(tmp_path / "plan.json")
+
+
+VALUES = {
+    "an item type": (lambda c: c["graph"]["types"][0].__setitem__(1, "object"), "no type"),
+    "a size": (lambda c: c["graph"]["types"][0].__setitem__(0, [7, -16]), "no type"),
+    "half a character": (lambda c: c["graph"].update(argument_paths=["x", "\ud800"]), "half a"),
+    "true for a number": (lambda c: c.update(donated=[True]), r"donated\[0\] is True, no whole"),
+    "a large number": (lambda c: c.update(donated=[1 << 64]), r"donated\[0\] is \d+, too large"),
+    "donated twice": (lambda c: c.update(donated=[0, 0]), "each donated once"),
+    "roles": (lambda c: c.update(argument_roles=["data", "boss"]), r"roles\[1\] is 'boss', none"),
+    "a part more": (lambda c: c.update(more=1), "its content is no plan: it needs graph"),
+    "no JAX": (lambda c: c["graph"]["signatures"][0][1][1].__setitem__(1, "HI"), "not JAX's"),
+    "a digit": (
+        lambda c: c["annotations"]["arguments"][0].update(dims=[[[0, 2]], []]),
+        "is no axis of",
+    ),
+    "a number for a switch": (
+        lambda c: c["options"].update(defer_sums=1),
+        r"options\['defer_sums'\] is 1, neither true nor false",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_that_its_type_does_not_allow_is_named(name, folder):
+    change, message = VALUES[name]
+    with pytest.raises(PlanFileError, match=message):
+        sa.load_plan(written(folder, "matmul", change))
+
+
+def test_priorities_are_kept(tmp_path):
+    x = sa_type((8, 16))
+    layout = sa.Sharding.parse('#sdy.sharding<@mesh, [{"X"}p1, {?}]>', (8, 16), plan_edits.MESH)
+    plan = sa.plan(lambda x: x + 1, x, mesh=plan_edits.MESH, in_shardings=(layout,))
+    plan.save(tmp_path / "plan.json")
+    assert sa.load_plan(tmp_path / "plan.json").annotations == plan.annotations
