@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ from shardalg.propagate.strategy import (
     resolve,
     strategy_from,
 )
-from shardalg.records import read
 from shardalg.report import decisions, tables, warned
 from shardalg.report.border import with_borders
 from shardalg.report.difference import PlanDifference, difference
@@ -36,7 +35,7 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.text import program_text
 from shardalg.stages import Stages, planned, planned_at, priced
 from shardalg.table import Table
-from shardalg.traced import Traced, own_mesh, read_traced, trace_arguments, with_own
+from shardalg.traced import Traced, own_mesh, trace_arguments, with_own
 
 if TYPE_CHECKING:
     from shardalg.algebra.dims import Size
@@ -506,12 +505,7 @@ class Plan:
         plan_file.write(path, self._content())
 
     def _content(self) -> dict[str, Any]:
-        asked = {
-            **self.traced.to_json(),
-            "annotations": plan_file.annotations_json(self.annotations),
-            "options": asdict(self.options),
-        }
-        return {**asked, "program": plan_file.sealed(asked, self.text())}
+        return plan_file.content(self.traced, self.annotations, self.options, text=self.text())
 
     def __reduce__(self) -> tuple[Callable[[bytes], Plan], tuple[bytes]]:
         """Pickled, a plan is its file: it comes back as `load_plan` gives it."""
@@ -636,7 +630,7 @@ def load_plan(path: str | Path) -> Plan:
     """
     content = plan_file.read(path)
     try:
-        loaded = _restored(content)
+        loaded = from_annotations(*plan_file.parts(content))
     except ShardalgError as error:
         raise PlanFileError(
             f"{path}: its content is no plan ({type(error).__name__}: {error}). Save it again."
@@ -652,10 +646,3 @@ def load_plan(path: str | Path) -> Plan:
 def _from_bytes(content: bytes) -> Plan:
     """The plan of a file's content."""
     return plan_file.from_bytes(load_plan, content)
-
-
-def _restored(content: Mapping[str, Any]) -> Plan:
-    """The plan of a file's content, whose digest is not looked at."""
-    traced = read_traced(content)
-    annotations = plan_file.read_annotations(content["annotations"], traced.graph, traced.home)
-    return from_annotations(traced, annotations, read(Options, content["options"], "options"))

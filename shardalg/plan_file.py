@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import make_dataclass
+from dataclasses import asdict, make_dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,8 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import PlanFileError
 from shardalg.files import write_whole
 from shardalg.graph.ir import Graph
-from shardalg.propagate.strategy import Annotations, check_fit
+from shardalg.propagate.strategy import Annotations, Options, check_fit
+from shardalg.traced import Traced, read_traced
 
 SCHEMA = "shardalg.plan/3"
 KEYS = (
@@ -98,6 +99,27 @@ def _refused(name: str) -> None:
 def sealed(content: Mapping[str, Any], text: str) -> str:
     """The digest that ties all that was asked for to the program that came of it."""
     return digest(f"{body(content)}\n{text}")
+
+
+def content(
+    traced: Traced, annotations: Annotations, options: Options, *, text: str
+) -> dict[str, Any]:
+    """What a file holds of a plan, as plain data; `text` is its program."""
+    annotated = annotations_json(annotations)
+    asked = {**traced.to_json(), "annotations": annotated, "options": asdict(options)}
+    return {**asked, "program": sealed(asked, text)}
+
+
+def parts(content: Mapping[str, Any]) -> tuple[Traced, Annotations, Options]:
+    """What a plan is made of, from the content of a file; the digest inside is not looked at.
+
+    Raises:
+      PlanFileError: a value that its type does not allow, or a graph that no trace makes.
+      ShardalgError: what cannot be of layouts, meshes, options and sizes.
+    """
+    traced = read_traced(content)
+    annotations = read_annotations(content["annotations"], traced.graph, traced.home)
+    return traced, annotations, records.read(Options, content["options"], "options")
 
 
 _SIDES = ("arguments", "results", "sites")
