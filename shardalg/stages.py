@@ -86,9 +86,10 @@ def planned(traced: Traced, annotations: Annotations, options: Options) -> Stage
     """Complete, partition and check."""
     options = options.where(named=is_named(traced, annotations))
     with collection_paused():
-        sharded = propagate(traced.graph, annotations, options.completing)
+        completed = [propagate(traced.graph, annotations, way) for way in options.completions]
+        sharded = completed[0]
         if options.policy == "cost":
-            sharded = by_cost(sharded, traced.roles, options)
+            sharded = by_cost(completed, traced.roles, options)
         program = partition(sharded, traced.roles, options)
     return Stages(traced, annotations, sharded, program)
 

@@ -70,6 +70,7 @@ class Rule:
       vacant: (operand, way to combine) whose identity stands where a window of the operand has no
         element, if that is not the identity of `combine`: the number that is never selected.
       family: which emission places the local numbers (`ops/emit.py`).
+      batched: whether it is a call of its own for each element of a batch, as factorisations are.
       operand_shapes, result_shapes: what "inside" means; empty: every index covers its dimension.
 
     Raises:
@@ -97,6 +98,7 @@ class Rule:
     flops: int = 0
     vacant: tuple[tuple[int, str], ...] = ()
     family: str = "same"
+    batched: bool = False
     operand_shapes: tuple[tuple[int, ...], ...] = ()
     result_shapes: tuple[tuple[int, ...], ...] = ()
     user: object = field(default=None, compare=False, repr=False)

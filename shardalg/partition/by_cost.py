@@ -29,24 +29,30 @@ MOST_OPTIONS = 2000
 """Options of all units together, up to which random starts are taken."""
 
 
-def by_cost(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> ShardedGraph:
+def by_cost(
+    completed: Sequence[ShardedGraph], roles: Sequence[str], options: Options
+) -> ShardedGraph:
     """The graph with the layouts and the loops that take the fewest seconds, as far as found.
 
     Annotations, arguments and results stay as completed; what a loop carries, its constants and
     what branches read and give have one layout each (`partition.ties`). Coordinate descent from the
-    completed layouts, and on small graphs from `STARTS` random points; completion itself stands
-    where nothing is faster by `costs.step_time`. Memory is not limited.
+    fastest completion, and on small graphs from `STARTS` random points; that completion itself
+    stands where nothing is faster by `costs.step_time`. Memory is not limited.
+
+    Args:
+      completed: the completions of the faithful policies, none of which is faster then.
     """
     chip = load(options.hardware)
-    problem = CostProblem(sharded, chip)
-    more = STARTS if sum(map(len, problem.problem.units)) <= MOST_OPTIONS else 0
-    made = problem.applied(best_of(problem.problem, problem.completed, more=more))
 
     def step_s(graph: ShardedGraph) -> float:
         program = partition(graph, roles, options)
         return estimate(program, graph.graph, chip, roles=roles).step_time_s
 
-    return min(made, sharded, key=step_s)
+    start = min(completed, key=step_s)
+    problem = CostProblem(start, chip)
+    more = STARTS if sum(map(len, problem.problem.units)) <= MOST_OPTIONS else 0
+    made = problem.applied(best_of(problem.problem, problem.completed, more=more))
+    return min(made, start, key=step_s)
 
 
 @dataclass(frozen=True, eq=False)

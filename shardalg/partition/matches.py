@@ -15,7 +15,7 @@ def demanded_devices(key: NodeKey, component: Component, assignments: list[Assig
     """How many devices a contraction is computed on at least.
 
     Loops are matched by digits that an operand and the result both put on them, contracted ones
-    where all operands put the same. What matches splits the work as it lies; besides, the result's
+    where all operands put the same (a window's other operand has no digits on its taps). What matches splits the work as it lies; besides, the result's
     digits may. The most devices of the assignments that use all matches and no digits of one
     operand alone: so that less traffic never means more arithmetic than in XLA's partitioner, which
     groups devices by the same matches (`dot_handler.cc`, PartitionDotGroupOn*).
@@ -45,12 +45,26 @@ def _matches(key: NodeKey, component: Component) -> tuple[Held, Held]:
     home = {name: set().union(*found) for name, found in asked.items()}
     matched = {name: own & set().union(*held.get(name, ())) for name, own in home.items()}
     used = {digit for digits in matched.values() for digit in digits}
-    left = {name: [digits - used for digits in held[name]] for name in reduced if name in held}
+    left = {
+        name: [digits - used for digits in held[name]]
+        for name in reduced
+        if len(held.get(name, ())) == _readers(component, name)
+    }
     shared = {name: set.intersection(*found) for name, found in left.items()}
     same = {name: shared[name] if _alike(found) else set() for name, found in left.items()}
     contracted = {digit for digits in shared.values() for digit in digits}
     usable = {name: own - contracted for name, own in home.items()}
     return matched | same, usable | same
+
+
+def _readers(component: Component, loop: str) -> int:
+    """How many dimensions of operands are read along a loop, through windows too."""
+    return sum(
+        loop in index.variables
+        for tensor in component.tensors
+        if tensor.operand is not None
+        for index in tensor.rule.indices(tensor.operand)
+    )
 
 
 def _alike(held: list[set[Digit]]) -> bool:

@@ -37,6 +37,7 @@ class Kind:
       alone: whether no operand has another user (Shardy's first stage asks).
       blocks: loops that the operator takes as a block, but that operands and results share: a sort.
       is_closed: whether GSPMD infers nothing through it: a block of the result is no operand's.
+      deaf: operands that results ask nothing of: factors, whose own block no result has.
     """
 
     role: str
@@ -51,6 +52,7 @@ class Kind:
     alone: bool = True
     blocks: frozenset[str] = frozenset()
     is_closed: bool = False
+    deaf: frozenset[int] = frozenset()
 
     @property
     def operands(self) -> range:
@@ -217,8 +219,16 @@ def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, .
         tuple(sorted(operands, key=lambda k: role == priority.GATHER and k not in indices)),
         frozenset(loop for r in rules for loop in r.result_loops if _passes(r, loop)),
         blocks=blocks,
-        is_closed=bool(unmatched) or not any(entry for tensor in maps for entry in tensor),
+        is_closed=bool(unmatched and not rule.batched)
+        or not any(entry for tensor in maps for entry in tensor),
+        deaf=frozenset(k for k in operands if _block(rule, k) - rule.result_loops),
     )
+
+
+def _block(rule: Rule, operand: int) -> frozenset[str]:
+    """Loops that an operator takes whole of an operand."""
+    read = {name for index in rule.indices(operand) for name in index.variables}
+    return rule.whole & read
 
 
 def _passes(rule: Rule, loop: str) -> bool:

@@ -212,6 +212,8 @@ def _claims(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list
 
 def wishes(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
     """What a node wants for its operand `target`: nothing through a convolution's window."""
+    if target in kind.deaf:
+        return []
     found = [*_of_results(kind, numbers, layouts, target)]
     for side in _of_operands(kind, numbers, layouts, target):
         both = layouts.merged(kind.shapes[target], found[0][0], side[0]) if found else None

@@ -74,7 +74,14 @@ class Options:
     @property
     def completing(self) -> Options:
         """The options of completion."""
-        return replace(self, policy="gspmd") if self.policy == "cost" else self
+        return self.completions[0]
+
+    @property
+    def completions(self) -> tuple[Options, ...]:
+        """The options of all completions that the policy weighs: those of the faithful ones."""
+        if self.policy != "cost":
+            return (self,)
+        return tuple(replace(self, policy=name) for name in POLICIES if name != "cost")
 
     def where(self, *, named: bool) -> Options:
         """The options of a plan whose sizes have names, or have none."""

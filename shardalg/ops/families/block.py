@@ -82,7 +82,8 @@ def linear_algebra(signature: Signature) -> tuple[Rule, ...]:
     """Leading dimensions of the first operand are a batch; all others are whole. O(n^3) each."""
     core = 1 if signature.primitive in VECTORS else 2
     shape = signature.operands[0].shape
-    return (_batched(signature, max(len(shape) - core, 0), shape[-1] if core == 2 else 1),)
+    row = _batched(signature, max(len(shape) - core, 0), shape[-1] if core == 2 else 1)
+    return (replace(row, batched=True),)
 
 
 def opaque(signature: Signature) -> tuple[Rule, ...]:
