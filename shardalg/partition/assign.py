@@ -24,7 +24,7 @@ from shardalg.partition.component import (
 )
 from shardalg.partition.key import Choice, NodeKey, Weight, at_hand, devices_of, weight
 from shardalg.partition.layouts import interned, whole
-from shardalg.partition.matches import demanded_devices
+from shardalg.partition.matches import demanded_devices, twins
 from shardalg.partition.picks import elements, picked
 from shardalg.partition.reshard import reshard_bound, reshard_price
 from shardalg.partition.sent import GATHERED, sent_bytes
@@ -265,7 +265,7 @@ def _options(key: NodeKey, component: Component) -> Options:
     """Per loop the digits that some tensor's sharding puts on it, and no digits.
 
     Digits of a dimension that an operator needs as one block, or whose partial results are sent
-    whole, may go to any other loop instead.
+    whole, may go to any other loop instead; digits of a contracted loop to an axis that is idle.
     """
     options: Options = {name: [()] for name in component.loops}
     moved: dict[Digits, None] = {}
@@ -282,6 +282,8 @@ def _options(key: NodeKey, component: Component) -> Options:
                         known += [top for top in tops if top not in known]
     for digits in moved:
         _add_behind(options, component, digits)
+    for name, digits in twins(key, component).items():
+        options[name].append(digits)
     return options
 
 

@@ -10,10 +10,11 @@ from tests.oracle.test_oracle import worst
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-# Where ours sends or computes more, and why; a program that gets better must leave this list.
+# Where ours sends more by default, and why; a program that gets better must leave this list. With
+# gathers kept none sends more, and none computes more.
 WORSE = {
-    "gated_0": "fewer bytes at more flops: an operand that XLA splits is whole in the backward",
-    "gated_1": "fewer bytes at more flops: a weight is gathered where XLA adds partial products",
+    "attention_3": "an activation is gathered again in the backward pass",
+    "conv_2": "the kernel and the activation are gathered again in the backward pass",
 }
 PROVED = ("einsum_0", "gated_1", "pool_3")
 PROGRAMS = {program.name: (program, told) for program, told in beside_xla.recorded()}
@@ -23,8 +24,9 @@ def test_no_more_bytes_and_no_more_flops_than_xla(show):
     assert len(PROGRAMS) == 60
     table = [beside_xla.row(*found) for found in PROGRAMS.values()]
     show(beside_xla.summary(table))
-    worse = {r["program"] for r in table if r["bytes_ratio"] > 1 or r["flops_ratio"] > 1}
+    worse = {r["program"] for r in table if beside_xla.is_above(r)}
     assert worse == set(WORSE), worse ^ set(WORSE)
+    assert all(max(r["bytes_ratio"], r["flops_ratio"]) <= 1 for r in table)
 
 
 @pytest.mark.parametrize("name", PROVED)

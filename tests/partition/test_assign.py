@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from benchmarks import oracle_bytes
 from shardalg.costs.compute import signature_flops
 from shardalg.costs.hardware import load
 from shardalg.ops.table import rules
@@ -110,3 +111,43 @@ def test_work_is_repeated_where_it_takes_less_time_than_sending(size, kind):
     ends = {"in_shardings": (P(), P("X")), "out_shardings": P()}
     plan = sa.plan(jnp.matmul, *types, mesh=MESH, **ends)
     assert plan.collectives()["kind"].tolist() == [kind]
+
+
+def taps(x, k):
+    return jax.lax.conv_general_dilated(
+        x, k, (1,), [(3, 0)], dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=16
+    )
+
+
+# einsum, shapes and specs of its operands, spec of the result; flops of a device and bytes that it
+# sends in what XLA's GSPMD makes of it (jax 0.10.2, mesh X=2, Y=2).
+MATCHES = {
+    "idle axis": ("bsh,hm->bsm", (4, 8, 32), (32, 16), P("X"), P("X"), P("X"), 8192, 2048),
+    "axis of the other": (
+        "bsm,mh->bsh", (16, 8, 16), (16, 32), P(None, "Y", "X"), P("Y"), P(None, "Y"), 32768, 9216,
+    ),
+    "one operand's": (
+        "abc,dbc->ad", (16, 16, 16), (32, 16, 16), P("Y", "X"), P(None, "Y"), P("Y"), 65536, 17408,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MATCHES)
+def test_a_product_computes_and_sends_no_more_than_xlas(name):
+    text, *shapes, first, second, made, flops, sent = MATCHES[name]
+    types = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    plan = sa.plan(
+        lambda a, b: jnp.einsum(text, a, b), *types, mesh=sa.Mesh({"X": 2, "Y": 2}),
+        in_shardings=(first, second), out_shardings=made,
+    )  # fmt: skip
+    assert oracle_bytes.our_product_flops(plan.program, plan.graph) <= flops
+    assert oracle_bytes.our_wire_bytes(plan.program) <= sent
+    assert plan.verify().ok
+
+
+def test_taps_of_a_window_are_gathered_rather_than_results_added_up():
+    types = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((2, 32, 16), (4, 1, 16))]
+    given = {"in_shardings": (P(None, "Y"), P("X")), "out_shardings": P(None, "Y")}
+    plan = sa.plan(taps, *types, mesh=sa.Mesh({"X": 4, "Y": 2}), **given)
+    kinds = [row["kind"] for row in plan.collectives_table]
+    assert sorted(kinds) == ["all_gather", "collective_permute"]

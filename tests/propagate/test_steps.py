@@ -243,3 +243,33 @@ def test_axes_of_size_one_and_one_device_are_legal(axes_of_mesh):
     given = {0: layout((8, 0), *names, mesh=mesh)}
     done = propagate(graph, annotations(graph, given=given, mesh=mesh), Options())
     assert done.shardings[made].parts == (1, 1)
+
+
+FACTORS = [
+    # What XLA's GSPMD makes of these, asked with jax 0.10.2: a factorisation's batch goes forward
+    # alone, a solve's also back to the right side.
+    ("cholesky", {"symmetrize_input": False}, 1, {0: "x"}, (), ("x",)),
+    ("cholesky", {"symmetrize_input": False}, 1, {1: "x"}, (None,), ("x",)),
+    ("triangular_solve", None, 2, {0: "x"}, ("x", "x"), ("x",)),
+    ("triangular_solve", None, 2, {1: "y"}, (None, "y"), ("y",)),
+    ("triangular_solve", None, 2, {0: "x", 1: "y"}, ("x", "y"), ("x",)),
+    ("triangular_solve", None, 2, {2: "x"}, (None, "x"), ("x",)),
+]
+SOLVE = {
+    "left_side": True, "lower": True, "transpose_a": False, "conjugate_a": False,
+    "unit_diagonal": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FACTORS, ids=lambda case: f"{case[0]}-{case[3]}")
+def test_batches_of_factors_and_solves(case):
+    primitive, params, count, given, operands, results = case
+    b, shape = Builder(), (8, 16, 16)
+    arguments = tuple(b.argument(*shape) for _ in range(count))
+    made = b.node(primitive, arguments, shape, **(params or SOLVE))
+    at = {k: layout(shape, axis, None, None) for k, axis in given.items()}
+    wanted = {0: at.pop(count)} if count in at else None
+    done = complete(b, [made], given=at, **({"wanted": wanted} if wanted else {}))
+    found = [axes(done.shardings[v])[0] for v in (*arguments, made)]
+    expected = [*(operands or ("x",)), *results]
+    assert found == [(axis,) if axis else () for axis in expected]
