@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from shardalg.algebra.digits import Digit, Digits, parts
@@ -47,13 +48,12 @@ _RING_BYTES: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "all_to_all": lambda b, n: (b * (n - 1), n),
     "collective_permute": lambda b, n: (b, 1),
 }
-# Messages that follow one another: what the latency of a link is paid for.
+# Messages that follow one another on a ring: what the latency of a link is paid for.
 _RING_HOPS: dict[str, Callable[[Any], Any]] = {
     "all_gather": lambda n: n - 1,
     "all_reduce": lambda n: 2 * (n - 1),
     "reduce_scatter": lambda n: n - 1,
     "all_to_all": lambda n: n - 1,
-    "collective_permute": lambda n: int(n != 1),
 }
 
 
@@ -145,20 +145,37 @@ def _stays(attributes: Attributes) -> bool:
 def seconds(attributes: Attributes, local_in_bytes: Any, *, mesh: Mesh, hardware: Hardware) -> Any:
     """Seconds of one execution: bytes over the slowest link of its axes, and latency per hop.
 
-    `wire_bytes / link_bytes_per_s + hops * latency_s`; a ring of n takes n-1 hops, an all_reduce
-    2(n-1), a permute one.
+    `wire_bytes / link_bytes_per_s + hops * latency_s`. A collective over several axes goes axis by
+    axis, which sends as many bytes as one ring of all devices and takes fewer hops: n-1 on each
+    axis of n, an all_reduce 2(n-1), a permute one.
 
     >>> mesh = Mesh({"X": 2, "Y": 4})
     >>> slow = Hardware("slow", link_bytes_per_s=1e6, latency_s=1e-3)
     >>> seconds(AllGather(0, mesh.digits("Y")), 1_000_000, mesh=mesh, hardware=slow)
     3.003
+    >>> seconds(AllGather(0, mesh.digits("XY")), 1_000_000, mesh=mesh, hardware=slow)
+    7.004
+
+    Source: collectives on a torus, one dimension after the other: Sack and Gropp, "Collective
+    algorithms for multiported torus networks", ACM TOPC 1 (2015).
     """
     sent = wire_bytes(attributes, local_in_bytes)
     if not sent:
         return 0.0
-    hops = _RING_HOPS[KINDS[type(attributes)]](group_size(attributes))
+    hops = _hops(KINDS[type(attributes)], attributes.digits, mesh)
     link = hardware.link(axis_names(mesh, attributes.digits))
     return _ring_seconds(sent, hops, link, hardware.latency_s)
+
+
+def _hops(kind: str, digits: Digits, mesh: Mesh) -> Any:
+    """Messages that follow one another where a collective goes axis by axis."""
+    if kind == "collective_permute":
+        return 1
+    sizes: dict[str, Any] = {}
+    for name, size in chain.from_iterable(_axis_parts(mesh, d) for d in digits if d.size != 1):
+        sizes[name] = sizes[name] * size if name in sizes else size
+    first, *rest = [_RING_HOPS[kind](size) for size in sizes.values()]
+    return sum(rest, first)
 
 
 @lru_cache(maxsize=1 << 14, typed=True)
@@ -173,13 +190,16 @@ def axis_names(mesh: Mesh, digits: Digits) -> tuple[str, ...]:
     >>> axis_names(Mesh({"X": 2, "Y": 4}), Mesh({"X": 2, "Y": 4}).digits("YX"))
     ('Y', 'X')
     """
-    names = (_axis_names(mesh, digit) for digit in digits if digit.size != 1)
-    return tuple(dict.fromkeys(name for found in names for name in found))
+    found = chain.from_iterable(_axis_parts(mesh, digit) for digit in digits if digit.size != 1)
+    return tuple(dict.fromkeys(name for name, _ in found))
 
 
-def _axis_names(mesh: Mesh, digit: Digit) -> tuple[str, ...]:
+def _axis_parts(mesh: Mesh, digit: Digit) -> tuple[tuple[str, Any], ...]:
+    """The axes that a digit joins, major first, each with how many of its parts."""
     if type(digit.size) is int:
-        return tuple(ref.name for ref in mesh.axis_refs(digit))
+        sizes = dict(mesh.axes)
+        return tuple((ref.name, ref.size or sizes[ref.name]) for ref in mesh.axis_refs(digit))
     # A digit whose size is a formula is one axis, or a part of it: its stride tells which.
     axes = ((name, mesh.digit(name)) for name, size in mesh.axes if size > 1)
-    return tuple(n for n, a in axes if a.stride <= digit.stride < a.stride * a.size)
+    names = [n for n, a in axes if a.stride <= digit.stride < a.stride * a.size]
+    return tuple((name, digit.size) for name in names)
