@@ -12,9 +12,8 @@ from types import GenericAlias, NoneType, UnionType
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 from shardalg.algebra.affine import Index
-from shardalg.algebra.digits import Digit, Digits, overlap
+from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
-from shardalg.errors import MeshError
 from shardalg.spmd.control import bodies
 from shardalg.spmd.program import Block, SpmdProgram, Start
 
@@ -37,7 +36,10 @@ def declared(cls: type) -> tuple[tuple[str, Any], ...]:
 
 
 class Fitting:
-    """Tests of values against declared types, on one mesh: digits are axes of it, each used once.
+    """Tests of values against declared types, on one mesh: digits are of its positions.
+
+    A tensor may lie on another mesh over the same devices, so they need not be its axes; no place
+    of a position is used twice.
 
     >>> fitting = Fitting(Mesh({"X": 2, "Y": 4}))
     >>> [fitting.fits(value, int | None) for value in (3, None, 3.0, True)]
@@ -114,12 +116,13 @@ class Fitting:
         return self._digits[value]
 
     def _on_mesh(self, digits: Digits) -> bool:
-        try:
-            places = [self.mesh.axis_refs(digit) for digit in digits]
-        except (MeshError, ArithmeticError):
-            return False
-        apart = all(not overlap(a, b) for k, a in enumerate(digits) for b in digits[:k])
-        return apart and len(places) == len(digits)
+        """Digits of the mesh, or of another one over its devices: each above those before it."""
+        below = 1
+        for stride, size in sorted(digit for digit in digits if digit.size != 1):
+            if min(stride, size) < 1 or stride % below:
+                return False
+            below = stride * size
+        return self.mesh.size % below == 0
 
     def fault(self, value: object, hint: Any, where: str) -> str:
         """The innermost place at which a value does not fit, in words; "" if it fits.
