@@ -44,6 +44,7 @@ from shardalg.verify.operators import (
     emitted,
     local_signature,
     padding,
+    passed,
     pending,
     reads,
     row_major,
@@ -72,6 +73,7 @@ class Applied:
       signature: of the global operator.
       operands: what they hold, without their values.
       made: local types and layouts of the results; named says which are graph values by then.
+      finite: whether numbers are taken to be finite (`Options.finite_sums`).
     """
 
     mesh: Mesh
@@ -79,6 +81,7 @@ class Applied:
     apply: Apply | Choose | Extract | Insert
     operands: tuple[Contents, ...]
     made: tuple[Made, ...]
+    finite: bool = False
 
     @property
     def local(self) -> Signature:
@@ -276,6 +279,7 @@ def _operator(what: Applied, run: Run, emission: Emission) -> Iterator[Stated]:
     yield from reads(run, held)
     yield from padding(run, held)
     yield "combine", pending(run, held)[1]
+    yield from passed(run, held, finite=what.finite)
     yield from selected(run, emission)
     yield from _zeros(run, held)
     for k, contents in held.items():
