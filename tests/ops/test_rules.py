@@ -99,6 +99,28 @@ def test_partial_sums_pass_only_where_the_operator_is_linear(
     assert (rule.linear, rule.addends) == (linear, addends)
 
 
+# function of two matrices, types of them, operands behind which sums of every number may wait
+PASSES = [
+    (jnp.matmul, (F, F), set()),
+    (jnp.matmul, (N, N), {0, 1}),
+    (lambda x, y: jnp.matmul(x, y, preferred_element_type=N), ("int8", "int8"), set()),
+    (lambda x, y: jax.lax.conv(x[None], y[None], (1,), "SAME"), (F, F), set()),
+    (jnp.multiply, (F, F), set()),
+    (jnp.multiply, ("complex64", "complex64"), set()),
+    (jnp.multiply, ("uint8", "uint8"), {0, 1}),
+    (jnp.divide, (F, F), set()),
+    (jnp.subtract, (F, F), {0, 1}),
+]
+
+
+@pytest.mark.parametrize(("fn", "types", "operands"), PASSES)
+def test_sums_of_every_number_wait_behind_additions_and_rings(fn, types, operands):
+    x, y = (jnp.ones((3, 3), dtype) for dtype in types)
+    (rule,) = rules(trace(fn, x, y).nodes[-1].signature)
+    assert rule.passes(finite=False) == operands
+    assert rule.passes(finite=True) == ({0} if fn is jnp.divide else {0, 1})
+
+
 def test_linear_rows_are_linear(show):
     """f(a + b) = f(a) + f(b) where the row says so, on the literal meaning of a few families."""
     x, y = jnp.arange(6.0).reshape(2, 3), jnp.ones((2, 3)) * 0.5
