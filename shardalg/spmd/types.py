@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digits, canonical, parts
 from shardalg.errors import ProgramError
 from shardalg.spmd.program import (
     AllGather,
@@ -52,7 +52,10 @@ def _scaled(shape: Shape, dim: int, *, times: int = 1, over: int = 1) -> Shape:
 
 
 def _all_to_all(a: AllToAll, shape: Shape) -> Shape:
-    n = parts(a.digits)
+    n, arriving = parts(a.digits), a.arriving or a.digits
+    # the order of digits says in which order pieces stand; which devices take part is one set
+    if len({canonical(tuple(sorted(x, reverse=True))) for x in (a.digits, arriving)}) > 1:
+        raise ProgramError(f" sends along {a.digits} what arrives along {arriving}.")
     return _scaled(_scaled(shape, a.split_dim, over=n), a.concat_dim, times=n)
 
 

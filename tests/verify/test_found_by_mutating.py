@@ -3,11 +3,25 @@
 from dataclasses import replace
 
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from shardalg.spmd import program as p
+from tests.partition.planned import MESH, numbers
 from tests.verify import test_moving_mutations as moving
+from tests.verify.mutating import Case
 
-CASES = {"reshaped": moving.CASES["reshaped"]}
+X, Y = MESH.digits("X"), MESH.digits("Y")
+
+
+def turned(x):
+    """Of two columns eight devices then hold one or none."""
+    return x * 2
+
+
+CASES = {
+    "reshaped": moving.CASES["reshaped"],
+    "turned": Case(turned, (numbers(16, 2) + 9,), (P("X", "Y"),), P(None, ("Y", "X"))),
+}
 
 
 def longer(regroup):
@@ -18,6 +32,12 @@ def longer(regroup):
 
 # The program, and what is changed in which instruction of a kind.
 MUTATIONS = {
+    "other devices send than receive": (
+        "turned",
+        p.AllToAll,
+        lambda a: replace(a, arriving=Y + X),
+        -1,
+    ),
     "a group of more dimensions than there are": ("reshaped", p.Regroup, longer, -1),
 }
 
