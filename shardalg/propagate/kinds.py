@@ -201,7 +201,11 @@ def _until(digits: Digits, tops: set[int]) -> Digits:
 def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, ...]) -> Kind:
     """The kind of a node."""
     rule = rules[0]
-    blocks = rule.whole & rule.result_loops & rule.operand_loops
+    deaf = frozenset(
+        k for k in range(len(signature.operands)) if _block(rule, k) - rule.result_loops
+    )
+    # a sort's dimension is followed, a solve's is whole on both sides
+    blocks = frozenset() if deaf else rule.whole & rule.result_loops & rule.operand_loops
     maps = row_maps(signature, rules, blocks)
     unmatched = rule.whole & rule.result_loops - rule.operand_loops
     types = (*signature.operands, *signature.results)
@@ -221,7 +225,7 @@ def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, .
         blocks=blocks,
         is_closed=bool(unmatched and not rule.batched)
         or not any(entry for tensor in maps for entry in tensor),
-        deaf=frozenset(k for k in operands if _block(rule, k) - rule.result_loops),
+        deaf=deaf,
     )
 
 

@@ -254,6 +254,8 @@ FACTORS = [
     ("triangular_solve", None, 2, {1: "y"}, (None, "y"), ("y",)),
     ("triangular_solve", None, 2, {0: "x", 1: "y"}, ("x", "y"), ("x",)),
     ("triangular_solve", None, 2, {2: "x"}, (None, "x"), ("x",)),
+    ("triangular_solve", None, 2, {0: (None, "x")}, (None, None), (None,)),
+    ("triangular_solve", None, 2, {1: (None, "y")}, (None, None), (None,)),
 ]
 SOLVE = {
     "left_side": True, "lower": True, "transpose_a": False, "conjugate_a": False,
@@ -267,7 +269,8 @@ def test_batches_of_factors_and_solves(case):
     b, shape = Builder(), (8, 16, 16)
     arguments = tuple(b.argument(*shape) for _ in range(count))
     made = b.node(primitive, arguments, shape, **(params or SOLVE))
-    at = {k: layout(shape, axis, None, None) for k, axis in given.items()}
+    pairs = {k: (a, None) if isinstance(a, str) else a for k, a in given.items()}
+    at = {k: layout(shape, *pair, None) for k, pair in pairs.items()}
     wanted = {0: at.pop(count)} if count in at else None
     done = complete(b, [made], given=at, **({"wanted": wanted} if wanted else {}))
     found = [axes(done.shardings[v])[0] for v in (*arguments, made)]
