@@ -81,9 +81,9 @@ def _matches(key: NodeKey, component: Component) -> tuple[Held, Held]:
 def _aligned(key: NodeKey, component: Component, matched: Held) -> Held:
     """Contracted loops along which one operand is split and the other one is then split too.
 
-    Where digits that the other has there split another loop already, these take their place; else
-    where nothing else is left to split, and the operand is larger than the result
-    (`dot_handler.cc`, should_partition_contracting_dim).
+    Where both are, by as many, or where digits that the other has there split another loop already,
+    one's take the place of the other's; else where nothing else is left to split, and the operand
+    is larger than the result (`dot_handler.cc`, should_partition_contracting_dim).
     """
     used, found = set().union(*matched.values()), {}
     others = twins(key, component)
@@ -91,13 +91,14 @@ def _aligned(key: NodeKey, component: Component, matched: Held) -> Held:
         split = [(operand, own - used) for operand, own in sides if own - used]
         if not split and name in others:
             split = [(operand, set(others[name])) for operand, own in sides if own]
-        if len(sides) == 2 and len(split) == 1:
-            ((operand, own),) = split
-            ((other, taken),) = (side for side in sides if side[0] != operand)
-            swapped = _parts(own) == _parts(taken) and not own & _digits_of(key, component, other)
-            free = _is_free(key, component, operand, used)
-            if swapped or (free and _outweighs(key, component, operand, matched)):
-                found[name] = own
+        if len(sides) != 2 or not split:
+            continue
+        operand, own = split[0]
+        ((other, taken),) = (side for side in sides if side[0] != operand)
+        swapped = _parts(own) == _parts(taken) and not own & _digits_of(key, component, other)
+        free = len(split) == 1 and _is_free(key, component, operand, used)
+        if swapped or (free and _outweighs(key, component, operand, matched)):
+            found[name] = own
     return found
 
 

@@ -128,10 +128,10 @@ class Answers:
         return found and Told(**{k: tuple(v) if type(v) is list else v for k, v in found.items()})
 
     def better(self, program):
-        """(partitioner, answer) of XLA's better one; None where neither has one."""
+        """(XLA's better partitioner, answer of each); None where neither has one."""
         told = {name: self.ask(program, name) for name in partitioners()}
         found = [(t.wire_bytes, t.product_flops, name) for name, t in told.items() if t]
-        return (min(found)[2], told[min(found)[2]]) if found else None
+        return (min(found)[2], told) if found else None
 
 
 def plan(program, told, *, keep_gathers):
@@ -149,8 +149,13 @@ def plan(program, told, *, keep_gathers):
     )
 
 
-def row(program, told, partitioner="gspmd"):
-    """Bytes and flops of products of a device and step, ours beside XLA's."""
+def row(program, answers, partitioner="gspmd"):
+    """Bytes and flops of products of a device and step, ours beside XLA's.
+
+    Args:
+      answers: of XLA's partitioners; partitioner: the one to compare with.
+    """
+    told = answers[partitioner]
     again = plan(program, told, keep_gathers=False)
     kept = plan(program, told, keep_gathers=True)
     ours, default = (int(our_wire_bytes(p.program)) for p in (kept, again))
@@ -162,6 +167,7 @@ def row(program, told, partitioner="gspmd"):
         "wire_bytes": ours,
         "default_wire_bytes": default,
         "xla_wire_bytes": told.wire_bytes,
+        "by_partitioner": {name: t.wire_bytes for name, t in answers.items() if t},
         "bytes_ratio": ratio(ours, told.wire_bytes),
         "default_bytes_ratio": ratio(default, told.wire_bytes),
         "product_flops": flops,
@@ -204,7 +210,7 @@ def recorded():
     told = json.loads(FACTS.read_text())["programs"]
     programs = siblings.programs(*RECORDED)
     return [
-        (p, Told(**(told[p.name] | {"results": tuple(told[p.name]["results"])})))
+        (p, {"gspmd": Told(**(told[p.name] | {"results": tuple(told[p.name]["results"])}))})
         for p in programs
         if told.get(p.name)
     ]
@@ -231,12 +237,29 @@ def main(count, seed, path=None):
             if is_above(rows[-1]):
                 print(*_line(rows[-1]), flush=True)
     print(summary(rows))
+    above = Counter(cause.split(":")[0] for r in rows if is_above(r) for cause in causes(r))
+    print(*(f"{count} programs: {cause}" for cause, count in above.most_common()), sep="\n")
 
 
 def _line(row):
     yield f"{row['program']} on {row['mesh']}, beside {row['beside']}:"
     yield f"bytes {row['default_bytes_ratio']:.3f} ({row['bytes_ratio']:.3f} gathers kept),"
-    yield f"flops {row['flops_ratio']:.3f}; {row['why']}"
+    yield f"flops {row['flops_ratio']:.3f}; {'; '.join(causes(row))}; {row['why']}"
+
+
+def causes(row):
+    """Why a program is above, as far as its figures say."""
+    gspmd = row["by_partitioner"].get("gspmd", math.inf)
+    if row["flops_ratio"] > 1:
+        yield "fewer bytes at more flops" if row["default_bytes_ratio"] <= 1 else "more flops"
+    elif row["default_bytes_ratio"] > 1 >= row["bytes_ratio"]:
+        yield "gathered again in the backward pass"
+    elif row["beside"] == "shardy" and row["default_wire_bytes"] <= gspmd:
+        yield f"Shardy completes it better: XLA's GSPMD sends {gspmd}"
+    elif row["flops_ratio"] < 1:
+        yield "fewer flops at more bytes"
+    else:
+        yield "no other cut was found"
 
 
 if __name__ == "__main__":

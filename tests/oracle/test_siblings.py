@@ -32,7 +32,7 @@ def test_no_more_bytes_and_no_more_flops_than_xla(show):
 @pytest.mark.parametrize("name", PROVED)
 def test_right_against_one_device_and_proved(name):
     program, told = PROGRAMS[name]
-    made = beside_xla.plan(program, told, keep_gathers=False)
+    made = beside_xla.plan(program, told["gspmd"], keep_gathers=False)
     rng = np.random.default_rng(0)
     values = [rng.standard_normal(t.shape).astype(t.dtype) for t in program.types]
     mesh = jax.make_mesh((1,) * len(program.mesh), tuple(program.mesh), devices=jax.devices()[:1])

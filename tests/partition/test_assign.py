@@ -126,6 +126,7 @@ MATCHES = {
     "axis of the other": (
         "bsm,mh->bsh", (16, 8, 16), (16, 32), P(None, "Y", "X"), P("Y"), P(None, "Y"), 32768, 9216,
     ),
+    "one axis each": ("mk,kn->mn", (32, 48), (48, 32), P(None, "X"), P("Y"), P(), 49152, 7168),
     "one operand's": (
         "abc,dbc->ad", (16, 16, 16), (32, 16, 16), P("Y", "X"), P(None, "Y"), P("Y"), 65536, 17408,
     ),
