@@ -48,6 +48,7 @@ LEVEL = {folder: level for level, row in enumerate(LAYERS) for folder in row}
 PLACES = {
     "jax": (
         "algebra/jax_types.py",
+        "graph/abstract.py",
         "graph/trace.py",
         "graph/annotate.py",
         "graph/arguments.py",

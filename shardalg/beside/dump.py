@@ -21,10 +21,11 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.beside.apart import compile_apart
 from shardalg.errors import LoweringError
+from shardalg.graph.abstract import item_type
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph, Node
 from shardalg.lower.axes import Axes, axes_of
-from shardalg.lower.border import even_prefix, item_type
+from shardalg.lower.border import even_prefix
 from shardalg.lower.hlo import Dump, Dumping, HloCollective, collectives, layout
 from shardalg.lower.hlo_text import HloModule, parse
 from shardalg.propagate.strategy import Annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
+from shardalg.graph.abstract import item_type
 from shardalg.graph.float0 import with_float0
 from shardalg.graph.ir import Graph
 from shardalg.lower.axes import Axes, on_whole_axes
@@ -130,23 +131,6 @@ def with_empty(
 
 def _empty(shape: tuple[int, ...], dtype: str) -> Array:
     return lax.full(shape, 0, item_type(dtype))
-
-
-@cache
-def item_type(name: str) -> Any:
-    """JAX's item type of that name, those of random keys among them.
-
-    >>> item_type("bfloat16"), item_type("key<fry>")
-    (dtype(bfloat16), key<fry>)
-    """
-    if not name.startswith("key<"):
-        return jax.numpy.dtype(name)
-    keys = (jax.eval_shape(partial(jax.random.key, impl=impl), 0).dtype for impl in _KEYS)
-    return next(dtype for dtype in keys if str(dtype) == name)
-
-
-# JAX's kinds of random keys.
-_KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) -> Border:

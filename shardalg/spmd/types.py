@@ -7,9 +7,11 @@ and what holds blocks makes what its blocks hand on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from shardalg.algebra.digits import Digits, canonical, parts
 from shardalg.errors import ProgramError
+from shardalg.spmd.identity import identity
 from shardalg.spmd.program import (
     AllGather,
     AllReduce,
@@ -78,6 +80,14 @@ def _side_by_side(a: Concatenate, *shapes: Shape) -> Shape | None:
     return _sized(shapes[0], a.dim, sum(shape[a.dim] for shape in shapes))
 
 
+def _regrouped(a: Regroup, shape: Shape) -> Shape | None:
+    counts = [count for count, _ in a.groups]
+    if min(counts, default=1) < 1 or sum(counts) != len(shape) or not all(s for _, s in a.groups):
+        return None
+    made = a.shape(shape)
+    return made if prod(made) == prod(shape) else None
+
+
 # Shape of each result, from the operands'; None where these do not belong together.
 _SHAPES: dict[type, Callable[..., Shape | None]] = {
     AllGather: lambda a, s: _scaled(s, a.dim, times=parts(a.digits)),
@@ -95,7 +105,7 @@ _SHAPES: dict[type, Callable[..., Shape | None]] = {
     SliceAt: lambda a, s: _sized(s, a.dim, a.size),
     Concatenate: _side_by_side,
     Resize: lambda a, s: _sized(s, a.dim, a.size),
-    Regroup: lambda a, s: a.shape(s),
+    Regroup: _regrouped,
     Dilate: lambda a, s, *fill: _sized(s, a.dim, a.length(s[a.dim])) if not any(fill) else None,
     Mask: lambda a, s: s,
     MaskAt: lambda a, s, *fill: s if not any(fill) else None,
@@ -140,6 +150,7 @@ _FOLLOWED: dict[type, Callable[..., Sequence[int]]] = {
     ValueAt: lambda a, count: (1,),
 }
 _OF_ONE_TYPE = (Choose, Concatenate, Dilate, Fetch, Join, MaskAt)
+_FILLING = (Dilate, Mask, MaskAt)
 _LACKING = (Best, ValueAt)
 """Kinds whose first operand lacks the dimension that they speak of."""
 
@@ -163,6 +174,8 @@ def derived(attributes: Attributes, operands: Sequence[Type]) -> list[Type]:
     types = [dtype for _, dtype in operands]
     if shape is None or (kind in _OF_ONE_TYPE and len(set(types)) > 1):
         raise ProgramError(f" joins {[*map(list, operands)]}, which are not alike.")
+    if kind in _FILLING and attributes.fill is not None:
+        identity(attributes.fill, types[0])
     followed = _FOLLOWED[kind](attributes, count) if kind in _FOLLOWED else (0,)
     return [(shape, types[number]) for number in followed]
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, reduce
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.graph.ir import Signature
 from shardalg.merge.compatible import merge
 from shardalg.merge.integers import All, IntegerClaim, Not, Number, equal, implies, within
 from shardalg.merge.prove import MergeClaim
@@ -34,17 +33,16 @@ from shardalg.ops.table import rules
 from shardalg.ops.windows import windowed
 from shardalg.spmd import program as p
 from shardalg.spmd.boxes import Extract, Insert
-from shardalg.spmd.program import Apply, Attributes, Choose
-from shardalg.verify.contents import Contents, Made, as_set, laid_out, partition_number
+from shardalg.spmd.program import Attributes, Choose
+from shardalg.verify.applied import Applied, ready, semantics
+from shardalg.verify.contents import Contents, Made, Selected, as_set, laid_out, partition_number
 from shardalg.verify.fills import Filling
 from shardalg.verify.masks import chosen
 from shardalg.verify.operators import (
     Run,
     by_blocks,
     emitted,
-    local_signature,
     padding,
-    passed,
     pending,
     reads,
     row_major,
@@ -56,41 +54,7 @@ from shardalg.verify.step import Step
 IDEMPOTENT = (MAX, MIN, AND, OR)
 """Ways to combine in which it does not matter how often one number enters."""
 Stated = tuple[str, Statement]
-# What a device may say otherwise than the node: the rows read these, so the claims compare them.
-RESTATED = frozenset(
-    "shape new_sizes sizes reps start_indices limit_indices slice_sizes padding padding_config "
-    "lhs_dilation base_dilation feature_group_count batch_group_count "
-    "indices_are_sorted unique_indices mode".split()
-)
 Outcome = tuple[tuple[Contents, ...], list[Stated]]
-
-
-@dataclass(frozen=True)
-class Applied:
-    """An operator that a device runs.
-
-    Attributes:
-      signature: of the global operator.
-      operands: what they hold, without their values.
-      made: local types and layouts of the results; named says which are graph values by then.
-      finite: whether numbers are taken to be finite (`Options.finite_sums`).
-    """
-
-    mesh: Mesh
-    signature: Signature
-    apply: Apply | Choose | Extract | Insert
-    operands: tuple[Contents, ...]
-    made: tuple[Made, ...]
-    finite: bool = False
-
-    @property
-    def local(self) -> Signature:
-        """The operator on local shapes."""
-        shapes = (
-            *(tuple(d.length for d in held.dims) for held in self.operands),
-            *(made.shape for made in self.made),
-        )
-        return local_signature(self.signature, dict(self.apply.params), shapes)
 
 
 # Pure, and the same instruction stands in many programs.
@@ -100,7 +64,7 @@ def applied(what: Applied) -> Outcome:
     special = _SPECIAL.get(type(what.apply))
     if special is not None:
         return special(what)
-    stated = [*_ready(what), *_iterations(what)]
+    stated = [*ready(what), *_iterations(what)]
     rows = rules(what.signature)
     if rows is None:
         return _by_everyone(what, stated)
@@ -112,7 +76,7 @@ def applied(what: Applied) -> Outcome:
             return _as_said(what), [*stated, *claims]
         alone = len(rows) == 1
         emission = _emission(what, rule, run) if alone else Emission()
-        stated += [*claims, *_operator(what, run, emission)]
+        stated += [*claims, semantics(what, emission), *_operator(what, run, emission)]
         for nth, made in enumerate(what.made if alone else what.made[number : number + 1]):
             contents, claims = _result(what, run, (emission, nth, made))
             results.append(contents)
@@ -127,7 +91,7 @@ def _chosen(what: Applied) -> Outcome:
     made = rule.results[0]
     pieces = tuple(tuple(replace(a, dims=made) for a in term) for term in rule.terms)
     run = replace(run, local=replace(by_blocks(rule, run.blocks), terms=pieces))
-    bare = not any(held.awaits or held.changes or held.viewed for held in what.operands)
+    bare = not any(held.tasks or held.viewed for held in what.operands)
     stated: list[Stated] = [*_iterations(what), ("emitted", Decided("pieces are as read", bare))]
     kept = []
     for number, held in enumerate(what.operands):
@@ -151,7 +115,7 @@ def _boxed(what: Applied) -> Outcome:
     right = replace(what.apply, loops=()) == wanted
     read = tuple(dim.length for dim in what.operands[0].dims)
     blocks = read == tuple(run.blocks[index.loop] for index in rule.operands[0])
-    ready = not any(held.awaits for held in what.operands)
+    ready = not any(held.awaits or held.viewed for held in what.operands)
     stated: list[Stated] = [
         *_iterations(what),
         ("emitted", Decided(f"a box in the blocks {places}", right and blocks and ready)),
@@ -182,17 +146,6 @@ def _is_refuted(stated: list[Stated]) -> bool:
 
 def _as_said(what: Applied) -> tuple[Contents, ...]:
     return tuple(laid_out(made.sharding, made.shape, None) for made in what.made)
-
-
-def _ready(what: Applied) -> Iterator[Stated]:
-    """The primitive is the node's own, and nothing is left to be done to its operands."""
-    ready = not any(held.awaits or held.viewed for held in what.operands)
-    restated = {name for name, _ in what.apply.params} <= RESTATED
-    same = what.apply.primitive == what.signature.primitive and restated
-    yield (
-        "emitted",
-        Decided(f"{what.signature.primitive} runs on finished operands", ready and same),
-    )
 
 
 def _iterations(what: Applied) -> Iterator[Stated]:
@@ -279,7 +232,6 @@ def _operator(what: Applied, run: Run, emission: Emission) -> Iterator[Stated]:
     yield from reads(run, held)
     yield from padding(run, held)
     yield "combine", pending(run, held)[1]
-    yield from passed(run, held, finite=what.finite)
     yield from selected(run, emission)
     yield from _zeros(run, held)
     for k, contents in held.items():
@@ -421,7 +373,7 @@ def _more(run: Run, nth: int, said: Contents) -> Contents:
     return replace(said, dims=dims)
 
 
-def _masked(run: Run, emission: Emission) -> Iterator[Attributes]:
+def _masked(run: Run, emission: Emission) -> Iterator[Selected]:
     """What has to be left out of a gathered value: what other partitions hold."""
     highs = {symbol.name: symbol.high for symbol in run.rule.symbols}
     counts = {g.loop.loop: highs[v] + 1 for g in run.rule.guards for v in g.index.variables
@@ -433,4 +385,5 @@ def _masked(run: Run, emission: Emission) -> Iterator[Attributes]:
             (c, run.digits[loop], run.blocks[loop], counts[loop]) for c, loop in owned
         )
         margins = tuple(widths.get(loop, 0) for _, loop in owned) if widths else ()
-        yield p.MaskIndexed(components, emission.batch_dims, emission.fill, margins)
+        mask = p.MaskIndexed(components, emission.batch_dims, emission.fill, margins)
+        yield Selected(mask, tuple(_expected(run, emission, 1)))

@@ -8,13 +8,31 @@ from shardalg.algebra.digits import parts
 from shardalg.spmd import program as p
 from shardalg.verify.contents import partition_number, without
 from shardalg.verify.report import Decided
-from shardalg.verify.step import Result, Stated, Step, apart, members_agree, with_dim
+from shardalg.verify.step import (
+    Result,
+    Stated,
+    Step,
+    filled_with,
+    finished,
+    members_agree,
+    undisturbed,
+    with_dim,
+)
 
 
 def carry(step: Step) -> Result:
     """What the blocks before come to is no element: it is what a prefix waits for."""
     a, given = step.attributes, step.given
-    stated = [*members_agree(step, a.digits, (a.dim,)), apart(step)]
+    words = f"what is carried are ends of blocks that wait for {a}, and for nothing else"
+    alone = Decided(
+        words, given.awaits == (a,) and finished(replace(given, awaits=(), unreduced=()))
+    )
+    ends = replace(step, operands=(replace(given, awaits=()),))
+    stated: list[Stated] = [
+        ("combine", alone),
+        undisturbed(ends),
+        *members_agree(step, a.digits, (a.dim,)),
+    ]
     return replace(given, changes=(*given.changes, a)), stated
 
 
@@ -26,10 +44,12 @@ def join(step: Step) -> Result:
     carry = p.Carry(a.dim, getattr(wanted, "digits", ()), a.combine, getattr(wanted, "reverse", 0))
     end = held.start + (0 if carry.reverse else held.length - 1)
     last = with_dim(given, a.dim, replace(held, start=end, length=1, fill=None))
-    same = carried == replace(last, changes=(carry,))
+    same = carried == replace(last, changes=(carry,)) and given.awaits == (carry,)
+    block = -(-held.size // parts(carry.digits))
+    same = same and (held.start, held.length) == (partition_number(carry.digits) * block, block)
     words = f"the last place of each block before is carried into it: {wanted}"
     stated: list[Stated] = [("combine", Decided(words, carry == wanted and same))]
-    return replace(given, awaits=given.awaits[1:]), stated
+    return replace(filled_with(step, None), awaits=()), stated
 
 
 def value_at(step: Step) -> Result:
@@ -45,7 +65,7 @@ def value_at(step: Step) -> Result:
         start = partition_number(best.digits) * best.block
         masked = count == found[2] or block.dims[a.dim].fill == best.combine
         wanted = masked and found[:2] == (start, best.block)
-    ready = not (block.changes or block.awaits or block.unreduced)
+    ready = finished(block) and not place.changes
     words = f"values are those of the blocks, padding masked, that {best} chooses from"
     stated: list[Stated] = [("combine", Decided(words, bool(alike and wanted and ready)))]
     return replace(place, changes=(*place.changes, a)), stated
@@ -55,7 +75,7 @@ def best(step: Step) -> Result:
     """The places of the blocks' best become one, by their values."""
     a, (value, place) = step.attributes, step.operands
     rest = without(place.unreduced, a.digits)
-    right = rest is not None and place.awaits[:1] == (a,) and not place.changes
+    right = rest is not None and place.awaits == (a,) and not place.changes
     right = right and value == replace(place, changes=(p.ValueAt(a.dim),))
     words = f"the best of {a.combine} is chosen by the values of the blocks' best"
     stated: list[Stated] = [("combine", Decided(words, right)), *members_agree(step, a.digits, ())]
@@ -68,8 +88,8 @@ def together(step: Step) -> Result:
     a, given = step.attributes, step.given
     rest = without(given.unreduced, a.digits)
     partial, starts = step.operands[: step.count], step.operands[step.count :]
-    waiting = [held.awaits[:1] == (a,) and not held.changes for held in partial]
-    waiting += [not (held.awaits or held.changes or held.unreduced) for held in starts]
+    waiting = [held.awaits == (a,) and not held.changes for held in partial]
+    waiting += [finished(held) for held in starts]
     alike = {(held.dims, held.unreduced, held.awaits) for held in partial}
     right = rest is not None and all(waiting) and len(alike) == 1
     words = "all partial results of the operator are joined, as it asks"

@@ -9,7 +9,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.merge.integers import All, Formula, Number, PartitionId, number, within
 from shardalg.ops.rule import COMBINES, PICK, USER
 from shardalg.spmd.identity import identity
-from shardalg.spmd.program import Attributes, Start
+from shardalg.spmd.program import Attributes, MaskIndexed, Start
 
 _NUMBERS = frozenset(COMBINES) - {PICK, USER}
 Fill = str | int | float | bool | None
@@ -67,6 +67,23 @@ def _inside(start: Number, length: int, outer: Number, outer_length: int) -> boo
 
 
 @dataclass(frozen=True)
+class Selected:
+    """What is left to be done to a gathered value: `mask` by the indices by which it was gathered.
+
+    Attributes:
+      changes: what was done to these indices.
+    """
+
+    mask: MaskIndexed
+    changes: tuple[Attributes, ...]
+
+    @property
+    def digits(self) -> Digits:
+        """What the mask depends on."""
+        return self.mask.digits
+
+
+@dataclass(frozen=True)
 class Contents:
     """What a local value holds on every device.
 
@@ -86,9 +103,14 @@ class Contents:
     unreduced: Digits = ()
     combine: str = "sum"
     changes: tuple[Attributes, ...] = ()
-    awaits: tuple[Attributes, ...] = ()
+    awaits: tuple[Attributes | Selected, ...] = ()
     viewed: bool = False
     number: int | float | bool | None = None
+
+    @property
+    def tasks(self) -> tuple[Attributes | Selected, ...]:
+        """Whatever keeps the elements from being the graph value's own."""
+        return (*self.awaits, *self.changes)
 
 
 @dataclass(frozen=True)

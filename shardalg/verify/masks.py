@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -16,14 +17,16 @@ from shardalg.merge.integers import (
     less,
     within,
 )
-from shardalg.ops.rule import SUM
+from shardalg.ops.rule import SUM, USER
 from shardalg.verify.contents import Held, as_set, fill_number, partition_number, start_number
 from shardalg.verify.report import Decided
 from shardalg.verify.step import (
     Result,
+    Stated,
     Step,
     X,
     filled_with,
+    finished,
     members_agree,
     nothing_beyond,
     with_dim,
@@ -32,7 +35,7 @@ from shardalg.verify.step import (
 
 def _masked(step: Step, inside: Formula, fill: str) -> Result:
     a, held = step.attributes, step.given.dims[step.attributes.dim]
-    stated = list(nothing_beyond(step, held))
+    stated = [*nothing_beyond(step, held), *_fillers(step)]
     held = replace(held, wanted=())
     exists = within(held.start + X, 0, held.size)
     goal = All((implies(inside, exists), implies(exists, inside)))
@@ -40,6 +43,13 @@ def _masked(step: Step, inside: Formula, fill: str) -> Result:
     claim = step.claim(words, goal, unknowns=(("x", held.length),))
     given = filled_with(step, fill_number(fill, step.made.dtype))
     return with_dim(given, a.dim, replace(held, fill=fill)), [*stated, ("mask", claim)]
+
+
+def _fillers(step: Step) -> Iterator[Stated]:
+    """What fills is the identity of a way to combine, or a number that waits for nothing."""
+    named = step.attributes.fill != USER
+    ready = all(finished(held) and not held.dims for held in step.operands[1:])
+    yield "delivers", Decided("what fills places is a number, finished", named and ready)
 
 
 def mask(step: Step) -> Result:
@@ -61,15 +71,15 @@ def chosen(step: Step, number: int) -> Result:
     a = step.attributes
     end = a.ends[number]
     inside = within(start_number(a.start) + X, end - a.sizes[number], end)
-    held, place = step.given.dims[a.dim], start_number(a.start) + X
+    held, place, made = step.given.dims[a.dim], start_number(a.start) + X, step.said.dims[a.dim]
     stated = list(nothing_beyond(step, held))
     exists = within(held.start + X, 0, held.size)
-    alike = All((implies(inside, exists), implies(exists, inside)))
+    there = equal(place, made.start + X)
+    alike = All((there, implies(inside, exists), implies(exists, inside)))
     words = f"of operand {number} just the elements that exist of {held.size} are chosen"
-    # behind all operands nothing is
-    claim = step.claim(
-        words, implies(less(place, a.ends[-1]), alike), unknowns=(("x", held.length),)
-    )
+    # places of the result that hold no element may hold anything
+    goal = implies(made.exists(made.start + X), alike)
+    claim = step.claim(words, goal, unknowns=(("x", held.length),))
     held = replace(held, fill="pick", wanted=())
     return with_dim(step.given, a.dim, held), [*stated, ("mask", claim)]
 
@@ -79,7 +89,7 @@ def dilate(step: Step) -> Result:
     a, held = step.attributes, step.given.dims[step.attributes.dim]
     fill = a.fill or step.filler
     # as many places around it as there are between two neighbours would be an element's
-    plain = held.base == 1 and max(a.low, a.high) < a.factor
+    plain = held.base == 1 and max(a.low, a.high) < a.factor and min(a.low, a.high) >= 0
     if a.factor == held.base == 1 and held.start == Number() and held.length == held.size:
         held, plain = replace(held, fill=fill), True
     elif a.factor == held.base == 1 and (held.fill == fill or _full(held)) and not held.wanted:
@@ -92,8 +102,9 @@ def dilate(step: Step) -> Result:
         base=a.factor,
         gap=fill,
     )
-    words = "the places that are filled are no element's"
-    return with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain))]
+    words = "the places that are filled are no element's, of a value that waits for nothing"
+    plain = plain and not step.given.awaits
+    return with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain)), *_fillers(step)]
 
 
 def pick(step: Step) -> Result:

@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from shardalg.algebra.classes import Runs
 from shardalg.algebra.digits import Digits, canonical, partition_ids, parts
 from shardalg.merge.integers import (
     All,
@@ -30,6 +29,7 @@ from shardalg.verify.combines import best, carry, join, together, value_at
 from shardalg.verify.contents import (
     Contents,
     Held,
+    Selected,
     at_member,
     fill_number,
     partition_number,
@@ -44,9 +44,11 @@ from shardalg.verify.step import (
     Stated,
     Step,
     X,
-    apart,
+    bare,
     filled_with,
     members_agree,
+    positions,
+    undisturbed,
     with_dim,
 )
 from shardalg.verify.views import regroup
@@ -149,7 +151,7 @@ def _all_gather(step: Step) -> Result:
         _arrives(step, arriving, said, held.length, place),
         ("delivers", Decided("blocks of all members", said.length == held.length * count)),
         *members_agree(step, a.digits, (a.dim,)),
-        apart(step),
+        undisturbed(step),
     ]
     return with_dim(step.given, a.dim, said), stated
 
@@ -161,6 +163,7 @@ def _summed(step: Step) -> tuple[Contents, list[Stated]]:
     words = f"{a.combine} joins what is pending: {given.combine}"
     stated = [
         ("combine", Decided(words, rest is not None and a.combine == given.combine)),
+        bare(given),
         *members_agree(step, a.digits, ()),
     ]
     neutral = filled_with(step, fill_number(a.combine, step.made.dtype))
@@ -188,7 +191,7 @@ def _all_to_all(step: Step) -> Result:
         _arrives(step, sent, said[a.split_dim], piece, X),
         _arrives(step, arriving, said[a.concat_dim], joined.length, place),
         *members_agree(step, a.digits, (a.split_dim, a.concat_dim)),
-        apart(step),
+        undisturbed(step),
     ]
     fill = split.fill if split.start == Number() and said[a.split_dim].start == sent else None
     made = with_dim(step.given, a.split_dim, replace(said[a.split_dim], fill=fill))
@@ -198,7 +201,7 @@ def _all_to_all(step: Step) -> Result:
 def _permute(step: Step) -> Result:
     """Each device receives once, from a device that held what it should hold."""
     said, devices = step.said, np.arange(step.mesh.size)
-    sources, targets = _positions(step.attributes.pairs)
+    sources, targets = positions(step.attributes.pairs)
     once = all(np.array_equal(np.sort(side), devices) for side in (sources, targets))
     lies = once and all(
         np.array_equal(_numbers_at(have.start, sources), _numbers_at(want.start, targets))
@@ -208,15 +211,10 @@ def _permute(step: Step) -> Result:
     stated = [
         ("delivers", Decided(words, bool(lies))),
         ("combine", Decided("partial sums stay where they are", not step.given.unreduced)),
+        undisturbed(step),
     ]
     dims = tuple(_said(step, dim) for dim in range(len(said.dims)))
     return replace(step.given, dims=dims), stated
-
-
-def _positions(pairs: Iterable[tuple[int, ...]]) -> np.ndarray:
-    """Pairs, or edges, as rows of numbers: sources, targets, and what they are of."""
-    found = pairs.arrays if isinstance(pairs, Runs) else np.array(list(pairs), int)
-    return found.T if found.size else np.zeros((2, 0), int)
 
 
 def _numbers_at(number: Number, positions: np.ndarray) -> np.ndarray:
@@ -235,7 +233,7 @@ def _fetch(step: Step, reading: p.Reading) -> Result:
     if not own.digits:  # one block, number 0: what is before or behind it does not exist
         arriving = held.start + source * held.size
     here = np.arange(step.mesh.size)
-    served, edges = here.copy(), [_positions(pairs) for pairs in reading.permutes]
+    served, edges = here.copy(), [positions(pairs) for pairs in reading.permutes]
     inside = all(bool(((0 <= side) & (side < len(here))).all()) for side in edges)
     for sources, targets in edges if inside else ():
         served[targets] = sources
@@ -249,7 +247,7 @@ def _fetch(step: Step, reading: p.Reading) -> Result:
     lower, upper = reading.places
     asked = ((wanted, reading.length), (arriving + lower, upper - lower))
     made = replace(held, start=arriving, wanted=asked, fill=None).part(Number(), held.length)
-    stated = [("delivers", Decided(words, bool(lies and others))), apart(step)]
+    stated = [("delivers", Decided(words, bool(lies and others))), undisturbed(step)]
     return with_dim(step.given, a.dim, made), stated
 
 
@@ -283,7 +281,7 @@ def _once(
 ) -> bool:
     """Whether the edges of all readings, each counted once, share no source and no target."""
     codes = []
-    for pairs, operand in zip(map(_positions, permute), operands, strict=True):
+    for pairs, operand in zip(map(positions, permute), operands, strict=True):
         sources, targets = pairs
         if not ((pairs >= 0) & (pairs < devices)).all():
             return False
@@ -297,19 +295,38 @@ def _once(
 def _changed(step: Step) -> Result:
     """A change of numbers, which is what the value waits for, or what its reader expects."""
     given, a = step.given, step.attributes
-    if given.awaits and given.awaits[0] == a:
-        return replace(given, awaits=given.awaits[1:]), list(_by_shifted(step))
+    task = Selected(a, step.operands[1].changes) if isinstance(a, p.MaskIndexed) else a
+    made = _refilled(step)
+    if given.awaits and given.awaits[0] == task:
+        return replace(made, awaits=given.awaits[1:]), list(_by_same_indices(step))
     if given.awaits:
         return given, [("combine", Decided(f"{given.awaits[0]} comes first", holds=False))]
-    return replace(given, changes=(*given.changes, a)), []
+    return replace(made, changes=(*given.changes, task)), []
 
 
-def _by_shifted(step: Step) -> Iterator[Stated]:
-    """What selects the places of a gathered value are the indices as they were shifted for it."""
+def _refilled(step: Step) -> Contents:
+    """What stands where there is no element is changed, too: only what it becomes may stay."""
+    a, dtype = step.attributes, step.made.dtype
+    stays = {p.MaskIndexed: 0, p.FirstMember: fill_number(getattr(a, "combine", None), dtype)}
+    if type(a) in stays:
+        return filled_with(step, stays[type(a)])
+    return replace(step.given, dims=tuple(replace(held, fill=None) for held in step.given.dims))
+
+
+def _by_same_indices(step: Step) -> Iterator[Stated]:
+    """What selects places of a gathered value are whole indices, laid out as the value is."""
     for indices in step.operands[1:]:
-        shifts = {(c.component, c.digits, -c.scale, c.more) for c in indices.changes if c.scale}
-        wanted = {(c, d, block, margin) for (c, d, block, _), margin in step.attributes.counted}
-        yield "selected", Decided("indices are shifted as the blocks are", shifts == wanted)
+        *spanned, components = indices.dims
+        rows = list(zip(step.attributes.batch_dims, spanned, strict=True))
+        alike = [_place(step.given.dims[dim]) == _place(held) for dim, held in rows]
+        whole = components.start == Number() and components.length == components.size
+        ready = not (indices.awaits or indices.unreduced or indices.viewed)
+        words = "the indices are those of the gather, laid out as its value is"
+        yield "selected", Decided(words, all(alike) and whole and ready)
+
+
+def _place(held: Held) -> Held:
+    return replace(held, fill=None, gap=None)
 
 
 MOVES: dict[type, Callable[[Step], Result]] = {

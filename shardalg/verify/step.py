@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from shardalg.algebra.digits import Digits, overlap
+import numpy as np
+
+from shardalg.algebra.classes import Runs
+from shardalg.algebra.digits import Digits, overlap, partition_ids
 from shardalg.algebra.mesh import Mesh
 from shardalg.merge.integers import Formula, IntegerClaim, Number, equal, implies, within
 from shardalg.spmd import program as p
@@ -78,10 +81,64 @@ def members_agree(step: Step, digits: Digits, dims: tuple[int, ...]) -> Iterator
             yield "delivers", step.claim(words, equal(other, held.start), members=members)
 
 
-def apart(step: Step) -> Stated:
-    """Partial sums are not moved between the members that hold them."""
-    mixed = any(overlap(a, b) for a in step.attributes.digits for b in step.given.unreduced)
-    return "combine", Decided("what moves are not the partial sums of one value", not mixed)
+def crosses(attributes: p.Attributes, digits: Digits) -> bool:
+    """Whether what a device gets comes from devices that differ from it in some of the digits.
+
+    >>> from shardalg.algebra.digits import Digit
+    >>> swap = p.CollectivePermute((Digit(1, 2),), ((0, 1), (1, 0), (2, 2), (3, 3)))
+    >>> crosses(swap, (Digit(1, 2),)), crosses(swap, (Digit(2, 2),))
+    (True, False)
+    """
+    if not digits or not isinstance(attributes, p.COLLECTIVES):
+        return False
+    if isinstance(attributes, p.CollectivePermute):
+        routes = [attributes.pairs]
+    elif isinstance(attributes, p.Fetch):
+        routes = [pairs for reading in attributes.readings for pairs in reading.permutes]
+    else:
+        return any(overlap(a, b) for a in attributes.digits for b in digits)
+    ends = [partition_ids(digits, positions(pairs)) for pairs in routes]
+    return any(bool((sources != targets).any()) for sources, targets in ends)
+
+
+def positions(pairs: Iterable[tuple[int, ...]]) -> np.ndarray:
+    """Pairs, or edges, as rows of numbers: sources, targets, and what they are of."""
+    found = pairs.arrays if isinstance(pairs, Runs) else np.array(list(pairs), int)
+    return found.T if found.size else np.zeros((2, 0), int)
+
+
+def undisturbed(step: Step) -> Stated:
+    """Nothing moves over digits on which its meaning depends.
+
+    What members hold partial sums of, numbers that were shifted by the partition id, and what has
+    still to be masked by it are a device's own along these digits.
+    """
+    own = [
+        kind
+        for held in step.operands
+        for kind in ((held.unreduced, "partial sums"), *map(_dependence, held.tasks))
+    ]
+    moved = [words for digits, words in own if digits is None or crosses(step.attributes, digits)]
+    words = "what moves means the same on all devices that it moves between"
+    said = f"{words}{': not ' if moved else ''}{', '.join(moved)}"
+    return "combine", Decided(said, not moved)
+
+
+def _dependence(task: object) -> tuple[Digits | None, str]:
+    """The digits on which a change depends; None of one that depends on the whole device."""
+    return getattr(task, "digits", None), f"{task}"
+
+
+def bare(contents: Contents) -> Stated:
+    """What is added up are numbers as they are meant: none is still to be changed."""
+    gaps = any(held.base > 1 for held in contents.dims)
+    words = "what is joined waits for nothing, is not shifted, and has no places between elements"
+    return "combine", Decided(words, not (contents.tasks or gaps or contents.viewed))
+
+
+def finished(contents: Contents) -> bool:
+    """Whether the elements are the graph value's, with nothing left to be done."""
+    return not (contents.tasks or contents.unreduced or contents.viewed)
 
 
 def nothing_beyond(step: Step, held: Held) -> Iterator[Stated]:

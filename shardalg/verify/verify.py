@@ -19,42 +19,34 @@ from shardalg.graph.ir import Graph
 from shardalg.merge.integers import IntegerClaim, Number
 from shardalg.merge.prove import MergeClaim, Proof, prove
 from shardalg.propagate.sharded import ShardedGraph
-from shardalg.spmd.boxes import Extract, Insert
 from shardalg.spmd.check import check
 from shardalg.spmd.fields import misfit
 from shardalg.spmd.manual import WRITTEN, manual_layouts, written
 from shardalg.spmd.program import (
     Apply,
-    Best,
     Block,
     Branches,
-    Choose,
-    Concatenate,
     Fetch,
     Fold,
     Instruction,
-    Join,
+    Local,
     Loop,
     Manual,
-    MaskIndexed,
     SpmdProgram,
     Top,
-    ValueAt,
     While,
 )
 from shardalg.spmd.regroup import Regroup
-from shardalg.verify import contents
+from shardalg.verify import contents, types
 from shardalg.verify.apply import Applied, applied
+from shardalg.verify.asked import asked
 from shardalg.verify.contents import Contents, Made, anonymous, laid_out
 from shardalg.verify.moves import moved
+from shardalg.verify.own import OPERATORS, of_its_own
 from shardalg.verify.report import FACTS, MANUAL, TRUSTED, Claim, Decided, Report, Statement
 from shardalg.verify.step import Step
 
 Held = dict[int, Contents]
-OPERATORS = (Apply, Choose, Extract, Insert)
-"""Instructions that are the operator of a node; all others move what it reads or makes."""
-OF_ONE_VALUE = (Best, Concatenate, Join)
-"""Instructions whose operands are all pieces of one value."""
 WHILE_PARAMS = ("cond_nconsts", "body_nconsts")
 LOOP_PARAMS = ("num_consts", "num_carry", "length", "reverse")
 
@@ -68,26 +60,34 @@ def proved(statement: IntegerClaim | MergeClaim) -> Proof:
 class Verifier:
     """Claims of one program; each distinct one is proved once."""
 
-    def __init__(self, graph: Graph, program: SpmdProgram, *, finite: bool = False) -> None:
-        self.graph, self.program, self.finite = graph, program, finite
+    def __init__(self, graph: Graph, program: SpmdProgram) -> None:
+        self.graph, self.program = graph, program
         self.proofs: dict[IntegerClaim | MergeClaim, Proof] = {}
         self.outcomes: dict[Applied | Step, tuple[tuple[Contents, ...], list[Claim]]] = {}
+        self.types: dict[object, Decided] = {}
         self.place = "the border"
 
     def judged(self, node: str, kind: str, statement: Statement) -> Claim:
         """The claim after it was decided, or z3 has seen it."""
         if isinstance(statement, Decided):
-            return Claim(node, kind, statement.status, words=statement.words)
+            status = "proved" if statement.holds else "refuted"
+            return Claim(node, kind, status, words=statement.words)
         proof = self.proofs[statement] = proved(statement)
         words = statement.text()
         return Claim(node, kind, proof.status, proof.ms, proof.smt2, words, proof.witness)
 
-    def judge(self, mesh: Mesh) -> Iterator[Claim]:
-        """The claims of the whole program; of one that is not well formed, what is wrong of it."""
+    def judge(self, mesh: Mesh, sharded: ShardedGraph | None = None) -> Iterator[Claim]:
+        """The claims of the whole program; of one that is not well formed, what is wrong of it.
+
+        Args:
+          mesh: that was asked for; sharded: with the annotations, if there are any.
+        """
         try:
             fault = misfit(self.program, mesh)
             if not fault:
                 check(self.program)
+                for name, statement in asked(sharded, self.program) if sharded else ():
+                    yield self.judged(name, "border", statement)
                 yield from self.run()
         except Exception as error:
             # of what no claim can be stated, none is proved: that is a verdict, and says why
@@ -124,10 +124,10 @@ class Verifier:
 
     def named(self, kind: str, local: int, value: int) -> Claim:
         """The local is named for the value that it starts with, and holds it entirely."""
-        made, kind = self.program.locals[local], self.graph.values[value].type
+        made, of = self.program.locals[local], self.graph.values[value].type
         words = f"{self.graph.values[value].name} is handed in as it is laid out"
         right = made.origin == value and made.shape == made.sharding.shard_shape
-        right = right and (made.sharding.shape, made.dtype) == (kind.shape, kind.dtype)
+        right = right and (made.sharding.shape, made.dtype) == (of.shape, of.dtype)
         return self.judged(self.graph.values[value].name, kind, Decided(words, right))
 
     def opened(
@@ -148,9 +148,11 @@ class Verifier:
         value, layout = wanted
         said = laid_out(layout, layout.shard_shape, value)
         dims = tuple(replace(d, fill=None) for d in contents.dims)
-        bare = replace(contents, dims=dims, number=None)
+        # what is pending is summed on the other side; of what is not, nothing is joined
+        combine = contents.combine if contents.unreduced else said.combine
+        bare = replace(contents, dims=dims, number=None, combine=combine)
         words = f"the value is handed out as {layout.text()}"
-        right = replace(bare, combine=said.combine) == said
+        right = bare == said
         yield self.judged(self.graph.values[value].name, kind, Decided(words, right))
 
     def block(self, block: Block, held: Held) -> Iterator[Claim]:
@@ -172,8 +174,36 @@ class Verifier:
         for local, result, value in zip(instruction.results, results, values, strict=True):
             held[local] = replace(result, value=value)
         name = self.name(instruction)
-        for claim in (*claims, self.values_right(instruction, held, values)):
+        more = (self.own(instruction, held, values), *self.typed(instruction))
+        for claim in (*claims, *more):
             yield replace(claim, node=name)
+
+    def own(self, instruction: Instruction, held: Held, values: tuple[int | None, ...]) -> Claim:
+        """An operator reads the node's operands, and results are named for what they are."""
+        given = tuple(held[operand].value for operand in instruction.operands)
+        right = of_its_own(self.graph, instruction, given)
+        named = [self.program.locals[result].origin for result in instruction.results]
+        right = right and all(n in (None, v) for n, v in zip(named, values, strict=True))
+        return self.judged("", "reads", Decided("operands and results are the node's own", right))
+
+    def typed(self, instruction: Instruction) -> Iterator[Claim]:
+        """Item types and shapes of what an operator reads and makes; `check` has those of moves."""
+        if isinstance(instruction.attributes, OPERATORS):
+            read = [self.program.locals[operand] for operand in instruction.operands]
+            made = [self.program.locals[result] for result in instruction.results]
+            signature = self.graph.nodes[instruction.node].signature
+            yield self.judged("", "types", types.of_node(signature, read, made))
+            if isinstance(instruction.attributes, Apply):
+                yield self.judged("", "types", self.derived(instruction, read, made))
+
+    def derived(self, instruction: Instruction, read: list[Local], made: list[Local]) -> Decided:
+        """Types as JAX derives them; what is run alike is derived once."""
+        signature = self.graph.nodes[instruction.node].signature
+        sides = (tuple((x.shape, x.dtype) for x in side) for side in (read, made))
+        key = (signature, instruction.attributes.params, *sides)
+        if key not in self.types:
+            self.types[key] = types.derived(self.graph, instruction, read, made)
+        return self.types[key]
 
     def keyed(
         self, instruction: Instruction, held: Held
@@ -186,8 +216,7 @@ class Verifier:
         made = tuple(Made(x.dtype, x.shape, x.sharding, x.origin is not None) for x in locals_)
         mesh, attributes = self.program.mesh, instruction.attributes
         if isinstance(attributes, OPERATORS):
-            what = Applied(mesh, node.signature, attributes, operands, made, self.finite)
-            return what, node.results
+            return Applied(mesh, node.signature, attributes, operands, made), node.results
         given = tuple(held[operand].value for operand in instruction.operands)
         step = Step(mesh, attributes, operands, made[0], f"value {given[-1]}", count=len(made))
         if isinstance(attributes, Top | Fold):
@@ -196,40 +225,6 @@ class Verifier:
             return step, tuple(given[reading.operand] for reading in attributes.readings)
         named = isinstance(attributes, Regroup) and made[0].named
         return step, (node.results[0] if named else given[0],) * len(made)
-
-    def values_right(
-        self, instruction: Instruction, held: Held, values: tuple[int | None, ...]
-    ) -> Claim:
-        """An operator reads the node's operands, and results are named for what they are."""
-        named = [self.program.locals[result].origin for result in instruction.results]
-        right = all(n in (None, v) for n, v in zip(named, values, strict=True))
-        if isinstance(instruction.attributes, OPERATORS):
-            given = tuple(held[operand].value for operand in instruction.operands)
-            right = right and given == self.graph.nodes[instruction.node].operands
-        if isinstance(instruction.attributes, ValueAt):
-            block = held[instruction.operands[1]].value
-            right = right and block == self.graph.nodes[instruction.node].operands[0]
-        if isinstance(instruction.attributes, MaskIndexed):
-            indices = held[instruction.operands[1]].value
-            right = right and indices == self.graph.nodes[instruction.node].operands[1]
-        if isinstance(instruction.attributes, Regroup):
-            right = right and self.is_view(instruction, held)
-        if isinstance(instruction.attributes, Top | Fold):
-            given = tuple(held[operand].value for operand in instruction.operands)
-            node, count = self.graph.nodes[instruction.node], len(values)
-            starts = node.operands[count:] if isinstance(instruction.attributes, Fold) else ()
-            right = right and given == (*node.results, *starts)
-        if isinstance(instruction.attributes, OF_ONE_VALUE):
-            right = right and len({held[operand].value for operand in instruction.operands}) == 1
-        return self.judged("", "reads", Decided("operands and results are the node's own", right))
-
-    def is_view(self, instruction: Instruction, held: Held) -> bool:
-        """The node makes of the value that is regrouped the same elements in the same order."""
-        if instruction.node is None:
-            return False
-        node = self.graph.nodes[instruction.node]
-        row_major = node.signature.param("new_sizes") and not node.signature.param("dimensions")
-        return bool(row_major) and held[instruction.operands[0]].value == node.operands[0]
 
     def loop(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
         """A scan: what goes in, around and out has one layout on both sides of each border."""
@@ -396,7 +391,7 @@ class Verifier:
         bare = replace(
             found,
             dims=tuple(replace(d, fill=None) for d in found.dims),
-            combine=wanted.combine,
+            combine=found.combine if found.unreduced else wanted.combine,
             number=None,
         )
         return self.judged(name, "carry", Decided("both sides of the border agree", bare == wanted))
@@ -422,20 +417,16 @@ _CLAIMS: dict[type, Callable[[Verifier, Instruction, Held], Iterator[Claim]]] = 
 }
 
 
-def verify(sharded: ShardedGraph, program: SpmdProgram, *, finite: bool = False) -> Report:
+def verify(sharded: ShardedGraph, program: SpmdProgram) -> Report:
     """Prove that the program computes what the graph says: each claim of every instruction.
 
     Merges and iterations are proved for all mesh sizes, everything else for the sizes at hand.
-
-    Args:
-      finite: whether numbers are taken to be finite, and products of partial sums not to overflow
-        (`Options.finite_sums`); else a sum that waits behind a product is refuted.
     """
-    verifier = Verifier(sharded.graph, program, finite=finite)
+    verifier = Verifier(sharded.graph, program)
     merges = [
         verifier.judged(sharded.graph.values[value].name, "merge", MergeClaim(first, second, both))
         for value, first, second, both in sharded.merges
     ]
-    claims = (*merges, *verifier.judge(sharded.mesh))
+    claims = (*merges, *verifier.judge(sharded.mesh, sharded))
     merged = tuple(p for c, p in verifier.proofs.items() if isinstance(c, MergeClaim))
     return Report((*claims, *FACTS), merged)

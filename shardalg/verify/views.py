@@ -15,7 +15,9 @@ from shardalg.verify.step import Result, Stated, Step, nothing_beyond
 def regroup(step: Step) -> Result:
     """Flat elements of each group of dimensions, and then those of the ones in their place."""
     dims: list[Held] = []
-    rest, stated = list(step.given.dims), []
+    words = "what becomes other dimensions waits for nothing in its own"
+    stated: list[Stated] = [("delivers", Decided(words, not step.given.tasks))]
+    rest = list(step.given.dims)
     for count, sizes in step.attributes.groups:
         group, rest = rest[:count], rest[count:]
         if len(group) != count or not (group and sizes):

@@ -1,0 +1,48 @@
+"""What a primitive makes of types, by JAX's own abstract evaluation: nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import jax
+
+from shardalg.graph.evaluate import Binding, apply
+from shardalg.graph.ir import Params, ValueType
+
+# JAX's kinds of random keys.
+_KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+@cache
+def item_type(name: str) -> Any:
+    """JAX's item type of that name, those of random keys among them.
+
+    >>> item_type("bfloat16"), item_type("key<fry>")
+    (dtype(bfloat16), key<fry>)
+    """
+    if not name.startswith("key<"):
+        return jax.numpy.dtype(name)
+    keys = (jax.eval_shape(partial(jax.random.key, impl=impl), 0).dtype for impl in _KEYS)
+    return next(dtype for dtype in keys if str(dtype) == name)
+
+
+def result_types(
+    primitive: str, binding: Binding | None, params: Params, operands: Sequence[ValueType]
+) -> tuple[ValueType, ...]:
+    """The types of what `evaluate.apply` gives for operands of these types.
+
+    >>> x = ValueType((8, 4), "bfloat16")
+    >>> result_types("reduce_sum", None, (("axes", (1,)),), [x])
+    (bf16[8],)
+
+    Raises:
+      TraceError: as `evaluate.apply` does.
+      TypeError, ValueError: JAX refuses such operands or parameters.
+    """
+    # types are stated, so that 64 bits stay 64 bits wherever this runs
+    with jax.enable_x64(True):
+        structs = [jax.ShapeDtypeStruct(t.shape, item_type(t.dtype)) for t in operands]
+        made = jax.eval_shape(lambda *xs: apply(primitive, binding, params, xs), *structs)
+    return tuple(ValueType(result.shape, str(result.dtype)) for result in made)

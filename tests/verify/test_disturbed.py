@@ -1,0 +1,140 @@
+"""Programs in which what is not finished moves, or is joined in another way than it is."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from shardalg.spmd import program as p
+from shardalg.spmd.control import bodies, with_bodies
+from tests.partition.planned import MESH, instructions, numbers
+from tests.verify.mutating import Case
+
+X, Y = MESH.digits("X"), MESH.digits("Y")
+TABLE, IDS = numbers(12, 4), np.array([3, 10, 0, 7, 9, 1, 5, 2], np.int32)
+LOOKUP = Case(
+    lambda table, ids: jnp.asarray(table).at[ids].get(mode="clip"),
+    (TABLE, IDS),
+    (P("Y"), P("Y")),
+    P(),
+)
+
+
+def exchanged(program, first, second):
+    """The program with an instruction of one kind and its reader, of another kind, swapped."""
+    steps = list(program.block.instructions)
+    pairs = [
+        (a, b)
+        for a in steps
+        for b in steps
+        if isinstance(a.attributes, first)
+        and isinstance(b.attributes, second)
+        and b.operands[:1] == a.results
+    ]
+    a, b = pairs[0]
+    (x, *_), (y,), (z,) = a.operands, a.results, b.results
+    order = [step for step in steps if step is not a]
+    at = order.index(b)
+    order[at : at + 1] = [
+        replace(b, operands=(x, *b.operands[1:]), results=(y,)),
+        replace(a, operands=(y, *a.operands[1:]), results=(z,)),
+    ]
+    block = replace(program.block, instructions=tuple(order))
+    moved = replace(program.locals[x], index=y, origin=None)
+    locals_ = (*program.locals[:y], moved, *program.locals[y + 1 :])
+    return replace(program, block=block, locals=locals_)
+
+
+def refuted(case, program):
+    assert case.verified(case.plan.program).ok
+    assert not case.computes(program)
+    return case.verified(program).refuted
+
+
+def test_indices_are_shifted_behind_the_gather_of_all():
+    """Shifted by the own block and then gathered, each device has the shifts of all."""
+    assert refuted(LOOKUP, exchanged(LOOKUP.plan.program, p.AllGather, p.Offset))
+
+
+def test_what_is_looked_up_is_masked_before_it_is_summed():
+    assert refuted(LOOKUP, exchanged(LOOKUP.plan.program, p.MaskIndexed, p.ReduceScatter))
+
+
+def test_the_mask_reads_the_indices_by_which_was_gathered():
+    """Indices that were clamped otherwise: what is out of range then is nobody's."""
+    ids = IDS * np.int32(3)
+    case = replace_arguments(LOOKUP, (TABLE, ids))
+    program = case.plan.program
+    offset = next(s for s in instructions(program.block) if isinstance(s.attributes, p.Offset))
+    mask = next(s for s in instructions(program.block) if isinstance(s.attributes, p.MaskIndexed))
+    unclamped = replace(offset.attributes, clamp=None)
+    other = replace(program.locals[offset.results[0]], index=len(program.locals), origin=None)
+    steps = []
+    for step in program.block.instructions:
+        steps.append(
+            replace(step, operands=(step.operands[0], other.index)) if step is mask else step
+        )
+        if step is offset:
+            steps.append(replace(offset, attributes=unclamped, results=(other.index,)))
+    block = replace(program.block, instructions=tuple(steps))
+    assert refuted(case, replace(program, block=block, locals=(*program.locals, other)))
+
+
+def replace_arguments(case, arguments):
+    return Case(case.fn, arguments, case.specs, case.results)
+
+
+def test_a_maximum_that_leaves_a_branch_is_no_sum():
+    """Partial maxima that leave a branch, summed outside."""
+    case = Case(
+        lambda x, which: lax.cond(which > 0, lambda x: x.max(0), lambda x: -x.max(0), x),
+        (numbers(8, 4), np.int32(1)),
+        (P("Y"), P()),
+        P(),
+    )
+    program = case.plan.program
+    reduces = [s for s in instructions(program.block) if isinstance(s.attributes, p.AllReduce)]
+    assert {s.attributes.combine for s in reduces} == {"max"}
+    assert refuted(case, summed_outside(program))
+
+
+def summed_outside(program):
+    """The branches hand on what each device has, and it is summed behind them."""
+    (control,) = [s for s in program.block.instructions if isinstance(s.attributes, p.Branches)]
+    locals_, blocks = list(program.locals), []
+    for body in bodies(control.attributes):
+        (last,) = [s for s in body.instructions if isinstance(s.attributes, p.AllReduce)]
+        renamed = {last.results[0]: last.operands[0]}
+        steps = tuple(
+            replace(s, operands=tuple(renamed.get(o, o) for o in s.operands))
+            for s in body.instructions
+            if s is not last
+        )
+        results = tuple(renamed.get(r, r) for r in body.results)
+        made = results[0]
+        for step in steps:
+            for local in step.results:
+                partial_ = replace(locals_[local].sharding, unreduced=Y)
+                if locals_[local].shape == locals_[last.results[0]].shape:
+                    locals_[local] = replace(locals_[local], sharding=partial_)
+        assert locals_[made].sharding.unreduced == Y
+        blocks.append(replace(body, instructions=steps, results=results))
+    (result,) = control.results
+    whole = locals_[result]
+    locals_[result] = replace(whole, sharding=replace(whole.sharding, unreduced=Y))
+    summed = replace(whole, index=len(locals_))
+    locals_.append(summed)
+    new = replace(control, attributes=with_bodies(control.attributes, blocks))
+    reduce_ = p.Instruction(p.AllReduce(Y), (result,), (summed.index,), control.node)
+    steps = []
+    for step in program.block.instructions:
+        if step is control:
+            steps += [new, reduce_]
+        else:
+            operands = tuple(summed.index if o == result else o for o in step.operands)
+            steps.append(replace(step, operands=operands))
+    results = tuple(summed.index if r == result else r for r in program.block.results)
+    block = replace(program.block, instructions=tuple(steps), results=results)
+    return replace(program, block=block, locals=tuple(locals_))

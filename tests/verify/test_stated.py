@@ -1,0 +1,109 @@
+"""What a program states without computing it: types, shapes, modes and layouts at its border."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.spmd import program as p
+from shardalg.spmd.check import check
+from tests.partition.planned import MESH, instructions
+from tests.verify import test_indexed_mutations, test_moving_mutations, test_mutations
+from tests.verify.mutating import Case, changed
+
+X, Y = MESH.digits("X"), MESH.digits("Y")
+GATHER = Case(
+    lambda table, ids: table.at[ids].get(mode="clip"),
+    (np.arange(22, dtype=np.float32).reshape(11, 2), np.array([[3, 9], [10, 0]], np.int32)),
+    (P("Y"), P()),
+    P(),
+)
+PADDED = Case(
+    lambda x: lax.pad(x, np.float32(1), ((1, 2, 0), (0, 0, 0))),
+    (np.ones((8, 4), np.float32),),
+    (P(None, "Y"),),
+    P(None, "Y"),
+)
+CASES = {
+    "moved": test_mutations.CASES["moved"],
+    "lookup": test_mutations.CASES["lookup"],
+    "element": test_indexed_mutations.CASES["element"],
+    "selected": test_moving_mutations.CASES["selected"],
+    "convolved": test_moving_mutations.CASES["convolved"],
+    "gather": GATHER,
+    "padded": PADDED,
+}
+# The program, the primitive, the parameter and what it becomes; (): the parameter is left out.
+PARAMETERS = {
+    "sizes of a reshape": ("moved", "reshape", "new_sizes", (2, 8, 1)),
+    "sizes of a reshape left out": ("moved", "reshape", "new_sizes", ()),
+    "the shape of an iota": ("moved", "iota", "shape", (6,)),
+    "the rank of an iota": ("moved", "iota", "shape", (5, 1)),
+    "the end of a slice": ("element", "slice", "limit_indices", (1, 5)),
+    "trailing padding": ("padded", "pad", "padding_config", ((1, 3, 0), (0, 0, 0))),
+    "trailing padding of a window": ("convolved", "conv_general_dilated", "padding", ((0, 1),)),
+    "trailing padding of a selection": (
+        "selected", "select_and_scatter_add", "padding", ((0, 0), (0, 0), (0, -1)),
+    ),
+    "another mode": ("gather", "gather", "mode", "FILL_OR_DROP"),
+    "indices that promise to be inside": ("gather", "gather", "mode", "PROMISE_IN_BOUNDS"),
+    "indices that promise to be unique": ("gather", "gather", "unique_indices", True),
+    "indices that promise to be sorted": ("gather", "gather", "indices_are_sorted", True),
+    "another precision": ("lookup", "dot_general", "precision", ("HIGHEST", "HIGHEST")),
+    "another item type": ("lookup", "dot_general", "preferred_element_type", "bfloat16"),
+    "a parameter of another primitive": ("lookup", "dot_general", "mode", "CLIP"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_what_an_operator_runs_with_is_derived(name):
+    program, primitive, param, value = PARAMETERS[name]
+    case = CASES[program]
+    step = next(
+        s
+        for s in instructions(case.plan.program.block)
+        if isinstance(s.attributes, p.Apply) and s.attributes.primitive == primitive
+    )
+    params = dict(step.attributes.params) | {param: value}
+    kept = tuple((n, v) for n, v in params.items() if v != ())
+    wrong = changed(
+        case.plan.program, step, replace(step, attributes=replace(step.attributes, params=kept))
+    )
+    assert check(wrong) is wrong
+    assert case.verified(case.plan.program).ok
+    assert case.verified(wrong).refuted
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float64"])
+def test_an_argument_has_the_item_type_of_its_value(dtype):
+    case = test_mutations.CASES["whole"]
+    program = case.plan.program
+    locals_ = tuple(replace(local, dtype=dtype) for local in program.locals)
+    wrong = replace(program, locals=locals_)
+    assert check(wrong) is wrong
+    report = case.verified(wrong)
+    assert {"border", "types"} <= {claim.claim for claim in report.refuted}
+
+
+def transposed(sharding):
+    return replace(sharding, dims=sharding.dims[::-1])
+
+
+def test_arguments_and_results_lie_as_they_are_annotated():
+    """The whole program on other layouts: right by itself, and not what was asked for."""
+    fn, arguments = (lambda x: x + 1), (np.ones((8, 8), np.float32),)
+    asked, other = (Case(fn, arguments, (spec,), spec) for spec in (P("X", "Y"), P("Y", "X")))
+    assert other.verified(other.plan.program).ok
+    report = asked.verified(other.plan.program)
+    assert [claim.words for claim in report.refuted] == ["it lies as it is annotated: [X, Y]"] * 2
+
+
+def test_the_mesh_is_the_one_asked_for():
+    case = test_mutations.CASES["whole"]
+    swapped = sa.Mesh({"X": 2, "Y": 4}, device_ids=(1, 0, 2, 3, 4, 5, 6, 7))
+    report = case.verified(replace(case.plan.program, mesh=swapped))
+    (claim,) = report.refuted
+    assert "program.mesh" in claim.words
