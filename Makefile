@@ -67,6 +67,12 @@ mutate: export JAX_PLATFORMS = cpu
 mutate: $(STAMP)
 	$(BIN)/python -m tests.mutate $(if $(ONLY),"$(ONLY)",$(MUTANTS) $(SEED))
 
+# Programs at the edges (no elements, infinities, control flow, indices out of range) in five random
+# layouts each, against one device. EDGES is their number and the first seed.
+EDGES ?= 1000 0
+edges: $(STAMP)
+	$(BIN)/python -m tests.edges.fuzz $(EDGES)
+
 # Every named merge, and every theorem that the library rests on, with ten seeds of the solver, and its wrong variants.
 proofs: $(STAMP)
 	$(BIN)/python -m tests.merge.proofs

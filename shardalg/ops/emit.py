@@ -54,7 +54,7 @@ class Emission:
       first_member: operand that enters the combination on one member only.
       chosen: (result dimension, size of each operand along it) where every place is that of one
         operand.
-      boxed: (dimension, loop, largest start) of what is cut where a box is read or written.
+      boxed: whether a box is read from, or written to, what is cut (`boxes` says where).
     """
 
     params: Params = ()
@@ -65,7 +65,7 @@ class Emission:
     fill: int | float | None = None
     first_member: int | None = None
     chosen: tuple[int, tuple[int, ...]] | None = None
-    boxed: tuple[tuple[int, str, int], ...] = ()
+    boxed: bool = False
 
 
 PLAIN = Emission()
@@ -234,9 +234,8 @@ GROUPS = ("feature_group_count", "batch_group_count")
 
 def _dynamic(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     split = sharded(rule, blocks)
-    boxed = tuple(boxes(rule, split))
-    if boxed:
-        return Emission(boxed=boxed)
+    if any(boxes(rule, split)):
+        return Emission(boxed=True)
     has_sizes = signature.param("slice_sizes") is not None and split
     return Emission((("slice_sizes", local_shape(rule, 0, blocks)),)) if has_sizes else Emission()
 

@@ -11,7 +11,7 @@ from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
 from shardalg.graph.ir import Node, Signature
-from shardalg.ops.emit import Emission, emit, local_shape
+from shardalg.ops.emit import Emission, boxes, emit, local_shape
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
 from shardalg.ops.table import rules
 from shardalg.partition.after import apply_on, done_after
@@ -148,7 +148,7 @@ def _local(
 ) -> Operator:
     """What stands for the operator on a device."""
     if emission.boxed:
-        return _box(signature, emission, choice, blocks)
+        return _box(signature, choice, blocks)
     if emission.chosen is None:
         return Apply(signature.primitive, emission.params, choice.loops)
     dim, sizes = emission.chosen
@@ -158,13 +158,11 @@ def _local(
     return Choose(dim, start, sizes, choice.loops)
 
 
-def _box(
-    signature: Signature, emission: Emission, choice: Choice, blocks: dict[str, int]
-) -> Extract | Insert:
+def _box(signature: Signature, choice: Choice, blocks: dict[str, int]) -> Extract | Insert:
     """What reads, or writes, a box at run-time starts."""
     (rule,) = rules(signature)
     loops = dict(choice.loops)
-    places = tuple((dim, loops[loop], high) for dim, loop, high in emission.boxed)
+    places = tuple((dim, loops[loop], high) for dim, loop, high in boxes(rule, loops))
     if rule.init is not None:
         return Insert(places, choice.loops)
     return Extract(local_shape(rule, 0, blocks), places, choice.loops)

@@ -56,14 +56,14 @@ class Case:
     def verdicts(self, count):
         """(strategy, verdict, words) of `count` layouts."""
         for number in range(count):
-            strategy = None
+            strategy = plan = None
             try:
                 strategy = layouts(self.rng, self.plan.graph)
-                yield strategy, *self.judged(self.plan.replan(strategy), lowered=number == 0)
-            except ShardalgError as error:
-                yield strategy, REFUSED, f"{type(error).__name__}: {error}"
-            except Exception:  # whatever goes wrong is what is looked for
-                yield strategy, CRASH, traceback.format_exc(limit=-4)
+                plan = self.plan.replan(strategy)
+                yield strategy, *self.judged(plan, lowered=number == 0)
+            except Exception as error:  # whatever goes wrong is what is looked for
+                refused = plan is None and isinstance(error, ShardalgError)
+                yield strategy, REFUSED if refused else CRASH, traceback.format_exc(limit=-4)
 
     def judged(self, plan, *, lowered):
         report = plan.verify()

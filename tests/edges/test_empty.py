@@ -67,6 +67,7 @@ CASES = {
     "pad by less": (lambda x: lax.pad(x, 0.0, ((-2, -2, 0), (0, 0, 0))), numbers(4, 4)),
     "box": (lambda x, i: lax.dynamic_slice(x, (i, 0), (0, 4)), numbers(4, 4), np.int32(3)),
     "written box": (lambda x, u: lax.dynamic_update_slice(x, u, (1,)), numbers(4), numbers(0)),
+    "convolution, both": (convolved, numbers(1, 0, 0), numbers(2, 0, 1)),
     "broadcast": (lambda x: jnp.broadcast_to(x, (0, 4)), numbers(4)),
     "softmax": (lambda x: jax.nn.softmax(x, 0), numbers(0, 4)),
     "top 0": (lambda x: lax.top_k(x, 0), numbers(4, 4)),
@@ -123,6 +124,14 @@ def test_nothing_is_sent_of_nothing():
     assert kinds == ["all_gather", "resize", "dynamic_slice"]
     assert path.wire_bytes == 0
     assert path.verify().ok
+
+
+def test_a_box_of_no_columns_of_one_that_is_cut():
+    """A dimension of one element is cut, too, although its block is as long as it is."""
+    fn, arguments = lambda x, i: lax.dynamic_slice(x, (i, i), (1, 0)), (numbers(8, 1), np.int32(3))
+    plan = planned(fn, arguments, (P("X", "Y"), P()))
+    assert plan.verify().ok
+    check_equal(plan, fn, arguments)
 
 
 def complex_numbers():

@@ -1,0 +1,39 @@
+"""A sample of the programs at the edges that `make edges` draws, and the judge that they meet."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from shardalg.errors import ProgramError
+from tests.edges import fuzz
+from tests.edges.programs import Program
+
+SEEDS = range(5000, 5006)
+
+# JAX warns of casts and of overflows that programs at the edges are made of.
+pytestmark = [pytest.mark.usefixtures("quick_compiles"), pytest.mark.filterwarnings("ignore")]
+
+
+def test_programs_at_the_edges_are_right(show):
+    verdicts = Counter()
+    for verdict, words in fuzz.fuzz(SEEDS):
+        assert verdict not in fuzz.FAULTS, words
+        verdicts[verdict] += 1
+    show(f"{len(SEEDS)} programs from seed {SEEDS[0]}: {dict(verdicts)}")
+
+
+def test_the_judge_tells_wrong_numbers_from_a_crash(monkeypatch):
+    """A program whose simulation is made wrong, or fails by an error of ours, is a fault."""
+    case = fuzz.Case(Program(0, "one more", lambda x: x + 1, (np.arange(6, dtype=np.float32),)))
+
+    def wrong(program, graph, *arguments):
+        return [np.full_like(x, 3) for x in case.compiled]
+
+    def failing(program, graph, *arguments):
+        raise ProgramError("copies differ")
+
+    for run, verdict in ((wrong, fuzz.WRONG), (failing, fuzz.CRASH)):
+        monkeypatch.setattr(fuzz, "simulate", run)
+        ((_, found, _),) = fuzz.Case(case.drawn).verdicts(1)
+        assert found == verdict
