@@ -27,6 +27,9 @@ def asked(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple[str, De
             if annotation is not None:
                 words = f"it lies as it is annotated: {annotation.text()}"
                 yield values[value].name, Decided(words, follows(layout, annotation))
+            if layout.manual:
+                words = "nothing at the border belongs to a manual region"
+                yield values[value].name, Decided(words, holds=False)
 
 
 def follows(layout: Sharding, annotation: Sharding) -> bool:

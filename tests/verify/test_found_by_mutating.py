@@ -54,3 +54,11 @@ def test_simulate_sees_it(name):
     program, kind, change, which = MUTATIONS[name]
     case = CASES[program]
     assert not case.computes(case.mutated(kind, change, which))
+
+
+@pytest.mark.parametrize("side", ["argument_shardings", "result_shardings"])
+def test_nothing_at_the_border_belongs_to_a_manual_region(side):
+    case = CASES["reshaped"]
+    layouts = tuple(replace(x, manual=X) for x in getattr(case.plan.program, side))
+    (claim,) = case.verified(replace(case.plan.program, **{side: layouts})).refuted
+    assert "manual region" in claim.words
