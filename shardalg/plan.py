@@ -446,7 +446,8 @@ class Plan:
     def _report(self) -> Report:
         from shardalg.verify.verify import verify
 
-        return replace(verify(self.sharded, self.program), hints=self._hints(self.sizes))
+        report = verify(self.sharded, self.program, finite=self.options.finite_sums)
+        return replace(report, hints=self._hints(self.sizes))
 
     def cost(self, hardware: str | Hardware) -> Cost:
         """Step time, communication, peak memory and flops on a chip.

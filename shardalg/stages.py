@@ -85,6 +85,7 @@ def is_named(traced: Traced, annotations: Annotations) -> bool:
 def planned(traced: Traced, annotations: Annotations, options: Options) -> Stages:
     """Complete, partition and check."""
     options = options.where(named=is_named(traced, annotations))
+    traced = traced.with_sums(wide=options.wide_sums)
     with collection_paused():
         completed = [propagate(traced.graph, annotations, way) for way in options.completions]
         sharded = completed[0]

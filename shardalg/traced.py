@@ -40,6 +40,7 @@ class Traced:
       fn: the function; None in a loaded plan.
       symbols: the formulas of its sizes; None where all are numbers.
       home: the mesh on which it was planned first; layouts that bring this mesh follow the plan's.
+      narrow: the graph as it was traced, where sums of `graph` were made wide.
     """
 
     graph: Graph
@@ -49,6 +50,7 @@ class Traced:
     fn: Callable[..., Any] | None = None
     symbols: Symbols | None = None
     home: Mesh | None = None
+    narrow: Graph | None = None
 
     def __post_init__(self) -> None:
         count = len(self.graph.arguments)
@@ -61,10 +63,28 @@ class Traced:
         """Role of every value."""
         return roles(self.graph, self.argument_roles)
 
+    def with_sums(self, *, wide: bool) -> Traced:
+        """The same with sums of narrow floats in float32 (`Options.wide_sums`), or as traced.
+
+        Raises:
+          StrategyError: they are to be wide, and sizes have names.
+        """
+        if wide == (self.narrow is not None):
+            return self
+        if not wide:
+            return replace(self, graph=self.narrow, narrow=None)
+        if self.symbols is not None:
+            raise StrategyError(
+                "wide_sums=True is for plans in numbers, and sizes of this one have names. Leave "
+                "it out, or plan with the numbers of plan.at."
+            )
+        with collection_paused():
+            return replace(self, graph=normalise(self.graph, wide_sums=True), narrow=self.graph)
+
     @cached_property
     def hash(self) -> str:
         """Of the graph: tells whether a function is the one that was planned."""
-        return graph_hash(self.graph)
+        return graph_hash(self.narrow or self.graph)
 
     def bound(self, fn: Callable[..., Any], args: Sequence[Any] | None, axes: Axes) -> Traced:
         """A loaded plan's function, given again.
@@ -97,12 +117,13 @@ class Traced:
                 "the function's sizes follow from the arguments' by other formulas than the plan "
                 "has. Plan it again."
             )
-        return replace(self, graph=made.graph, fn=fn)
+        bound = replace(self, graph=made.graph, fn=fn, narrow=None)
+        return bound.with_sums(wide=self.narrow is not None)
 
     def to_json(self) -> dict[str, Any]:
         """All but the function, as plain data."""
         return {
-            "graph": to_json(self.graph),
+            "graph": to_json(self.narrow or self.graph),
             "symbols": None if self.symbols is None else self.symbols.to_json(),
             "argument_roles": list(self.argument_roles),
             "donated": list(self.donated),

@@ -17,8 +17,10 @@ from shardalg.stages import Stages, planned
 from shardalg.table import Table
 
 SWITCHES = (
-    "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "join_formatting", "pad_blocks",
+    "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "finite_sums", "wide_sums",
+    "join_formatting", "pad_blocks",
 )  # fmt: skip
+SWITCHES_OF_NAMED = tuple(name for name in SWITCHES if name != "wide_sums")
 SWITCH_COLUMNS = (
     "options", "collectives", "wire_bytes", "peak_memory_bytes", "local_instructions",
     "formatting_bytes",
@@ -31,7 +33,7 @@ GATHER_COLUMNS = (
 def switch_table(stages: Stages, options: Options) -> Table:
     """A row for the plan, and one per switch with that switch alone the other way."""
     rows = [("as planned", *_outcome(stages))]
-    for name in SWITCHES:
+    for name in SWITCHES if stages.traced.symbols is None else SWITCHES_OF_NAMED:
         other = replace(options, **{name: not getattr(options, name)})
         made = planned(stages.traced, stages.annotations, other)
         rows.append((f"{name}={getattr(other, name)}", *_outcome(made)))

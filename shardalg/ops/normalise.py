@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
 
@@ -16,9 +16,10 @@ from shardalg.ops.families.joining import joined_operands
 from shardalg.ops.families.pointwise import broadcast_operands
 from shardalg.ops.fold import folded, numbers
 from shardalg.ops.index_parallel import indices_paired
+from shardalg.ops.wide import wide_steps
 
 
-def normalise(graph: Graph) -> Graph:
+def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
     """The same function in the form that rows, completion and pricing expect.
 
     - Nodes that no result needs are gone (a loop that runs keeps all of its body's results).
@@ -33,10 +34,13 @@ def normalise(graph: Graph) -> Graph:
     - A rank-0 number made of literals alone is a constant.
 
     Names, sources, phases, regions and ties of what stays are kept.
+
+    Args:
+      wide_sums: whether sums of narrow floats are made in float32 and rounded after (`wide.py`).
     """
     graph = indices_paired(cuts_joined(ends_joined(starts_written(graph))))
     numbers = folded(graph)
-    return _Rewrite(graph, numbers, live_nodes(graph, numbers)).graph()
+    return _Rewrite(graph, numbers, live_nodes(graph, numbers), wide_sums=wide_sums).graph()
 
 
 def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> bytearray:
@@ -66,8 +70,11 @@ def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> byte
 class _Rewrite:
     """One pass over the nodes that renumbers what stays and inserts what is new."""
 
-    def __init__(self, graph: Graph, numbers: dict[int, np.ndarray], live: bytearray) -> None:
+    def __init__(
+        self, graph: Graph, numbers: dict[int, np.ndarray], live: bytearray, *, wide_sums: bool
+    ) -> None:
         self.old = graph
+        self.wide_sums = wide_sums
         self.numbers = numbers
         self.live = live
         self.values: list[Value] = []
@@ -79,7 +86,7 @@ class _Rewrite:
         self._names = {value.name for value in graph.values}
         self._signatures: dict[object, Signature] = {}
         self._broadcasts: dict[object, int] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: dict[tuple[str, str], int] = {}
 
     def graph(self) -> Graph:
         """The rewritten graph."""
@@ -167,11 +174,25 @@ class _Rewrite:
         if repeated or len(joined) < len(node.operands):
             signature = self._signature(signature, operands)
         results = tuple([value_of[v] for v in node.results])
-        index = len(self.nodes)
-        self.node_of[node.index] = tuple(range(first, index + 1))
+        steps = wide_steps(signature) if self.wide_sums else ()
+        for step in steps[:-1]:
+            operands = [self._made(node, step, operands, "float32")]
         place = (node.source, node.phase, node.region, node.bodies)
-        self.nodes.append(Node(index, signature, tuple(operands), results, *place))
-        self.bindings.append(self.old.bindings[node.index] if self.old.bindings else None)
+        last = steps[-1] if steps else signature
+        self.nodes.append(Node(len(self.nodes), last, tuple(operands), results, *place))
+        kept = self.old.bindings and not steps
+        self.bindings.append(self.old.bindings[node.index] if kept else None)
+        self.node_of[node.index] = tuple(range(first, len(self.nodes)))
+
+    def _made(self, node: Node, signature: Signature, operands: Sequence[int], kind: str) -> int:
+        """The result of a new node beside `node`, named for its kind."""
+        result = len(self.values)
+        name = self._name(kind, node.source)
+        self.values.append(Value(result, signature.results[0], "node", name))
+        place = (node.source, node.phase, node.region)
+        self.nodes.append(Node(len(self.nodes), signature, tuple(operands), (result,), *place))
+        self.bindings.append(None)
+        return result
 
     def _signature(self, signature: Signature, operands: list[int]) -> Signature:
         """The signature with the types of other operands."""
@@ -194,21 +215,16 @@ class _Rewrite:
             self._signatures[source, target] = Signature(
                 "broadcast_in_dim", params, (source,), (target,)
             )
-        result = len(self.values)
-        self.values.append(Value(result, target, "node", self._name(node.source)))
         signature = self._signatures[source, target]
-        place = (node.source, node.phase, node.region)
-        self.nodes.append(Node(len(self.nodes), signature, (value,), (result,), *place))
-        self.bindings.append(None)
-        self._broadcasts[key] = result
+        result = self._broadcasts[key] = self._made(node, signature, [value], "broadcast_in_dim")
         return result
 
-    def _name(self, source: str) -> str:
+    def _name(self, kind: str, source: str) -> str:
         """The next free `broadcast_in_dim:3@model.py:41` of that line."""
         at = f"@{source}" if source else ""
         while True:
-            number = self._counts[at] = self._counts.get(at, 0) + 1
-            name = f"broadcast_in_dim:{number}{at}"
+            number = self._counts[kind, at] = self._counts.get((kind, at), 0) + 1
+            name = f"{kind}:{number}{at}"
             if name not in self._names:
                 self._names.add(name)
                 return name

@@ -63,9 +63,10 @@ class Rule:
       whole: loops delivered to the point as one block (sort, fft): never sharded.
       local: loops iterated on every device and never sharded (taps of a pooling window).
       prefix: (loop, reverse) of a cumulative operator.
-      linear: operands in which the result is linear: partial sums may pass through.
+      linear: operands in which the result is linear (see `passes`).
       addends: those of `linear` that are added up: they may be partial only all together
         (`add`), while they pass through one factor alone where the others are whole (`mul`).
+      scaled: those of `linear` that are multiplied or divided by another operand.
       flops: floating-point operations of one iteration of the loops that no guard determines.
       vacant: (operand, way to combine) whose identity stands where a window of the operand has no
         element, if that is not the identity of `combine`: the number that is never selected.
@@ -95,6 +96,7 @@ class Rule:
     prefix: tuple[str, bool] | None = None
     linear: frozenset[int] = frozenset()
     addends: frozenset[int] = frozenset()
+    scaled: frozenset[int] = frozenset()
     flops: int = 0
     vacant: tuple[tuple[int, str], ...] = ()
     family: str = "same"
@@ -131,9 +133,10 @@ class Rule:
             yield f"extents {dict(self.loops)} must not be negative"
         if self.combine not in COMBINES:
             yield f"combine {self.combine!r} is none of {', '.join(COMBINES)}"
-        if not self.addends <= self.linear or not self.linear <= set(self.operands):
-            both = sorted(self.linear), sorted(self.addends)
-            yield "linear {} must hold addends {} and be operands".format(*both)
+        inner = self.addends | self.scaled
+        if not inner <= self.linear or not self.linear <= set(self.operands):
+            three = map(sorted, (self.linear, self.addends, self.scaled))
+            yield "linear {} must hold addends {} and scaled {} and be operands".format(*three)
 
     def _shape_faults(self) -> Iterator[str]:
         for k, dims in self.operands.items() if self.operand_shapes else ():
@@ -181,6 +184,24 @@ class Rule:
         if self.combine == USER and self.init.operand == len(self.results):
             return self.init.operand + operand
         return self.init.operand if self.combine == PICK else None
+
+    def passes(self, *, finite: bool) -> frozenset[int]:
+        """Operands whose partial sums `p_1, ..., p_n` may wait until behind the operator.
+
+        Sums wait where `f(p_1) + ... + f(p_n)` is what `f(p_1 + ... + p_n)` is for every number of
+        the type, but for the order of the additions: `f` adds, subtracts, negates, copies or moves
+        elements, or multiplies whole numbers of one type (a ring, modulo `2**bits`). A product or
+        quotient `c*x` of floats does not: an infinite `c` makes a NaN of a part that is 0, `c > 1`
+        overflows on parts whose sum is small, and `c < 1` does not where the sum itself overflows
+        (60,000 + 60,000 in float16, times 0.25, is infinite on one device). Nor does a conversion:
+        a sum that overflows in a narrow type is a number in a wide one. (`c = 1` and `c = -1` are
+        copies and negations.)
+
+        Args:
+          finite: whether all numbers are known to be finite, and products of parts not to overflow
+            (`Options.finite_sums`): then products and quotients by what is whole let sums wait.
+        """
+        return self.linear if finite else self.linear - self.scaled
 
     def shape(self, tensor: int) -> tuple[int, ...] | None:
         """Shape of that tensor; None in a row that was made without shapes."""

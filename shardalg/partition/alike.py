@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from shardalg.graph.ir import Graph, Node
-from shardalg.ops.rule import SUM
+from shardalg.ops.rule import SUM, Rule
 from shardalg.ops.table import rules
 from shardalg.spmd.manual import WRITTEN
 
@@ -20,7 +20,8 @@ class Kinds:
     """The kind of every node.
 
     Attributes:
-      deferrable: values whose partial sums may wait: their only user is linear in them.
+      deferrable: values whose partial sums may wait behind their only user (`Rule.passes`): of all
+        numbers, and of finite ones.
       numbers: per node, the number of its kind; None for calls and collectives of the user's.
       reads: per kind, of each operand the first one that is the same value.
       unread: per kind, results that nobody reads, and so nobody brings home.
@@ -28,7 +29,7 @@ class Kinds:
       pick: per node, its values' entries in a list: operands, then results.
     """
 
-    deferrable: frozenset[int]
+    deferrable: tuple[frozenset[int], frozenset[int]]
     numbers: tuple[int | None, ...]
     reads: tuple[tuple[int, ...], ...]
     unread: tuple[tuple[int, ...], ...]
@@ -56,7 +57,10 @@ def _kinds(graph: Graph) -> Kinds:
             key = (node.signature, *_alike(graph, node, outputs))
             numbers.append(found.setdefault(key, len(found)))
     parts = list(zip(*found, strict=True))[1:] or [()] * 3
-    deferrable = frozenset(v for v in range(len(graph.values)) if _defers(graph, v, outputs))
+    linear = [(v, *read) for v in range(len(graph.values)) if (read := _read(graph, v, outputs))]
+    always = frozenset(v for v, rule, k in linear if k in rule.passes(finite=False))
+    finite = frozenset(v for v, rule, k in linear if k in rule.passes(finite=True))
+    deferrable = (always, finite)
     return Kinds(deferrable, tuple(numbers), *parts, tuple(map(_pick, graph.nodes)))
 
 
@@ -68,17 +72,21 @@ def _alike(graph: Graph, node: Node, outputs: frozenset[int]) -> Iterator[Alike]
     yield is_remade(graph, node)
 
 
-def _defers(graph: Graph, value: int, outputs: frozenset[int]) -> bool:
-    """Whether the only user of a node's result is linear in it and in its region."""
+def _read(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rule, int] | None:
+    """The row of the only user of a node's result, in its region and summing, and as which operand.
+
+    None where there is no such user.
+    """
     made, users = graph.producer[value], graph.users[value]
     if made is None or len(users) != 1 or value in outputs:
-        return False
+        return None
     user = graph.nodes[users[0]]
     rows = rules(user.signature)
     if user.region != graph.nodes[made].region or not rows or len(rows) > 1:
-        return False
+        return None
     positions = [i for i, v in enumerate(user.operands) if v == value]
-    return rows[0].combine == SUM and len(positions) == 1 and positions[0] in rows[0].linear
+    alone = rows[0].combine == SUM and len(positions) == 1
+    return (rows[0], positions[0]) if alone else None
 
 
 def _pick(node: Node) -> itemgetter:

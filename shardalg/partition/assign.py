@@ -391,7 +391,7 @@ def _passed(key: NodeKey, component: Component) -> Mapping[int, Digits]:
         not pending
         or not component.is_whole
         or rule.combine != SUM
-        or not set(pending) <= rule.linear
+        or not set(pending) <= rule.passes(finite=key.finite)
     ):
         return {}
     alike = len(set(pending.values())) == 1

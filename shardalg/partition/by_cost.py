@@ -49,7 +49,7 @@ def by_cost(
         return estimate(program, graph.graph, chip, roles=roles).step_time_s
 
     start = min(completed, key=step_s)
-    problem = CostProblem(start, chip)
+    problem = CostProblem(start, chip, finite=options.finite_sums)
     more = STARTS if sum(map(len, problem.problem.units)) <= MOST_OPTIONS else 0
     made = problem.applied(best_of(problem.problem, problem.completed, more=more))
     return min(made, start, key=step_s)
@@ -61,10 +61,12 @@ class CostProblem:
 
     Attributes:
       hardware: what the seconds are of.
+      finite: whether sums wait behind products too (`Options.finite_sums`).
     """
 
     sharded: ShardedGraph
     hardware: Hardware
+    finite: bool = False
 
     @property
     def graph(self) -> Graph:
@@ -113,7 +115,7 @@ class CostProblem:
     def _candidates(self, node: Node, place: int) -> tuple[Candidate, ...]:
         homes = tuple(self.homes[v] for v in (*node.operands, *node.results))
         if rules(node.signature):
-            return candidates(node.signature, homes, place, self.hardware)
+            return candidates(node.signature, homes, place, self.hardware, finite=self.finite)
         count = len(node.operands)
         asks = tuple((k, whole(home)) for k, home in enumerate(homes[:count]))
         makes = tuple((k, whole(home)) for k, home in enumerate(homes[count:]))

@@ -45,7 +45,12 @@ class Candidate:
 
 @lru_cache(maxsize=1 << 12)
 def candidates(
-    signature: Signature, homes: tuple[Sharding, ...], place: int, hardware: Hardware
+    signature: Signature,
+    homes: tuple[Sharding, ...],
+    place: int,
+    hardware: Hardware,
+    *,
+    finite: bool = False,
 ) -> tuple[Candidate, ...]:
     """The candidates of the component at `place`: each axis of the mesh on one loop or on none.
 
@@ -54,12 +59,13 @@ def candidates(
 
     Args:
       homes: completed layouts of the operands, then of the results.
+      finite: whether sums wait behind products too (`Options.finite_sums`).
     """
     component = components(rules(signature))[place]
     count = len(signature.operands)
     at_hand, made = tuple((h,) for h in homes[:count]), homes[count:]
     rates = hardware.rates(operand_type(signature))
-    key = NodeKey(signature, tuple(range(count)), at_hand, made, rates)
+    key = NodeKey(signature, tuple(range(count)), at_hand, made, rates, finite=finite)
     found: dict[Candidate, None] = {}
     for choice in allowed_choices(key, component, list(_assignments(key, component))):
         for made in (choice, *_passing(choice, component, key)):
@@ -83,8 +89,8 @@ def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
 
 def _passing(choice: Choice, component: Component, key: NodeKey) -> Iterator[Choice]:
     """The same with partial sums on operands, which the result then has too."""
-    rule = component.rule
-    if rule.combine != SUM or not component.is_whole or not rule.linear:
+    rule, linear = component.rule, component.rule.passes(finite=key.finite)
+    if rule.combine != SUM or not component.is_whole or not linear:
         return
     layouts = (*choice.demands, *choice.produced)  # of what is regrouped or picked no loop is split
     used = [d for x in layouts for digits in (*x.dims, x.unreduced) for d in digits]
@@ -92,7 +98,7 @@ def _passing(choice: Choice, component: Component, key: NodeKey) -> Iterator[Cho
     axes = [mesh.digit(n) for n, size in mesh.axes if size > 1]
     free = [axis for axis in axes if not any(overlap(axis, d) for d in used)]
     groups = [rule.addends] if rule.addends else []
-    groups += [frozenset({k}) for k in rule.linear - rule.addends]
+    groups += [frozenset({k}) for k in linear - rule.addends]
     for size in range(1, len(free) + 1):
         for digits in itertools.combinations(free, size):
             for group in groups:

@@ -28,6 +28,7 @@ class NodeKey(NamedTuple):
       loops: per component the digits on its loops, where that was decided before; else empty.
       unread: results that nobody reads, and so nobody brings home.
       padded: whether blocks may be padded on their way (`Options.pad_blocks`).
+      finite: whether sums wait behind products too (`Options.finite_sums`).
     """
 
     signature: Signature
@@ -38,6 +39,7 @@ class NodeKey(NamedTuple):
     loops: tuple[LoopDigits, ...] = ()
     unread: tuple[int, ...] = ()
     padded: bool = True
+    finite: bool = False
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Partitioner:
         context.first = [0] * len(self.homes)
         arguments = tuple(context.given(v, self.homes[v]) for v in graph.arguments)
         constants = tuple((self._constant(v), v) for v, _ in graph.constants)
-        context.deferrable = self.alike.deferrable
+        context.deferrable = self.alike.deferrable[self.options.finite_sums]
         self.begin = list(context.at_hand)
         self._region(0)
         results_at = self._plain(self.sharded.results)
@@ -168,9 +168,10 @@ class Partitioner:
         at_hand = tuple([self.context.sources(v) for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
         rates = self.rates(operand_type(node.signature))
-        number, padded = self.alike.numbers[node.index], self.options.pad_blocks
+        number, options = self.alike.numbers[node.index], self.options
         values, unread = self.alike.reads[number], self.alike.unread[number]
-        return NodeKey(node.signature, values, at_hand, homes, rates, loops, unread, padded)
+        how = options.pad_blocks, options.finite_sums
+        return NodeKey(node.signature, values, at_hand, homes, rates, loops, unread, *how)
 
     def _planned(self, node: Node, homes: tuple[Sharding, ...]) -> NodePlan:
         return node_plan(self.key(node, homes))
@@ -252,7 +253,7 @@ def partition(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> 
 
     Each node is computed where its operands and results suggest, on the most devices and then with
     the fewest wire bytes; what has to move is moved by explicit collectives (GSPMD,
-    arXiv:2105.04663, section 4). Partial sums stay pending while linear operators pass them on.
+    arXiv:2105.04663, section 4). Partial sums wait where operators let them (`Rule.passes`).
 
     Args:
       roles: of every graph value, for the table of collectives.

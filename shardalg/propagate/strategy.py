@@ -29,8 +29,12 @@ class Options:
       keep_gathers: gathered operands of the forward pass stay for the backward pass: all, none, or
         as many as a device may hold in that number of bytes, what saves most per byte first.
       hoist_gathers: what a loop gathers in every trip, and no trip changes, is gathered before it.
-      defer_sums: partial sums wait while linear operators pass them on, so that sums of several
-        are reduced once; else each is reduced where it is made.
+      defer_sums: partial sums wait while additions, copies and layouts pass them on, so that sums
+        of several are reduced once; else each is reduced where it is made.
+      finite_sums: they wait behind products and quotients too. That is right where all numbers are
+        finite and no product of a part overflows, which `verify` then takes on trust.
+      wide_sums: partial sums of bfloat16 and float16 are sent in float32, in which a device adds
+        them up, and rounded after; else in their own type, as XLA sends them. In numbers only.
       join_formatting: masks, slices and permutes of one value that repeat or undo each other are
         one.
       pad_blocks: blocks whose sizes do not divide are padded on the way between two layouts; else
@@ -66,6 +70,8 @@ class Options:
     keep_gathers: bool | int = False
     hoist_gathers: bool = False
     defer_sums: bool = True
+    finite_sums: bool = False
+    wide_sums: bool = False
     join_formatting: bool = True
     pad_blocks: bool = True
     priorities: bool = True

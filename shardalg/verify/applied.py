@@ -33,6 +33,7 @@ class Applied:
       signature: of the global operator.
       operands: what they hold, without their values.
       made: local types and layouts of the results; named says which are graph values by then.
+      finite: whether numbers are taken to be finite (`Options.finite_sums`).
     """
 
     mesh: Mesh
@@ -40,6 +41,7 @@ class Applied:
     apply: Apply | Choose | Extract | Insert
     operands: tuple[Contents, ...]
     made: tuple[Made, ...]
+    finite: bool = False
 
     @property
     def local(self) -> Signature:

@@ -43,6 +43,7 @@ from shardalg.verify.operators import (
     by_blocks,
     emitted,
     padding,
+    passed,
     pending,
     reads,
     row_major,
@@ -232,6 +233,7 @@ def _operator(what: Applied, run: Run, emission: Emission) -> Iterator[Stated]:
     yield from reads(run, held)
     yield from padding(run, held)
     yield "combine", pending(run, held)[1]
+    yield from passed(run, held, finite=what.finite)
     yield from selected(run, emission)
     yield from _zeros(run, held)
     for k, contents in held.items():

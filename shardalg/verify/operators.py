@@ -335,6 +335,15 @@ def pending(run: Run, held: Mapping[int, Contents]) -> tuple[Digits, Decided]:
     return as_set((*own, *digits)), Decided(words, may and alike)
 
 
+def passed(run: Run, held: Mapping[int, Contents], *, finite: bool) -> Iterator[Stated]:
+    """What lets partial sums pass where an infinity or an overflow would tell (`Rule.passes`)."""
+    partial = {k for k, contents in held.items() if contents.unreduced}
+    scaled = sorted(partial & run.rule.scaled)
+    if scaled:
+        words = f"operands {scaled} are finite, and no partial sum of them overflows when scaled"
+        yield "finite", Decided(words, holds=finite, trusted=finite)
+
+
 def row_major(run: Run, signature: Signature, local: Signature) -> Stated:
     """A reshape keeps the row-major order: both sides of the local one count alike."""
     order = signature.param("dimensions") or range(len(signature.operands[0].shape))

@@ -22,10 +22,18 @@ STATUSES = ("proved", TRUSTED, "not_claimed", "unknown", "refuted")
 
 @dataclass(frozen=True)
 class Decided:
-    """A statement without unknowns, which comparing both sides decides."""
+    """A statement without unknowns, which comparing both sides decides, or an option trusts."""
 
     words: str
     holds: bool
+    trusted: bool = False
+
+    @property
+    def status(self) -> str:
+        """What becomes of it as a claim."""
+        if self.trusted:
+            return TRUSTED
+        return "proved" if self.holds else "refuted"
 
 
 Statement = Decided | IntegerClaim | MergeClaim
@@ -40,7 +48,8 @@ class Claim:
       node: the value or instruction that it speaks of.
       claim: "merge", "iterations", "reads", "padding", "writes", "combine", "emitted", "selected",
         "mask", "delivers", "carry", "manual", "border", "types" or "well formed"; of what is
-        trusted "normalisation", "rows", "emission", "collectives", "monoids" or "arithmetic".
+        trusted "normalisation", "rows", "emission", "collectives", "monoids", "arithmetic" and, by
+        an option, "finite".
       status: "proved", "refuted", "unknown", "trusted" (tested instead) or "not_claimed".
       words: the statement; witness: of a refuted one, a case in which it fails.
     """

@@ -60,8 +60,8 @@ def proved(statement: IntegerClaim | MergeClaim) -> Proof:
 class Verifier:
     """Claims of one program; each distinct one is proved once."""
 
-    def __init__(self, graph: Graph, program: SpmdProgram) -> None:
-        self.graph, self.program = graph, program
+    def __init__(self, graph: Graph, program: SpmdProgram, *, finite: bool = False) -> None:
+        self.graph, self.program, self.finite = graph, program, finite
         self.proofs: dict[IntegerClaim | MergeClaim, Proof] = {}
         self.outcomes: dict[Applied | Step, tuple[tuple[Contents, ...], list[Claim]]] = {}
         self.types: dict[object, Decided] = {}
@@ -70,8 +70,7 @@ class Verifier:
     def judged(self, node: str, kind: str, statement: Statement) -> Claim:
         """The claim after it was decided, or z3 has seen it."""
         if isinstance(statement, Decided):
-            status = "proved" if statement.holds else "refuted"
-            return Claim(node, kind, status, words=statement.words)
+            return Claim(node, kind, statement.status, words=statement.words)
         proof = self.proofs[statement] = proved(statement)
         words = statement.text()
         return Claim(node, kind, proof.status, proof.ms, proof.smt2, words, proof.witness)
@@ -216,7 +215,8 @@ class Verifier:
         made = tuple(Made(x.dtype, x.shape, x.sharding, x.origin is not None) for x in locals_)
         mesh, attributes = self.program.mesh, instruction.attributes
         if isinstance(attributes, OPERATORS):
-            return Applied(mesh, node.signature, attributes, operands, made), node.results
+            what = Applied(mesh, node.signature, attributes, operands, made, self.finite)
+            return what, node.results
         given = tuple(held[operand].value for operand in instruction.operands)
         step = Step(mesh, attributes, operands, made[0], f"value {given[-1]}", count=len(made))
         if isinstance(attributes, Top | Fold):
@@ -417,12 +417,16 @@ _CLAIMS: dict[type, Callable[[Verifier, Instruction, Held], Iterator[Claim]]] = 
 }
 
 
-def verify(sharded: ShardedGraph, program: SpmdProgram) -> Report:
+def verify(sharded: ShardedGraph, program: SpmdProgram, *, finite: bool = False) -> Report:
     """Prove that the program computes what the graph says: each claim of every instruction.
 
     Merges and iterations are proved for all mesh sizes, everything else for the sizes at hand.
+
+    Args:
+      finite: whether numbers are taken to be finite, and products of partial sums not to overflow
+        (`Options.finite_sums`); else a sum that waits behind a product is refuted.
     """
-    verifier = Verifier(sharded.graph, program)
+    verifier = Verifier(sharded.graph, program, finite=finite)
     merges = [
         verifier.judged(sharded.graph.values[value].name, "merge", MergeClaim(first, second, both))
         for value, first, second, both in sharded.merges

@@ -82,7 +82,8 @@ class Judge:
         checked = _is_checked(program)
         try:
             with at_most(60):
-                report = verify(self.case.plan.sharded, program)
+                finite = self.case.options.finite_sums
+                report = verify(self.case.plan.sharded, program, finite=finite)
         except Exception:  # what is looked for
             return Verdict(NO_VERDICT, checked, traceback.format_exc(limit=-2))
         if not report.ok:

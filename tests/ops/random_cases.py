@@ -194,4 +194,23 @@ def normalised(rng):
     yield lambda x: jnp.where(x > 0, x, -jnp.inf).max(axis), (x,)
 
 
-GROUPS = (convolutions, selections_by_index, boxes, joins, extremes, normalised)
+def waiting(rng):
+    """Sums, products and single elements, behind which sums may wait or must not."""
+    b, n = drawn(rng, 1, 8, 2)
+    x, w, c = rng.normal(size=(b, n)), rng.normal(size=(n, 3)), rng.normal(size=(n,))
+    row = int(rng.integers(b))
+    sums = (
+        lambda x: lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None),
+        lambda x: x.T @ x[:, 0],
+        lambda x: x[row],
+    )
+    first, second = (sums[rng.integers(len(sums))] for _ in range(2))
+    yield lambda x, c: first(x) * c, (x, c)
+    yield lambda x, c: -first(x) / c, (x, c)
+    yield lambda x, c: (first(x) - second(x)) * c[0], (x, c)
+    yield lambda x, w: jnp.flip(first(x)) @ w, (x, w)
+    yield lambda x, c: first(x).astype(np.float32) + second(x).astype(np.float32), (x, c)
+    yield lambda x, c: jnp.where(c > 0, first(x), second(x)).sum() / n, (x, c)
+
+
+GROUPS = (convolutions, selections_by_index, boxes, joins, extremes, normalised, waiting)

@@ -43,7 +43,7 @@ BAD = [
     ({"combine": "mean"}, "combine 'mean' is none of sum"),
     ({"whole": frozenset("k")}, r"\['k'\] are marked but are no loops"),
     ({"prefix": ("k", False)}, r"\['k'\] are marked but are no loops"),
-    ({"linear": frozenset({1})}, r"linear \[1\] must hold addends \[\] and be operands"),
+    ({"linear": frozenset({1})}, r"linear \[1\] must hold addends \[\] and scaled \[\] and"),
     ({"addends": frozenset({0})}, r"linear \[\] must hold addends \[0\]"),
     ({"guards": (Guard(I, Index.of("$t")),)}, r"indices use \['\$t'\]"),
     ({"operand_shapes": ((4,),)}, r"operand 0 of shape \(4,\) has indices \[i, j\]"),
@@ -82,7 +82,7 @@ LINEAR = [
     ("and", ("bool", "bool"), "bool", set(), set()),
     ("add", ("bool", "bool"), "bool", set(), set()),
     ("select_n", ("bool", F, F), F, {1, 2}, {1, 2}),
-    ("convert_element_type", (B,), F, {0}, set()),
+    ("convert_element_type", (B,), F, set(), set()),
     ("convert_element_type", (F,), B, set(), set()),
     ("convert_element_type", (N,), F, set(), set()),
     ("convert_element_type", ("bool",), F, set(), set()),
@@ -97,6 +97,28 @@ def test_partial_sums_pass_only_where_the_operator_is_linear(
     types = tuple(ValueType((4,), dtype) for dtype in operands)
     (rule,) = rules(Signature(primitive, (), types, (ValueType((4,), result),)))
     assert (rule.linear, rule.addends) == (linear, addends)
+
+
+# function of two matrices, types of them, operands behind which sums of every number may wait
+PASSES = [
+    (jnp.matmul, (F, F), set()),
+    (jnp.matmul, (N, N), {0, 1}),
+    (lambda x, y: jnp.matmul(x, y, preferred_element_type=N), ("int8", "int8"), set()),
+    (lambda x, y: jax.lax.conv(x[None], y[None], (1,), "SAME"), (F, F), set()),
+    (jnp.multiply, (F, F), set()),
+    (jnp.multiply, ("complex64", "complex64"), set()),
+    (jnp.multiply, ("uint8", "uint8"), {0, 1}),
+    (jnp.divide, (F, F), set()),
+    (jnp.subtract, (F, F), {0, 1}),
+]
+
+
+@pytest.mark.parametrize(("fn", "types", "operands"), PASSES)
+def test_sums_of_every_number_wait_behind_additions_and_rings(fn, types, operands):
+    x, y = (jnp.ones((3, 3), dtype) for dtype in types)
+    (rule,) = rules(trace(fn, x, y).nodes[-1].signature)
+    assert rule.passes(finite=False) == operands
+    assert rule.passes(finite=True) == ({0} if fn is jnp.divide else {0, 1})
 
 
 def test_linear_rows_are_linear(show):

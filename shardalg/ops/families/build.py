@@ -72,6 +72,27 @@ def record(value: Plain, fields: str) -> dict[str, tuple[int, ...]]:
     return dict(zip(fields.split(), value, strict=True))
 
 
+def scaling(signature: Signature, *operands: int) -> dict[str, frozenset[int]]:
+    """Roles of operands whose product is taken: `linear`, and of all but whole numbers `scaled`.
+
+    Whole numbers of one type are a ring, so that a product distributes over every sum of them.
+
+    >>> from shardalg.graph.ir import ValueType
+    >>> x, n = ValueType((4,), "float32"), ValueType((4,), "int32")
+    >>> scaling(Signature("mul", (), (x, x), (x,)), 0)
+    {'linear': frozenset({0}), 'scaled': frozenset({0})}
+    >>> scaling(Signature("mul", (), (n, n), (n,)), 0)
+    {'linear': frozenset({0}), 'scaled': frozenset()}
+    """
+    dtype = signature.results[0].dtype
+    if not is_number(dtype):
+        return {"linear": frozenset(), "scaled": frozenset()}
+    ring = dtype.startswith(("int", "uint"))
+    ring = ring and all(signature.operands[k].dtype == dtype for k in operands)
+    linear = frozenset(operands)
+    return {"linear": linear, "scaled": frozenset() if ring else linear}
+
+
 def is_number(dtype: str) -> bool:
     """Whether sums of this type are sums: not bool, not a key."""
     return dtype in FLOATS or dtype.startswith(("int", "uint", "complex"))

@@ -9,10 +9,10 @@ from shardalg.ops.families.build import (
     Builder,
     access,
     indices,
-    is_number,
     letters,
     names,
     record,
+    scaling,
 )
 from shardalg.ops.rule import AND, ARGMAX, ARGMIN, MAX, MIN, OR, PRODUCT, SUM, USER, XOR, Rule
 
@@ -86,7 +86,7 @@ def _product(
         (tuple(access(k, own) for k, own in enumerate(maps)),),
         (indices(result),),
         whole=whole,
-        linear=frozenset({0, 1}) if is_number(signature.results[0].dtype) else frozenset(),
+        **scaling(signature, 0, 1),
         flops=2,
     )
 
@@ -119,7 +119,7 @@ def scaled_dot(signature: Signature) -> tuple[Rule, ...]:
     )
     whole = {n for own in (*found.maps, *scales) for n in own} - {*found.result}
     row = _product(signature, (*found.maps, *scales), found.result, frozenset(whole))
-    return (replace(row, linear=frozenset()),)
+    return (replace(row, linear=frozenset(), scaled=frozenset()),)
 
 
 def reduction(signature: Signature) -> tuple[Rule, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
-from shardalg.ops.families.build import Builder, access, is_number, record
+from shardalg.ops.families.build import Builder, access, record, scaling
 from shardalg.ops.families.window import Taps, window_index
 from shardalg.ops.rule import Rule
 
@@ -70,7 +70,7 @@ def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
             tuple((name, size) for name, size in sizes.items() if name in used),
             ((access(0, maps[0]), access(1, maps[1])),),
             (maps[2],),
-            linear=frozenset({0, 1} if is_number(signature.results[0].dtype) else ()),
+            **scaling(signature, 0, 1),
             flops=2,
             family="window",
         ),

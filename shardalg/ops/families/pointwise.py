@@ -5,7 +5,15 @@ from __future__ import annotations
 from functools import lru_cache
 
 from shardalg.graph.ir import Signature, ValueType
-from shardalg.ops.families.build import FLOATS, Builder, access, indices, is_number, names
+from shardalg.ops.families.build import (
+    FLOATS,
+    Builder,
+    access,
+    indices,
+    is_number,
+    names,
+    scaling,
+)
 from shardalg.ops.rule import Access, Rule
 
 COPIES = """
@@ -24,19 +32,11 @@ lt_to max min mul mulhi ne nextafter or philox2x32 philox4x32 polygamma pow
 regularized_incomplete_beta rem select_n shift_left shift_right_arithmetic shift_right_logical sub
 threefry2x32 threefry4x32 xor zeta
 """
-# Primitive to (operands in which the result is linear, whether they are added up); None: all.
-LINEAR: dict[str, tuple[tuple[int, ...] | None, bool]] = {
-    "add": (None, True),
-    "add_any": (None, True),
-    "sub": (None, True),
-    "complex": (None, True),
-    "mul": (None, False),
-    "div": ((0,), False),
-    "neg": ((0,), False),
-    "real": ((0,), False),
-    "imag": ((0,), False),
-    "conj": ((0,), False),
-}
+ADDED = frozenset("add add_any sub complex".split())
+"""Linear in all operands together."""
+LINEAR = {"mul": (0, 1), "div": (0,), "neg": (0,), "real": (0,), "imag": (0,), "conj": (0,)}
+"""Operands in each of which the result is linear alone."""
+SCALING = frozenset({"mul", "div"})
 
 
 def operand_map(operand: int, shape: tuple[int, ...], result: ValueType) -> Access:
@@ -55,7 +55,6 @@ def pointwise(signature: Signature) -> tuple[Rule, ...]:
     """One row for all results: `[d0, d1], [d0, d1] -> [d0, d1]`."""
     result = signature.results[0]
     loops = names("d", len(result.shape))
-    linear, added = linearity(signature)
     reads = tuple(operand_map(k, v.shape, result) for k, v in enumerate(signature.operands))
     return (
         Rule(
@@ -63,8 +62,7 @@ def pointwise(signature: Signature) -> tuple[Rule, ...]:
             tuple(zip(loops, result.shape, strict=True)),
             (reads,),
             (indices(loops),) * len(signature.results),
-            linear=linear,
-            addends=linear if added else frozenset(),
+            **linearity(signature),
             flops=1,
         ),
     )
@@ -85,17 +83,18 @@ def broadcast_operands(signature: Signature) -> tuple[tuple[int, tuple[int, ...]
     return tuple((k, shape) for k, own in enumerate(shapes) if own and own != shape)
 
 
-def linearity(signature: Signature) -> tuple[frozenset[int], bool]:
-    """Operands in which the result is linear, and whether they are added up."""
-    operands = frozenset(range(len(signature.operands)))
-    dtype = signature.results[0].dtype
-    if signature.primitive == "select_n":
-        return (operands - {0}, True) if is_number(dtype) else (frozenset(), False)
-    positions, added = LINEAR.get(signature.primitive, ((), False))
-    truncates = signature.primitive == "div" and dtype not in FLOATS and "complex" not in dtype
+def linearity(signature: Signature) -> dict[str, frozenset[int]]:
+    """Operands in which the result is linear, and those of them that are added up, or scaled."""
+    primitive, dtype = signature.primitive, signature.results[0].dtype
+    truncates = primitive == "div" and dtype not in FLOATS and "complex" not in dtype
     if truncates or not is_number(dtype):
-        return frozenset(), False
-    return (operands if positions is None else frozenset(positions)), added
+        return {}
+    if primitive in SCALING:
+        return scaling(signature, *LINEAR[primitive])
+    if primitive in ADDED or primitive == "select_n":
+        added = frozenset(range(primitive == "select_n", len(signature.operands)))
+        return {"linear": added, "addends": added}
+    return {"linear": frozenset(LINEAR.get(primitive, ()))}
 
 
 def copies(signature: Signature) -> tuple[Rule, ...]:
@@ -108,26 +107,13 @@ def _copy(signature: Signature, k: int, pair: tuple[ValueType, ValueType]) -> Ru
     source, target = pair
     prefix = "d" if len(signature.results) == 1 else f"v{k}d"
     loops = names(prefix, len(target.shape))
-    exact = is_exact(source.dtype, target.dtype)
     return Rule(
         signature.primitive,
         tuple(zip(loops, target.shape, strict=True)),
         ((access(k, loops),),),
         (indices(loops),),
-        linear=frozenset({k} if exact else ()),
+        linear=frozenset({k} if source.dtype == target.dtype and is_number(source.dtype) else ()),
     )
-
-
-def is_exact(source: str, target: str) -> bool:
-    """Whether a conversion is linear: the same numbers, or floats in a type that holds them all.
-
-    >>> is_exact("bfloat16", "float32"), is_exact("bfloat16", "float16")
-    (True, False)
-    """
-    if source == target:
-        return is_number(source)
-    pairs = zip(FLOATS.get(source, (99, 99)), FLOATS.get(target, (0, 0)), strict=True)
-    return all(s <= t for s, t in pairs)
 
 
 def bitcast(signature: Signature) -> tuple[Rule, ...]:
