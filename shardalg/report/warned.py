@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.cost import number
 from shardalg.costs.walk import Step, sent_bytes, walk
@@ -35,7 +37,7 @@ def warnings(program: SpmdProgram, graph: Graph) -> Table:
 
 
 def left_out(graph: Graph) -> Table:
-    """Effects without a result (prints, callbacks), which the plan runs without, in one row each.
+    """Effects without a result (prints, callbacks), which the plan runs without, a row per line.
 
     >>> import jax
     >>> from shardalg.graph.trace import trace
@@ -48,7 +50,10 @@ def left_out(graph: Graph) -> Table:
     """
     text = "its effect is left out: no device runs it"
     remedy = "return what it shows, or call it outside the function"
-    rows = ((e.primitive, e.source, e.count, 0, text, remedy, 0) for e in graph.left_out)
+    counts: Counter[tuple[str, str]] = Counter()
+    for effect in graph.left_out:
+        counts[effect.primitive, effect.source] += effect.count
+    rows = ((*place, count, 0, text, remedy, 0) for place, count in counts.items())
     return Table(WARNING_COLUMNS, tuple(rows))
 
 

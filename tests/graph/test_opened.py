@@ -165,6 +165,10 @@ def prints_in_a_loop(x):
     return jax.lax.scan(body, x[0], x)[1]
 
 
+def prints_rows(x):
+    return jax.vmap(prints)(x)  # JAX calls back once per row
+
+
 def saves(x):
     io_callback(lambda v: None, None, x)
     return x * 2
@@ -175,6 +179,7 @@ def saves(x):
     [
         (prints, "debug_print", 1),
         (prints_in_a_loop, "debug_callback", 8),
+        (prints_rows, "debug_print", 8),
         (saves, "io_callback", 1),
     ],
 )

@@ -2,9 +2,11 @@
 
 import ast
 import os
+import re
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
@@ -59,3 +61,47 @@ def test_it_holds_no_logic(path):
     nodes = [n for cell in code_cells(read(path)) for n in ast.walk(ast.parse(cell.source))]
     assert sum(isinstance(node, LOGIC) for node in nodes) <= ALLOWED_LAMBDAS
     assert max(len(cell.source.splitlines()) for cell in code_cells(read(path))) <= 18
+
+
+def sections(notebook):
+    """The code cells under each heading of the second level."""
+    found = {}
+    title = ""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            found.setdefault(title, []).append(cell)
+        elif titles := re.findall(r"^## (.*)$", cell.source, re.MULTILINE):
+            title = titles[-1]
+    return found
+
+
+def asserts(cell):
+    return any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(cell.source)))
+
+
+def is_empty_table(output):
+    data = output.get("data", {})
+    text = "".join(data.get("text/plain", ""))
+    bodies = re.findall(r"<tbody>(.*?)</tbody>", "".join(data.get("text/html", "")), re.DOTALL)
+    return "Empty DataFrame" in text or any("<tr" not in body for body in bodies)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_output_is_an_empty_table(path):
+    shown = [output for cell in code_cells(read(path)) for output in cell.outputs]
+    assert not [output for output in shown if is_empty_table(output)]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_section_asserts_what_it_says(path):
+    parts = sections(read(path))
+    silent = [title for title, cells in parts.items() if title and not any(map(asserts, cells))]
+    assert parts.keys() - {""}
+    assert not silent
+
+
+def test_an_empty_table_is_seen():
+    empty = pd.DataFrame(columns=["claim"])
+    for frame, seen in ((empty, True), (pd.DataFrame({"claim": ["merge"]}), False)):
+        for kind, text in (("text/plain", repr(frame)), ("text/html", frame._repr_html_())):
+            assert is_empty_table({"data": {kind: text}}) == seen
