@@ -6,14 +6,15 @@ What planning compares is thus complete by construction; `at` checks it at a poi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 from shardalg.costs.decided import Guards, recorder
 from shardalg.costs.facts import ZERO, Fact
-from shardalg.costs.formula import Formula, symbol
+from shardalg.costs.formula import Formula, FormulaError, symbol
 from shardalg.costs.memory import peak_place
 from shardalg.costs.recorded import Recorder
 from shardalg.costs.symbolic import Size, Sizes, Symbolised
@@ -29,27 +30,44 @@ from shardalg.stages import Stages
 from shardalg.symbols import annotations_at
 
 
-def guards(stages: Stages, options: Options, named: Symbolised) -> Guards | None:
-    """What ties a plan to its hints: where it holds, no decision is another one.
+def guards(
+    stages: Stages, options: Options, named: Callable[[], Symbolised | None]
+) -> tuple[Guards | None, str]:
+    """What ties a plan to its hints, and why that is not known where it is not.
 
-    Not what Python code decides on a size while it is traced; a second trace found none
-    (`symbols.name_sizes`). Where a size was made in Python, all dimensions are held at their hints.
+    Where it holds, no decision is another one. It says nothing of what Python code decides on a
+    size while it is traced; a second trace found none (`symbols.name_sizes`). Where a size was made
+    in Python, all dimensions are held at their hints.
 
-    Returns:
-      None where the plan on recorded sizes is not the plan: then nothing is known of other sizes.
+    Args:
+      named: the program with a formula for each of its sizes; asked for once.
     """
+    if options.policy == "cost":
+        return None, "the plan was chosen by cost, which compares more than is kept"
+    try:
+        formulas = named()
+        return (
+            (None, "no size has a name") if formulas is None else _found(stages, options, formulas)
+        )
+    except FormulaError as error:
+        return None, str(error)
+
+
+def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards | None, str]:
     recorded = recorder(named.sizes.hints)
     sizes = _Sizes(stages, named.sizes, recorded)
     try:
         with collection_paused():
             program = _planned_again(stages, options, sizes)
-    except (ArithmeticError, LookupError, TypeError, ValueError):
-        # An operator whose row computes what a formula cannot follow: nothing is known.
-        return None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # Code of planning that computes what a record cannot follow.
+        return None, f"planning on recorded sizes ends with {type(error).__name__}: {error}"
     lines = (program_text(p, stages.graph).splitlines() for p in (program, stages.program))
-    first, second = (tuple(text)[1:] for text in lines)
+    for again, first in zip_longest(*(tuple(text)[1:] for text in lines), fillvalue=""):
+        if again != first:
+            return None, f"planning on recorded sizes gives {again.strip()}, not {first.strip()}"
     facts = (*(one.fact for one in named.conditions), *sizes.held())
-    return Guards(recorded, facts) if first == second else None
+    return Guards(recorded, facts), ""
 
 
 def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgram:

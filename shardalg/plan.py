@@ -226,8 +226,8 @@ class Plan:
 
         True is certain, but for what Python code makes of a size: another program, or two literals
         that become one value. False may be a question that planning asked on the way to the same
-        plan; `at` tells. A plan that was chosen by cost compares more than is kept: it is planned
-        there, and both plans are compared.
+        plan; `at` tells, and `unguarded` says why nothing is known. A plan that was chosen by cost
+        compares more than is kept: it is planned there, and both plans are compared.
 
         Raises:
           SymbolError: a name that the plan does not have, a size below 1.
@@ -242,14 +242,21 @@ class Plan:
     def _guarded(self, point: Mapping[str, int]) -> bool:
         return self._guards is not None and self._guards.hold(point)
 
-    @cached_property
+    @property
+    def unguarded(self) -> str:
+        """Why `at` and `holds` know other sizes only by planning there; "" where they know more."""
+        return self._recorded[1]
+
+    @property
     def _guards(self) -> Guards | None:
         """What planning asked of the sizes; None where that is not known."""
+        return self._recorded[0]
+
+    @cached_property
+    def _recorded(self) -> tuple[Guards | None, str]:
         from shardalg.guards import guards
 
-        if self.options.policy == "cost" or self.named is None:
-            return None
-        return guards(self.stages, self.options, self.named)
+        return guards(self.stages, self.options, lambda: self.symbolised)
 
     @property
     def named(self) -> Symbolised | None:

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -141,3 +142,83 @@ def test_a_plan_in_numbers_holds_nowhere_else():
     plan = sa.plan(jnp.tanh, jax.ShapeDtypeStruct((8, 4), "float32"), mesh=sa.Mesh({"X": 2}))
     assert not plan.holds()
     assert plan.at().text() == plan.text()
+
+
+STEP = Config(B=12, S=20, M=32, H=224, N=8, D=6, V=80, L=2)
+FORMS = {"unrolled": {}, "scanned": {"scan": True}, "remat": {"scan": True, "remat": True}}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_train_steps_hold_at_their_hints(form):
+    """On these axes the gradient of the embedding is a permute over both of them."""
+    part, config = training.part("train_step"), replace(STEP, **FORMS[form])
+    plan = sa.plan(
+        part.function(config),
+        *part.named_arguments(config),
+        strategy=table1.finalized(sa.Mesh({"X": 16, "Y": 8}, symbolic=True), config),
+        roles=part.roles(),
+        donate_argnums=part.donate_argnums(),
+    )
+    assert plan.unguarded == ""
+    assert plan.holds()
+    assert [name for name in plan.sizes if plan.holds(**{name: 2 * plan.sizes[name].hint})]
+
+
+def pipeline(weights, microbatches):
+    """A vmapped buffer of one microbatch per stage, which shifts in every trip."""
+    stages = weights[0].shape[0]
+
+    def step(buffer, entering):
+        shifted = jnp.pad(buffer, ((1, 0), (0, 0), (0, 0)))[:-1]
+        first = jax.lax.broadcasted_iota(jnp.int32, buffer.shape, 0) == 0
+        x = jnp.where(first, entering[None], shifted)
+        x = jax.lax.with_sharding_constraint(x, P("p", "x"))
+        buffer = jax.vmap(jax.checkpoint(stage))(weights, x)
+        return buffer, buffer[-1]
+
+    start = jnp.zeros((stages, *microbatches.shape[1:]))
+    fed = jnp.pad(microbatches, ((0, stages - 1), (0, 0), (0, 0)))
+    _, made = jax.lax.scan(step, start, fed)
+    return (made[stages - 1 :] ** 2).sum()
+
+
+def stage(weights, x):
+    return x + jnp.maximum(x @ weights[0], 0) @ weights[1]
+
+
+def test_a_pipeline_holds():
+    L, T, B, M, H = sa.dims("L T B M H", hint=(4, 10, 8, 16, 32))
+    shapes = ((L, M, H), (L, H, M), (T, B, M))
+    first, second, x = (jax.ShapeDtypeStruct(shape, "float32") for shape in shapes)
+    plan = sa.plan(
+        jax.grad(pipeline),
+        (first, second),
+        x,
+        mesh=sa.Mesh({"p": 4, "x": 2, "y": 2}, symbolic=True),
+        in_shardings=((P("p", None, "y"), P("p", "y")), P(None, "x")),
+    )
+    assert plan.unguarded == ""
+    assert plan.holds()
+    # Python makes the number of trips, which holds the dimensions.
+    assert plan.symbols.constants.rows
+    assert not plan.holds(T=20)
+
+
+def test_what_is_not_known_of_other_sizes_is_said(monkeypatch):
+    x = jax.ShapeDtypeStruct((B, S), "float32")
+
+    def planned(function, **options):
+        spec = (P("X"),)
+        return sa.plan(function, x, mesh=MESH, in_shardings=spec, options=sa.Options(**options))
+
+    assert "chosen by cost" in planned(jnp.tanh, policy="cost").unguarded
+    window = planned(lambda x: x[1:] + x[:-1]).unguarded
+    assert "no formula in named sizes" in window
+    numbers = sa.plan(jnp.tanh, jax.ShapeDtypeStruct((8, 4), "float32"), mesh=sa.Mesh({"X": 2}))
+    assert numbers.unguarded == "no size has a name"
+    module = importlib.import_module("shardalg.guards")
+    monkeypatch.setattr(module, "peak_place", lambda *_: [][1])
+    assert "recorded sizes ends with IndexError" in planned(jnp.tanh).unguarded
+    other = planned(jnp.sin).program
+    monkeypatch.setattr(module, "_planned_again", lambda *_: other)
+    assert "gives %1 = " in planned(jnp.tanh).unguarded

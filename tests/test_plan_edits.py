@@ -152,6 +152,27 @@ def test_a_value_that_its_type_does_not_allow_is_named(name, folder):
         sa.load_plan(written(folder, "matmul", change))
 
 
+SPECS = {
+    "none": ([], "has 1 specs of"),
+    "another axis": ([[["Z"]]], "has 2 specs of"),
+    "another cut": ([[["Y"]]], r"cuts \(8, 4\) by"),
+    "another rank": ([[["X"], [], []]], "cuts"),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_blocks_of_a_region_are_what_its_specs_cut(name, folder):
+    specs, message = SPECS[name]
+
+    def change(content):
+        (call,) = (s for s in content["graph"]["signatures"] if s[0] == "shard_map")
+        assert call[1][1] == ["in_axes", [[["X"]]]]
+        call[1][1][1] = specs
+
+    with pytest.raises(PlanFileError, match=message):
+        sa.load_plan(written(folder, "manual", change))
+
+
 def test_priorities_are_kept(tmp_path):
     x = sa_type((8, 16))
     layout = sa.Sharding.parse('#sdy.sharding<@mesh, [{"X"}p1, {?}]>', (8, 16), plan_edits.MESH)

@@ -282,12 +282,30 @@ def _wrong_border(graph: Graph, node: Node, ties: list[Tie]) -> str:
         stacked = {"xs": ends[:1], "ys": ends[1:]}.get(tie.kind, ())
         if ends[0].dtype != ends[1].dtype or any(t.shape[:1] != (length,) for t in stacked):
             return f"ties {ends[0]} to {ends[1]} as {tie.kind}"
+    if node.primitive == "shard_map":
+        return _wrong_blocks(graph, node, ties)
     if node.primitive == "while":
         said = [values[v].type for v in graph.regions[node.bodies[0]].results]
         return "" if said == [ValueType((), "bool")] else f"has the condition {said}"
     if node.primitive == "cond":
         chosen = [values[v].type for v in node.operands[:1]]
         return "" if chosen == [ValueType((), "int32")] else f"chooses by {chosen}"
+    return ""
+
+
+def _wrong_blocks(graph: Graph, node: Node, ties: list[Tie]) -> str:
+    """Blocks of a manual region that are not what its axes cut from the values around it."""
+    sizes = dict(node.signature.param("axes"))
+    specs = (*node.signature.param("in_axes"), *node.signature.param("out_axes"))
+    if len(specs) != len(ties) or not {n for s in specs for d in s for n in d} <= sizes.keys():
+        return f"has {len(specs)} specs of {sorted(sizes)} for {len(ties)} values"
+    for spec, tie in zip(specs, ties, strict=True):
+        ends = (tie.source, tie.target) if tie.kind == "block" else (tie.target, tie.source)
+        whole, block = (graph.values[end].type.shape for end in ends)
+        cut = [math.prod(sizes[name] for name in names) for names in spec]
+        cut += [1] * (len(whole) - len(cut))
+        if len(cut) != len(block) or whole != tuple(n * c for n, c in zip(block, cut, strict=True)):
+            return f"cuts {whole} by {spec} into {block}"
     return ""
 
 

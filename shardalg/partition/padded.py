@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.costs.collectives import KINDS, step_wire_bytes
+from shardalg.costs.formula import Formula
 from shardalg.partition.grids import margin
 from shardalg.partition.retile import Retile
 from shardalg.partition.search import Dims, Move, Shape, State, replaced, tile
@@ -141,6 +142,9 @@ def gathered(shape: Shape, start: State, goal: State) -> list[Step]:
 
 
 def _growth(size: int, n: int) -> Fraction | int:
-    """Elements that a gather adds, of those that are sent for it; named sizes all alike."""
+    """Elements that a gather adds, of those that are sent for it; formulas all alike."""
     block = tile(size, n)
-    return Fraction(size - block, block * (n - 1)) if type(block) is int and block and n > 1 else 0
+    if type(block) is Formula or not block or n == 1:
+        return 0
+    added, sent = size - block, block * (n - 1)
+    return Fraction(added, sent) if type(added) is type(sent) is int else added / sent

@@ -175,13 +175,13 @@ class _Spelling:
         ]
         self.known = dict(zip(*_numbers((sized,)), sized, strict=True))
         self.known.update(zip(sized, sized, strict=True))
-        self.borders = {d.stride for d in axes}
+        self.borders = {d.stride for digits in _numbers((axes,)) for d in digits}
 
     def digits(self, digits: Digits) -> Digits:
         out: list[Digit] = []
         for digit in digits:
             if out and out[-1].stride == digit.stride * digit.size:
-                if out[-1].stride not in self.borders:
+                if index(out[-1].stride) not in self.borders:
                     digit = Digit(digit.stride, out.pop().size * digit.size)
             out.append(digit)
         return tuple([self.known.get(digit, digit) for digit in out])
