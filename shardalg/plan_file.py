@@ -131,6 +131,7 @@ _Saved = make_dataclass(
     [
         *(("axes", tuple[tuple[str, int], ...]), ("device_ids", tuple[int, ...] | None)),
         *(("symbolic", bool), *((side, tuple[_Layout | None, ...]) for side in _SIDES)),
+        ("orders", tuple[tuple[str, int, tuple[int, ...] | None], ...]),
     ],
 )
 
@@ -139,7 +140,8 @@ def annotations_json(annotations: Annotations) -> dict[str, Any]:
     """Annotations as plain data."""
     mesh = {name: getattr(annotations.mesh, name) for name in _MESH}
     sides = {side: [_plain(layout) for layout in getattr(annotations, side)] for side in _SIDES}
-    return {**mesh, **sides}
+    orders = [[side, number, mesh.device_ids] for side, number, mesh in annotations.orders]
+    return {**mesh, **sides, "orders": orders}
 
 
 def _plain(layout: Sharding | None) -> dict[str, Any] | None:
@@ -161,7 +163,8 @@ def read_annotations(data: object, graph: Graph, home: Mesh | None) -> Annotatio
     saved = records.read(_Saved, data, "annotations")
     mesh = Mesh(saved.axes, saved.device_ids, symbolic=saved.symbolic)
     sides = (tuple(_layout(mesh, layout) for layout in getattr(saved, side)) for side in _SIDES)
-    annotations = Annotations(mesh, *sides)
+    orders = ((side, at, Mesh(saved.axes, ids)) for side, at, ids in saved.orders)
+    annotations = Annotations(mesh, *sides, orders=tuple(orders))
     check_fit(graph, annotations, home)
     return annotations
 

@@ -225,7 +225,8 @@ def with_own(annotations: Annotations, traced: Traced) -> Annotations:
         else _own_layout(carried, type_.shape, annotations.mesh, home=traced.home)
         for given, carried, type_ in zip(annotations.arguments, own, types, strict=True)
     )
-    return replace(annotations, arguments=arguments)
+    sides = (arguments, annotations.results, annotations.sites)
+    return Annotations.of(annotations.mesh, *sides, orders=annotations.orders)
 
 
 def _own_layout(carried: Any, shape: tuple[int, ...], mesh: Mesh, *, home: Mesh | None) -> Sharding:

@@ -10,10 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.digits import Digit, Digits
 from shardalg.errors import MeshError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # An axis name is shown bare unless a reader could take it for something else.
 _BARE = re.compile(r"[^\W\d][\w.-]*")
@@ -214,6 +217,26 @@ class Mesh:
                 f"device {device} is not on {self!r}; its devices are {_listed(self.order)}."
             )
         return self._positions[device]
+
+    def is_turned(self, other: Mesh) -> bool:
+        """Whether these are the same axes over the same devices, in another order.
+
+        >>> Mesh({"x": 3}).is_turned(Mesh({"x": 3}, device_ids=[2, 0, 1]))
+        True
+        """
+        apart = self.device_ids != other.device_ids and self.axes == other.axes
+        return apart and sorted(self.order) == sorted(other.order)
+
+    def places(self, other: Mesh) -> np.ndarray:
+        """Where each device of this mesh, by position, stands in another one over its devices.
+
+        >>> Mesh({"x": 3}).places(Mesh({"x": 3}, device_ids=[2, 0, 1]))
+        array([1, 2, 0])
+        """
+        import numpy as np
+
+        ranks = np.argsort(np.argsort(self.order))
+        return np.argsort(other.order)[ranks]
 
     def digit(self, name: str) -> Digit:
         """The digit of the device position that axis `name` is."""

@@ -34,6 +34,20 @@ def restate(sharding: Sharding, mesh: Mesh) -> Sharding | None:
     return replace(sharding, mesh=mesh, dims=found[:rank], **held)
 
 
+def in_order(sharding: Sharding, mesh: Mesh) -> Sharding | None:
+    """The sharding on `mesh`, or on its axes in the sharding's own order of devices.
+
+    The second where no digits of `mesh` write it; None over other devices.
+
+    >>> ring = Sharding.from_spec(("x",), Mesh({"x": 4}, [3, 2, 1, 0]), (8,))
+    >>> in_order(ring, Mesh({"y": 4}))
+    Sharding([y], shape=(8,), Mesh(y=4, device_ids=[3, 2, 1, 0]))
+    """
+    if sorted(sharding.mesh.order) != sorted(mesh.order):
+        return None
+    return restate(sharding, mesh) or restate(sharding, Mesh(mesh.axes, sharding.mesh.order))
+
+
 def _positions(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Digits, ...] | None:
     """The digits of each row in positions of `target`."""
     if source.size != target.size:
@@ -44,8 +58,7 @@ def _positions(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Di
         return None
     import numpy as np
 
-    held, wanted = np.argsort(source.order), np.argsort(np.argsort(target.order))
-    places = held[wanted]
+    places = target.places(source)
     ids = tuple(np.zeros_like(places) + partition_id(row, places) for row in rows)
     return Table(tuple(parts(row) for row in rows), ids).recognize()
 

@@ -101,8 +101,14 @@ def ask(
 
     Raises:
       LoweringError: this JAX lacks the partitioner, XLA ends without an answer, one device leaves
-        nothing to partition, or a callback asks for more devices than this process has.
+        nothing to partition, a callback asks for more devices than this process has, or something
+        is annotated in another order of the devices.
     """
+    if annotations.orders:
+        raise LoweringError(
+            "annotations order the devices otherwise than the mesh: jax.jit takes one order per "
+            "program, so there is nothing to compare with. Leave those annotations out."
+        )
     mesh = annotations.mesh
     if devices is None:
         devices = jax.devices("cpu")

@@ -8,7 +8,7 @@ then a tuple of neighbouring axes. Where only whole axes occur this is the user'
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -44,6 +44,12 @@ class Axes:
     def all_names(self) -> tuple[str, ...]:
         """Every axis: their common index is the position."""
         return tuple(name for name, _ in self.places)
+
+    def turned(self, positions: np.ndarray) -> Axes:
+        """The same axes over the devices at these positions."""
+        devices = np.asarray(self.mesh.devices).ravel()[positions].reshape(self.mesh.devices.shape)
+        mesh = JaxMesh(devices, self.mesh.axis_names, axis_types=self.mesh.axis_types)
+        return replace(self, mesh=mesh)
 
     def spec(self, sharding: Sharding) -> PartitionSpec:
         """The layout of `sharding` over these axes."""

@@ -11,7 +11,7 @@ and gives it back in blocks of the global shape (jaxlib 0.10.2). It is laid out 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
+from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
 from shardalg.graph.abstract import item_type
@@ -40,6 +41,8 @@ class Border:
       sharding: as planned, perhaps uneven.
       inner: JAX's sharding of the padded array that the executable takes or returns.
       outer: JAX's sharding of the array of true size; the longest even prefix of `sharding`.
+      seen: of the padded array as the executable has it, where `inner` has another order of the
+        devices: the same blocks on the same devices, said in the program's order.
     """
 
     path: str
@@ -47,6 +50,12 @@ class Border:
     sharding: Sharding
     inner: NamedSharding
     outer: NamedSharding
+    seen: NamedSharding | None = None
+
+    @property
+    def run(self) -> NamedSharding:
+        """JAX's sharding of the array that the executable takes or returns."""
+        return self.seen or self.inner
 
     @property
     def is_empty(self) -> bool:
@@ -64,7 +73,7 @@ class Border:
     @property
     def struct(self) -> jax.ShapeDtypeStruct:
         """The padded array, for tracing."""
-        return jax.ShapeDtypeStruct(self.padded_shape, item_type(self.dtype), sharding=self.inner)
+        return jax.ShapeDtypeStruct(self.padded_shape, item_type(self.dtype), sharding=self.run)
 
     def block(self) -> Array:
         """The block of a device, of an array without elements."""
@@ -82,6 +91,9 @@ class Border:
 
     def enter(self, array: Any) -> jax.Array:
         """Padded and placed; an array that already is so is returned itself."""
+        return _seen(self._placed(array), self.seen)
+
+    def _placed(self, array: Any) -> jax.Array:
         if np.shape(array) == self.padded_shape:
             return put(array, self.inner)
         if isinstance(array, jax.Array):
@@ -94,8 +106,13 @@ class Border:
         shape = self.sharding.shape
         return array if np.shape(array) == shape else array[tuple(map(slice, shape))]
 
+    def handed(self, array: jax.Array) -> jax.Array:
+        """What the executable returns, on the devices on which it lies."""
+        return array if self.seen is None else _seen(array, self.inner)
+
     def leave(self, array: jax.Array) -> jax.Array:
         """Stripped of padding; an even result is returned itself."""
+        array = self.handed(array)
         if self.is_empty:
             return put(_strip(array, shape=self.sharding.shape), self.outer)
         if self.sharding.is_even:
@@ -138,6 +155,21 @@ def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) 
     held = whole(sharding) if 0 in sharding.shape else sharding
     outer = even_prefix(sharding)
     return Border(path, dtype, sharding, _named(held, run, user), _named(outer, run, user))
+
+
+def turned(plain: Border, sharding: Sharding, mesh: Mesh, *, run: Axes, user: Axes) -> Border:
+    """The border of a value that lies in another order of the devices of the program's mesh."""
+    places = sharding.mesh.places(mesh)
+    there = {"run": run.turned(places), "user": user.turned(places)}
+    return replace(border(plain.path, plain.dtype, sharding, **there), seen=plain.inner)
+
+
+def _seen(array: jax.Array, target: NamedSharding | None) -> jax.Array:
+    """The same blocks on the same devices, as an array that is laid out as `target` says."""
+    if target is None or array.sharding == target:
+        return array
+    blocks = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, target, blocks)
 
 
 def _named(sharding: Sharding, run: Axes, user: Axes) -> NamedSharding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,15 @@ from shardalg.graph.ir import Graph
 from shardalg.graph.opened import bodies
 from shardalg.lower.axes import Axes, on_whole_axes, run_axes, user_axes
 from shardalg.lower.body import body
-from shardalg.lower.border import Border, border, filled, place, with_empty, without_empty
+from shardalg.lower.border import (
+    Border,
+    border,
+    filled,
+    place,
+    turned,
+    with_empty,
+    without_empty,
+)
 from shardalg.lower.emit import Emitter
 from shardalg.lower.jit import Twin
 from shardalg.lower.measure import Measurement, measure
@@ -59,8 +67,14 @@ class Lowered:
     def _borders(
         self, paths: Sequence[str], dtypes: Sequence[str], shardings: Sequence[Sharding]
     ) -> tuple[Border, ...]:
-        rows = zip(paths, dtypes, shardings, strict=True)
-        return tuple(border(*row, run=self.run, user=self.user) for row in rows)
+        mesh, found = self.program.mesh, []
+        for path, dtype, sharding in zip(paths, dtypes, shardings, strict=True):
+            plain = replace(sharding, mesh=mesh)
+            made = border(path, dtype, plain, run=self.run, user=self.user)
+            if sharding.mesh != mesh:
+                made = turned(made, sharding, mesh, run=self.run, user=self.user)
+            found.append(made)
+        return tuple(found)
 
     @cached_property
     def donated(self) -> tuple[int, ...]:
@@ -94,8 +108,8 @@ class Lowered:
         )
         jitted = jax.jit(
             with_empty(function, *ends),
-            in_shardings=tuple(b.inner for b in self.arguments),
-            out_shardings=[b.inner for b in self.results],
+            in_shardings=tuple(b.run for b in self.arguments),
+            out_shardings=[b.run for b in self.results],
             donate_argnums=self.donated,
         )
         # Whatever mesh the caller has set, inside this program there is only ours.
@@ -136,7 +150,8 @@ class Lowered:
 
     def padded(self, *args: Any) -> Any:
         """As a call, but uneven results keep their padding and their full layout."""
-        return filled(self.graph, list(self.compiled(*self.place(*args))))
+        made = zip(self.results, self.compiled(*self.place(*args)), strict=True)
+        return filled(self.graph, [b.handed(x) for b, x in made])
 
     def strip(self, results: Any) -> Any:
         """Results of `padded` at their true sizes."""
@@ -155,7 +170,18 @@ class Lowered:
         return place(self.graph, self.arguments, args)
 
     def jit(self) -> Twin:
-        """The same function partitioned by XLA, with the same shardings at the same places."""
+        """The same function partitioned by XLA, with the same shardings at the same places.
+
+        Raises:
+          LoweringError: something lies in another order of the devices, which JAX takes in none of
+            its programs.
+        """
+        paths = [b.path for b in (*self.arguments, *self.results) if b.seen is not None]
+        if paths:
+            raise LoweringError(
+                f"{', '.join(paths)} in another order of the devices than {self.program.mesh!r}: "
+                "jax.jit takes one order per program. Compare a plan in which all lies on the mesh."
+            )
         return Twin(
             self.graph, self.arguments, self.results, self._twin_axes, self.sites, self.donated
         )

@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
 from shardalg.partition.exchanges import Along
@@ -15,7 +16,7 @@ from shardalg.partition.layouts import whole
 from shardalg.partition.links import Links
 from shardalg.partition.listing import ANY_PHASE, Cause, Listing
 from shardalg.partition.padding import padded_move
-from shardalg.partition.reshard import nearest, reshard_path
+from shardalg.partition.reshard import nearest, reshard_path, turned
 from shardalg.partition.retile import Retile, retiled
 from shardalg.spmd.program import COLLECTIVES, Attributes, Local
 
@@ -203,6 +204,13 @@ class PartitionContext(Listing):
                 self.emit(attributes, (local,), (made,), because)
                 local = made
         return local
+
+    def turn(self, local: int, target: Sharding, mesh: Mesh, cause: Cause) -> int:
+        """The local as it lies in another order of the devices of the mesh: one permute."""
+        held = self.locals[local]
+        made = self.new_local(held.shape, held.dtype, target, held.origin)
+        self.emit(turned(held.sharding, target, mesh), (local,), (made,), cause)
+        return made
 
     def cause(self, node: Node, why: str) -> Cause:
         """The cause of what is emitted for `node`."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.restate import in_order
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import operand_type
 from shardalg.costs.hardware import load
@@ -20,6 +22,7 @@ from shardalg.partition.links import links_on
 from shardalg.partition.node import NodePlan, node_plan, remake, settle
 from shardalg.partition.recipe import Recipe, recipe
 from shardalg.partition.simplify import simplify
+from shardalg.propagate.orders import border_orders
 from shardalg.propagate.sharded import Layouts, ShardedGraph
 from shardalg.propagate.strategy import Options
 from shardalg.spmd.check import check
@@ -70,25 +73,49 @@ class Partitioner:
         graph, context = self.graph, self.context
         context.at_hand = [~context.tuples.number((home,)) for home in self.homes]
         context.first = [0] * len(self.homes)
-        arguments = tuple(context.given(v, self.homes[v]) for v in graph.arguments)
+        given, wanted = self.sharded.annotations, self.sharded.annotations.results
+        entering, leaving = border_orders(graph, given.sites, wanted, given.orders)
+        arguments = tuple(
+            self._entered(v, entering.get(number)) for number, v in enumerate(graph.arguments)
+        )
         constants = tuple((self._constant(v), v) for v, _ in graph.constants)
         context.deferrable = self.alike.deferrable[self.options.finite_sums]
         self.begin = list(context.at_hand)
         self._region(0)
         results_at = self._plain(self.sharded.results)
-        results = tuple(
-            context.demand(v, layout, Cause(None, self._phase(v), "unknown", "the result is"))
-            for v, layout in zip(graph.results, results_at, strict=True)
+        results_at = tuple(
+            _turned(layout, leaving.get(number)) for number, layout in enumerate(results_at)
         )
+        results = tuple(map(self._left, graph.results, results_at))
         program = SpmdProgram(
             mesh=self.sharded.mesh,
             locals=tuple(context.locals),
             block=Block(arguments, tuple(context.instructions), results),
-            argument_shardings=tuple(self.homes[v] for v in graph.arguments),
+            argument_shardings=tuple(context.locals[local].sharding for local in arguments),
             result_shardings=results_at,
             constants=constants,
         )
         return check(simplify(program, graph, join=self.options.join_formatting))
+
+    def _entered(self, value: int, order: Mesh | None) -> int:
+        """An argument; one in another order of the devices is permuted first."""
+        home, context = self.homes[value], self.context
+        lies = _turned(home, order)
+        if lies is home:
+            return context.given(value, home)
+        dtype = self.graph.values[value].type.dtype
+        first = context.new_local(home.shard_shape, dtype, lies, value)
+        cause = Cause(None, "forward", context.roles[value], f"the argument is {ORDER}")
+        context.hold(value, home, context.turn(first, home, home.mesh, cause))
+        return first
+
+    def _left(self, value: int, layout: Sharding) -> int:
+        """A result; one in another order of the devices is permuted at last."""
+        mesh, cause = self.sharded.mesh, Cause(None, self._phase(value), why="the result is")
+        if layout.mesh == mesh:
+            return self.context.demand(value, layout, cause)
+        local = self.context.demand(value, replace(layout, mesh=mesh), cause)
+        return self.context.turn(local, layout, mesh, cause._replace(why=f"the result is {ORDER}"))
 
     def _plain(self, shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
         """The layouts alone, without what completion may still do with them.
@@ -246,6 +273,16 @@ class Partitioner:
         context.at_hand, context.copies, context.instructions = outer
         context.brought, context.fetched, context.lasting, context.phase = found
         return block, copies
+
+
+ORDER = "in another order of the devices"
+
+
+def _turned(layout: Sharding, order: Mesh | None) -> Sharding:
+    """The layout in another order of the devices, in digits where they write it."""
+    if order is None or layout.is_replicated:
+        return layout
+    return in_order(replace(layout, mesh=order), layout.mesh)
 
 
 def partition(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> SpmdProgram:

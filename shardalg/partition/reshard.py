@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from operator import index
+from typing import TYPE_CHECKING
 
-from shardalg.algebra.digits import Digit, Digits, canonical, complement, partition_ids
+from shardalg.algebra.digits import Digit, Digits, canonical, complement, partition_ids, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.decided import decided
@@ -29,6 +30,9 @@ from shardalg.spmd.program import (
     DynamicSlice,
     ReduceScatter,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,29 @@ def reshard_bound(source: Sharding, target: Sharding) -> object:
     return bound(source.shape, *_states(source, target))
 
 
+def lacking(source: Sharding, target: Sharding) -> int:
+    """Elements that some device lacks of its block, in whatever orders the devices stand."""
+    import numpy as np
+
+    place, here = source.mesh.places(target.mesh), np.arange(source.mesh.size)
+    wanted = held = np.ones(source.mesh.size, int)
+    rows = zip(source.dims, target.dims, source.shape, strict=True)
+    for first, second, size in rows:
+        (a, b), (c, d) = (
+            _interval(digits, positions, size)
+            for digits, positions in ((first, here), (second, place))
+        )
+        wanted, held = wanted * (d - c), held * np.maximum(np.minimum(b, d) - np.maximum(a, c), 0)
+    return int((wanted - held).max())
+
+
+def _interval(digits: Digits, positions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The elements of a dimension that devices at positions hold: first and end."""
+    block = -(-size // parts(digits))
+    number = partition_ids(digits, positions)
+    return (number * block).clip(max=size), ((number + 1) * block).clip(max=size)
+
+
 def nearest(
     sources: tuple[Sharding, ...],
     target: Sharding,
@@ -280,11 +307,34 @@ def _numbers(dims: Dims) -> Dims:
     return tuple(tuple(Digit(index(d.stride), index(d.size)) for d in digits) for digits in dims)
 
 
+def turned(source: Sharding, target: Sharding, mesh: Mesh) -> CollectivePermute:
+    """The permute between layouts in as many parts, each in its own order of devices of `mesh`.
+
+    Source: GSPMD (arXiv:2105.04663), section 4.5: where device orders alone differ, resharding is
+    one collective permute.
+
+    >>> here, there = Mesh({"x": 4}), Mesh({"x": 4}, device_ids=[0, 1, 3, 2])
+    >>> turned(*(Sharding.from_axes(("x",), m, (8,)) for m in (here, there)), here).pairs
+    ((0, 0), (1, 1), (3, 2), (2, 3))
+    """
+    import numpy as np
+
+    by_block = []
+    for sharding in (source, target):
+        position = sharding.mesh.places(mesh)
+        held = _by_block(sum(_numbers(sharding.dims), ()), mesh.size)
+        by_block.append(position[np.array(held)].tolist())
+    return CollectivePermute(_axes(mesh), _served(*by_block))
+
+
 def _permutation(source: Dims, target: Dims, positions: int) -> tuple[tuple[int, int], ...]:
     """(source, target) positions: the r-th holder of a block serves its r-th taker."""
-    holders, takers = (_by_block(sum(_numbers(dims), ()), positions) for dims in (source, target))
+    return _served(*(_by_block(sum(_numbers(dims), ()), positions) for dims in (source, target)))
+
+
+def _served(holders: Sequence[int], takers: Sequence[int]) -> tuple[tuple[int, int], ...]:
     serves = dict(zip(takers, holders, strict=True))
-    return tuple(zip(map(serves.__getitem__, range(positions)), range(positions), strict=True))
+    return tuple((serves[target], target) for target in range(len(serves)))
 
 
 @lru_cache(maxsize=1 << 12)

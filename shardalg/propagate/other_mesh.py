@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.restate import restate, spelled
+from shardalg.algebra.restate import in_order, spelled
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import MeshError, StrategyError
 
@@ -51,6 +51,8 @@ def _elsewhere(mesh: Mesh) -> bool:
 def placed(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
     """The same layout stated on the plan's mesh, over whose devices it must lie.
 
+    On its axes in the layout's own order of the devices where no digits write that one.
+
     Raises:
       StrategyError: another shape, other devices, or digits that no axes of the mesh describe.
     """
@@ -61,12 +63,12 @@ def placed(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
             f"{shape} on {mesh!r}. State it for this shape, on a mesh over these devices; what is "
             "written for the first mesh of a plan follows `plan.replan` to others."
         )
-    in_order = theirs.device_ids is None and _elsewhere(mesh)
-    here = replace(spec, mesh=mesh) if in_order else restate(spec, mesh)
-    if here is None:
+    elsewhere = theirs.device_ids is None and _elsewhere(mesh)
+    here = replace(spec, mesh=mesh) if elsewhere else in_order(spec, mesh)
+    if here is None or (mesh.symbolic and here.mesh != mesh):
         raise StrategyError(
-            f"{spec!r} orders the devices in a way that no axes of {mesh!r} describe. State it on "
-            "a mesh whose axes join or divide those of the plan's, or plan on that mesh."
+            f"{spec!r} lies on other devices than {mesh!r}, or orders them in a way that axes of "
+            "named sizes do not describe. State it on a mesh over these devices, in their order."
         )
     held = {name: _on_axes(getattr(here, name), here, mesh) for name in CLASSES}
     return replace(here, dims=tuple(_on_axes(d, here, mesh) for d in here.dims), **held)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from itertools import chain
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ir import Graph, Site
+from shardalg.propagate.orders import SIDES, Orders, apart, misplaced
 from shardalg.propagate.other_mesh import is_another, placed
 
 POLICIES = ("gspmd", "shardy", "cost")
@@ -144,6 +146,7 @@ class Annotations:
 
     Attributes:
       values: (value, layout) of what is annotated beside them, to see what that would change.
+      orders: which of them are in another order of the devices; the layouts say the plan's.
     """
 
     mesh: Mesh
@@ -151,6 +154,14 @@ class Annotations:
     results: tuple[Sharding | None, ...]
     sites: tuple[Sharding | None, ...]
     values: tuple[tuple[int, Sharding], ...] = ()
+    orders: Orders = ()
+
+    @staticmethod
+    def of(mesh: Mesh, *sides: Sequence[Sharding | None], orders: Orders = ()) -> Annotations:
+        """Of arguments, results and sites; those in another order of the devices are noted."""
+        split = [apart(*row, mesh) for row in zip(SIDES, sides, strict=True)]
+        more = chain.from_iterable(found for _, found in split)
+        return Annotations(mesh, *(plain for plain, _ in split), orders=(*orders, *more))
 
 
 def strategy_from(given: object) -> Strategy:
@@ -220,7 +231,7 @@ def resolve(graph: Graph, strategy: Strategy, home: Mesh | None = None) -> Annot
     if reader.faults:
         where = f"the annotations do not fit the function on {strategy.mesh!r}:"
         raise StrategyError("\n  ".join([where, *dict.fromkeys(reader.faults)]))
-    return Annotations(strategy.mesh, tuple(arguments), tuple(results), tuple(sites))
+    return Annotations.of(strategy.mesh, arguments, results, sites)
 
 
 def check_fit(graph: Graph, annotations: Annotations, home: Mesh | None = None) -> None:
@@ -242,12 +253,19 @@ def check_fit(graph: Graph, annotations: Annotations, home: Mesh | None = None) 
         if len(layouts) != len(shapes) or not all(same):
             faults.append(f"{len(layouts)} layouts do not fit values of the shapes {shapes[:8]}")
     faults += _other_regions(graph, mesh)
-    reader = _Reader(graph, mesh)
-    for site, layout in zip(graph.sites, annotations.sites, strict=False):
+    faults += misplaced(given, annotations.orders, mesh)
+    reader, turned = _Reader(graph, mesh), dict(_of_sites(annotations.orders))
+    for number, (site, layout) in enumerate(zip(graph.sites, annotations.sites, strict=False)):
+        if layout is not None and number in turned:
+            layout = replace(layout, mesh=turned[number])
         if site.name is None and layout != _read_site(reader, site, {}, home or mesh):
             faults.append(f"{layout!r} is not what the site {site.spec} says")
     if faults:
         raise StrategyError(f"the annotations do not fit on {mesh!r}: {'; '.join(faults[:5])}.")
+
+
+def _of_sites(orders: Orders) -> Iterator[tuple[int, Mesh]]:
+    return ((number, order) for side, number, order in orders if side == "sites")
 
 
 def layout_of(graph: Graph, mesh: Mesh, value: int, spec: object) -> Sharding:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardalg.algebra.restate import restate
+from shardalg.algebra.restate import in_order
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import KINDS, group_size, seconds, wire_bytes
 from shardalg.costs.hardware import Hardware, load
@@ -17,7 +17,7 @@ from shardalg.errors import ShardingError
 from shardalg.graph.ir import ITEM_SIZES, Graph, Region, Value, ValueType
 from shardalg.partition.context import Cause, PartitionContext
 from shardalg.partition.links import links_on
-from shardalg.partition.reshard import reshard_bound
+from shardalg.partition.reshard import lacking, reshard_bound
 from shardalg.report.answers import Answer, Parts
 from shardalg.spmd.check import check
 from shardalg.spmd.program import Block, Instruction, SpmdProgram
@@ -59,10 +59,22 @@ class Reshard(Answer):
         links = links_on(self.source.mesh, self.hardware)
         context = PartitionContext(graph, ("unknown",), links=links)
         first = context.new_local(self.source.shard_shape, self.dtype, self.source, 0)
-        last = context.move(first, self.source, self.target, Cause(None))
+        turned = self._here is not self.target
+        last = first
+        if not (turned and self.source.parts == self.target.parts and not self.source.unreduced):
+            last = context.move(first, self.source, self._here, Cause(None))
+        if turned:
+            last = context.turn(last, self.target, self.source.mesh, Cause(None))
         block = Block((first,), tuple(context.instructions), (last,))
         ends = (self.source,), (self.target,)
         return check(SpmdProgram(self.source.mesh, tuple(context.locals), block, *ends)), graph
+
+    @property
+    def _here(self) -> Sharding:
+        """The target, were its devices in the order of the source's."""
+        if self.target.mesh == self.source.mesh:
+            return self.target
+        return replace(self.target, mesh=self.source.mesh)
 
     @property
     def program(self) -> SpmdProgram:
@@ -82,7 +94,8 @@ class Reshard(Answer):
     @property
     def least_wire_bytes(self) -> Any:
         """Bytes that no path can do without: what some device lacks of the target."""
-        return reshard_bound(self.source, self.target) * ITEM_SIZES[self.dtype]
+        bound = lacking if self._here is not self.target else reshard_bound
+        return bound(self.source, self.target) * ITEM_SIZES[self.dtype]
 
     @property
     def peak_bytes(self) -> int:
@@ -180,14 +193,14 @@ def reshard(
     """The cheapest path of collectives from one layout of a tensor to another.
 
     Args:
-      target: may be on another mesh over the same devices, whose axes are then digits of the
-        source's positions.
+      target: may be on another mesh over the same devices, in any order: where no digits of the
+        source's mesh write that order, the last step is one permute.
       on: hardware by name or value, whose seconds are shown too. Where an axis has slower links
         than others (`Hardware.with_links`), its bytes count as often as it is slower.
 
     Raises:
-      ShardingError: no layouts, of different shapes, of an unknown type, or on meshes that have no
-        digits in common.
+      ShardingError: no layouts, of different shapes, of an unknown type, or on meshes over other
+        devices.
       HardwareError: `on` is no hardware.
 
     >>> from shardalg.algebra.mesh import Mesh
@@ -213,11 +226,16 @@ def reshard(
         raise ShardingError(
             f"a reshard from {source!r} to {target!r}: one tensor has one shape. Reshape it first."
         )
-    stated = restate(target, source.mesh)
+    stated = in_order(target, source.mesh)
     if stated is None:
         raise ShardingError(
-            f"{target!r} is no digits of {source.mesh!r}: its devices stand in an order, or are "
-            "others, that no axes of that mesh write. State both layouts on one mesh."
+            f"{target!r} lies on other devices than {source!r}: no collective reaches those. State "
+            "both layouts on one mesh."
+        )
+    if stated.mesh != source.mesh and stated.unreduced:
+        raise ShardingError(
+            f"{target!r} has partial sums in an order of devices that no axes of {source.mesh!r} "
+            "write: they stay where they were made. Reshard to a layout without them."
         )
     chosen = None if on is None else load(on)
     return Reshard(source, stated, dtype, chosen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardalg.algebra.digits import Digits, partition_id
+from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.spmd.identity import extreme, is_float
 
@@ -55,6 +56,18 @@ def split(array: np.ndarray, sharding: Sharding, fill: int | float | bool) -> St
             block[tuple(slice(0, n) for n in part.shape)] = part
             blocks[key] = block
     return [blocks[ids(sharding, position)] for position in range(sharding.mesh.size)]
+
+
+def in_order(stack: Stack, source: Mesh, target: Mesh) -> Stack:
+    """Blocks by position of one mesh, by position of another one over its devices.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> in_order(["a", "b", "c"], Mesh({"x": 3}), Mesh({"x": 3}, [2, 0, 1]))
+    ['c', 'a', 'b']
+    """
+    if source == target:
+        return stack
+    return [stack[place] for place in target.places(source).tolist()]
 
 
 def join(stack: Stack, sharding: Sharding) -> np.ndarray:

@@ -10,6 +10,7 @@ from shardalg.spmd.program import (
     Apply,
     Block,
     Branches,
+    CollectivePermute,
     Instruction,
     Loop,
     Manual,
@@ -24,9 +25,13 @@ def check(program: SpmdProgram) -> SpmdProgram:
 
     Raises:
       ProgramError: a local is read before it is made or made twice, a shape is not what its
-        instruction gives, a dimension does not divide, or digits are not on the mesh.
+        instruction gives, a dimension does not divide, digits are not on the mesh, or anything but
+        a permute has to do with another order of the devices.
     """
     known = {local for local, _ in program.constants}
+    turned = {local.index for local in program.locals if local.sharding.mesh != program.mesh}
+    if turned:
+        _check_orders(program, program.block, turned)
     _check_block(program, program.block, known)
     for side, shardings, locals_ in (
         ("argument", program.argument_shardings, program.block.arguments),
@@ -39,6 +44,17 @@ def check(program: SpmdProgram) -> SpmdProgram:
                     f"{sharding!r} has blocks of {sharding.shard_shape}."
                 )
     return program
+
+
+def _check_orders(program: SpmdProgram, block: Block, turned: set[int]) -> None:
+    """Nothing but a permute reads or makes a local in another order of the devices."""
+    for instruction in block.instructions:
+        apart = turned.intersection((*instruction.operands, *instruction.results))
+        if apart and type(instruction.attributes) is not CollectivePermute:
+            what = f" has to do with %{min(apart)}, which lies in another order of the devices."
+            raise _fault(program, instruction, what)
+        for body in bodies(instruction.attributes):
+            _check_orders(program, body, turned)
 
 
 def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:

@@ -56,7 +56,7 @@ class Fitting:
             bool: lambda value: type(value) is bool,
             float: lambda value: type(value) in (float, int, bool),
             NoneType: lambda value: value is None,
-            Mesh: lambda value: type(value) is Mesh and value == mesh,
+            Mesh: lambda value: type(value) is Mesh and (value == mesh or value.is_turned(mesh)),
             Parameters: _is_params,
             Digits: self._is_digits,
         }
@@ -153,6 +153,8 @@ def misfit(program: SpmdProgram, mesh: Mesh) -> str:
     Its fields are of their types, locals are numbered, and what is named is there.
     """
     fault = Fitting(mesh).fault(program, SpmdProgram, "program")
+    if not fault and program.mesh != mesh:
+        fault = f"program.mesh is {program.mesh!r}, not {mesh!r}"
     return fault or next(_misnumbered(program), "")
 
 

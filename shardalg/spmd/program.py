@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from shardalg.algebra.affine import Index
+from shardalg.algebra.classes import Runs
 from shardalg.algebra.digits import Digits, partition_id
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
@@ -170,7 +171,7 @@ class Reading:
 
     operand: int
     source: Start
-    permutes: tuple[Pairs, ...]
+    permutes: tuple[Pairs | Runs, ...]
     wanted: Start
     length: int
     places: tuple[int, int]

@@ -20,7 +20,17 @@ from shardalg.errors import ProgramError
 from shardalg.graph.evaluate import apply
 from shardalg.graph.ir import Graph
 from shardalg.spmd import program as spmd
-from shardalg.spmd.blocks import Stack, garbage, groups, ids, item_type, join, split, valid
+from shardalg.spmd.blocks import (
+    Stack,
+    garbage,
+    groups,
+    ids,
+    in_order,
+    item_type,
+    join,
+    split,
+    valid,
+)
 from shardalg.spmd.bound import bound
 from shardalg.spmd.control import CONTROL
 from shardalg.spmd.host_steps import HOST_STEPS, fetched, top
@@ -73,12 +83,16 @@ def simulate(program: SpmdProgram, graph: Graph, *global_arrays: object) -> list
     ):
         dtype = program.locals[index].dtype
         array = np.asarray(array).astype(item_type(dtype), copy=False)
-        env[index] = split(array, sharding, garbage(dtype))
+        blocks = split(array, sharding, garbage(dtype))
+        env[index] = in_order(blocks, sharding.mesh, program.mesh)
     _run_block(run, program.block, env)
     results = list(zip(program.block.results, program.result_shardings, strict=True))
     for number, (index, sharding) in enumerate(results):
         _check_copies(run, env[index], sharding, f"result {number}: the program hands on")
-    return [join(env[index], sharding) for index, sharding in results]
+    return [
+        join(in_order(env[index], program.mesh, sharding.mesh), sharding)
+        for index, sharding in results
+    ]
 
 
 def _check_arguments(run: _Run, arrays: Sequence[object]) -> None:
@@ -139,6 +153,7 @@ def _check_result(run: _Run, instruction: Instruction, index: int, stack: Stack)
 
 
 def _check_copies(run: _Run, stack: Stack, sharding: Sharding, what: str) -> None:
+    stack = in_order(stack, run.program.mesh, sharding.mesh)
     first: dict[tuple[int, ...], int] = {}
     for position in run.positions:
         key = (*ids(sharding, position), partition_id(sharding.unreduced, position))

@@ -96,6 +96,7 @@ class Contents:
       number: what all its elements are, if that is known: of literals, and of what is made of them.
       viewed: whether the dimensions are not the value's own, but others with the same elements in
         row-major order.
+      order: device ids of the mesh in whose positions the elements are said.
     """
 
     value: int | None
@@ -106,6 +107,7 @@ class Contents:
     awaits: tuple[Attributes | Selected, ...] = ()
     viewed: bool = False
     number: int | float | bool | None = None
+    order: tuple[int, ...] | None = None
 
     @property
     def tasks(self) -> tuple[Attributes | Selected, ...]:
@@ -184,7 +186,8 @@ def laid_out(sharding: Sharding, shape: tuple[int, ...], value: int | None) -> C
     dims = tuple(
         Held(partition_number(digits) * block, length, size) for digits, block, size, length in rows
     )
-    return Contents(value, dims, as_set(sharding.unreduced))
+    order = sharding.mesh.device_ids
+    return Contents(value, dims, as_set(sharding.unreduced), order=order)
 
 
 def start_number(start: Start) -> Number:

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardalg.algebra.digits import Digits, canonical, partition_ids, parts
+from shardalg.algebra.mesh import Mesh
 from shardalg.merge.integers import (
     All,
     Compare,
@@ -202,9 +203,12 @@ def _permute(step: Step) -> Result:
     """Each device receives once, from a device that held what it should hold."""
     said, devices = step.said, np.arange(step.mesh.size)
     sources, targets = positions(step.attributes.pairs)
+    before, after = (_places(step.mesh, contents) for contents in (step.given, said))
     once = all(np.array_equal(np.sort(side), devices) for side in (sources, targets))
     lies = once and all(
-        np.array_equal(_numbers_at(have.start, sources), _numbers_at(want.start, targets))
+        np.array_equal(
+            _numbers_at(have.start, before[sources]), _numbers_at(want.start, after[targets])
+        )
         for have, want in zip(step.given.dims, said.dims, strict=True)
     )
     words = "every device receives the block of its new place, once"
@@ -214,7 +218,14 @@ def _permute(step: Step) -> Result:
         undisturbed(step),
     ]
     dims = tuple(_said(step, dim) for dim in range(len(said.dims)))
-    return replace(step.given, dims=dims), stated
+    return replace(step.given, dims=dims, order=said.order), stated
+
+
+def _places(mesh: Mesh, contents: Contents) -> np.ndarray:
+    """Where each device, by position, stands in the order in which contents are said."""
+    if contents.order == mesh.device_ids:
+        return np.arange(mesh.size)
+    return mesh.places(Mesh(mesh.axes, contents.order))
 
 
 def _numbers_at(number: Number, positions: np.ndarray) -> np.ndarray:
