@@ -19,14 +19,18 @@ def asked(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple[str, De
     """
     given, values = sharded.annotations, sharded.graph.values
     border = (
-        (sharded.graph.arguments, given.arguments, program.argument_shardings),
-        (sharded.graph.results, given.results, program.result_shardings),
+        ("arguments", sharded.graph.arguments, program.argument_shardings),
+        ("results", sharded.graph.results, program.result_shardings),
     )
-    for side in border:
-        for value, annotation, layout in zip(*side, strict=True):
+    orders = {(side, number): mesh for side, number, mesh in given.orders}
+    for side, ends, layouts in border:
+        rows = enumerate(zip(ends, getattr(given, side), layouts, strict=True))
+        for number, (value, annotation, layout) in rows:
             if annotation is not None:
                 words = f"it lies as it is annotated: {annotation.text()}"
-                yield values[value].name, Decided(words, follows(layout, annotation))
+                order = orders.get((side, number), sharded.mesh)
+                there = layout.mesh == order or layout.is_replicated
+                yield values[value].name, Decided(words, there and follows(layout, annotation))
             if layout.manual:
                 words = "nothing at the border belongs to a manual region"
                 yield values[value].name, Decided(words, holds=False)

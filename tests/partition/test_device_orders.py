@@ -173,6 +173,12 @@ def test_what_is_not_the_order_that_was_asked_for_is_refuted():
         renamed = (*program.locals[:-1], replace(last, sharding=layout))
         wrong = replace(program, locals=renamed, result_shardings=(layout,))
         assert not verify(graph, wrong).ok
+    # a program that is right, for the reversed order
+    asked = replace(other, mesh=TURNED["reversed"])
+    reverse = sa.plan(jnp.tanh, *types(X.shape), mesh=RING, in_shardings=(P("x"),),
+                      out_shardings=asked)  # fmt: skip
+    assert verify(reverse.sharded, reverse.program).ok
+    assert not verify(graph, reverse.program).ok
     # an operator on a value in another order
     (turning,) = [i for i in program.block.instructions if type(i.attributes) is CollectivePermute]
     misread = tampered(program, Apply, lambda step: replace(step, operands=turning.results))
