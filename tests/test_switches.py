@@ -121,3 +121,19 @@ def test_the_table_of_switches_is_what_replanning_gives():
 def test_a_switch_that_is_none_is_refused():
     with pytest.raises(sa.ShardalgError, match=r"keep_gathers.*-1"):
         sa.Options(keep_gathers=-1)
+
+
+def test_a_copy_no_larger_than_its_source_serves_the_backward_pass():
+    """An all-to-all leaves as much as it was given: to send it again would free nothing."""
+
+    def fn(x, w):
+        return jax.grad(lambda x: (jnp.tanh(x @ w) ** 2).sum())(x)
+
+    arguments = numbers(64, 16), numbers(16, 8) / 8
+    given = {"in_shardings": (P(None, "X"), P(None, "X")), "out_shardings": P(None, "X")}
+    plan = sa.plan(fn, *arguments, mesh=MESH, **given)
+    brought = [row for row in plan.collectives_table if row["kind"] == "all_to_all"]
+    assert [(row["phase"], row["wire_bytes"]) for row in brought] == [("forward", 16 * 8 * 3 // 4)]
+    assert plan.gathers().query("option == 'keep_gathers'").empty
+    assert plan.verify().ok
+    check_equal(plan, fn, arguments)
