@@ -33,9 +33,14 @@ LOWERED = 10
 FINITE = (0.0, -0.0, -1.0, 1.0, 2.0)
 EDGES = (np.nan, np.inf, -np.inf, *FINITE)
 """Numbers that masks, ties and orders go wrong on."""
-WITHOUT = {"conv_general_dilated": FINITE, "select_and_gather_add": EDGES[1:]}
+WITHOUT = {
+    "conv_general_dilated": FINITE,
+    "select_and_gather_add": EDGES[1:],
+    " reduce[": FINITE,
+}
 """XLA multiplies padding and gaps of a convolution (0 times infinity) or leaves them out, as its
-algorithm for a size does; a NaN loses against the padding behind it in a pooling's tangent."""
+algorithm for a size does; a NaN loses against the padding behind it in a pooling's tangent; what
+`a + b + a*b` of a user starts from, 0, makes a NaN of an infinity."""
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 PROMISED = ("PROMISE_IN_BOUNDS", "indices_are_sorted=True", "unique_indices=True", "while[")
 """Where whole numbers are promised to be few: indices, and what a loop counts to."""
