@@ -70,3 +70,16 @@ def test_a_gradient_of_a_dilated_convolution(name):
     with jax.enable_x64(True):
         plan = sa.plan(function, *drawn.arguments, strategy=STRATEGIES[name])
         assert not list(fuzz.faults(plan, drawn.arguments, want, None))
+
+
+ENDS = (cases.reductions, random_cases.waiting)
+
+
+@pytest.mark.parametrize("group", ENDS, ids=lambda group: group.__name__)
+def test_largest_and_smallest_numbers_of_every_type(group, show):
+    for seed in (SEED, SEED + 1):
+        found = list(fuzz.functions(group, seed, edges="ends"))
+        for drawn in found[:: len(found) // 2]:
+            for strategy, wrong in fuzz.cases_of(drawn, 2):
+                assert not wrong, f"{drawn}\n{strategy}\n" + "\n".join(wrong)
+            show(f"{drawn}: 2 cases, one lowered")
