@@ -134,6 +134,23 @@ def test_a_box_of_no_columns_of_one_that_is_cut():
     check_equal(plan, fn, arguments)
 
 
+WINDOWS = lax.GatherDimensionNumbers((0, 1), (), (0, 1))
+UPDATES = lax.ScatterDimensionNumbers((0, 1), (), (0, 1))
+AT_INDICES = {
+    "gather": lambda x, i: lax.gather(x, i, WINDOWS, (3, 0), mode="clip"),
+    "scatter": lambda x, i: lax.scatter_add(x, i, x[:3, :0], UPDATES, mode="clip"),
+}
+
+
+@pytest.mark.parametrize("name", AT_INDICES)
+def test_windows_of_no_elements_in_what_is_cut(name):
+    fn, arguments = AT_INDICES[name], (numbers(7, 2), np.array([2, 1], np.int32))
+    for spec in (P("X", "Y"), P(None, "Y")):
+        plan = planned(fn, arguments, (spec, P()))
+        assert plan.verify().ok
+        check_equal(plan, fn, arguments)
+
+
 def complex_numbers():
     return (numbers(8, 4) + 1j * numbers(8, 4, seed=1)).astype(np.complex64)
 

@@ -176,12 +176,19 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
             fill,
             chosen.guards,
             chosen.symbols,
-            # A shift to the block's start would wrap round.
-            local=frozenset(chosen.extents if "uint" in signature.operands[1].dtype else ()),
+            local=frozenset(chosen.extents if uncounted(signature) else ()),
             linear=frozenset({0} if not fill and is_number(signature.results[0].dtype) else ()),
             family="gather",
         ),
     )
+
+
+def uncounted(signature: Signature) -> bool:
+    """Whether indices are not counted from blocks.
+
+    Unsigned ones would wrap round there, and windows without elements miss every block.
+    """
+    return "uint" in signature.operands[1].dtype or 0 in signature.results[0].shape
 
 
 def fill_value(signature: Signature) -> int | float:
