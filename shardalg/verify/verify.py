@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
+from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
@@ -44,7 +45,7 @@ from shardalg.verify.contents import Contents, Made, anonymous, laid_out
 from shardalg.verify.moves import moved
 from shardalg.verify.own import OPERATORS, of_its_own
 from shardalg.verify.report import FACTS, MANUAL, TRUSTED, Claim, Decided, Report, Statement
-from shardalg.verify.step import Step
+from shardalg.verify.step import Step, crosses
 
 Held = dict[int, Contents]
 WHILE_PARAMS = ("cond_nconsts", "body_nconsts")
@@ -65,6 +66,7 @@ class Verifier:
         self.proofs: dict[IntegerClaim | MergeClaim, Proof] = {}
         self.outcomes: dict[Applied | Step, tuple[tuple[Contents, ...], list[Claim]]] = {}
         self.types: dict[object, Decided] = {}
+        self.manual_digits: Digits = ()
         self.place = "the border"
 
     def judged(self, node: str, kind: str, statement: Statement) -> Claim:
@@ -174,8 +176,15 @@ class Verifier:
             held[local] = replace(result, value=value)
         name = self.name(instruction)
         more = (self.own(instruction, held, values), *self.typed(instruction))
-        for claim in (*claims, *more):
+        for claim in (*claims, *more, *self.in_region(instruction)):
             yield replace(claim, node=name)
+
+    def in_region(self, instruction: Instruction) -> Iterator[Claim]:
+        """Along manual axes every device has values of its own: only the user moves them there."""
+        if self.manual_digits:
+            words = "nothing moves along manual axes but what the function sends"
+            stays = not crosses(instruction.attributes, self.manual_digits)
+            yield self.judged("", "manual", Decided(words, stays))
 
     def own(self, instruction: Instruction, held: Held, values: tuple[int | None, ...]) -> Claim:
         """An operator reads the node's operands, and results are named for what they are."""
@@ -303,7 +312,12 @@ class Verifier:
         inner |= {local: self.said(local) for local in body.arguments}
         for local, value in zip(body.arguments, region.arguments, strict=True):
             yield self.named("manual", local, value)
+        own = self.program.mesh.digits(axis for axis, _ in node.signature.param("axes"))
+        words = f"{node.primitive} is manual along its own axes"
+        yield self.judged(name, "manual", Decided(words, instruction.attributes.digits == own))
+        outside, self.manual_digits = self.manual_digits, own
         yield from self.block(body, inner)
+        self.manual_digits = outside
         for local, value in zip(body.results, region.results, strict=True):
             yield from self.handed("manual", inner[local], (value, self.whole(local)))
         yield from self.outside(instruction, held, list(results))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -10,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from shardalg.spmd import program as p
 from shardalg.spmd.control import bodies, with_bodies
 from tests.partition.planned import MESH, instructions, numbers
-from tests.verify.mutating import Case
+from tests.verify.mutating import Case, changed
 
 X, Y = MESH.digits("X"), MESH.digits("Y")
 TABLE, IDS = numbers(12, 4), np.array([3, 10, 0, 7, 9, 1, 5, 2], np.int32)
@@ -138,3 +139,23 @@ def summed_outside(program):
     results = tuple(summed.index if r == result else r for r in program.block.results)
     block = replace(program.block, instructions=tuple(steps), results=results)
     return replace(program, block=block, locals=tuple(locals_))
+
+
+def test_in_a_manual_region_only_the_user_sends():
+    """Blocks of a region change places: to each device its own value is whole."""
+    specs = {"mesh": MESH.to_jax(), "in_specs": P("X"), "out_specs": P("X")}
+    case = Case(jax.shard_map(lambda x: x * 2, **specs), (numbers(8, 4),), (P("X"),), P("X"))
+    program = case.plan.program
+    (region,) = [s for s in program.block.instructions if isinstance(s.attributes, p.Manual)]
+    body = region.attributes.body
+    turned = replace(program.locals[body.results[0]], index=len(program.locals))
+    swap = p.CollectivePermute(X, tuple((k, (k + 4) % 8) for k in range(8)))
+    last = body.instructions[-1]
+    step = p.Instruction(swap, body.results, (turned.index,), last.node)
+    inner = replace(body, instructions=(*body.instructions, step), results=(turned.index,))
+    wrong = changed(
+        program, region, replace(region, attributes=replace(region.attributes, body=inner))
+    )
+    assert refuted(case, replace(wrong, locals=(*program.locals, turned)))
+    other = replace(region, attributes=replace(region.attributes, digits=Y))
+    assert case.verified(changed(program, region, other)).refuted
