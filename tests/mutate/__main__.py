@@ -7,6 +7,7 @@ what was tampered with. `python -m tests.mutate NAME/SEED/NUMBER` shows one of t
 import sys
 import time
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import replace
 
 import jax
@@ -105,14 +106,17 @@ def main(arguments):
     print(
         *faults, f"{len(faults)} emitted programs refused, of all policies and switches", sep="\n"
     )
-    for name, number, made, verdict, ran in judged(count, seed, names):
-        tally.add(made, verdict, ran)
-        if verdict.status in (WRONG, NO_VERDICT):
-            sound = "sound" if verdict.checked else "not sound"
-            words = f"{verdict.status}: {name}/{seed}/{number}, {sound}: {'; '.join(made.kinds)}:"
-            print(words, verdict.words.strip(), flush=True)
-        if (number + 1) % 1000 == 0:
-            print(f"{number + 1} mutants, {time.monotonic() - start:.0f} s", flush=True)
+    with suppress(KeyboardInterrupt):  # what was judged until then is told
+        for name, number, made, verdict, ran in judged(count, seed, names):
+            tally.add(made, verdict, ran)
+            if verdict.status in (WRONG, NO_VERDICT):
+                sound = "sound" if verdict.checked else "not sound"
+                words = (
+                    f"{verdict.status}: {name}/{seed}/{number}, {sound}: {'; '.join(made.kinds)}:"
+                )
+                print(words, verdict.words.strip(), flush=True)
+            if (number + 1) % 1000 == 0:
+                print(f"{number + 1} mutants, {time.monotonic() - start:.0f} s", flush=True)
     print(tally)
     row = tally.rows["all"]
     print(f"{row['checked'] / max(row['mutants'], 1):.0%} pass check, ", end="")
