@@ -94,10 +94,10 @@ class Traced:
           axes: of the mesh.
 
         Raises:
-          LoweringError: its graph or the formulas of its sizes are others, or it does not take
-            these arguments.
+          LoweringError: its graph, the formulas of its sizes or what it donates are others, or it
+            does not take these arguments.
         """
-        from shardalg.graph.arguments import planned_arguments
+        from shardalg.graph.arguments import donated_by_jit, planned_arguments
 
         given = planned_arguments(self.graph, args, self.symbols and self.symbols.dims)
         try:
@@ -116,6 +116,12 @@ class Traced:
             raise LoweringError(
                 "the function's sizes follow from the arguments' by other formulas than the plan "
                 "has. Plan it again."
+            )
+        own = donated_by_jit(fn, given)
+        if own and own != self.donated:
+            raise LoweringError(
+                f"the function donates its flat arguments {list(own)}, the plan was made to donate "
+                f"{list(self.donated)}. Plan it again with donate_argnums, or pass it without."
             )
         bound = replace(self, graph=made.graph, fn=fn, narrow=None)
         return bound.with_sums(wide=self.narrow is not None)

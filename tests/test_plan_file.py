@@ -87,6 +87,13 @@ def test_another_function_is_not_run(path):
         sa.load_plan(path).lower(fn=lambda x, w: jnp.sin(x @ w))
 
 
+def test_a_jitted_function_donates_what_the_plan_donates(path):
+    loaded = sa.load_plan(path)
+    assert loaded.lower(fn=jax.jit(matmul)) is not None
+    with pytest.raises(LoweringError, match=r"donates its flat arguments \[1\].*to donate \[\]"):
+        loaded.lower(fn=jax.jit(matmul, donate_argnums=1))
+
+
 def test_a_function_of_pytrees_needs_its_arguments(tmp_path):
     arguments = {"w": W}, X
     specs = (P("Y", None), P("X", "Y"))

@@ -31,6 +31,19 @@ def donated_leaves(args: Sequence[Any], donate_argnums: int | Sequence[int]) -> 
     return tuple(leaf for leaf, i in enumerate(owner) if i in positions)
 
 
+def donated_by_jit(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[int, ...]:
+    """Numbers of the flattened arguments that a jitted function donates itself; () of any other.
+
+    >>> step = jax.jit(lambda state, x: (state + x, x), donate_argnums=0)
+    >>> donated_by_jit(step, (1.0, 2.0)), donated_by_jit(max, (1.0, 2.0))
+    ((0,), ())
+    """
+    if not isinstance(fn, jax.stages.Wrapped):
+        return ()
+    info = jax.tree.leaves(fn.trace(*args).args_info, is_leaf=lambda x: hasattr(x, "donated"))
+    return tuple(leaf for leaf, argument in enumerate(info) if argument.donated)
+
+
 def own_shardings(args: Sequence[Any]) -> tuple[Any, ...]:
     """Per leaf the NamedSharding that it carries, or None.
 
