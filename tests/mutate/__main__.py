@@ -15,6 +15,7 @@ import jax
 import shardalg as sa
 from tests.mutate.judge import NO_VERDICT, REFUTED, SAME, WRONG, Judge
 from tests.mutate.programs import CASES, again, every_option
+from tests.partition.planned import instructions
 
 SAMPLED = 20
 """Of so many refuted mutants one is run, to learn how many change nothing."""
@@ -80,12 +81,23 @@ def refused():
                 yield f"emitted, {verdict.status}: {name}, {options}: {verdict.words}"
 
 
+def written(program):
+    """Lines of a program: instructions and locals as they are, of which some cannot be printed."""
+    steps = [
+        f"{step.attributes} {step.operands} {step.results}" for step in instructions(program.block)
+    ]
+    locals_ = [
+        f"%{x.index} {x.shape} {x.dtype} {x.sharding.dims} {x.origin}" for x in program.locals
+    ]
+    return [*steps, *locals_]
+
+
 def show(one):
     """One mutant, what was tampered with, and its verdict."""
     name, seed, number = one.split("/")
     judge = Judge(CASES[name])
     made = judge.mutant(name, int(seed), int(number))
-    before, after = str(judge.case.plan.program).splitlines(), str(made.program).splitlines()
+    before, after = map(written, (judge.case.plan.program, made.program))
     print(*made.kinds, sep="\n")
     print(*(f"- {line}" for line in before if line not in after), sep="\n")
     print(*(f"+ {line}" for line in after if line not in before), sep="\n")
