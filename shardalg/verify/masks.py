@@ -116,7 +116,8 @@ def pick(step: Step) -> Result:
     words = f"element {a.index} is place {a.place} on partition {a.owner}"
     inside = 0 <= a.place < held.length and 0 <= a.owner < parts(a.digits)
     fresh = not any(overlap(*pair) for pair in product(a.digits, given.unreduced))
-    sums = given.combine == SUM and not given.changes and not given.awaits
+    added = given.combine == SUM or not given.unreduced  # of what is whole, how does not matter
+    sums = added and not given.changes and not given.awaits
     stated = [
         ("delivers", step.claim(words, goal)),
         ("delivers", Decided("one partition has the place", inside)),
@@ -124,7 +125,7 @@ def pick(step: Step) -> Result:
         *members_agree(step, a.digits, (a.dim,)),
     ]
     pending = as_set((*given.unreduced, *a.digits))
-    made = replace(filled_with(step, 0), unreduced=pending, number=None)
+    made = replace(filled_with(step, 0), unreduced=pending, combine=SUM, number=None)
     return with_dim(made, a.dim, Held(Number.of(a.index), 1, held.size)), stated
 
 

@@ -2,9 +2,12 @@
 
 from collections import Counter
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
+import shardalg as sa
 from shardalg.errors import ProgramError
 from tests.edges import fuzz
 from tests.edges.programs import Program
@@ -37,3 +40,15 @@ def test_the_judge_tells_wrong_numbers_from_a_crash(monkeypatch):
         monkeypatch.setattr(fuzz, "simulate", run)
         ((_, found, _),) = fuzz.Case(case.drawn).verdicts(1)
         assert found == verdict
+
+
+def test_one_element_of_what_is_joined_by_a_maximum():
+    """Found by seed 3048: a value that is whole may be picked from, however it was joined."""
+    x, index = np.ones((3, 5), np.float32), np.array([0, 2, 0])
+    plan = sa.plan(
+        lambda x, i, u: jnp.asarray(x).at[:, i].max(u)[1:2] * 2,
+        *(x, index, x[:, :3]),
+        mesh=sa.Mesh({"X": 3}),
+        in_shardings=(P("X"), P(), P()),
+    )
+    assert plan.verify().ok
