@@ -284,7 +284,7 @@ def test_conditions_name_the_choices_that_they_rest_on():
     layouts = sa.Strategy(MESH, in_shardings=(P("X"), P("X"), P("Y")))
     both = sa.plan(
         lambda x, y, w: (jnp.tanh(x @ w), y @ w),
-        *arrays((4 * B, M), (B, M), (M, S)),
+        *arrays((64 * B, M), (16 * B, M), (M, S)),
         strategy=layouts,
     )
     rows = both.conditions_table.where(kind="choice")
