@@ -165,13 +165,13 @@ def test_lowered_windows_equal_one_device(name):
 def test_a_window_over_a_whole_dimension_fetches_nothing():
     """The taps are split, the image is not: every device has what it reads.
 
-    Adding up the result sends less than gathering the taps.
+    The taps are gathered: adding up the result would send more.
     """
-    x, k = numbers(2, 4, 2, 1), numbers(4, 2, 1, 3, seed=1)
+    x, k = numbers(2, 9, 5, 1), numbers(4, 2, 1, 3, seed=1)
     plan = planned(conv(), (x, k), (P(), P("X")), out_shardings=P())
     check_equal(plan, conv(), (x, k))
     assert plan.verify().ok
-    assert moves(plan) == [("all_reduce", "X")]
+    assert moves(plan) == [("all_gather", "X")]
 
 
 def test_windows_that_do_not_meet_are_selected_from_in_place():
