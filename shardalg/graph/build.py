@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from shardalg.errors import TraceError
-from shardalg.graph.calls import BODY_PARAMS, CALLS, INLINED, Call
+from shardalg.graph.calls import BODY_PARAMS, CALLS, INDEXED, INLINED, Call
 from shardalg.graph.ir import Graph, LeftOut, Node, PlainMesh, Region, Site, Tie, ValueType
 from shardalg.graph.parts import Parts
 from shardalg.graph.phase import Draft, phases
@@ -447,6 +447,7 @@ HANDLERS: dict[str, Placing] = {
     **dict.fromkeys(INLINED, _inline),
     "custom_linear_solve": _linear_solve,
     **dict.fromkeys("iota_2x32_shape random_bits split stack unstack".split(), _write_out),
+    **dict.fromkeys(INDEXED, _write_out),
     "jit": _jit,
     "scan": _scan,
     "while": _while,

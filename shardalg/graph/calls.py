@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from shardalg.graph.ir import Tie
 
 # Calls that are their body.
+INDEXED = ("gather", *(f"scatter{how}" for how in ("", "-add", "-sub", "-mul", "-min", "-max")))
+"""Primitives that read or write at indices, their second operand."""
 INLINED = frozenset(
     """
     call closed_call composite custom_jvp_call custom_partitioning custom_vjp_call custom_vmap_call

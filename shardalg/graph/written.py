@@ -7,10 +7,12 @@ from itertools import accumulate
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 
+from shardalg.graph.calls import INDEXED
 from shardalg.graph.random import bits_of, positions_of
 
 
@@ -94,6 +96,22 @@ def _chosen(which: Any, x: Any, y: Any) -> Any:
     return lax.select(lax.broadcast_in_dim(which, x.shape, range(which.ndim)), x, y)
 
 
+def _wide_indices(equation: Any) -> Any | None:
+    """Gathers and scatters whose indices are narrow integers, with 32-bit ones.
+
+    A device counts indices from its own block, `i - p*block`, which wraps around in 8 and 16 bits:
+    an index of another block would then meet one of its own.
+    """
+    indices = equation.invars[1].aval.dtype
+    if indices.itemsize >= _INDEX.itemsize:
+        return None
+
+    def wide(x: Any, i: Any, *more: Any) -> Any:
+        return equation.primitive.bind(x, i.astype(_INDEX), *more, **equation.params)
+
+    return _body(wide, equation)
+
+
 def join_ends(*xs: Any, dimension: int, sizes: tuple[int, ...]) -> Any:
     """The last `sizes[0]` elements of the first operand, then the first ones of the others.
 
@@ -117,7 +135,9 @@ join_ends_p.def_impl(join_ends)
 join_ends_p.def_abstract_eval(_join_ends_type)
 mlir.register_lowering(join_ends_p, mlir.lower_fun(join_ends, multiple_results=False))
 
+_INDEX = np.dtype("int32")
 _WRITTEN: dict[str, Callable[[Any], Any | None]] = {
+    **dict.fromkeys(INDEXED, _wide_indices),
     "iota_2x32_shape": positions_of,
     "random_bits": bits_of,
     "split": _split,

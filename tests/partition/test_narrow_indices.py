@@ -1,0 +1,68 @@
+"""Indices of 8 and 16 bits into dimensions that they cannot count to: nothing wraps around."""
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.spmd.simulate import simulate
+
+ROWS = 300
+GATHERED = lax.GatherDimensionNumbers((1,), (0,), (0,))
+SCATTERED = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+X = np.arange(ROWS * 3, dtype=np.float32).reshape(ROWS, 3)
+
+
+def wanted(mode, indices):
+    """The rows at indices of many bits, by numpy."""
+    rows = np.clip(indices.astype(int), 0, ROWS - 1)
+    found = X[rows]
+    if mode == "fill":
+        found[indices.astype(int) < 0] = np.nan
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16"])
+@pytest.mark.parametrize("mode", ["clip", "fill"])
+@pytest.mark.parametrize("axes", [{"X": 2}, {"X": 8}])
+def test_a_gather(dtype, mode, axes):
+    ends = np.iinfo(dtype)
+    indices = np.array([0, 1, max(ends.min, -300), -0, min(ends.max, 299), 90, 44, 106]).astype(dtype)
+    plan = sa.plan(
+        lambda x, i: lax.gather(x, i, GATHERED, (1, 3), mode=mode),
+        *(X, indices[:, None]),
+        mesh=sa.Mesh(axes),
+        in_shardings=(P("X"), P()),
+    )
+    assert plan.collectives()["kind"].tolist() == ["all_reduce"]
+    want = wanted(mode, indices)
+    np.testing.assert_array_equal(plan.lower()(X, indices[:, None]), want)
+    np.testing.assert_array_equal(simulate(plan.program, plan.graph, X, indices[:, None])[0], want)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_a_scatter(dtype):
+    indices = np.array([0, 1, 2, 44, 90, 106, 106, 3]).astype(dtype)
+    updates = np.ones((8, 3), np.float32)
+    want = X.copy()
+    np.add.at(want, indices.astype(int), updates)
+    plan = sa.plan(
+        lambda x, i, u: lax.scatter_add(x, i, u, SCATTERED, mode="drop"),
+        *(X, indices[:, None], updates),
+        mesh=sa.Mesh({"X": 2}),
+        in_shardings=(P("X"), P(), P()),
+    )
+    np.testing.assert_array_equal(plan.lower()(X, indices[:, None], updates), want)
+
+
+def test_bytes_of_a_text_in_a_table():
+    """Embeddings by bytes, as users write them, with a table longer than 256 rows."""
+    text = np.frombuffer(b"sharding", np.uint8)
+    plan = sa.plan(
+        lambda x, i: x[i], X, text, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"), P())
+    )
+    np.testing.assert_array_equal(plan.lower()(X, text), X[text])
+    assert plan.verify().ok
+    assert jax.tree.leaves(plan.shardings()["shape"])[1] == (8,)
