@@ -1,6 +1,5 @@
 """Indices of 8 and 16 bits into dimensions that they cannot count to: nothing wraps around."""
 
-import jax
 import numpy as np
 import pytest
 from jax import lax
@@ -29,7 +28,8 @@ def wanted(mode, indices):
 @pytest.mark.parametrize("axes", [{"X": 2}, {"X": 8}])
 def test_a_gather(dtype, mode, axes):
     ends = np.iinfo(dtype)
-    indices = np.array([0, 1, max(ends.min, -300), -0, min(ends.max, 299), 90, 44, 106]).astype(dtype)
+    first, last = max(ends.min, -300), min(ends.max, 299)
+    indices = np.array([0, 1, first, 2, last, 90, 44, 106]).astype(dtype)
     plan = sa.plan(
         lambda x, i: lax.gather(x, i, GATHERED, (1, 3), mode=mode),
         *(X, indices[:, None]),
@@ -65,4 +65,3 @@ def test_bytes_of_a_text_in_a_table():
     )
     np.testing.assert_array_equal(plan.lower()(X, text), X[text])
     assert plan.verify().ok
-    assert jax.tree.leaves(plan.shardings()["shape"])[1] == (8,)
