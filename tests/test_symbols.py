@@ -328,7 +328,7 @@ def test_saved_plans_keep_their_sizes(tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "match"),
-    [(["size", "B", 4], "the size B has two hints, 8 and 4"), (4, "not those of the graph")],
+    [(["size", "B", 4], "the size B has two hints"), (4, "not those of the graph")],
 )
 def test_a_plan_file_whose_sizes_are_not_the_graphs_is_refused(tmp_path, size, match):
     path = tmp_path / "plan.json"
