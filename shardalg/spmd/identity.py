@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from shardalg.errors import ProgramError
 
 _ZERO = ("sum", "or", "xor", "pick")
@@ -27,6 +29,8 @@ def identity(combine: str, dtype: str) -> int | float | bool:
     (0, -inf, 255)
     >>> identity("and", "bool"), identity("and", "int32")
     (True, -1)
+    >>> identity("logsumexp", "float32"), f'{identity("logsumexp", "complex64"):.2e}'
+    (-inf, '-1.70e+38')
 
     Raises:
       ProgramError: `combine` has no identity that a device could hold.
@@ -35,6 +39,8 @@ def identity(combine: str, dtype: str) -> int | float | bool:
         return False if dtype == "bool" else 0
     if combine == "top" and is_float(dtype):
         return math.copysign(math.nan, -1)  # in total order below all numbers
+    if combine == "logsumexp" and dtype.startswith("complex"):
+        return float(np.finfo(dtype).min) / 2  # JAX subtracts its double, which stays finite
     if combine == "product":
         return 1
     if combine == "and":

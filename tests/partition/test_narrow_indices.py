@@ -60,8 +60,6 @@ def test_a_scatter(dtype):
 def test_bytes_of_a_text_in_a_table():
     """Embeddings by bytes, as users write them, with a table longer than 256 rows."""
     text = np.frombuffer(b"sharding", np.uint8)
-    plan = sa.plan(
-        lambda x, i: x[i], X, text, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"), P())
-    )
+    plan = sa.plan(lambda x, i: x[i], X, text, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"), P()))
     np.testing.assert_array_equal(plan.lower()(X, text), X[text])
     assert plan.verify().ok

@@ -172,3 +172,33 @@ def test_named_sizes_go_without():
     named = replace(plan.traced, symbols=object())
     with pytest.raises(sa.StrategyError, match="sizes of this one have names"):
         named.with_sums(wide=True)
+
+
+def halves(*shape):
+    """Odd multiples of one half: cut off, parts of their sums are not the sum."""
+    return np.random.default_rng(4).integers(-3, 3, shape) + 0.5
+
+
+ROUNDED = {
+    "product": told,
+    "product of what is added up": lambda x, w: told(added(x, w), w[:4]),
+    "by groups": lambda x, w: lax.ragged_dot(
+        x, w[None], jnp.int32([4]), preferred_element_type=S32
+    ),
+    "truths, of sums that are 0": lambda x, w: jnp.dot(
+        x - x[:, ::-1], jnp.ones_like(w), preferred_element_type=bool
+    ),
+}
+
+
+@pytest.mark.parametrize("finite", [False, True])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_sums_of_floats_given_as_whole_numbers_are_cut_off_once(name, finite):
+    """Found by seed 2149: on one device what the whole sum has behind the point is cut off."""
+    fn, arguments = ROUNDED[name], (np.float32(halves(4, 8)), np.float32(halves(8, 3)))
+    made = {"mesh": MESH, "in_shardings": BOTH, "out_shardings": P()}
+    plan = sa.plan(fn, *arguments, **made, options=sa.Options(finite_sums=finite))
+    assert plan.verify().ok
+    want = fn(*map(jnp.asarray, arguments))
+    for got in (simulate(plan.program, plan.graph, *arguments)[0], plan.lower()(*arguments)):
+        np.testing.assert_array_equal(got, want)

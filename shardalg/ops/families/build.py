@@ -85,12 +85,26 @@ def scaling(signature: Signature, *operands: int) -> dict[str, frozenset[int]]:
     {'linear': frozenset({0}), 'scaled': frozenset()}
     """
     dtype = signature.results[0].dtype
-    if not is_number(dtype):
+    if not is_number(dtype) or rounds_whole(signature):
         return {"linear": frozenset(), "scaled": frozenset()}
     ring = dtype.startswith(("int", "uint"))
     ring = ring and all(signature.operands[k].dtype == dtype for k in operands)
     linear = frozenset(operands)
     return {"linear": linear, "scaled": frozenset() if ring else linear}
+
+
+def rounds_whole(signature: Signature) -> bool:
+    """Whether numbers are cut to whole ones, or to truths, behind the sum: no sum of parts is it.
+
+    >>> from shardalg.graph.ir import ValueType
+    >>> x, n = ValueType((4,), "bfloat16"), ValueType((4,), "int32")
+    >>> [rounds_whole(Signature("dot_general", (), (a, a), (n,))) for a in (x, n)]
+    [True, False]
+    """
+    given = signature.results[0].dtype
+    whole = given == "bool" or given.startswith(("int", "uint"))
+    floats = ("float", "bfloat", "complex")
+    return whole and any(value.dtype.startswith(floats) for value in signature.operands)
 
 
 def is_number(dtype: str) -> bool:

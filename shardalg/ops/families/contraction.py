@@ -12,6 +12,7 @@ from shardalg.ops.families.build import (
     letters,
     names,
     record,
+    rounds_whole,
     scaling,
 )
 from shardalg.ops.rule import AND, ARGMAX, ARGMIN, MAX, MIN, OR, PRODUCT, SUM, USER, XOR, Rule
@@ -30,9 +31,13 @@ ARGS = {"argmax": ARGMAX, "argmin": ARGMIN}
 
 
 def dot_general(signature: Signature) -> tuple[Rule, ...]:
-    """`[b, m, k], [b, k, n] -> [b, m, n] sum [k]`: b batch, k contracting, m, n non-contracting."""
+    """`[b, m, k], [b, k, n] -> [b, m, n] sum [k]`: b batch, k contracting, m, n non-contracting.
+
+    Of floats given as whole numbers k is whole: what is cut off is cut off the sum, not its parts.
+    """
     found = dot_loops(signature, signature.param("dimension_numbers"))
-    return (_product(signature, found.maps, found.result),)
+    whole = frozenset(found.contracting if rounds_whole(signature) else ())
+    return (_product(signature, found.maps, found.result, whole),)
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,9 @@ def ragged_dot_general(signature: Signature) -> tuple[Rule, ...]:
     prefix = (*before, *own[: own.index(ragged)], "g")
     sizes = prefix[-len(signature.operands[2].shape) :]
     result = ("g", *found.result) if own is found.contracting else found.result
-    return (_product(signature, (*found.maps, sizes), result, frozenset({"g", ragged})),)
+    rounded = found.contracting if rounds_whole(signature) else ()
+    whole = frozenset({"g", ragged, *rounded})
+    return (_product(signature, (*found.maps, sizes), result, whole),)
 
 
 def scaled_dot(signature: Signature) -> tuple[Rule, ...]:
