@@ -15,6 +15,7 @@ from shardalg.graph.serial import from_json, graph_hash, to_json
 from shardalg.graph.trace import trace
 from shardalg.ops.normalise import normalise
 from shardalg.ops.roles import roles
+from shardalg.ops.table import BUILDERS
 from shardalg.pause import collection_paused
 from shardalg.propagate.other_mesh import is_another, placed
 from shardalg.propagate.strategy import Annotations
@@ -177,7 +178,7 @@ def _tracer(
 
 
 def _graph(fn: Callable[..., Any], args: Sequence[Any], axes: Axes) -> Graph:
-    traced = trace(fn, *args, mesh_shape=axes)
+    traced = trace(fn, *args, mesh_shape=axes, rows=BUILDERS)
     with collection_paused():
         return normalise(traced)
 

@@ -57,7 +57,7 @@ def compared_by_the_run_itself(fact, run, calls):
 @pytest.mark.parametrize(
     ("left_out", "point"),
     [
-        (asks_of_splits, {"H": 94}),
+        (asks_of_splits, {"H": 222}),
         (asked_inside_of_calls, {"D": 3}),
         (compared_by_the_run_itself, {"N": 20}),
     ],

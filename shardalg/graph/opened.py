@@ -7,7 +7,7 @@ made of (`mlir.lower_fun`), or in its `impl`, in JAX's own primitives, which par
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any
@@ -26,10 +26,13 @@ READERS: dict[str, Placing] = {**HANDLERS, **MANUAL_HANDLERS}
 _OWN = ("jax._src.", "shardalg.")
 
 
-@cache
-def reader(primitive: Any) -> Placing:
-    """What reads the equations of a primitive."""
-    if bodies(primitive):
+def reader(rows: Container[str], primitive: Any) -> Placing:
+    """What reads the equations of a primitive.
+
+    Args:
+      rows: names of operators that have a row: they are partitioned as they are.
+    """
+    if bodies(primitive) and (primitive.name not in rows or _is_namesake(primitive)):
         return _opened
     return _leaf if _is_namesake(primitive) else READERS.get(primitive.name, _leaf)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,12 @@ from shardalg.graph.written import written_out
 from shardalg.pause import collection_paused
 
 
-def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | None = None) -> Graph:
+def trace(
+    fn: Callable[..., Any],
+    *args: Any,
+    mesh_shape: Mapping[str, int] | None = None,
+    rows: Container[str] = (),
+) -> Graph:
     """The program of `fn(*args)` as data; nothing is computed.
 
     A primitive of another package is opened (`opened.py`), and an effect without a result, such as
@@ -43,6 +48,8 @@ def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | No
       args: arrays, numbers or `jax.ShapeDtypeStruct`s, in any pytrees. Where they lie is ignored.
       mesh_shape: axis sizes for a `with_sharding_constraint` with a bare spec inside `fn`; only the
         names of its axes are kept. A NamedSharding's mesh is kept beside its site.
+      rows: names of operators that have a row; a primitive of another package that has one is not
+        opened.
 
     Raises:
       TraceError: a leaf of `args` is no array, JAX cannot trace `fn`, or it has an effect with
@@ -62,7 +69,7 @@ def trace(fn: Callable[..., Any], *args: Any, mesh_shape: Mapping[str, int] | No
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
     ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
     builder = build.Builder(
-        ours, reader, written_out=written_out, mesh_of=partial(_brought, around)
+        ours, partial(reader, rows), written_out=written_out, mesh_of=partial(_brought, around)
     )
     with collection_paused():
         graph = builder.graph(closed, paths, result_paths)

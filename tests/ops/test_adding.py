@@ -35,8 +35,18 @@ def kinds(plan):
     return [row["kind"] for row in plan.collectives().to_dict("records")]
 
 
-def test_without_a_row_the_operands_are_gathered_and_the_plan_says_so(page):
+def test_without_a_row_it_is_opened(page):
     # Another size than below: what is decided is remembered by the node.
+    plan = page["plan_of_it"](rows=6)
+    assert kinds(plan) == ["all_reduce"]
+    assert "dot_general" in str(plan.program)
+    np.testing.assert_allclose(plan.lower()(X[:6], W), X[:6] @ W, rtol=1e-5)
+
+
+def test_where_it_cannot_be_opened_the_operands_are_gathered_and_the_plan_says_so(
+    page, monkeypatch
+):
+    monkeypatch.setattr("shardalg.graph.opened.bodies", lambda primitive: ())
     plan = page["plan_of_it"](rows=6)
     assert set(kinds(plan)) == {"all_gather"}
     (warning,) = plan.warnings().to_dict("records")
