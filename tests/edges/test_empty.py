@@ -169,12 +169,11 @@ def test_complex_numbers_are_ordered_and_joined_across_devices(fn):
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_complex_sums_of_exponentials_where_blocks_are_padding_alone(reverse):
+def test_complex_sums_of_exponentials_where_blocks_are_padding_alone():
     """Found by seed 2239: of two of minus infinity JAX's own complex `logaddexp` makes NaN."""
 
     def fn(x):
-        return lax.cumlogsumexp(x, 0, reverse=reverse)
+        return lax.cumlogsumexp(x, 0, reverse=True)
 
     x = complex_numbers()[:3]
     plan = planned(fn, (x,), (P(("X", "Y")),))
