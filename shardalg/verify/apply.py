@@ -336,7 +336,7 @@ def _overlap(run: Run, guard: Guard, shift: IndexShift) -> IntegerClaim:
     own = partition_number(run.digits[name]) * block
     t, w, x = Number.of("t"), Number.of("w"), Number.of("x")
     local = t + partition_number(run.digits[name]) * (shift.sign * block) + shift.more
-    first = dict(run.wider)[name]
+    first = dict(run.wider).get(name, 0)  # a window of one place or none has no margin
     here, there = equal(own + x, t + w), equal(own - first + x, local + w)
     runs = run.local.extents[name]
     reached = within(local, 0, runs - width + 1)

@@ -180,3 +180,16 @@ def test_complex_sums_of_exponentials_where_blocks_are_padding_alone():
     assert plan.verify().ok
     for got in (*simulate(plan.program, plan.graph, x), plan.lower()(x)):
         np.testing.assert_allclose(got, fn(x), rtol=1e-5)
+
+
+def test_a_box_of_no_elements_written_under_vmap():
+    """Found by seed 8113: a scatter of windows without elements in a dimension that is cut."""
+
+    def fn(x, u, at):
+        return jax.vmap(lambda x: lax.dynamic_update_slice(x, u, at))(x)
+
+    arguments = numbers(3, 7, 3), numbers(4, 0), (np.int32(1), np.int32(2))
+    for spec in (P(None, None, "X"), P("X", "Y"), P(None, "Y", "X")):
+        plan = planned(fn, arguments, (spec, P(None, "X"), (P(), P())))
+        assert plan.verify().ok
+        check_equal(plan, fn, arguments)
