@@ -193,3 +193,14 @@ def test_a_box_of_no_elements_written_under_vmap():
         plan = planned(fn, arguments, (spec, P(None, "X"), (P(), P())))
         assert plan.verify().ok
         check_equal(plan, fn, arguments)
+
+
+def test_boxes_of_a_scalar_in_one_another():
+    """Found by seed 9065: a slice of a slice that has no dimension."""
+
+    def fn(x):
+        return lax.dynamic_slice(lax.dynamic_slice(x.sum(), (), ()), (), ()) * 2
+
+    plan = planned(fn, (numbers(8),), (P("X"),))
+    assert plan.verify().ok
+    check_equal(plan, fn, (numbers(8),))
