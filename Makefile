@@ -37,7 +37,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	exit 1; }
 
 .PHONY: setup explore test test-slow proofs lint docs notebooks bench oracle fuzz-algebra fuzz-operators \
-	mutate xla-merges xla-halos xla-completion xla-siblings xla-bytes reshards lock clean
+	mutate xla-merges xla-halos xla-completion xla-siblings xla-bytes reshards golden lock clean
 
 setup: $(STAMP)
 
@@ -99,6 +99,13 @@ oracle: $(STAMP)
 # The algebra at full length: what the suite samples, 100,000 windows and 10,000 mutated texts among it.
 fuzz-algebra: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow tests/algebra tests/merge $(ARGS)
+
+# The structure of every plan (layouts, instructions, bytes, prices, claims) against the recorded
+# ones; GOLDEN= records it anew.
+GOLDEN ?= --check
+golden: $(STAMP)
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+		$(BIN)/python -m tests.golden.record $(GOLDEN)
 
 # Asks the installed XLA how it reshards every pair of layouts of three meshes (12 minutes), compares
 # our path of each with its answer, and runs it (a quarter of an hour more).

@@ -1,0 +1,72 @@
+"""What of a plan is held fixed: layouts, instructions, collectives, prices, claims; no wording.
+
+Names of values, reasons, source lines and the order of keys do not count. What a device holds and
+runs does: a shape, an axis, a count, a byte, and how many claims were proved.
+"""
+
+import hashlib
+from collections import Counter
+
+from shardalg.errors import ShardalgError
+from shardalg.spmd.control import bodies
+
+CHIP = "tpu_v3"
+
+
+def structure(make):
+    """The plan's structure as plain data, or the refusal by its kind."""
+    try:
+        return planned(make())
+    except ShardalgError as refused:
+        return {"refused": type(refused).__name__}
+
+
+def planned(plan):
+    cost = plan.cost(CHIP)
+    return {
+        "completion": digest(completion(plan)),
+        "instructions": digest(instructions(plan)),
+        "collectives": collectives(plan),
+        "flops": int(cost.flops),
+        "peak_memory_bytes": int(cost.peak_memory_bytes),
+        "step_time_ns": f"{cost.step_time_s * 1e9:.6g}",
+        "claims": claims(plan.verify()),
+    }
+
+
+def digest(lines):
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def completion(plan):
+    """The layout of every value of the graph, in the order of the graph."""
+    return [str(plan.sharded.shardings[v.index]) for v in plan.graph.values]
+
+
+def instructions(plan):
+    """What every instruction takes and makes: types and layouts of its locals, blocks inside."""
+    return list(walked(plan.program, plan.program.block, 0))
+
+
+def walked(program, block, depth):
+    for one in block.instructions:
+        taken, made = (
+            " ".join(f"{program.locals[k]!r}{program.locals[k].sharding}" for k in side)
+            for side in (one.operands, one.results)
+        )
+        yield f"{depth} {type(one.attributes).__name__} {taken} -> {made}"
+        for inner in bodies(one.attributes):
+            yield from walked(program, inner, depth + 1)
+
+
+def collectives(plan):
+    """How often each kind of collective runs, by axes, devices and bytes."""
+    rows = Counter()
+    for row in plan.collectives_table:
+        sizes = f"{row['operand_bytes']} to {row['result_bytes']}, {row['wire_bytes']} sent"
+        rows[f"{row['kind']} {row['axes']} of {row['group_size']}: {sizes}"] += row["count"]
+    return {key: int(count) for key, count in sorted(rows.items())}
+
+
+def claims(report):
+    return dict(sorted(Counter(claim.status for claim in report.claims).items()))
