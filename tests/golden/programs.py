@@ -64,7 +64,8 @@ def pipeline(policy):
         start = jax.numpy.zeros((stages, *x.shape[1:]), x.dtype)
         return (jax.lax.scan(step, start, x)[1] ** 2).sum()
 
-    w, x = (jax.ShapeDtypeStruct(s, "float32") for s in ((stages, width, width), (batches, 2, width)))
+    shapes = (stages, width, width), (batches, 2, width)
+    w, x = (jax.ShapeDtypeStruct(s, "float32") for s in shapes)
     options = sa.Options(policy=policy)
     mesh, specs = sa.Mesh({"L": 4, "Y": 2}), (P("L"), P())
     return sa.plan(jax.grad(loss), w, x, mesh=mesh, in_shardings=specs, options=options)

@@ -131,7 +131,7 @@ def test_a_body_that_runs_its_own_primitive_is_opened_once():
 
 
 def test_inside_a_shard_map_a_primitive_stays_what_it_is():
-    mesh = jax.sharding.AbstractMesh((4,), ("X",))
+    mesh = jax.sharding.AbstractMesh((4,), ("X",), axis_types=(jax.sharding.AxisType.Auto,))
     inside = jax.shard_map(
         lambda x: twice_p.bind(x, by=2.0), mesh=mesh, in_specs=P("X"), out_specs=P("X"),
         check_vma=False,

@@ -7,6 +7,7 @@ import sys
 import jax
 import pytest
 
+from shardalg.graph.calls import INDEXED
 from shardalg.graph.opened import READERS as HANDLERS
 from shardalg.ops.excluded import EXCLUDED, REASONS
 from shardalg.ops.table import BUILDERS
@@ -50,4 +51,5 @@ def test_no_primitive_is_named_twice():
     assert not set(BUILDERS) & set(EXCLUDED)
     assert not set(HANDLERS) & set(EXCLUDED)
     # A site is a node of its own primitive; bits of other kinds of keys stay what they are.
-    assert set(BUILDERS) & set(HANDLERS) == {"annotate", "random_bits"}
+    # Indices are made wide where they are narrow.
+    assert set(BUILDERS) & set(HANDLERS) == {"annotate", "random_bits", *INDEXED}
