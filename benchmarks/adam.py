@@ -12,8 +12,9 @@ from typing import Any
 import jax
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.models import adam, table1, transformer
+from shardalg.models import adam, transformer
 from shardalg.models.transformer import Config
+from shardalg.paper import table1_strategies as table1
 from shardalg.propagate.strategy import Strategy
 
 

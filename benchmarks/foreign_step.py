@@ -5,8 +5,8 @@ from jax.sharding import NamedSharding
 
 import shardalg as sa
 from benchmarks.result import Result
-from shardalg.lower.hlo import compile_with_collectives, total_wire_bytes
-from shardalg.models import foreign
+from shardalg.examples import foreign
+from shardalg.lower.xla_dump.hlo_collectives import compile_with_collectives, total_wire_bytes
 
 ABOUT = """Wire bytes per device and step of attnax's Transformer with optax's AdamW on a (2, 4)
 mesh, ours over XLA's. XLA gets what we get: the step, its in_shardings and out_shardings, nothing

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from benchmarks.result import Result
 from benchmarks.train_step import timed
-from shardalg.table import Table
+from shardalg.io.table import Table
 
 AXES = "abcde"
 MESHES = ((2, 2, 2, 2, 2), (4, 4, 4, 4, 4), (8, 8, 4, 8, 8), (16, 16, 16, 16, 16))
@@ -82,8 +82,9 @@ def measured(function: Callable[..., Any], sizes: tuple[int, ...], more: int) ->
 
 def _forget() -> None:
     """What is remembered of exchanges."""
-    from shardalg.algebra import classes
-    from shardalg.partition import exchanges, windows
+    from shardalg.algebra.halos import classes
+    from shardalg.partition.emit import windows
+    from shardalg.reshard import exchanges
 
     for memo in (classes.classes_of, classes.labelled, exchanges.transfers_of, windows.windows):
         memo.cache_clear()

@@ -22,7 +22,7 @@ import shardalg as sa
 from shardalg.costs.collectives import KINDS, wire_bytes
 from shardalg.costs.compute import node_flops, signature_local_flops
 from shardalg.costs.walk import sent_bytes, walk
-from shardalg.ops.families.build import record
+from shardalg.ops.families.building import record
 from shardalg.spmd.program import Apply
 from tests.oracle import corpus
 from tests.oracle.record_flops import FACTS

@@ -7,12 +7,12 @@ from typing import Any
 
 import shardalg as sa
 from benchmarks.result import Result, geometric_mean
-from shardalg.lower.compare import compare, one_device
-from shardalg.lower.hlo import total_wire_bytes
-from shardalg.models.table1 import STRATEGIES
+from shardalg.io.table import Table
+from shardalg.lower.three_ways import compare, one_device
+from shardalg.lower.xla_dump.hlo_collectives import total_wire_bytes
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.table import Table
+from shardalg.paper.table1_strategies import STRATEGIES
 
 PARTS = (
     "ffn", "ffn_gradient", "attention", "attention_gradient", "layer", "layer_gradient",

@@ -12,14 +12,14 @@ import numpy as np
 import shardalg as sa
 from benchmarks.result import Result
 from benchmarks.train_step import Seconds, timed
-from shardalg.costs.formula import Formula
-from shardalg.explore.table1 import costs_of
-from shardalg.models.table1 import finalized
+from shardalg.examples.explore.table1_section import costs_of
+from shardalg.io.table import Table
 from shardalg.models.training import part
 from shardalg.models.transformer import WIDE_64B, Config
-from shardalg.ops.lift import lift
-from shardalg.ops.retrace import Retrace
-from shardalg.table import Table
+from shardalg.paper.table1_strategies import finalized
+from shardalg.sizes.formula import Formula
+from shardalg.symbolic.lift import lift
+from shardalg.symbolic.retrace import Retrace
 
 CONFIG = replace(WIDE_64B, scan=True)
 TRACED_ON = (2, 2)

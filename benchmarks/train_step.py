@@ -63,7 +63,7 @@ def plan_step(step: Step) -> tuple[dict[str, Any], Any]:
     """Seconds of tracing, graph, first plan and plans on new meshes; the first plan."""
     import shardalg as sa
     from benchmarks import adam
-    from shardalg.graph.trace import trace
+    from shardalg.graph.tracing.trace import trace
     from shardalg.models.transformer import WIDE_64B
 
     config = replace(WIDE_64B, L=step.layers, scan=step.scan, **dict(step.sizes))
@@ -95,7 +95,7 @@ def plan_step(step: Step) -> tuple[dict[str, Any], Any]:
 
 
 def _first_plan(traced: Any, given: Any) -> Any:
-    from shardalg.plan import from_annotations
+    from shardalg.plan.plan import from_annotations
     from shardalg.propagate import Options, resolve
 
     return from_annotations(traced, resolve(traced.graph, given), Options())
@@ -109,7 +109,7 @@ def _replanned(made: Any, given: Any) -> Any:
 
 
 def _leaf_roles(arguments: tuple[Any, ...]) -> tuple[str | None, ...]:
-    from shardalg.graph.trace import flatten_prefix
+    from shardalg.graph.tracing.trace import flatten_prefix
     from shardalg.models.training import part
 
     return tuple(flatten_prefix(part("train_step").roles(), arguments, "roles"))
@@ -117,10 +117,10 @@ def _leaf_roles(arguments: tuple[Any, ...]) -> tuple[str | None, ...]:
 
 def _prepared(graph: Any, leaf_roles: tuple[str | None, ...], function: Callable[..., Any]) -> Any:
     """All that is made once per function, for every mesh and strategy."""
-    from shardalg.ops.normalise import normalise
-    from shardalg.ops.table import rules
-    from shardalg.propagate.index import index
-    from shardalg.traced import Traced
+    from shardalg.ops.canonicalize.normalise import normalise
+    from shardalg.ops.rows import rules
+    from shardalg.planning.traced import Traced
+    from shardalg.propagate.gspmd.index import index
 
     traced = Traced(normalise(graph), leaf_roles, fn=function)
     assert traced.roles

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import sympy
 
-from shardalg.algebra.halo import halo
+from shardalg.algebra.halos.halo import halo
+from shardalg.algebra.halos.window import Window
 from shardalg.algebra.offset import block_size, partition_symbol
-from shardalg.algebra.window import Window
 
 COUNT = 2000
 SEED = 210504663

@@ -6,21 +6,12 @@ from shardalg.algebra.dims import (
 from shardalg.algebra.dims import (
     dims as dims,
 )
-from shardalg.algebra.exchange import (
-    Exchange as Exchange,
-)
-from shardalg.algebra.exchange import (
-    exchange as exchange,
-)
-from shardalg.algebra.halo import (
-    Halo as Halo,
-)
-from shardalg.algebra.halo import (
-    halo as halo,
-)
-from shardalg.algebra.interval import (
-    Interval as Interval,
-)
+from shardalg.algebra.halos.exchange import Exchange as Exchange
+from shardalg.algebra.halos.exchange import exchange as exchange
+from shardalg.algebra.halos.halo import Halo as Halo
+from shardalg.algebra.halos.halo import halo as halo
+from shardalg.algebra.halos.interval import Interval as Interval
+from shardalg.algebra.halos.window import Window as Window
 from shardalg.algebra.mesh import (
     AxisRef as AxisRef,
 )
@@ -29,9 +20,6 @@ from shardalg.algebra.mesh import (
 )
 from shardalg.algebra.sharding import (
     Sharding as Sharding,
-)
-from shardalg.algebra.window import (
-    Window as Window,
 )
 from shardalg.errors import (
     DeviceError as DeviceError,
@@ -84,6 +72,7 @@ from shardalg.graph.annotate import (
 from shardalg.graph.annotate import (
     mesh_split as mesh_split,
 )
+from shardalg.io.table import Table as Table
 from shardalg.lower.host import (
     host_devices as host_devices,
 )
@@ -102,38 +91,21 @@ from shardalg.merge.compatible import (
 from shardalg.merge.lemmas import (
     lemma as lemma,
 )
-from shardalg.merge.prove import (
-    Proof as Proof,
-)
-from shardalg.merge.prove import (
-    prove as prove,
-)
+from shardalg.merge.proofs.prove import Proof as Proof
+from shardalg.merge.proofs.prove import prove as prove
 from shardalg.merge.verdict import (
     Verdict as Verdict,
 )
-from shardalg.plan import (
-    Plan as Plan,
-)
-from shardalg.plan import (
-    load_plan as load_plan,
-)
-from shardalg.plan import (
-    plan as plan,
-)
+from shardalg.plan.plan import Plan as Plan
+from shardalg.plan.plan import load_plan as load_plan
+from shardalg.plan.plan import plan as plan
+from shardalg.plan.resharding import Reshard as Reshard
+from shardalg.plan.resharding import reshard as reshard
 from shardalg.propagate.strategy import (
     Options as Options,
 )
 from shardalg.propagate.strategy import (
     Strategy as Strategy,
-)
-from shardalg.report.reshard import (
-    Reshard as Reshard,
-)
-from shardalg.report.reshard import (
-    reshard as reshard,
-)
-from shardalg.table import (
-    Table as Table,
 )
 
 __version__: str

@@ -8,8 +8,11 @@ from functools import partial
 import jax
 
 import shardalg as sa
-from shardalg.models import complaints, foreign, table1, training, weight_update
+from shardalg.examples import complaints, foreign
+from shardalg.models import training
 from shardalg.models.transformer import Config
+from shardalg.paper import table1_strategies as table1
+from shardalg.paper import weight_update
 from tests.oracle import corpus
 
 MESH = sa.Mesh({"X": 2, "Y": 4})

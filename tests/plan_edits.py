@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg import plan_file
 from shardalg.errors import LoweringError, PlanFileError
+from shardalg.planning import plan_file
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
 OTHERS = (

@@ -23,7 +23,7 @@ from shardalg.errors import (
     StrategyError,
     TraceError,
 )
-from shardalg.lower.hlo import collectives
+from shardalg.lower.xla_dump.hlo_collectives import collectives
 from tests.small_step import MESH
 
 X, W = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 16), (16, 4)))

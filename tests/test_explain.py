@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.errors import StrategyError
 from shardalg.merge.compatible import refines
-from shardalg.models import table1
+from shardalg.paper import table1_strategies as table1
 from tests import small_step
 from tests.small_step import CONFIG, MESH
 

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from shardalg.explain import annotated_as, removals
-from shardalg.plan import from_annotations
+from shardalg.explain import removals
+from shardalg.explain.why_not import annotated_as
+from shardalg.plan.plan import from_annotations
 from tests import every_plan
 
 SEED = 11

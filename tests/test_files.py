@@ -11,9 +11,9 @@ import pytest
 import shardalg as sa
 from benchmarks import result
 from shardalg.errors import PlanFileError
-from shardalg.files import write_whole
+from shardalg.io.files import write_whole
+from shardalg.io.table import Table
 from shardalg.report.html import Page, Picture, Section
-from shardalg.table import Table
 
 ROOT = Path(__file__).parents[1]
 PAGE = Page("A page", "It leads.", (Section("S", (Picture("p", b"\x89PNG", "what"),)),))
@@ -122,7 +122,7 @@ def test_nothing_writes_files_otherwise():
         if writing.search(path.read_text())
     }
     assert found == {
-        "shardalg/files.py",
-        "shardalg/beside/apart.py",
-        "shardalg/beside/xla_process.py",
+        "shardalg/io/files.py",
+        "shardalg/xla/apart.py",
+        "shardalg/xla/xla_process.py",
     }

@@ -10,12 +10,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.costs.facts import BROKEN, WHOLE, Facts
-from shardalg.models import table1, training
+from shardalg.explain import decisions
+from shardalg.models import training
 from shardalg.models.transformer import Config
-from shardalg.plan import Plan
-from shardalg.report import decisions
-from shardalg.stages import planned_at
+from shardalg.paper import table1_strategies as table1
+from shardalg.plan.plan import Plan
+from shardalg.planning.stages import planned_at
+from shardalg.sizes.facts import BROKEN, WHOLE, Facts
 
 B, S, M = sa.dims("B S M", hint=(8, 16, 32))
 MESH = sa.Mesh({"X": 2, "Y": 4}, symbolic=True)
@@ -78,7 +79,7 @@ def test_unchanged_plans_are_planned_only_when_asked_for(layer, monkeypatch):
     here = layer.at(B=11, S=19)
     assert not layer.holds(B=11, S=19)
     assert len(here.changes)
-    monkeypatch.setattr(importlib.import_module("shardalg.plan"), "planned_at", None)
+    monkeypatch.setattr(importlib.import_module("shardalg.plan.plan"), "planned_at", None)
     same = layer.at(H=232)
     assert not len(same.changes)
     with pytest.raises(TypeError):
@@ -216,7 +217,7 @@ def test_what_is_not_known_of_other_sizes_is_said(monkeypatch):
     assert "no formula in named sizes" in window
     numbers = sa.plan(jnp.tanh, jax.ShapeDtypeStruct((8, 4), "float32"), mesh=sa.Mesh({"X": 2}))
     assert numbers.unguarded == "no size has a name"
-    module = importlib.import_module("shardalg.guards")
+    module = importlib.import_module("shardalg.planning.guards")
     monkeypatch.setattr(module, "peak_place", lambda *_: [][1])
     assert "recorded sizes ends with IndexError" in planned(jnp.tanh).unguarded
     other = planned(jnp.sin).program

@@ -7,9 +7,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.models import table1, weight_update
+from shardalg.costs.idle_axes import idle, redundant_flops
 from shardalg.models.transformer import Config
-from shardalg.report.idle import idle, redundant_flops
+from shardalg.paper import table1_strategies as table1
+from shardalg.paper import weight_update
 from tests import small_step
 
 MESH = sa.Mesh({"X": 2, "Y": 4})

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import shardalg as sa
-from shardalg import plan_file
 from shardalg.errors import LoweringError, PlanFileError
+from shardalg.planning import plan_file
 from tests import plan_edits
 from tests.plan_edits import BASES, base, edited, tried
 

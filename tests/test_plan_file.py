@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg import plan_file
 from shardalg.errors import LoweringError, PlanFileError
+from shardalg.planning import plan_file
 from tests import small_step
 from tests.small_step import MESH
 

@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.models import table1
+from shardalg.paper import table1_strategies as table1
 from tests import small_step
 from tests.partition.planned import check_equal, numbers
 

@@ -12,14 +12,15 @@ import sympy
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg import plan_file
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.dims_data import from_data, to_data
-from shardalg.costs.formula import FormulaError
 from shardalg.errors import PlanFileError, StrategyError, TraceError
-from shardalg.models import table1, training
+from shardalg.models import training
 from shardalg.models.transformer import Config
-from shardalg.symbols import annotations_at
+from shardalg.paper import table1_strategies as table1
+from shardalg.planning import plan_file
+from shardalg.sizes.formula import FormulaError
+from shardalg.symbolic.symbols import annotations_at
 
 B, S, M = sa.dims("B S M", hint=(8, 16, 32))
 MESH = sa.Mesh({"X": 2, "Y": 4}, symbolic=True)

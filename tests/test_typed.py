@@ -30,7 +30,7 @@ follow_imports = silent
 [mypy-jax.*,sympy.*,z3.*,matplotlib.*]
 follow_imports = skip
 """
-SHOWN = ("shardalg.plan.Plan", "DataFrame", "bool", "Cost", "shardalg.algebra.halo.Halo")
+SHOWN = ("shardalg.plan.plan.Plan", "DataFrame", "bool", "Cost", "shardalg.algebra.halos.halo.Halo")
 
 
 def test_the_stub_names_what_is_public_and_where_from():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from shardalg.algebra.digits import Digits, Table, canonical, partition_id, parts
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.reader import Reader
+from shardalg.algebra.notation.reader import Reader
 from shardalg.algebra.sharding import CLASSES, Sharding, maximal
 from shardalg.errors import MeshError
 

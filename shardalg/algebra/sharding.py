@@ -133,7 +133,7 @@ class Sharding:
         >>> {Sharding.parse(text, (8, 8), mesh).text() for text in texts}
         {'[x, None]'}
         """
-        return _module("notation").parse(text, tuple(shape), mesh)
+        return _module("notation.read").parse(text, tuple(shape), mesh)
 
     @staticmethod
     def from_spec(spec: Any, mesh: Mesh, shape: Sequence[int]) -> Sharding:
@@ -153,7 +153,7 @@ class Sharding:
         Raises:
           NotationError: text that is no HLO sharding, or that does not fit shape or mesh.
         """
-        return _module("hlo").from_hlo(text, tuple(shape), mesh)
+        return _module("notation.hlo").from_hlo(text, tuple(shape), mesh)
 
     def to_hlo(self, version: int = 2) -> str:
         """This layout as HLO text, in device ids.
@@ -165,7 +165,7 @@ class Sharding:
         Raises:
           ShardingError: a layout that this version has no word for, or another version.
         """
-        return _module("hlo").to_hlo(self, version)
+        return _module("notation.hlo").to_hlo(self, version)
 
     @staticmethod
     def from_sdy(text: str, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
@@ -177,7 +177,7 @@ class Sharding:
         Raises:
           NotationError: text that is no Shardy sharding, or that does not fit shape or mesh.
         """
-        return _module("sdy").from_sdy(text, tuple(shape), mesh)
+        return _module("notation.sdy").from_sdy(text, tuple(shape), mesh)
 
     def to_sdy(self, mesh_name: str | None = "mesh") -> str:
         """This sharding as Shardy's text.
@@ -188,7 +188,7 @@ class Sharding:
         Raises:
           ShardingError: manual axes, digits that are no axes, or a mesh without axis names.
         """
-        return _module("sdy").to_sdy(self, mesh_name)
+        return _module("notation.sdy").to_sdy(self, mesh_name)
 
     def __eq__(self, other: object) -> bool:
         """Equal in every field; identity first: planning compares interned layouts."""

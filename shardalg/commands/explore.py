@@ -49,10 +49,10 @@ def run(options: argparse.Namespace) -> int:
     # The report is of CPU devices, also where there are others.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # jax is loaded with these, so `--version` and a wrong option do not wait for it.
-    from shardalg.explore.explore import run as explored
-    from shardalg.explore.explore import write_figures
-    from shardalg.explore.settings import STRATEGIES, Settings, config_of
-    from shardalg.options import mesh_of
+    from shardalg.algebra.notation.command_line import mesh_of
+    from shardalg.examples.explore.explore import run as explored
+    from shardalg.examples.explore.explore import write_figures
+    from shardalg.examples.explore.settings import STRATEGIES, Settings, config_of
 
     settings = Settings(
         config=config_of(options.model, options.sizes),

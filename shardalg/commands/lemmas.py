@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from shardalg.errors import ProofError
-from shardalg.files import write_whole
+from shardalg.io.files import write_whole
 from shardalg.merge.lemmas import LEMMAS
 from shardalg.report.lemmas import judge, summary, table
 

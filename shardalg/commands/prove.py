@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.notation.command_line import mesh_of, shape_of
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import NotationError
-from shardalg.files import write_whole
+from shardalg.io.files import write_whole
 from shardalg.merge.compatible import POLICIES, equal, merge, refines
-from shardalg.merge.prove import RESET, Proof, prove
+from shardalg.merge.proofs.prove import RESET, Proof, prove
 from shardalg.merge.verdict import Verdict
-from shardalg.options import mesh_of, shape_of
 
 HELP = "whether two shardings merge, refine or equal each other, with a proof or a witness"
 RELATIONS: dict[str, Callable[..., Verdict]] = {

@@ -10,8 +10,8 @@ from typing import Any
 
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.formula import Formula
 from shardalg.costs.hardware import Hardware, over, times
+from shardalg.sizes.formula import Formula
 from shardalg.spmd.program import (
     AllGather,
     AllReduce,

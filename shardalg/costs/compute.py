@@ -11,8 +11,8 @@ from shardalg.algebra.digits import Digits, parts
 from shardalg.costs.collectives import quotient
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.ops.loops import dim_loops, flops
+from shardalg.ops.rows import rules
 from shardalg.ops.rule import SUM, Rule
-from shardalg.ops.table import rules
 
 Shapes = tuple[tuple[Any, ...], ...]
 """Of operands, then of results; numbers or formulas."""
@@ -50,7 +50,7 @@ def shaped_flops(signature: Signature, shapes: Shapes) -> Any:
     Args:
       shapes: of the operands, then of the results.
 
-    >>> from shardalg.costs.formula import symbols
+    >>> from shardalg.sizes.formula import symbols
     >>> from shardalg.graph.ir import ValueType
     >>> B, M, X = symbols("B M X")
     >>> a, b = ValueType((8, 6), "float32"), ValueType((6, 4), "float32")

@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.collectives import KINDS
-from shardalg.costs.formula import Formula
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
-from shardalg.costs.sums import total
+from shardalg.io.table import Table
 from shardalg.pause import collection_paused
-from shardalg.table import Table
+from shardalg.sizes.formula import Formula
+from shardalg.sizes.sums import total
 
 if TYPE_CHECKING:
     from shardalg.costs.symbolic import Sizes

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from shardalg.costs.compute import contracts
 from shardalg.graph.ir import Graph, Signature
-from shardalg.ops.table import rules
+from shardalg.ops.rows import rules
 from shardalg.spmd.control import CONTROL, bodies
 from shardalg.spmd.program import (
     COLLECTIVES,

@@ -11,9 +11,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardalg.costs.formula import Formula
 from shardalg.errors import HardwareError
-from shardalg.table import Table
+from shardalg.io.table import Table
+from shardalg.sizes.formula import Formula
 
 SCHEMA = "shardalg.hardware/1"
 FILES = Path(__file__).parent / "hardware"
@@ -274,7 +274,7 @@ def names() -> tuple[str, ...]:
 def over(amount: Any, rate: float) -> Any:
     """`amount / rate`: a float of a number; exact of a formula, the rate being its decimals.
 
-    >>> from shardalg.costs.formula import symbol
+    >>> from shardalg.sizes.formula import symbol
     >>> over(3, 1e9), over(symbol("B"), 1e9), over(symbol("B"), math.inf)
     (3e-09, B/1000000000, 0)
     """
@@ -289,7 +289,7 @@ def _over(amount: Formula, rate: float) -> Formula:
 def times(amount: Any, figure: float) -> Any:
     """`amount * figure`, as `over`.
 
-    >>> from shardalg.costs.formula import symbol
+    >>> from shardalg.sizes.formula import symbol
     >>> times(3, 1e-6), times(symbol("X") - 1, 1e-6)
     (3e-06, X/1000000 - 1/1000000)
     """

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import expands, materialised
-from shardalg.costs.recorded import first_largest
 from shardalg.costs.saved import last_uses, rebuilt_last_uses
-from shardalg.costs.sums import total
 from shardalg.costs.walk import local_bytes
 from shardalg.graph.ir import Graph
+from shardalg.io.table import Table
+from shardalg.sizes.recorded import first_largest
+from shardalg.sizes.sums import total
 from shardalg.spmd.control import CONTROL, bodies
 from shardalg.spmd.program import (
     Apply,
@@ -27,7 +28,6 @@ from shardalg.spmd.program import (
     SpmdProgram,
     While,
 )
-from shardalg.table import Table
 
 # Class of a local value that is neither argument, constant nor result, by the role of the graph
 # value that it is a layout of. A second layout of an argument is a copy, hence a transient.

@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from shardalg.costs.collectives import is_collective, wire_bytes
-from shardalg.costs.formula import Formula, FormulaError
-from shardalg.costs.order import Order, Shardings, order
 from shardalg.costs.saved import saved_values
 from shardalg.costs.walk import local_bytes, sent_bytes, walk
 from shardalg.graph.ir import Graph
+from shardalg.sizes.formula import Formula, FormulaError
+from shardalg.sizes.growth import Order, Shardings, order
 from shardalg.spmd.program import Instruction, SpmdProgram
 
 Bytes = Any  # int, Fraction or Formula, by what the program's sizes are
@@ -57,7 +57,7 @@ class Scaling:
         return Scaling(*(coefficient(Formula.of(value), name) for value in self.values()))
 
     def orders(self, growing: Iterable[str], shardings: Shardings = ()) -> tuple[Order, ...]:
-        """The order of each quantity in the sizes that grow; see `costs.order.order`."""
+        """The order of each quantity in the sizes that grow; see `sizes.growth.order`."""
         pairs, names = tuple(shardings), tuple(growing)
         return tuple(order(value, growing=names, shardings=pairs) for value in self.values())
 
@@ -109,7 +109,7 @@ def _place(instruction: Instruction) -> int:
 def coefficient(formula: Formula, name: str) -> Formula:
     """What a size multiplies in a formula that is linear in it.
 
-    >>> from shardalg.costs.formula import symbols
+    >>> from shardalg.sizes.formula import symbols
     >>> B, L, M = symbols("B L M")
     >>> coefficient(3 * L * M + L + B, "L")
     3*M + 1

@@ -19,15 +19,15 @@ from shardalg.costs.compute import (
     signature_flops,
 )
 from shardalg.costs.cost import FORMATTING, Cost, Item, Totals
-from shardalg.costs.formula import Formula
 from shardalg.costs.fusion import fused, traffic
 from shardalg.costs.hardware import Hardware, over
 from shardalg.costs.memory import liveness
-from shardalg.costs.sums import summed, total
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.walk import Step, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.pause import collection_paused
+from shardalg.sizes.formula import Formula
+from shardalg.sizes.sums import summed, total
 from shardalg.spmd.control import CONTROL
 from shardalg.spmd.program import Apply, Instruction, SpmdProgram
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.assumed import Assumed, Divides, Exactly, Size
-from shardalg.costs.formula import Formula, FormulaError, ceiling
-from shardalg.costs.read_sympy import from_sympy
-from shardalg.costs.tile import is_whole, multiple
 from shardalg.graph.ir import Graph
 from shardalg.pause import collection_paused
+from shardalg.sizes.assumed import Assumed, Divides, Exactly, Size
+from shardalg.sizes.formula import Formula, FormulaError, ceiling
+from shardalg.sizes.read_sympy import from_sympy
+from shardalg.sizes.tile import is_whole, multiple
 from shardalg.spmd.control import CONTROL, bodies, with_bodies
 from shardalg.spmd.program import (
     COLLECTIVES,
@@ -44,7 +44,7 @@ from shardalg.spmd.regroup import Regroup
 if TYPE_CHECKING:
     import sympy
 
-    from shardalg.ops.lift import Lifted
+    from shardalg.symbolic.lift import Lifted
 
 Shape = tuple[Size, ...]
 
@@ -137,7 +137,7 @@ def symbolise(program: SpmdProgram, graph: Graph, sizes: Sizes) -> Symbolised:
     A local value has `ceil(D / n)` elements along a dimension of global size D in n parts, D being
     the formula of the graph value that it is a layout of, n the product of its axes' sizes. Where n
     divides D at the hints, that is a condition, and the block is `D / n`. What is padded before or
-    left after an uneven move follows as in `partition.padding`.
+    left after an uneven move follows as in `partition.emit.padding`.
     """
     work = _Symboliser(program, graph, sizes)
     for local in (*program.block.arguments, *(local for local, _ in program.constants)):
@@ -336,7 +336,7 @@ def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digi
 
     A part of an axis keeps its number.
 
-    >>> from shardalg.costs.formula import symbol
+    >>> from shardalg.sizes.formula import symbol
     >>> mesh = Mesh({"X": 2, "Y": 4})
     >>> formula_digits(mesh, {"X": symbol("X"), "Y": 4}, (Digit(1, 8),))
     (Digit(stride=4, size=X), Digit(stride=1, size=4))
@@ -355,7 +355,7 @@ def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digi
 def share(total: Size, count: Size) -> Size:
     """`total / count` where it comes out, be `count` a sum.
 
-    >>> from shardalg.costs.formula import symbols
+    >>> from shardalg.sizes.formula import symbols
     >>> L, S = symbols("L S")
     >>> share(L * S + 2 * L, S + 2), share(6, 2)
     (L, 3)

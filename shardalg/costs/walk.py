@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shardalg.costs.sums import total
+from shardalg.sizes.sums import total
 from shardalg.spmd.control import bodies, executions
 from shardalg.spmd.program import Block, Fold, Instruction, SpmdProgram
 

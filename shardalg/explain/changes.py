@@ -8,11 +8,11 @@ from itertools import islice
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
+from shardalg.explain.chains import Annotated
+from shardalg.explain.disagreements import Side
+from shardalg.planning.stages import Stages
+from shardalg.planning.traced import Traced
 from shardalg.propagate.strategy import Annotations
-from shardalg.report.chains import Annotated
-from shardalg.report.disagreements import Side
-from shardalg.stages import Stages
-from shardalg.traced import Traced
 
 MOST_PLACES = 6
 """So many of the annotations behind a collective are tried otherwise, the value's own first."""

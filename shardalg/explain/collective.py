@@ -8,16 +8,17 @@ from functools import cached_property
 from typing import Any
 
 from shardalg.costs.cost import number
+from shardalg.costs.traffic import Moved
 from shardalg.errors import StrategyError
+from shardalg.explain.chains import Annotated
 from shardalg.explain.changes import Change, Changes
+from shardalg.explain.disagreements import Side, disagreement
 from shardalg.explain.removals import Trial, pairs, ranked, singles, together, undominated
 from shardalg.explain.trials import Outcome, Trials
-from shardalg.report.answers import Answer, Parts
-from shardalg.report.chains import Annotated
-from shardalg.report.disagreements import Moved, Side, disagreement
+from shardalg.io.answers import Answer, Parts
+from shardalg.io.table import Table
+from shardalg.planning.stages import Stages
 from shardalg.spmd.program import Instruction
-from shardalg.stages import Stages
-from shardalg.table import Table
 
 SIDE_COLUMNS = ("side", "sharding", "who", "annotations")
 CHANGE_COLUMNS = (

@@ -8,13 +8,13 @@ from itertools import groupby
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.cost import number
+from shardalg.costs.idle_axes import Idle, idle, redundant_flops
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.explain.why_not import annotated_as
 from shardalg.graph.ir import Node
+from shardalg.ops.rows import rules
 from shardalg.ops.rule import Rule
-from shardalg.ops.table import rules
-from shardalg.report.idle import Idle, idle, redundant_flops
-from shardalg.stages import Stages
+from shardalg.planning.stages import Stages
 
 MOST_TRIED = 4
 """Of so many source lines, those with the most redundant flops, annotations are tried."""

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from shardalg.costs.traffic import Moved
 from shardalg.explain.changes import Change, Changes, changes, drops
+from shardalg.explain.disagreements import Side, disagreement
 from shardalg.explain.trials import Outcome, Trials
-from shardalg.report.disagreements import Moved, Side, disagreement
-from shardalg.stages import Stages
+from shardalg.planning.stages import Stages
 
 MOST_FIRST = 8
 """So many single changes, those that leave fewest bytes at the operator, get a second one."""

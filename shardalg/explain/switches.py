@@ -8,13 +8,13 @@ from dataclasses import replace
 from shardalg.costs.cost import number
 from shardalg.costs.walk import walk
 from shardalg.explain.trials import Outcome
+from shardalg.io.table import Table
 from shardalg.partition.partition import gather_choices
+from shardalg.planning.stages import Stages, planned
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Options
 from shardalg.report.formatting import formatting
 from shardalg.spmd.program import COLLECTIVES
-from shardalg.stages import Stages, planned
-from shardalg.table import Table
 
 SWITCHES = (
     "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "finite_sums", "wide_sums",

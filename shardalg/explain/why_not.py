@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from shardalg.algebra.digits import overlap
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import StrategyError
+from shardalg.explain.chains import annotated, value_named
 from shardalg.explain.changes import Slot, filled, slots_of_argument
+from shardalg.explain.difference import PlanDifference, difference
+from shardalg.explain.explained import refusals
 from shardalg.explain.trials import Trials
 from shardalg.graph.ir import Graph
+from shardalg.io.answers import Answer, Parts
+from shardalg.io.table import Table
 from shardalg.merge.compatible import compatible, refines
 from shardalg.merge.verdict import Verdict
+from shardalg.planning.stages import Stages
 from shardalg.propagate.sharded import Reason, ShardedGraph
 from shardalg.propagate.strategy import Annotations, layout_of
-from shardalg.report.answers import Answer, Parts
-from shardalg.report.chains import annotated, value_named
-from shardalg.report.difference import PlanDifference, difference
-from shardalg.report.explained import refusals
-from shardalg.stages import Stages
-from shardalg.table import Table
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -19,8 +19,8 @@ from shardalg.errors import TraceError
 from shardalg.graph.annotate import annotate_p
 from shardalg.graph.ir import Graph, Missing, Node, Params, Plain
 from shardalg.graph.plain import HINTS, OPAQUE, SCATTERS, is_opaque
-from shardalg.graph.random import positions_p
-from shardalg.graph.written import join_ends_p
+from shardalg.graph.tracing.random import positions_p
+from shardalg.graph.tracing.written import join_ends_p
 
 # What `graph.bindings` holds for a node: JAX's primitive and its parameters.
 Binding = tuple[Any, Mapping[str, Any]]
@@ -44,7 +44,7 @@ def evaluate(
       TraceError: wrong arguments, or a loaded graph without what a node needs (a large constant,
         code as a parameter).
 
-    >>> from shardalg.graph.trace import trace
+    >>> from shardalg.graph.tracing.trace import trace
     >>> graph = trace(lambda x: {"twice": x + x}, jnp.zeros(2))
     >>> evaluate(graph, jnp.ones(2))[0].tolist()
     [2.0, 2.0]

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from shardalg.errors import PlanFileError, TraceError
-from shardalg.graph.calls import CALLS
 from shardalg.graph.evaluate import apply
 from shardalg.graph.ir import Graph, Signature, ValueType
 from shardalg.graph.loaded import item_type
+from shardalg.graph.tracing.control_flow import CALLS
 
 # Our form of it has the number 0 as operand, to which the device's place is added.
 _WITHOUT_OPERANDS = ("axis_index",)

@@ -13,7 +13,6 @@ import ml_dtypes
 import numpy as np
 
 from shardalg.errors import PlanFileError
-from shardalg.graph.calls import CALLS, Call
 from shardalg.graph.ir import (
     ITEM_SIZES,
     Graph,
@@ -26,7 +25,8 @@ from shardalg.graph.ir import (
     Tie,
     ValueType,
 )
-from shardalg.records import read
+from shardalg.graph.tracing.control_flow import CALLS, Call
+from shardalg.io.records import read
 
 KINDS = ("argument", "constant", "node", "region_argument")
 PHASES = ("forward", "backward", "update")

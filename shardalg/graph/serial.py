@@ -26,7 +26,7 @@ from shardalg.graph.ir import (
     ValueType,
 )
 from shardalg.graph.loaded import item_type, loaded
-from shardalg.records import read, row_of
+from shardalg.io.records import read, row_of
 
 SCHEMA = "shardalg.graph/2"
 # A larger constant is kept as its hash: such a graph prints, plans and costs, but cannot run.

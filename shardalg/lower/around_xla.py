@@ -15,8 +15,8 @@ from jax import lax
 from shardalg.errors import LoweringError
 from shardalg.graph.ir import Graph
 from shardalg.ops.families.indexing import numbers
+from shardalg.ops.rows import rules
 from shardalg.ops.rule import Access
-from shardalg.ops.table import rules
 from shardalg.spmd.program import Instruction, SpmdProgram
 
 Array = Any

@@ -12,8 +12,8 @@ import jax
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph, Node
+from shardalg.lower.arrays import Border, filled, place
 from shardalg.lower.axes import Axes
-from shardalg.lower.border import Border, filled, place
 
 
 @dataclass(frozen=True, eq=False)

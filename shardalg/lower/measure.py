@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from shardalg.table import Table
+from shardalg.io.table import Table
 
 
 class Executable(Protocol):

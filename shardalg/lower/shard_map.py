@@ -15,18 +15,10 @@ from shardalg.algebra.jax_types import mesh_to_jax
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
 from shardalg.graph.ir import Graph
-from shardalg.graph.opened import bodies
+from shardalg.graph.tracing.opened import bodies
+from shardalg.lower.arrays import Border, border, filled, place, turned, with_empty, without_empty
 from shardalg.lower.axes import Axes, on_whole_axes, run_axes, user_axes
 from shardalg.lower.body import body
-from shardalg.lower.border import (
-    Border,
-    border,
-    filled,
-    place,
-    turned,
-    with_empty,
-    without_empty,
-)
 from shardalg.lower.emit import Emitter
 from shardalg.lower.jit import Twin
 from shardalg.lower.measure import Measurement, measure

@@ -22,7 +22,7 @@ from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import ShardingError
 from shardalg.merge.merged import from_table
 from shardalg.merge.places import Place, escape
-from shardalg.merge.tables import Rows, join, rows_of
+from shardalg.merge.position_tables import Rows, join, rows_of
 from shardalg.merge.verdict import Verdict
 from shardalg.merge.witness import Failure
 
@@ -147,7 +147,7 @@ def _merge_many(operands: tuple[Sharding, ...], policy: str, decide: str) -> Ver
 def _step(first: Sharding, second: Sharding, policy: str, decide: str) -> Verdict:
     if decide == "closed_form":
         return _merge(first, second, policy, "merge")
-    from shardalg.merge.search import search
+    from shardalg.merge.by_definition import search
 
     return search(first, _placed_alike(first, second, policy), policy)
 

@@ -11,7 +11,7 @@ from shardalg.algebra.digits import Digit, Digits, Table, overlap
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.merge.places import Place
-from shardalg.merge.tables import Rows
+from shardalg.merge.position_tables import Rows
 
 
 def united(first: Sharding, second: Sharding, dims: tuple[Digits, ...]) -> Sharding:

@@ -11,7 +11,7 @@ import numpy as np
 from shardalg.algebra.digits import parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.places import Place, digits_at, escape, offset_at
-from shardalg.merge.tables import rows_of
+from shardalg.merge.position_tables import rows_of
 
 Pair = tuple[Sharding, Sharding]
 

@@ -35,7 +35,7 @@ def dim_loops(rule: Rule, tensor: int, dim: int) -> tuple[tuple[str, int], ...]:
     Args:
       tensor: operand number, or `~r` for result r (-1 is result 0).
 
-    >>> from shardalg.ops.table import rules
+    >>> from shardalg.ops.rows import rules
     >>> from shardalg.graph.ir import Signature, ValueType
     >>> operand, result = ValueType((6, 5), "float32"), ValueType((2, 3, 5), "float32")
     >>> row, = rules(Signature("reshape", (("dimensions", None),), (operand,), (result,)))
@@ -170,7 +170,7 @@ def flops(rule: Rule, sizes: Mapping[str, Any] | None = None) -> Any:
         the extent of the row.
     Source: XLA's cost analysis, which agrees on dot, and on convolutions of every kind.
 
-    >>> from shardalg.ops.table import rules
+    >>> from shardalg.ops.rows import rules
     >>> from shardalg.graph.ir import Signature, ValueType
     >>> f = lambda *shape: ValueType(shape, "float32")
     >>> dims = ("dimension_numbers", (((1,), (0,)), ((), ())))

@@ -31,7 +31,7 @@ def operands_along(rule: Rule, loop: str) -> dict[int, int | None] | None:
     None for all if one is read elsewhere, or twice.
 
     >>> from shardalg.graph.ir import ValueType
-    >>> from shardalg.ops.table import rules
+    >>> from shardalg.ops.rows import rules
     >>> x = ValueType((4, 8), "float32")
     >>> (row,) = rules(Signature("add", (), (x, ValueType((4, 1), "float32")), (x,)))
     >>> operands_along(row, "d0"), operands_along(row, "d1")

@@ -8,7 +8,7 @@ from functools import lru_cache
 from shardalg.errors import RoleError
 from shardalg.graph.ir import Graph, Signature
 from shardalg.ops.loops import dim_loops
-from shardalg.ops.table import rules
+from shardalg.ops.rows import rules
 
 PARAMETERS, OPTIMIZER_STATE, DATA = "parameters", "optimizer_state", "data"
 ARGUMENT_ROLES = (PARAMETERS, OPTIMIZER_STATE, DATA)

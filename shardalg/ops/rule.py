@@ -70,7 +70,7 @@ class Rule:
       flops: floating-point operations of one iteration of the loops that no guard determines.
       vacant: (operand, way to combine) whose identity stands where a window of the operand has no
         element, if that is not the identity of `combine`: the number that is never selected.
-      family: which emission places the local numbers (`ops/emit.py`).
+      family: which emission places the local numbers (`ops/local_parameters.py`).
       batched: whether it is a call of its own for each element of a batch, as factorisations are.
       operand_shapes, result_shapes: what "inside" means; empty: every index covers its dimension.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Params, Signature
-from shardalg.ops.families.build import record
+from shardalg.ops.families.building import record
 from shardalg.ops.loops import dim_loops
 from shardalg.ops.rule import Rule
 
@@ -39,7 +39,7 @@ class Span:
 def windowed(rule: Rule, tensor: int, dim: int) -> bool:
     """Whether an operand's dimension is read through a window whose loops may be sharded.
 
-    >>> from shardalg.ops.table import rules
+    >>> from shardalg.ops.rows import rules
     >>> from shardalg.graph.ir import ValueType
     >>> f = lambda n: ValueType((n,), "float32")
     >>> row, = rules(Signature("rev", (("dimensions", (0,)),), (f(6),), (f(6),)))

@@ -11,17 +11,17 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import KINDS, step_wire_bytes
 from shardalg.costs.compute import shaped_flops
-from shardalg.costs.conditions import Condition, conditions
-from shardalg.costs.formula import Formula, ceiling
 from shardalg.costs.symbolic import Size, Sizes, Symbolised, formula_digits
 from shardalg.graph.ir import Node, Signature
-from shardalg.partition.assign import alternatives
-from shardalg.partition.context import PartitionContext
-from shardalg.partition.key import Choice, NodeKey
+from shardalg.partition.choose.assign import alternatives
+from shardalg.partition.choose.key import Choice, NodeKey
+from shardalg.partition.emit.context import PartitionContext
 from shardalg.partition.partition import Partitioner
-from shardalg.partition.reshard import nearest, reshard_path
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Options
+from shardalg.reshard.paths import nearest, reshard_path
+from shardalg.sizes.conditions import Condition, conditions
+from shardalg.sizes.formula import Formula, ceiling
 from shardalg.spmd.program import AllToAll, ReduceScatter
 
 Shape = tuple[Size, ...]

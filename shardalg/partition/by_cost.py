@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+from shardalg.algebra.derived_layouts import interned, whole
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.hardware import Hardware, load
 from shardalg.costs.step_time import estimate
 from shardalg.graph.ir import Graph, Node
-from shardalg.ops.table import rules
-from shardalg.partition.alike import is_remade
-from shardalg.partition.calls import border
-from shardalg.partition.choices import Candidate, candidates, move_s
-from shardalg.partition.component import components
-from shardalg.partition.descent import Asked, Option, Problem, best_of
-from shardalg.partition.key import LoopDigits
-from shardalg.partition.layouts import interned, whole
+from shardalg.ops.rows import rules
+from shardalg.partition.choose.alike import is_remade
+from shardalg.partition.choose.choices import Candidate, candidates, move_s
+from shardalg.partition.choose.component import components
+from shardalg.partition.choose.descent import Asked, Option, Problem, best_of
+from shardalg.partition.choose.key import LoopDigits
+from shardalg.partition.choose.ties import Tied, laid, layouts, tied
+from shardalg.partition.emit.calls import border
 from shardalg.partition.partition import partition
-from shardalg.partition.ties import Tied, laid, layouts, tied
 from shardalg.propagate.sharded import Border, Reason, ShardedGraph
 from shardalg.propagate.strategy import Options
 
@@ -35,7 +35,7 @@ def by_cost(
     """The graph with the layouts and the loops that take the fewest seconds, as far as found.
 
     Annotations, arguments and results stay as completed; what a loop carries, its constants and
-    what branches read and give have one layout each (`partition.ties`). Coordinate descent from the
+    what branches read and give have one layout each (`choose.ties`). Coordinate descent from the
     fastest completion, and on small graphs from `STARTS` random points; that completion itself
     stands where nothing is faster by `costs.step_time`. Memory is not limited.
 

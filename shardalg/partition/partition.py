@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from shardalg.algebra.derived_layouts import even_prefix, interned, whole
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.restate import in_order
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import operand_type
 from shardalg.costs.hardware import load
 from shardalg.graph.ir import Node
-from shardalg.partition.alike import kinds
-from shardalg.partition.calls import TAKES, border, close_body, control, open_body
-from shardalg.partition.context import Cause, PartitionContext
-from shardalg.partition.gathers import GatherChoice, hoistable, repeated, within
-from shardalg.partition.key import NodeKey
-from shardalg.partition.layouts import even_prefix, interned, whole
-from shardalg.partition.links import links_on
-from shardalg.partition.node import NodePlan, node_plan, remake, settle
-from shardalg.partition.recipe import Recipe, recipe
-from shardalg.partition.simplify import simplify
+from shardalg.partition.choose.alike import kinds
+from shardalg.partition.choose.key import NodeKey
+from shardalg.partition.emit.calls import TAKES, border, close_body, control, open_body
+from shardalg.partition.emit.context import Cause, PartitionContext
+from shardalg.partition.emit.gathers import GatherChoice, hoistable, repeated, within
+from shardalg.partition.emit.node import NodePlan, node_plan, remake, settle
+from shardalg.partition.emit.recipe import Recipe, recipe
+from shardalg.partition.passes.simplify import simplify
 from shardalg.propagate.orders import border_orders
 from shardalg.propagate.sharded import Layouts, ShardedGraph
 from shardalg.propagate.strategy import Options
+from shardalg.reshard.links import links_on
 from shardalg.spmd.check import check
 from shardalg.spmd.manual import written
 from shardalg.spmd.program import Block, SpmdProgram

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
-from shardalg.propagate.index import Index
+from shardalg.propagate.gspmd.index import Index
 from shardalg.propagate.layouts import Layouts
 from shardalg.propagate.strategy import Annotations
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import partial
 
 from shardalg.graph.ir import Graph
-from shardalg.ops.table import rules
+from shardalg.ops.rows import rules
 from shardalg.propagate import border
-from shardalg.propagate.edges import edge_index
-from shardalg.propagate.fixpoint import Fixpoint
+from shardalg.propagate.gspmd.fixpoint import Fixpoint
+from shardalg.propagate.gspmd.index import Rules, index
 from shardalg.propagate.history import Record, conflicts, history
-from shardalg.propagate.index import Rules, index
 from shardalg.propagate.layouts import Layouts
 from shardalg.propagate.merges import merges
 from shardalg.propagate.sharded import ShardedGraph
+from shardalg.propagate.shardy.edges import edge_index
+from shardalg.propagate.shardy.worklist import Worklist
 from shardalg.propagate.strategy import Annotations, Options
-from shardalg.propagate.worklist import Worklist
 
 DEFAULT = Options()
 WAYS = {"gspmd": (index, Fixpoint), "shardy": (edge_index, Worklist)}
@@ -42,7 +42,7 @@ def propagate(
 
     >>> import jax
     >>> from shardalg.algebra.mesh import Mesh
-    >>> from shardalg.graph.trace import trace
+    >>> from shardalg.graph.tracing.trace import trace
     >>> from shardalg.propagate import Strategy, resolve
     >>> P, f32 = jax.sharding.PartitionSpec, jax.numpy.float32
     >>> x, w = jax.ShapeDtypeStruct((8, 16), f32), jax.ShapeDtypeStruct((16, 4), f32)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from shardalg.graph.ir import Graph
 from shardalg.pause import collection_paused
 from shardalg.propagate.border import Settled
-from shardalg.propagate.fixpoint import Fixpoint, make
+from shardalg.propagate.gspmd.fixpoint import Fixpoint, make
+from shardalg.propagate.gspmd.step import Numbers
 from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import extends
 from shardalg.propagate.sharded import Conflict, Reason
-from shardalg.propagate.step import Numbers
 
 
 @dataclass(frozen=True, eq=False)

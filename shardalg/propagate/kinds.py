@@ -10,8 +10,8 @@ from shardalg.algebra.digits import Digits, take
 from shardalg.graph.ir import Signature
 from shardalg.ops.loops import BROADCAST, COMPOUND, PASS, SELECTED, loop_class, row_class
 from shardalg.ops.rule import Rule
-from shardalg.propagate import priority
-from shardalg.propagate.image import Image, image_of
+from shardalg.propagate.gspmd import priority
+from shardalg.propagate.gspmd.image import Image, image_of
 from shardalg.propagate.maps import Map, row_maps
 
 Dims = tuple[Digits, ...]

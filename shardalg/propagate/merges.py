@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardalg.algebra.sharding import Sharding
-from shardalg.propagate import priority
-from shardalg.propagate.fixpoint import Change
+from shardalg.propagate.gspmd import priority
+from shardalg.propagate.gspmd.fixpoint import Change
+from shardalg.propagate.gspmd.step import Numbers, Offer, offers, wishes
 from shardalg.propagate.history import Record
 from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import Layouts
 from shardalg.propagate.sharded import Merge
-from shardalg.propagate.step import Numbers, Offer, offers, wishes
 
 
 def merges(record: Record) -> tuple[Merge, ...]:

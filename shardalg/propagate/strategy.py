@@ -201,7 +201,7 @@ def resolve(graph: Graph, strategy: Strategy, home: Mesh | None = None) -> Annot
         value (unknown axes, axes used twice, more entries than dimensions), all in one message.
 
     >>> import jax
-    >>> from shardalg.graph.trace import trace
+    >>> from shardalg.graph.tracing.trace import trace
     >>> P, x = jax.sharding.PartitionSpec, jax.ShapeDtypeStruct((8, 16), "float32")
     >>> graph = trace(lambda x: x + 1, x)
     >>> resolve(graph, Strategy(Mesh({"X": 2}), (P("X"),))).arguments
@@ -288,7 +288,7 @@ def _flat(prefix: object, tree: object, where: tuple[Sequence[str], str]) -> lis
     if prefix is None:
         return [None] * len(paths)
     if tree is not None:
-        from shardalg.graph.trace import flatten_prefix
+        from shardalg.graph.tracing.trace import flatten_prefix
 
         return flatten_prefix(prefix, tree.unflatten(range(tree.num_leaves)), what)
     leaves = list(prefix) if isinstance(prefix, list | tuple) else [prefix] * len(paths)

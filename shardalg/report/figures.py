@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardalg.graph.ir import Graph
+from shardalg.io.table import Table
 from shardalg.report.diagram import Box, Token, boxes
 from shardalg.spmd.program import SpmdProgram
-from shardalg.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,9 +9,9 @@ from shardalg.costs.cost import Cost, number
 from shardalg.costs.fusion import fused, traffic
 from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.graph.ir import Graph
+from shardalg.io.table import Table
 from shardalg.spmd.control import CONTROL
 from shardalg.spmd.program import Apply, CollectivePermute, Fetch, SpmdProgram
-from shardalg.table import Table
 
 MOVING = (Fetch, CollectivePermute)
 """Collectives that move borders of blocks rather than change how a value is split."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardalg.files import write_whole
-from shardalg.table import Table
+from shardalg.io.files import write_whole
+from shardalg.io.table import Table
 
 STYLE = """
 :root { --ink: #22262b; --faint: #6b7280; --line: #e2e5e9; --paper: #fff; --head: #f4f6f8;

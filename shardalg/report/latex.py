@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from shardalg.io.table import Table, latex_text
 from shardalg.report.html import Page
-from shardalg.table import Table, latex_text
 
 # Columns of sentences, source lines and proofs: too wide for paper.
 WORDY = frozenset({"why", "smt2", "source", "op", "remedy"})

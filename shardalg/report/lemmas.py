@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from shardalg.io.table import Table
 from shardalg.merge.lemmas import LEMMAS
 from shardalg.merge.lemmas.lemma import Lemma
-from shardalg.merge.prove import Proof, prove
-from shardalg.table import Table
+from shardalg.merge.proofs.prove import Proof, prove
 
 COLUMNS = ("lemma", "status", "ms", "statement")
 

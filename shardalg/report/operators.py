@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 
-from shardalg.graph.build import HANDLERS
-from shardalg.graph.calls import CALLS, INLINED
-from shardalg.graph.manual import PLANNED, UNPLANNED
-from shardalg.ops.emit import unsupported_loops
+from shardalg.graph.tracing.control_flow import CALLS, INLINED
+from shardalg.graph.tracing.jaxpr import HANDLERS
+from shardalg.graph.tracing.manual import PLANNED, UNPLANNED
 from shardalg.ops.examples import CASES, signature
 from shardalg.ops.excluded import REASONS
+from shardalg.ops.local_parameters import unsupported_loops
 from shardalg.ops.loops import COMPOUND, SELECTED, SHIFTED, WINDOW, loop_class
+from shardalg.ops.rows import BUILDERS, FAMILIES, rules
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, TOP, USER, Rule
-from shardalg.ops.table import BUILDERS, FAMILIES, rules
-from shardalg.partition.component import COMBINABLE
+from shardalg.partition.choose.component import COMBINABLE
 
 HEAD = """\
 # Operators
@@ -121,8 +121,8 @@ def _calls() -> str:
 ## Calls and annotations
 
 Their body stands in their place: `{"` `".join(sorted(INLINED))}`.
-A region of its own, tied to the outside (`graph/calls.py`): `{"` `".join(sorted(CALLS))}`.
-Read by `graph/build.py`, as regions, constraints or code in their place: `{"` `".join(sites)}`.
+A region of its own, tied to the outside (`tracing/control_flow.py`): `{"` `".join(sorted(CALLS))}`.
+Read by `tracing/jaxpr.py`, as regions, constraints or code in their place: `{"` `".join(sites)}`.
 
 In the body of a `shard_map`, where devices have values of their own (`spmd/manual.py`): \
 `{"` `".join(sorted(PLANNED))}`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardalg.table import Table
+from shardalg.io.table import Table
 
 STATUSES = ("proved", "trusted", "unknown", "refuted", "not_claimed")
 

@@ -14,9 +14,9 @@ from shardalg.costs.collectives import (
 from shardalg.costs.cost import number
 from shardalg.costs.walk import Step, local_bytes, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node
+from shardalg.io.table import Table
 from shardalg.pause import collection_paused
 from shardalg.spmd.program import SpmdProgram
-from shardalg.table import Table
 
 if TYPE_CHECKING:
     from shardalg.costs.symbolic import Symbolised

@@ -9,7 +9,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node, Signature, ValueType
 from shardalg.spmd import program as spmd
-from shardalg.spmd.blocks import groups
+from shardalg.spmd.host.blocks import groups
 from shardalg.spmd.program import Attributes
 
 Layouts = tuple[Sharding, ...]

@@ -11,8 +11,8 @@ from itertools import accumulate
 from typing import Any
 
 from shardalg.algebra.affine import Index
-from shardalg.algebra.classes import Runs
 from shardalg.algebra.digits import Digits, partition_id
+from shardalg.algebra.halos.classes import Runs
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import ITEM_SIZES, SHORT, Params

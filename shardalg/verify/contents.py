@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digit, Digits, canonical, overlap
 from shardalg.algebra.sharding import Sharding
-from shardalg.merge.integers import All, Formula, Number, PartitionId, number, within
+from shardalg.merge.proofs.integers import All, Formula, Number, PartitionId, number, within
 from shardalg.ops.rule import COMBINES, PICK, USER
 from shardalg.spmd.identity import identity
 from shardalg.spmd.program import Attributes, MaskIndexed, Start

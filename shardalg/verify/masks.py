@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 from shardalg.algebra.digits import overlap, parts
-from shardalg.merge.integers import (
+from shardalg.merge.proofs.integers import (
     All,
     Formula,
     Number,
@@ -19,8 +19,7 @@ from shardalg.merge.integers import (
 )
 from shardalg.ops.rule import SUM, USER
 from shardalg.verify.contents import Held, as_set, fill_number, partition_number, start_number
-from shardalg.verify.report import Decided
-from shardalg.verify.step import (
+from shardalg.verify.instruction import (
     Result,
     Stated,
     Step,
@@ -31,6 +30,7 @@ from shardalg.verify.step import (
     nothing_beyond,
     with_dim,
 )
+from shardalg.verify.report import Decided
 
 
 def _masked(step: Step, inside: Formula, fill: str) -> Result:

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardalg.algebra.digits import Digits, canonical, partition_ids, parts
 from shardalg.algebra.mesh import Mesh
-from shardalg.merge.integers import (
+from shardalg.merge.proofs.integers import (
     All,
     Compare,
     Number,
@@ -26,7 +26,6 @@ from shardalg.merge.integers import (
 )
 from shardalg.ops.rule import SUM
 from shardalg.spmd import program as p
-from shardalg.verify.combines import best, carry, join, together, value_at
 from shardalg.verify.contents import (
     Contents,
     Held,
@@ -37,9 +36,7 @@ from shardalg.verify.contents import (
     start_number,
     without,
 )
-from shardalg.verify.masks import dilate, mask, mask_at, pick
-from shardalg.verify.report import Decided
-from shardalg.verify.step import (
+from shardalg.verify.instruction import (
     MEMBER,
     Result,
     Stated,
@@ -52,6 +49,9 @@ from shardalg.verify.step import (
     undisturbed,
     with_dim,
 )
+from shardalg.verify.masks import dilate, mask, mask_at, pick
+from shardalg.verify.operators.combines import best, carry, join, together, value_at
+from shardalg.verify.report import Decided
 from shardalg.verify.views import regroup
 
 

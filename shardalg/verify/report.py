@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardalg.errors import LoweringError
-from shardalg.merge.integers import IntegerClaim
-from shardalg.merge.prove import MergeClaim, Proof
-from shardalg.table import Table
+from shardalg.io.table import Table
+from shardalg.merge.proofs.integers import IntegerClaim
+from shardalg.merge.proofs.prove import MergeClaim, Proof
 
 if TYPE_CHECKING:
-    from shardalg.table import DataFrame
+    from shardalg.io.table import DataFrame
 
 TRUSTED = "trusted"
 STATUSES = ("proved", TRUSTED, "not_claimed", "unknown", "refuted")

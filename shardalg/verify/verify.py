@@ -17,8 +17,8 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
-from shardalg.merge.integers import IntegerClaim, Number
-from shardalg.merge.prove import MergeClaim, Proof, prove
+from shardalg.merge.proofs.integers import IntegerClaim, Number
+from shardalg.merge.proofs.prove import MergeClaim, Proof, prove
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.spmd.check import check
 from shardalg.spmd.fields import misfit
@@ -38,14 +38,15 @@ from shardalg.spmd.program import (
     While,
 )
 from shardalg.spmd.regroup import Regroup
-from shardalg.verify import contents, types
-from shardalg.verify.apply import Applied, applied
+from shardalg.verify import contents
+from shardalg.verify import derived_types as types
 from shardalg.verify.asked import asked
 from shardalg.verify.contents import Contents, Made, anonymous, laid_out
+from shardalg.verify.instruction import Step, crosses
 from shardalg.verify.moves import moved
+from shardalg.verify.operators.apply import Applied, applied
 from shardalg.verify.own import OPERATORS, of_its_own
 from shardalg.verify.report import FACTS, MANUAL, TRUSTED, Claim, Decided, Report, Statement
-from shardalg.verify.step import Step, crosses
 
 Held = dict[int, Contents]
 WHILE_PARAMS = ("cond_nconsts", "body_nconsts")

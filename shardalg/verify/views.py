@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from shardalg.merge.integers import Number, equal
+from shardalg.merge.proofs.integers import Number, equal
 from shardalg.spmd.regroup import leading
 from shardalg.verify.contents import Held
+from shardalg.verify.instruction import Result, Stated, Step, nothing_beyond
 from shardalg.verify.report import Decided
-from shardalg.verify.step import Result, Stated, Step, nothing_beyond
 
 
 def regroup(step: Step) -> Result:

@@ -6,13 +6,13 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from shardalg.algebra import classes
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit, partition_id, parts
-from shardalg.algebra.exchange import Exchange
-from shardalg.algebra.interval import Interval
-from shardalg.algebra.spans import extremes, residues
-from shardalg.algebra.transfers import Reader, pieces, transfers
+from shardalg.algebra.halos import classes
+from shardalg.algebra.halos.exchange import Exchange
+from shardalg.algebra.halos.interval import Interval
+from shardalg.algebra.halos.spans import extremes, residues
+from shardalg.algebra.halos.transfers import Reader, pieces, transfers
 
 SEED = 210504663
 X, Y, Z = Digit(96, 3), Digit(2, 48), Digit(1, 2)  # a mesh of 3 * 48 * 2

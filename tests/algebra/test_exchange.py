@@ -7,11 +7,11 @@ import pytest
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit, partition_id, parts
-from shardalg.algebra.exchange import Exchange, exchange
-from shardalg.algebra.halo import halo
-from shardalg.algebra.interval import Interval, touched
-from shardalg.algebra.realignment import concatenate, reshape, reverse, rotate
-from shardalg.algebra.window import pad_window, slice_window
+from shardalg.algebra.halos.exchange import Exchange, exchange
+from shardalg.algebra.halos.halo import halo
+from shardalg.algebra.halos.interval import Interval, touched
+from shardalg.algebra.halos.realignment import concatenate, reshape, reverse, rotate
+from shardalg.algebra.halos.window import pad_window, slice_window
 from shardalg.errors import ShardingError
 
 from .window_cases import deliver, split

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from shardalg.algebra.affine import Index
-from shardalg.algebra.exchange import exchange
-from shardalg.algebra.halo import halo
-from shardalg.algebra.interval import touched
+from shardalg.algebra.halos.exchange import exchange
+from shardalg.algebra.halos.halo import halo
+from shardalg.algebra.halos.interval import touched
+from shardalg.algebra.halos.window import Window, pad_window, slice_window
 from shardalg.algebra.offset import partition_symbol
 from shardalg.algebra.quotient import Quotient
-from shardalg.algebra.window import Window, pad_window, slice_window
 from shardalg.errors import ShardingError
 
 from .window_cases import (

@@ -11,8 +11,8 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.digits import Digit
-from shardalg.algebra.hlo import from_hlo_tuple
 from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.notation.hlo import from_hlo_tuple
 from shardalg.algebra.sharding import Sharding, maximal, replicated
 from shardalg.errors import MeshError, NotationError, ShardingError
 from shardalg.merge.compatible import merge

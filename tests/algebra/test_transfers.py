@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 
 from shardalg.algebra.affine import Index
-from shardalg.algebra.exchange import exchange
-from shardalg.algebra.interval import Interval
-from shardalg.algebra.transfers import (
-    Permute,
-    Reader,
-    Round,
-    in_permutes,
-    pieces,
-    transfers,
-)
+from shardalg.algebra.halos.exchange import exchange
+from shardalg.algebra.halos.interval import Interval
+from shardalg.algebra.halos.transfers import Permute, Reader, Round, in_permutes, pieces, transfers
 
 SEED = 210504663
 P = Index.of("p")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardalg.algebra.window import Window
+from shardalg.algebra.halos.window import Window
 
 
 def random_case(rng, *, size=60, parts=12, reach=9):

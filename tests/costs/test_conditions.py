@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardalg.costs.collectives import step_wire_bytes
-from shardalg.costs.conditions import Condition, always, conditions, crossovers, primitive
-from shardalg.costs.formula import Formula, FormulaError, symbol, symbols
-from shardalg.costs.tile import tile
+from shardalg.sizes.conditions import Condition, always, conditions, crossovers, primitive
+from shardalg.sizes.formula import Formula, FormulaError, symbol, symbols
+from shardalg.sizes.tile import tile
 
 B, S, M, H, X, Y = symbols("B S M H X Y")
 NAMES = "BSMHXY"

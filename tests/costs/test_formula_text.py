@@ -6,8 +6,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardalg.algebra.dims import Size
-from shardalg.costs.formula import Formula
-from shardalg.costs.formula_text import _factors, _shared, to_sympy
+from shardalg.sizes.formula import Formula
+from shardalg.sizes.formula_text import _factors, _shared, to_sympy
 
 NAMES = ("B", "X", "Y", "Z2", "Z10", "x")
 SIZES = {name: Size(name, 2 + place) for place, name in enumerate(NAMES[:4])}

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from shardalg.costs.collectives import step_wire_bytes
-from shardalg.costs.formula import Formula, FormulaError, symbols
-from shardalg.costs.order import order
-from shardalg.costs.tile import tile
+from shardalg.sizes.formula import Formula, FormulaError, symbols
+from shardalg.sizes.growth import order
+from shardalg.sizes.tile import tile
 
 B, S, M, H, N, D, X, Y = symbols("B S M H N D X Y")
 NAMES = "BSMHNDXY"

@@ -7,10 +7,10 @@ from fractions import Fraction
 
 import pytest
 
-from shardalg.costs.decided import Guards, decided, recorder
-from shardalg.costs.facts import BROKEN, NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact, Facts
-from shardalg.costs.formula import Formula, ceiling, symbols
-from shardalg.costs.recorded import Answers, Recorded, Recorder, first_largest
+from shardalg.sizes.decided import Guards, decided, recorder
+from shardalg.sizes.facts import BROKEN, NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact, Facts
+from shardalg.sizes.formula import Formula, ceiling, symbols
+from shardalg.sizes.recorded import Answers, Recorded, Recorder, first_largest
 
 NAMES = ("B", "M", "X")
 ARITHMETIC = (

@@ -5,16 +5,16 @@ import pytest
 
 from shardalg.algebra.dims import dims
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.formula import FormulaError, symbols
 from shardalg.costs.saved import saved_values
 from shardalg.costs.scaling import coefficient, scaling
 from shardalg.costs.symbolic import Sizes, symbolise
-from shardalg.graph.trace import flatten_prefix
-from shardalg.models import table1
+from shardalg.graph.tracing.trace import flatten_prefix
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.ops.lift import lift
 from shardalg.ops.roles import roles
+from shardalg.paper import table1_strategies as table1
+from shardalg.sizes.formula import FormulaError, symbols
+from shardalg.symbolic.lift import lift
 from tests.report.planned import plan_function
 
 MESH = Mesh({"X": 2, "Y": 4})

@@ -15,17 +15,17 @@ import shardalg as sa
 from shardalg.costs import estimate
 from shardalg.costs.collectives import KINDS, axis_names, group_size, wire_bytes
 from shardalg.costs.compute import shaped_flops, signature_local_flops
-from shardalg.costs.formula import Formula, symbols
 from shardalg.costs.hardware import Hardware, load
 from shardalg.costs.symbolic import Sizes, symbolise
 from shardalg.costs.walk import local_bytes, walk
-from shardalg.models import table1
+from shardalg.explain import decisions
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.plan import Plan
-from shardalg.report import decisions
+from shardalg.paper import table1_strategies as table1
+from shardalg.plan.plan import Plan
+from shardalg.planning.stages import planned_at
+from shardalg.sizes.formula import Formula, symbols
 from shardalg.spmd.program import Apply, Resize
-from shardalg.stages import planned_at
 
 EVEN = {"B": 12, "S": 20, "M": 32, "H": 224, "N": 8, "D": 6, "V": 80, "L": 5}
 UNEVEN = {"B": 7, "S": 39, "M": 26, "H": 213, "N": 5, "D": 6, "V": 53, "L": 5}

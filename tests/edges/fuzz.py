@@ -20,7 +20,7 @@ import numpy as np
 
 import shardalg as sa
 from shardalg.errors import ShardalgError
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from tests.edges.programs import program
 from tests.partition.fuzz import layouts
 

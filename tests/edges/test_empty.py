@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from tests.partition.fuzz import some_spec
 from tests.partition.planned import check_equal, numbers, planned
 

@@ -11,13 +11,34 @@ from types import SimpleNamespace
 import pytest
 
 import shardalg as sa
-from shardalg.explore import foreign, paper, proofs, runs, table1
-from shardalg.explore.explore import Exploration, write_figures
-from shardalg.explore.settings import PAPER, SMALL, TINY, Settings, config_of
-from shardalg.explore.strategies import LAYER, TRAIN_STEP, bound, plans_of, price_section, sections
+from shardalg.algebra.notation.command_line import mesh_of
+from shardalg.examples.explore import (
+    foreign_section as foreign,
+)
+from shardalg.examples.explore import (
+    paper_section as paper,
+)
+from shardalg.examples.explore import (
+    proofs_section as proofs,
+)
+from shardalg.examples.explore import (
+    runs,
+)
+from shardalg.examples.explore import (
+    table1_section as table1,
+)
+from shardalg.examples.explore.explore import Exploration, write_figures
+from shardalg.examples.explore.settings import PAPER, SMALL, TINY, Settings, config_of
+from shardalg.examples.explore.strategies import (
+    LAYER,
+    TRAIN_STEP,
+    bound,
+    plans_of,
+    price_section,
+    sections,
+)
+from shardalg.io.table import Table
 from shardalg.models.transformer import WIDE_64B
-from shardalg.options import mesh_of
-from shardalg.table import Table
 
 STRATEGIES = ("attempt 1", "attempt 2", "finalized")
 QUICK = Settings(config=TINY, quick=True)

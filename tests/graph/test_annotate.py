@@ -12,7 +12,7 @@ from shardalg.errors import NotationError, ShardingError, TraceError
 from shardalg.graph.annotate import annotate, mesh_split, mesh_split_value
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Site
-from shardalg.graph.trace import trace
+from shardalg.graph.tracing.trace import trace
 
 MESH = Mesh({"X": 2, "Y": 4})
 

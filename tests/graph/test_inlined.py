@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardalg.graph.build import HANDLERS
-from shardalg.graph.calls import INDEXED
 from shardalg.graph.evaluate import evaluate
-from shardalg.graph.trace import trace
+from shardalg.graph.tracing.control_flow import INDEXED
+from shardalg.graph.tracing.jaxpr import HANDLERS
+from shardalg.graph.tracing.trace import trace
 
 X = np.random.default_rng(5).normal(size=(3, 3)).astype(np.float32)
 

@@ -8,7 +8,7 @@ import pytest
 
 from shardalg.errors import TraceError
 from shardalg.graph.ir import Signature, ValueType
-from shardalg.graph.trace import trace
+from shardalg.graph.tracing.trace import trace
 
 
 def program(w, x):

@@ -12,7 +12,7 @@ from jax.experimental import io_callback
 
 from shardalg.errors import RoleError, StrategyError, TraceError
 from shardalg.graph.annotate import annotate
-from shardalg.graph.trace import flatten_prefix, parameter_names, trace
+from shardalg.graph.tracing.trace import flatten_prefix, parameter_names, trace
 
 
 class State(NamedTuple):

@@ -15,7 +15,7 @@ import shardalg as sa
 from shardalg.errors import LoweringError, TraceError
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.serial import from_json, graph_hash, to_json
-from shardalg.graph.trace import trace
+from shardalg.graph.tracing.trace import trace
 
 MESH = sa.Mesh({"X": 4})
 RANDOM = np.random.default_rng(11)

@@ -16,7 +16,7 @@ from shardalg.errors import PlanFileError, TraceError
 from shardalg.graph.annotate import annotate
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.serial import from_json, graph_hash, to_json
-from shardalg.graph.trace import trace
+from shardalg.graph.tracing.trace import trace
 
 
 def step(params, key, x):

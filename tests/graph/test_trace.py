@@ -13,10 +13,10 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from shardalg.graph.annotate import annotate
-from shardalg.graph.calls import CALLS
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.serial import from_json, to_json
-from shardalg.graph.trace import trace
+from shardalg.graph.tracing.control_flow import CALLS
+from shardalg.graph.tracing.trace import trace
 
 FLOAT_TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
 

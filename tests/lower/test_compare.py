@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.lower.compare import compare, one_device
+from shardalg.lower.three_ways import compare, one_device
 
 
 def product(x, w):

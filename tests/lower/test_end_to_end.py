@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.annotate import annotate
-from shardalg.plan import plan
+from shardalg.plan.plan import plan
 from shardalg.propagate.strategy import Strategy
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 
 EVEN, UNEVEN = (8, 4, 16, 32), (7, 3, 15, 30)
 PERMUTED = (3, 1, 2, 0, 7, 6, 5, 4)

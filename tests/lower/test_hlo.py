@@ -9,9 +9,14 @@ from jax.sharding import PartitionSpec as P
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.collectives import KINDS, wire_bytes
 from shardalg.lower import lower
-from shardalg.lower.hlo import collectives, compile_with_collectives, table, total_wire_bytes
-from shardalg.lower.hlo_groups import group_axes, moved_axes, parse_groups
-from shardalg.lower.hlo_text import parse, trip_count, walk
+from shardalg.lower.xla_dump.hlo_collectives import (
+    collectives,
+    compile_with_collectives,
+    table,
+    total_wire_bytes,
+)
+from shardalg.lower.xla_dump.hlo_groups import group_axes, moved_axes, parse_groups
+from shardalg.lower.xla_dump.hlo_text import parse, trip_count, walk
 from tests.spmd.handmade import CASES
 
 MESH = Mesh({"x": 2, "y": 4})

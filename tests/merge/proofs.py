@@ -2,8 +2,8 @@
 
 import statistics
 
-from shardalg.merge.prove import prove
-from shardalg.table import Table
+from shardalg.io.table import Table
+from shardalg.merge.proofs.prove import prove
 
 from .named_cases import CASES
 

@@ -6,8 +6,8 @@ import pytest
 
 from shardalg.errors import ShardingError
 from shardalg.merge.compatible import equal, merge
-from shardalg.merge.prove import prove
-from shardalg.merge.tables import Rows, join, rows_of
+from shardalg.merge.position_tables import Rows, join, rows_of
+from shardalg.merge.proofs.prove import prove
 
 from . import brute, random_shardings
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardalg.errors import ProofError
-from shardalg.merge.formula import conditions
 from shardalg.merge.lemmas import LEMMAS, lemma
 from shardalg.merge.lemmas.lemma import Lemma
-from shardalg.merge.prove import prove
-from shardalg.merge.solve import decide
+from shardalg.merge.proofs.expressions import conditions
+from shardalg.merge.proofs.prove import prove
+from shardalg.merge.proofs.solve import decide
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = [(known, wrong) for known in LEMMAS for wrong in known.mutated()]

@@ -5,7 +5,7 @@ import statistics
 import pytest
 
 from shardalg.merge.compatible import equal, merge
-from shardalg.merge.prove import prove
+from shardalg.merge.proofs.prove import prove
 
 from . import brute
 from .named_cases import CASES, sharding

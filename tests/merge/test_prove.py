@@ -12,7 +12,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ProofError
 from shardalg.merge.compatible import equal, merge, refines
 from shardalg.merge.lemmas import lemma
-from shardalg.merge.prove import EqualClaim, MergeClaim, RefineClaim, prove
+from shardalg.merge.proofs.prove import EqualClaim, MergeClaim, RefineClaim, prove
 
 from . import brute
 

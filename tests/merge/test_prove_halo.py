@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardalg.algebra.halo import halo
-from shardalg.algebra.window import Window
-from shardalg.merge.halo_claims import ALL_SIZES, HaloWitness
+from shardalg.algebra.halos.halo import halo
+from shardalg.algebra.halos.window import Window
 from shardalg.merge.lemmas.lemma import Lemma
-from shardalg.merge.prove import prove
+from shardalg.merge.proofs.halo_claims import ALL_SIZES, HaloWitness
+from shardalg.merge.proofs.prove import prove
 
 SEED = 210504663
 EXAMPLE = halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4)

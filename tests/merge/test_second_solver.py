@@ -6,12 +6,12 @@ from dataclasses import replace
 import cvc5
 import pytest
 
-from shardalg.algebra.halo import halo
+from shardalg.algebra.halos.halo import halo
+from shardalg.algebra.halos.window import Window
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.algebra.window import Window
 from shardalg.merge.compatible import equal, merge, refines
-from shardalg.merge.prove import MergeClaim, prove
+from shardalg.merge.proofs.prove import MergeClaim, prove
 
 MESH = Mesh({"x": 2, "y": 3, "z": 4})
 ENTRIES = (["x", None], [None, "y"], [("x", "y"), None], [None, ("y", "x")], ["z", "x"])

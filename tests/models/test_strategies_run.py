@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import shardalg as sa
-from shardalg.models import table1, training
+from shardalg.models import training
 from shardalg.models.transformer import Config
-from shardalg.spmd.simulate import simulate
+from shardalg.paper import table1_strategies as table1
+from shardalg.spmd.host.simulate import simulate
 
 EVEN = Config(B=4, S=4, M=16, H=32, N=8, D=4, V=16, dtype="float32")
 UNEVEN = Config(B=5, S=7, M=9, H=10, N=6, D=3, V=11, dtype="float32")

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardalg.lower import lower
 from shardalg.spmd.check import check
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from shardalg.verify.verify import verify
 from tests.mutate.tampering import Subject, mutant
 

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from shardalg.graph.evaluate import apply
-from shardalg.spmd.blocks import item_type
 from shardalg.spmd.bound import bound
 from shardalg.spmd.control import bodies
-from shardalg.spmd.host_steps import HOST_STEPS
+from shardalg.spmd.host.blocks import item_type
+from shardalg.spmd.host.host_steps import HOST_STEPS
 from shardalg.spmd.program import Apply, Branches, Loop, While
 from tests.partition.planned import instructions
 

@@ -9,7 +9,7 @@ from collections import Counter
 
 import jax
 
-from shardalg.ops.table import rules
+from shardalg.ops.rows import rules
 from tests.ops import cases, random_cases
 from tests.ops.partitioned import run_in_parts
 from tests.ops.test_emit import parts_of, splittable

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from shardalg.ops.emit import unsupported_loops
 from shardalg.ops.examples import CASES, signature
+from shardalg.ops.local_parameters import unsupported_loops
 from shardalg.ops.loops import flops, loop_class, row_class
-from shardalg.ops.table import rules
+from shardalg.ops.rows import rules
 
 PATH = Path(__file__).with_name("golden.txt")
 

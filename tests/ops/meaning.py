@@ -10,8 +10,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from shardalg.graph import evaluate
 from shardalg.ops import rule as rows
 from shardalg.ops.families import pointwise
+from shardalg.ops.rows import BUILDERS
 from shardalg.ops.rule import Access
-from shardalg.ops.table import BUILDERS
 
 UFUNCS = {
     rows.SUM: np.add,

@@ -4,7 +4,7 @@ import numpy as np
 
 from shardalg.graph import evaluate
 from shardalg.ops import rule as rows
-from shardalg.ops.emit import emit
+from shardalg.ops.local_parameters import emit
 from shardalg.ops.loops import dim_loops
 from tests.ops.meaning import UFUNCS, identity
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardalg.graph.ir import Signature, ValueType
-from shardalg.ops.table import BUILDERS, rules
+from shardalg.ops.rows import BUILDERS, rules
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding_an_operator.md"
 X = np.random.default_rng(2).normal(size=(8, 10)).astype(np.float32)
@@ -46,7 +46,7 @@ def test_without_a_row_it_is_opened(page):
 def test_where_it_cannot_be_opened_the_operands_are_gathered_and_the_plan_says_so(
     page, monkeypatch
 ):
-    monkeypatch.setattr("shardalg.graph.opened.bodies", lambda primitive: ())
+    monkeypatch.setattr("shardalg.graph.tracing.opened.bodies", lambda primitive: ())
     plan = page["plan_of_it"](rows=6)
     assert set(kinds(plan)) == {"all_gather"}
     (warning,) = plan.warnings().to_dict("records")

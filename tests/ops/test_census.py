@@ -7,10 +7,10 @@ import sys
 import jax
 import pytest
 
-from shardalg.graph.calls import INDEXED
-from shardalg.graph.opened import READERS as HANDLERS
+from shardalg.graph.tracing.control_flow import INDEXED
+from shardalg.graph.tracing.opened import READERS as HANDLERS
 from shardalg.ops.excluded import EXCLUDED, REASONS
-from shardalg.ops.table import BUILDERS
+from shardalg.ops.rows import BUILDERS
 
 # In one of the versions of jax that pyproject.toml allows, not in the other.
 ONLY_BEFORE = """

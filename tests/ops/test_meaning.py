@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from shardalg.graph import evaluate
-from shardalg.graph.trace import trace
+from shardalg.graph.tracing.trace import trace
 from shardalg.ops import rule as rows
+from shardalg.ops.rows import rules
 from shardalg.ops.rule import Access
-from shardalg.ops.table import rules
 from tests.ops import cases, random_cases
 from tests.ops.meaning import by_blocks, by_windows, meaning
 

@@ -7,11 +7,11 @@ import pytest
 
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph
-from shardalg.graph.trace import trace
+from shardalg.graph.tracing.trace import trace
 from shardalg.models import training
 from shardalg.models.transformer import Config, init_params
+from shardalg.ops.canonicalize.normalise import normalise
 from shardalg.ops.families.pointwise import broadcast_operands
-from shardalg.ops.normalise import normalise
 
 X = np.random.default_rng(5).normal(size=(4, 8)).astype(np.float32)
 

@@ -10,7 +10,7 @@ from jax import lax
 
 from shardalg.graph.ir import Signature, ValueType
 from shardalg.ops.families.numbers import EXACT, POINTS, at_numbers
-from shardalg.spmd.blocks import item_type
+from shardalg.spmd.host.blocks import item_type
 
 NUMBERS = {
     "float32": (0.0, 1.0, -1.0, 0.5, 3e38, 1e-30, math.inf, -math.inf),

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 from shardalg.errors import RoleError
-from shardalg.graph.trace import flatten_prefix, trace
+from shardalg.graph.tracing.trace import flatten_prefix, trace
 from shardalg.models import training
 from shardalg.models.transformer import Config, param_types
-from shardalg.ops.normalise import normalise
+from shardalg.ops.canonicalize.normalise import normalise
 from shardalg.ops.roles import roles
 
 S = jax.ShapeDtypeStruct

@@ -7,11 +7,11 @@ import pytest
 from shardalg.algebra.affine import Index
 from shardalg.errors import RuleError
 from shardalg.graph.ir import Signature, ValueType
-from shardalg.graph.trace import trace
+from shardalg.graph.tracing.trace import trace
 from shardalg.ops import rule as rows
 from shardalg.ops.loops import LOOP_CLASSES, dim_loops, flops, loop_class
+from shardalg.ops.rows import BUILDERS, rules
 from shardalg.ops.rule import Access, Guard, Rule
-from shardalg.ops.table import BUILDERS, rules
 from tests.ops import golden
 
 

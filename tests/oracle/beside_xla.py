@@ -25,8 +25,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import shardalg as sa
 from benchmarks.oracle_bytes import our_product_flops, our_wire_bytes, ratio, sent_otherwise
 from benchmarks.result import geometric_mean
-from shardalg.beside.dump import partitioners, using
-from shardalg.lower.hlo import Dumping, collectives, total_wire_bytes
+from shardalg.lower.xla_dump.hlo_collectives import Dumping, collectives, total_wire_bytes
+from shardalg.xla.dump import partitioners, using
 from tests.oracle import corpus, farther, siblings
 from tests.oracle.record_flops import product_flops
 

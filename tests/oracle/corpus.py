@@ -6,8 +6,8 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-from shardalg.lower.hlo import sliced_wire_bytes
-from shardalg.lower.hlo_text import HloInstruction, HloModule, parse_leaves
+from shardalg.lower.xla_dump.hlo_collectives import sliced_wire_bytes
+from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, parse_leaves
 
 HERE = Path(__file__).parent
 COMPILERS = ("cpu_gspmd", "cpu_shardy", "tpu_gspmd", "tpu_shardy", "gpu_gspmd", "gpu_shardy")

@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.costs.walk import walk as steps
-from shardalg.lower.hlo import Dumping, collectives, total_wire_bytes
-from shardalg.lower.hlo_text import parse, walk
+from shardalg.lower.xla_dump.hlo_collectives import Dumping, collectives, total_wire_bytes
+from shardalg.lower.xla_dump.hlo_text import parse, walk
 from shardalg.spmd import program as p
 from tests.oracle import corpus
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from shardalg.lower.hlo_text import parse, walk
+from shardalg.lower.xla_dump.hlo_text import parse, walk
 from tests.oracle import corpus
 
 FACTS = corpus.HERE / "product_flops.json"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardalg.algebra.window import Window
+from shardalg.algebra.halos.window import Window
 
 FACTS = Path(__file__).parent / "halos.json"
 COMMAND = "XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.oracle.record_halos"

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 from shardalg.costs.collectives import step_wire_bytes
-from shardalg.lower.hlo_groups import parse_groups
-from shardalg.lower.hlo_text import parse
+from shardalg.lower.xla_dump.hlo_groups import parse_groups
+from shardalg.lower.xla_dump.hlo_text import parse
 
 FACTS = Path(__file__).parent / "reshards.json"
 COMMAND = (

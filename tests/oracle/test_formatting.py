@@ -6,7 +6,7 @@ import pytest
 
 import shardalg as sa
 from benchmarks.oracle_bytes import our_wire_bytes
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from tests.oracle import formatting
 from tests.partition.planned import numbers
 

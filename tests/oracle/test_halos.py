@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from shardalg.algebra.exchange import exchange
-from shardalg.algebra.halo import halo
-from shardalg.algebra.window import Window
+from shardalg.algebra.halos.exchange import exchange
+from shardalg.algebra.halos.halo import halo
+from shardalg.algebra.halos.window import Window
 
 from .record_halos import COLUMNS, FACTS
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks import oracle_bytes
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from tests.oracle import corpus
 from tests.oracle.test_oracle import worst
 

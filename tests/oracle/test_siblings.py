@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from tests.oracle import beside_xla
 from tests.oracle.test_oracle import worst
 

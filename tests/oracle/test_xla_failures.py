@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from tests.oracle import corpus
 
 # Relative to numbers above 1; one device in f32 is up to 2.6e-5 from itself in f64.

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.lower import emit as emission
-from shardalg.lower.hlo import collectives
-from shardalg.spmd import simulate as simulation
-from shardalg.spmd.blocks import groups
+from shardalg.lower.xla_dump.hlo_collectives import collectives
+from shardalg.spmd.host import simulate as simulation
+from shardalg.spmd.host.blocks import groups
 from shardalg.spmd.program import AllGather, Apply
 from tests.partition.planned import check_equal, instructions, moves, numbers
 

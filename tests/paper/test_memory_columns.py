@@ -15,10 +15,10 @@ import pytest
 
 import shardalg as sa
 from shardalg.costs.hardware import Hardware
-from shardalg.models import table1
+from shardalg.io.table import Table
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.table import Table
+from shardalg.paper import table1_strategies as table1
 
 COLUMNS = json.loads((Path(__file__).parent / "paper_tables.json").read_text())["columns"]
 DENSE = {c["id"]: c for c in COLUMNS if c["kind"] == "dense2d"}

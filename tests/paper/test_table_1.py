@@ -13,12 +13,12 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.explore.settings import Settings
-from shardalg.explore.strategies import LAYER, TRAIN_STEP, plans_of
-from shardalg.explore.table1 import HINTS, costs_of, layer_costs
-from shardalg.models import table1
+from shardalg.examples.explore.settings import Settings
+from shardalg.examples.explore.strategies import LAYER, TRAIN_STEP, plans_of
+from shardalg.examples.explore.table1_section import HINTS, costs_of, layer_costs
 from shardalg.models.transformer import Config
-from shardalg.report.table1 import COLUMNS, paper_order, table
+from shardalg.paper import table1_strategies as table1
+from shardalg.paper.table1_costs import COLUMNS, paper_order, table
 
 PAPER = json.loads((Path(__file__).parent / "paper_tables.json").read_text())
 DENSE = {c["id"]: c for c in PAPER["columns"] if c["kind"] == "dense2d"}

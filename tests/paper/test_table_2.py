@@ -7,10 +7,10 @@ import pytest
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs import estimate
 from shardalg.costs.hardware import load
-from shardalg.models import table1
 from shardalg.models.training import part
 from shardalg.models.transformer import WIDE_64B
 from shardalg.ops.roles import roles
+from shardalg.paper import table1_strategies as table1
 from tests.report.planned import plan_function
 
 STEP_S, MEMORY_BYTES = 5.74, 15.3e9

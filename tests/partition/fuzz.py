@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from tests.ops import cases, random_cases
 
 GROUPS = (*cases.GROUPS, *random_cases.GROUPS)

@@ -6,7 +6,7 @@ import numpy as np
 
 import shardalg as sa
 from shardalg.spmd.control import bodies
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
 

@@ -13,11 +13,11 @@ import shardalg as sa
 from benchmarks import oracle_bytes
 from shardalg.costs.compute import signature_flops
 from shardalg.costs.hardware import load
-from shardalg.ops.table import rules
-from shardalg.partition import assign
+from shardalg.ops.rows import rules
+from shardalg.partition.choose import assign
+from shardalg.partition.choose.sent import sent_bytes
 from shardalg.partition.partition import Partitioner
-from shardalg.partition.reshard import reshard_path
-from shardalg.partition.sent import sent_bytes
+from shardalg.reshard.paths import reshard_path
 from tests.partition.planned import MESH
 
 LAYOUTS = [P(), P("X"), P("Y", "X"), P(None, ("X", "Y"))]

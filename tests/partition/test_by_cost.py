@@ -10,10 +10,10 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from benchmarks import oracle_bytes
 from shardalg.costs.hardware import load
-from shardalg.partition import descent
+from shardalg.costs.idle_axes import idle
 from shardalg.partition.by_cost import STARTS, CostProblem
-from shardalg.report.idle import idle
-from shardalg.spmd.simulate import simulate
+from shardalg.partition.choose import descent
+from shardalg.spmd.host.simulate import simulate
 from tests.oracle import siblings as drawn
 from tests.partition.milp import optimum
 from tests.partition.planned import checked, numbers

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from shardalg.errors import ProgramError
 from shardalg.spmd import program as p
 from shardalg.spmd.control import bodies, with_bodies
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from shardalg.verify.verify import verify
 from tests.partition.planned import checked, instructions, numbers, planned
 

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.partition.joining import joined
+from shardalg.partition.passes.merge_formatting import joined
 from shardalg.report.formatting import formatting
 from shardalg.spmd import program as p
 from tests.partition.planned import checked, instructions, numbers, planned

@@ -13,8 +13,8 @@ import shardalg as sa
 from shardalg.algebra.digits import parts
 from shardalg.costs.collectives import axis_names
 from shardalg.costs.hardware import Hardware
-from shardalg.partition.links import links_on
-from shardalg.partition.reshard import reshard_path
+from shardalg.reshard.links import links_on
+from shardalg.reshard.paths import reshard_path
 from shardalg.spmd import program as p
 from tests.partition.test_reshard import edges, shortest
 

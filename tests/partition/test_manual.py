@@ -16,7 +16,7 @@ from shardalg.algebra.dims import SymbolError
 from shardalg.errors import ProgramError, StrategyError, TraceError
 from shardalg.spmd import program as spmd
 from shardalg.spmd.control import bodies, with_bodies
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from shardalg.verify.verify import verify
 from tests.oracle import corpus
 from tests.partition.planned import MESH, instructions, numbers

@@ -6,7 +6,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 
 ROWS = 300
 GATHERED = lax.GatherDimensionNumbers((1,), (0,), (0,))

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.costs.formula import FormulaError
+from shardalg.sizes.formula import FormulaError
 from tests.partition.planned import checked, kinds, moves, numbers
 
 ROWS = P("Y")

@@ -17,11 +17,11 @@ from shardalg.algebra.digits import Digit, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import step_wire_bytes
-from shardalg.partition.context import Cause, PartitionContext
-from shardalg.partition.reshard import reshard_bound, reshard_path, reshard_price
+from shardalg.partition.emit.context import Cause, PartitionContext
+from shardalg.reshard.paths import reshard_bound, reshard_path, reshard_price
 from shardalg.spmd import program as p
 from shardalg.spmd.check import check
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from tests.spmd.handmade import Builder
 
 MESHES = (Mesh({"x": 2, "y": 2, "z": 2}), Mesh({"x": 4, "y": 2}), Mesh({"x": 2, "y": 3}))

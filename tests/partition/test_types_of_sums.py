@@ -11,9 +11,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.beside.dump import ask
+from shardalg.spmd.host.simulate import simulate
 from shardalg.spmd.program import AllReduce
-from shardalg.spmd.simulate import simulate
+from shardalg.xla.dump import ask
 from tests.partition.planned import instructions
 
 MESH = sa.Mesh({"X": 8})

@@ -15,10 +15,10 @@ from shardalg.algebra.digits import Digit, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.lower.shard_map import lower
-from shardalg.partition.context import Cause, PartitionContext
-from shardalg.partition.grids import margin
-from shardalg.partition.reshard import reshard_path
-from shardalg.partition.retile import Retile
+from shardalg.partition.emit.context import Cause, PartitionContext
+from shardalg.reshard.grids import margin
+from shardalg.reshard.paths import reshard_path
+from shardalg.reshard.retile import Retile
 from shardalg.spmd.check import check
 from shardalg.spmd.program import COLLECTIVES
 from tests.partition.test_reshard import MESHES, chains, check_moved, pieces

@@ -11,9 +11,9 @@ import shardalg as sa
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.hardware import load
 from shardalg.graph.ir import Signature, ValueType
-from shardalg.partition.choices import candidates
+from shardalg.partition.choose.choices import candidates
+from shardalg.spmd.host.simulate import simulate
 from shardalg.spmd.program import AllReduce, Apply
-from shardalg.spmd.simulate import simulate
 from shardalg.verify.verify import verify
 from tests.partition.planned import instructions
 

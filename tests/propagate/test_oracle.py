@@ -11,24 +11,14 @@ from jax.sharding import PartitionSpec
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.beside import align, dump
-from shardalg.graph.trace import trace
-from shardalg.ops.normalise import normalise
-from shardalg.propagate import (
-    Options,
-    Strategy,
-    edges,
-    factors,
-    index,
-    priority,
-    propagate,
-    resolve,
-    schedule,
-    step,
-    worklist,
-)
+from shardalg.graph.tracing.trace import trace
+from shardalg.ops.canonicalize.normalise import normalise
+from shardalg.propagate import Options, Strategy, propagate, resolve
+from shardalg.propagate.gspmd import index, priority, step
 from shardalg.propagate.layouts import Layouts
+from shardalg.propagate.shardy import edges, factors, schedule, worklist
 from shardalg.verify.verify import verify
+from shardalg.xla import align, dump
 from tests.oracle import corpus
 from tests.propagate.harder import Harder, described, module_of, programs
 from tests.propagate.siblings import Sibling

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Graph
-from shardalg.ops.table import rules
-from shardalg.propagate import Options, border, edges, propagate
-from shardalg.propagate import index as index_module
-from shardalg.propagate.fixpoint import Fixpoint
-from shardalg.propagate.index import index
+from shardalg.ops.rows import rules
+from shardalg.propagate import Options, border, propagate
+from shardalg.propagate.gspmd import index as index_module
+from shardalg.propagate.gspmd.fixpoint import Fixpoint
+from shardalg.propagate.gspmd.index import index
 from shardalg.propagate.layouts import Layouts, extends
+from shardalg.propagate.shardy import edges
 from tests.propagate.small import MESH, Builder, annotations, axes, behind, layout
 
 SPECS = [(None, None), ("x", None), (None, "x"), ("y", None), (None, "y"), ("x", "y"), ("y", "x")]

@@ -2,7 +2,8 @@
 
 import time
 
-from shardalg.propagate import fixpoint, propagate
+from shardalg.propagate import propagate
+from shardalg.propagate.gspmd import fixpoint
 from tests.propagate.small import Builder, annotations, layout
 
 

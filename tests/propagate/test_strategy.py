@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
 from shardalg.graph.annotate import annotate
-from shardalg.graph.trace import trace
+from shardalg.graph.tracing.trace import trace
 from shardalg.propagate import Options, Strategy, resolve
 from tests.propagate.small import MESH, Builder, axes, layout
 

@@ -5,12 +5,12 @@ from functools import cache
 import jax
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.graph.trace import flatten_prefix, trace
-from shardalg.models import table1
+from shardalg.graph.tracing.trace import flatten_prefix, trace
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.ops.normalise import normalise
+from shardalg.ops.canonicalize.normalise import normalise
 from shardalg.ops.roles import roles
+from shardalg.paper import table1_strategies as table1
 from shardalg.partition.partition import partition
 from shardalg.propagate import Options, Strategy, propagate, resolve
 

@@ -6,8 +6,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from shardalg.errors import StrategyError
+from shardalg.explain.explained import explanation
 from shardalg.propagate import Strategy
-from shardalg.report.explained import explanation
 from tests.report.planned import MESH, plan_function, plan_on, planned
 
 

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from shardalg.io.table import Table
 from shardalg.report.diagram import boxes
 from shardalg.report.figures import (
     Panel,
@@ -13,7 +14,6 @@ from shardalg.report.figures import (
     wire_bytes_bars,
 )
 from shardalg.report.tables import collectives, strategies
-from shardalg.table import Table
 from tests.costs.handmade import B, H, M, ffn_graph, ffn_program, loop_program
 
 NAMES = {B: "B", M: "M", H: "H"}
@@ -101,7 +101,7 @@ def test_measured_times_show_median_and_quartiles():
 def test_figures_need_no_screen_and_keep_no_state():
     code = (
         "import sys, shardalg.report.figures; assert 'matplotlib' not in sys.modules\n"
-        "from shardalg.table import Table\n"
+        "from shardalg.io.table import Table\n"
         "shardalg.report.figures.measured_times({})\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )

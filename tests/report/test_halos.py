@@ -6,15 +6,15 @@ from itertools import combinations
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from shardalg.algebra import realignment
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit
-from shardalg.algebra.exchange import Exchange, exchange
-from shardalg.algebra.halo import halo
-from shardalg.algebra.interval import Interval
-from shardalg.algebra.window import Window, pad_window, slice_window
+from shardalg.algebra.halos import realignment
+from shardalg.algebra.halos.exchange import Exchange, exchange
+from shardalg.algebra.halos.halo import halo
+from shardalg.algebra.halos.interval import Interval
+from shardalg.algebra.halos.window import Window, pad_window, slice_window
 from shardalg.errors import ShardingError
-from shardalg.report.halos import draw_halos, picture
+from shardalg.report.draw_halos import draw_halos, picture
 
 A2 = halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4)
 THIRD = halo(

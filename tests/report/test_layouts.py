@@ -5,7 +5,7 @@ import pytest
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardingError
-from shardalg.report.layouts import draw_shardings, held
+from shardalg.report.draw_layouts import draw_shardings, held
 
 MESH = Mesh({"X": 2, "Y": 4})
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from shardalg.ops.examples import CASES
-from shardalg.ops.table import BUILDERS
+from shardalg.ops.rows import BUILDERS
 from shardalg.report.operators import operators_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"

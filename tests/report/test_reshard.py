@@ -12,7 +12,7 @@ import shardalg as sa
 from shardalg.algebra.digits import Digit
 from shardalg.lower.measure import memory
 from shardalg.spmd import program as p
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from shardalg.verify.verify import Verifier
 
 MESH = sa.Mesh({"x": 2, "y": 4})

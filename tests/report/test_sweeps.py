@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from shardalg.costs.assumed import Divides
-from shardalg.costs.formula import symbols
 from shardalg.costs.scaling import QUANTITIES, Scaling
-from shardalg.report.sweeps import POWERS, scaling_curves, sweep
-from shardalg.report.table1 import Costs
+from shardalg.paper.sweeps import POWERS, scaling_curves, sweep
+from shardalg.paper.table1_costs import Costs
+from shardalg.sizes.assumed import Divides
+from shardalg.sizes.formula import symbols
 
 M, X, Y = symbols("M X Y")
 HINTS = {"M": 64, "X": 8, "Y": 4}

@@ -3,10 +3,10 @@
 import pytest
 import sympy
 
-from shardalg.costs.formula import symbols
-from shardalg.costs.order import order
 from shardalg.costs.scaling import Scaling
-from shardalg.report.table1 import COLUMNS, Costs, big_o, difference, paper_order, table
+from shardalg.paper.table1_costs import COLUMNS, Costs, big_o, difference, paper_order, table
+from shardalg.sizes.formula import symbols
+from shardalg.sizes.growth import order
 
 M, X, Y = symbols("M X Y")
 SCALING = Scaling(8 * M / (X * Y), M * (X - 1) / X, 0, M / Y, M)

@@ -2,6 +2,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from shardalg.io.table import Table
 from shardalg.report.proofs import by_claim, statements
 from shardalg.report.tables import (
     COLLECTIVE_COLUMNS,
@@ -11,7 +12,6 @@ from shardalg.report.tables import (
     strategies,
     totals,
 )
-from shardalg.table import Table
 from tests.costs.handmade import H, M, ffn_graph, ffn_program, loop_program
 from tests.report.planned import plan_on, planned
 

@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from shardalg.explain.warned import warnings
 from shardalg.report.tables import collectives
-from shardalg.report.warned import warnings
 from tests.report.planned import plan_on, planned
 
 

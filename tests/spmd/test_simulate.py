@@ -8,7 +8,7 @@ import pytest
 from shardalg.algebra.affine import Index
 from shardalg.errors import ProgramError
 from shardalg.spmd import program as p
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from tests.spmd.handmade import CASES, Builder, array, matmul_all_reduce, matmul_uneven
 
 

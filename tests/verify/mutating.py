@@ -8,7 +8,7 @@ import numpy as np
 
 from shardalg.errors import ProgramError
 from shardalg.spmd.control import bodies, with_bodies
-from shardalg.spmd.simulate import simulate
+from shardalg.spmd.host.simulate import simulate
 from shardalg.verify.verify import verify
 from tests.partition.planned import instructions, planned
 

@@ -64,7 +64,7 @@ BLOCKS = (
     Lemma(
         "mask_exact",
         "i*s + x < D holds exactly for the positions x of a block that exist",
-        used="partition/padding.py: masks of padded loops",
+        used="partition/emit/padding.py: masks of padded loops",
         given=f"{BLOCK}, 0 <= x < s",
         shows="(i*s + x < D) == (x < clip(D - i*s, 0, s))",
         mutants=(("i*s + x < D", "i*s + x <= D"), ("i*s + x < D", "i*s < D")),
@@ -72,7 +72,7 @@ BLOCKS = (
     Lemma(
         "owner_unique",
         "every element lies in exactly one block, element // s",
-        used="partition/context.py: who computes an iteration",
+        used="partition/emit/context.py: who computes an iteration",
         given="D >= 1, n >= 1, s == ceil(D, n), 0 <= x < D, i*s <= x < (i + 1)*s",
         shows="i == x // s, 0 <= i < n",
         mutants=(("x < (i + 1)*s", "x <= (i + 1)*s"), ("i < n", "i < n - 1")),
@@ -81,7 +81,7 @@ BLOCKS = (
         "refine_if",
         "where a coarse block is m fine blocks, ceil(D/n) = m*ceil(D/(n*m)), fine block q*m + r "
         "lies inside coarse block q",
-        used="merge/compatible.py: refines; partition/reshard.py: pieces that move",
+        used="merge/compatible.py: refines; reshard/paths.py: pieces that move",
         given="f >= 0, s == m*f, q >= 0, 0 <= r < m",
         shows="q*s <= (q*m + r)*f, (q*m + r)*f + f <= (q + 1)*s",
         mutants=(("r < m", "r <= m"), ("s == m*f", "s >= m*f")),

@@ -6,7 +6,7 @@ DIGITS = (
     Lemma(
         "radix_injective",
         "q*m + r with 0 <= r < m determines q and r",
-        used="merge/encode.py: partition ids for all sizes",
+        used="merge/proofs/encode.py: partition ids for all sizes",
         given="m >= 1, 0 <= r < m, 0 <= t < m, q*m + r == p*m + t",
         shows="q == p, r == t",
         mutants=(("r < m", "r <= m"),),
@@ -14,7 +14,7 @@ DIGITS = (
     Lemma(
         "radix_range",
         "q*m + r with q < a and 0 <= r < m stays below a*m",
-        used="merge/encode.py: partition ids are below the number of parts",
+        used="merge/proofs/encode.py: partition ids are below the number of parts",
         given="m >= 1, 0 <= r < m, 0 <= q < a",
         shows="0 <= q*m + r < a*m",
         mutants=(("q < a", "q <= a"), ("< a*m", "< a*m - 1")),
@@ -30,7 +30,7 @@ DIGITS = (
     Lemma(
         "radix_encode",
         "every d below a*m is q*m + r of its own quotient and remainder, which are in range",
-        used="merge/encode.py: a device is its coordinates",
+        used="merge/proofs/encode.py: a device is its coordinates",
         given="m >= 1, 0 <= d < a*m",
         shows="(d // m)*m + d % m == d, 0 <= d % m < m, 0 <= d // m < a",
         mutants=(("d // m < a", "d // m < a - 1"),),

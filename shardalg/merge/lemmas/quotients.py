@@ -38,7 +38,7 @@ QUOTIENTS = (
     Lemma(
         "quotient_endpoint",
         "over a range of p a quotient is largest, and smallest, at an end of the range",
-        used="algebra/quotient.py: max and min; algebra/halo.py: max_left",
+        used="algebra/quotient.py: max and min; algebra/halos/halo.py: max_left",
         given="m >= 1, low <= p <= high",
         shows="(a*p + b) // m <= max((a*low + b) // m, (a*high + b) // m), "
         "(a*p + b) // m >= min((a*low + b) // m, (a*high + b) // m)",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardalg.graph.ir import Signature
-from shardalg.ops.families.build import Builder, access, indices, names
+from shardalg.ops.families.building import Builder, access, indices, names
 from shardalg.ops.rule import TOP, Rule
 
 LINEAR_ALGEBRA = """

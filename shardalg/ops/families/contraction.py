@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shardalg.graph.ir import Plain, Signature
-from shardalg.ops.families.build import (
+from shardalg.ops.families.building import (
     Builder,
     access,
     indices,

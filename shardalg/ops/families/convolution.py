@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
-from shardalg.ops.families.build import Builder, access, record, scaling
+from shardalg.ops.families.building import Builder, access, record, scaling
 from shardalg.ops.families.window import Taps, window_index
 from shardalg.ops.rule import Rule
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Plain, Signature
-from shardalg.ops.families.build import Builder, access, indices, is_number, letters, record
+from shardalg.ops.families.building import Builder, access, indices, is_number, letters, record
 from shardalg.ops.rule import CLIP, DROP, MAX, MIN, PICK, PRODUCT, SUM, Guard, Rule, Symbol
 
 GATHER = (

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
-from shardalg.ops.families.build import Builder, access, indices, is_number, names
+from shardalg.ops.families.building import Builder, access, indices, is_number, names
 from shardalg.ops.rule import PICK, Rule
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
-from shardalg.ops.families.build import Builder, access, indices, names
+from shardalg.ops.families.building import Builder, access, indices, names
 from shardalg.ops.rule import Rule
 
 LETTERS = "ijklmnpqtuvwxyz"

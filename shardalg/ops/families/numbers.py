@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Mapping
 
 from shardalg.graph.ir import Signature
-from shardalg.ops.families.build import FLOATS
+from shardalg.ops.families.building import FLOATS
 from shardalg.ops.families.pointwise import COPIES
 
 Number = int | float | bool

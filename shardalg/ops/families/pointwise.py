@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from shardalg.graph.ir import Signature, ValueType
-from shardalg.ops.families.build import (
+from shardalg.ops.families.building import (
     FLOATS,
     Builder,
     access,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
-from shardalg.ops.families.build import Builder, access, indices, is_number, moved_row, names
+from shardalg.ops.families.building import Builder, access, indices, is_number, moved_row, names
 from shardalg.ops.rule import LOGSUMEXP, MAX, MIN, PICK, PRODUCT, SUM, USER, Access, Rule
 
 CUMULATIVE = {

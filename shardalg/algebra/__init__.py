@@ -1,0 +1,1 @@
+"""Meshes, digits, offsets and shardings; their closed forms and their notations."""

@@ -1,0 +1,246 @@
+"""Exchanges: how every device gets an interval of a dimension that is held in blocks.
+
+Round `j` brings each device the block `floor(start / block) + j`; one slice of the rounds, laid
+side by side, is the interval. A halo of a convolution, a slice, a pad, a reversal, a concatenation
+and a reshape are all such intervals; the halo that is exchanged neighbour by neighbour ("hops") is
+the case in which the start moves by one block per partition.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+
+import numpy as np
+
+from shardalg.algebra.digits import Digit, Digits, overlap, partition_ids, parts
+from shardalg.algebra.halos.interval import Interval
+from shardalg.algebra.halos.spans import extremes, residues
+from shardalg.algebra.halos.transfers import Permute, Reader, Round, Transfer, transfers
+from shardalg.algebra.offset import block_size
+from shardalg.errors import ShardingError
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Every device at a mesh position gets the interval `want` of a dimension held in blocks.
+
+    Attributes:
+      want: the interval; its variables are the names in `ids`.
+      size: elements of the dimension; what an interval wants outside `[0, size)` is never sent.
+      block: elements per block; the device with partition id k holds `[k*block, (k+1)*block)`.
+      held: digits of the partition id of the dimension.
+      ids: digits of the partition ids in the start of `want`.
+      devices: positions of the mesh.
+    """
+
+    want: Interval
+    size: int
+    block: int
+    held: Digits
+    ids: tuple[tuple[str, Digits], ...]
+    devices: int
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.want.start.variables) - {name for name, _ in self.ids})
+        if unknown or self.size < 1 or self.block * parts(self.held) < self.size:
+            raise ShardingError(
+                f"an exchange of {self.size} elements in {parts(self.held)} blocks of {self.block} "
+                f"for {self.want}: the blocks must hold all elements, at least one, and every "
+                f"partition id of the start needs digits (missing: {unknown})."
+            )
+        digits = (*self.held, *(digit for _, row in self.ids for digit in row))
+        outside = [d for d in digits if d.stride * d.size > self.devices]
+        clashes = [pair for pair in combinations(self.held, 2) if overlap(*pair)]
+        if outside or clashes:
+            raise ShardingError(
+                f"an exchange over {self.devices} devices: {outside or clashes[0]} "
+                f"{'reach beyond them' if outside else 'split the dimension twice'}."
+            )
+
+    @cached_property
+    def rests(self) -> frozenset[int]:
+        """Where in a block intervals start: `start mod block`."""
+        return residues(self.want.start, self.block, self.ids, self.devices)
+
+    def stays(self, number: int) -> bool:
+        """Whether every device reads its own block in a round."""
+        return bool((self._sources(number) == self._positions).all())
+
+    def shift(self, position: int) -> int:
+        """Where in the buffer the interval of a device starts.
+
+        The buffer is the rounds side by side, `[lower, upper)` of each; the shift is
+        `start mod block` less the `lower` of the first round, the least of them.
+        """
+        if not self.want.length:
+            return 0
+        return int(self._starts[position]) % self.block - min(self.rests)
+
+    def source(self, position: int, number: int) -> int | None:
+        """Position of the device that holds the block of a round; None where no block is."""
+        source = int(self._sources(number)[position])
+        return None if source < 0 else source
+
+    @property
+    def exists(self) -> bool:
+        """Whether all that any device wants exists."""
+        first, last = extremes(self.want.start, self.ids, self.devices)
+        return first >= 0 and last + self.want.length <= self.size
+
+    @property
+    def buffer(self) -> int:
+        """Elements of all rounds side by side."""
+        return sum(r.upper - r.lower for r in self.rounds)
+
+    @property
+    def elements(self) -> int:
+        """Elements along the dimension that a device sends: the sum over all permutes."""
+        return sum(transfer.elements for transfer in self.transfers)
+
+    @cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """What is sent for all rounds together."""
+        return transfers((Reader(self.rounds, self.block),))
+
+    @cached_property
+    def hop_elements(self) -> int:
+        """The same if neighbours send whole margins, hop by hop, as wide as any device needs."""
+        start, end = self._clipped
+        own, some = self._held * self.block, start < end
+        if not some.any():
+            return 0
+        left, right = int((own - start)[some].max()), int((end - own - self.block)[some].max())
+        # What lies behind every end, or before every start, is not sent.
+        unread = min(self.block + right, 0), min(self.block + left, 0)
+        return max(left + unread[0], 0) + max(right + unread[1], 0)
+
+    @property
+    def gather_elements(self) -> int:
+        """The same if every device gathers all other blocks."""
+        return (parts(self.held) - 1) * self.block
+
+    @property
+    def cheapest(self) -> str:
+        """What sends the fewest elements: "rounds", unless "hops" or "gather" sends fewer."""
+        prices = {
+            "rounds": self.elements,
+            "hops": self.hop_elements,
+            "gather": self.gather_elements,
+        }
+        return min(prices, key=prices.__getitem__)
+
+    @cached_property
+    def rounds(self) -> tuple[Round, ...]:
+        """All rounds that an interval reaches into, in order; at least one."""
+        last = (self._starts + max(self.want.length, 1) - 1) // self.block
+        return tuple(self._round(j) for j in range(int((last - self._first).max()) + 1))
+
+    def _round(self, number: int) -> Round:
+        block = self._first + number
+        offset = self._starts - block * self.block
+        layout = piece(offset, offset + self.want.length, self.block)
+        start, end = self._clipped
+        source = self._sources(number)
+        lower, upper = start - block * self.block, end - block * self.block
+        moved = (source >= 0) & (np.maximum(lower, 0) < np.minimum(upper, self.block))
+        own = moved & (source == self._positions)
+        targets = np.flatnonzero(moved & ~own)
+        permutes = []
+        for members in once_each(source[targets].tolist(), targets.tolist()):
+            pairs = tuple((int(source[t]), int(t)) for t in members)
+            permutes.append(Permute(pairs, *piece(lower[members], upper[members], self.block)))
+        return Round(number, *layout, tuple(permutes), bool(own.any()))
+
+    @cached_property
+    def _positions(self) -> np.ndarray:
+        return np.arange(self.devices)
+
+    @cached_property
+    def _held(self) -> np.ndarray:
+        return partition_ids(self.held, self._positions)
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        return self.starts(self._positions)
+
+    def starts(self, positions: np.ndarray) -> np.ndarray:
+        """Where the intervals of devices at some positions start."""
+        ids = {name: partition_ids(digits, positions) for name, digits in self.ids}
+        start, _ = self.want.at(ids)
+        return np.broadcast_to(start, positions.shape)
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        return self._starts // self.block
+
+    @cached_property
+    def _clipped(self) -> tuple[np.ndarray, np.ndarray]:
+        """The part of each interval that exists."""
+        ends = np.minimum(self._starts + self.want.length, self.size)
+        return np.maximum(self._starts, 0), ends
+
+    def _sources(self, number: int) -> np.ndarray:
+        """The holder of the round's block among the devices that differ in the held digits alone.
+
+        -1 where there is no such block.
+        """
+        block = self._first + number
+        source, rest = self._positions.copy(), block
+        for digit in reversed(self.held):
+            now = self._positions // digit.stride % digit.size
+            source += (rest % digit.size - now) * digit.stride
+            rest = rest // digit.size
+        return np.where((block >= 0) & (block < parts(self.held)), source, -1)
+
+
+def exchange(want: Interval, *, size: int, count: int, block: int | None = None) -> Exchange:
+    """The exchange over one row of `count` devices, whose partition id is the `p` of `want`.
+
+    Args:
+      size: elements of the dimension.
+      block: elements that a device holds; `ceil(size / count)` if not given.
+
+    Raises:
+      ShardingError: no devices, or blocks that do not hold all elements.
+
+    >>> from shardalg.algebra.affine import Index
+    >>> shifted = exchange(Interval(Index.of("p") * 3 - 1, 4), size=12, count=4)
+    >>> [(r.number, r.lower, r.upper, r.own) for r in shifted.rounds]
+    [(0, 2, 3, False), (1, 0, 3, True)]
+    >>> shifted.rounds[0].permutes
+    (Permute(pairs=((0, 1), (1, 2), (2, 3)), lower=2, upper=3),)
+    >>> shifted.elements, shifted.hop_elements, shifted.gather_elements
+    (1, 1, 9)
+    """
+    if count < 1:
+        raise ShardingError(f"an exchange over count={count} devices: give at least one.")
+    held = (Digit(1, count),)
+    names = want.start.variables or ("p",)
+    ids = tuple((name, held) for name in names)
+    return Exchange(want, size, block or block_size(size, count), held, ids, count)
+
+
+def piece(lower: np.ndarray, upper: np.ndarray, block: int) -> tuple[int, int]:
+    """The smallest part of a block that holds every `[lower, upper)`, as far as inside it."""
+    low, high = np.maximum(lower, 0), np.minimum(upper, block)
+    some = low < high
+    return (int(low[some].min()), int(high[some].max())) if some.any() else (0, 0)
+
+
+def once_each(sources: Iterable[int], targets: Iterable[int]) -> list[list[int]]:
+    """Targets in as few groups as can be, so that within a group no source occurs twice.
+
+    Every target receives once in a round, so the k-th target of a source goes to group k.
+    """
+    seen: Counter[int] = Counter()
+    groups: list[list[int]] = []
+    for source, target in zip(sources, targets, strict=True):
+        if seen[source] == len(groups):
+            groups.append([])
+        groups[seen[source]].append(target)
+        seen[source] += 1
+    return groups

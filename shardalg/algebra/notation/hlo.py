@@ -1,0 +1,346 @@
+"""HLO sharding text, read and printed: `{devices=[2,1,4]<=[8]}` and its relatives.
+
+Version 1 lists the device of every tile; version 2 says it as `<=[reshape]T(permutation)` of
+0, 1, 2, ...: that is a tuple of digits of the device id. After the tensor's dimensions the tile
+array may carry subgroup dimensions (`last_tile_dim_replicate`, `last_tile_dims={manual}`).
+Version 3 names mesh and axes (`hlo_named`). Numbers in HLO text are device ids: only here and
+where two meshes meet do `Mesh.device_ids` matter. Which of the devices that hold the same tile
+comes first in the list says nothing about the layout, and is not kept.
+
+Source: xla/hlo/ir/hlo_sharding.cc, tile_assignment.cc; xla/hlo/parser/hlo_parser.cc.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardalg.algebra.digits import Digit, Digits, canonical, complement
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.notation import hlo_named
+from shardalg.algebra.notation.iota import iota, iota_order, iota_text, listed
+from shardalg.algebra.notation.reader import MAX_DEVICES, Reader
+from shardalg.algebra.restate import on_device, restate, spelled
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import ShardingError
+
+SUBGROUPS = ("replicated", "manual", "unreduced")
+_EXAMPLES = (
+    "{devices=[2,1,4]<=[8] last_tile_dim_replicate}, {devices=[2,2]0,1,2,3}, {replicated}, "
+    "{manual}, {maximal device=0} or {mesh['x'=2,'y'=4], [{'x'}, {}]}"
+)
+_REFUSED = {
+    "unknown": "an unknown sharding says nothing about the layout",
+    "shard_as": "a shard group is a constraint between values, no layout of one",
+    "shard_like": "a shard group is a constraint between values, no layout of one",
+    "{": "a tuple sharding holds one sharding per element; read it with "
+    "shardalg.algebra.notation.hlo.from_hlo_tuple",
+}
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """A tile array as it stands: extents, kinds of the last ones, and the device of every tile.
+
+    `order` has the device ids, row-major; where it is None, `digits` write the tile number in the
+    device id, major first.
+    """
+
+    extents: tuple[int, ...]
+    subgroups: tuple[str, ...]
+    order: tuple[int, ...] | None
+    digits: Digits = ()
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return iota_order(self.digits) if self.order is None else self.order
+
+
+def from_hlo(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sharding:
+    """The sharding that HLO text gives a tensor of `shape`.
+
+    Args:
+      mesh: the mesh to state it on, whose device ids are the numbers in the text. Without it
+        positions are device ids; if their order is no digits, the mesh lists that order.
+
+    >>> mesh = Mesh({"x": 2, "y": 4})
+    >>> from_hlo("{devices=[1,2,4]<=[8] last_tile_dim_replicate}", (16, 16), mesh)
+    Sharding([None, x], shape=(16, 16), Mesh(x=2, y=4))
+    >>> from_hlo("{devices=[4,2]0,4,1,5,2,6,3,7}", (16, 16), mesh)
+    Sharding([y, x], shape=(16, 16), Mesh(x=2, y=4))
+
+    Raises:
+      NotationError: malformed text, with the column; text that does not fit shape or mesh; tuple
+        and unknown shardings and shard groups, by name.
+    """
+    reader = Reader(text, "the HLO sharding", _EXAMPLES)
+    made = _one(reader, tuple(shape), mesh)
+    reader.end()
+    return made
+
+
+def from_hlo_tuple(
+    text: str, shapes: Sequence[tuple[int, ...]], mesh: Mesh | None = None
+) -> tuple[Sharding, ...]:
+    """The shardings of a tuple's elements, `{{replicated}, {devices=[2]<=[2]}}`, one per shape.
+
+    >>> [s.parts for s in from_hlo_tuple("{{replicated}, {devices=[2]<=[2]}}", [(4,), (4,)])]
+    [(1,), (2,)]
+
+    Raises:
+      NotationError: as `from_hlo`, or another number of elements than shapes.
+    """
+    reader = Reader(text, "the HLO tuple sharding", "{{replicated}, {devices=[2]<=[2]}}")
+    reader.expect("{")
+    rest = iter(shapes)
+
+    def element() -> Sharding:
+        shape = next(rest, None)
+        if shape is None:
+            raise reader.error(f"more shardings than the {len(shapes)} elements of the tuple")
+        return _one(reader, tuple(shape), mesh)
+
+    found = reader.items(element, "}")
+    if len(found) != len(shapes):
+        raise reader.error(f"{len(found)} shardings for the {len(shapes)} elements of the tuple")
+    reader.end()
+    return found
+
+
+def to_hlo(sharding: Sharding, version: int = 2) -> str:
+    """HLO text of a sharding, in device ids.
+
+    Versions 1 and 2 have no word for unspecified dimensions and explicitly replicated digits;
+    version 2 lists devices where their order is no digits of the id.
+
+    >>> mesh = Mesh({"x": 2, "y": 4})
+    >>> Sharding.from_axes([None, "y"], mesh, (16, 16)).to_hlo()
+    '{devices=[1,4,2]<=[2,4]T(1,0) last_tile_dim_replicate}'
+    >>> [Sharding.from_axes(["y", "x"], mesh, (16, 16)).to_hlo(version) for version in (1, 3)]
+    ['{devices=[4,2]0,4,1,5,2,6,3,7}', "{mesh['x'=2,'y'=4], [{'y'}, {'x'}]}"]
+
+    Raises:
+      ShardingError: digits of different meshes, or another version than 1, 2 and 3.
+    """
+    if version not in (1, 2, 3):
+        raise ShardingError(f"HLO text has the versions 1, 2 and 3, got {version!r}.")
+    if version == 3:
+        return hlo_named.text(sharding)
+    if sharding.is_maximal:
+        return f"{{maximal device={sharding.mesh.order[0]}}}"
+    groups = _subgroups(sharding)
+    if all(n == 1 for n in sharding.parts) and len(groups) <= 1:
+        return f"{{{groups[0][0] if groups else 'replicated'}}}"
+    tiles = [*sharding.parts, *(math.prod(d.size for d in digits) for _, digits in groups)]
+    flat = tuple(d for digits in (*sharding.dims, *(g for _, g in groups)) for d in digits)
+    copies = tiles[-1] if groups and groups[-1][0] == "replicated" else 1
+    order = _device_order(canonical(flat), sharding.mesh, copies)
+    short = iota_text(order) if version == 2 else None
+    devices = listed(order) if short is None else f"<={short}"
+    return f"{{devices=[{listed(tiles)}]{devices}{_tail([kind for kind, _ in groups])}}}"
+
+
+def _one(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
+    """One sharding in its braces."""
+    reader.expect("{")
+    start = reader.skip()
+    if reader.text.startswith(("mesh", "maximal_mesh"), start):
+        made = hlo_named.read(reader, shape, mesh)
+    else:
+        made = _in_braces(reader, shape, mesh)
+    _refuse(reader)
+    reader.expect("}")
+    return made
+
+
+def _in_braces(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
+    _refuse(reader)
+    start = reader.skip()
+    word = reader.take("[a-z_]+")
+    if word == "devices":
+        made = _tiled(reader, shape, mesh)
+    elif word == "maximal":
+        reader.expect("device")
+        reader.expect("=")
+        made = on_device(reader, reader.number("a device id"), shape, mesh)
+    elif word in SUBGROUPS:
+        made = _whole(reader, word, shape, mesh)
+    else:
+        what = f"expected 'devices=', 'maximal' or one of {', '.join(SUBGROUPS)}"
+        raise reader.error(f"{what}, found {word!r}", start)
+    if reader.word("metadata"):
+        reader.expect("=")
+        reader.expect("{")
+        reader.metadata()
+    return made
+
+
+def _refuse(reader: Reader) -> None:
+    for word, reason in _REFUSED.items():
+        if reader.text.startswith(word, reader.skip()):
+            raise reader.error(reason)
+
+
+def _tiled(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
+    """A tile array, behind the word `devices`."""
+    reader.expect("=")
+    start = reader.skip()
+    read = _tiles(reader)
+    rank = len(read.extents) - len(read.subgroups)
+    if rank != len(shape):
+        raise reader.error(
+            f"{rank} dimensions are tiled, the shape {shape} has {len(shape)}", start
+        )
+    if mesh is not None and set(read.devices) != set(mesh.order):
+        what = f"{math.prod(read.extents)} devices that are not those of {mesh!r}"
+        raise reader.error(what, start)
+    made = _sharding(read, shape)
+    natural = max(read.devices) == len(read.devices) - 1
+    found = restate(made, mesh or (Mesh.unnamed(made.mesh.size) if natural else made.mesh))
+    if found is None and mesh is not None:
+        raise reader.error(
+            f"this order of devices is no digits of {mesh!r}; read it without a mesh, or give one "
+            f"with device_ids={_shortened(read.devices)}",
+            start,
+        )
+    return found or made
+
+
+def _tiles(reader: Reader) -> _Tiles:
+    reader.expect("[")
+    start = reader.skip()
+    extents = reader.numbers("an extent of the tile array", "]")
+    size = math.prod(extents)
+    if min(extents) < 1 or size > MAX_DEVICES:
+        what = (
+            f"the extents {_shortened(extents)} must be at least 1 and make at most {MAX_DEVICES}"
+        )
+        raise reader.error(f"{what} tiles", start)
+    start = reader.skip()
+    order, digits = None, ()
+    if reader.word("<="):
+        digits = iota(reader)
+        count = math.prod(d.size for d in digits)
+    else:
+        order = _device_list(reader)
+        count = len(order)
+    if count != size:
+        raise reader.error(f"{size} tiles on {count} devices", start)
+    subgroups = _read_subgroups(reader)
+    if len(subgroups) > len(extents):
+        what = f"{len(subgroups)} subgroup dimensions of {len(extents)} in all"
+        raise reader.error(what)
+    return _Tiles(extents, subgroups, order, digits)
+
+
+def _device_list(reader: Reader) -> tuple[int, ...]:
+    start = reader.skip()
+    order = [reader.number("a device id")]
+    while reader.word(","):
+        order.append(reader.number("a device id"))
+    twice = [device for device, count in Counter(order).items() if count > 1]
+    if twice:
+        raise reader.error(f"the devices {_shortened(twice)} stand there more than once", start)
+    return tuple(order)
+
+
+def _read_subgroups(reader: Reader) -> tuple[str, ...]:
+    if reader.word("last_tile_dims"):
+        reader.expect("=")
+        reader.expect("{")
+        return reader.items(lambda: reader.expect(*SUBGROUPS), "}")
+    return ("replicated",) if reader.word("last_tile_dim_replicate") else ()
+
+
+def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Sharding:
+    """The tile array on a mesh of its own: positions are device ids, or places in the list."""
+    size, rows = math.prod(read.extents), None
+    if read.order is None:
+        rows = _cut(read.digits, read.extents)
+    if rows is None:
+        rows = _cut((Digit(1, size),), read.extents)
+        mesh = Mesh.unnamed(size, read.devices)
+    else:
+        mesh = Mesh.unnamed(size)
+    assert rows is not None
+    rank = len(shape)
+    groups = list(zip(read.subgroups, rows[rank:], strict=True))
+    held = {
+        kind: tuple(d for name, digits in groups if name == kind for d in digits)
+        for kind in ("unreduced", "manual")
+    }
+    return Sharding(mesh, shape, rows[:rank], **held)
+
+
+def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
+    """The digits, major first, as one row per extent; None where an extent cuts a digit unevenly.
+
+    >>> _cut((Digit(1, 4), Digit(4, 3)), (2, 6))
+    ((Digit(stride=2, size=2),), (Digit(stride=1, size=2), Digit(stride=4, size=3)))
+    >>> _cut((Digit(1, 4), Digit(4, 3)), (3, 4)) is None
+    True
+    """
+    rest, rows = list(reversed(canonical(digits))), []
+    for extent in extents:
+        row: list[Digit] = []
+        while extent > 1:
+            head = rest.pop()
+            taken = math.gcd(head.size, extent)
+            below = head.size // taken
+            if taken not in (head.size, extent):
+                return None
+            row.append(Digit(head.stride * below, taken))
+            if below > 1:
+                rest.append(Digit(head.stride, below))
+            extent //= taken
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+def _whole(reader: Reader, kind: str, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
+    """Replicated, or one class over all devices."""
+    made = Sharding(mesh or Mesh.unnamed(1), shape, ((),) * len(shape))
+    if kind == "replicated":
+        return made
+    if mesh is None:
+        raise reader.error(f"{{{kind}}} does not say how many devices there are; give the mesh")
+    return replace(made, **{kind: spelled((Digit(1, mesh.size),), mesh)})
+
+
+def _subgroups(sharding: Sharding) -> list[tuple[str, Digits]]:
+    """Kind and digits of the subgroup dimensions, in the order in which XLA prints them."""
+    digits = [d for held in (*sharding.dims, sharding.unreduced, sharding.manual) for d in held]
+    rest = complement(tuple(digits), sharding.mesh.size)
+    if rest is None:
+        raise ShardingError(
+            f"{sharding!r} splits by digits of different meshes, and what is left of the devices "
+            "is no digit: it has no HLO text. Reshard it onto one mesh first."
+        )
+    kinds = (("manual", sharding.manual), ("unreduced", sharding.unreduced), ("replicated", rest))
+    return [(kind, held) for kind, held in kinds if any(d.size > 1 for d in held)]
+
+
+def _device_order(flat: Digits, mesh: Mesh, copies: int) -> tuple[int, ...]:
+    """The device of every tile, row-major; the `copies` of a tile ascending, as XLA has them."""
+    order = iota_order(flat)
+    if mesh.device_ids is None:
+        return order
+    ids = [mesh.device_ids[position] for position in order]
+    tiles = (sorted(ids[at : at + copies]) for at in range(0, len(ids), copies))
+    return tuple(device for tile in tiles for device in tile)
+
+
+def _tail(kinds: list[str]) -> str:
+    if not kinds:
+        return ""
+    if kinds == ["replicated"]:
+        return " last_tile_dim_replicate"
+    return f" last_tile_dims={{{', '.join(kinds)}}}"
+
+
+def _shortened(numbers: Sequence[int]) -> str:
+    """The first few of many numbers."""
+    shown = ", ".join(map(str, numbers[:16]))
+    return f"[{shown}, ...]" if len(numbers) > 16 else f"[{shown}]"

@@ -1,0 +1,235 @@
+"""Text of any notation, recognised and read; and the notations that name axes of a given mesh.
+
+| notation | begins with | read by |
+|---|---|---|
+| HLO, versions 1 to 3 | `{` | `hlo` |
+| Shardy | `#sdy.sharding<` or `<` | `sdy` |
+| PartitionSpec | `P(` or `PartitionSpec(` | here |
+| our own `[X, None, (Y, Z:(2)4, ?)p1]{U:W}`, and the paper's mapping `[0, -1, 1]` | `[` | here |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from shardalg.algebra.digits import Digit, Digits
+from shardalg.algebra.mesh import AxisRef, Mesh
+from shardalg.algebra.notation.axis_lists import Dim, sharding
+from shardalg.algebra.notation.hlo import from_hlo
+from shardalg.algebra.notation.reader import Reader
+from shardalg.algebra.notation.sdy import from_sdy
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import MeshError, NotationError
+
+_SPEC = "P('x', None, ('y', 'z'), UNCONSTRAINED, unreduced={'w'})"
+_OWN = "[x, None, (y, z:(2)4, ?)p1]{U:w} or, by numbers of axes, [0, -1, 1]"
+_EXAMPLES = f"""{{devices=[2,1,4]<=[8]}} or {{mesh['x'=2], [{{'x'}}]}} (HLO)
+  #sdy.sharding<@mesh, [{{"x"}}, {{?}}]> (Shardy)
+  {_SPEC}
+  {_OWN}"""
+_NAME = r"[^\W\d][\w.-]*"
+_QUOTES = "'\""
+
+
+def parse(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sharding:
+    """The sharding that a text of any notation gives a tensor of `shape`.
+
+    Args:
+      mesh: what the names or numbers of axes mean; HLO text needs none, and Shardy's text none
+        where it states its mesh.
+
+    >>> parse("P(('x', 'y'), UNCONSTRAINED)", (8, 8), Mesh({"x": 2, "y": 4}))
+    Sharding([(x, y), ?], shape=(8, 8), Mesh(x=2, y=4))
+    >>> parse("[0, -1]", (8, 8), Mesh({"x": 2, "y": 4}))
+    Sharding([x, None], shape=(8, 8), Mesh(x=2, y=4))
+
+    Raises:
+      NotationError: text of no notation, malformed text, or text that does not fit.
+    """
+    for start, read in _NOTATIONS.items():
+        if isinstance(text, str) and re.compile(start).match(text):
+            return read(text, shape, mesh)
+    raise NotationError(f"{text!r:.80} is no sharding. Write one as\n  {_EXAMPLES}")
+
+
+def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sharding:
+    """The sharding of a PartitionSpec as JAX prints it."""
+    reader = Reader(text, "the PartitionSpec", _SPEC)
+    mesh = _needed(reader, mesh)
+    reader.take(_SPEC_START)
+    dims: list[Dim] = []
+    held: dict[str, Digits] = {}
+    stated = ""
+    while not reader.word(")"):
+        kind = next((kind for kind in _HELD if kind not in held and reader.word(kind)), None)
+        if kind is not None:
+            held[kind] = _spec_class(reader, mesh)
+        elif "unreduced" in held and not stated and reader.take(_SPEC_KIND):
+            stated = reader.expect("sum")
+        elif held or len(dims) == len(shape):
+            raise reader.error(f"expected ')' behind {len(dims)} entries, found {reader.found()}")
+        else:
+            dims.append(_spec_entry(reader, mesh))
+        if reader.expect(",", ")") == ")":
+            break
+    reader.end()
+    dims += [Dim((), False, 0)] * (len(shape) - len(dims))
+    classes = {_HELD[kind]: digits for kind, digits in held.items()}
+    return sharding(mesh, shape, tuple(dims), classes)
+
+
+def read_own(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sharding:
+    """The sharding that `Sharding.text` printed, or the paper's `dims_mapping`."""
+    reader = Reader(text, "the sharding", _OWN)
+    mesh = _needed(reader, mesh)
+    start = reader.skip()
+    reader.expect("[")
+    dims: list[Dim] = []
+    closed = reader.word("]")
+    while not closed:
+        if len(dims) == len(shape):
+            raise reader.error(f"more entries than the {len(shape)} dimensions of {shape}")
+        dims.append(_own_entry(reader, mesh))
+        closed = reader.expect(",", "]") == "]"
+    if len(dims) != len(shape):
+        what = f"{len(dims)} entries for the {len(shape)} dimensions of {shape}"
+        raise reader.error(what, start)
+    held: dict[str, Digits] = {}
+    for mark, kind in (("U", "unreduced"), ("R", "replicated"), ("M", "manual")):
+        if reader.take(rf"\{{\s*{mark}\s*:"):
+            rows = reader.items(_own_axis(reader, mesh), "}")
+            held[kind] = _joined(tuple(digit for row in rows for digit in row), mesh)
+    reader.end()
+    return sharding(mesh, shape, tuple(dims), held)
+
+
+_SPEC_START = r"\s*(?:jax\.|jax\.sharding\.)?(?:P|PartitionSpec)\s*\("
+# How partial values are to be joined: sums, as newer versions of JAX also say.
+_SPEC_KIND = r"unreduced_kind\s*=\s*(?:jax\.sharding\.)?(?:UnreducedKind\.)?"
+_HELD = {"unreduced": "unreduced", "reduced": "replicated"}
+_NOTATIONS: Mapping[str, Callable[[str, tuple[int, ...], Mesh | None], Sharding]] = {
+    r"\s*\{": from_hlo,
+    r"\s*(?:#sdy|<)": from_sdy,
+    _SPEC_START: read_spec,
+    r"\s*\[": read_own,
+}
+
+
+def _needed(reader: Reader, mesh: Mesh | None) -> Mesh:
+    if mesh is None:
+        raise reader.error("this notation names axes and states no mesh; give the mesh")
+    return mesh
+
+
+def _spec_entry(reader: Reader, mesh: Mesh) -> Dim:
+    """None, UNCONSTRAINED, an axis, or a tuple of axes."""
+    if reader.take(r"None\b"):
+        return Dim((), False, 0)
+    if reader.take(r"(?:P\.|PartitionSpec\.)?UNCONSTRAINED\b"):
+        return Dim((), True, 0)
+    if not reader.word("("):
+        return Dim((_spec_axis(reader, mesh),), False, 0)
+    found, closed = [], reader.word(")")
+    while not closed:
+        found.append(_spec_axis(reader, mesh))
+        closed = reader.expect(",", ")") == ")" or reader.word(")")
+    return Dim(tuple(found), False, 0)
+
+
+def _spec_class(reader: Reader, mesh: Mesh) -> Digits:
+    """`={'y', 'z'}`, in the order of the mesh: a set has none of its own."""
+    reader.expect("=")
+    bracket = reader.take(r"frozenset\(")
+    reader.expect("{")
+    digits = reader.items(lambda: _spec_axis(reader, mesh), "}")
+    if bracket:
+        reader.expect(")")
+    return tuple(sorted(digits, key=lambda d: list(map(mesh.digit, mesh.axis_names)).index(d)))
+
+
+def _spec_axis(reader: Reader, mesh: Mesh) -> Digit:
+    start = reader.skip()
+    reader.one_more_axis(start)
+    name = reader.quoted(_QUOTES, "an axis")
+    return _known(reader, mesh, AxisRef(name), start)
+
+
+def _own_entry(reader: Reader, mesh: Mesh) -> Dim:
+    """One dimension; in parentheses with several axes, an open end, or a priority."""
+    if reader.take(r"None\b|-1"):
+        return Dim((), False, 0)
+    if reader.word("?"):
+        return Dim((), True, 0)
+    if not reader.word("("):
+        return Dim(_own_axis(reader, mesh)(), False, 0)
+    digits: list[Digit] = []
+    is_open, closed = False, reader.word(")")
+    while not closed:
+        is_open = reader.word("?")
+        if not is_open:
+            digits += _own_axis(reader, mesh)()
+        closed = reader.expect(")" if is_open else ",", ")") == ")"
+    priority = reader.number("a priority") if reader.word("p") else 0
+    return Dim(_joined(tuple(digits), mesh), is_open, priority)
+
+
+def _joined(digits: Digits, mesh: Mesh) -> Digits:
+    """Neighbouring sub-axes of one axis as one, which is how they are printed."""
+    try:
+        return tuple(mesh.ref_digit(ref) for ref in mesh.refs(digits))
+    except MeshError:
+        return digits
+
+
+def _own_axis(reader: Reader, mesh: Mesh) -> Callable[[], Digits]:
+    """Reads an axis by name or number, a sub-axis, or a digit of another mesh."""
+
+    def read() -> Digits:
+        start = reader.skip()
+        reader.one_more_axis(start)
+        if reader.take(r"d//"):
+            return (_foreign(reader, mesh, start),)
+        name = reader.take(_NAME)
+        if not name and reader.text[start : start + 1].isdigit():
+            return (_numbered(reader, mesh),)
+        name = name or reader.quoted(_QUOTES, "an axis")
+        name = "" if mesh.is_unnamed and name == "device" else name
+        ref = AxisRef(name)
+        if reader.word(":"):
+            reader.expect("(")
+            pre = reader.number("the number of parts above the sub-axis")
+            reader.expect(")")
+            ref = AxisRef(name, pre, reader.number("the size of the sub-axis"))
+            if ref.size == 1:
+                raise reader.error(f"{ref!r} splits nothing", start)
+        return (_known(reader, mesh, ref, start),)
+
+    return read
+
+
+def _numbered(reader: Reader, mesh: Mesh) -> Digit:
+    start = reader.skip()
+    number = reader.number("an axis")
+    if number >= len(mesh.axes):
+        what = f"axis number {number} is not an axis of {mesh!r}, whose axes are numbered from 0"
+        raise reader.error(what, start)
+    return mesh.digit(mesh.axis_names[number])
+
+
+def _foreign(reader: Reader, mesh: Mesh, start: int) -> Digit:
+    """`d//stride%size` behind its first word."""
+    stride = reader.number("a stride")
+    reader.expect("%")
+    size = reader.number("a size")
+    if stride < 1 or size < 2 or mesh.size % (stride * size):
+        what = f"d//{stride}%{size} is no digit of {mesh.size} positions"
+        raise reader.error(what, start)
+    return Digit(stride, size)
+
+
+def _known(reader: Reader, mesh: Mesh, ref: AxisRef, start: int) -> Digit:
+    try:
+        return mesh.ref_digit(ref)
+    except MeshError as error:
+        raise reader.error(str(error), start) from None

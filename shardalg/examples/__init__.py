@@ -1,0 +1,1 @@
+"""Models of other packages, complaints of users, and the report of `shardalg explore`."""

@@ -1,0 +1,176 @@
+"""The whole exploration: plans, drawings, runs and proofs, as one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from shardalg.examples.explore import (
+    drawings,
+    runs,
+    strategies,
+)
+from shardalg.examples.explore import (
+    foreign_section as foreign,
+)
+from shardalg.examples.explore import (
+    paper_section as paper,
+)
+from shardalg.examples.explore import (
+    proofs_section as proofs,
+)
+from shardalg.examples.explore import (
+    table1_section as table1,
+)
+from shardalg.examples.explore.progress import Progress
+from shardalg.examples.explore.screen import page_text
+from shardalg.examples.explore.settings import PAPER, Settings
+from shardalg.io.files import write_whole
+from shardalg.lower.calibrate import measure_cpu
+from shardalg.lower.host import host_devices
+from shardalg.lower.three_ways import Comparison
+from shardalg.plan.plan import Plan
+from shardalg.report.html import Page, Section
+from shardalg.report.latex import tables_tex
+
+Say = Callable[[str], None]
+Plans = Mapping[str, Plan]
+
+
+@dataclass(frozen=True, eq=False)
+class Exploration:
+    """Plans of the settings, made when asked for; `say` hears what begins."""
+
+    settings: Settings
+    say: Say
+
+    @cached_property
+    def layers(self) -> Plans:
+        """A layer with its gradient, per strategy."""
+        self.say(f"planning a layer under {', '.join(self.settings.strategies)}")
+        return strategies.plans_of(self.settings, strategies.LAYER)
+
+    @cached_property
+    def train_settings(self) -> Settings:
+        """The settings with the layers scanned, for whole train steps."""
+        return replace(self.settings, config=replace(self.settings.config, scan=True))
+
+    @cached_property
+    def steps(self) -> Plans:
+        """The whole train step, its layers scanned, per strategy."""
+        self.say(f"planning the train step of {self.settings.config.L} scanned layers")
+        return strategies.plans_of(self.train_settings, strategies.TRAIN_STEP)
+
+    def page(self) -> Page:
+        """The report."""
+        config = self.settings.config
+        sizes = ", ".join(f"{k}={getattr(config, k)}" for k in "BSMHNDVL")
+        return Page(
+            "A Transformer, partitioned",
+            f"Sizes {sizes}; activations {config.dtype}; {self.settings.mesh!r}.",
+            tuple(self.sections()),
+        )
+
+    def sections(self) -> Iterator[Section]:
+        """The report's sections, in order."""
+        yield from self.derived()
+        yield from strategies.sections(self.layers)
+        yield strategies.memory_section(self.steps)
+        self.say("planning the paper's train step of 64 billion parameters")
+        yield strategies.price_section(strategies.plans_of(PAPER, strategies.TRAIN_STEP))
+        self.say("drawing the feed-forward layer")
+        forward = strategies.plans_of(self.settings, drawings.FEED_FORWARD)
+        yield drawings.section(self.settings, forward)
+        self.say("proving")
+        proved = proofs.section({**self.layers, "train step": self.last_step})
+        yield self.ran()
+        yield self.foreign()
+        yield proved
+
+    def derived(self) -> Iterator[Section]:
+        """The paper's Table 1 in formulas, and its first model in numbers."""
+        chosen = self.settings.strategies
+        self.say("deriving the paper's Table 1 from layers with named sizes")
+        yield from table1.sections(replace(table1.HINTS, strategies=chosen))
+        if not self.settings.quick:
+            self.say("planning the paper's 32 unrolled layers of 2 billion parameters")
+            yield paper.section()
+
+    @property
+    def last_step(self) -> Plan:
+        """The train step under the last strategy: the one that is run and saved."""
+        return self.steps[self.settings.strategies[-1]]
+
+    def ran(self) -> Section:
+        """The layers under each strategy, and one train step, run where they fit."""
+        settings = self.settings
+        reason = runs.why_not(settings, {**self.layers, "train step": self.last_step})
+        if reason:
+            return runs.not_run(reason)
+        self.say("measuring this machine")
+        hardware = measure_cpu(host_devices(settings.mesh.size))
+        found = list(self.run_layers())
+        if not settings.quick:
+            self.say("compiling and running the train step, ours and XLA's")
+            data = runs.sample(self.train_settings, strategies.TRAIN_STEP)
+            name = f"train step, {settings.strategies[-1]}"
+            found.append((name, self.last_step, runs.run(settings, self.last_step, data)))
+        return runs.section(settings, [runs.Run(*ran, hardware) for ran in found])
+
+    def run_layers(self) -> Iterator[tuple[str, Plan, Comparison]]:
+        """The layer under each strategy, run on the same numbers."""
+        self.say("running a layer on one device")
+        data = runs.sample(self.settings, strategies.LAYER)
+        for name, made in self.layers.items():
+            devices = self.settings.mesh.size
+            self.say(f"running it under {name} on {devices} CPU devices, ours and XLA's")
+            yield f"layer, {name}", made, runs.run(self.settings, made, data)
+
+    def foreign(self) -> Section:
+        """The train step from PyPI, if its packages are here."""
+        reason = foreign.why_not(self.settings)
+        if reason:
+            return foreign.left_out(reason)
+        self.say("planning and running a train step from PyPI")
+        return foreign.section(self.settings, foreign.trained(self.settings))
+
+
+def run(settings: Settings) -> None:
+    """Explore, show the report on screen and write its files.
+
+    Raises:
+      DeviceError: jax has started with fewer devices than the mesh needs.
+    """
+    say = Progress()
+    settings.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after the work
+    if settings.can_run:
+        host_devices(settings.mesh.size)
+    exploration = Exploration(settings, say)
+    page = exploration.page()
+    print(f"\n{page.title}\n{page.lead}\n\n{page_text(page)}\n", flush=True)
+    files = page.write(settings.out)
+    plan_file, tables_file = settings.out / "plan.json", settings.out / "tables.tex"
+    exploration.last_step.save(plan_file)
+    write_whole(tables_file, tables_tex(page))
+    names = ", ".join(str(path) for path in (*files[:2], tables_file, plan_file))
+    say(f"wrote {names} and {len(files) - 2} pictures")
+
+
+def write_figures(settings: Settings, folder: Path) -> None:
+    """The pictures that need no run, as files in `folder`.
+
+    They are the same on every machine, so documentation can hold them.
+    """
+    say = Progress()
+    exploration = Exploration(settings, say)
+    totals, *_ = strategies.sections(exploration.layers)
+    forward = strategies.plans_of(settings, drawings.FEED_FORWARD)
+    drawn = drawings.section(settings, forward)
+    curves = table1.curves(table1.layer_costs(table1.HINTS))
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in Page("", "", (totals, drawn, curves)).pictures():
+        path = folder / f"{picture.name}.png"
+        write_whole(path, picture.png)
+        say(f"wrote {path}")

@@ -1,0 +1,115 @@
+"""The paper's 64-billion-parameter model in numbers, beside what the paper measured."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from shardalg.costs.memory import Liveness
+from shardalg.costs.step_time import Cost
+from shardalg.examples.explore.settings import MEASURED, PAPER, Settings
+from shardalg.examples.explore.strategies import TRAIN_STEP, bound, plan_part
+from shardalg.io.table import Table
+from shardalg.models.transformer import WIDE_64B
+from shardalg.plan.plan import Plan
+from shardalg.report.html import Section
+
+# Layers unrolled and nothing rematerialised, as the paper's two-dimensional configurations are.
+UNROLLED = replace(PAPER, config=WIDE_64B, strategies=("finalized",))
+CHIP = "tpu_v3"
+INTRODUCTION = """The train step of {layers} unrolled layers ({parameters:.0f} billion parameters,
+a batch of {batch}) on {mesh}, under the strategy `finalized`, beside the first column of the
+paper's Table 2. Nothing is fitted. Of the forward pass only a minimum cut is kept, since XLA
+rebuilds pointwise operators for TPUs. The time has no overlap, no inefficiency of matrix units and
+rings at full speed: {bound}."""
+ALIVE = """What one core holds at the peak, while `{op}` runs; values of one source line
+together:"""
+WIRE = "What one core sends in one step, {total:.1f} GB in all:"
+MOST_LINES = 12
+
+
+def section(settings: Settings = UNROLLED) -> Section:
+    """Memory, what is alive at the peak, wire bytes and time."""
+    made = plan_part(settings, settings.strategies[0], TRAIN_STEP)
+    cost, config = made.cost(CHIP), settings.config
+    words = INTRODUCTION.format(
+        layers=config.L,
+        parameters=sum(config.parameter_counts().values()) / 1e9,
+        batch=config.B,
+        mesh=repr(settings.mesh),
+        bound=bound(cost),
+    )
+    peak = cost.memory
+    held = ALIVE.format(op=_op(made, peak))
+    sent = WIRE.format(total=float(cost.wire_bytes) / 1e9)
+    parts = (words, beside_paper(cost), by_class(peak), held, alive(peak), sent, moved(cost))
+    return Section("The paper's 64-billion-parameter model", parts)
+
+
+def _op(made: Plan, peak: Liveness) -> str:
+    node = None if peak.instruction is None else peak.instruction.node
+    found = None if node is None else made.graph.nodes[node]
+    phase = "" if found is None else f" ({peak.instruction.phase})"
+    return "" if found is None else f"{found.primitive} at {found.source}{phase}"
+
+
+def beside_paper(cost: Cost) -> Table:
+    """Estimates, measurements and the relative difference."""
+    ours = {
+        "peak_memory_gb": cost.peak_memory_bytes / 1e9,
+        "step_time_s": cost.step_time_s,
+        "flops_utilization": cost.flops_utilization,
+    }
+    rows = (
+        (name, round(value, 3), MEASURED[name], f"{value / MEASURED[name] - 1:+.1%}")
+        for name, value in ours.items()
+    )
+    return Table(("quantity", "estimated", "measured", "difference"), tuple(rows))
+
+
+def by_class(peak: Liveness) -> Table:
+    """GB at the peak per class of value, the largest first."""
+    ordered = sorted(peak.by_class.items(), key=lambda pair: -pair[1])
+    rows = ((name, round(size / 1e9, 4), f"{size / peak.peak_bytes:.1%}") for name, size in ordered)
+    return Table(("memory_class", "gb", "share"), tuple(rows))
+
+
+def alive(peak: Liveness) -> Table:
+    """The values at the peak, those of one operator and source line together, the largest first."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for value in peak.alive:
+        key = (value.memory_class, without_number(value.name))
+        groups.setdefault(key, []).append(value.bytes)
+    ordered = sorted(groups.items(), key=lambda group: -sum(group[1]))
+    shown = [(*key, len(sizes), round(sum(sizes) / 1e9, 4)) for key, sizes in ordered]
+    rest = shown[MOST_LINES:]
+    summed = ("", "all others", sum(row[2] for row in rest), round(sum(row[3] for row in rest), 4))
+    rows = (*shown[:MOST_LINES], *([summed] if rest else []))
+    return Table(("memory_class", "value", "count", "gb"), rows)
+
+
+def without_number(name: str) -> str:
+    """A value's name without what tells equal ones apart.
+
+    >>> without_number("dot_general:3@model.py:41"), without_number("params['layers'][7]['w']")
+    ('dot_general@model.py:41', "params['layers'][*]['w']")
+    """
+    unnumbered = re.sub(r"(?:#\d+$|(?<=[a-z_]):[\d.]+(?=@))", "", name)
+    return re.sub(r"\[\d+\]", "[*]", unnumbered)
+
+
+def moved(cost: Cost) -> Table:
+    """GB and seconds per step of each kind of collective, the most bytes first."""
+    sums: dict[tuple[str, str, str], list[float]] = {}
+    for item in cost.items:
+        if item.is_communication:
+            key = (item.kind, ",".join(item.axes), item.role)
+            total = sums.setdefault(key, [0, 0.0, 0.0])
+            for place, amount in enumerate((item.count, item.wire_bytes, item.time_s)):
+                total[place] += float(amount)
+    ordered = sorted(sums.items(), key=lambda entry: -entry[1][1])
+    rows = (
+        (*key, int(count), round(sent / 1e9, 4), round(time_s, 4))
+        for key, (count, sent, time_s) in ordered
+    )
+    return Table(("kind", "axes", "role", "count", "gb", "time_s"), tuple(rows))

@@ -1,0 +1,180 @@
+"""Plans run on CPU devices, beside XLA's partitioning of the same functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.step_time import Cost
+from shardalg.examples.explore.settings import Settings
+from shardalg.io.table import Table
+from shardalg.lower.three_ways import Comparison, compare, one_device
+from shardalg.lower.xla_dump.hlo_collectives import table as hlo_table
+from shardalg.models.training import part
+from shardalg.plan.plan import Plan
+from shardalg.report import tables
+from shardalg.report.figures import measured_times, png
+from shardalg.report.html import Picture, Section
+
+# All devices share this machine's memory.
+MOST_BYTES = 2 << 30
+INTRODUCTION = """Each plan ran on {devices} CPU devices of this machine, in turns with the
+program that XLA's own partitioner makes of the same function and annotations. `error` is the
+largest relative difference of a result from the same function on one device, `xla_error` is
+XLA's (where a ReLU's input lies within rounding of 0 its gradient jumps; then both are large).
+`wire_bytes` is what one device sends in one step by our plan, `xla_wire_bytes` what XLA's dump
+says right after its partitioner (an all-reduce of which only a block is kept counts as the
+reduce-scatter that it stands for)."""
+TIMES = """Medians of {repeats} runs each, in turns, with the quartiles. `estimate_ms` is the
+plan's own price from figures of this machine that were measured when this report began (below):
+no overlap, every operator at the measured peak. {devices} devices share {cores} cores here, so
+these times compare the two programs on this machine and say nothing about a TPU or GPU."""
+MEMORY = """Bytes per device: `plan_bytes` by our liveness analysis, beside what the compiler
+allots to our program and to XLA's (arguments, results and temporaries, a donated argument
+counted once)."""
+
+REGATHERED = """{names}: the same collectives as XLA's but for more all-gathers. {values} values are
+gathered again for the backward pass and freed in between, as in the paper;
+`Options(keep_gathers=True)` keeps them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Arguments of a function, and its results on one device."""
+
+    arguments: tuple[Any, ...]
+    expected: Any
+
+
+@dataclass(frozen=True)
+class Run:
+    """A plan, and what came of running it."""
+
+    name: str
+    plan: Plan
+    compared: Comparison
+    hardware: Hardware
+
+    @cached_property
+    def cost(self) -> Cost:
+        """The plan's price on this machine."""
+        return self.plan.cost(self.hardware)
+
+    @cached_property
+    def beside(self) -> Table:
+        """Our collectives beside XLA's."""
+        theirs = hlo_table(self.compared.xla_collectives)
+        return tables.beside(self.plan.collectives_table, theirs)
+
+    def summary(self) -> tuple[object, ...]:
+        """Errors and bytes."""
+        total = next(iter(self.beside.where(kind="all")))
+        compared = self.compared
+        ours, theirs = total["wire_bytes"], total["xla_wire_bytes"]
+        ratio = round(ours / theirs, 3) if theirs else None
+        errors = compared.relative_error, compared.xla_relative_error
+        return (self.name, *(float(f"{e:.1e}") for e in errors), ours, theirs, ratio)
+
+    def times(self) -> tuple[object, ...]:
+        """Milliseconds."""
+        measured = self.compared.measurement
+        spreads = (
+            round(value * 1e3, 3)
+            for timing in (measured.ours, measured.xla)
+            for value in (timing.median_s, *timing.quartiles_s)
+        )
+        estimate_ms = round(self.cost.step_time_s * 1e3, 3)
+        return (self.name, *spreads, round(measured.ratio, 3), estimate_ms)
+
+    def memory(self) -> tuple[object, ...]:
+        """Bytes per device."""
+        measured = self.compared.measurement
+        compiled = measured.memory.total_bytes, measured.xla_memory.total_bytes
+        return (self.name, self.cost.peak_memory_bytes, *compiled)
+
+
+SUMMARY = ("plan", "error", "xla_error", "wire_bytes", "xla_wire_bytes", "ratio")
+QUARTILES = ("median_ms", "quartile_1_ms", "quartile_3_ms")
+TIMED = ("plan", *QUARTILES, *(f"xla_{name}" for name in QUARTILES), "ratio", "estimate_ms")
+HELD = ("plan", "plan_bytes", "compiled_bytes", "xla_compiled_bytes")
+
+
+def not_run(reason: str) -> Section:
+    """The section that says why there is none."""
+    return Section("Not run", (f"The plans were not run: {reason}.",))
+
+
+def why_not(settings: Settings, plans: Mapping[str, Plan]) -> str:
+    """Why the plans are not run here; empty if they are."""
+    needed = settings.mesh.size
+    if not settings.can_run:
+        return f"the mesh has {needed} devices and --devices allows {settings.devices}"
+    held = max(made.cost(Hardware("any")).peak_memory_bytes for made in plans.values()) * needed
+    if held > MOST_BYTES:
+        return f"all devices together would hold {held:,} bytes, more than {MOST_BYTES:,}"
+    return ""
+
+
+def sample(settings: Settings, name: str) -> Sample:
+    """Random arguments of a part of the model, and its results on one device."""
+    chosen = part(name)
+    args = chosen.random_arguments(settings.config, settings.seed)
+    return Sample(args, one_device(chosen.function(settings.config))(*args))
+
+
+def run(settings: Settings, made: Plan, data: Sample) -> Comparison:
+    """A plan of the part that the sample is of, run on it."""
+    verified = made.verify().summary()
+    lowered, repeats = made.lower(), settings.repeats
+    return compare(lowered, data.arguments, data.expected, repeats=repeats, verified=verified)
+
+
+def regathered(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Which runs gather more often than XLA, and for what; nothing where none does."""
+    found = {r.name: r.plan.gathers()["option"].eq("keep_gathers").sum() for r in runs if _more(r)}
+    if not any(found.values()):
+        return ()
+    counts = " and ".join(map(str, found.values()))
+    return (REGATHERED.format(names=", ".join(found), values=counts),)
+
+
+def _more(run: Run) -> bool:
+    """Whether a plan's collectives are XLA's but for more all-gathers."""
+    kinds: dict[str, int] = {}
+    for row in run.beside:
+        kinds[row["kind"]] = kinds.get(row["kind"], 0) + row["count"] - row["xla_count"]
+    more = kinds.pop("all_gather", 0)
+    kinds.pop("all")
+    return more > 0 and not any(kinds.values())
+
+
+def section(settings: Settings, runs: Sequence[Run]) -> Section:
+    """Errors, bytes, times and memory of all runs, and each plan's collectives beside XLA's."""
+    devices, hardware = settings.mesh.size, runs[0].hardware
+    timed = {r.name: r.compared.measurement.table() for r in runs}
+    times = Picture(
+        "times",
+        png(measured_times(timed)),
+        "Milliseconds per step on CPU devices: median, and quartiles of the runs.",
+    )
+    kinds = [(f"Collectives of **{r.name}** in one step, beside XLA's:", r.beside) for r in runs]
+    return Section(
+        f"Run on {devices} CPU devices",
+        (
+            INTRODUCTION.format(devices=devices),
+            Table(SUMMARY, tuple(r.summary() for r in runs)),
+            TIMES.format(repeats=settings.repeats, devices=devices, cores=os.cpu_count()),
+            Table(TIMED, tuple(r.times() for r in runs)),
+            times,
+            MEMORY,
+            Table(HELD, tuple(r.memory() for r in runs)),
+            *regathered(runs),
+            *(part for pair in kinds for part in pair),
+            "This machine, as measured when the report began:",
+            hardware.table().select("figure", "value", "unit", "source"),
+        ),
+    )

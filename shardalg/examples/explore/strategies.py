@@ -1,0 +1,125 @@
+"""The strategies side by side: collectives of one layer, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.step_time import Cost
+from shardalg.examples.explore.settings import MEASURED, PAPER, Settings
+from shardalg.io.table import Table
+from shardalg.models.training import part
+from shardalg.paper.table1_strategies import STRATEGIES
+from shardalg.plan.plan import Plan, plan
+from shardalg.report import tables
+from shardalg.report.figures import png, wire_bytes_bars
+from shardalg.report.html import Picture, Section
+
+LAYER, TRAIN_STEP = "layer_gradient", "train_step"
+ANY = Hardware("any")  # memory does not depend on it
+SHOWN = ("phase", "kind", "axes", "count", "wire_bytes", "role", "op", "source", "why")
+INTRODUCTION = """One Transformer layer (attention, feed-forward, norms, residuals) with its
+gradient, planned under each row of the paper's Table 1 (GSPMD, arXiv:2105.04663). Nothing below
+is written down per model: shardings are completed from the annotations, and every collective
+follows from them. `wire_bytes` is what one device sends in one execution, on a ring."""
+
+MEMORY = """Bytes that one device holds at the peak of a whole train step, by our liveness
+analysis, by class of value."""
+
+PRICE = """The train step of the paper's {parameters:.0f}-billion-parameter model (Table 3, first
+column: {layers} layers, a batch of {batch}, {mesh}), layers scanned and rematerialised, planned
+here and priced for {chip}: no overlap, matrix units at their peak. For the finalized strategy the
+paper measured {step_time_s} s per step, {peak_memory_gb} GB and {flops_utilization:.1%} of the
+peak flops{of_finalized}."""
+
+
+def plan_part(settings: Settings, strategy: str, name: str) -> Plan:
+    """The plan of a part of the model under a strategy of Table 1.
+
+    On a symbolic mesh the model's sizes have names too.
+    """
+    chosen = part(name)
+    arguments = chosen.named_arguments if settings.mesh.symbolic else chosen.arguments
+    return plan(
+        chosen.function(settings.config),
+        *arguments(settings.config),
+        strategy=STRATEGIES[strategy](settings.mesh, settings.config, name),
+        roles=chosen.roles(),
+        donate_argnums=chosen.donate_argnums(),
+    )
+
+
+def plans_of(settings: Settings, name: str) -> dict[str, Plan]:
+    """The same part under each strategy: traced once, planned as often as there are strategies."""
+    first, *others = settings.strategies
+    made = {first: plan_part(settings, first, name)}
+    for other in others:
+        strategy = STRATEGIES[other](settings.mesh, settings.config, name)
+        made[other] = made[first].replan(strategy)
+    return made
+
+
+def sections(plans: Mapping[str, Plan]) -> tuple[Section, ...]:
+    """The totals of all strategies, then the collectives of each."""
+    found = {name: made.collectives_table for name, made in plans.items()}
+    summed = tables.strategies(found)
+    bars = Picture(
+        "wire_bytes",
+        png(wire_bytes_bars(summed)),
+        "Bytes that each device sends in one layer, by strategy, phase and kind of collective.",
+    )
+    totals = Section("Three strategies", (INTRODUCTION, tables.totals(found), bars, summed))
+    return (totals, *(_collectives(name, table) for name, table in found.items()))
+
+
+def _collectives(name: str, table: Table) -> Section:
+    return Section(f"Collectives of {name}", (table.select(*SHOWN),))
+
+
+def memory_section(plans: Mapping[str, Plan]) -> Section:
+    """Peak memory of the train step per strategy, by class of value."""
+    peaks = {name: made.cost(ANY).memory for name, made in plans.items()}
+    classes = tuple(dict.fromkeys(kind for peak in peaks.values() for kind in peak.by_class))
+    rows = (
+        (name, peak.peak_bytes, *(peak.by_class.get(kind, 0) for kind in classes))
+        for name, peak in peaks.items()
+    )
+    columns = ("strategy", "peak_bytes", *(f"{kind}_bytes" for kind in classes))
+    return Section("Memory of a train step", (MEMORY, Table(columns, tuple(rows))))
+
+
+def price_section(plans: Mapping[str, Plan], chip: str = "tpu_v3") -> Section:
+    """What a step takes and holds on a chip, per strategy."""
+    columns = (
+        "strategy", "step_time_s", "compute_s", "communication_s", "peak_memory_gb",
+        "flops_utilization", "fits",
+    )  # fmt: skip
+    rows = tuple((name, *_price(made.cost(chip))) for name, made in plans.items())
+    return Section("At the paper's size", (_price_words(plans, chip), Table(columns, rows)))
+
+
+def _price_words(plans: Mapping[str, Plan], chip: str) -> str:
+    config, finalized = PAPER.config, plans.get("finalized")
+    return PRICE.format(
+        parameters=sum(config.parameter_counts().values()) / 1e9,
+        layers=config.L,
+        batch=config.B,
+        mesh=repr(PAPER.mesh),
+        chip=chip,
+        of_finalized="" if finalized is None else f"; here {bound(finalized.cost(chip))}",
+        **MEASURED,
+    )
+
+
+def bound(cost: Cost) -> str:
+    """How a step of the paper's model is priced beside the time that the paper measured."""
+    share = cost.step_time_s / MEASURED["step_time_s"]
+    kind = "a lower bound" if share <= 1 else "no lower bound"
+    return f"{kind}, {share:.0%} of the measured time"
+
+
+def _price(cost: Cost) -> tuple[object, ...]:
+    seconds = (cost.step_time_s, cost.compute_s, cost.communication_s)
+    rounded = (round(s, 2) for s in seconds)
+    share = f"{cost.flops_utilization:.1%}"
+    return (*rounded, round(cost.peak_memory_bytes / 1e9, 2), share, "yes" if cost.fits else "no")

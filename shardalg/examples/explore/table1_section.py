@@ -1,0 +1,162 @@
+"""The paper's Table 1, derived from symbolic plans at the paper's sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.scaling import Scaling
+from shardalg.costs.symbolic import Symbolised
+from shardalg.errors import StrategyError
+from shardalg.examples.explore.settings import Settings
+from shardalg.examples.explore.strategies import LAYER, TRAIN_STEP, plans_of
+from shardalg.io.table import Table
+from shardalg.models.transformer import WIDE_64B, Config
+from shardalg.paper.sweeps import scaling_curves
+from shardalg.paper.table1_costs import Costs, costs, derive, difference, table
+from shardalg.paper.table1_strategies import (
+    ORDERS,
+    STRATEGIES,
+    count_annotations,
+    tensors_per_layer,
+)
+from shardalg.plan.plan import Plan
+from shardalg.report.figures import png
+from shardalg.report.html import Picture, Section
+from shardalg.sizes.formula import Formula
+
+# The first column of the paper's Table 2: sizes have the paper's letters, and these hints.
+HINTS = Settings(replace(WIDE_64B, scan=True), Mesh({"X": 8, "Y": 16}, symbolic=True))
+PARTS = ("attention_gradient", "ffn_gradient")
+INTRODUCTION = """The paper's Table 1 (GSPMD, arXiv:2105.04663), not written down but derived: the
+attention and feed-forward layers are traced with named sizes, planned at the hints {hints} on
+{mesh}, and every byte of the programs is priced in those names. **Memory** is what one device
+holds: the float32 parameters, and what the forward pass leaves for the backward one (a minimum cut:
+pointwise operators and reductions rebuild the rest). **Communication** is what one device sends in
+both passes, on rings: of weights and their gradients, and of activations, which are the values that
+have a dimension of the data. An **order** leaves out what another term bounds wherever all sizes
+are at least 1 and no shard is empty, then keeps the mesh axes alone. The formulas hold where
+{conditions}."""
+APART = """What two norms and two residuals per layer add to that (the whole layer less its parts):
+{statistics}. {orders}."""
+UNCHANGED = "None of it changes an order"
+STEP = """The same of the whole train step (embedding, {layers} scanned layers, cross-entropy,
+Adafactor): what each further layer adds, the coefficient of `L`. Norms and residuals are in it, a
+scan keeps what jax stacks, without a cut through its body, and `update_communication` is
+Adafactor's, whose statistics of each weight are reduced over the mesh."""
+ANNOTATIONS = """A strategy annotates {found} tensors per layer, {share:.2%} of the {tensors}
+that one more layer adds to the XLA graph of the train step (the paper: 7, and 0.7 %)."""
+CHOICES = """A plan is made at its hints; where another choice becomes the cheaper one, a layer has
+another program, and other formulas. These conditions are the nearest: `margin` is what the choice
+saves at the hints, as a share of what the dearer one costs."""
+MOST_CHOICES = 3
+CURVES = """The same formulas over the size of one mesh axis, the other one at its hint, as far as
+their conditions hold: on these scales a cost of order 1/X is a straight line that falls."""
+CAPTION = "Bytes of one device in one layer, against the size of each mesh axis."
+
+
+def costs_of(made: Plan, *, per: str | None = None) -> Costs:
+    """What a plan with named sizes takes: in formulas and orders, per unit of the size `per`."""
+    return derive(_named(made), made.traced.roles, per=per)
+
+
+def _named(made: Plan) -> Symbolised:
+    if made.symbolised is None:
+        raise StrategyError(
+            f"{made!r} has no named sizes, so that its costs have no orders: plan on a mesh with "
+            "symbolic=True and arguments in sa.dims, such as Part.named_arguments."
+        )
+    return made.symbolised
+
+
+def layer_costs(settings: Settings = HINTS) -> dict[str, Costs]:
+    """Attention and feed-forward with their gradients, together, per strategy."""
+    plans = [plans_of(settings, part) for part in PARTS]
+    return {name: _together([made[name] for made in plans]) for name in settings.strategies}
+
+
+def _together(plans: list[Plan]) -> Costs:
+    programs = [_named(made) for made in plans]
+    first, second = (costs_of(made).scaling for made in plans)
+    return costs(first + second, programs)
+
+
+def sections(settings: Settings = HINTS) -> tuple[Section, ...]:
+    """The table, what stands beside it, and its curves."""
+    parts, layers = layer_costs(settings), plans_of(settings, LAYER)
+    return (
+        _derived(settings, parts),
+        _choices(layers),
+        _apart(settings, parts, layers),
+        curves(parts),
+    )
+
+
+def _derived(settings: Settings, parts: Mapping[str, Costs]) -> Section:
+    first = next(iter(parts.values()))
+    sizes = ", ".join(f"{n}={v}" for n, v in first.hints.items() if n not in settings.mesh.shape)
+    facts = dict.fromkeys(fact for found in parts.values() for fact in found.facts)
+    words = INTRODUCTION.format(
+        hints=sizes, mesh=repr(settings.mesh), conditions=", ".join(map(str, facts))
+    )
+    paper = {name: ORDERS[name] for name in parts}
+    return Section("Table 1, derived", (words, table(parts, paper), _annotations(settings)))
+
+
+def _annotations(settings: Settings) -> str:
+    counts = sorted(
+        count_annotations(settings.config, STRATEGIES[name](settings.mesh, settings.config))
+        for name in settings.strategies
+    )
+    tensors = tensors_per_layer(Config())
+    found = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    return ANNOTATIONS.format(found=found, tensors=tensors, share=counts[-1] / tensors)
+
+
+def _choices(layers: Mapping[str, Plan]) -> Section:
+    return Section("Where the strategies' plans change", (CHOICES, nearest(layers)))
+
+
+def nearest(plans: Mapping[str, Plan], count: int = MOST_CHOICES) -> Table:
+    """Per plan, the choices that other sizes would change first."""
+    columns = ("condition", "margin", "where", "decides")
+    rows = (
+        (name, *row)
+        for name, made in plans.items()
+        for row in made.conditions_table.where(kind="choice").select(*columns).rows[:count]
+    )
+    return Table(("strategy", *columns), tuple(rows))
+
+
+def _apart(settings: Settings, parts: Mapping[str, Costs], layers: Mapping[str, Plan]) -> Section:
+    """What the layer has beside its parts, and what a layer adds to a train step."""
+    whole = {name: costs_of(layers[name]) for name in parts}
+    added = {name: whole[name].scaling - found.scaling for name, found in parts.items()}
+    steps = {name: costs_of(made, per="L") for name, made in plans_of(settings, TRAIN_STEP).items()}
+    words = STEP.format(layers=settings.config.L)
+    hints = next(iter(parts.values())).hints
+    apart = APART.format(statistics=_statistics(added), orders=_orders(parts, whole))
+    return Section("Beside Table 1", (apart, difference(added, hints), words, table(steps)))
+
+
+def _statistics(added: Mapping[str, Scaling]) -> str:
+    """Of which sizes the formulas are that norms and residuals add."""
+    values = (value for found in added.values() for value in found.values())
+    names = {name for value in values for name in Formula.of(value).names}
+    features = sorted(names & set("MHND"))
+    if features:
+        return f"values of (B, S) and of {', '.join(features)}"
+    return "statistics of (B, S), each reduced where M is sharded"
+
+
+def _orders(parts: Mapping[str, Costs], whole: Mapping[str, Costs]) -> str:
+    """The strategies of whose costs norms and residuals change an order."""
+    changed = [name for name, found in parts.items() if whole[name].orders != found.orders]
+    return f"It changes orders of {', '.join(changed)}" if changed else UNCHANGED
+
+
+def curves(parts: Mapping[str, Costs]) -> Section:
+    """Each cost against the size of each mesh axis."""
+    picture = Picture("scaling", png(scaling_curves(parts)), CAPTION)
+    return Section("Costs against the mesh", (CURVES, picture))

@@ -1,0 +1,195 @@
+"""What a plan decided, and what another plan of the same function decided otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Protocol
+
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import KINDS, is_collective
+from shardalg.costs.memory import Liveness
+from shardalg.costs.symbolic import Symbolised
+from shardalg.costs.walk import walk
+from shardalg.graph.ir import Graph
+from shardalg.io.table import Table
+from shardalg.partition.alternatives import Decision
+from shardalg.propagate.sharded import ShardedGraph
+from shardalg.sizes.conditions import Condition
+from shardalg.sizes.formula import Formula
+from shardalg.spmd.program import Apply, Instruction, SpmdProgram
+from shardalg.symbolic.retrace import Alignment, Difference
+
+CHANGE_COLUMNS = ("kind", "where", "source", "at_hints", "here")
+CONDITION_COLUMNS = ("kind", "condition", "margin", "where", "source", "decides", "rests_on")
+NO_CHANGES = Table(CHANGE_COLUMNS, ())
+NO_CONDITIONS = Table(CONDITION_COLUMNS, ())
+Row = tuple[str, str, str, str, str]
+BORDER = -1
+"""Stands for the node of what moves at the program's border."""
+
+
+class Planned(Protocol):
+    """What is compared of a plan."""
+
+    @property
+    def graph(self) -> Graph:
+        """The function."""
+
+    @property
+    def sharded(self) -> ShardedGraph:
+        """Its completed layouts."""
+
+    @property
+    def memory(self) -> Liveness:
+        """What a device holds at the peak."""
+
+    @property
+    def named(self) -> Symbolised | None:
+        """Its formulas, if sizes have names."""
+
+    @property
+    def program(self) -> SpmdProgram:
+        """What every device runs."""
+
+
+def changes(
+    hints: Planned, here: Planned, *, point: Mapping[str, int], constant: Difference | None
+) -> Table:
+    """Every decision in which two plans of one function differ, at the hints and at a point.
+
+    Kinds: "constant" (the first size made in Python that is another one), "divides" (a split that
+    is even here and not there), "part" (an axis of another size, of which a part is used), "choice"
+    (the axes on the loops of an operator), "sharding" (of a value), "collectives" (kind,
+    dimensions, axes and role of what an operator, or the border, moves), "peak" (where the most
+    bytes are alive, which nobody decides).
+    """
+    made = () if constant is None else (("constant", "", constant.source, "", constant.text),)
+    rows = (*made, *_splits(hints, point), *_choices(hints, here), *_shardings(hints, here))
+    return Table(CHANGE_COLUMNS, (*rows, *_collectives(hints, here), *_peak(hints, here)))
+
+
+def _peak(hints: Planned, here: Planned) -> Iterator[Row]:
+    if hints.memory.place != here.memory.place:
+        first, second = (_alive_at(plan.graph, plan.memory) for plan in (hints, here))
+        yield "peak", first[0], first[1], first[0], second[0]
+
+
+def _alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
+    peak = memory.instruction
+    return ("the arguments", "") if peak is None else _whose(graph, peak)
+
+
+def _splits(hints: Planned, point: Mapping[str, int]) -> Iterator[Row]:
+    for fact in hints.named.conditions if hints.named else ():
+        if not fact.holds(point):
+            yield fact.kind, fact.where, "", str(fact), fact.otherwise(point)
+
+
+def conditions(named: Symbolised, choices: Sequence[Decision], memory: Liveness) -> Table:
+    """What ties the formulas of a plan to its hints: choices by margin, splits, the peak's place.
+
+    Args:
+      choices: the nearest at the hints first.
+    """
+    graph, hints = named.graph, named.sizes.hints
+    rows = [("choice", *_inequality(d.condition, hints), *_decided(graph, d)) for d in choices]
+    rows += [(one.kind, str(one), None, "", "", one.decides, "") for one in named.conditions]
+    place = _alive_at(graph, memory)
+    rows.append(("peak", "the most bytes are alive there", None, *place, "peak_memory_bytes", ""))
+    return Table(CONDITION_COLUMNS, tuple(rows))
+
+
+def _decided(graph: Graph, choice: Decision) -> tuple[str, str, str, str]:
+    """Where a choice is made, what it is, and the choices on which it rests."""
+    before = ", ".join(_place(graph, node)[0] for node in choice.rests_on)
+    return *_place(graph, choice.node), choice.condition.what, before
+
+
+def _whose(graph: Graph, instruction: Instruction) -> tuple[str, str]:
+    return ("border", "") if instruction.node is None else _place(graph, instruction.node)
+
+
+def _inequality(condition: Condition, hints: Mapping[str, int]) -> tuple[str, float]:
+    """The condition without what both sides share, and its margin at the hints."""
+    terms = condition.difference.terms.items()
+    left = Formula({m: -c for m, c in terms if c < 0})
+    right = Formula({m: c for m, c in terms if c > 0})
+    return f"{left} <= {right}", condition.margin(hints)
+
+
+def _choices(hints: Planned, here: Planned) -> Iterator[Row]:
+    first, second = _assignments(hints.program), _assignments(here.program)
+    for number in sorted(first.keys() | second.keys()):
+        pair = first.get(number, ""), second.get(number, "")
+        if pair[0] != pair[1]:
+            yield ("choice", *_place(hints.graph, number), *pair)
+
+
+def _assignments(program: SpmdProgram) -> dict[int, str]:
+    """Per node the loops that are split, with their axes; several where it is made again."""
+    words = cache(partial(_loops, program))
+    found: dict[int, list[str]] = {}
+    for step in walk(program):
+        attributes, node = step.instruction.attributes, step.instruction.node
+        if type(attributes) is Apply and node is not None:
+            found.setdefault(node, []).append(words(attributes.loops))
+    return {node: "; ".join(dict.fromkeys(made)) for node, made in found.items()}
+
+
+def _loops(program: SpmdProgram, loops: tuple[tuple[str, Digits], ...]) -> str:
+    split = sorted((name, _axes(program, digits)) for name, digits in loops)
+    return ", ".join(f"{name} over {axes}" for name, axes in split if axes)
+
+
+def _axes(program: SpmdProgram, digits: Digits) -> str:
+    return ",".join(program.mesh.texts(digits))
+
+
+def _place(graph: Graph, node: int) -> tuple[str, str]:
+    """Name of a node's first result, and its source line."""
+    found = graph.nodes[node]
+    return graph.values[found.results[0]].name, found.source
+
+
+def _shardings(hints: Planned, here: Planned) -> Iterator[Row]:
+    graph = hints.graph
+    partner = Alignment(graph, here.graph).partner
+    text = cache(Sharding.text)
+    for value, other in zip(graph.values, partner, strict=True):
+        if other >= 0:
+            first, second = hints.sharded.shardings[value.index], here.sharded.shardings[other]
+            pair = text(first), text(second)
+            if pair[0] != pair[1]:
+                producer = graph.producer[value.index]
+                source = "" if producer is None else graph.nodes[producer].source
+                yield ("sharding", value.name, source, *pair)
+
+
+def _collectives(hints: Planned, here: Planned) -> Iterator[Row]:
+    first, second = _moved(hints.program), _moved(here.program)
+    for number in sorted(first.keys() | second.keys()):
+        pair = tuple("; ".join(side.get(number, ())) for side in (first, second))
+        if pair[0] != pair[1]:
+            place = ("border", "") if number == BORDER else _place(hints.graph, number)
+            yield ("collectives", *place, *pair)
+
+
+def _moved(program: SpmdProgram) -> Mapping[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for step in walk(program):
+        instruction = step.instruction
+        if is_collective(instruction.attributes):
+            node = BORDER if instruction.node is None else instruction.node
+            found.setdefault(node, []).append(_words(program, instruction))
+    return found
+
+
+def _words(program: SpmdProgram, instruction: Instruction) -> str:
+    attributes = instruction.attributes
+    names = ("dim", "split_dim", "concat_dim")
+    dims = [str(getattr(attributes, name)) for name in names if hasattr(attributes, name)]
+    of = f" of dimension {' to '.join(dims)}" if dims else ""
+    axes = _axes(program, attributes.digits)
+    return f"{KINDS[type(attributes)]}{of} along {axes} ({instruction.role})"

@@ -1,0 +1,105 @@
+"""Warnings: what a plan does in a roundabout way, with the bytes that it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from shardalg.costs.collectives import wire_bytes
+from shardalg.costs.cost import number
+from shardalg.costs.walk import Step, sent_bytes, walk
+from shardalg.graph.ir import Graph, Node
+from shardalg.io.table import Table
+from shardalg.ops.excluded import EXCLUDED
+from shardalg.ops.local_parameters import unsupported_loops
+from shardalg.ops.rows import rules
+from shardalg.ops.rule import Rule
+from shardalg.spmd.manual import WRITTEN
+from shardalg.spmd.program import AllGather, SpmdProgram
+
+WARNING_COLUMNS = (
+    "op", "source", "count", "wire_bytes", "warning", "remedy", "redundant_flops",
+)  # fmt: skip
+
+
+def warnings(program: SpmdProgram, graph: Graph) -> Table:
+    """Operators that are not partitioned as they could be, and the bytes that this sends.
+
+    An operator without a row runs on whole operands; a loop that no emission splits yet is
+    gathered. Both give right results. `wire_bytes` is per device and step, over all `count`
+    executions and all collectives that the operator causes.
+    """
+    gathers: dict[int, list[Step]] = {}
+    for step in walk(program):
+        if step.instruction.node is not None:
+            gathers.setdefault(step.instruction.node, []).append(step)
+    found = (_warning(program, graph, node, gathers.get(node.index, [])) for node in graph.walk())
+    return Table(WARNING_COLUMNS, tuple(row for row in found if row is not None))
+
+
+def left_out(graph: Graph) -> Table:
+    """Effects without a result (prints, callbacks), which the plan runs without, a row per line.
+
+    >>> import jax
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> def step(x):
+    ...     jax.debug.print("{}", x)
+    ...     return 2 * x
+    >>> row = left_out(trace(step, 1.0)).rows[0]
+    >>> row[0], row[1].endswith(":2"), row[4]
+    ('debug_print', True, 'its effect is left out: no device runs it')
+    """
+    text = "its effect is left out: no device runs it"
+    remedy = "return what it shows, or call it outside the function"
+    counts: Counter[tuple[str, str]] = Counter()
+    for effect in graph.left_out:
+        counts[effect.primitive, effect.source] += effect.count
+    rows = ((*place, count, 0, text, remedy, 0) for place, count in counts.items())
+    return Table(WARNING_COLUMNS, tuple(rows))
+
+
+def _warning(
+    program: SpmdProgram, graph: Graph, node: Node, steps: list[Step]
+) -> tuple[object, ...] | None:
+    rows = None if node.bodies else rules(node.signature)
+    if (
+        node.bodies
+        or node.primitive in WRITTEN
+        or (rows is not None and not any(map(_split_later, rows)))
+    ):
+        return None
+    if rows is None:
+        reason = EXCLUDED.get(node.primitive, "it has no row, and JAX traces no body of it")
+        caused, text = steps, f"its operands are gathered whole: {reason}"
+        remedy = "leave them unpartitioned, or add a row (docs/adding_an_operator.md)"
+    else:
+        caused = [step for step in steps if _along(program, node, rows[0], step)]
+        loops = sorted(_split_later(rows[0]))
+        text = f"loop {', '.join(loops)} is gathered: no emission splits it yet"
+        remedy = "leave that dimension unpartitioned, or extend shardalg/ops/local_parameters.py"
+    moved = sum(step.count * _sent(program, step) for step in caused)
+    if rows is not None and not moved:
+        return None
+    trips = graph.trip_count(node)
+    return (node.primitive, node.source, trips, number(moved), text, remedy, 0)
+
+
+def _split_later(rule: Rule) -> frozenset[str]:
+    """Loops that could be partitioned, but that no emission splits yet."""
+    return unsupported_loops(rule) - rule.whole - rule.local
+
+
+def _sent(program: SpmdProgram, step: Step) -> int | float:
+    held = sent_bytes(program, step.instruction)
+    return wire_bytes(step.instruction.attributes, held)
+
+
+def _along(program: SpmdProgram, node: Node, rule: Rule, step: Step) -> bool:
+    """Whether a step gathers an operand of the node along a loop that is split later."""
+    attributes = step.instruction.attributes
+    if type(attributes) is not AllGather:
+        return False
+    origin = program.locals[step.instruction.operands[0]].origin
+    positions = [k for k, value in enumerate(node.operands) if value == origin]
+    dims = (rule.operands.get(k, ()) for k in positions)
+    indices = (index[attributes.dim] for index in dims if attributes.dim < len(index))
+    return any(_split_later(rule) & set(index.variables) for index in indices)

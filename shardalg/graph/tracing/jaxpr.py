@@ -1,0 +1,460 @@
+"""A jaxpr as a `Graph`: calls inlined, control flow as regions. No jax: it reads attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from shardalg.errors import TraceError
+from shardalg.graph.ir import Graph, LeftOut, Node, PlainMesh, Region, Site, Tie, ValueType
+from shardalg.graph.phase import Draft, phases
+from shardalg.graph.source import Sources
+from shardalg.graph.tracing.control_flow import BODY_PARAMS, CALLS, INDEXED, INLINED, Call
+from shardalg.graph.tracing.parts import Parts
+
+# Parameters of a call that stay beside its bodies.
+_KEPT = {
+    "scan": ("length", "num_carry", "num_consts", "reverse"),
+    "while": ("cond_nconsts", "body_nconsts"),
+    "cond": (),
+    "shard_map": ("axes", "in_axes", "out_axes"),
+}
+
+
+@dataclass(slots=True)
+class _Span:
+    """A region while its nodes are collected."""
+
+    index: int
+    kind: str
+    parent: int | None
+    trip_count: int
+    arguments: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    node: int | None = None
+    nodes: list[int] = field(default_factory=list)
+
+    def region(self) -> Region:
+        """The finished region."""
+        ends = (self.node, self.arguments, self.results)
+        return Region(self.index, self.kind, self.parent, *ends, tuple(self.nodes), self.trip_count)
+
+
+class Place(NamedTuple):
+    """Where an equation stands.
+
+    Attributes:
+      spans: its region, then those around it that list its nodes too (a remat within its parent).
+      source, flags: of the equation, or inherited from the call that it is inlined from.
+      manual: axes along which every device is on its own there.
+      opened: primitives, with their operands' types, whose body it is in.
+    """
+
+    spans: tuple[_Span, ...]
+    source: str = ""
+    flags: int = 0
+    manual: frozenset[str] = frozenset()
+    opened: frozenset[object] = frozenset()
+
+
+Placing = Callable[["Builder", Any, list[int], Place], Sequence[int]]
+"""(builder, equation, operands, place) -> results."""
+
+
+class Builder:
+    """Reads equations into nodes; collects the regions, ties and sites among them.
+
+    Args:
+      primitives: JAX's objects of the nodes that stand for no equation ("annotate",
+        "optimization_barrier"), for `Graph.bindings`.
+      reader: of a primitive, what reads its equations.
+      written_out: of an equation that hides what it computes, a body that says it, or None.
+      mesh_of: of a sharding, the mesh that the user gave it, as plain data.
+    """
+
+    def __init__(
+        self,
+        primitives: Mapping[str, object],
+        reader: Callable[[Any], Placing],
+        *,
+        written_out: Callable[[Any], Any | None],
+        mesh_of: Callable[[Any], PlainMesh | None],
+    ) -> None:
+        self.primitives = primitives
+        self.reader = reader
+        self.written_out = written_out
+        self.mesh_of = mesh_of
+        self.parts = Parts()
+        self.ties: list[Tie] = []
+        self.sites: list[Site] = []
+        self.left_out: list[LeftOut] = []
+        self._sources = Sources()
+        self._drafts: list[Draft] = []
+        self._bindings: list[object] = []
+        self._spans = [_Span(0, "root", None, 1)]
+
+    def graph(
+        self, closed: Any, argument_paths: Sequence[str], result_paths: Sequence[str]
+    ) -> Graph:
+        """The graph of a closed jaxpr whose inputs and outputs have these paths."""
+        root = self._spans[0]
+        variables = getattr(closed, "jaxpr", closed).invars
+        types = [self.parts.type_of(var.aval) for var in variables]
+        named = zip(types, argument_paths, strict=True)
+        root.arguments = tuple(self.parts.value(t, "argument", path) for t, path in named)
+        root.results = tuple(self.run(closed, root.arguments, Place((root,))))
+        return Graph(
+            values=tuple(self.parts.values),
+            nodes=self._nodes(),
+            regions=tuple(span.region() for span in self._spans),
+            ties=tuple(self.ties),
+            arguments=root.arguments,
+            results=root.results,
+            argument_paths=tuple(argument_paths),
+            result_paths=tuple(result_paths),
+            sites=tuple(self.sites),
+            constants=tuple(self.parts.constants),
+            bindings=tuple(self._bindings),
+            left_out=tuple(self.left_out),
+        )
+
+    def _nodes(self) -> tuple[Node, ...]:
+        found = phases(self._drafts, {span.index: span.results for span in self._spans})
+        return tuple(
+            Node(i, d.signature, d.operands, d.results, d.source, phase, d.region, d.bodies)
+            for i, (d, phase) in enumerate(zip(self._drafts, found, strict=True))
+        )
+
+    def run(self, body: Any, arguments: Iterable[int], place: Place) -> list[int]:
+        """Read the equations of a body, closed or open; the values of its results."""
+        jaxpr = getattr(body, "jaxpr", body)
+        env = dict(zip(jaxpr.invars, arguments, strict=True))
+        if jaxpr.constvars:
+            for var, array in zip(jaxpr.constvars, body.consts, strict=True):
+                env[var] = self.parts.constant(var.aval, array)
+        for equation in jaxpr.eqns:
+            operands = [self._read(atom, env) for atom in equation.invars]
+            info = equation.source_info
+            source = self._sources.line(info.traceback) or place.source
+            flags = place.flags | self._sources.flags(info.name_stack)
+            here = place._replace(source=source, flags=flags)
+            read = self.reader(equation.primitive)
+            env.update(zip(equation.outvars, read(self, equation, operands, here), strict=True))
+        return [self._read(atom, env) for atom in jaxpr.outvars]
+
+    def _read(self, atom: Any, env: Mapping[Any, int]) -> int:
+        # A literal holds its value, and cannot be hashed.
+        return self.parts.constant(atom.aval, atom.val) if hasattr(atom, "val") else env[atom]
+
+    def open(self, kind: str, parent: _Span, trips: int = 1) -> _Span:
+        """A new region inside `parent`."""
+        span = _Span(len(self._spans), kind, parent.index, parent.trip_count * trips)
+        self._spans.append(span)
+        return span
+
+    def node(
+        self,
+        binding: tuple[object, Mapping[str, object]],
+        operands: Sequence[int],
+        results: tuple[int, ...],
+        *,
+        place: Place,
+        bodies: tuple[int, ...] = (),
+    ) -> int:
+        """A node of the primitive in `binding`, with parameters as plain data."""
+        primitive, params = binding
+        shown = {k: params[k] for k in _KEPT[primitive.name]} if bodies else params
+        plain = self.parts.plain(primitive.name, shown)
+        signature = self.parts.signature(primitive.name, plain, operands=operands, results=results)
+        where = (place.source, place.flags, place.spans[0].index, bodies)
+        index = len(self._drafts)
+        self._drafts.append(Draft(signature, tuple(operands), results, *where))
+        self._bindings.append(binding)
+        for span in place.spans:
+            span.nodes.append(index)
+        return index
+
+
+def plain_node(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    """An equation that is one node."""
+    parts, primitive = builder.parts, equation.primitive
+    types = [parts.type_of(var.aval) for var in equation.outvars]
+    results = parts.results(types, parts.label(primitive.name, place.source))
+    builder.node((primitive, equation.params), operands, results, place=place)
+    return results
+
+
+def _inline(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    params = equation.params
+    return builder.run(next(params[n] for n in BODY_PARAMS if n in params), operands, place)
+
+
+def _write_out(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    body = builder.written_out(equation)
+    if body is None:
+        return plain_node(builder, equation, operands, place)
+    return builder.run(body, operands, place)
+
+
+def _linear_solve(
+    builder: Builder, equation: Any, operands: list[int], place: Place
+) -> Sequence[int]:
+    """A linear solve is its solver; the other functions are for its derivatives."""
+    counts, bodies = equation.params["const_lengths"], equation.params["jaxprs"]
+    start = counts.matvec + counts.vecmat
+    given = operands[start : start + counts.solve] + operands[sum(counts) :]
+    return builder.run(bodies.solve, given, place)
+
+
+def _jit(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    """A jitted function is its body; the shardings it was given are constraints."""
+    params = equation.params
+    operands = _placed(builder, operands, params.get("in_shardings", ()), place)
+    results = _inline(builder, equation, operands, place)
+    return _placed(builder, results, params.get("out_shardings", ()), place)
+
+
+def _placed(
+    builder: Builder, values: Sequence[int], shardings: Sequence[object], place: Place
+) -> list[int]:
+    """The values behind a site each, where a sharding names axes."""
+    placed = []
+    for value, sharding in zip_longest(values, shardings):
+        if getattr(sharding, "spec", None) is not None:
+            (value,) = _constrained(builder, value, sharding, place)
+        placed.append(value)
+    return placed
+
+
+def _scan(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    """A loop: its body once, in a region of its own."""
+    params = equation.params
+    counts = _scan_counts(params)
+    counted = dict(zip(("num_consts", "num_carry"), counts, strict=True))
+    total = len(_open_jaxpr(params["jaxpr"]).invars)
+    labels = _border_labels(*counts, total=total)
+    bodies = [(params["jaxpr"], labels)]
+    return call(builder, equation, operands, place, Bodies(bodies, counts, counted))
+
+
+def _while(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    """A loop of unknown length: its condition and its body, each in a region of its own."""
+    params = equation.params
+    if params["cond_jaxpr"].out_avals[0].shape:
+        return _write_out(builder, equation, operands, place)
+    counts = (params["cond_nconsts"], params["body_nconsts"])
+    carried = len(operands) - sum(counts)
+    bodies = [
+        (
+            params[name],
+            [f"{part}/{label}" for label in _border_labels(n, carried, total=n + carried)],
+        )
+        for part, name, n in zip(
+            ("condition", "body"), ("cond_jaxpr", "body_jaxpr"), counts, strict=True
+        )
+    ]
+    return call(builder, equation, operands, place, Bodies(bodies, counts))
+
+
+def _cond(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    """Branches: each in a region of its own."""
+    branches = equation.params["branches"]
+    labels = range(len(operands) - 1)
+    bodies = [(b, [f"branch{k}/operand{i}" for i in labels]) for k, b in enumerate(branches)]
+    return call(builder, equation, operands, place, Bodies(bodies, ()))
+
+
+class Bodies(NamedTuple):
+    """What a call runs.
+
+    Attributes:
+      bodies: per body, its jaxpr and the labels of its arguments.
+      counts: of `Call`.
+      counted: parameters that this version of jax does not spell out.
+    """
+
+    bodies: list[tuple[Any, list[str]]]
+    counts: tuple[int, ...]
+    counted: Mapping[str, int] = MappingProxyType({})
+
+
+def call(
+    builder: Builder, equation: Any, operands: list[int], place: Place, inside: Bodies
+) -> Sequence[int]:
+    """A node whose bodies are regions, tied to what is around it."""
+    parts, params, kind = builder.parts, equation.params, equation.primitive.name
+    name, at = parts.label(kind, place.source)
+    spans = []
+    for jaxpr, labels in inside.bodies:
+        span = builder.open(kind, place.spans[0], int(params.get("length", 1)))
+        span.arguments = tuple(
+            parts.value(parts.type_of(var.aval), "region_argument", f"{name}{at}/{label}")
+            for var, label in zip(_open_jaxpr(jaxpr).invars, labels, strict=True)
+        )
+        span.results = tuple(builder.run(jaxpr, span.arguments, place._replace(spans=(span,))))
+        spans.append(span)
+    results = parts.results([parts.type_of(var.aval) for var in equation.outvars], (name, at))
+    binding = (equation.primitive, {**params, **inside.counted})
+    bodies = tuple(span.index for span in spans)
+    node = builder.node(binding, operands, results, place=place, bodies=bodies)
+    for span in spans:
+        span.node = node
+    borders = [span.arguments for span in spans], [span.results for span in spans]
+    call = Call(node, inside.counts, operands, *borders, results)
+    builder.ties.extend(CALLS[kind](call))
+    return results
+
+
+def _open_jaxpr(jaxpr: Any) -> Any:
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many operands a scan has of constants and of carries; jax 0.11 keeps them as trees."""
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].unpack()
+    return len(constants), len(carry)
+
+
+def _border_labels(constants: int, carried: int, *, total: int) -> list[str]:
+    """`const0`, `carry0`, `xs0`: what a scan's body arguments are called."""
+    runs = (("const", constants), ("carry", carried), ("xs", total - constants - carried))
+    return [f"{kind}{i}" for kind, count in runs for i in range(count)]
+
+
+def _remat(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    """A recomputation in the backward pass: a region, behind a barrier that holds off CSE."""
+    params = equation.params
+    if not params.get("differentiated", True):
+        return builder.run(params["jaxpr"], operands, place)
+    guard = params.get("prevent_cse", True)
+    guards = (guard,) * len(operands) if isinstance(guard, bool) else tuple(guard)
+    guarded = [v for v, on in zip(operands, guards, strict=True) if on]
+    passed = _barrier(builder, guarded, place)
+    inner = [passed.get(v, v) if on else v for v, on in zip(operands, guards, strict=True)]
+    span = builder.open("remat", place.spans[0])
+    return builder.run(params["jaxpr"], inner, place._replace(spans=(span, *place.spans)))
+
+
+def _barrier(builder: Builder, operands: Sequence[int], place: Place) -> dict[int, int]:
+    """Operand to what a barrier hands on; constants need none."""
+    parts = builder.parts
+    held = [v for v in dict.fromkeys(operands) if parts.values[v].kind != "constant"]
+    if not held:
+        return {}
+    types: list[ValueType] = [parts.values[v].type for v in held]
+    results = parts.results(types, parts.label("optimization_barrier", place.source))
+    binding = (builder.primitives["optimization_barrier"], {})
+    builder.node(binding, held, results, place=place)
+    return dict(zip(held, results, strict=True))
+
+
+def _annotation(
+    builder: Builder, equation: Any, operands: list[int], place: Place
+) -> Sequence[int]:
+    """Our own identity: a site."""
+    return site(builder, operands, equation.params, place)
+
+
+def _constraint(
+    builder: Builder, equation: Any, operands: list[int], place: Place
+) -> Sequence[int]:
+    """JAX's constraint: a site with the axis names of its spec, and the mesh that it brings."""
+    params = equation.params
+    sharding = params.get("sharding", params.get("dst_sharding"))
+    if getattr(sharding, "spec", None) is None:
+        raise TraceError(
+            f"the constraint at {place.source or 'an unknown line'} names devices and no axes: "
+            f"{sharding}. Constrain with a PartitionSpec or a NamedSharding."
+        )
+    return _constrained(builder, operands[0], sharding, place)
+
+
+def _constrained(builder: Builder, value: int, sharding: Any, place: Place) -> Sequence[int]:
+    params = site_params(sharding.spec, len(builder.parts.values[value].type.shape))
+    return site(builder, [value], params, place, mesh=builder.mesh_of(sharding))
+
+
+def _reshard(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    """A constraint; nothing where JAX's own broadcasting, or its transpose, adds it.
+
+    That is on a mesh of automatic axes, or on none.
+    """
+    sharding = equation.params["dst_sharding"]
+    automatic = sharding.mesh.empty or sharding.mesh.are_all_axes_auto
+    if automatic and not any(sharding.spec):
+        return operands
+    return _constraint(builder, equation, operands, place)
+
+
+def _device_put(
+    builder: Builder, equation: Any, operands: list[int], place: Place
+) -> Sequence[int]:
+    """A placement inside the function: a constraint if it names axes, else nothing."""
+    return _placed(builder, operands, equation.params["devices"], place)
+
+
+def site_params(spec: Iterable[object], rank: int) -> dict[str, Any]:
+    """Parameters of our annotation for a PartitionSpec; an entry that is no axis leaves it open.
+
+    >>> site_params(("x", None, ("y", "z")), 4)["spec"]
+    (('x',), (), ('y', 'z'), ())
+    """
+    entries = [*spec, *[None] * rank][:rank]
+    axes = [e if isinstance(e, tuple) else (e,) if isinstance(e, str) else () for e in entries]
+    open_dims = [i for i, e in enumerate(entries) if not (e is None or isinstance(e, str | tuple))]
+    return {"name": None, "spec": tuple(axes), "unspecified_dims": tuple(open_dims)}
+
+
+def site(
+    builder: Builder,
+    operands: list[int],
+    params: Mapping[str, Any],
+    place: Place,
+    *,
+    mesh: PlainMesh | None = None,
+) -> Sequence[int]:
+    """An annotation with these parameters, on one value; `mesh` where it brings its own.
+
+    Raises:
+      TraceError: it says something of axes along which the region around it is manual.
+    """
+    parts, name = builder.parts, params["name"]
+    mesh = params.get("mesh") or mesh
+    label = parts.label("annotate", place.source)
+    types = [parts.values[operands[0]].type]
+    named = place.manual.intersection(chain.from_iterable(params["spec"] or ()))
+    if named or (name and place.manual):
+        raise TraceError(
+            f"the annotation {name or params['spec']} at {place.source or 'an unknown line'} "
+            f"stands in a shard_map over {sorted(place.manual)}, where each device has values of "
+            "its own. Lay them out by the in_specs and out_specs of the region, or annotate around "
+            "it."
+        )
+    results = parts.results(types, (name, "") if name else label)
+    kept = {key: value for key, value in params.items() if key != "mesh"}
+    binding = (builder.primitives["annotate"], kept)
+    node = builder.node(binding, operands, results, place=place)
+    builder.sites.append(Site(node, name, params["spec"], params["unspecified_dims"], mesh))
+    return results
+
+
+HANDLERS: dict[str, Placing] = {
+    **dict.fromkeys(INLINED, _inline),
+    "custom_linear_solve": _linear_solve,
+    **dict.fromkeys("iota_2x32_shape random_bits split stack unstack".split(), _write_out),
+    **dict.fromkeys(INDEXED, _write_out),
+    "jit": _jit,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "remat2": _remat,
+    "annotate": _annotation,
+    "sharding_constraint": _constraint,
+    "reshard": _reshard,
+    "device_put": _device_put,
+}

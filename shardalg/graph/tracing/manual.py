@@ -1,0 +1,180 @@
+"""A `shard_map` as a call: its body is what every device runs on its own blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shardalg.errors import TraceError
+from shardalg.graph.ir import ValueType
+from shardalg.graph.tracing.jaxpr import (
+    Bodies,
+    Builder,
+    Place,
+    Placing,
+    call,
+    plain_node,
+    site,
+    site_params,
+)
+
+
+def _region(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    """The operands and results behind sites that lay them out as the region's specs say."""
+    axes, sides = region_axes(equation.params, place.source)
+    inner = place._replace(manual=place.manual | dict(axes).keys())
+    body = equation.params["jaxpr"]
+    labels = [f"operand{i}" for i in range(len(operands))]
+    given = _laid_out(builder, operands, sides[0], place)
+    plain = {"axes": axes, "in_axes": sides[0], "out_axes": sides[1]}
+    results = call(builder, equation, given, inner, Bodies([(body, labels)], (), plain))
+    return _laid_out(builder, results, sides[1], place)
+
+
+Axes = tuple[tuple[str, int], ...]
+Sides = tuple[tuple[tuple[tuple[str, ...], ...], ...], ...]
+
+
+def region_axes(params: Mapping[str, Any], source: str) -> tuple[Axes, Sides]:
+    """(axis, size) of the axes that become manual; per operand, per result and dimension, its axes.
+
+    Raises:
+      TraceError: a spec says more than axes per dimension.
+    """
+    mesh, manual = params["mesh"], params["newly_manual_axes"]
+    sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    axes = tuple((name, int(n)) for name, n in sizes.items() if name in manual)
+    sides = []
+    for name in ("in_specs", "out_specs"):
+        for spec in params[name]:
+            if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+                raise TraceError(
+                    f"the shard_map at {source or 'an unknown line'} has {spec} among its {name}: "
+                    "partial sums do not cross its border here. Sum them inside, with jax.lax.psum."
+                )
+        sides.append(tuple(site_params(spec, len(spec))["spec"] for spec in params[name]))
+    return axes, tuple(sides)
+
+
+def _laid_out(
+    builder: Builder, values: Sequence[int], specs: Sequence[Sequence[object]], place: Place
+) -> list[int]:
+    """Each value behind a site with its spec."""
+    made = []
+    for value, spec in zip(values, specs, strict=True):
+        rank = len(builder.parts.values[value].type.shape)
+        (value,) = site(builder, [value], site_params([s or None for s in spec], rank), place)
+        made.append(value)
+    return made
+
+
+def _collective(
+    builder: Builder, equation: Any, operands: list[int], place: Place
+) -> Sequence[int]:
+    """A collective of the user's over whole axes."""
+    _check(equation, place)
+    return plain_node(builder, equation, operands, place)
+
+
+def _check(equation: Any, place: Place) -> None:
+    params, name = equation.params, equation.primitive.name
+    axes = params.get("axes", params.get("axis_name"))
+    named = axes if isinstance(axes, tuple) else (axes,)
+    fault = "groups of an axis" if params.get("axis_index_groups") is not None else ""
+    fault = fault or ("no named axis" if any(not isinstance(n, str) for n in named) else "")
+    if fault:
+        raise TraceError(
+            f"{name} at {place.source or 'an unknown line'} is over {fault} ({axes}): a region is "
+            "planned with collectives over whole named axes. Give the mesh an axis for each group."
+        )
+
+
+def _axis_index(
+    builder: Builder, equation: Any, operands: list[int], place: Place
+) -> Sequence[int]:
+    """A number of the device: 0, to which its place is added."""
+    zero = builder.parts.constant(equation.outvars[0].aval, 0)
+    return _collective(builder, equation, [zero], place)
+
+
+def _all_gather(
+    builder: Builder, equation: Any, operands: list[int], place: Place
+) -> Sequence[int]:
+    """Blocks on a new dimension are blocks side by side along one of size 1."""
+    _check(equation, place)
+    params = equation.params
+    if params["tiled"]:
+        return plain_node(builder, equation, operands, place)
+    kind, dim = builder.parts.values[operands[0]].type, params["all_gather_dimension"]
+    operands = _reshaped(builder, operands[0], (*kind.shape[:dim], 1, *kind.shape[dim:]), place)
+    return _tiled(builder, equation, operands, place)
+
+
+def _reduce_scatter(
+    builder: Builder, equation: Any, operands: list[int], place: Place
+) -> Sequence[int]:
+    """A dimension that is scattered entirely is left with size 1, and dropped."""
+    _check(equation, place)
+    if equation.params["tiled"]:
+        return plain_node(builder, equation, operands, place)
+    (made,) = _tiled(builder, equation, operands, place)
+    return _reshaped(builder, made, tuple(map(int, equation.outvars[0].aval.shape)), place)
+
+
+def _tiled(builder: Builder, equation: Any, operands: Sequence[int], place: Place) -> Sequence[int]:
+    """The tiled form of a gather or a scatter."""
+    parts, params = builder.parts, {**equation.params, "tiled": True}
+    kind, size = parts.values[operands[0]].type, int(params["axis_size"])
+    shape = list(kind.shape)
+    if "scatter_dimension" in params:
+        shape[params["scatter_dimension"]] //= size
+    else:
+        shape[params["all_gather_dimension"]] *= size
+    label = parts.label(equation.primitive.name, place.source)
+    results = parts.results([ValueType(tuple(shape), kind.dtype)], label)
+    builder.node((equation.primitive, params), operands, results, place=place)
+    return results
+
+
+def _reshaped(
+    builder: Builder, value: int, shape: tuple[int, ...], place: Place
+) -> tuple[int, ...]:
+    parts = builder.parts
+    kind = ValueType(shape, parts.values[value].type.dtype)
+    results = parts.results([kind], parts.label("reshape", place.source))
+    params = {"new_sizes": shape, "dimensions": None, "sharding": None}
+    builder.node((builder.primitives["reshape"], params), [value], results, place=place)
+    return results
+
+
+def _alike(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    """What JAX's types say about copies: nothing happens to the value."""
+    return operands
+
+
+def _refused(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    raise TraceError(
+        f"{equation.primitive.name} at {place.source or 'an unknown line'} has no plan: inside "
+        f"shard_map these are planned: {', '.join(sorted(PLANNED))}. Write it with them."
+    )
+
+
+PLANNED: dict[str, Placing] = {
+    **dict.fromkeys("all_to_all pmax pmin ppermute psum psum_invariant".split(), _collective),
+    "axis_index": _axis_index,
+    **dict.fromkeys(("all_gather", "all_gather_invariant"), _all_gather),
+    "reduce_scatter": _reduce_scatter,
+}
+UNPLANNED = """
+all_gather_done all_gather_reduced all_gather_reduced_start all_gather_start all_to_all_done
+all_to_all_start pbroadcast pbroadcast_done pbroadcast_start ppermute_done ppermute_start precv
+psend psum_done psum_invariant_start psum_start ragged_all_to_all reduce_scatter_done
+reduce_scatter_start unreduced_pmax unreduced_pmin unreduced_psum unreduced_psum_start
+unreduced_reduce_scatter unreduced_reduce_scatter_start
+""".split()
+MANUAL_HANDLERS: dict[str, Placing] = {
+    "shard_map": _region,
+    "pvary": _alike,
+    **PLANNED,
+    **dict.fromkeys(UNPLANNED, _refused),
+}

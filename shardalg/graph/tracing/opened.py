@@ -1,0 +1,145 @@
+"""Primitives of other packages, opened through what they are written with.
+
+Such a primitive is a name to JAX; what it computes stands in the function that its lowering was
+made of (`mlir.lower_fun`), or in its `impl`, in JAX's own primitives, which partition.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any
+
+import jax
+from jax.interpreters import mlir
+
+from shardalg.errors import TraceError
+from shardalg.graph.evaluate import primitives
+from shardalg.graph.ir import LeftOut
+from shardalg.graph.tracing.jaxpr import HANDLERS, Builder, Place, Placing, plain_node
+from shardalg.graph.tracing.manual import MANUAL_HANDLERS
+
+READERS: dict[str, Placing] = {**HANDLERS, **MANUAL_HANDLERS}
+"""Primitive to what reads its equations; all others are one node each."""
+_OWN = ("jax._src.", "shardalg.")
+
+
+def reader(rows: Container[str], primitive: Any) -> Placing:
+    """What reads the equations of a primitive.
+
+    Args:
+      rows: names of operators that have a row: they are partitioned as they are.
+    """
+    if bodies(primitive) and (primitive.name not in rows or _is_namesake(primitive)):
+        return _opened
+    return _leaf if _is_namesake(primitive) else READERS.get(primitive.name, _leaf)
+
+
+def _is_namesake(primitive: Any) -> bool:
+    """Whether it is another primitive than the one of JAX's that has its name."""
+    return primitives().get(primitive.name, primitive) is not primitive
+
+
+@cache
+def bodies(primitive: Any) -> tuple[Callable[..., Any], ...]:
+    """The functions that a primitive of another package is written with, each saying all of it.
+
+    First the one that it is lowered with, which is what runs under `jax.jit`. None of a primitive
+    of JAX's own or of ours.
+
+    >>> from jax.experimental.sparse.bcoo import bcoo_dot_general_p
+    >>> [body.__name__ for body in bodies(bcoo_dot_general_p)], bodies(jax.lax.sin_p)
+    (['_bcoo_dot_general_impl'], ())
+    """
+    found = [f for f in (_lowered(primitive), getattr(primitive, "impl", None)) if f is not None]
+    homes = {f: getattr(_inner(f), "__module__", "") for f in found}
+    if all(f"{home}.".startswith(_OWN) for home in homes.values()):
+        return ()
+    return tuple(f for f, home in homes.items() if home != "jax._src.dispatch")
+
+
+def _inner(function: Any) -> Any:
+    return function.func if isinstance(function, partial) else function
+
+
+def _lowered(primitive: Any) -> Callable[..., Any] | None:
+    """The function of a lowering rule that `mlir.lower_fun` made."""
+    rule = getattr(mlir._lowerings.get(primitive), "rule", None)
+    made = getattr(rule, "__qualname__", "").startswith(f"{mlir.lower_fun.__name__}.")
+    return inspect.getclosurevars(rule).nonlocals.get("fun") if made else None
+
+
+def _opened(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    """A body of a primitive, where JAX traces it; else one node.
+
+    Inside a `shard_map` it stays a node: there a body may ask for the axes that are manual.
+    """
+    key = (equation.primitive, *(builder.parts.values[v].type for v in operands))
+    body = None
+    if not place.manual and key not in place.opened:
+        known = [_number(builder, *pair) for pair in zip(equation.invars, operands, strict=True)]
+        body = traced(equation, known)
+    if body is None:
+        return _leaf(builder, equation, operands, place)
+    given = [value for value, number in zip(operands, known, strict=True) if number is None]
+    return builder.run(body, given, place._replace(opened=place.opened | {key}))
+
+
+def _number(builder: Builder, atom: Any, value: int) -> Any | None:
+    """What an operand is, where it is a number; one of a weak type would lose that."""
+    return None if getattr(atom.aval, "weak_type", False) else builder.parts.numbers.get(value)
+
+
+def traced(equation: Any, known: Sequence[Any]) -> Any | None:
+    """What an equation computes, as a closed jaxpr; None where JAX traces no body of it.
+
+    Args:
+      known: per operand its number, which a body may look at, or None; the jaxpr has the others as
+        arguments.
+    """
+    avals = [v.aval for v, n in zip(equation.invars, known, strict=True) if n is None]
+    given = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    said = [_type(v.aval) for v in equation.outvars]
+    for body in bodies(equation.primitive):
+        with suppress(Exception):  # code of another package may raise anything at a traced value
+            closed = jax.make_jaxpr(partial(_run, body, equation.params, known))(*given)
+            if [*map(_type, closed.out_avals)] == said:
+                return closed
+    return None
+
+
+def _run(body: Callable[..., Any], params: Any, known: Sequence[Any], *given: Any) -> Any:
+    rest = iter(given)
+    return body(*(next(rest) if number is None else number for number in known), **params)
+
+
+def _type(aval: Any) -> tuple[object, object]:
+    return getattr(aval, "shape", None), getattr(aval, "dtype", aval)
+
+
+def _leaf(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+    """One node; what has an effect and no result is left out, and noted.
+
+    Raises:
+      TraceError: it has an effect and results, or the name of a primitive of JAX's.
+    """
+    if _is_namesake(equation.primitive):
+        raise TraceError(
+            f"{equation.primitive.name} at {place.source or 'an unknown line'} is no primitive of "
+            "JAX's, but has the name of one, by which a plan would partition it. Rename it, or "
+            "give it a body that JAX traces."
+        )
+    effects = [e for e in equation.effects if getattr(e, "name", None) not in place.manual]
+    if not effects:
+        return plain_node(builder, equation, operands, place)
+    name, source = equation.primitive.name, place.source
+    if equation.outvars:
+        raise TraceError(
+            f"{name} at {source or 'an unknown line'} has results and an effect "
+            f"({', '.join(sorted(map(str, effects)))}): a plan runs a value on many devices, and "
+            "an effect once. Compute the results with jax.pure_callback, or outside the function."
+        )
+    builder.left_out.append(LeftOut(name, source, place.spans[0].trip_count))
+    return ()

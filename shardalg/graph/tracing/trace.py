@@ -1,0 +1,281 @@
+"""A JAX function to a `Graph`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from traceback import walk_tb
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+from jax.tree_util import (
+    keystr,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_structure,
+    treedef_is_leaf,
+)
+
+from shardalg.algebra.jax_types import mesh_from_jax
+from shardalg.errors import RoleError, StrategyError, TraceError
+from shardalg.graph.evaluate import find_primitive
+from shardalg.graph.ir import Graph, PlainMesh
+from shardalg.graph.source import Sources
+from shardalg.graph.tracing import jaxpr as build
+from shardalg.graph.tracing.float0 import refuse_float0, without_float0
+from shardalg.graph.tracing.opened import reader
+from shardalg.graph.tracing.written import written_out
+from shardalg.pause import collection_paused
+
+
+def trace(
+    fn: Callable[..., Any],
+    *args: Any,
+    mesh_shape: Mapping[str, int] | None = None,
+    rows: Container[str] = (),
+) -> Graph:
+    """The program of `fn(*args)` as data; nothing is computed.
+
+    A primitive of another package is opened (`opened.py`), and an effect without a result, such as
+    that of `jax.debug.print`, is noted in `Graph.left_out` and not kept.
+
+    Args:
+      fn: any function that JAX can trace; a jitted one is unwrapped.
+      args: arrays, numbers or `jax.ShapeDtypeStruct`s, in any pytrees. Where they lie is ignored.
+      mesh_shape: axis sizes for a `with_sharding_constraint` with a bare spec inside `fn`; only the
+        names of its axes are kept. A NamedSharding's mesh is kept beside its site.
+      rows: names of operators that have a row; a primitive of another package that has one is not
+        opened.
+
+    Raises:
+      TraceError: a leaf of `args` is no array, JAX cannot trace `fn`, or it has an effect with
+        a result, such as that of `io_callback`.
+
+    >>> shape = jax.ShapeDtypeStruct((4, 4), "float32")
+    >>> print(trace(lambda params, x: jax.numpy.sin(x) + params["w"], {"w": shape}, shape))
+    graph(%0 params['w']: f32[4,4], %1 x: f32[4,4]):
+      %2: f32[4,4] = sin(%1) {accuracy=None}  # forward <doctest ...>:1
+      %3: f32[4,4] = add(%2, %0)  # forward <doctest ...>:1
+      return result = %3
+    """
+    paths, leaves, tree = _leaves(fn, args)
+    specs = [_spec(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
+    around = _hint(mesh_shape)
+    closed, shapes = _jaxpr(fn, jax.tree.unflatten(tree, specs), around)
+    result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
+    ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
+    builder = build.Builder(
+        ours, partial(reader, rows), written_out=written_out, mesh_of=partial(_brought, around)
+    )
+    with collection_paused():
+        graph = builder.graph(closed, paths, result_paths)
+        graph.check()
+    return replace(graph, trees=(tree, tree_structure(shapes)))
+
+
+def _leaves(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[str], list[Any], Any]:
+    """Path and value of every leaf of the arguments, and the tree of them all."""
+    names = parameter_names(fn, len(args))
+    paths, leaves = [], []
+    for name, arg in zip(names, args, strict=True):
+        for path, leaf in tree_flatten_with_path(arg)[0]:
+            paths.append(f"{name}{keystr(path)}")
+            leaves.append(leaf)
+    return paths, leaves, tree_structure(tuple(args))
+
+
+def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """What the positional arguments of `fn` are called: `x`, `args[0]`, or `arg0` if unknown.
+
+    >>> parameter_names(lambda x, *rest: x, 3)
+    ['x', 'rest[0]', 'rest[1]']
+    """
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    star = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), None)
+    rest = [f"{star}[{i}]" if star else f"arg{len(plain) + i}" for i in range(count - len(plain))]
+    return [*plain[:count], *rest]
+
+
+def _spec(path: str, leaf: Any) -> Any:
+    """Shape, type and weak type of a leaf; its placement is not the graph's."""
+    if isinstance(leaf, bool | int | float | complex):
+        return leaf
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        raise TraceError(
+            f"{path} is a {type(leaf).__name__} ({leaf!r:.60}), no array. Pass arrays or "
+            "jax.ShapeDtypeStructs, and bind everything else with functools.partial."
+        )
+    refuse_float0(path, leaf)
+    weak = bool(getattr(leaf, "weak_type", False))
+    # What JAX will hold: 32 bits of 64 unless it is told otherwise. Keys have types of their own.
+    plain = not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if plain else leaf.dtype
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=weak)
+
+
+def _jaxpr(
+    fn: Callable[..., Any], args: Sequence[Any], around: AbstractMesh | None
+) -> tuple[Any, Any]:
+    if not callable(fn):
+        raise TraceError(f"{fn!r:.80} is no function: pass what is called with the arguments.")
+    with nullcontext() if around is None else jax.sharding.use_abstract_mesh(around):
+        try:
+            return jax.make_jaxpr(lambda *a: without_float0(fn(*a)), return_shape=True)(*args)
+        except _UNTRACEABLE as error:
+            message = str(error).split("\n")[0]
+            raise TraceError(
+                f"JAX cannot trace {_name(fn)}{user_line(error)}: {message} "
+                "Compute what Python decides on outside the function, or with jax.numpy and "
+                "jax.lax.cond."
+            ) from None
+        except TypeError as error:
+            raise _typed(fn, error) or error from None
+        except ValueError as error:
+            if "in_specs passed to shard_map" in str(error):
+                raise TraceError(
+                    f"JAX does not trace the shard_map in {_name(fn)}{user_line(error)}: the axes "
+                    "of its mesh are Explicit, and arguments are planned without a layout. Make "
+                    "the mesh with axis_types=(jax.sharding.AxisType.Auto,) * n."
+                ) from None
+            if not (around and str(error).startswith("The context mesh")):
+                raise
+        except RuntimeError as error:
+            if "mesh" not in str(error):
+                raise
+            raise TraceError(
+                f"a constraint in {_name(fn)}{user_line(error)} needs a mesh: {error} "
+                "Give the mesh to the plan, or use a NamedSharding or mesh_split."
+            ) from None
+    # A shard_map that brings its own mesh takes no other one around it.
+    return _jaxpr(fn, args, None)
+
+
+def _typed(fn: Callable[..., Any], error: TypeError) -> TraceError | None:
+    """What the user did where JAX found a value of a wrong type; None where JAX says it itself."""
+    named = _named_sizes(error)
+    if named:
+        return TraceError(
+            f"{_name(fn)}{user_line(error)} computes with {', '.join(named)}, where a traced "
+            "function sees numbers. Take sizes from shapes, as in x.shape[0], so that they follow "
+            "the arguments."
+        )
+    if "JAX type" in str(error) or "JAX array type" in str(error):
+        return TraceError(
+            f"{_name(fn)} cannot be planned{user_line(error)}: {error} Return and pass arrays only."
+        )
+    return None
+
+
+_UNTRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.UnexpectedTracerError,
+)
+
+
+def _hint(mesh_shape: Mapping[str, int] | None) -> AbstractMesh | None:
+    """The mesh around a function while it is traced, all axes Auto."""
+    if not mesh_shape:
+        return None
+    kinds = (jax.sharding.AxisType.Auto,) * len(mesh_shape)
+    return AbstractMesh(tuple(mesh_shape.values()), tuple(mesh_shape), axis_types=kinds)
+
+
+def _brought(around: AbstractMesh | None, sharding: Any) -> PlainMesh | None:
+    """The mesh that a constraint brings; a bare spec has the one around the function."""
+    mesh = getattr(sharding, "mesh", None)
+    if mesh is None or mesh.empty or mesh == around:
+        return None
+    made = mesh_from_jax(mesh)
+    return made.axes, made.device_ids
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def user_line(error: BaseException) -> str:
+    """` (model.py:41)`, the user's innermost line on the way to the error."""
+    sources, place = Sources(), ""
+    for frame, line in walk_tb(error.__traceback__):
+        file = sources.file(frame.f_code.co_filename)
+        place = f" ({file}:{line})" if file else place
+    return place
+
+
+def _named_sizes(error: BaseException) -> list[str]:
+    """Named sizes that the user's innermost function on the way to the error has at hand."""
+    sources, found = Sources(), []
+    for frame, _ in walk_tb(error.__traceback__):
+        if sources.file(frame.f_code.co_filename):
+            seen = {n: frame.f_globals.get(n) for n in frame.f_code.co_names} | frame.f_locals
+            found = sorted(n for n, v in seen.items() if getattr(v, "free_symbols", None))
+    return found
+
+
+def flatten_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
+    """The entry of `prefix` for every leaf of `tree`, in order.
+
+    Args:
+      prefix: a pytree like `tree` but cut off anywhere: an entry holds for all leaves below it.
+        None is an entry.
+      what: what the prefix is called in messages, such as "in_shardings".
+
+    Raises:
+      StrategyError: `prefix` is no prefix of `tree` (RoleError where `what` is "roles").
+
+    >>> flatten_prefix(("p", {"a": 1, "b": None}), ([0, 0], {"a": 0, "b": [0, 0]}), "roles")
+    ['p', 'p', 1, None, None]
+    """
+    upper = tree_structure(prefix, is_leaf=lambda node: node is None)
+    try:
+        below = upper.flatten_up_to(tree)
+    except ValueError:  # kinds of nodes that differ may have the same keys; if not, all are named
+        return _matched(prefix, tree, what)
+    entries = tree_leaves(prefix, is_leaf=lambda node: node is None)
+    counts = [tree_structure(part).num_leaves for part in below]
+    return [entry for entry, n in zip(entries, counts, strict=True) for entry in (entry,) * n]
+
+
+def _matched(prefix: Any, tree: Any, where: str) -> list[Any]:
+    """`where` is the place in `prefix`, as text."""
+    if prefix is None or treedef_is_leaf(tree_structure(prefix)):
+        return [prefix] * tree_structure(tree).num_leaves
+    entries, children = _children(prefix), _children(tree)
+    if entries.keys() != children.keys():
+        raise _mismatch(where, entries, children)
+    found = [_matched(entries[key], children[key], f"{where}{key}") for key in entries]
+    return [entry for part in found for entry in part]
+
+
+def _children(tree: Any) -> dict[str, Any]:
+    """Text of its key to each child of the uppermost node; empty for a leaf."""
+    if treedef_is_leaf(tree_structure(tree)):
+        return {}
+    flat, _ = tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+    return {keystr(path): child for path, child in flat}
+
+
+def _mismatch(where: str, entries: Mapping[str, Any], children: Mapping[str, Any]) -> StrategyError:
+    missing = [key for key in children if key not in entries]
+    extra = [key for key in entries if key not in children]
+    parts = [f"has no entry for {', '.join(missing)}"] if missing else []
+    parts += [f"has an entry for {', '.join(extra)}, which does not exist"] if extra else []
+    what = where.split("[")[0].split(".")[0]
+    return _PREFIX_ERRORS.get(what, StrategyError)(
+        f"{where} fits no prefix of the arguments: it {' and '.join(parts)}. The arguments have "
+        f"{', '.join(children) or 'a single array'} there. Mirror them, or give one entry for all."
+    )
+
+
+_PREFIX_ERRORS = {"roles": RoleError}

@@ -1,0 +1,147 @@
+"""Primitives that hide what they do, written out in others that partition, while tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import mlir
+
+from shardalg.graph.tracing.control_flow import INDEXED
+from shardalg.graph.tracing.random import bits_of, positions_of
+
+
+def written_out(equation: Any) -> Any | None:
+    """What computes the results of an equation, as a closed jaxpr; None where it is not known."""
+    return _WRITTEN[equation.primitive.name](equation)
+
+
+def _body(function: Callable[..., Any], equation: Any) -> Any:
+    given = (var.aval for var in equation.invars)
+    return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in given))
+
+
+def _split(equation: Any) -> Any:
+    """A slice per piece."""
+    axis, sizes = equation.params["axis"], equation.params["sizes"]
+    ends = tuple(accumulate(sizes))
+
+    def slices(x: Any) -> list[Any]:
+        pairs = zip(sizes, ends, strict=True)
+        return [lax.slice_in_dim(x, end - size, end, axis=axis) for size, end in pairs]
+
+    return _body(slices, equation)
+
+
+def _stack(equation: Any) -> Any:
+    """Tensors with one more dimension, side by side along it."""
+    axis = equation.params["axis"]
+    return _body(
+        lambda *xs: lax.concatenate([lax.expand_dims(x, (axis,)) for x in xs], axis), equation
+    )
+
+
+def _unstack(equation: Any) -> Any:
+    """A slice of one element per result, without its dimension."""
+    axis = equation.params["axis"]
+    return _body(
+        lambda x: [
+            lax.index_in_dim(x, k, axis, keepdims=False) for k in range(len(equation.outvars))
+        ],
+        equation,
+    )
+
+
+def _while(equation: Any) -> Any:
+    """A loop of elements that each end by themselves (`vmap`): trips while any goes on.
+
+    Elements that do not go on keep their carry, as where JAX compiles such a loop. Which ones go on
+    is carried, so that a trip asks once.
+
+    >>> loop = jax.vmap(lambda n: lax.while_loop(lambda i: i < n, lambda i: i + 1, 0))
+    >>> *_, equation = jax.make_jaxpr(loop)(jax.numpy.arange(3)).eqns
+    >>> inner = _while(equation).eqns[-1].params["cond_jaxpr"]
+    >>> inner.out_avals[0].shape
+    ()
+    """
+    params = equation.params
+    first = params["cond_nconsts"]
+    both = first + params["body_nconsts"]
+    condition, body = map(jaxpr_as_fun, (params["cond_jaxpr"], params["body_jaxpr"]))
+
+    def loop(*operands: Any) -> list[Any]:
+        def goes_on(carry: list[Any]) -> Any:
+            return condition(*operands[:first], *carry)[0]
+
+        def step(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+            going, carry = state
+            made = body(*operands[first:both], *carry)
+            kept = [_chosen(going, x, y) for x, y in zip(made, carry, strict=True)]
+            return goes_on(kept), kept
+
+        start = list(operands[both:])
+        state = (goes_on(start), start)
+        return lax.while_loop(lambda s: lax.reduce_or(s[0], range(s[0].ndim)), step, state)[1]
+
+    return _body(loop, equation)
+
+
+def _chosen(which: Any, x: Any, y: Any) -> Any:
+    """`x` where its leading dimensions are True, else `y`."""
+    return lax.select(lax.broadcast_in_dim(which, x.shape, range(which.ndim)), x, y)
+
+
+def _wide_indices(equation: Any) -> Any | None:
+    """Gathers and scatters whose indices are narrow integers, with 32-bit ones.
+
+    A device counts indices from its own block, `i - p*block`, which wraps around in 8 and 16 bits:
+    an index of another block would then meet one of its own.
+    """
+    indices = equation.invars[1].aval.dtype
+    if indices.itemsize >= _INDEX.itemsize:
+        return None
+
+    def wide(x: Any, i: Any, *more: Any) -> Any:
+        return equation.primitive.bind(x, i.astype(_INDEX), *more, **equation.params)
+
+    return _body(wide, equation)
+
+
+def join_ends(*xs: Any, dimension: int, sizes: tuple[int, ...]) -> Any:
+    """The last `sizes[0]` elements of the first operand, then the first ones of the others.
+
+    >>> x = jax.numpy.arange(5)
+    >>> join_ends(x, x, dimension=0, sizes=(2, 3)).tolist()
+    [3, 4, 0, 1, 2]
+    """
+    skipped = (xs[0].shape[dimension] - sizes[0], *(0 for _ in sizes[1:]))
+    triples = zip(xs, skipped, sizes, strict=True)
+    pieces = [lax.slice_in_dim(x, a, a + size, axis=dimension) for x, a, size in triples]
+    return lax.concatenate(pieces, dimension)
+
+
+def _join_ends_type(*avals: Any, dimension: int, sizes: tuple[int, ...]) -> Any:
+    shape = avals[0].shape
+    return avals[0].update(shape=(*shape[:dimension], sum(sizes), *shape[dimension + 1 :]))
+
+
+join_ends_p = Primitive("join_ends")
+join_ends_p.def_impl(join_ends)
+join_ends_p.def_abstract_eval(_join_ends_type)
+mlir.register_lowering(join_ends_p, mlir.lower_fun(join_ends, multiple_results=False))
+
+_INDEX = np.dtype("int32")
+_WRITTEN: dict[str, Callable[[Any], Any | None]] = {
+    **dict.fromkeys(INDEXED, _wide_indices),
+    "iota_2x32_shape": positions_of,
+    "random_bits": bits_of,
+    "split": _split,
+    "stack": _stack,
+    "unstack": _unstack,
+    "while": _while,
+}

@@ -1,0 +1,246 @@
+"""The border of a lowered program: global arrays of true size to padded shards and back.
+
+Inside, every device holds `ceil(size / parts)` elements of a dimension. JAX arrays cannot be
+uneven, so an uneven dimension is padded on its way in, and on its way out it is stripped and laid
+out on the longest prefix of its axes that divides it.
+
+An array without elements crosses the border whole: XLA refuses it as an argument of a `shard_map`,
+and gives it back in blocks of the global shape (jaxlib 0.10.2). It is laid out as planned outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+
+from shardalg.algebra.derived_layouts import even_prefix, whole
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import LoweringError
+from shardalg.graph.abstract import item_type
+from shardalg.graph.ir import Graph
+from shardalg.graph.tracing.float0 import with_float0
+from shardalg.lower.axes import Axes, on_whole_axes
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Border:
+    """One flattened argument or result.
+
+    Attributes:
+      path: its name in the user's pytree.
+      sharding: as planned, perhaps uneven.
+      inner: JAX's sharding of the padded array that the executable takes or returns.
+      outer: JAX's sharding of the array of true size; the longest even prefix of `sharding`.
+      seen: of the padded array as the executable has it, where `inner` has another order of the
+        devices: the same blocks on the same devices, said in the program's order.
+    """
+
+    path: str
+    dtype: str
+    sharding: Sharding
+    inner: NamedSharding
+    outer: NamedSharding
+    seen: NamedSharding | None = None
+
+    @property
+    def run(self) -> NamedSharding:
+        """JAX's sharding of the array that the executable takes or returns."""
+        return self.seen or self.inner
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no elements."""
+        return 0 in self.sharding.shape
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """Global shape with every device's block full."""
+        sharding = self.sharding
+        return tuple(
+            n * block for n, block in zip(sharding.parts, sharding.shard_shape, strict=True)
+        )
+
+    @property
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """The padded array, for tracing."""
+        return jax.ShapeDtypeStruct(self.padded_shape, item_type(self.dtype), sharding=self.run)
+
+    def block(self) -> Array:
+        """The block of a device, of an array without elements."""
+        return _empty(self.sharding.shard_shape, self.dtype)
+
+    def fits(self, array: Any) -> bool:
+        """Whether `array` has the true or the padded shape, and the item type once JAX holds it."""
+        shape, dtype = np.shape(array), getattr(array, "dtype", None)
+        if dtype is None:
+            dtype = np.asarray(array).dtype
+        known = shape in (self.sharding.shape, self.padded_shape)
+        if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+            dtype = jax.dtypes.canonicalize_dtype(dtype)
+        return known and dtype == item_type(self.dtype)
+
+    def enter(self, array: Any) -> jax.Array:
+        """Padded and placed; an array that already is so is returned itself."""
+        return _seen(self._placed(array), self.seen)
+
+    def _placed(self, array: Any) -> jax.Array:
+        if np.shape(array) == self.padded_shape:
+            return put(array, self.inner)
+        if isinstance(array, jax.Array):
+            return _padder(self.padded_shape, self.inner)(put(array, self.outer))
+        widths = zip(self.padded_shape, np.shape(array), strict=True)
+        return jax.device_put(np.pad(array, [(0, full - n) for full, n in widths]), self.inner)
+
+    def true(self, array: Any) -> Any:
+        """`array` without padding, wherever it is."""
+        shape = self.sharding.shape
+        return array if np.shape(array) == shape else array[tuple(map(slice, shape))]
+
+    def handed(self, array: jax.Array) -> jax.Array:
+        """What the executable returns, on the devices on which it lies."""
+        return array if self.seen is None else _seen(array, self.inner)
+
+    def leave(self, array: jax.Array) -> jax.Array:
+        """Stripped of padding; an even result is returned itself."""
+        array = self.handed(array)
+        if self.is_empty:
+            return put(_strip(array, shape=self.sharding.shape), self.outer)
+        if self.sharding.is_even:
+            return array
+        return _stripper(self.sharding.shape, self.outer)(array)
+
+
+def without_empty(
+    function: Callable[..., Sequence[Array]], arguments: Sequence[Border], results: Sequence[Border]
+) -> Callable[..., list[Array]]:
+    """`function` of blocks, from and to those that have elements; it makes the others itself."""
+
+    def run(*blocks: Array) -> list[Array]:
+        given = iter(blocks)
+        made = function(*(b.block() if b.is_empty else next(given) for b in arguments))
+        return [x for b, x in zip(results, made, strict=True) if not b.is_empty]
+
+    return run
+
+
+def with_empty(
+    function: Callable[..., Sequence[Array]], arguments: Sequence[Border], results: Sequence[Border]
+) -> Callable[..., list[Array]]:
+    """`function` of global arrays with elements, from and to all of them."""
+
+    def run(*arrays: Array) -> list[Array]:
+        given = zip(arguments, arrays, strict=True)
+        made = iter(function(*(x for b, x in given if not b.is_empty)))
+        return [_empty(b.padded_shape, b.dtype) if b.is_empty else next(made) for b in results]
+
+    return run
+
+
+def _empty(shape: tuple[int, ...], dtype: str) -> Array:
+    return lax.full(shape, 0, item_type(dtype))
+
+
+def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) -> Border:
+    """The border of one value: over the user's mesh where its axes can say it."""
+    held = whole(sharding) if 0 in sharding.shape else sharding
+    outer = even_prefix(sharding)
+    return Border(path, dtype, sharding, _named(held, run, user), _named(outer, run, user))
+
+
+def turned(plain: Border, sharding: Sharding, mesh: Mesh, *, run: Axes, user: Axes) -> Border:
+    """The border of a value that lies in another order of the devices of the program's mesh."""
+    places = sharding.mesh.places(mesh)
+    there = {"run": run.turned(places), "user": user.turned(places)}
+    return replace(border(plain.path, plain.dtype, sharding, **there), seen=plain.inner)
+
+
+def _seen(array: jax.Array, target: NamedSharding | None) -> jax.Array:
+    """The same blocks on the same devices, as an array that is laid out as `target` says."""
+    if target is None or array.sharding == target:
+        return array
+    blocks = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, target, blocks)
+
+
+def _named(sharding: Sharding, run: Axes, user: Axes) -> NamedSharding:
+    digits = [digit for dim in sharding.dims for digit in dim]
+    return (user if on_whole_axes(sharding.mesh, digits) else run).named(sharding)
+
+
+def put(array: Any, target: NamedSharding) -> jax.Array:
+    """`array` laid out as `target`; itself where it already is."""
+    if isinstance(array, jax.Array) and (
+        array.sharding == target or array.sharding.is_equivalent_to(target, array.ndim)
+    ):
+        return array
+    return jax.device_put(array, target)
+
+
+def place(
+    graph: Graph, borders: Sequence[Border], args: Sequence[Any], *, padded: bool = True
+) -> list[jax.Array]:
+    """`args` flattened, checked, padded unless told otherwise, and laid out as `borders` say.
+
+    Raises:
+      LoweringError: JAX traces the call, or the pytree, a shape or an item type is another than
+        what was planned.
+    """
+    leaves, tree = jax.tree.flatten(tuple(args))
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        raise LoweringError(
+            "a lowered program is compiled for its devices and takes arrays: it cannot be called "
+            "while JAX traces (jit, grad, vmap, scan). Plan the whole function, its gradient or "
+            "its vmap, and call what that lowers to."
+        )
+    if graph.trees is not None and tree != graph.trees[0]:
+        raise LoweringError(
+            f"the arguments have the structure\n  {tree}\nbut the plan was made for\n  "
+            f"{graph.trees[0]}\nPass the arguments that were given to plan()."
+        )
+    if len(leaves) != len(borders):
+        raise LoweringError(f"the plan takes {len(borders)} arrays, got {len(leaves)}.")
+    pairs = list(zip(borders, leaves, strict=True))
+    bad = [
+        f"  {b.path}: got {jax.typeof(x)}, planned for {b.dtype}{list(b.sharding.shape)}"
+        for b, x in pairs
+        if not b.fits(x)
+    ]
+    if bad:
+        raise LoweringError(
+            "arguments of other shapes or item types than planned:\n" + "\n".join(bad) + "\nPass "
+            "arrays as planned, or plan again for these."
+        )
+    return [b.enter(x) if padded else put(b.true(x), b.outer) for b, x in pairs]
+
+
+def filled(graph: Graph, leaves: list[Any]) -> Any:
+    """The function's results in their pytree, those that hold nothing among them."""
+    return leaves if graph.trees is None else with_float0(graph.trees[1].unflatten(leaves))
+
+
+@lru_cache
+def _padder(shape: tuple[int, ...], target: NamedSharding) -> Any:
+    return jax.jit(partial(_pad, shape=shape), out_shardings=target)
+
+
+def _pad(x: jax.Array, *, shape: tuple[int, ...]) -> jax.Array:
+    return jax.numpy.pad(x, [(0, full - n) for full, n in zip(shape, x.shape, strict=True)])
+
+
+@lru_cache
+def _stripper(shape: tuple[int, ...], target: NamedSharding) -> Any:
+    return jax.jit(partial(_strip, shape=shape), out_shardings=target)
+
+
+def _strip(x: jax.Array, *, shape: tuple[int, ...]) -> jax.Array:
+    return lax.slice(x, (0,) * x.ndim, shape)

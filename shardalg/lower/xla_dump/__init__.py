@@ -1,0 +1,1 @@
+"""HLO text that XLA dumps, read: computations, collectives, replica groups."""

@@ -1,0 +1,250 @@
+"""The collectives that XLA makes: read from its dump right after SPMD partitioning.
+
+The CPU backend never makes a reduce-scatter, it all-reduces and slices; what a TPU or GPU would
+rewrite is marked `sliced_by` and priced as the reduce-scatter that it stands for.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.notation.hlo import from_hlo
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import step_wire_bytes
+from shardalg.errors import NotationError
+from shardalg.io.table import Table
+from shardalg.lower.xla_dump.hlo_groups import group_axes, moved_axes, parse_groups
+from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, leaves_bytes, parse, walk
+
+_KINDS = {
+    "all-gather": "all_gather",
+    "all-reduce": "all_reduce",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "collective-permute": "collective_permute",
+}
+_BEFORE = re.compile(r"before_(tpu-)?spmd-partitioning")
+_AFTER = re.compile(r"after_(tpu-)?spmd-partitioning")
+_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+_THROUGH = ("reshape", "bitcast", "copy", "transpose", "convert")
+
+
+@dataclass(frozen=True)
+class HloCollective:
+    """One collective of a compiled module; bytes are per device and execution.
+
+    Attributes:
+      axes: mesh axes or sub-axes of its groups; ("?",) where they are none.
+      count: executions per step, loops included; a lower bound unless `exact`.
+      wire_bytes: what a device sends on a ring; for a sliced all-reduce, see `sliced_wire_bytes`.
+      sliced_by: the smallest factor by which every user slices the result; None: not sliced.
+      op_name: JAX's name stack of the operation that it came from.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    operand_bytes: int
+    result_bytes: int
+    wire_bytes: int
+    count: int
+    exact: bool
+    sliced_by: float | None
+    op_name: str
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether it stands for a reduce-scatter: an all-reduce of which only a block is read."""
+        return self.sliced_by is not None and self.sliced_by >= self.group_size
+
+
+def collectives(text: str, mesh: Mesh) -> tuple[HloCollective, ...]:
+    """The collectives of HLO text, in order; groups of one device are left out.
+
+    Args:
+      mesh: names the axes; partition ids are its positions.
+    """
+    module = parse(text)
+    fused = _scatter_fusions(module)
+    found = []
+    for instruction, count, exact in walk(module):
+        kind = _KINDS.get(instruction.opcode.removesuffix("-start"))
+        if kind is not None:
+            record = _record(module, instruction, kind, mesh, fused)
+            found.append(HloCollective(*record, count, exact, None, instruction.op_name))
+            found[-1] = _with_slices(module, instruction, found[-1])
+    return tuple(c for c in found if c.group_size > 1)
+
+
+def _record(
+    module: HloModule, instruction: HloInstruction, kind: str, mesh: Mesh, fused: dict[str, int]
+) -> tuple[str, tuple[str, ...], int, int, int, int]:
+    here = module.computations[instruction.computation]
+    operands = tuple(x for name in instruction.operands if name in here for x in here[name].leaves)
+    results = instruction.leaves
+    if instruction.opcode.endswith("-start") and len(results) > len(operands):
+        results = results[len(operands) : 2 * len(operands)]  # (operands, results, contexts)
+    sent, received = leaves_bytes(operands), leaves_bytes(results)
+    if kind == "all_reduce" and instruction.computation in fused:  # how a TPU reduce-scatters
+        kind, received = "reduce_scatter", fused[instruction.computation]
+    axes, size = _groups(instruction, kind, mesh)
+    wire = int(step_wire_bytes(kind, group_size=size, local_bytes=sent))
+    return kind, axes, size, sent, received, wire
+
+
+def _groups(instruction: HloInstruction, kind: str, mesh: Mesh) -> tuple[tuple[str, ...], int]:
+    attributes = instruction.attributes
+    if kind == "collective_permute":
+        text = attributes.get("source_target_pairs", "")
+        pairs = [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", text)]
+        axes = moved_axes(pairs, mesh)
+        return axes, 2 if axes else 1
+    groups = parse_groups(attributes.get("replica_groups", ""), mesh.size)
+    axes = group_axes(groups, mesh)
+    return ("?",) if axes is None else axes, len(groups[0])
+
+
+def _scatter_fusions(module: HloModule) -> dict[str, int]:
+    """Computation of a TPU fusion `%all-reduce-scatter*` to the bytes of the fusion's result."""
+    fusions = (i for c in module.computations.values() for i in c.values() if i.opcode == "fusion")
+    called = ((i, i.attributes.get("calls", "").lstrip("%")) for i in fusions)
+    return {name: i.bytes for i, name in called if "all-reduce-scatter" in name + i.name}
+
+
+def _with_slices(
+    module: HloModule, instruction: HloInstruction, record: HloCollective
+) -> HloCollective:
+    factor = _sliced_by(module, instruction) if record.kind == "all_reduce" else None
+    if factor is None:
+        return record
+    wire = sliced_wire_bytes(record.operand_bytes, record.group_size, factor)
+    return replace(record, sliced_by=factor, wire_bytes=wire)
+
+
+def sliced_wire_bytes(operand_bytes: int, group_size: int, sliced_by: float) -> int:
+    """Bytes that a device sends to all-reduce what is read in slices alone.
+
+    Of n bytes over g devices, 1/k of which is read: a reduce-scatter over k of them,
+    `n (k-1)/k`, and an all-reduce of the rest over g/k, `2 n/k (g/k - 1)/(g/k)`.
+
+    >>> sliced_wire_bytes(64, 4, 4.0), sliced_wire_bytes(64, 4, 2.0)
+    (48, 64)
+    """
+    k = min(sliced_by, group_size)
+    rest = group_size / k
+    return round(operand_bytes * (k - 1) / k + 2 * operand_bytes / k * (rest - 1) / rest)
+
+
+def _sliced_by(module: HloModule, instruction: HloInstruction) -> float | None:
+    users: dict[str, list[HloInstruction]] = defaultdict(list)
+    for other in module.computations[instruction.computation].values():
+        for operand in other.operands:
+            users[operand].append(other)
+    kept = [_kept_by(user, users, instruction.bytes) for user in users[instruction.name]]
+    return min(kept) if kept and min(kept) > 1 else None
+
+
+def _kept_by(
+    user: HloInstruction, users: dict[str, list[HloInstruction]], whole_bytes: int
+) -> float:
+    """The factor by which a user slices the value, perhaps behind a reshape; 1 if it does not."""
+    while user.opcode in _THROUGH and len(users[user.name]) == 1:
+        user = users[user.name][0]
+    return whole_bytes / max(1, user.bytes) if user.opcode == "dynamic-slice" else 1.0
+
+
+def layout(text: str, shape: Sequence[int], mesh: Mesh) -> Sharding | None:
+    """A sharding of XLA's on a mesh whose positions are its partition ids; None: no digits say it.
+
+    >>> layout("{devices=[2,4]<=[8]}", (8, 8), Mesh({"x": 2, "y": 4})).text()
+    '[x, y]'
+    """
+    numbered = mesh if mesh.device_ids is None else Mesh(mesh.axes)
+    try:
+        read = from_hlo(text, shape, numbered)
+    except NotationError:  # GSPMD mirrors the devices of what is reversed
+        return None
+    return replace(read, mesh=mesh) if read.mesh == numbered else None
+
+
+@dataclass(frozen=True)
+class Dump:
+    """XLA's program on either side of SPMD partitioning, as text; None where no partitioner ran."""
+
+    before: str | None
+    after: str | None
+
+
+class Dumping:
+    """Where XLA puts what it makes, for as long as it is asked.
+
+    Attributes:
+      folder: of its own, gone at the end; options: that the compiler takes.
+
+    Args:
+      is_run: whether what is compiled will run; else none of it is optimised after partitioning.
+    """
+
+    def __init__(self, *, is_run: bool = True) -> None:
+        self._more = {} if is_run else _QUICK
+
+    def __enter__(self) -> Dumping:
+        self._temporary = tempfile.TemporaryDirectory(prefix="shardalg-hlo-")
+        self.folder = Path(self._temporary.name)
+        asked = {"xla_dump_to": str(self.folder), "xla_dump_hlo_pass_re": "spmd"}
+        self.options: dict[str, str | int | bool] = asked | self._more
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._temporary.cleanup()
+
+    def read(self) -> Dump:
+        """What was dumped."""
+        return Dump(self._largest(_BEFORE), self._largest(_AFTER))
+
+    def _largest(self, name: re.Pattern[str]) -> str | None:
+        texts = [p.read_text() for p in sorted(self.folder.iterdir()) if name.search(p.name)]
+        return max(texts, key=len, default=None)
+
+
+def compile_with_collectives(stage: Any, mesh: Mesh) -> tuple[Any, tuple[HloCollective, ...]]:
+    """Compile a lowered JAX program and read its collectives as SPMD partitioning left them.
+
+    Args:
+      stage: `jax.jit(f).lower(...)`.
+
+    Returns:
+      The compiled program, and its collectives; those of the final HLO where no partitioner ran.
+    """
+    with Dumping() as dumping:
+        compiled = stage.compile(compiler_options=dumping.options)
+        text = dumping.read().after
+    return compiled, collectives(text or compiled.as_text(), mesh)
+
+
+def total_wire_bytes(records: Iterable[HloCollective]) -> int:
+    """Bytes that a device sends in one step."""
+    return sum(record.wire_bytes * record.count for record in records)
+
+
+def table(records: Iterable[HloCollective]) -> Table:
+    """One row per collective, in the columns of `plan.collectives()` that HLO can fill."""
+    rows = [
+        (
+            r.kind, ", ".join(r.axes), r.group_size, r.count, r.operand_bytes, r.result_bytes,
+            r.wire_bytes, r.sliced_by, r.op_name,
+        )
+        for r in records
+    ]  # fmt: skip
+    columns = (
+        "kind", "axes", "group_size", "count", "operand_bytes", "result_bytes", "wire_bytes",
+        "sliced_by", "op",
+    )  # fmt: skip
+    return Table(columns, tuple(rows))

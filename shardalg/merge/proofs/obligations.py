@@ -1,0 +1,175 @@
+"""Claims as formulas: what z3 must find true for a claim to be proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import z3
+
+from shardalg.algebra.digits import Digits, split_prefix
+from shardalg.algebra.sharding import CLASSES, Sharding
+from shardalg.merge.compatible import equal, merge
+from shardalg.merge.lemmas import lemma
+from shardalg.merge.lemmas.lemma import Lemma
+from shardalg.merge.places import digits_at
+from shardalg.merge.proofs.certificate import certificate
+from shardalg.merge.proofs.claims import EqualClaim, MergeClaim, RefineClaim
+from shardalg.merge.proofs.devices import Devices, Obligation, Unprovable, Values, devices_of
+from shardalg.merge.proofs.encode import Number
+from shardalg.merge.proofs.expressions import Condition, conditions
+from shardalg.merge.proofs.halo_claims import ALL_SIZES, HaloClaim, HaloWitness, Statement
+from shardalg.merge.proofs.halo_claims import LEMMAS as HALO_LEMMAS
+from shardalg.merge.proofs.integer_formulas import integer_obligations
+from shardalg.merge.proofs.integers import IntegerClaim
+from shardalg.merge.proofs.merging import major_part, merging
+from shardalg.merge.proofs.refusing import refusing
+from shardalg.merge.witness import Witness
+
+
+def encoded(claim: object, encoding: str) -> list[Obligation]:
+    """The formulas of a claim: for all sizes ("all"), or an encoding of `prove`.
+
+    Raises:
+      Unprovable: the encoding has no formula for it.
+    """
+    if type(claim) not in _OF_SHARDINGS:
+        return _FORMULAS[type(claim)](claim, encoding == "all")
+    mixed = len({s.mesh.device_ids for s in claim.shardings}) > 1
+    if encoding == "devices" or (mixed and encoding == "coordinates"):
+        return [Obligation((), z3.BoolVal(False), text=certificate(claim))]
+    devices = devices_of(
+        claim.shardings, symbolic=encoding == "all", by_position=encoding == "position"
+    )
+    return _OF_SHARDINGS[type(claim)](claim, devices)
+
+
+def _merge(claim: MergeClaim, devices: Devices) -> list[Obligation]:
+    if claim.result is not None:
+        return merging(claim, devices)
+    verdict = claim.verdict or merge(*claim.operands, policy=claim.policy)
+    if verdict:
+        found = verdict.sharding
+        return [Obligation((), z3.BoolVal(False), lambda values: found)]
+    return refusing(verdict, devices)
+
+
+def _refine(claim: RefineClaim, devices: Devices) -> list[Obligation]:
+    if devices.space is not None and devices.space.symbolic:
+        return _refine_for_all(claim, devices)
+    blocks = [_bounds_of(s, devices) for s in (claim.fine, claim.coarse)]
+    there = z3.And([start < stop for start, stop in blocks[0]])
+    inside = z3.And([z3.And(a >= c, b <= d) for (a, b), (c, d) in zip(*blocks, strict=True)])
+    if claim.holds:
+        bounds = tuple(devices.bounds("d"))
+        return [
+            Obligation(bounds, z3.Implies(there, inside), lambda v: _device_of(claim, devices, v))
+        ]
+    if claim.device is None:
+        raise Unprovable("no device is named on which a block leaves the other one")
+    fixed = tuple(devices.fixed("d", claim.fine.mesh.position(claim.device)))
+    return [Obligation(fixed, z3.And(there, z3.Not(inside)))]
+
+
+def _device_of(claim: RefineClaim, devices: Devices, values: Values) -> Witness:
+    return Witness(device=claim.fine.mesh.order[devices.position(values)])
+
+
+def _bounds_of(sharding: Sharding, devices: Devices) -> list[tuple[Number, Number]]:
+    """Start and end of the unknown device's elements on each dimension."""
+    pairs = []
+    rows = zip(sharding.shape, sharding.shard_shape, sharding.canonical_dims, strict=True)
+    for size, block, digits in rows:
+        start = devices.value(digits) * block
+        stop = z3.If(start + block < size, start + block, z3.IntVal(size))
+        pairs.append((start, stop))
+    return pairs
+
+
+def _refine_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
+    """With `fine = coarse*m + r` and borders that meet, the lemma puts every block inside.
+
+    Borders meet wherever both are even, and otherwise for the sizes of `Verdict.condition`.
+    """
+    rows = list(zip(claim.fine.canonical_dims, claim.coarse.canonical_dims, strict=True))
+    apart = [(fine, coarse) for fine, coarse in rows if fine != coarse]
+    if not claim.holds:
+        return _escapes_for_all(apart, devices)
+    made = []
+    for fine, coarse in apart:
+        if split_prefix(fine, coarse) is None:
+            raise Unprovable("the blocks are inside at these sizes only, where some are empty")
+        goal = major_part(coarse, fine, devices)
+        made.append(Obligation(tuple(devices.bounds("d")), goal))
+    return [*made, *_lemma(lemma("refine_if"))]
+
+
+def _escapes_for_all(rows: list[tuple[Digits, Digits]], devices: Devices) -> list[Obligation]:
+    """Even blocks `D/n` and `D/m` that are not empty: a device at 1 on one axis is outside.
+
+    `p*(D/n) >= q*(D/m)` is `p*m >= q*n`, and so for the ends.
+    """
+    found = devices.space
+    assert found is not None
+    made = []
+    for fine, coarse in rows:
+        if split_prefix(fine, coarse) is None:
+            first, second = found.atoms_of(fine), found.atoms_of(coarse)
+            n, m = found.count(first), found.count(second)
+            for atom in dict.fromkeys((*first, *second)):
+                p, q = (found.polynomial(a, found.unit(atom)) for a in (first, second))
+                inside = z3.And(p * m >= q * n, (p + 1) * m <= (q + 1) * n)
+                made.append(Obligation(tuple(found.bounds()), z3.Not(inside), group="escape"))
+    if not made:
+        raise Unprovable("the axes are a major part: uneven blocks nest for some sizes only")
+    return made
+
+
+def _equal(claim: EqualClaim, devices: Devices) -> list[Obligation]:
+    """Equal ids on every place: the same function has the same number of parts and blocks."""
+    if not claim.holds:
+        verdict = equal(*claim.shardings)
+        return [Obligation((), z3.BoolVal(False))] if verdict else refusing(verdict, devices)
+    places = {place for s in claim.shardings for place, _ in s.split_places if place != CLASSES[2]}
+    rows = [[devices.value(digits_at(s, place)) for s in claim.shardings] for place in places]
+    return [Obligation(tuple(devices.bounds("d")), z3.And([a == b for a, b in rows]))]
+
+
+def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
+    """One obligation per condition that the lemma shows; its unknowns are all sizes anyway."""
+    given = conditions(claim.given)
+    return [_implied(given, shown) for shown in conditions(claim.shows)]
+
+
+def _halo(claim: HaloClaim, symbolic: bool) -> list[Obligation]:
+    if symbolic and not claim.is_derived:
+        raise Unprovable("its widths are not the window's closed forms: give the sizes at hand")
+    statements = ALL_SIZES if symbolic else claim.statements()
+    named = [made for name in HALO_LEMMAS for made in _lemma(lemma(name))] if symbolic else []
+    return [made for statement in statements for made in _stated(statement)] + named
+
+
+def _stated(statement: Statement) -> list[Obligation]:
+    def read(values: Values) -> HaloWitness:
+        found = dict(values)
+        return HaloWitness(statement.fault, found.get("p", 0), found.get("k"))
+
+    given, shown = conditions(statement.given), conditions(statement.shows)
+    return [replace(_implied(given, condition), witness=read) for condition in shown]
+
+
+def _implied(given: tuple[Condition, ...], shown: Condition) -> Obligation:
+    definitions = dict.fromkeys(d for c in (*given, shown) for d in c.definitions)
+    return Obligation((*(c.formula for c in given), *definitions), shown.formula)
+
+
+_OF_SHARDINGS: dict[type, Callable[..., list[Obligation]]] = {
+    MergeClaim: _merge,
+    RefineClaim: _refine,
+    EqualClaim: _equal,
+}
+_FORMULAS: dict[type, Callable[..., list[Obligation]]] = {
+    HaloClaim: _halo,
+    Lemma: _lemma,
+    IntegerClaim: integer_obligations,
+}

@@ -1,0 +1,1 @@
+"""Graph passes before planning: one spelling for what can be written in several ways."""

@@ -1,0 +1,172 @@
+"""Indices that count along a dimension of their own pair it with the operand's: `x[arange(n), i]`.
+
+Written so, a gather or scatter reads as if any place could be meant. Paired, both dimensions are
+one batch loop, and where they are split alike nothing moves (XLA finds the same, by its iotas).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from shardalg.graph.ir import Graph, Node, Params
+from shardalg.ops.families.building import record
+from shardalg.ops.families.indexing import COMBINE, GATHER, SCATTER, numbers
+
+DROPPED = {"gather": "collapsed_slice_dims", **dict.fromkeys(COMBINE, "inserted_window_dims")}
+"""Field of the dimension numbers with the operand dimensions that the value lacks."""
+SELECTED = {"gather": "start_index_map", **dict.fromkeys(COMBINE, "scatter_dims_to_operand_dims")}
+PAIRED = {
+    "gather": "start_indices_batching_dims",
+    **dict.fromkeys(COMBINE, "scatter_indices_batching_dims"),
+}
+
+
+def indices_paired(graph: Graph) -> Graph:
+    """The graph in which gathers and scatters have batch dimensions for indices that count."""
+    nodes, bindings = list(graph.nodes), list(graph.bindings)
+    counting = _Counting(graph)
+    for node in graph.nodes:
+        if node.primitive in SELECTED:
+            paired = _paired(graph, node, counting)
+            if paired is not None:
+                nodes[node.index] = paired
+                if bindings:
+                    bindings[node.index] = None
+    return replace(graph, nodes=tuple(nodes), bindings=tuple(bindings))
+
+
+def _paired(graph: Graph, node: Node, counting: _Counting) -> Node | None:
+    """The node with its counting components as batch dimensions; None if it has none."""
+    pieces = _pieces(graph, node)
+    found = numbers(node.signature)
+    dims: dict[int, int] = {}
+    for component, piece in enumerate(pieces):
+        batch = counting.along(piece)
+        dim = found.selected[component]
+        shape = graph.values[piece].type.shape
+        fits = batch is not None and batch not in {*found.index_batching, *dims.values()}
+        if fits and dim in found.dropped and shape[batch] == _size(graph, node, dim):
+            dims[dim] = batch
+    rest = [p for p, dim in zip(pieces, found.selected, strict=False) if dim not in dims]
+    if not dims or len(rest) != 1:
+        return None
+    types = list(node.signature.operands)
+    types[1] = graph.values[rest[0]].type
+    signature = replace(node.signature, params=_params(node, dims), operands=tuple(types))
+    return replace(
+        node, signature=signature, operands=(node.operands[0], rest[0], *node.operands[2:])
+    )
+
+
+def _size(graph: Graph, node: Node, dim: int) -> int:
+    return graph.values[node.operands[0]].type.shape[dim]
+
+
+def _pieces(graph: Graph, node: Node) -> tuple[int, ...]:
+    """A value per component of the index vector, where they are put side by side."""
+    indices = node.operands[1]
+    producer = graph.producer[indices]
+    made = None if producer is None else graph.nodes[producer]
+    last = len(graph.values[indices].type.shape) - 1
+    if made is None or made.primitive != "concatenate" or made.region != node.region:
+        return ()
+    single = all(type_.shape[-1] == 1 for type_ in made.signature.operands)
+    return made.operands if made.signature.param("dimension") == last and single else ()
+
+
+def _params(node: Node, dims: dict[int, int]) -> Params:
+    """The parameters with (operand dimension, dimension of the indices) as batch dimensions."""
+    name = node.primitive
+    fields = record(
+        node.signature.param("dimension_numbers"), GATHER if name == "gather" else SCATTER
+    )
+    pairs = dict(zip(fields["operand_batching_dims"], fields[PAIRED[name]], strict=True)) | dims
+    changed = {
+        DROPPED[name]: tuple(d for d in fields[DROPPED[name]] if d not in dims),
+        SELECTED[name]: tuple(d for d in fields[SELECTED[name]] if d not in dims),
+        "operand_batching_dims": tuple(sorted(pairs)),
+        PAIRED[name]: tuple(pairs[d] for d in sorted(pairs)),
+    }
+    # pairs come first in the order of indices: sorted ones may not be sorted so
+    own = {"dimension_numbers": tuple((fields | changed).items()), "indices_are_sorted": False}
+    return tuple((dict(node.signature.params) | own).items())
+
+
+class _Counting:
+    """Along which dimension the elements of a value are 0, 1, 2, ..., alike along all others."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.constants = dict(graph.constants)
+        self.known: dict[int, int | None] = {}
+
+    def along(self, value: int) -> int | None:
+        """That dimension; None where it is not seen to count."""
+        if value not in self.known:
+            producer = self.graph.producer[value]
+            if value in self.constants:
+                self.known[value] = _counts(np.asarray(self.constants[value]))
+            elif producer is None:
+                self.known[value] = None
+            else:
+                node = self.graph.nodes[producer]
+                follow = _FOLLOW.get(node.primitive)
+                self.known[value] = follow(self, node) if follow else None
+        return self.known[value]
+
+    def iota(self, node: Node) -> int | None:
+        """It counts along the dimension that it names."""
+        return _unwrapped(node, node.signature.param("dimension"))
+
+    def converted(self, node: Node) -> int | None:
+        """Integers stay what they are."""
+        return _unwrapped(node, self.along(node.operands[0]))
+
+    def broadcast(self, node: Node) -> int | None:
+        """It counts along the place of that dimension in the result, unless that is repeated."""
+        dim, dims = self.along(node.operands[0]), node.signature.param("broadcast_dimensions")
+        if dim is None:
+            return None
+        before, after = node.signature.operands[0].shape, node.signature.results[0].shape
+        return dims[dim] if before[dim] == after[dims[dim]] else None
+
+    def wrapped(self, node: Node) -> int | None:
+        """`select_n(i < 0, i, i + n)`, as JAX writes negative indices: `i`, where it counts."""
+        which, first, *_ = node.operands
+        if which in self.constants:
+            return None if np.any(self.constants[which]) else self.along(first)
+        producer = self.graph.producer[which]
+        test = None if producer is None else self.graph.nodes[producer]
+        negative = test is not None and test.primitive == "lt" and test.operands[0] == first
+        zero = self.constants.get(test.operands[1]) if negative else None
+        return self.along(first) if zero is not None and not np.any(zero) else None
+
+
+def _unwrapped(node: Node, dim: int | None) -> int | None:
+    """The dimension, where the integers of the result are wide enough to count along it."""
+    made = node.signature.results[0]
+    if dim is None or "int" not in made.dtype:
+        return None
+    value_bits = int(made.dtype.strip("uint")) - (not made.dtype.startswith("u"))
+    return dim if made.shape[dim] <= 1 << value_bits else None
+
+
+def _counts(array: np.ndarray) -> int | None:
+    if array.dtype.kind not in "iu" or array.size < 2:
+        return None
+    for dim, size in enumerate(array.shape):
+        places = np.arange(size).reshape([-1 if d == dim else 1 for d in range(array.ndim)])
+        if size > 1 and np.array_equal(array, np.broadcast_to(places, array.shape)):
+            return dim
+    return None
+
+
+_FOLLOW: dict[str, Callable[[_Counting, Node], int | None]] = {
+    "iota": _Counting.iota,
+    "convert_element_type": _Counting.converted,
+    "broadcast_in_dim": _Counting.broadcast,
+    "select_n": _Counting.wrapped,
+}

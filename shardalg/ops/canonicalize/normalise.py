@@ -1,0 +1,273 @@
+"""Graph to graph: the dead leaves, size-1 broadcasts become nodes, literal numbers constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import compress
+
+import numpy as np
+
+from shardalg.graph.ir import SHORT, Graph, Node, Region, Signature, Value, ValueType
+from shardalg.ops.canonicalize.constant_starts import starts_written
+from shardalg.ops.canonicalize.cuts import cuts_joined
+from shardalg.ops.canonicalize.ends import ends_joined
+from shardalg.ops.canonicalize.fold import folded, numbers
+from shardalg.ops.canonicalize.index_parallel import indices_paired
+from shardalg.ops.canonicalize.wide import wide_steps
+from shardalg.ops.families.joining import joined_operands
+from shardalg.ops.families.pointwise import broadcast_operands
+
+
+def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
+    """The same function in the form that rows, completion and pricing expect.
+
+    - Nodes that no result needs are gone (a loop that runs keeps all of its body's results).
+    - `sub f32[8,64] f32[8,1]` reads a `broadcast_in_dim` of its operand: completion treats
+      broadcasts apart (they are nodes of their own in XLA too).
+    - The two ends of a value side by side read that value (`ends.py`): a rotation is one node.
+    - Boxes at constant starts are slices and pads (`constant_starts.py`), slices and pads of
+      slices and pads are one (`cuts.py`).
+    - Indices that count along one of their dimensions pair it with the operand's
+      (`index_parallel.py`).
+    - What is joined is joined without its empty parts.
+    - A rank-0 number made of literals alone is a constant.
+
+    Names, sources, phases, regions and ties of what stays are kept.
+
+    Args:
+      wide_sums: whether sums of narrow floats are made in float32 and rounded after (`wide.py`).
+    """
+    graph = indices_paired(cuts_joined(ends_joined(starts_written(graph))))
+    numbers = folded(graph)
+    return _Rewrite(graph, numbers, live_nodes(graph, numbers), wide_sums=wide_sums).graph()
+
+
+def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> bytearray:
+    """Per node, 1 if a result of the program needs it; values in `known` need no node."""
+    needed = bytearray(len(graph.values))
+    live = bytearray(len(graph.nodes))
+    for value in graph.results:
+        needed[value] = 1
+    held = bytearray(len(graph.values))
+    for value in known or ():
+        held[value] = 1
+    for node in reversed(list(graph.walk())):
+        for value in node.results:
+            if needed[value] and not held[value]:
+                break
+        else:
+            continue
+        live[node.index] = 1
+        for value in node.operands:
+            needed[value] = 1
+        for body in node.bodies:
+            for value in graph.regions[body].results:
+                needed[value] = 1
+    return live
+
+
+class _Rewrite:
+    """One pass over the nodes that renumbers what stays and inserts what is new."""
+
+    def __init__(
+        self, graph: Graph, numbers: dict[int, np.ndarray], live: bytearray, *, wide_sums: bool
+    ) -> None:
+        self.old = graph
+        self.wide_sums = wide_sums
+        self.numbers = numbers
+        self.live = live
+        self.values: list[Value] = []
+        self.nodes: list[Node] = []
+        self.bindings: list[object] = []
+        self.constants: list[tuple[int, object]] = []
+        self.value_of = self._keep_values()
+        self.node_of: dict[int, tuple[int, ...]] = {}
+        self._names = {value.name for value in graph.values}
+        self._signatures: dict[object, Signature] = {}
+        self._broadcasts: dict[object, int] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def graph(self) -> Graph:
+        """The rewritten graph."""
+        old = self.old
+        for node in compress(old.nodes, self.live):
+            self._node(node)
+        regions, region_of = self._regions()
+        self.nodes = [
+            n if n.region == region_of[n.region] and not n.bodies else self._placed(n, region_of)
+            for n in self.nodes
+        ]
+        return replace(
+            old,
+            values=tuple(self.values),
+            nodes=tuple(self.nodes),
+            regions=regions,
+            ties=tuple(self._ties()),
+            arguments=tuple(self.value_of[v] for v in old.arguments),
+            results=tuple(self.value_of[v] for v in old.results),
+            sites=tuple(self._sites()),
+            constants=tuple(self.constants),
+            bindings=tuple(self.bindings) if old.bindings else (),
+        )
+
+    def _keep_values(self) -> list[int]:
+        """Old value to new, in the old order; -1 where it is gone."""
+        kept = self._used()
+        number_of = [-1] * len(self.old.values)
+        for value in compress(self.old.values, kept):
+            number_of[value.index] = index = len(self.values)
+            same = value.index == index
+            self.values.append(value if same else Value(index, value.type, value.kind, value.name))
+        for index, array in self.old.constants:
+            if kept[index]:
+                self.constants.append((number_of[index], array))
+        self._keep_numbers(number_of)
+        return number_of
+
+    def _used(self) -> bytearray:
+        old, kept = self.old, bytearray(len(self.old.values))
+        for node in compress(old.nodes, self.live):
+            inside = [v for b in node.bodies for v in self._border(old.regions[b])]
+            for value in (*node.operands, *node.results, *inside):
+                kept[value] = 1
+        for value in (*old.arguments, *old.results):
+            kept[value] = 1
+        for value in self.numbers:
+            kept[value] = 0
+        return kept
+
+    @staticmethod
+    def _border(region: Region) -> tuple[int, ...]:
+        return region.arguments + region.results
+
+    def _keep_numbers(self, number_of: list[int]) -> None:
+        """Constants for the folded numbers that are still read; equal ones are one value."""
+        old = self.old
+        read = {v for node in compress(old.nodes, self.live) for v in node.operands}
+        ends = {v for region in old.regions for v in region.results}
+        known: dict[object, int] = {
+            (old.values[i].type, array.tobytes()): number_of[i]
+            for i, array in numbers(old)
+            if number_of[i] >= 0
+        }
+        for value, array in self.numbers.items():
+            if value in read or value in ends:
+                kind = old.values[value].type
+                key = (kind, array.tobytes())
+                if key not in known:
+                    known[key] = len(self.values)
+                    name = f"{array}:{SHORT.get(kind.dtype, kind.dtype)}"
+                    self.values.append(Value(known[key], kind, "constant", name))
+                    self.constants.append((known[key], array))
+                number_of[value] = known[key]
+
+    def _node(self, node: Node) -> None:
+        value_of, signature = self.value_of, node.signature
+        operands = [value_of[v] for v in node.operands]
+        first = len(self.nodes)
+        repeated = broadcast_operands(signature)
+        for position, shape in repeated:
+            operands[position] = self._broadcast(node, operands[position], shape)
+        joined = joined_operands(signature)
+        operands = [operands[k] for k in joined]
+        if repeated or len(joined) < len(node.operands):
+            signature = self._signature(signature, operands)
+        results = tuple([value_of[v] for v in node.results])
+        steps = wide_steps(signature) if self.wide_sums else ()
+        for step in steps[:-1]:
+            operands = [self._made(node, step, operands, "float32")]
+        place = (node.source, node.phase, node.region, node.bodies)
+        last = steps[-1] if steps else signature
+        self.nodes.append(Node(len(self.nodes), last, tuple(operands), results, *place))
+        kept = self.old.bindings and not steps
+        self.bindings.append(self.old.bindings[node.index] if kept else None)
+        self.node_of[node.index] = tuple(range(first, len(self.nodes)))
+
+    def _made(self, node: Node, signature: Signature, operands: Sequence[int], kind: str) -> int:
+        """The result of a new node beside `node`, named for its kind."""
+        result = len(self.values)
+        name = self._name(kind, node.source)
+        self.values.append(Value(result, signature.results[0], "node", name))
+        place = (node.source, node.phase, node.region)
+        self.nodes.append(Node(len(self.nodes), signature, tuple(operands), (result,), *place))
+        self.bindings.append(None)
+        return result
+
+    def _signature(self, signature: Signature, operands: list[int]) -> Signature:
+        """The signature with the types of other operands."""
+        types = tuple([self.values[v].type for v in operands])
+        key = (id(signature), types)
+        if key not in self._signatures:
+            self._signatures[key] = replace_operands(signature, types)
+        return self._signatures[key]
+
+    def _broadcast(self, node: Node, value: int, shape: tuple[int, ...]) -> int:
+        """A node that repeats size-1 dimensions, shared by its readers in one region and phase."""
+        key = (value, shape, node.region, node.phase)
+        if key in self._broadcasts:
+            return self._broadcasts[key]
+        source = self.values[value].type
+        target = ValueType(shape, source.dtype)
+        if (source, target) not in self._signatures:
+            dims = ("broadcast_dimensions", tuple(range(len(shape))))
+            params = (dims, ("shape", shape))
+            self._signatures[source, target] = Signature(
+                "broadcast_in_dim", params, (source,), (target,)
+            )
+        signature = self._signatures[source, target]
+        result = self._broadcasts[key] = self._made(node, signature, [value], "broadcast_in_dim")
+        return result
+
+    def _name(self, kind: str, source: str) -> str:
+        """The next free `broadcast_in_dim:3@model.py:41` of that line."""
+        at = f"@{source}" if source else ""
+        while True:
+            number = self._counts[kind, at] = self._counts.get((kind, at), 0) + 1
+            name = f"{kind}:{number}{at}"
+            if name not in self._names:
+                self._names.add(name)
+                return name
+
+    def _regions(self) -> tuple[tuple[Region, ...], dict[int, int]]:
+        """The regions that still have an owner and nodes, and old region to new."""
+        old, kept = self.old, []
+        for region in old.regions:
+            owned = region.node is None or self.live[region.node]
+            nodes = [i for n in region.nodes if self.live[n] for i in self.node_of[n]]
+            if region.index == 0 or (owned and (nodes or region.node is not None)):
+                kept.append((region, tuple(nodes)))
+        region_of = {region.index: i for i, (region, _) in enumerate(kept)}
+        return tuple(self._region(*pair, region_of) for pair in kept), region_of
+
+    def _region(self, region: Region, nodes: tuple[int, ...], region_of: dict[int, int]) -> Region:
+        return replace(
+            region,
+            index=region_of[region.index],
+            parent=None if region.parent is None else region_of[region.parent],
+            node=None if region.node is None else self.node_of[region.node][-1],
+            arguments=tuple(self.value_of[v] for v in region.arguments),
+            results=tuple(self.value_of[v] for v in region.results),
+            nodes=nodes,
+        )
+
+    @staticmethod
+    def _placed(node: Node, region_of: dict[int, int]) -> Node:
+        bodies = tuple(region_of[b] for b in node.bodies)
+        return replace(node, region=region_of[node.region], bodies=bodies)
+
+    def _ties(self) -> Iterator[object]:
+        for tie in self.old.ties:
+            if self.live[tie.call]:
+                ends = {"source": self.value_of[tie.source], "target": self.value_of[tie.target]}
+                yield replace(tie, call=self.node_of[tie.call][-1], **ends)
+
+    def _sites(self) -> Iterator[object]:
+        for site in self.old.sites:
+            if self.live[site.node]:
+                yield replace(site, node=self.node_of[site.node][-1])
+
+
+def replace_operands(signature: Signature, types: tuple[ValueType, ...]) -> Signature:
+    """The signature with other operand types."""
+    return Signature(signature.primitive, signature.params, types, signature.results)

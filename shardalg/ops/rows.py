@@ -1,0 +1,49 @@
+"""The table: primitive to the family that builds its rows. Only families name operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from shardalg.graph.ir import Signature
+from shardalg.ops.families import (
+    block,
+    contraction,
+    convolution,
+    indexing,
+    joining,
+    layout,
+    pointwise,
+    window,
+)
+from shardalg.ops.families.building import Builder
+from shardalg.ops.rule import Rule
+
+FAMILIES = (pointwise, contraction, layout, indexing, joining, window, convolution, block)
+BUILDERS: dict[str, Builder] = {k: v for family in FAMILIES for k, v in family.ROWS.items()}
+
+
+@lru_cache(maxsize=65536)
+def rules(signature: Signature) -> tuple[Rule, ...] | None:
+    """The rows of one primitive at given shapes; None if the table has none.
+
+    With several rows, row k makes result k, and loops of one name are one loop.
+
+    >>> from shardalg.graph.ir import ValueType
+    >>> x = ValueType((4, 8), "float32")
+    >>> print(*rules(Signature("add", (), (x, ValueType((4, 1), "float32")), (x,))))
+    add: [d0, d1], [d0, 0] -> [d0, d1]
+    """
+    builder = BUILDERS.get(signature.primitive)
+    if builder is None:
+        return None
+    rows = builder(signature)
+    results = tuple(value.shape for value in signature.results)
+    return tuple(
+        replace(
+            row,
+            operand_shapes=tuple(value.shape for value in signature.operands),
+            result_shapes=results[k : k + 1] if len(rows) > 1 else results,
+        )
+        for k, row in enumerate(rows)
+    )

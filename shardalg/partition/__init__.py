@@ -1,0 +1,1 @@
+"""A completed graph as the program that every device runs: choices, then instructions."""

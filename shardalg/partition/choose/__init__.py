@@ -1,0 +1,1 @@
+"""What a node does where: pure functions of its row and the layouts at hand."""

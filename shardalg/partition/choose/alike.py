@@ -1,0 +1,102 @@
+"""Nodes that a partitioner cannot tell apart but by their values: found once per graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import itemgetter
+
+from shardalg.graph.ir import Graph, Node
+from shardalg.ops.rows import rules
+from shardalg.ops.rule import SUM, Rule
+from shardalg.spmd.manual import WRITTEN
+
+Alike = tuple[int, ...] | bool
+"""What two nodes of one kind have in common beside their signature."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kinds:
+    """The kind of every node.
+
+    Attributes:
+      deferrable: values whose partial sums may wait behind their only user (`Rule.passes`): of all
+        numbers, and of finite ones.
+      numbers: per node, the number of its kind; None for calls and collectives of the user's.
+      reads: per kind, of each operand the first one that is the same value.
+      unread: per kind, results that nobody reads, and so nobody brings home.
+      remade: per kind, whether its only result is made from numbers alone (zeros, an iota).
+      pick: per node, its values' entries in a list: operands, then results.
+    """
+
+    deferrable: tuple[frozenset[int], frozenset[int]]
+    numbers: tuple[int | None, ...]
+    reads: tuple[tuple[int, ...], ...]
+    unread: tuple[tuple[int, ...], ...]
+    remade: tuple[bool, ...]
+    pick: tuple[itemgetter, ...]
+
+
+def kinds(graph: Graph) -> Kinds:
+    """The kinds of a graph's nodes, remembered on it as a cached property is."""
+    memo = vars(graph)
+    if "_partition_kinds" not in memo:
+        memo["_partition_kinds"] = _kinds(graph)
+    return memo["_partition_kinds"]
+
+
+def _kinds(graph: Graph) -> Kinds:
+    inner = (v for region in graph.regions for v in region.results)
+    outputs = frozenset([*graph.results, *inner])
+    found: dict[object, int] = {}
+    numbers = []
+    for node in graph.nodes:
+        if node.bodies or node.primitive in WRITTEN:
+            numbers.append(None)
+        else:
+            key = (node.signature, *_alike(graph, node, outputs))
+            numbers.append(found.setdefault(key, len(found)))
+    parts = list(zip(*found, strict=True))[1:] or [()] * 3
+    linear = [(v, *read) for v in range(len(graph.values)) if (read := _read(graph, v, outputs))]
+    always = frozenset(v for v, rule, k in linear if k in rule.passes(finite=False))
+    finite = frozenset(v for v, rule, k in linear if k in rule.passes(finite=True))
+    deferrable = (always, finite)
+    return Kinds(deferrable, tuple(numbers), *parts, tuple(map(_pick, graph.nodes)))
+
+
+def _alike(graph: Graph, node: Node, outputs: frozenset[int]) -> Iterator[Alike]:
+    users = graph.users
+    yield tuple([node.operands.index(value) for value in node.operands])
+    read = [bool(users[value]) or value in outputs for value in node.results]
+    yield () if len(read) == 1 else tuple([k for k, is_read in enumerate(read) if not is_read])
+    yield is_remade(graph, node)
+
+
+def _read(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rule, int] | None:
+    """The row of the only user of a node's result, in its region and summing, and as which operand.
+
+    None where there is no such user.
+    """
+    made, users = graph.producer[value], graph.users[value]
+    if made is None or len(users) != 1 or value in outputs:
+        return None
+    user = graph.nodes[users[0]]
+    rows = rules(user.signature)
+    if user.region != graph.nodes[made].region or not rows or len(rows) > 1:
+        return None
+    positions = [i for i, v in enumerate(user.operands) if v == value]
+    alone = rows[0].combine == SUM and len(positions) == 1
+    return (rows[0], positions[0]) if alone else None
+
+
+def _pick(node: Node) -> itemgetter:
+    values = node.operands + node.results
+    return itemgetter(*values, values[-1])  # of one value alone it would give no tuple
+
+
+def is_remade(graph: Graph, node: Node) -> bool:
+    """Whether a node makes its only result from numbers alone (zeros, an iota)."""
+    values = graph.values
+    numbers = all(values[v].kind == "constant" and not values[v].type.shape for v in node.operands)
+    rows = rules(node.signature) if numbers and len(node.results) == 1 else None
+    return rows is not None and bool(values[node.results[0]].type.shape)

@@ -1,0 +1,400 @@
+"""Which digits partition which loops of a node: candidates from its shardings, the best of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from shardalg.algebra.derived_layouts import interned, whole
+from shardalg.algebra.digits import Digits, overlap, parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.compute import contracts
+from shardalg.ops.rows import rules
+from shardalg.ops.rule import PICK, SUM
+from shardalg.partition.choose.component import (
+    Assigned,
+    Component,
+    Loops,
+    as_set,
+    components,
+    reduced_digits,
+)
+from shardalg.partition.choose.key import Choice, NodeKey, Weight, at_hand, devices_of, weight
+from shardalg.partition.choose.matches import demanded_devices, twins
+from shardalg.partition.choose.picks import elements, picked
+from shardalg.partition.choose.sent import GATHERED, sent_bytes
+from shardalg.partition.emit import regroup
+from shardalg.reshard.paths import reshard_bound, reshard_price
+
+Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
+"""Of the operands and of the results."""
+Options = dict[str, list[Digits]]
+"""Per loop the digits that may be on it."""
+
+
+def choose(key: NodeKey) -> Choice:
+    """The assignment that takes the least time, of those that the layouts demand.
+
+    Time is what a device sends, computes and writes, each at the rate of the hardware; an operator
+    without arithmetic (layout changes, copies) takes the fewest bytes first. A contraction is
+    computed on no fewer devices than its layouts match on (`demanded_devices`). Candidates are the
+    digits that the operands' and results' shardings put on a loop, and none.
+    """
+    rows = rules(key.signature)
+    if rows is None:
+        return _gather_all(key)
+    merged: Choice | None = None
+    for place, component in enumerate(components(rows)):
+        if key.loops:
+            given = _candidates(key, component, [dict(key.loops[place])])
+            best = _best(key, given, component)
+        else:
+            best = _fitting(key, component) or _least_time(key, component)
+        merged = best if merged is None else _merge(merged, best, component)
+    assert merged is not None, f"{key.signature.primitive} has an empty row"
+    return merged
+
+
+def _fitting(key: NodeKey, component: Component) -> Choice | None:
+    """What `_undisputed` finds where everything lies as it is computed, and nothing is combined.
+
+    All digits at hand divide the work and nothing is sent, so that no other choice is better.
+    """
+    given = tuple([at_hand[0] for at_hand in key.sources])
+    if not component.is_whole or any(s.unreduced for s in (*given, *key.homes)):
+        return None
+    if any(any(s.dims) for at_hand in key.sources for s in at_hand[1:]):
+        return None
+    assigned = component.fitted([s.dims for s in given], [s.dims for s in key.homes])
+    if assigned is None or regroup.regrouped(key.signature):
+        return None
+    digits = tuple([digit for own in assigned.values() for digit in own])
+    if _meet(digits) or not component.allows(assigned) or component.moves(assigned):
+        return None
+    return Choice(tuple(assigned.items()), given, key.homes, parts(digits))
+
+
+def _least_time(key: NodeKey, component: Component) -> Choice:
+    """The best of what the digits at hand allow."""
+    options = _options(key, component)
+    return _undisputed(key, component, options) or _disputed(key, component, options)
+
+
+def _undisputed(key: NodeKey, component: Component, options: Options) -> Choice | None:
+    """What `_disputed` finds where all tensors put the same digits on the same loops, if it wins.
+
+    All digits at hand then divide the work, so nothing computes on as many devices: it wins where
+    nothing is sent, or where fewer devices are not enough.
+    """
+    if _passed(key, component) or regroup.regrouped(key.signature):
+        return None
+    longest = {name: max(known, key=len) for name, known in options.items()}
+    if any(longest[name][: len(own)] != own for name, known in options.items() for own in known):
+        return None
+    assigned = {name: digits for name, digits in longest.items() if digits}
+    digits = tuple([d for own in assigned.values() for d in own])
+    if len(digits) > len(set(digits)) or _meet(digits):
+        return None
+    if not component.allows(assigned) or component.moves(assigned):
+        return None
+    found = _candidates(key, component, [assigned])
+    if not found:
+        return None
+    if demanded_devices(key, component, [assigned]) == found[0].devices > 1:
+        return found[0]
+    if sent_bytes(key, found[0], reshard_bound) == 0 == _price(key, found[0]):
+        return found[0]
+    return None
+
+
+def _price(key: NodeKey, choice: Choice) -> object:
+    return sent_bytes(key, choice, partial(reshard_price, padded=key.padded))
+
+
+def _disputed(key: NodeKey, component: Component, options: Options) -> Choice:
+    """The best of all candidates."""
+    assignments = list(_assignments(component, options))
+    least = demanded_devices(key, component, assignments)
+    if least > 1:
+        assignments = [a for a in assignments if devices_of(a) >= least]
+    return _best(key, _candidates(key, component, assignments), component)
+
+
+def allowed_choices(
+    key: NodeKey, component: Component, assignments: Iterable[Assigned]
+) -> Iterator[Choice]:
+    """What follows from those of the assignments that the rows allow, and from those at hand."""
+    allowed = [found for found in assignments if component.allows(found)]
+    at_hand = _assignments(component, _options(key, component))
+    for choice in _candidates(key, component, [*at_hand, *allowed]):
+        if not choice.regrouped:
+            yield choice
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """What a part of a node that is decided alone could do.
+
+    Attributes:
+      best: what was chosen; others: all that could be, but exchanges, which have no formula.
+      least: devices that it is computed on at least.
+      weighs: whether time is compared, else bytes.
+    """
+
+    best: Choice
+    others: tuple[Choice, ...]
+    least: int
+    weighs: bool
+
+
+def alternatives(key: NodeKey) -> Iterator[Alternatives]:
+    """Per part of a node that is decided alone, what was chosen and what else could be."""
+    for component in components(rules(key.signature) or ()):
+        assignments = list(_assignments(component, _options(key, component)))
+        found = _candidates(key, component, assignments)
+        least = demanded_devices(key, component, assignments)
+        best = _best(key, [choice for choice in found if choice.devices >= least], component)
+        others = tuple(choice for choice in found if not choice.regrouped)
+        yield Alternatives(best, others, least, component.rule.flops != 0)
+
+
+def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choice:
+    """The first of the least time, or of the fewest bytes; then of the most devices.
+
+    Candidates are priced in the order of what they cost at least, until the rest cost more.
+    """
+    if len(candidates) == 1:
+        return candidates[0]
+    counts = weight(key) if component.rule.flops != 0 else Weight(1, 0, 1)
+    ordered = sorted(
+        [
+            (counts.time(c, sent_bytes(key, c, reshard_bound)), number)
+            for number, c in enumerate(candidates)
+        ]
+    )
+    best: tuple[object, int, int] | None = None
+    for least, number in ordered:
+        if best is not None and least > best[0]:
+            break
+        choice = candidates[number]
+        rank = (counts.time(choice, _price(key, choice)), -choice.devices, number)
+        best = rank if best is None else min(best, rank)
+    return candidates[best[2]]
+
+
+def _gather_all(key: NodeKey) -> Choice:
+    """A primitive without a row: every device computes the whole of it."""
+    demands = tuple(whole(sources[0]) for sources in key.sources)
+    return Choice((), demands, tuple(map(whole, key.homes)), 1)
+
+
+def _laid(like: Sharding, dims: tuple[Digits, ...], unreduced: Digits = ()) -> Sharding:
+    if dims == like.dims and unreduced == like.unreduced:
+        return like
+    return interned(like.mesh, like.shape, dims, unreduced)
+
+
+def _merge(first: Choice, second: Choice, component: Component) -> Choice:
+    """Put the operands and results of `component` from `second` into `first`."""
+    demands, produced = list(first.demands), list(first.produced)
+    for tensor in component.tensors:
+        if tensor.operand is not None:
+            demands[tensor.operand] = second.demands[tensor.operand]
+        else:
+            produced[tensor.result] = second.produced[tensor.result]
+    return Choice(first.loops + second.loops, tuple(demands), tuple(produced), first.devices)
+
+
+def _candidates(
+    key: NodeKey, component: Component, assignments: Iterable[Assigned]
+) -> list[Choice]:
+    passed, adds = _passed(key, component), not contracts(key.signature)
+    demands = [_laid(sources[0], sources[0].dims) for sources in key.sources]
+    produced = [_laid(home, home.dims) for home in key.homes]
+    found: list[Choice] = []
+    for assigned in assignments:
+        for gathered in (False, True) if component.moves(assigned) else (False,):
+            layouts = _layouts(key, component, assigned, (demands, produced), gathered)
+            if layouts is not None:
+                for laid in (layouts, *_picked(key, component, layouts)):
+                    found += _choices(tuple(assigned.items()), laid, passed, adds=adds)
+    return [*found, *_regrouped(key)]
+
+
+def _picked(key: NodeKey, component: Component, layouts: Layouts) -> Iterator[Layouts]:
+    """The same where single elements of dimensions are picked from blocks as they lie."""
+    dims = elements(key.signature, component.rule) if component.is_whole else ()
+    if dims:
+        (demand,), (made,) = layouts
+        for blocks, partial_ in picked(dims, key.sources[0], (demand, made)):
+            yield (blocks,), (partial_,)
+
+
+def _regrouped(key: NodeKey) -> Iterator[Choice]:
+    """Reshapes by an exchange of flat elements."""
+    if regroup.regrouped(key.signature):
+        (home,) = key.homes
+        for dims, out in regroup.layouts(key.signature, key.sources[0], home):
+            demand, made = _laid(key.sources[0][0], dims), _laid(home, out)
+            devices = math.prod([parts(digits) for digits in out])
+            yield Choice((), (demand,), (made,), devices, regrouped=True)
+
+
+def _assignments(component: Component, options: Options) -> Iterator[Assigned]:
+    """Every combination of digits that are at hand, each on one loop, that the rows allow."""
+    held = dict.fromkeys(d for groups in options.values() for group in groups for d in group)
+    nested = _meet(tuple(held))
+    for combination in itertools.product(*options.values()):
+        digits = tuple([d for group in combination for d in group])
+        if len(digits) == len(set(digits)) and not (nested and _meet(digits)):
+            assigned = {n: d for n, d in zip(options, combination, strict=True) if d}
+            if component.allows(assigned):
+                yield assigned
+
+
+@lru_cache(maxsize=1 << 12)
+def _meet(digits: Digits) -> bool:
+    """Whether two digits are parts of one axis that lie over each other."""
+    return any(overlap(*pair) for pair in itertools.combinations(digits, 2))
+
+
+def _options(key: NodeKey, component: Component) -> Options:
+    """Per loop the digits that some tensor's sharding puts on it, and no digits.
+
+    Digits of a dimension that an operator needs as one block, or whose partial results are sent
+    whole, may go to any other loop instead; digits of a contracted loop to an axis that is idle.
+    """
+    options: Options = {name: [()] for name in component.loops}
+    moved: dict[Digits, None] = {}
+    for tensor in component.tensors:
+        for sharding in at_hand(key, tensor):
+            for loops, digits in zip(tensor.suggested, sharding.dims, strict=True):
+                if digits and _elsewhere(component, loops):
+                    moved[digits] = None
+                    continue
+                for loop, own in spread(loops, digits) if digits else ():
+                    known = options.get(loop)
+                    if known is not None:
+                        tops = (own[:end] for end in range(len(own), 0, -1))
+                        known += [top for top in tops if top not in known]
+    for digits in moved:
+        _add_behind(options, component, digits)
+    for name, digits in twins(key, component).items():
+        options[name].append(digits)
+    return options
+
+
+def _elsewhere(component: Component, loops: Loops) -> bool:
+    """Whether the digits of a dimension may go to any other loop."""
+    return any(
+        name in rule.whole or (rule.combine in GATHERED and name in rule.reduced)
+        for rule in component.rules
+        for name, _ in loops
+    )
+
+
+def _add_behind(options: Options, component: Component, digits: Digits) -> None:
+    """Put digits on every loop with room for them: alone, and behind what splits it already."""
+    for name, known in options.items():
+        behind = [(*own, *digits[:end]) for own in known for end in range(len(digits), 0, -1)]
+        for joint in behind:
+            if joint not in known and name in component.roomy(parts(joint)):
+                known.append(joint)
+
+
+def spread(loops: tuple[tuple[str, int], ...], digits: Digits) -> list[tuple[str, Digits]]:
+    """Put a dimension's digits on its loops, major first.
+
+    A minor loop gets digits only where the more major ones are split to single elements.
+
+    >>> from shardalg.algebra.digits import Digit
+    >>> spread((("i", 2), ("j", 8)), (Digit(4, 2), Digit(1, 4)))
+    [('i', (Digit(stride=4, size=2),)), ('j', (Digit(stride=1, size=4),))]
+    """
+    if len(loops) == 1:
+        return [(loops[0][0], digits)]
+    out, rest = [], digits
+    for name, extent in loops:
+        taken = 0
+        while taken < len(rest) and extent % parts(rest[: taken + 1]) == 0:
+            taken += 1
+        if taken:
+            out.append((name, rest[:taken]))
+        if parts(rest[:taken]) != extent:
+            break
+        rest = rest[taken:]
+    return out
+
+
+def _layouts(
+    key: NodeKey,
+    component: Component,
+    assigned: Assigned,
+    others: tuple[list[Sharding], list[Sharding]],
+    gathered: bool,
+) -> Layouts | None:
+    """Layouts that follow; None where two rows ask one operand for different ones.
+
+    Args:
+      others: layouts of what the component does not touch.
+      gathered: whether dimensions behind windows are held whole.
+    """
+    demands, produced = list(others[0]), list(others[1])
+    asked: dict[int, Sharding] = {}
+    for tensor in component.tensors:
+        dims, rule = tensor.digits(assigned, gathered=gathered), tensor.rule
+        if tensor.operand is None:
+            pending = reduced_digits(rule, assigned) if rule.combine in (SUM, PICK) else ()
+            produced[tensor.result] = _laid(key.homes[tensor.result], dims, pending)
+            continue
+        made = _laid(key.sources[tensor.operand][0], dims)
+        if asked.setdefault(tensor.operand, made) != made:
+            return None
+        demands[tensor.operand] = made
+    return tuple(demands), tuple(produced)
+
+
+def _choices(
+    loops: tuple[tuple[str, Digits], ...],
+    layouts: Layouts,
+    passed: Mapping[int, Digits],
+    *,
+    adds: bool,
+) -> Iterator[Choice]:
+    """Without partial sums, and where they may be passed on, with them.
+
+    Args:
+      adds: whether members that work on sums of their own count as dividing the work. Beside a
+        product a sum is little, but a product of partial sums is the whole product on each member.
+    """
+    devices = math.prod([parts(digits) for _, digits in loops])
+    yield Choice(loops, *layouts, devices)
+    if passed:
+        digits = next(iter(passed.values()))
+        demands, produced = layouts
+        used = {d for one in (*demands, *produced) for dim in one.dims for d in dim}
+        used.update(d for made in produced for d in made.unreduced)
+        if not any(overlap(*pair) for pair in itertools.product(used, digits)):
+            demands = tuple(_laid(w, w.dims, passed.get(i, ())) for i, w in enumerate(demands))
+            produced = tuple(_laid(m, m.dims, as_set(m.unreduced + digits)) for m in produced)
+            yield Choice(loops, demands, produced, devices * (parts(digits) if adds else 1))
+
+
+def _passed(key: NodeKey, component: Component) -> Mapping[int, Digits]:
+    """Operands whose partial sums may be passed on: all addends pending alike, or one factor."""
+    pending = {i: s[0].unreduced for i, s in enumerate(key.sources) if s[0].unreduced}
+    rule = component.rule
+    if (
+        not pending
+        or not component.is_whole
+        or rule.combine != SUM
+        or not set(pending) <= rule.passes(finite=key.finite)
+    ):
+        return {}
+    alike = len(set(pending.values())) == 1
+    added = set(pending) == rule.addends
+    factor = len(pending) == 1 and not set(pending) & rule.addends
+    return pending if alike and (added or factor) else {}

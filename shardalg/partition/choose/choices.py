@@ -1,0 +1,168 @@
+"""All that a node of a graph could do, whatever completion says: any axis on any of its loops."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from shardalg.algebra.derived_layouts import interned
+from shardalg.algebra.digits import Digits, overlap, parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import seconds
+from shardalg.costs.compute import contracts, operand_type
+from shardalg.costs.hardware import Hardware
+from shardalg.graph.ir import Signature, ValueType
+from shardalg.ops.loops import flops
+from shardalg.ops.rows import rules
+from shardalg.ops.rule import SUM
+from shardalg.partition.choose.assign import allowed_choices
+from shardalg.partition.choose.component import Assigned, Component, as_set, components
+from shardalg.partition.choose.key import Choice, NodeKey
+from shardalg.reshard.links import links_on
+from shardalg.reshard.paths import reshard_path
+from shardalg.reshard.retile import Retile
+from shardalg.spmd.program import COLLECTIVES, CollectivePermute
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a component of a node.
+
+    Attributes:
+      loops: sharded loops with their digits.
+      demands: (operand number, layout); produced: (result number, layout).
+      compute_s: seconds of one execution on a device.
+    """
+
+    loops: tuple[tuple[str, Digits], ...]
+    demands: tuple[tuple[int, Sharding], ...]
+    produced: tuple[tuple[int, Sharding], ...]
+    compute_s: float
+
+
+@lru_cache(maxsize=1 << 12)
+def candidates(
+    signature: Signature,
+    homes: tuple[Sharding, ...],
+    place: int,
+    hardware: Hardware,
+    *,
+    finite: bool = False,
+) -> tuple[Candidate, ...]:
+    """The candidates of the component at `place`: each axis of the mesh on one loop or on none.
+
+    Only even splits, and besides all that the layouts of operands and results suggest. A linear
+    operator may also pass the partial sums of its operands on, along axes on none of its loops.
+
+    Args:
+      homes: completed layouts of the operands, then of the results.
+      finite: whether sums wait behind products too (`Options.finite_sums`).
+    """
+    component = components(rules(signature))[place]
+    count = len(signature.operands)
+    at_hand, made = tuple((h,) for h in homes[:count]), homes[count:]
+    rates = hardware.rates(operand_type(signature))
+    key = NodeKey(signature, tuple(range(count)), at_hand, made, rates, finite=finite)
+    found: dict[Candidate, None] = {}
+    for choice in allowed_choices(key, component, list(_assignments(key, component))):
+        for made in (choice, *_passing(choice, component, key)):
+            found[_candidate(key, component, made, hardware)] = None
+    return tuple(found)
+
+
+def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
+    mesh = key.homes[0].mesh
+    digits = [mesh.digit(name) for name, size in mesh.axes if size > 1]
+    extents = {name: extent for rule in component.rules for name, extent in rule.loops}
+    for picked in itertools.product((None, *component.loops), repeat=len(digits)):
+        assigned = {
+            name: tuple(d for d, at in zip(digits, picked, strict=True) if at == name)
+            for name in dict.fromkeys(picked)
+            if name is not None
+        }
+        if all(extents[n] % parts(d) == 0 for n, d in assigned.items()):
+            yield assigned
+
+
+def _passing(choice: Choice, component: Component, key: NodeKey) -> Iterator[Choice]:
+    """The same with partial sums on operands, which the result then has too."""
+    rule, linear = component.rule, component.rule.passes(finite=key.finite)
+    if rule.combine != SUM or not component.is_whole or not linear:
+        return
+    layouts = (*choice.demands, *choice.produced)  # of what is regrouped or picked no loop is split
+    used = [d for x in layouts for digits in (*x.dims, x.unreduced) for d in digits]
+    mesh = key.homes[0].mesh
+    axes = [mesh.digit(n) for n, size in mesh.axes if size > 1]
+    free = [axis for axis in axes if not any(overlap(axis, d) for d in used)]
+    groups = [rule.addends] if rule.addends else []
+    groups += [frozenset({k}) for k in linear - rule.addends]
+    for size in range(1, len(free) + 1):
+        for digits in itertools.combinations(free, size):
+            for group in groups:
+                demands = tuple(
+                    _pending(d, digits) if k in group else d for k, d in enumerate(choice.demands)
+                )
+                produced = tuple(_pending(m, digits) for m in choice.produced)
+                yield Choice(choice.loops, demands, produced, choice.devices)
+
+
+def _pending(layout: Sharding, digits: Digits) -> Sharding:
+    pending = as_set((*layout.unreduced, *digits))
+    return interned(layout.mesh, layout.shape, layout.dims, pending)
+
+
+def _candidate(key: NodeKey, component: Component, choice: Choice, hardware: Hardware) -> Candidate:
+    tensors = component.tensors
+    operands = dict.fromkeys(t.operand for t in tensors if t.operand is not None)
+    results = dict.fromkeys(t.result for t in tensors if t.operand is None)
+    demands = tuple((k, choice.demands[k]) for k in operands)
+    produced = tuple((k, choice.produced[k]) for k in results)
+    compute_s = _compute_s(key.signature, component, (choice, demands, produced), hardware)
+    return Candidate(choice.loops, demands, produced, compute_s)
+
+
+Held = tuple[tuple[int, Sharding], ...]
+
+
+def _compute_s(
+    signature: Signature, component: Component, made: tuple[Choice, Held, Held], hardware: Hardware
+) -> float:
+    """The longer of arithmetic and traffic; what is fused writes its result and reads nothing."""
+    choice, demands, produced = made
+    split = {name: parts(digits) for name, digits in choice.loops}
+    work = sum(
+        flops(rule, {n: -(-e // split[n]) for n, e in rule.loops if n in split})
+        for rule in component.rules
+    )
+    moved = sum(local_bytes(signature.results[k], layout) for k, layout in produced)
+    if contracts(signature):
+        moved += sum(local_bytes(signature.operands[k], layout) for k, layout in demands)
+        return max(work / hardware.peak(operand_type(signature)), moved / hardware.hbm_bytes_per_s)
+    return moved / hardware.hbm_bytes_per_s
+
+
+def local_bytes(type_: ValueType, layout: Sharding) -> int:
+    """Bytes of a value on one device."""
+    return prod(layout.shard_shape) * type_.itemsize
+
+
+@lru_cache(maxsize=1 << 16)
+def move_s(source: Sharding, target: Sharding, itemsize: int, hardware: Hardware) -> float:
+    """Seconds of the collectives from one layout to another; partial sums cannot be made again."""
+    if not set(target.unreduced) <= set(source.unreduced):
+        return float("inf")
+    total, held = 0.0, source
+    links = links_on(source.mesh, hardware)
+    for step in reshard_path(source, target, links).steps:
+        if isinstance(step.attributes, Retile):
+            permute = CollectivePermute(step.attributes.digits, ())
+            size = step.wire_elements * itemsize
+            total += seconds(permute, size, mesh=source.mesh, hardware=hardware)
+        elif isinstance(step.attributes, COLLECTIVES):
+            size = prod(held.shard_shape) * itemsize
+            total += seconds(step.attributes, size, mesh=source.mesh, hardware=hardware)
+        held = step.layout
+    return total

@@ -1,0 +1,97 @@
+"""What the choice at a node depends on, what is chosen, and what its time is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.compute import signature_flops
+from shardalg.costs.hardware import Rates
+from shardalg.graph.ir import Signature
+from shardalg.partition.choose.component import Assigned, Tensor
+
+LoopDigits = tuple[tuple[str, Digits], ...]
+"""Sharded loops with their digits."""
+
+
+class NodeKey(NamedTuple):
+    """All that the choice depends on; nodes that are alike are decided once.
+
+    Attributes:
+      values: per operand, the first one that is the same value.
+      sources: per operand, the layouts in which the value is at hand (unreduced digits included).
+      homes: per result, the completed sharding.
+      rates: what a byte weighs against a floating-point operation.
+      loops: per component the digits on its loops, where that was decided before; else empty.
+      unread: results that nobody reads, and so nobody brings home.
+      padded: whether blocks may be padded on their way (`Options.pad_blocks`).
+      finite: whether sums wait behind products too (`Options.finite_sums`).
+    """
+
+    signature: Signature
+    values: tuple[int, ...]
+    sources: tuple[tuple[Sharding, ...], ...]
+    homes: tuple[Sharding, ...]
+    rates: Rates
+    loops: tuple[LoopDigits, ...] = ()
+    unread: tuple[int, ...] = ()
+    padded: bool = True
+    finite: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An assignment and the layouts that follow from it.
+
+    Attributes:
+      loops: sharded loops with their digits.
+      demands: layout of each operand; produced: layout of each result, pending digits as unreduced.
+      devices: how many parts the iterations are computed in.
+      regrouped: whether an exchange stands for the operator (`partition.emit.regroup`).
+    """
+
+    loops: tuple[tuple[str, Digits], ...]
+    demands: tuple[Sharding, ...]
+    produced: tuple[Sharding, ...]
+    devices: int
+    regrouped: bool = False
+
+
+def at_hand(key: NodeKey, tensor: Tensor) -> tuple[Sharding, ...]:
+    """The layouts of an operand, or the home of a result."""
+    if tensor.operand is not None:
+        return key.sources[tensor.operand]
+    return (key.homes[tensor.result],)
+
+
+def devices_of(assigned: Assigned) -> int:
+    """In how many parts an assignment divides the work."""
+    return math.prod([parts(digits) for digits in assigned.values()])
+
+
+class Weight(NamedTuple):
+    """How the time of a choice is counted, in whole flops of all devices together.
+
+    Attributes:
+      byte: flops that weigh as much as a byte sent; work: of the whole operator, with what it
+        writes. size: devices of the mesh.
+    """
+
+    byte: int
+    work: object
+    size: int
+
+    def time(self, choice: Choice, sent: object) -> object:
+        """Args: sent: bytes that a device sends for the choice."""
+        return sent * self.byte * self.size + self.work * (self.size // choice.devices)
+
+
+def weight(key: NodeKey) -> Weight:
+    """What bytes and arithmetic weigh at a node."""
+    signature, rates = key.signature, key.rates
+    written = sum([math.prod(type_.shape) * type_.itemsize for type_ in signature.results])
+    work = signature_flops(signature) + written * rates.written_flops
+    return Weight(rates.sent_flops, work, key.homes[0].mesh.size)

@@ -1,0 +1,178 @@
+"""On how many devices a contraction is computed at least: as its layouts match."""
+
+from __future__ import annotations
+
+from math import prod
+
+from shardalg.algebra.digits import Digit, Digits, overlap, parts
+from shardalg.costs.compute import contracts
+from shardalg.partition.choose.component import Assigned, Component, Tensor
+from shardalg.partition.choose.key import NodeKey, at_hand, devices_of
+
+Held = dict[str, set[Digit]]
+"""Digits per loop."""
+
+
+def demanded_devices(key: NodeKey, component: Component, assignments: list[Assigned]) -> int:
+    """How many devices a contraction is computed on at least.
+
+    Loops are matched by digits that an operand and the result both put on them, contracted ones
+    where all operands put the same (a window's other operand has no digits on its taps), or where
+    one does and adding up the result sends less than gathering it. What matches splits the work as
+    it lies; besides, the result's digits may. The most devices of the assignments that use all
+    matches and no digits of one operand alone: so that less traffic never means more arithmetic
+    than in XLA's partitioner, which groups devices by the same matches (`dot_handler.cc`,
+    PartitionDotGroupOn*).
+    """
+    if not (component.is_whole and contracts(key.signature)):
+        return 1
+    matched, usable = _matches(key, component)
+    most = 1
+    for assigned in assignments:
+        count = devices_of(assigned)
+        if count > most and _is_matched(assigned, matched, usable):
+            most = count
+    return most
+
+
+def twins(key: NodeKey, component: Component) -> dict[str, Digits]:
+    """Axes that no tensor lies on, as large as the digits of one operand on a contracted loop.
+
+    Where those digits split another loop, the operand may be brought onto such an axis instead.
+    """
+    if not (component.is_whole and contracts(key.signature)):
+        return {}
+    lying = {digit for tensor in component.tensors for digit in _digits(key, tensor)}
+    mesh = key.homes[0].mesh
+    axes = [mesh.digit(name) for name, size in mesh.axes if size > 1]
+    idle = [axis for axis in axes if not any(overlap(axis, digit) for digit in lying)]
+    found: dict[str, Digits] = {}
+    for name, sides in _contracted(key, component).items() if idle else ():
+        split = [tuple(own) for _, own in sides if own]
+        alike = [axis for axis in idle if len(split) == 1 and axis.size == parts(split[0])]
+        if alike:
+            found[name] = (alike[0],)
+    return found
+
+
+def _is_matched(assigned: Assigned, matched: Held, usable: Held) -> bool:
+    """Whether it uses all matches, and nothing that one operand alone has."""
+    if not all(digits.issubset(assigned.get(name, ())) for name, digits in matched.items()):
+        return False
+    return all(usable.get(name, set()).issuperset(own) for name, own in assigned.items())
+
+
+def _matches(key: NodeKey, component: Component) -> tuple[Held, Held]:
+    """Per loop the digits on which its tensors agree, and those that may split it besides."""
+    asked, held = _held(key, component, of_result=True), _held(key, component, of_result=False)
+    home = {name: set().union(*found) for name, found in asked.items()}
+    matched = {name: own & set().union(*held.get(name, ())) for name, own in home.items()}
+    used = {digit for digits in matched.values() for digit in digits}
+    sides = _contracted(key, component)
+    left = {name: [digits - used for _, digits in found] for name, found in sides.items()}
+    shared = {name: set.intersection(*found) for name, found in left.items()}
+    same = {name: shared[name] if _alike(found) else set() for name, found in left.items()}
+    same |= _aligned(key, component, matched)
+    contracted = {digit for digits in (*shared.values(), *same.values()) for digit in digits}
+    usable = {name: own - contracted for name, own in home.items()}
+    return matched | same, usable | same
+
+
+def _aligned(key: NodeKey, component: Component, matched: Held) -> Held:
+    """Contracted loops along which one operand is split and the other one is then split too.
+
+    Where both are, by as many, or where digits that the other has there split another loop already,
+    one's take the place of the other's; else where nothing else is left to split, and the operand
+    is larger than the result (`dot_handler.cc`, should_partition_contracting_dim).
+    """
+    used, found = set().union(*matched.values()), {}
+    others = twins(key, component)
+    for name, sides in _contracted(key, component).items():
+        split = [(operand, own - used) for operand, own in sides if own - used]
+        if not split and name in others:
+            split = [(operand, set(others[name])) for operand, own in sides if own]
+        if len(sides) != 2 or not split:
+            continue
+        operand, own = split[0]
+        ((other, taken),) = (side for side in sides if side[0] != operand)
+        swapped = _parts(own) == _parts(taken) and not own & _digits_of(key, component, other)
+        free = len(split) == 1 and _is_free(key, component, operand, used)
+        if swapped or (free and _outweighs(key, component, operand, matched)):
+            found[name] = own
+    return found
+
+
+def _parts(digits: set[Digit]) -> int:
+    return parts(tuple(digits))
+
+
+def _digits_of(key: NodeKey, component: Component, operand: int) -> set[Digit]:
+    return {d for t in component.tensors if t.operand == operand for d in _digits(key, t)}
+
+
+def _is_free(key: NodeKey, component: Component, operand: int, used: set[Digit]) -> bool:
+    """Whether all other tensors are split by what matches alone."""
+    return all(_digits(key, t) <= used for t in component.tensors if t.operand != operand)
+
+
+def _outweighs(key: NodeKey, component: Component, operand: int, matched: Held) -> bool:
+    """Whether an operand has more elements than the result, each split by what matches on it."""
+    (one,) = (t for t in component.tensors if t.operand == operand)
+    (made,) = (t for t in component.tensors if t.operand is None)
+    return _elements(key, one, matched) > _elements(key, made, matched)
+
+
+def _elements(key: NodeKey, tensor: Tensor, matched: Held) -> int:
+    layout = at_hand(key, tensor)[0]
+    split = {
+        digit
+        for loops, digits in zip(tensor.suggested, layout.dims, strict=True)
+        for digit in digits
+        if any(digit in matched.get(name, ()) for name, _ in loops)
+    }
+    return prod(layout.shape) // parts(tuple(split))
+
+
+def _digits(key: NodeKey, tensor: Tensor) -> set[Digit]:
+    """All that splits a tensor as it lies."""
+    return {digit for digits in at_hand(key, tensor)[0].dims for digit in digits}
+
+
+def _contracted(key: NodeKey, component: Component) -> dict[str, list[tuple[int, set[Digit]]]]:
+    """Per contracted loop each operand with its digits there, but those read through a window."""
+    held = _held(key, component, of_result=False)
+    found = {}
+    for name in component.loops:
+        readers = _readers(component, name)
+        if name in component.rule.reduced and len(held.get(name, ())) == len(readers):
+            found[name] = list(zip(readers, held[name], strict=True))
+    return found
+
+
+def _readers(component: Component, loop: str) -> list[int]:
+    """The operand of every dimension that is read along a loop, through a window too."""
+    return [
+        tensor.operand
+        for tensor in component.tensors
+        if tensor.operand is not None
+        for index in tensor.rule.indices(tensor.operand)
+        if loop in index.variables
+    ]
+
+
+def _alike(held: list[set[Digit]]) -> bool:
+    return all(found == held[0] for found in held)
+
+
+def _held(key: NodeKey, component: Component, *, of_result: bool) -> dict[str, list[set[Digit]]]:
+    """Per loop, what each of its dimensions puts on it; of partial sums any dimension may get."""
+    found: dict[str, list[set[Digit]]] = {}
+    for tensor in component.tensors:
+        if (tensor.operand is None) == of_result:
+            layouts = at_hand(key, tensor)[:1]
+            pending = {d for layout in layouts for d in layout.unreduced}
+            for dim, loops in enumerate(tensor.suggested):
+                digits = pending.union(*(layout.dims[dim] for layout in layouts))
+                for name, _ in loops:
+                    found.setdefault(name, []).append(digits)
+    return found

@@ -1,0 +1,93 @@
+"""Bytes that a device sends for a choice: operands in, windows, partial results, results home."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+from shardalg.algebra.digits import parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import step_wire_bytes
+from shardalg.graph.ir import Signature
+from shardalg.ops.rows import rules
+from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
+from shardalg.ops.windows import windowed
+from shardalg.partition.choose.component import reduced_digits
+from shardalg.partition.choose.key import Choice, NodeKey
+from shardalg.partition.emit import regroup
+from shardalg.partition.emit.windows import elements, together, windows
+
+GATHERED = (ARGMAX, ARGMIN, TOP, USER)
+"""Ways to combine whose partial results are sent whole."""
+
+
+def sent_bytes(
+    key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], object]
+) -> object:
+    """Bytes that a device sends to bring operands in and results home.
+
+    Args:
+      price: elements sent from one layout to another.
+    """
+    signature, total = key.signature, 0
+    for number, demand in dict.fromkeys(zip(key.values, choice.demands, strict=True)):
+        at_hand = key.sources[number]
+        if demand not in at_hand:
+            least = min([price(source, demand) for source in at_hand])
+            total += least * signature.operands[number].itemsize
+    total += _window_bytes(key, choice) + _joined_bytes(key, choice)
+    if choice.regrouped:
+        sent = regroup.elements(signature, choice.demands[0], choice.produced[0])
+        total += sent * signature.operands[0].itemsize
+    ends = zip(choice.produced, key.homes, signature.results, strict=True)
+    for number, (made, home, type_) in enumerate(ends):
+        if made is not home and number not in key.unread:
+            total += price(made, home) * type_.itemsize
+    return total
+
+
+def _joined_bytes(key: NodeKey, choice: Choice) -> object:
+    """Bytes that a device sends so that partial results other than sums become one."""
+    signature, loops, total = key.signature, dict(choice.loops), 0
+    for rule in rules(signature) or ():
+        digits = reduced_digits(rule, loops) if rule.combine not in (SUM, PICK) else ()
+        if digits:
+            # the best place is sent with its value
+            sent = signature.operands[:1] if rule.combine in (ARGMAX, ARGMIN) else ()
+            items = sum([type_.itemsize for type_ in (*signature.results, *sent)])
+            held = math.prod(choice.produced[0].shard_shape) * items
+            kind = "all_gather" if rule.combine in GATHERED else "all_reduce"
+            total += step_wire_bytes(kind, group_size=parts(digits), local_bytes=held)
+    return total
+
+
+def _window_bytes(key: NodeKey, choice: Choice) -> int:
+    """Bytes that a device sends so that every one has what its windows read."""
+    total = 0
+    for rule in through_windows(key.signature):
+        loops = tuple((n, d) for n, d in choice.loops if n in rule.extents)
+        held = tuple((k, choice.demands[k].dims) for k in rule.operands)
+        devices = key.homes[0].mesh.size
+        found = windows(rule, loops, held, devices) if loops else ()
+
+        pairs = zip(key.signature.operands, choice.demands, strict=True)
+        blocks = [(type_.dtype, demand.shard_shape) for type_, demand in pairs]
+        for group in together(found, blocks):
+            number = group[0].operand
+            shape, itemsize = (
+                choice.demands[number].shard_shape,
+                key.signature.operands[number].itemsize,
+            )
+            total += elements(group, key.values, shape) * itemsize
+    return total
+
+
+@lru_cache(maxsize=1 << 14)
+def through_windows(signature: Signature) -> tuple[Rule, ...]:
+    """The rows that read a dimension through a window."""
+    return tuple(
+        rule
+        for rule in rules(signature) or ()
+        if any(windowed(rule, k, d) for k, dims in rule.operands.items() for d in range(len(dims)))
+    )

@@ -1,0 +1,1 @@
+"""Choices as instructions: the only part of the partitioner that writes a program."""

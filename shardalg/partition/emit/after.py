@@ -1,0 +1,107 @@
+"""What is done to the results of a local operator before they are those of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shardalg.partition.emit.context import Cause, PartitionContext
+from shardalg.spmd.program import (
+    Attributes,
+    Best,
+    Carry,
+    Dilate,
+    Fold,
+    Join,
+    Pick,
+    Slice,
+    SliceAt,
+    Top,
+    ValueAt,
+)
+
+Given = tuple[int, ...]
+"""A result and the operands of the operator that made it, as locals."""
+
+
+# Places of the dimension after an instruction that changes their number.
+RESIZING: dict[type, Callable[[Attributes, int], int]] = {
+    Dilate: lambda a, size: a.length(size),
+    Slice: lambda a, size: a.size,
+    SliceAt: lambda a, size: a.size,
+    Pick: lambda a, size: 1,
+}
+
+
+def done_after(
+    context: PartitionContext,
+    given: tuple[Given, Given],
+    attributes: Attributes,
+    causes: Sequence[Cause],
+) -> Given:
+    """The results after one more step, which joins all of them or is done to each.
+
+    Args:
+      given: results and operands of the operator.
+      causes: per result.
+    """
+    results, operands = given
+    if isinstance(attributes, Top | Fold):
+        made = tuple([_like(context, result) for result in results])
+        starts = operands[len(results) :] if isinstance(attributes, Fold) else ()
+        context.emit(attributes, (*results, *starts), made, causes[0])
+        return made
+    after = _AFTER.get(type(attributes), _apply_after)
+    return tuple(
+        after(context, (result, *operands), attributes, cause)
+        for result, cause in zip(results, causes, strict=True)
+    )
+
+
+def apply_on(
+    context: PartitionContext, local: int, attributes: Attributes, cause: Cause, *more: int
+) -> int:
+    """The local that an instruction on `local` (and `more`) makes."""
+    like = context.locals[local]
+    shape = list(like.shape)
+    if type(attributes) in RESIZING:
+        shape[attributes.dim] = RESIZING[type(attributes)](attributes, shape[attributes.dim])
+    made = context.new_local(tuple(shape), like.dtype, like.sharding)
+    context.emit(attributes, (local, *more), (made,), cause)
+    return made
+
+
+def _like(context: PartitionContext, local: int) -> int:
+    like = context.locals[local]
+    return context.new_local(like.shape, like.dtype, like.sharding)
+
+
+def _apply_after(
+    context: PartitionContext, given: Given, attributes: Attributes, cause: Cause
+) -> int:
+    return apply_on(context, given[0], attributes, cause)
+
+
+def _carry_on(context: PartitionContext, given: Given, carry: Carry, cause: Cause) -> int:
+    """The prefix of a block after that of all blocks before it."""
+    local = given[0]
+    size = context.locals[local].shape[carry.dim]
+    end = apply_on(context, local, Slice(carry.dim, 0 if carry.reverse else size - 1, 1), cause)
+    before = apply_on(context, end, carry, cause)
+    return apply_on(context, local, Join(carry.dim, carry.combine), cause, before)
+
+
+def _best_on(context: PartitionContext, given: Given, best: Best, cause: Cause) -> int:
+    """The best place of all blocks, by its value in each."""
+    place, block = (context.locals[local] for local in given)
+    value = context.new_local(place.shape, block.dtype, place.sharding)
+    context.emit(ValueAt(best.dim), given, (value,), cause)
+    made = context.new_local(place.shape, place.dtype, place.sharding)
+    context.emit(best, (value, given[0]), (made,), cause)
+    return made
+
+
+# What is done to a result in more than one instruction.
+_AFTER: dict[type, Callable[[PartitionContext, Given, Attributes, Cause], int]] = {
+    Best: _best_on,
+    Carry: _carry_on,
+}

@@ -1,0 +1,217 @@
+"""The program under construction: locals, the current block, the layouts at hand of each value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from shardalg.algebra.derived_layouts import whole
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Node
+from shardalg.partition.emit.padding import padded_move
+from shardalg.reshard.builder import ANY_PHASE, Cause, Listing
+from shardalg.reshard.exchanges import Along
+from shardalg.reshard.links import Links
+from shardalg.reshard.paths import nearest, reshard_path, turned
+from shardalg.reshard.retile import Retile, retiled
+from shardalg.spmd.program import COLLECTIVES, Attributes, Local
+
+
+class Move(NamedTuple):
+    """One instruction on the way between two layouts, or a retile, and what it leaves."""
+
+    attributes: Attributes | Retile
+    shape: tuple[int, ...]
+    layout: Sharding
+    why: str
+
+
+@lru_cache(maxsize=1 << 16)
+def moves(
+    source: Sharding, target: Sharding, links: Links | None = None, padded: bool = True
+) -> tuple[Move, ...]:
+    """The cheapest path, with the padding and stripping that uneven sizes need around its steps."""
+    found: list[Move] = []
+    shape = source.shard_shape
+    for step in reshard_path(source, target, links, padded).steps:
+        moving = isinstance(step.attributes, (*COLLECTIVES, Retile))
+        why = f": {source.text()} to {step.layout.text()}" if moving else ""
+        for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
+            found.append(Move(attributes, after, layout, why))
+            shape = after
+        source = step.layout
+    return tuple(found)
+
+
+@dataclass
+class Tuples:
+    """Tuples of layouts, each with a number: alike are those of one number."""
+
+    known: list[tuple[Sharding, ...]] = field(default_factory=list)
+    numbers: dict[tuple[Sharding, ...], int] = field(default_factory=dict)
+
+    def number(self, layouts: tuple[Sharding, ...]) -> int:
+        """The number of a tuple."""
+        found = self.numbers.get(layouts)
+        if found is None:
+            found = self.numbers[layouts] = len(self.known)
+            self.known.append(layouts)
+        return found
+
+
+@dataclass
+class PartitionContext(Listing):
+    """Builds one block at a time; loop bodies open a nested block over the same locals.
+
+    Attributes:
+      tuples: layouts that a value is at hand in, the first as it was made or brought home, copies
+        of the phase behind: each tuple has a number.
+      at_hand: per graph value, that number; of a value not made yet, `~` that of its home.
+      first: per graph value, the local that holds it in the first of its layouts.
+      copies: (value, layout, phase) to the local that holds it in another one, in the current
+        block.
+      brought: (value, phase) to the layouts of its copies there.
+      phase: of what is emitted; lasting: what is at hand in every phase of values with copies.
+      deferrable: values whose partial sums may wait for whoever reads them.
+      remade: values made from numbers alone, and how to make them in another layout.
+      kept: values, each with a layout, whose copy made in one phase may serve another.
+      links: of the mesh's axes, where they differ and paths heed that.
+    """
+
+    kept: frozenset[tuple[int, Sharding]] = frozenset()
+    links: Links | None = None
+    tuples: Tuples = field(default_factory=Tuples)
+    at_hand: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
+    brought: dict[tuple[int, str], list[Sharding]] = field(default_factory=dict)
+    phase: str = "forward"
+    lasting: dict[int, int] = field(default_factory=dict)
+    deferrable: frozenset[int] = frozenset()
+    remade: dict[int, Callable[[Sharding, Cause], int]] = field(default_factory=dict)
+
+    def hold(self, value: int, layout: Sharding, local: int) -> None:
+        """`local` is `value` in `layout`, for any phase."""
+        if self.at_hand[value] < 0:
+            self.at_hand[value], self.first[value] = self.tuples.number((layout,)), local
+        else:
+            self.at_hand[value] = self.tuples.number((*self.sources(value), layout))
+            self.copies[value, layout, ANY_PHASE] = local
+
+    def sources(self, value: int) -> tuple[Sharding, ...]:
+        """The layouts that a value is at hand in."""
+        return self.tuples.known[self.at_hand[value]]
+
+    def lasting_sources(self, value: int) -> tuple[Sharding, ...]:
+        """The layouts that a value is at hand in for any phase."""
+        return self.tuples.known[self.lasting.get(value, self.at_hand[value])]
+
+    def hold_remade(self, value: int, make: Callable[[Sharding, Cause], int]) -> None:
+        """`value` can be had in every layout for nothing, as a slice of the whole would be."""
+        home = self.sources(value)[0]
+        self.remade[value] = make
+        self.at_hand[value] = self.tuples.number((home, whole(home)))
+
+    def given(self, value: int, layout: Sharding) -> int:
+        """A new local that holds `value` from the start of the current block."""
+        dtype = self.graph.values[value].type.dtype
+        local = self.new_local(layout.shard_shape, dtype, layout, value)
+        self.hold(value, layout, local)
+        return local
+
+    def enter(self, phase: str) -> None:
+        """Go on with what is of this phase: copies made in another one are not at hand."""
+        self.phase = phase
+        for value, number in self.lasting.items():
+            self.at_hand[value] = number
+            for layout in self.brought.get((value, phase), ()):
+                self._add(value, layout)
+
+    def _add(self, value: int, layout: Sharding) -> None:
+        known = self.sources(value)
+        if layout not in known:
+            self.at_hand[value] = self.tuples.number((*known, layout))
+
+    def _share(self, value: int, layout: Sharding, phase: str) -> None:
+        """A copy serves whoever comes next in its phase, and is at hand where that is chosen."""
+        self.brought.setdefault((value, phase), []).append(layout)
+        if phase != ANY_PHASE:
+            self.lasting.setdefault(value, self.at_hand[value])
+        elif value in self.lasting:
+            known = self.tuples.known[self.lasting[value]]
+            self.lasting[value] = self.tuples.number((*known, layout))
+        self._add(value, layout)
+
+    def demand(self, value: int, layout: Sharding, cause: Cause) -> int:
+        """A local with `value` in `layout`, moved there from the nearest layout at hand."""
+        if layout == self.sources(value)[0]:
+            return self.first[value]
+        if cause.phase != self.phase:
+            self.enter(cause.phase)
+        found = self.copies.get((value, layout, ANY_PHASE))
+        if found is None:
+            phase = ANY_PHASE if self._lasts(value, layout) else cause.phase
+            found = self.copies.get((value, layout, phase))
+            if found is None or not self.options.share_gathers:
+                found = self._bring(value, layout, cause)
+                self.copies[value, layout, phase] = found
+                if self.options.share_gathers and not layout.unreduced:
+                    self._share(value, layout, phase)
+        return found
+
+    def _lasts(self, value: int, layout: Sharding) -> bool:
+        """Whether a copy made in one phase serves another.
+
+        Freeing one that is no larger than the value where it lies frees no more than sending it
+        on would have: only what is gathered is gathered again.
+        """
+        keeps = self.options.keep_gathers is True or (value, layout) in self.kept
+        home = self.sources(value)[0]
+        return keeps or prod(layout.shard_shape) <= prod(home.shard_shape)
+
+    def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
+        cause = Cause(cause.node, cause.phase, self.roles[value], cause.why)
+        if value in self.remade:
+            return self.remade[value](layout, cause)
+        source, local = self._nearest(value, layout, cause.phase)
+        return self.move(local, source, layout, cause)
+
+    def _nearest(self, value: int, layout: Sharding, phase: str) -> tuple[Sharding, int]:
+        """The layout at hand from which another one is nearest."""
+        source = nearest(self.sources(value), layout, self.links, padded=self.options.pad_blocks)
+        if source == self.sources(value)[0]:
+            return source, self.first[value]
+        local = self.copies.get((value, source, ANY_PHASE))
+        return source, self.copies[value, source, phase] if local is None else local
+
+    def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
+        """Emit the steps from `source` to `target`; the local that holds the result."""
+        dtype, origin = self.locals[local].dtype, self.locals[local].origin
+        every = moves(source, target, self.links, self.options.pad_blocks)
+        for attributes, shape, layout, why in every:
+            # what is padded to another size is no layout of the value
+            named = origin if layout.shape == target.shape else None
+            because = Cause(cause.node, cause.phase, cause.role, cause.why + why)
+            if isinstance(attributes, Retile):
+                local = retiled(Along(self, attributes.dim, because), local, attributes)
+                self.locals[local] = Local(local, shape, dtype, layout, named)
+            else:
+                made = self.new_local(shape, dtype, layout, named)
+                self.emit(attributes, (local,), (made,), because)
+                local = made
+        return local
+
+    def turn(self, local: int, target: Sharding, mesh: Mesh, cause: Cause) -> int:
+        """The local as it lies in another order of the devices of the mesh: one permute."""
+        held = self.locals[local]
+        made = self.new_local(held.shape, held.dtype, target, held.origin)
+        self.emit(turned(held.sharding, target, mesh), (local,), (made,), cause)
+        return made
+
+    def cause(self, node: Node, why: str) -> Cause:
+        """The cause of what is emitted for `node`."""
+        return Cause(node.index, node.phase, "unknown", why)

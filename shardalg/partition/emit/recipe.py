@@ -1,0 +1,76 @@
+"""What nodes of one kind do whose values are at hand alike: worked out once, then repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Node
+from shardalg.partition.emit.context import PartitionContext
+from shardalg.partition.emit.node import NodePlan, partition_node, settle
+from shardalg.reshard.builder import new_instruction, new_local
+
+
+class Recipe(NamedTuple):
+    """What a node emits, and what it leaves at hand.
+
+    Attributes:
+      homes: per result, its layout for whoever reads it.
+      emit: how it is emitted.
+      moved: operands that are asked for in a layout that is not the first at hand.
+      made: per result its shape, type and layout, and the number of what is at hand then.
+      settled: results that are not at home yet.
+      is_remade: whether the result can be made again in every layout.
+    """
+
+    plan: NodePlan
+    homes: tuple[Sharding, ...]
+    emit: Callable[[PartitionContext, Node, Recipe], None]
+    moved: tuple[int, ...] = ()
+    made: tuple[tuple[tuple[int, ...], str, Sharding, int], ...] = ()
+    settled: tuple[int, ...] = ()
+    is_remade: bool = False
+
+
+def recipe(
+    context: PartitionContext, node: Node, plan: NodePlan, homes: tuple[Sharding, ...]
+) -> Recipe:
+    """The recipe of all nodes like `node`, as their values are at hand."""
+    if not plan.is_bare:
+        return Recipe(plan, homes, _around)
+    demands = zip(node.operands, plan.choice.demands, strict=True)
+    moved = [k for k, (v, layout) in enumerate(demands) if layout != context.sources(v)[0]]
+    sides = zip(plan.shapes, node.signature.results, plan.raw, homes, strict=True)
+    number = context.tuples.number
+    made = [
+        (shape, type_.dtype, layout, number((home,)) if layout == home else ~number((home,)))
+        for shape, type_, layout, home in sides
+    ]
+    away = [k for k, one in enumerate(made) if one[-1] < 0]
+    return Recipe(plan, homes, _bare, tuple(moved), tuple(made), tuple(away))
+
+
+def _around(context: PartitionContext, node: Node, recipe: Recipe) -> None:
+    partition_node(context, node, recipe.plan, recipe.homes)
+
+
+def _bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
+    """Nothing but the operator: by far most nodes, so that every look-up here is felt."""
+    first, at_hand, locals_, plan = context.first, context.at_hand, context.locals, recipe.plan
+    operands = [first[value] for value in node.operands]
+    if recipe.moved:
+        cause = context.cause(node, plan.why)
+        for k in recipe.moved:
+            operands[k] = context.demand(node.operands[k], plan.choice.demands[k], cause)
+    local = start = len(locals_)
+    for value, (shape, dtype, layout, number) in zip(node.results, recipe.made, strict=False):
+        locals_.append(new_local(local, shape, dtype, layout, value))
+        at_hand[value], first[value] = number, local
+        local += 1
+    results = (start,) if local == start + 1 else tuple(range(start, local))
+    given = (tuple(operands), results, node.index, node.phase, "unknown", plan.why)
+    context.instructions.append(new_instruction(plan.apply, *given))
+    for k in recipe.settled:
+        made = (node.results[k], results[k], plan.choice.produced[k])
+        settle(context, node, made, recipe.homes[k])

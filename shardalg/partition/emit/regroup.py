@@ -1,0 +1,201 @@
+"""Reshapes whose blocks end where those of the result do not: one exchange on flat elements.
+
+The dimensions of a reshape fall into groups that hold the same elements on both sides. Of a group
+that is split on its leading dimension a device holds an interval of its flat elements, and wants
+another one (`algebra.halos.realignment.reshape`); between them are whole rows on both sides.
+Source: GSPMD (arXiv:2105.04663), section 4.3, "Halo exchange for data formatting".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.derived_layouts import interned
+from shardalg.algebra.digits import Digits, overlap
+from shardalg.algebra.halos.exchange import Exchange
+from shardalg.algebra.halos.interval import Interval
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Node, Signature
+from shardalg.ops.families.layout import Span, groups
+from shardalg.partition.emit.context import Cause, PartitionContext
+from shardalg.reshard.exchanges import Along, transfers_of
+from shardalg.spmd.regroup import Regroup, leading
+
+Dims = tuple[Digits, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Dimensions of the operand of a reshape, and those of the result with the same elements.
+
+    Attributes:
+      sizes, out_sizes: of the dimensions.
+      start, out_start: the first of them.
+    """
+
+    start: int
+    sizes: tuple[int, ...]
+    out_start: int
+    out_sizes: tuple[int, ...]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether one dimension stays as it is."""
+        return len(self.sizes) == len(self.out_sizes) == 1
+
+    @property
+    def leads(self) -> tuple[int, int]:
+        """The dimension of the operand that may be split, and that of the result."""
+        return self.start + leading(self.sizes), self.out_start + leading(self.out_sizes)
+
+    @property
+    def flat(self) -> tuple[int, ...]:
+        """Sizes of the dimensions as one."""
+        return (prod(self.sizes),)
+
+
+@lru_cache(maxsize=1 << 12)
+def regrouped(signature: Signature) -> tuple[Group, ...]:
+    """The groups of a reshape; () of every other operator, of scalars, and of no elements.
+
+    >>> from shardalg.graph.ir import ValueType
+    >>> x, y = ValueType((5, 3, 2, 1), "float32"), ValueType((5, 6), "float32")
+    >>> reshape = Signature("reshape", (("new_sizes", (5, 6)), ("dimensions", None)), (x,), (y,))
+    >>> [(group.sizes, group.out_sizes) for group in regrouped(reshape)]
+    [((5,), (5,)), ((3, 2, 1), (6,))]
+    """
+    if not signature.param("new_sizes") or signature.param("dimensions"):
+        return ()
+    shape, out_shape = signature.operands[0].shape, signature.results[0].shape
+    # What is planned on named sizes keeps to loops: an exchange needs numbers.
+    if not shape or 0 in shape or any(type(size) is not int for size in (*shape, *out_shape)):
+        return ()
+    found: list[Group] = []
+    for left, right in groups(list(shape), list(out_shape)):
+        found.append(_group(left, right))
+        if not (left.sizes and right.sizes) and len(found) > 1:  # a dimension of size 1
+            found[-2:] = [_joined(*found[-2:])]
+    return tuple(found)
+
+
+def _group(left: Span, right: Span) -> Group:
+    return Group(left.start, left.sizes, right.start, right.sizes)
+
+
+def _joined(first: Group, second: Group) -> Group:
+    sizes, out_sizes = first.sizes + second.sizes, first.out_sizes + second.out_sizes
+    return Group(first.start, sizes, first.out_start, out_sizes)
+
+
+def layouts(
+    signature: Signature, sources: tuple[Sharding, ...], home: Sharding
+) -> Iterator[tuple[Dims, Dims]]:
+    """Digits of the operand and of the result between which an exchange may stand."""
+    every = regrouped(signature)
+    if not every:
+        return
+    tried = {
+        pair
+        for source in sources
+        for kept in (source.dims, None)
+        for led in (home.dims, None)
+        for pair in [_layout(every, source.dims, (home.dims, kept, led))]
+    }
+    yield from sorted(pair for pair in tried if _moves(every, *pair) and all(map(_apart, pair)))
+
+
+def _layout(
+    every: tuple[Group, ...], held: Dims, others: tuple[Dims, Dims | None, Dims | None]
+) -> tuple[Dims, Dims]:
+    """Digits of both sides, from those that the operand is held in.
+
+    Args:
+      others: digits of the home; of dimensions that stay, the home's if None; of leading
+        dimensions of the result, the operand's if None.
+    """
+    home, kept, led = others
+    dims: list[Digits] = [()] * sum(len(group.sizes) for group in every)
+    out: list[Digits] = [()] * sum(len(group.out_sizes) for group in every)
+    for group in every:
+        first, second = group.leads
+        if group.is_kept:
+            dims[first] = out[second] = home[second] if kept is None else kept[first]
+        else:
+            dims[first] = held[first]
+            out[second] = (led[second] if led and held[first] else ()) or held[first]
+    return tuple(dims), tuple(out)
+
+
+def _moves(every: tuple[Group, ...], dims: Dims, out: Dims) -> bool:
+    return any(not g.is_kept and dims[g.leads[0]] and out[g.leads[1]] for g in every)
+
+
+def _apart(dims: Dims) -> bool:
+    """No digit splits two dimensions."""
+    digits = [digit for row in dims for digit in row]
+    return not any(overlap(a, b) for k, a in enumerate(digits) for b in digits[:k])
+
+
+def exchange(group: Group, held: Sharding, made: Sharding) -> Exchange:
+    """What brings every device the flat elements of its block of the result."""
+    first, second = group.leads
+    inner, out_inner = (prod(n[leading(n) + 1 :]) for n in (group.sizes, group.out_sizes))
+    block, out_block = held.shard_shape[first] * inner, made.shard_shape[second] * out_inner
+    digits = made.dims[second]
+    want = Interval(Index.of("p") * out_block if digits else Index(), out_block)
+    ids = (("p", digits),) if digits else ()
+    return Exchange(want, *group.flat, block, held.dims[first], ids, held.mesh.size)
+
+
+def elements(signature: Signature, held: Sharding, made: Sharding) -> int:
+    """Elements that a device sends from a layout of the operand to one of the result."""
+    total, every = 0, regrouped(signature)
+    for nth, group in enumerate(every):
+        if not group.is_kept:
+            others = prod(made.shard_shape[: group.out_start])
+            others *= prod(prod(_held(g, held)) for g in every[nth + 1 :])
+            sent = transfers_of((exchange(group, held, made),), (0,))
+            total += others * sum(transfer.elements for transfer in sent)
+    return total
+
+
+def _held(group: Group, held: Sharding) -> tuple[int, ...]:
+    return held.shard_shape[group.start : group.start + len(group.sizes)]
+
+
+def regroup(
+    context: PartitionContext, node: Node, local: int, layouts: tuple[Sharding, Sharding]
+) -> int:
+    """Emit a reshape between two layouts: flat groups, an exchange each, the new dimensions."""
+    held, made = layouts
+    every = regrouped(node.signature)
+    role = context.roles[node.operands[0]]
+    cause = Cause(node.index, node.phase, role, f"{node.primitive} moves borders of blocks")
+    flat = Regroup(tuple((len(g.sizes), g.flat) for g in every))
+    dims = tuple(held.dims[g.leads[0]] for g in every)
+    view = interned(held.mesh, tuple(size for g in every for size in g.flat), dims, ())
+    shape = flat.shape(context.locals[local].shape)
+    local = _emitted(context, (flat, local, cause), (shape, view, None))
+    for dim, group in enumerate(every):
+        if not group.is_kept:
+            wanted = (exchange(group, held, made),)
+            (local,) = Along(context, dim, cause).deliver((local,), wanted)
+    out = Regroup(tuple((1, g.out_sizes) for g in every))
+    return _emitted(context, (out, local, cause), (made.shard_shape, made, node.results[0]))
+
+
+def _emitted(
+    context: PartitionContext,
+    what: tuple[Regroup, int, Cause],
+    made: tuple[tuple[int, ...], Sharding, int | None],
+) -> int:
+    """Args: what: the instruction, its operand and its cause; made: shape, layout and value."""
+    attributes, local, cause = what
+    shape, layout, value = made
+    result = context.new_local(shape, context.locals[local].dtype, layout, value)
+    context.emit(attributes, (local,), (result,), cause)
+    return result

@@ -1,0 +1,348 @@
+"""Windows over a sharded dimension: what each device has to receive, and how it gets there.
+
+The interval that a device's iterations read comes from the row (`halos.interval.touched`), and
+what brings it from `reshard.exchanges`. Then a mask where elements that do not exist may be read,
+and a dilation of its own where the phase of a dilated window depends on the device (GSPMD,
+arXiv:2105.04663, appendix A.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import prod
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.halos.exchange import Exchange
+from shardalg.algebra.halos.interval import Interval, touched
+from shardalg.algebra.halos.spans import extremes, residues
+from shardalg.ops.rule import Rule
+from shardalg.ops.windows import Place, Span, reach, windowed
+from shardalg.partition.emit.context import Cause, PartitionContext
+from shardalg.reshard.exchanges import Along, start_of, transfers_of
+from shardalg.spmd.program import Attributes, Dilate, MaskAt, Slice, SliceAt, Start
+
+Loops = tuple[tuple[str, Digits], ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """One dimension of an operand that is read through a window with sharded loops.
+
+    Attributes:
+      exchange: brings the interval that a device needs.
+      index: the row's index of the dimension, before its division by `base`.
+      numerator: its smallest value on a device, in partition ids; `reach` values from there on.
+      masked: whether places may be read that hold no element, and nothing else is chosen there.
+      skipped: places of the interval before the first window of a block, where they depend on the
+        device; `needed` places are left behind them.
+    """
+
+    operand: int
+    dim: int
+    exchange: Exchange
+    numerator: Index
+    base: int
+    reach: int
+    masked: bool
+    skipped: Start | None = None
+    needed: int = 0
+
+    @property
+    def length(self) -> int:
+        """Elements of the interval."""
+        return self.exchange.want.length
+
+    @cached_property
+    def phases(self) -> frozenset[int]:
+        """All values of `base * start - numerator` over the devices."""
+        exchange = self.exchange
+        return residues(self.numerator * -1, self.base, exchange.ids, exchange.devices)
+
+    @property
+    def span(self) -> Span:
+        """What the local operator is given."""
+        if len(self.phases) > 1:
+            return Span(self.reach)
+        (phase,) = self.phases
+        return Span(self.length, phase, self.base)
+
+    def start(self, index: Index, more: int = 0) -> Start:
+        """A start of the program's language from one in the loops' partition ids."""
+        return start_of(self.exchange, index, more)
+
+
+@lru_cache(maxsize=1 << 14)
+def windows(
+    rule: Rule, loops: Loops, held: tuple[tuple[int, tuple[Digits, ...]], ...], devices: int
+) -> tuple[Window, ...]:
+    """Every dimension that sharded loops read through a window.
+
+    Args:
+      held: (operand, digits of its dimensions) as the operands are laid out.
+    """
+    assigned, found = dict(loops), []
+    layouts = dict(held)
+    for operand, dims in rule.operands.items():
+        for dim, index in enumerate(dims):
+            split = [n for n in index.variables if n in assigned]
+            if split and windowed(rule, operand, dim):
+                where = layouts[operand][dim], devices
+                found.append(_derived(rule, (operand, dim), assigned, where))
+    return tuple(found)
+
+
+def _window(
+    rule: Rule, place: Place, assigned: Mapping[str, Digits], where: tuple[Digits, int]
+) -> Window:
+    operand, dim = place
+    held, devices = where
+    index = rule.operands[operand][dim]
+    split = {n: assigned[n] for n in index.variables if n in assigned}
+    extents = {n: rule.extents[n] for n in index.variables}
+    blocks = {n: -(-extents[n] // parts(split.get(n, ()))) for n in extents}
+    blocks |= {n: max(blocks[n], index.div) for n in extents if rule.whole and n in rule.local}
+    counts = {n: parts(digits) for n, digits in split.items()}
+    size = rule.operand_shapes[operand][dim]
+    exchange = Exchange(
+        touched(index, blocks=blocks, parts=counts),
+        size,
+        -(-size // parts(held)),
+        held,
+        tuple(split.items()),
+        devices,
+    )
+    low = sum(min(0, c * (blocks[n] - 1)) for n, c in index.terms)
+    terms = tuple((n, c * blocks[n]) for n, c in index.terms if n in split)
+    numerator = Index(terms, index.constant + low)
+    # an iteration beyond a loop that is combined is executed too
+    executed = {
+        n: blocks[n] * counts[n] if n in counts and n in rule.reduced else extents[n]
+        for n in extents
+    }
+    return Window(
+        operand,
+        dim,
+        exchange,
+        numerator,
+        index.div,
+        reach(index, blocks),
+        len(rule.terms) == 1 and not exchange.exists and not _inside(index, executed, size),
+    )
+
+
+def _derived(
+    rule: Rule, place: Place, assigned: Mapping[str, Digits], where: tuple[Digits, int]
+) -> Window:
+    if rule.whole & set(rule.operands[place[0]][place[1]].variables):
+        return _selected(rule, place, assigned, where)
+    found = _window(rule, place, assigned, where)
+    # the stride of a selection's windows is no dilation: there is one element per window
+    return replace(found, base=1) if rule.whole else found
+
+
+def _selected(
+    rule: Rule, place: Place, assigned: Mapping[str, Digits], where: tuple[Digits, int]
+) -> Window:
+    """All places of the windows, as a block begins with the first of them.
+
+    Window `o` reads `[s*o + c, +q)`; those that a device needs are known from the operand that is
+    read once per window, and `s*ceil(n/s) = n + (-n mod s)`. Windows with gaps between them count
+    as if they had none, so that they cover the block.
+    """
+    operand, dim = place
+    held, devices = where
+    index = rule.operands[operand][dim]
+    once = _read_once(rule, index)
+    source = _window(rule, once, assigned, where)
+    step, numerator = source.base, source.numerator
+    moved = index.constant - rule.operands[once[0]][once[1]].constant
+    skipped = source.start((numerator * -1) % step)
+    skips = residues(numerator * -1, step, source.exchange.ids, devices)
+    taps = max(step, *(rule.extents[n] for n in index.variables if n in rule.whole))
+    needed = step * (source.length - 1) + taps
+    want = Interval(numerator + moved + min(skips), max(skips) - min(skips) + needed)
+    size = rule.operand_shapes[operand][dim]
+    block = -(-size // parts(held))
+    exchange = Exchange(want, size, block, held, source.exchange.ids, devices)
+    return Window(
+        operand,
+        dim,
+        exchange,
+        want.start,
+        1,
+        needed,
+        masked=not exchange.exists,
+        skipped=replace(skipped, more=-min(skips)) if len(skips) > 1 else None,
+        needed=needed,
+    )
+
+
+def _read_once(rule: Rule, index: Index) -> Place:
+    """Where the operand is read that has one element per window of `index`."""
+    loops = {n for n in index.variables if n not in rule.whole}
+    places = ((k, d) for k, dims in rule.operands.items() for d in range(len(dims)))
+    return next((k, d) for k, d in places if {*rule.operands[k][d].variables} == loops)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The block of a device in a result that has all places of its windows.
+
+    Attributes:
+      dim: of the result; length: places of it; cut: takes the block out.
+    """
+
+    dim: int
+    length: int
+    cut: Slice | SliceAt
+
+
+def kept(rule: Rule, found: tuple[Window, ...], blocks: Mapping[str, int]) -> tuple[Kept, ...]:
+    """Dimensions of the result of an operator that writes into the windows of a selection."""
+    cuts = []
+    for window in found:
+        index = rule.operands[window.operand][window.dim]
+        if not rule.whole & set(index.variables):
+            continue
+        (loop,) = (n for n in index.variables if n in rule.result_loops)
+        (dim,) = (d for d, made in enumerate(rule.results[0]) if made.loop == loop)
+        cut = _block_of(window, dim, blocks[loop])
+        if (window.needed, cut) != (blocks[loop], Slice(dim, 0, blocks[loop])):
+            cuts.append(Kept(dim, window.needed, cut))
+    return tuple(cuts)
+
+
+def _block_of(window: Window, dim: int, block: int) -> Slice | SliceAt:
+    """`p*block` less the first place of the windows; `-(-n mod s) = (n-1) mod s - (s-1)`."""
+    first = window.exchange.want.start.constant
+    skipped = window.skipped
+    if skipped is None:
+        return Slice(dim, -first, block)
+    step = skipped.index.mod
+    terms = tuple((name, -c) for name, c in skipped.index.terms)
+    behind = Index(terms, -skipped.index.constant - 1, mod=step)
+    return SliceAt(dim, Start(behind, skipped.digits, 1 - step - skipped.more - first), block)
+
+
+def _inside(index: Index, extents: Mapping[str, int], size: int) -> bool:
+    """Whether every iteration reads an element that exists."""
+    ends = [(0, c * (extents[n] - 1)) for n, c in index.terms]
+    low = index.constant + sum(map(min, ends))
+    high = index.constant + sum(map(max, ends))
+    return low >= 0 and high <= (size - 1) * index.div
+
+
+def owner(rule: Rule, place: Place, assigned: Mapping[str, Digits]) -> Digits:
+    """The digits in which a windowed dimension is best held: those of the loop that spans most."""
+    index = rule.operands[place[0]][place[1]]
+    split = [(abs(c) * rule.extents[n], assigned[n]) for n, c in index.terms if n in assigned]
+    return max(split, key=lambda pair: pair[0])[1] if split else ()
+
+
+def spans(found: tuple[Window, ...]) -> dict[Place, Span]:
+    """What the local operator has of each windowed dimension."""
+    return {(w.operand, w.dim): w.span for w in found}
+
+
+Block = tuple[str, tuple[int, ...]]
+"""Type and shape of a local value."""
+
+
+def together(found: Iterable[Window], blocks: Sequence[Block]) -> list[tuple[Window, ...]]:
+    """Windows over one dimension that share permutes: of blocks that are shaped and spread alike.
+
+    Args:
+      blocks: of every operand.
+    """
+    groups: dict[object, list[Window]] = {}
+    for window in found:
+        dtype, shape = blocks[window.operand]
+        others = (*shape[: window.dim], *shape[window.dim + 1 :])
+        key = window.dim, window.exchange.held, dtype, others
+        groups.setdefault(key, []).append(window)
+    return [tuple(group) for group in groups.values()]
+
+
+def elements(found: tuple[Window, ...], tensors: Sequence[int], shape: tuple[int, ...]) -> int:
+    """Elements that a device sends for windows that share permutes.
+
+    Args:
+      tensors: per operand a number that tells which ones are the same.
+      shape: local shape of one of them.
+    """
+    exchanges = tuple(window.exchange for window in found)
+    if not exchanges[0].held:  # every device has all of it
+        return 0
+    sent = transfers_of(exchanges, tuple(tensors[window.operand] for window in found))
+    others = prod(size for dim, size in enumerate(shape) if dim != found[0].dim)
+    return others * sum(transfer.elements for transfer in sent)
+
+
+@dataclass(frozen=True)
+class Bringing:
+    """Emits the instructions of one window.
+
+    Attributes:
+      fill: the local that stands for elements that do not exist; None: the combine's identity.
+    """
+
+    context: PartitionContext
+    window: Window
+    rule: Rule
+    fill: int | None
+    cause: Cause
+
+    def run(self, local: int) -> int:
+        """The operand of the local operator from the interval that it reads."""
+        window = self.window
+        if window.masked and window.exchange.held:
+            start = window.start(window.exchange.want.start)
+            mask = MaskAt(window.dim, start, window.exchange.size, self.combine)
+            local = self.filled(mask, local, self.along.size(local))
+        if len(window.phases) > 1:
+            return self.dilated(local)
+        if window.skipped is None:
+            return local
+        cut = SliceAt(window.dim, window.skipped, window.needed)
+        return self.along.emit(cut, window.needed, local)
+
+    def own(self, local: int) -> int:
+        """The interval of a dimension that every device has whole: padded, then cut."""
+        window, dim = self.window, self.window.dim
+        want, size = window.exchange.want, window.exchange.size
+        first, last = extremes(want.start, window.exchange.ids, window.exchange.devices)
+        low, high = max(0, -first), max(0, last + want.length - size)
+        if low or high:
+            local = self.filled(Dilate(dim, 1, low, high, self.combine), local, low + size + high)
+        at = window.start(want.start, low)
+        return self.along.emit(SliceAt(dim, at, want.length), want.length, local)
+
+    @property
+    def along(self) -> Along:
+        """The dimension."""
+        return Along(self.context, self.window.dim, self.cause)
+
+    @property
+    def combine(self) -> str | None:
+        """How a mask fills: None where it fills with a value."""
+        return None if self.fill is not None else self.rule.nothing(self.window.operand)
+
+    def dilated(self, local: int) -> int:
+        """The numerators of the device's windows, the gaps of the dilation written out."""
+        window, base = self.window, self.window.base
+        at = window.start((window.numerator - 1) % base)
+        exchange = window.exchange
+        phases = residues(window.numerator - 1, base, exchange.ids, exchange.devices)
+        needed = max(phases) + window.reach
+        bare = Dilate(window.dim, base, base - 1, 0, self.combine)
+        dilate = replace(bare, high=max(0, needed - bare.length(window.length)))
+        local = self.filled(dilate, local, dilate.length(window.length))
+        return self.along.emit(SliceAt(window.dim, at, window.reach), window.reach, local)
+
+    def filled(self, attributes: Attributes, local: int, size: int) -> int:
+        """An instruction that fills places."""
+        filler = () if self.fill is None else (self.fill,)
+        return self.along.emit(attributes, size, local, *filler)

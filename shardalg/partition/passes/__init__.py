@@ -1,0 +1,1 @@
+"""Passes over a program: formatting joined, sums scattered, masks moved or left out."""

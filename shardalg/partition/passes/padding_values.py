@@ -1,0 +1,228 @@
+"""Numbers that are known to stand at the padding of a local value, instruction by instruction.
+
+A whole dimension is padded with zeros, blocks are cut out of it, masks fill, pointwise operators
+make numbers of numbers: a mask that would fill again is left out, wherever its value comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.graph.ir import Graph, Signature
+from shardalg.ops.families.numbers import Number
+from shardalg.ops.places import moves_none, number_along, operands_along, row_of
+from shardalg.ops.rows import rules
+from shardalg.partition.choose.key import LoopDigits
+from shardalg.spmd import program as p
+from shardalg.spmd.identity import identity
+
+Padding = tuple[Digits, int, int]
+"""(digits, block, size): places `x` with `p*block + x >= size`, as a `Mask` has them."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of the numbers of a local.
+
+    Attributes:
+      fills: per dimension the padding, and the number that stands there.
+      number: the one that all elements are.
+    """
+
+    fills: Mapping[int, tuple[Padding, Number]] = field(default_factory=dict)
+    number: Number | None = None
+
+    def has(self, mask: p.Mask, dtype: str) -> bool:
+        """Whether a mask would change nothing."""
+        return self.fills.get(mask.dim) == filled_by(mask, dtype)
+
+    def fill(self, dim: int, padding: Padding) -> Number | None:
+        """The number at a padding; None where it is not known."""
+        found, number = self.fills.get(dim, (None, None))
+        return number if found == padding else None
+
+    def but(self, dim: int, fill: tuple[Padding, Number] | None = None) -> Known:
+        """The fills with another one of a dimension, or none."""
+        others = {d: f for d, f in self.fills.items() if d != dim}
+        return Known(others | ({dim: fill} if fill else {}))
+
+
+Place = tuple[int | None, Padding | None, Mapping[int, int | None]]
+"""A dimension with its padding, and per operand the dimension read along it (`operands_along`).
+
+All elements where no dimension is named.
+"""
+NOTHING = Known()
+
+
+def filled_by(mask: p.Mask, dtype: str) -> tuple[Padding, Number]:
+    """The padding that a mask fills, and with what."""
+    return (mask.digits, mask.block, mask.size), identity(mask.fill, dtype)
+
+
+@dataclass
+class Fills:
+    """What is known of the locals of one block.
+
+    Attributes:
+      known: per local; of one that is not in it nothing is.
+    """
+
+    graph: Graph
+    locals: Sequence[p.Local]
+    known: dict[int, Known] = field(default_factory=dict)
+
+    def of(self, local: int) -> Known:
+        """What is known of a local."""
+        return self.known.get(local, NOTHING)
+
+    def note(self, instruction: p.Instruction) -> None:
+        """Learn what an instruction makes."""
+        kind = type(instruction.attributes)
+        made = _MAKES.get(kind)
+        if made is None or (
+            kind not in FILLS and self.known.keys().isdisjoint(instruction.operands)
+        ):
+            return
+        for local, known in zip(instruction.results, made(self, instruction), strict=False):
+            if known.fills or known.number is not None:
+                self.known[local] = known
+
+    def applied(self, instruction: p.Instruction) -> Iterator[Known]:
+        """The results of an operator: pointwise ones and layouts make numbers of numbers."""
+        known, results = self.known.keys(), instruction.results
+        even = all(self.locals[result].sharding.is_even for result in results)
+        if even and not known >= set(instruction.operands):
+            return  # without padding it makes numbers of nothing but numbers
+        signature = self.graph.nodes[instruction.node].signature
+        for nth in range(len(results)):
+            places = _places(signature, instruction.attributes.loops, nth)
+            found = [
+                (dim, padding, self.made_of(instruction, along, padding))
+                for dim, padding, along in places
+            ]
+            fills = {d: (padding, n) for d, padding, n in found if d is not None and n is not None}
+            yield Known(fills, next((n for d, _, n in found if d is None), None))
+
+    def made_of(
+        self, instruction: p.Instruction, along: Mapping[int, int | None], padding: Padding | None
+    ) -> Number | None:
+        """The number at a padding; everywhere, where there is none."""
+        operands = {k: self.of(instruction.operands[k]) for k in along}
+        numbers = {k: known.number for k, known in operands.items()}
+        fills = {(k, d): operands[k].fill(d, padding) for k, d in along.items() if d is not None}
+        signature = self.graph.nodes[instruction.node].signature
+        return number_along(signature, along, numbers, fills)
+
+    def above(self, instruction: p.Instruction, mask: p.Mask) -> Iterator[tuple[int, p.Mask]]:
+        """The operand whose mask would serve for that of an operator's result, if one does."""
+        signature = self.graph.nodes[instruction.node].signature
+        rows = rules(signature)
+        if not rows or len(rows) > 1 or not moves_none(rows[0]):
+            return
+        loop = row_of(rows, 0)[1][mask.dim].loop
+        along = operands_along(rows[0], loop) if loop is not None else None
+        places = [(k, dim) for k, dim in (along or {}).items() if dim is not None]
+        if len(places) == 1 and dict(instruction.attributes.loops).get(loop, ()) == mask.digits:
+            ((operand, dim),) = places
+            read = self.locals[instruction.operands[operand]]
+            same = {places[0]: identity(mask.fill, read.dtype)}
+            numbers = {k: self.of(instruction.operands[k]).number for k in along}
+            made = number_along(signature, along, numbers, same)
+            if made == identity(mask.fill, signature.results[0].dtype):
+                yield read.index, replace(mask, dim=dim)
+
+    def resized(self, instruction: p.Instruction) -> Iterator[Known]:
+        """A whole dimension is padded with zeros."""
+        a, (operand,) = instruction.attributes, instruction.operands
+        local, known = self.locals[operand], self.of(operand)
+        size = local.shape[a.dim]
+        found = known.fills.get(a.dim)
+        if a.size > size and size == local.sharding.shape[a.dim] and not local.sharding.dims[a.dim]:
+            found = ((), a.size, size), identity("sum", local.dtype)
+        elif a.size > size:
+            found = None
+        yield known.but(a.dim, found)
+
+    def cut(self, instruction: p.Instruction) -> Iterator[Known]:
+        """The own block of a dimension that is padded as a whole."""
+        a = instruction.attributes
+        yield _block(self.of(instruction.operands[0]), a.dim, (a.digits, a.block))
+
+    def scattered(self, instruction: p.Instruction) -> Iterator[Known]:
+        """The same of a sum."""
+        a = instruction.attributes
+        (reduced,) = self.reduced(instruction)
+        block = self.locals[instruction.results[0]].shape[a.dim]
+        yield _block(reduced, a.dim, (a.digits, block))
+
+    def exchanged(self, instruction: p.Instruction) -> Iterator[Known]:
+        """The same of one dimension; another has the padding of all blocks."""
+        a = instruction.attributes
+        block = self.locals[instruction.results[0]].shape[a.split_dim]
+        known = self.of(instruction.operands[0]).but(a.concat_dim)
+        yield _block(known, a.split_dim, (a.arriving or a.digits, block))
+
+    def reduced(self, instruction: p.Instruction) -> Iterator[Known]:
+        """What every member has at its padding is combined: an identity stays."""
+        (operand,), a = instruction.operands, instruction.attributes
+        neutral = identity(a.combine, self.locals[operand].dtype)
+        fills = self.of(operand).fills.items()
+        yield Known({dim: fill for dim, fill in fills if fill[1] == neutral})
+
+    def masked(self, instruction: p.Instruction) -> Iterator[Known]:
+        """A mask fills the padding of its dimension, and leaves that of the others."""
+        mask, operand = instruction.attributes, instruction.operands[0]
+        fill = filled_by(mask, self.locals[operand].dtype)
+        # where the padding of two dimensions meets, the last mask fills
+        alike = {dim: found for dim, found in self.of(operand).fills.items() if found[1] == fill[1]}
+        yield Known(alike).but(mask.dim, fill)
+
+    def others(self, instruction: p.Instruction) -> Iterator[Known]:
+        """Padding of dimensions that an instruction does not touch."""
+        yield self.of(instruction.operands[0]).but(instruction.attributes.dim)
+
+
+@lru_cache(maxsize=1 << 14)
+def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[Place, ...]:
+    """Where a result may hold numbers: at the padding of its dimensions, and everywhere.
+
+    None where its row moves what it reads.
+    """
+    rows = rules(signature)
+    rule, indices = row_of(rows, result) if rows else (None, ())
+    if rule is None or not moves_none(rule):
+        return ()
+    split, found = dict(loops), [(None, None, operands_along(rule, ""))]
+    for dim, index in enumerate(indices):
+        digits, extent = split.get(index.loop, ()), rule.extents.get(index.loop, 1)
+        if index.loop is not None and extent % parts(digits):
+            padding = digits, -(-extent // parts(digits)), extent
+            found.append((dim, padding, operands_along(rule, index.loop)))
+    return tuple([place for place in found if place[-1] is not None])
+
+
+def _block(known: Known, dim: int, own: tuple[Digits, int]) -> Known:
+    """With the own block of a dimension that was whole."""
+    digits, block = own
+    (held, _, size), number = known.fills.get(dim, ((None, 0, 0), 0))
+    return known.but(dim, ((digits, block, size), number) if held == () else None)
+
+
+FILLS = frozenset({p.Mask, p.Resize})
+"""What fills padding by itself; all else makes known numbers of known ones."""
+_MAKES: Mapping[type, Callable[[Fills, p.Instruction], Iterator[Known]]] = {
+    p.AllGather: Fills.others,
+    p.AllReduce: Fills.reduced,
+    p.AllToAll: Fills.exchanged,
+    p.Apply: Fills.applied,
+    p.DynamicSlice: Fills.cut,
+    p.Mask: Fills.masked,
+    p.ReduceScatter: Fills.scattered,
+    p.Resize: Fills.resized,
+    p.Slice: Fills.others,
+    p.SliceAt: Fills.others,
+}

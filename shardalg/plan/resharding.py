@@ -1,0 +1,241 @@
+"""How a tensor gets from one layout to another: the path as a program, priced, proved and run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from shardalg.algebra.restate import in_order
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import KINDS, group_size, seconds, wire_bytes
+from shardalg.costs.hardware import Hardware, load
+from shardalg.errors import ShardingError
+from shardalg.graph.ir import ITEM_SIZES, Graph, Region, Value, ValueType
+from shardalg.io.answers import Answer, Parts
+from shardalg.io.table import Table
+from shardalg.partition.emit.context import Cause, PartitionContext
+from shardalg.reshard.links import links_on
+from shardalg.reshard.paths import lacking, reshard_bound
+from shardalg.spmd.check import check
+from shardalg.spmd.host.simulate import simulate
+from shardalg.spmd.program import Block, Instruction, SpmdProgram
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from shardalg.lower.shard_map import Lowered
+    from shardalg.verify.report import Report
+
+COLUMNS = (
+    "kind", "axes", "group_size", "operand_bytes", "result_bytes", "wire_bytes", "sharding",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Reshard(Answer):
+    """The cheapest path between two layouts; print it, or ask `table`, `verify`, `lower`.
+
+    Attributes:
+      source, target: layouts of one tensor, in positions of one mesh.
+      dtype: item type, from which bytes follow.
+      hardware: whose seconds are shown beside the bytes, if any; where links of axes differ, the
+        path is the cheapest on them.
+    """
+
+    source: Sharding
+    target: Sharding
+    dtype: str
+    hardware: Hardware | None = None
+
+    @cached_property
+    def _made(self) -> tuple[SpmdProgram, Graph]:
+        value = Value(0, ValueType(self.source.shape, self.dtype), "argument", "x")
+        root = Region(0, "root", None, None, (), (), (), 1)
+        graph = Graph((value,), (), (root,), (), (0,), (0,), ("x",), ("result",))
+        links = links_on(self.source.mesh, self.hardware)
+        context = PartitionContext(graph, ("unknown",), links=links)
+        first = context.new_local(self.source.shard_shape, self.dtype, self.source, 0)
+        turned = self._here is not self.target
+        last = first
+        if not (turned and self.source.parts == self.target.parts and not self.source.unreduced):
+            last = context.move(first, self.source, self._here, Cause(None))
+        if turned:
+            last = context.turn(last, self.target, self.source.mesh, Cause(None))
+        block = Block((first,), tuple(context.instructions), (last,))
+        ends = (self.source,), (self.target,)
+        return check(SpmdProgram(self.source.mesh, tuple(context.locals), block, *ends)), graph
+
+    @property
+    def _here(self) -> Sharding:
+        """The target, were its devices in the order of the source's."""
+        if self.target.mesh == self.source.mesh:
+            return self.target
+        return replace(self.target, mesh=self.source.mesh)
+
+    @property
+    def program(self) -> SpmdProgram:
+        """The path as every device runs it; `print` shows it instruction by instruction."""
+        return self._made[0]
+
+    @property
+    def steps(self) -> tuple[Instruction, ...]:
+        """Instructions, local ones among them."""
+        return self.program.block.instructions
+
+    @property
+    def wire_bytes(self) -> Any:
+        """Bytes that a device sends."""
+        return sum(self._sent(step) for step in self.steps)
+
+    @property
+    def least_wire_bytes(self) -> Any:
+        """Bytes that no path can do without: what some device lacks of the target."""
+        bound = lacking if self._here is not self.target else reshard_bound
+        return bound(self.source, self.target) * ITEM_SIZES[self.dtype]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest buffer on a device, at either end or in between."""
+        return max(local.bytes for local in self.program.locals)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all steps on the hardware, one after the other; None without one."""
+        if self.hardware is None:
+            return None
+        return sum(self._seconds(step) for step in self.steps)
+
+    @cached_property
+    def table(self) -> Table:
+        """One row per instruction."""
+        timed = ("time_s",) if self.hardware is not None else ()
+        return Table((*COLUMNS, *timed), tuple(map(self._row, self.steps)))
+
+    def parts(self) -> Parts:
+        """One sentence and the table."""
+        held = math.prod(self.source.shape) * ITEM_SIZES[self.dtype]
+        words = (
+            f"{self.source.text()} to {self.target.text()} of {self.dtype}"
+            f"[{','.join(map(str, self.source.shape))}] on {self.source.mesh!r}: "
+            f"{_shown(self.wire_bytes)} wire bytes per device, at least "
+            f"{_shown(self.least_wire_bytes)}, largest buffer {self.peak_bytes:,} of {held:,} bytes"
+        )
+        timed = "" if self.seconds is None else f", {self.seconds * 1e6:.1f} us"
+        return f"{words}{timed}.", self.table
+
+    def verify(self) -> Report:
+        """Prove step by step that every device ends up with its block of the target."""
+        from shardalg.verify.report import Report
+        from shardalg.verify.verify import Verifier
+
+        program, graph = self._made
+        return Report(tuple(Verifier(graph, program).judge(self.source.mesh)))
+
+    def simulate(self, array: np.ndarray) -> np.ndarray:
+        """What the devices hold in the end, put together again; it should be `array`."""
+        program, graph = self._made
+        (result,) = simulate(program, graph, array)
+        return result
+
+    def lower(self, devices: Sequence[Any] | None = None) -> Lowered:
+        """The path on real devices: call it on a global array."""
+        from shardalg.lower.shard_map import lower
+
+        program, graph = self._made
+        return lower(program, graph, devices)
+
+    def _held(self, step: Instruction) -> int:
+        return self.program.locals[step.operands[0]].bytes
+
+    def _sent(self, step: Instruction) -> Any:
+        return wire_bytes(step.attributes, self._held(step))
+
+    def _seconds(self, step: Instruction) -> float:
+        mesh = self.source.mesh
+        return seconds(step.attributes, self._held(step), mesh=mesh, hardware=self.hardware)
+
+    def _row(self, step: Instruction) -> tuple[Any, ...]:
+        attributes, made = step.attributes, self.program.locals[step.results[0]]
+        kind = KINDS.get(type(attributes))
+        named = self.source.mesh.texts(attributes.digits) if kind else ()
+        timed = () if self.hardware is None else (self._seconds(step),)
+        return (
+            kind or re.sub(r"\B([A-Z])", r"_\1", type(attributes).__name__).lower(),
+            ",".join(named),
+            group_size(attributes) if kind else None,
+            self._held(step),
+            made.bytes,
+            _whole(self._sent(step)),
+            made.sharding.text(),
+            *timed,
+        )
+
+
+def _whole(amount: Any) -> Any:
+    return amount if isinstance(amount, int) else float(amount)
+
+
+def _shown(amount: Any) -> str:
+    return f"{_whole(amount):,}"
+
+
+def reshard(
+    source: Sharding,
+    target: Sharding,
+    *,
+    dtype: str = "float32",
+    on: str | Hardware | None = None,
+) -> Reshard:
+    """The cheapest path of collectives from one layout of a tensor to another.
+
+    Args:
+      target: may be on another mesh over the same devices, in any order: where no digits of the
+        source's mesh write that order, the last step is one permute.
+      on: hardware by name or value, whose seconds are shown too. Where an axis has slower links
+        than others (`Hardware.with_links`), its bytes count as often as it is slower.
+
+    Raises:
+      ShardingError: no layouts, of different shapes, of an unknown type, or on meshes over other
+        devices.
+      HardwareError: `on` is no hardware.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh = Mesh({"x": 2, "y": 4})
+    >>> path = reshard(*(Sharding.parse(text, (8, 8, 8), mesh)
+    ...     for text in ("P('y', None, 'x')", "P(None, ('x', 'y'), None)")))
+    >>> path.table.select("kind", "axes", "wire_bytes", "sharding")
+    kind        axes  wire_bytes  sharding
+    all_to_all  x            128  [y, x, None]
+    all_to_all  y            192  [None, (x, y), None]
+    >>> path.wire_bytes, path.least_wire_bytes, path.peak_bytes, path.verify().ok
+    (320, 224, 256, True)
+    """
+    others = [given for given in (source, target) if not isinstance(given, Sharding)]
+    if others:
+        raise ShardingError(
+            f"a reshard is between two layouts, got {others[0]!r}. Make each with Sharding.parse("
+            "text, shape, mesh) or Sharding.from_axes(axes, mesh, shape)."
+        )
+    if dtype not in ITEM_SIZES:
+        raise ShardingError(f"no type is called {dtype!r}; types are {', '.join(ITEM_SIZES)}.")
+    if source.shape != target.shape:
+        raise ShardingError(
+            f"a reshard from {source!r} to {target!r}: one tensor has one shape. Reshape it first."
+        )
+    stated = in_order(target, source.mesh)
+    if stated is None:
+        raise ShardingError(
+            f"{target!r} lies on other devices than {source!r}: no collective reaches those. State "
+            "both layouts on one mesh."
+        )
+    if stated.mesh != source.mesh and stated.unreduced:
+        raise ShardingError(
+            f"{target!r} has partial sums in an order of devices that no axes of {source.mesh!r} "
+            "write: they stay where they were made. Reshard to a layout without them."
+        )
+    chosen = None if on is None else load(on)
+    return Reshard(source, stated, dtype, chosen)

@@ -1,0 +1,196 @@
+"""Plan files: JSON with a schema and a digest, written atomically, read without evaluating text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, make_dataclass
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import PlanFileError
+from shardalg.graph.ir import Graph
+from shardalg.io import records
+from shardalg.io.files import write_whole
+from shardalg.planning.traced import Traced, read_traced
+from shardalg.propagate.strategy import Annotations, Options, check_fit
+
+SCHEMA = "shardalg.plan/3"
+KEYS = (
+    "graph", "symbols", "argument_roles", "donated", "home", "annotations", "options", "program",
+)  # fmt: skip
+
+
+def write(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Write `content`, atomically: another file of that name is replaced whole or not at all.
+
+    Raises:
+      PlanFileError: the folder does not exist, or cannot be written to.
+    """
+    inside = body(content)
+    text = f'{{"schema": {json.dumps(SCHEMA)}, "sha256": "{digest(inside)}", "plan": {inside}}}\n'
+    try:
+        write_whole(Path(path), text)
+    except (OSError, ValueError) as error:  # a name with a zero in it is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise PlanFileError(f"{path} cannot be written: {reason}. Save to another place.") from None
+
+
+def body(content: object) -> str:
+    """Content as the one text that JSON of a file has for it."""
+    return json.dumps(content, sort_keys=True)
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read(path: str | Path) -> Mapping[str, Any]:
+    """The content that `write` was given.
+
+    Raises:
+      PlanFileError: no such file, cut short, edited, or of another schema.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise PlanFileError(f"{path} cannot be read: {error}. Save it again.") from None
+    whole = _parsed(path, text)
+    schema = whole.get("schema") if isinstance(whole, dict) else None
+    if schema != SCHEMA:
+        raise PlanFileError(f"{path} has schema {schema!r}, not {SCHEMA!r}: it is no plan file.")
+    found = digest(body(whole.get("plan")))
+    if found != whole.get("sha256"):
+        raise PlanFileError(
+            f"{path} was edited: its content has digest {found[:12]}, the file says "
+            f"{str(whole.get('sha256'))[:12]}. Change the plan in Python and save it again."
+        )
+    if not isinstance(whole["plan"], dict) or set(whole["plan"]) != set(KEYS):
+        raise PlanFileError(f"{path}: its content is no plan: it needs {', '.join(KEYS)}, no more.")
+    return whole["plan"]
+
+
+def _parsed(path: Path, text: str) -> Any:
+    """The JSON of a file, no deeper than a plan's."""
+    try:
+        whole = json.loads(text, parse_constant=_refused)
+    except json.JSONDecodeError as error:
+        raise PlanFileError(
+            f"{path} is no JSON from line {error.lineno}, column {error.colno} on ({error.msg}): "
+            "it was cut short or edited. Save the plan again."
+        ) from None
+    except (RecursionError, ValueError) as error:  # too deep, or a number of too many digits
+        raise PlanFileError(f"{path} is no plan file: {error}. Save the plan again.") from None
+    records.check_depth(whole)
+    return whole
+
+
+def _refused(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def sealed(content: Mapping[str, Any], text: str) -> str:
+    """The digest that ties all that was asked for to the program that came of it."""
+    return digest(f"{body(content)}\n{text}")
+
+
+def content(
+    traced: Traced, annotations: Annotations, options: Options, *, text: str
+) -> dict[str, Any]:
+    """What a file holds of a plan, as plain data; `text` is its program."""
+    annotated = annotations_json(annotations)
+    asked = {**traced.to_json(), "annotations": annotated, "options": asdict(options)}
+    return {**asked, "program": sealed(asked, text)}
+
+
+def parts(content: Mapping[str, Any]) -> tuple[Traced, Annotations, Options]:
+    """What a plan is made of, from the content of a file; the digest inside is not looked at.
+
+    Raises:
+      PlanFileError: a value that its type does not allow, or a graph that no trace makes.
+      ShardalgError: what cannot be of layouts, meshes, options and sizes.
+    """
+    traced = read_traced(content)
+    annotations = read_annotations(content["annotations"], traced.graph, traced.home)
+    return traced, annotations, records.read(Options, content["options"], "options")
+
+
+_SIDES = ("arguments", "results", "sites")
+_MESH = ("axes", "device_ids", "symbolic")
+# What a file holds of a layout: all of it but the mesh, which is that of all layouts.
+_Layout = records.without(Sharding, "mesh")
+_Saved = make_dataclass(
+    "_Saved",
+    [
+        *(("axes", tuple[tuple[str, int], ...]), ("device_ids", tuple[int, ...] | None)),
+        *(("symbolic", bool), *((side, tuple[_Layout | None, ...]) for side in _SIDES)),
+        ("orders", tuple[tuple[str, int, tuple[int, ...] | None], ...]),
+    ],
+)
+
+
+def annotations_json(annotations: Annotations) -> dict[str, Any]:
+    """Annotations as plain data."""
+    mesh = {name: getattr(annotations.mesh, name) for name in _MESH}
+    sides = {side: [_plain(layout) for layout in getattr(annotations, side)] for side in _SIDES}
+    orders = [[side, number, mesh.device_ids] for side, number, mesh in annotations.orders]
+    return {**mesh, **sides, "orders": orders}
+
+
+def _plain(layout: Sharding | None) -> dict[str, Any] | None:
+    if layout is None:
+        return None
+    return records.values(layout, _Layout)
+
+
+def read_annotations(data: object, graph: Graph, home: Mesh | None) -> Annotations:
+    """The annotations that `annotations_json` wrote, if they are those of the graph.
+
+    Args:
+      home: of the traced function.
+
+    Raises:
+      PlanFileError: a value that its type does not allow. StrategyError, ShardingError, MeshError:
+        layouts that the graph's values or the mesh cannot have.
+    """
+    saved = records.read(_Saved, data, "annotations")
+    mesh = Mesh(saved.axes, saved.device_ids, symbolic=saved.symbolic)
+    sides = (tuple(_layout(mesh, layout) for layout in getattr(saved, side)) for side in _SIDES)
+    orders = ((side, at, Mesh(saved.axes, ids)) for side, at, ids in saved.orders)
+    annotations = Annotations(mesh, *sides, orders=tuple(orders))
+    check_fit(graph, annotations, home)
+    return annotations
+
+
+def _layout(mesh: Mesh, saved: Any) -> Sharding | None:
+    if saved is None:
+        return None
+    whole = {mesh.digit(name) for name in mesh.axis_names}
+    for digit in chain(*saved.dims, saved.unreduced, saved.replicated, saved.manual):
+        if min(digit) < 1 or (mesh.symbolic and digit not in whole):
+            raise PlanFileError(f"annotations: {digit!r} is no axis of {mesh!r}.")
+        mesh.axis_ref(digit)
+    return Sharding(mesh, **records.values(saved, _Layout))
+
+
+def to_bytes(save: Callable[[Path], None]) -> bytes:
+    """What `save` writes to a file."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "plan.json")
+        save(path)
+        return path.read_bytes()
+
+
+def from_bytes(load: Callable[[Path], Any], content: bytes) -> Any:
+    """What `load` reads from a file of this content."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "plan.json")
+        write_whole(path, content)
+        return load(path)

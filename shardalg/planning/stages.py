@@ -1,0 +1,124 @@
+"""The stages of planning, each the input of the next: function, annotations, layouts, program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.traffic import Traffic
+from shardalg.graph.ir import Graph
+from shardalg.partition.by_cost import by_cost
+from shardalg.partition.partition import partition
+from shardalg.pause import collection_paused
+from shardalg.planning.traced import Traced
+from shardalg.propagate import propagate
+from shardalg.propagate.sharded import ShardedGraph
+from shardalg.propagate.strategy import Annotations, Options
+from shardalg.spmd.program import SpmdProgram
+from shardalg.symbolic.retrace import Difference
+
+if TYPE_CHECKING:
+    from shardalg.costs.cost import Cost
+    from shardalg.costs.hardware import Hardware
+    from shardalg.costs.memory import Liveness
+    from shardalg.costs.symbolic import Symbolised
+    from shardalg.symbolic.symbols import Symbols
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """What planning makes of a function.
+
+    Attributes:
+      annotations: what was asked for, on a mesh. sharded: completed. program: partitioned.
+    """
+
+    traced: Traced
+    annotations: Annotations
+    sharded: ShardedGraph
+    program: SpmdProgram
+
+    @property
+    def graph(self) -> Graph:
+        """The traced function."""
+        return self.traced.graph
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that all of it is for."""
+        return self.annotations.mesh
+
+    @property
+    def is_named(self) -> bool:
+        """Whether sizes have names."""
+        return is_named(self.traced, self.annotations)
+
+    @cached_property
+    def memory(self) -> Liveness:
+        """What a device holds at the peak; of a plan with named sizes, at the hints."""
+        from shardalg.costs.memory import liveness
+
+        roles, donated = self.traced.roles, self.traced.donated
+        return liveness(self.program, self.graph, roles=roles, donated=donated)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """The program's collectives, and who makes and reads what they move."""
+        return Traffic(self.program, self.graph)
+
+    @property
+    def symbols(self) -> Symbols:
+        """The formulas of the function's sizes; numbers where no dimension has a name."""
+        from shardalg.symbolic.symbols import numbers_only
+
+        return self.traced.symbols or numbers_only(self.graph)
+
+
+def is_named(traced: Traced, annotations: Annotations) -> bool:
+    """Whether sizes of arguments or axes have names."""
+    return traced.symbols is not None or annotations.mesh.symbolic
+
+
+def planned(traced: Traced, annotations: Annotations, options: Options) -> Stages:
+    """Complete, partition and check."""
+    options = options.where(named=is_named(traced, annotations))
+    traced = traced.with_sums(wide=options.wide_sums)
+    with collection_paused():
+        completed = [propagate(traced.graph, annotations, way) for way in options.completions]
+        sharded = completed[0]
+        if options.policy == "cost":
+            sharded = by_cost(completed, traced.roles, options)
+        program = partition(sharded, traced.roles, options)
+    return Stages(traced, annotations, sharded, program)
+
+
+def planned_at(
+    hints: Stages, point: Mapping[str, int], options: Options
+) -> tuple[Stages, Difference | None]:
+    """The same function traced and planned again at other sizes.
+
+    Also the first constant that is another one there: a size that Python computed.
+
+    Raises:
+      SymbolError: the function is another program there, or cannot be traced there.
+    """
+    from shardalg.symbolic.symbols import annotations_at, mesh_at
+
+    graph, constant = hints.symbols.graph_at(point)
+    traced = replace(hints.traced, graph=graph, symbols=None)
+    annotations = annotations_at(hints.annotations, graph, mesh_at(hints.mesh, point))
+    return planned(traced, annotations, options), constant
+
+
+def priced(traced: Traced, program: Symbolised | SpmdProgram, hardware: str | Hardware) -> Cost:
+    """A program of a function on a chip."""
+    from shardalg.costs.hardware import load
+    from shardalg.costs.step_time import estimate
+
+    chip = load(hardware)
+    return estimate(
+        program, traced.graph, roles=traced.roles, hardware=chip, donated=traced.donated
+    )

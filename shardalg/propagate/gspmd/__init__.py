@@ -1,0 +1,1 @@
+"""GSPMD's completion: sweeps, levels, and the step at one operator."""

@@ -1,0 +1,283 @@
+"""A graph as completion sweeps it: steps in order of execution, and who touches whom.
+
+Independent of mesh and annotations, so made once per graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
+
+from shardalg.graph.ir import Graph, Signature, Tie, ValueType
+from shardalg.ops.rule import Rule
+from shardalg.propagate.gspmd.priority import ZEROS
+from shardalg.propagate.kinds import Kind, edge, kind_of, pass_through
+
+Rules = Callable[[Signature], tuple[Rule, ...] | None]
+Step = tuple[int, tuple[int, ...], int | None]
+"""(number of its kind, its values: operands then results, its node or call)."""
+ENTER = ("const", "init", "xs")
+"""Ties by which values enter a loop's body; the others leave it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """Steps (nodes with a rule, ties of control flow, then one per result) in sweep order.
+
+    Each result of the function has a stand-in, a value numbered after the graph's: it carries the
+    result's annotation, while the value itself stays free.
+
+    Attributes:
+      kinds: the distinct kinds; kind_of_step: per step, the number of its kind; steps_of_kind: the
+        reverse.
+      tensors: per step, its values; pick: the same as a function of a list of layouts.
+      nodes: per step, the node it is (of a tie the call, of a result None).
+      readers: per value, (step, operand position) of every read, in order.
+      touching: per value, the steps that it is a tensor of.
+      near: per value, the places of those steps' operands.
+      order: values by first appearance; place: its inverse.
+      shapes, shape_of: the distinct shapes, and per value the number of its shape.
+      result_count: of the function.
+    """
+
+    kinds: list[Kind]
+    kind_of_step: list[int]
+    steps_of_kind: list[list[int]]
+    tensors: list[tuple[int, ...]]
+    pick: list[itemgetter]
+    nodes: list[int | None]
+    readers: list[list[tuple[int, int]]]
+    touching: list[list[int]]
+    near: list[tuple[int, ...]]
+    order: list[int]
+    place: list[int]
+    shapes: list[tuple[int, ...]]
+    shape_of: list[int]
+    result_count: int
+
+    @cached_property
+    def of_role(self) -> dict[str, tuple[bytes, bytes]]:
+        """Per role, a byte for every step that has it, and for every place of their operands."""
+        found: dict[str, tuple[bytearray, bytearray]] = {}
+        for kind, steps in zip(self.kinds, self.steps_of_kind, strict=True):
+            sizes = len(self.tensors), len(self.order)
+            here, places = found.setdefault(kind.role, tuple(map(bytearray, sizes)))
+            for step in steps:
+                here[step] = 1
+                for value in self.tensors[step][: kind.num_operands]:
+                    places[self.place[value]] = 1
+        return {role: (bytes(here), bytes(places)) for role, (here, places) in found.items()}
+
+    def kind(self, step: int) -> Kind:
+        """The kind of a step."""
+        return self.kinds[self.kind_of_step[step]]
+
+
+def index(graph: Graph, rules: Rules, results_given: bool = True) -> Index:
+    """The index of a graph, remembered on it as a cached property is.
+
+    Args:
+      results_given: whether some result is annotated. If so, XLA gives every result a reader of its
+        own; if not, the tuple of all results is the only one, and it does not count as a reader
+        (`sharding_propagation.cc`, ComputeNonRootUsers).
+    """
+    memo, key = vars(graph).setdefault("_completion_index", {}), (rules, results_given)
+    if key not in memo:
+        memo[key] = _index(graph, _Kinds(graph, rules, results_given))
+    return memo[key]
+
+
+def _index(graph: Graph, kinds: _Kinds) -> Index:
+    steps = [*_region(graph, kinds, 0), *_zeros(graph, kinds), *_exits(graph, kinds)]
+    return assembled(graph, list(kinds.found), steps)
+
+
+def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
+    """The index of steps in sweep order, each of a numbered kind."""
+    count = len(graph.values) + len(graph.results)
+    tensors = [values for _, values, _ in steps]
+    readers, touching = _neighbours(found, steps, count)
+    order = list(_appearance(graph, tensors, count))
+    place = [0] * count
+    for position, value in enumerate(order):
+        place[value] = position
+    shapes = {shape: i for i, shape in enumerate(dict.fromkeys(v.type.shape for v in graph.values))}
+    shape_of = [shapes[v.type.shape] for v in graph.values]
+    return Index(
+        found,
+        [kind for kind, _, _ in steps],
+        _by_kind(steps, len(found)),
+        tensors,
+        [itemgetter(*values) for values in tensors],
+        [node for _, _, node in steps],
+        readers,
+        touching,
+        _near(found, steps, (touching, place)),
+        order,
+        place,
+        list(shapes),
+        shape_of + [shape_of[v] for v in graph.results],
+        len(graph.results),
+    )
+
+
+@dataclass(eq=False)
+class _Kinds:
+    """The kinds found so far with their numbers, and these by what the kinds are made from."""
+
+    graph: Graph
+    rules: Rules
+    results_given: bool
+    found: dict[Kind, int] = field(default_factory=dict)
+    numbers: dict[object, int | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.single = _single_readers(self.graph, self.results_given)
+        self.ties: dict[int, list[Tie]] = {}
+        for tie in self.graph.ties:
+            if not tie.is_manual:
+                self.ties.setdefault(tie.call, []).append(tie)
+
+    def of_node(self, signature: Signature, results: tuple[int, ...]) -> int | None:
+        single = self.single
+        key = (
+            signature,
+            single[results[0]] if len(results) == 1 else tuple(single[v] for v in results),
+        )
+        if key not in self.numbers:
+            rows = self.rules(signature) if signature.operands else None
+            flags = tuple(single[v] for v in results)
+            kind = kind_of(signature, rows, flags) if rows else None
+            self.numbers[key] = self._add(None if kind is None or kind.is_closed else kind)
+        return self.numbers[key]
+
+    def of_tie(self, shape: tuple[int, ...], single: bool, drop: tuple[int, int] = (0, 0)) -> int:
+        key = (shape, single, drop)
+        if key not in self.numbers:
+            self.numbers[key] = self._add(pass_through(shape, single, drop))
+        return self.numbers[key]
+
+    def of_zeros(self, shape: tuple[int, ...]) -> int:
+        return self._add(edge(shape, 1, 1, role=ZEROS, alone=False))
+
+    def _add(self, kind: Kind | None) -> int | None:
+        return None if kind is None else self.found.setdefault(kind, len(self.found))
+
+
+def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
+    """Per value, whether it has exactly one user: a node, a tie, or an annotated result."""
+    counts = [len(users) for users in graph.users]
+    for node in graph.nodes:
+        for value in set(node.operands) if node.bodies else ():
+            counts[value] -= 1
+    for tie in graph.ties:
+        counts[tie.source] += 1
+    for value in set(graph.results) if results_given else ():
+        counts[value] += 1
+    return [n == 1 for n in counts]
+
+
+def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
+    """Steps in order of execution: a call's incoming ties, its body, its outgoing ties."""
+    for position in post_order(graph, number):
+        node = graph.nodes[position]
+        if not node.bodies:
+            kind = kinds.of_node(node.signature, node.results)
+            if kind is not None:
+                yield kind, node.operands + node.results, position
+            continue
+        ties = kinds.ties.get(position, [])
+        yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind in ENTER)
+        for body in node.bodies:
+            yield from _region(graph, kinds, body)
+        yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind not in ENTER)
+
+
+def _zeros(graph: Graph, kinds: _Kinds) -> Iterator[Step]:
+    """Stacks of equal type that loops of a region make, each with the first of them."""
+    first: dict[tuple[int, ValueType], int] = {}
+    for position, ties in sorted(kinds.ties.items()):
+        for tie in ties:
+            if tie.kind == "ys":
+                kind = graph.values[tie.target].type
+                other = first.setdefault((graph.nodes[position].region, kind), tie.target)
+                if other != tie.target:
+                    yield kinds.of_zeros(kind.shape), (other, tie.target), position
+
+
+def post_order(graph: Graph, number: int) -> list[int]:
+    """A region's nodes in XLA's order: from the results down, operands first, each once.
+
+    XLA visits instructions so (`HloComputation::MakeInstructionPostOrder`), and where two layouts
+    conflict the first wins. Nodes that no result needs come last.
+    """
+    region, producer, nodes = graph.regions[number], graph.producer, graph.nodes
+    here, done, order = set(region.nodes), set(), []
+    todo = [producer[value] for value in reversed(region.results)]
+    todo = [*reversed(region.nodes), *todo]
+    while todo:
+        node = todo[-1]
+        if node is None or node in done or node not in here:
+            todo.pop()
+            continue
+        before = [producer[value] for value in reversed(nodes[node].operands)]
+        before = [p for p in before if p is not None and p not in done and p in here]
+        todo += before
+        if not before:
+            done.add(todo.pop())
+            order.append(node)
+    return order
+
+
+def _tied(graph: Graph, kinds: _Kinds, tie: Tie) -> Step:
+    drop = (tie.source_drop, tie.target_drop)
+    shape = graph.values[tie.source].type.shape[drop[0] :]
+    return kinds.of_tie(shape, kinds.single[tie.target], drop), (tie.source, tie.target), tie.call
+
+
+def _exits(graph: Graph, kinds: _Kinds) -> Iterator[Step]:
+    for number, value in enumerate(graph.results, len(graph.values)):
+        shape = graph.values[value].type.shape
+        if shape:
+            yield kinds.of_tie(shape, False), (value, number), None
+
+
+def _by_kind(steps: list[Step], count: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(count)]
+    for position, (kind, _, _) in enumerate(steps):
+        found[kind].append(position)
+    return found
+
+
+def _neighbours(
+    kinds: list[Kind], steps: list[Step], count: int
+) -> tuple[list[list[tuple[int, int]]], list[list[int]]]:
+    readers: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    touching: list[list[int]] = [[] for _ in range(count)]
+    for position, (kind, values, _) in enumerate(steps):
+        for k in kinds[kind].operands:
+            readers[values[k]].append((position, k))
+        for value in dict.fromkeys(values):
+            touching[value].append(position)
+    return readers, touching
+
+
+def _near(
+    kinds: list[Kind], steps: list[Step], where: tuple[list[list[int]], list[int]]
+) -> list[tuple[int, ...]]:
+    touching, place = where
+    operands = [[place[v] for v in values[: kinds[k].num_operands]] for k, values, _ in steps]
+    return [
+        tuple(dict.fromkeys(p for step in positions for p in operands[step]))
+        for positions in touching
+    ]
+
+
+def _appearance(graph: Graph, tensors: list[tuple[int, ...]], count: int) -> dict[int, None]:
+    order: dict[int, None] = {}
+    for values in tensors:
+        order.update(dict.fromkeys(values))
+    order.update(dict.fromkeys(range(count)))
+    return order

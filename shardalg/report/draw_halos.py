@@ -1,0 +1,340 @@
+"""Drawings of halos: what each partition holds, what its windows read, and who sends it.
+
+The counterparts of figures 5, 9 and 10 of GSPMD (arXiv:2105.04663), drawn from the closed forms of
+a `Halo` or an `Exchange` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardalg.algebra.digits import Digit
+from shardalg.algebra.halos.exchange import Exchange
+from shardalg.algebra.halos.halo import Halo
+from shardalg.errors import ShardingError
+from shardalg.report.figures import FAINT, INK
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# After Okabe and Ito, lightened: told apart without seeing red or green, neighbours in grey too.
+HOLDERS = (
+    "#8ecbf0", "#f7d48a", "#5fb99a", "#eec7dd", "#6b9ecb", "#f8f2a0", "#e39568", "#c9c9c9",
+)  # fmt: skip
+# Inches: the texts on the left and on the right, all positions at most, the figure at least; the
+# height of each kind of line.
+LEFT, RIGHT, WIDE, NARROW = 0.85, 1.35, 8.2, 6.6
+CELL, TOP, LANE, GAP = 0.25, 0.17, 0.13, 0.13
+# The title and the closed forms above a panel; the key below all.
+HEAD, KEY = 0.52, 0.55
+
+
+@dataclass(frozen=True)
+class Row:
+    """One partition: the elements `[start, limit)` that it reads, and where its windows start.
+
+    Attributes:
+      windows: position of the first tap of each output; an element k is at position `dilation*k`.
+      outputs: how many of them the unpartitioned operator has too.
+      zeros: taps of 0 before and after the kernel, in a window that is as long on every device.
+    """
+
+    partition: int
+    start: int
+    limit: int
+    windows: tuple[int, ...] = ()
+    outputs: int = 0
+    zeros: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn of one dimension of `size` elements in blocks.
+
+    Attributes:
+      taps: positions of the taps of a window, from its first one.
+      note: the closed forms.
+    """
+
+    size: int
+    block: int
+    rows: tuple[Row, ...]
+    note: str
+    dilation: int = 1
+    taps: tuple[int, ...] = ()
+    stride: int = 1
+
+    def sent(self, row: Row) -> Iterator[tuple[int, int, int]]:
+        """(first element, end, holder) of what a partition reads, block by block.
+
+        >>> from shardalg.algebra.halos.halo import halo
+        >>> from shardalg.algebra.halos.window import Window
+        >>> shown = picture(halo(Window(3, padding_low=2, padding_high=2), size=16, parts=4))
+        >>> list(shown.sent(shown.rows[1]))
+        [(3, 4, 0), (4, 8, 1), (8, 10, 2)]
+        """
+        first = max(row.start, 0)
+        while first < min(row.limit, self.size):
+            holder = first // self.block
+            end = min((holder + 1) * self.block, row.limit, self.size)
+            yield first, end, holder
+            first = end
+
+    @property
+    def span(self) -> int:
+        """Positions from the first tap to the last one."""
+        return self.taps[-1] + 1 if self.taps else 0
+
+    @property
+    def lanes(self) -> int:
+        """Lines that the windows of a partition need so that none lie upon each other."""
+        longest = self.span + sum(self.rows[0].zeros)
+        return min(-(-longest // self.stride), max(len(row.windows) for row in self.rows))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First position and end of everything that is drawn."""
+        low, high = [0], [len(self.rows) * self.block * self.dilation]
+        for row in self.rows:
+            if row.start < row.limit:
+                low.append(row.start * self.dilation)
+                high.append((row.limit - 1) * self.dilation + 1)
+            low += [first - row.zeros[0] for first in row.windows]
+            high += [first + self.span + row.zeros[1] for first in row.windows]
+        return min(low), max(high)
+
+
+def picture(read: Halo | Exchange, *, kernel_placement: bool = False) -> Picture:
+    """What there is to draw of a halo, or of an exchange over one row of devices.
+
+    Args:
+      kernel_placement: the paper's case 3 of base dilation: all devices start with the same low
+        padding, and each moves the kernel in a window that is longer by so much.
+
+    Raises:
+      ShardingError: an exchange whose dimension is not split over all devices, in their order.
+
+    >>> from shardalg.algebra.halos.halo import halo
+    >>> from shardalg.algebra.halos.window import Window
+    >>> picture(halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4)).rows[3]
+    Row(partition=3, start=11, limit=16, windows=(11, 12, 13, 14), outputs=4, zeros=(0, 0))
+    """
+    if type(read) is Exchange:
+        return _of_exchange(read)
+    window = read.window
+    rows = tuple(_row(read, p, kernel_placement) for p in range(read.parts))
+    taps = tuple(range(0, window.span, window.window_dilation))
+    widths = (("left", read.left, read.max_left), ("right", read.right, read.max_right))
+    note = ",   ".join(f"{side}(p) = {form!r}, at most {most}" for side, form, most in widths)
+    if window.base_dilation > 1:
+        note += f",   case {read.case}"
+    return Picture(read.size, read.block, rows, note, window.base_dilation, taps, window.stride)
+
+
+def _row(halo: Halo, p: int, kernel_placement: bool) -> Row:
+    window = halo.window
+    most, low = (halo.max_padding_low, halo.padding_low(p)) if kernel_placement else (0, 0)
+    outputs = range(p * halo.out_block, (p + 1) * halo.out_block)
+    return Row(
+        p,
+        halo.start.at(p),
+        halo.limit.at(p),
+        tuple(window.stride * o - window.padding_low for o in outputs),
+        sum(o < halo.out_size for o in outputs),
+        (most - low, low),
+    )
+
+
+def _of_exchange(read: Exchange) -> Picture:
+    row = (Digit(1, read.devices),)
+    if read.held != row or any(digits != row for _, digits in read.ids):
+        raise ShardingError(
+            f"an exchange of a dimension held in {read.held} over {read.devices} devices: only "
+            f"{row} is drawn, one row of devices. Build it by `shardalg.exchange`."
+        )
+    spans = [read.want.at({name: p for name, _ in read.ids}) for p in range(read.devices)]
+    rows = tuple(Row(p, *span) for p, span in enumerate(spans))
+    note = (
+        f"p reads {read.want.length} elements from {read.want.quotient!r} on;   a device sends "
+        f"{read.elements} in rounds, {read.hop_elements} by hops, {read.gather_elements} to gather"
+    )
+    return Picture(read.size, read.block, rows, note)
+
+
+def draw_halos(reads: Mapping[str, Halo | Exchange], *, kernel_placement: bool = False) -> Figure:
+    """What each partition holds and reads: one row per partition, a panel per entry.
+
+    A cell is an element, in the color of the partition that holds it; the frame is the partition's
+    own block, and a number above it names the partition that sends it. Hatched cells do not exist:
+    padding of uneven blocks, or reads that are masked. Below lie the windows of the partition's
+    outputs, a dot per tap.
+
+    Args:
+      reads: title to a halo, or to an exchange over one row of devices.
+      kernel_placement: see `picture`; the taps of 0 are drawn as rings.
+    """
+    from matplotlib.figure import Figure
+
+    shown = [picture(read, kernel_placement=kernel_placement) for read in reads.values()]
+    heights = [_height(panel) for panel in shown]
+    total = top = sum(heights) + KEY
+    width = max([NARROW, *map(_width, shown)])
+    figure = Figure(figsize=(width, total))
+    for title, panel, height in zip(reads, shown, heights, strict=True):
+        top -= height
+        axes = figure.add_axes((0, top / total, 1, height / total))
+        axes.set(xlim=(0, width), ylim=(height, 0))
+        _Panel(axes, panel).paint(title)
+    _key(figure, shown)
+    return figure
+
+
+def _scale(shown: Picture) -> float:
+    """Inches of one position."""
+    low, high = shown.bounds
+    return min(WIDE / (high - low), 0.36)
+
+
+def _width(shown: Picture) -> float:
+    low, high = shown.bounds
+    return LEFT + (high - low) * _scale(shown) + RIGHT
+
+
+def _band(shown: Picture) -> float:
+    return TOP + CELL + LANE * shown.lanes + GAP
+
+
+def _height(shown: Picture) -> float:
+    return HEAD + TOP + CELL + GAP + _band(shown) * len(shown.rows)
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """Paints one picture; lengths are inches, from the upper left corner."""
+
+    axes: Axes
+    shown: Picture
+
+    def x(self, position: float) -> float:
+        return LEFT + (position - self.shown.bounds[0]) * _scale(self.shown)
+
+    def middle(self, first: int, end: int) -> float:
+        """Of the elements `[first, end)`."""
+        return self.x((first + end - 1) / 2 * self.shown.dilation + 0.5)
+
+    def text(self, x: float, y: float, text: str, **style: object) -> None:
+        defaults = {"ha": "center", "va": "center", "fontsize": 8, "color": INK}
+        self.axes.text(x, y, text, **defaults | style)
+
+    def paint(self, title: str) -> None:
+        shown = self.shown
+        self.axes.axis("off")
+        self.text(0.15, 0.2, title, ha="left", fontsize=10, weight="bold")
+        self.text(0.15, 0.42, shown.note, ha="left", color=FAINT)
+        self.text(LEFT - 0.12, HEAD + TOP + CELL / 2, "held", ha="right")
+        for p in range(len(shown.rows)):
+            first, end = p * shown.block, (p + 1) * shown.block
+            self.cells(first, end, HEAD + TOP)
+            self.frame(p, HEAD + TOP)
+            self.text(self.middle(first, end), HEAD + TOP / 2, f"p = {p}", fontsize=7)
+        for row in shown.rows:
+            self.row(row, HEAD + TOP + CELL + GAP + _band(shown) * row.partition)
+
+    def row(self, row: Row, top: float) -> None:
+        """A partition: what it reads, from whom, and its windows."""
+        shown, y, own = self.shown, top + TOP, row.partition * self.shown.block
+        self.text(LEFT - 0.12, y + CELL / 2, f"p = {row.partition}", ha="right", weight="bold")
+        self.cells(own, min(row.start, own + shown.block), y, alpha=0.3)
+        self.cells(max(row.limit, own), own + shown.block, y, alpha=0.3)
+        self.cells(row.start, row.limit, y)
+        self.frame(row.partition, y)
+        for first, end, holder in shown.sent(row):
+            if holder != row.partition:
+                self.text(self.middle(first, end), top + TOP / 2, f"{holder}", fontsize=7)
+        left, right = own - row.start, row.limit - own - shown.block
+        words = {"ha": "left", "color": FAINT}
+        self.text(
+            self.x(shown.bounds[1]) + 0.15, y + CELL / 2, f"left {left}, right {right}", **words
+        )
+        outputs = len(row.windows)
+        if outputs:
+            names = f"out {row.partition * outputs}…{(row.partition + 1) * outputs - 1}"
+            small = {"ha": "right", "color": FAINT, "fontsize": 7}
+            self.text(LEFT - 0.12, y + CELL + LANE * 0.75, names, **small)
+        for nth, first in enumerate(row.windows):
+            lane = y + CELL + LANE * (nth % shown.lanes + 0.75)
+            self.window(row, first, lane, exists=nth < row.outputs)
+
+    def cells(self, start: int, limit: int, y: float, *, alpha: float = 1.0) -> None:
+        """The elements `[start, limit)`; hatched where there is none."""
+        from matplotlib.patches import Rectangle
+
+        scale = _scale(self.shown)
+        for k in range(start, limit):
+            exists = 0 <= k < self.shown.size
+            face = HOLDERS[k // self.shown.block % len(HOLDERS)] if exists else "white"
+            style = {"fc": face, "ec": FAINT, "lw": 0.5, "hatch": None if exists else "/////"}
+            at = (self.x(k * self.shown.dilation), y)
+            self.axes.add_patch(Rectangle(at, scale, CELL, alpha=alpha, **style))
+            # A number may reach into the holes of a dilation.
+            room = scale * self.shown.dilation
+            if exists and room > 0.12:
+                number = {"fontsize": min(8, 36 * room), "color": INK if alpha == 1 else FAINT}
+                self.text(self.middle(k, k + 1), y + CELL / 2, f"{k}", **number)
+
+    def frame(self, p: int, y: float) -> None:
+        """Around the block of a partition."""
+        from matplotlib.patches import Rectangle
+
+        width = ((self.shown.block - 1) * self.shown.dilation + 1) * _scale(self.shown)
+        at = (self.x(p * self.shown.block * self.shown.dilation), y)
+        self.axes.add_patch(Rectangle(at, width, CELL, fc="none", ec=INK, lw=1.6))
+
+    def window(self, row: Row, first: int, y: float, *, exists: bool) -> None:
+        """A window of one output; FAINT if the unpartitioned operator has no such output."""
+        color, shown = INK if exists else FAINT, self.shown
+        before, after = row.zeros
+        last = first + shown.span
+        ends = self.x(first - before + 0.15), self.x(last + after - 0.15)
+        self.axes.plot(ends, (y, y), color=color, lw=0.8, ls="-" if exists else ":")
+        dots = {"color": color, "ls": "none", "marker": "o", "ms": 3}
+        taps = [self.x(first + tap + 0.5) for tap in shown.taps]
+        places = [*range(first - before, first), *range(last, last + after)]
+        rings = [self.x(place + 0.5) for place in places]
+        self.axes.plot(taps, [y] * len(taps), **dots)
+        self.axes.plot(rings, [y] * len(rings), **dots, mfc="white", mew=0.7)
+
+
+def _key(figure: Figure, shown: Sequence[Picture]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    rows = [row for panel in shown for row in panel.rows]
+    dots = {"color": INK, "marker": "o", "ms": 3, "lw": 0.8}
+    past = {"color": FAINT, "marker": "o", "ms": 3, "lw": 0.8, "ls": ":"}
+    keys = [
+        (True, Patch(fc="none", ec=INK, lw=1.6, label="own block")),
+        (
+            True,
+            Line2D([], [], color=INK, ls="none", marker="$2$", mew=0, ms=5, label="sent by p = 2"),
+        ),
+        (True, Patch(fc="white", ec=FAINT, lw=0.5, hatch="/////", label="does not exist")),
+        (True, Patch(fc=HOLDERS[0], ec=FAINT, lw=0.5, alpha=0.3, label="held, not read")),
+        (any(row.windows for row in rows), Line2D([], [], **dots, label="window and its taps")),
+        (
+            any(row.outputs < len(row.windows) for row in rows),
+            Line2D([], [], **past, label="of an output past the end"),
+        ),
+        (
+            any(any(row.zeros) for row in rows),
+            Line2D([], [], **dots, ls="none", mfc="white", label="tap of 0"),
+        ),
+    ]
+    handles = [handle for needed, handle in keys if needed]
+    figure.legend(
+        handles=handles, loc="lower left", ncols=4, fontsize=8, frameon=False,
+        handlelength=1.6, columnspacing=1.6, bbox_to_anchor=(0.005, 0),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Paths from one layout of a tensor to another: closed forms, then search."""

@@ -1,0 +1,358 @@
+"""The cheapest chain of moves between layouts of which a size does not divide, by search (A*).
+
+A dimension of `D` elements is padded to a multiple of the parts that it goes through, so that its
+blocks are cut and joined as even ones are: a *grid*. Every layout begins and ends in blocks of
+`ceil(D/n)`; a *retile* goes from one grid to another (`retile.py`). Its parts stay where they are,
+and each device fetches what its new block has beyond its old one: no more places than the mesh has
+devices, whatever `D` is. A dimension that is whole changes its grid for nothing.
+
+Padding is little: moves are tried in the order of what they lose where blocks are even
+(`shares.py`), which is known for all sizes at once, and most are never tried.
+
+What is searched does not depend on the ends, so a path by any other layout costs no less. Even
+sizes have a normal form, and take `search.py` and `route.py` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import count
+from math import prod
+from typing import Any, NamedTuple
+
+from shardalg.costs.collectives import step_wire_bytes
+from shardalg.reshard.shares import Labels, Layout, Move, put, shares
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Held:
+    """One dimension: its digits, the parts that they make and the size of a block.
+
+    One object per content in a search: states are then compared as fast as can be.
+    """
+
+    digits: Labels
+    count: int
+    block: int
+
+
+State = tuple[tuple[Held, ...], Labels]
+"""All dimensions, and digits along which sums are pending."""
+
+
+Price = tuple[object, int]
+"""Elements that a device sends, and moves that send."""
+
+
+class Hop(NamedTuple):
+    """One move.
+
+    Attributes:
+      sent: elements that a device sends. after: where it leads.
+      kind: of instruction, by its name in prices; "slice" or "retile".
+      dims: the dimension that it works on; of an all-to-all the one that is cut, then the other.
+      leaving, arriving: digits that it gathers, cuts by, or moves.
+    """
+
+    sent: object
+    after: State
+    kind: str
+    dims: tuple[int, ...] = ()
+    leaving: Labels = ()
+    arriving: Labels = ()
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """Two layouts of one tensor, in digits that are numbered as they come.
+
+    Attributes:
+      sizes: devices along each digit.
+      overlaps: of each digit the numbers of those that it shares devices with, itself among them.
+      start, goal: digits per dimension, and the pending ones.
+      padded: whether other grids than those of `ceil(D/n)` are used.
+    """
+
+    shape: tuple[int, ...]
+    sizes: Labels
+    overlaps: tuple[Labels, ...]
+    start: Layout
+    goal: Layout
+    padded: bool = True
+
+
+def margin(size: int, parts: int, before: int, after: int) -> int | None:
+    """Places of its block that a device sends for a retile; None where one neighbour is too few.
+
+    >>> margin(1020, 4, 255, 256), margin(1020, 4, 256, 255), margin(5, 8, 2, 1)
+    (3, 3, None)
+    """
+    if after < before:
+        width = (parts - 1) * (before - after)
+    else:
+        k = min(size // after, parts)
+        width = max(k * (after - before), size - (k + 1) * before, 0)
+    return width if width <= before else None
+
+
+@lru_cache(maxsize=1 << 14)
+def solve(puzzle: Puzzle, limit: Price) -> tuple[tuple[State, Hop], ...] | None:
+    """The cheapest hops, each with the state before it; None where none are below the limit."""
+    hops = _Search(puzzle, limit).run()
+    return None if hops is None else tuple(hops)
+
+
+class _Entry(NamedTuple):
+    """A state in the queue.
+
+    Attributes:
+      turn: what a way by the moves that are left costs at least. number: the latest goes first.
+      key: what the way here costs. state: where it is, layout: its digits alone.
+      lacking: elements that are sent from here at least. left: units, of even blocks.
+      at: of its moves the first that is left; -1 before any.
+    """
+
+    turn: Price
+    number: int
+    key: Price
+    state: State
+    layout: Layout
+    lacking: object
+    left: int
+    at: int = -1
+
+
+class _Search:
+    """A* with what a device lacks of the goal at least, and what even blocks cost."""
+
+    def __init__(self, puzzle: Puzzle, limit: Price) -> None:
+        self.limit = limit
+        self.shape, self.sizes = puzzle.shape, puzzle.sizes
+        self.padded, self.ends = puzzle.padded, (puzzle.start, puzzle.goal)
+        self.devices, self.dims = prod(puzzle.sizes), range(len(puzzle.shape))
+        self.known: dict[object, Any] = {}
+        self.named = frozenset(digit for digits in puzzle.goal[0] for digit in digits)
+        self.start, self.goal = (self.natural(*end) for end in self.ends)
+        ends = zip(self.goal[0], self.shape, strict=True)
+        self.wanted = [min(held.block, size) for held, size in ends]
+        self.needed = prod(self.wanted)
+        self.shared: tuple[dict[Held, int], ...] = tuple({} for _ in self.dims)
+        self.shares = shares(puzzle.sizes, puzzle.overlaps, puzzle.goal, puzzle.start[1])
+        # named sizes note what is asked of them: of those only what devices lack is compared
+        named = any(type(size) is not int for size in puzzle.shape)
+        self.elements = 0 if named else prod(puzzle.shape)
+        self.numbers = count(0, -1)
+        self.heap: list[_Entry] = []
+        self.best: dict[State, Price] = {}
+        self.came: dict[State, tuple[State, tuple[Any, ...]]] = {}
+
+    def natural(self, dims: tuple[Labels, ...], pending: Labels) -> State:
+        counts = map(self.parts, dims)
+        held = [
+            self.held(digits, n, -(-size // n))
+            for size, digits, n in zip(self.shape, dims, counts, strict=True)
+        ]
+        return tuple(held), pending
+
+    def held(self, digits: Labels, n: int, block: int) -> Held:
+        found = self.known.get((digits, block))
+        if found is None:
+            found = self.known[digits, block] = Held(digits, n, block)
+        return found
+
+    def parts(self, digits: Labels) -> int:
+        return prod([self.sizes[digit] for digit in digits])
+
+    def blocks(self, dim: int, n: int) -> tuple[int, ...]:
+        """Blocks of a dimension in n parts: on the grid of n parts, and on finer ones."""
+        found = self.known.get((dim, n))
+        if found is None:
+            size, last = self.shape[dim], self.devices if self.padded else n
+            finer = [k for k in range(n, last + 1, n) if self.devices % k == 0]
+            every = {-(-size // k) * (k // n) for k in finer}
+            found = self.known[dim, n] = tuple(sorted(every))
+        return found
+
+    def lacking(self, dims: tuple[Held, ...]) -> object:
+        """Elements that some device has to receive: it wants the first block of the goal.
+
+        Of the digits that the goal does not name it has the last ones.
+        """
+        shared = 1
+        for dim, held in enumerate(dims):
+            found = self.shared[dim].get(held)
+            if found is None:
+                found = self.shared[dim][held] = self._overlap(dim, held)
+            shared *= found
+        return self.needed - shared
+
+    def _overlap(self, dim: int, held: Held) -> int:
+        first = 0
+        for digit in held.digits:
+            last = 0 if digit in self.named else self.sizes[digit] - 1
+            first = first * self.sizes[digit] + last
+        first *= held.block
+        return max(0, min(self.wanted[dim], first + held.block) - first)
+
+    def least(self, layout: Layout, units: int) -> int:
+        """Elements that even blocks send from a layout, of so many units."""
+        # what is sent for sums need not be whole
+        above = units * self.elements
+        return above // self.shares.unit if layout[1] else -(-above // self.shares.unit)
+
+    def run(self) -> list[tuple[State, Hop]] | None:
+        left = self.shares.left(self.ends[0])
+        if left is None:
+            return None
+        self.reach((0, 0), self.start, (self.ends[0], left), None)
+        while self.heap:
+            entry = heappop(self.heap)
+            if entry.key != self.best[entry.state]:
+                continue
+            if entry.state == self.goal:
+                return self._chain()
+            if entry.at < 0:
+                self.retile(entry)
+            self.go_on(entry)
+        return None
+
+    def reach(self, key: Price, state: State, even: tuple[Layout, int], came: Any) -> None:
+        """A state, at a price; `came` says from where, and how.
+
+        Args:
+          even: its digits alone, and the units that even blocks send from there.
+        """
+        known = self.best.get(state)
+        if known is not None and known <= key:
+            return
+        lacking = max(self.lacking(state[0]), self.least(*even))
+        turn = key[0] + lacking, key[1] + (lacking > 0)
+        if turn < self.limit:
+            self.best[state], self.came[state] = key, came
+            entry = _Entry(turn, next(self.numbers), key, state, even[0], lacking, even[1])
+            heappush(self.heap, entry)
+
+    def go_on(self, entry: _Entry) -> None:
+        """The moves from a state, until others have their turn."""
+        _, _, (sent, hops), state, layout, lacking, units, at = entry
+        moves = self.shares.moves(layout)
+        for number in range(max(at, 0), len(moves)):
+            move = moves[number]
+            left = max(lacking, self.least(layout, units + move.beyond))
+            turn = sent + left, hops + (left > 0)
+            if turn >= self.limit:
+                return
+            if self.heap and turn > self.heap[0].turn:
+                later = entry._replace(turn=turn, number=next(self.numbers), at=number)
+                heappush(self.heap, later)
+                return
+            for price, dims in self.made(move, state[0]):
+                key, hop = (sent + price, hops + (price > 0)), (price, (dims, move.after[1]))
+                self.reach(key, hop[1], (move.after, move.left), (state, (*hop, *move[3:])))
+
+    def retile(self, entry: _Entry) -> None:
+        """Every dimension on other grids."""
+        (sent, hops), (dims, pending) = entry.key, entry.state
+        even = entry.layout, entry.left
+        local = prod([held.block for held in dims])
+        for dim, held in enumerate(dims):
+            for width, after in self.retiled(dim, held):
+                price, made = local // held.block * width, (put(dims, dim, after), pending)
+                key = sent + price, hops + (price > 0)
+                self.reach(key, made, even, (entry.state, (price, made, "retile", (dim,))))
+
+    def _chain(self) -> list[tuple[State, Hop]]:
+        chain, state = [], self.goal
+        while state != self.start:
+            before, hop = self.came[state]
+            chain.append((before, Hop(*hop)))
+            state = before
+        return chain[::-1]
+
+    def made(self, move: Move, dims: tuple[Held, ...]) -> Iterator[tuple[object, Any]]:
+        """(elements sent, dimensions) of a move, on every grid."""
+        local = prod([held.block for held in dims])
+        return _MADE[move.kind](self, move, dims, local)
+
+    def gathered(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+        (dim,) = move.dims
+        stays = self.stays(dim, dims[dim], move)
+        if stays:
+            yield local * (dims[dim].count // stays.count - 1), put(dims, dim, stays)
+
+    def swapped(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+        dim, source = move.dims
+        stays = self.stays(source, dims[source], move)
+        if stays:
+            n, held, left = dims[source].count // stays.count, dims[dim], put(dims, source, stays)
+            for after in self.cut(dim, held, move.arriving):
+                yield _grown(local, held, after) // n * (n - 1), put(left, dim, after)
+
+    def sliced(self, move: Move, dims: tuple[Held, ...], _: int) -> Iterator[Any]:
+        (dim,) = move.dims
+        for after in self.cut(dim, dims[dim], move.leaving):
+            yield 0, put(dims, dim, after)
+
+    def added(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+        n = self.parts(move.leaving)
+        yield step_wire_bytes(move.kind, group_size=n, local_bytes=local), dims
+
+    def scattered(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+        (dim,), n = move.dims, self.parts(move.leaving)
+        for after in self.cut(dim, dims[dim], move.leaving):
+            padded = _grown(local, dims[dim], after)
+            sent = step_wire_bytes(move.kind, group_size=n, local_bytes=padded)
+            yield sent, put(dims, dim, after)
+
+    def permuted(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+        pairs = zip(dims, move.after[0], strict=True)
+        yield local, tuple([self.held(row, held.count, held.block) for held, row in pairs])
+
+    def cut(self, dim: int, held: Held, digits: Labels) -> list[Held]:
+        """A dimension with more digits: on its grid, or on any if it was whole."""
+        found = self.known.get((dim, held, digits))
+        if found is None:
+            n, size = held.count * self.parts(digits), held.count * held.block
+            found = self.known[dim, held, digits] = [
+                self.held(held.digits + digits, n, block)
+                for block in self.blocks(dim, n)
+                if held.count == 1 or block * n == size
+            ]
+        return found
+
+    def stays(self, dim: int, held: Held, move: Move) -> Held | None:
+        """What stays of a dimension that digits leave; None where it is not on a grid."""
+        keep = held.digits[: len(held.digits) - len(move.leaving)]
+        n = self.parts(keep)
+        block = held.block * (held.count // n) if keep else self.shape[dim]
+        return self.held(keep, n, block) if not keep or block in self.blocks(dim, n) else None
+
+    def retiled(self, dim: int, held: Held) -> list[tuple[int, Held]]:
+        """A dimension on other grids, and the places of it that are fetched for that."""
+        found = self.known.get((held, dim))
+        if found is None:
+            found = self.known[held, dim] = []
+            others = self.blocks(dim, held.count) if held.count > 1 else ()
+            for block in others:
+                width = held.block and margin(self.shape[dim], held.count, held.block, block)
+                if block != held.block and width is not None:
+                    found.append((width, self.held(held.digits, held.count, block)))
+        return found
+
+
+_MADE: dict[str, Callable[..., Iterator[Any]]] = {
+    "all_gather": _Search.gathered,
+    "all_reduce": _Search.added,
+    "all_to_all": _Search.swapped,
+    "collective_permute": _Search.permuted,
+    "reduce_scatter": _Search.scattered,
+    "slice": _Search.sliced,
+}
+
+
+def _grown(local: int, held: Held, after: Held) -> int:
+    """Elements on a device with a dimension padded so that the cut comes out even."""
+    return local // max(held.block, 1) * after.block * (after.count // held.count)

@@ -1,0 +1,84 @@
+"""Blocks of a dimension on another grid: a margin of a neighbour's block, as wide as what shifts.
+
+Of `n` parts, part `p` holds `[p*a, p*a + a)` and wants `[p*b, p*b + b)`. Where blocks grow it lacks
+what lies behind its own, at most until the dimension of `D` elements ends; where they shrink, what
+lies before:
+
+    a < b:  max over k <= n of min(D, k*b) - k*a = max(k*(b-a), D - (k+1)*a), k = D // b
+    a > b:  (n-1) * (a-b)
+
+A margin wider than the neighbour's block is not fetched: such a dimension is gathered whole.
+
+Source: GSPMD (arXiv:2105.04663), section 4.2, "Halo exchange"; XLA: `PadFromPartialReplicateShape`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.halos.classes import neighbours
+from shardalg.reshard.exchanges import Along
+from shardalg.reshard.grids import margin
+from shardalg.spmd.program import Concatenate, Fetch, Reading, Resize, SliceAt, Start
+
+
+@dataclass(frozen=True, slots=True)
+class Retile:
+    """A dimension of `size` elements goes from blocks of `before` to blocks of `after` places.
+
+    It stays on its digits.
+    """
+
+    dim: int
+    digits: Digits
+    size: int
+    before: int
+    after: int
+
+    @property
+    def margin(self) -> int:
+        """Places of its block that a device sends to its neighbour."""
+        found = margin(self.size, parts(self.digits), self.before, self.after)
+        assert found is not None, f"{self} reaches beyond the neighbour's block"
+        return found
+
+    def number(self, scale: int, more: int = 0) -> Start:
+        """`p*scale + more`, of the partition id of the dimension."""
+        return Start(Index.of("p") * scale, (("p", self.digits),), more)
+
+    def fetch(self, devices: int) -> Fetch:
+        """The neighbour's margin: of the next device where blocks grow, else of the one before."""
+        step = 1 if self.after > self.before else -1
+        pairs = neighbours(self.digits, step, devices)
+        wanted = self.number(self.after)
+        places = (0, self.margin)
+        reading = Reading(0, self.number(1, step), (pairs,), wanted, self.after, places)
+        return Fetch(self.dim, self.digits, (reading,))
+
+
+def retiled(along: Along, local: int, retile: Retile) -> int:
+    """Emit a retile: the margin, beside the own block, and one slice of both."""
+    before, after, count = retile.before, retile.after, parts(retile.digits)
+    width, shift = retile.margin, after - before
+    if shift < 0:
+        margin = _fetched(along, along.places(local, before - width, before), retile)
+        both = (margin, along.places(local, 0, after))
+        joined = along.emit(Concatenate(along.dim), width + after, *both)
+        return along.emit(SliceAt(along.dim, retile.number(shift, width), after), after, joined)
+    if not width:
+        return along.emit(Resize(along.dim, after), after, local)
+    margin = _fetched(along, along.places(local, 0, width), retile)
+    joined = along.emit(Concatenate(along.dim), before + width, local, margin)
+    # behind the margin nothing is that exists and is wanted
+    end = before + count * shift
+    if end > before + width:
+        joined = along.emit(Resize(along.dim, end), end, joined)
+    return along.emit(SliceAt(along.dim, retile.number(shift), after), after, joined)
+
+
+def _fetched(along: Along, margin: int, retile: Retile) -> int:
+    devices = along.context.locals[margin].sharding.mesh.size
+    (found,) = along.results(retile.fetch(devices), (along.size(margin),), margin)
+    return found

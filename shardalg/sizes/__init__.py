@@ -1,0 +1,1 @@
+"""Numbers with names: exact formulas, records of what was asked of them, and facts about them."""

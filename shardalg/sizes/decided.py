@@ -1,0 +1,219 @@
+"""Pure functions that decide on sizes: recorded call by call, and asked again where a fact fails.
+
+The facts of a whole run (`sizes.recorded`) are more than what its outcome needs: a search for the
+cheapest path also compares what it then drops. So each call of a `decided` function is recorded by
+itself. Where one of its facts fails, the function is asked again in numbers, and the call stands if
+its result is the same there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.sizes.facts import Fact, Facts
+from shardalg.sizes.formula import Formula, Number
+from shardalg.sizes.recorded import Answers, Recorded, Recorder
+
+Result = TypeVar("Result")
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a decided function, or a whole run.
+
+    Attributes:
+      function, args, result: of the call, in recorded numbers; None for the run.
+      facts: what it found of its sizes. uses: the calls inside of it, whose results it read.
+    """
+
+    function: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
+    result: Any = None
+    facts: tuple[Fact, ...] = ()
+    uses: dict[Call, None] = field(default_factory=dict)
+
+
+class Calls:
+    """All calls of a run, each distinct one recorded once, those inside of a call before it.
+
+    Attributes:
+      keys: the recorder in whose numbers arguments and results are kept.
+    """
+
+    def __init__(self, hints: Mapping[str, int]) -> None:
+        self.keys = Recorder(Answers(hints))
+        self.found: dict[tuple[Any, ...], Call] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class _Host:
+    """Where the recorder of a run stands: its call, and all calls."""
+
+    call: Call
+    calls: Calls
+
+
+def recorder(hints: Mapping[str, int]) -> Recorder:
+    """A recorder of a whole run of planning."""
+    calls = Calls(hints)
+    return Recorder(calls.keys.answers, host=_Host(Call(), calls))
+
+
+def decided(
+    maxsize: int, numbers: Callable[..., Iterable[Any]]
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """`lru_cache` for a pure function of hashable values that decides on sizes.
+
+    Args:
+      numbers: of the arguments, sizes among which there is a recorded one if there is any.
+    """
+
+    def decorator(function: Callable[..., Result]) -> Callable[..., Result]:
+        @lru_cache(maxsize=maxsize)
+        @wraps(function)
+        def cached(*args: Any) -> Result:
+            for number in numbers(*args):
+                if type(number) is Recorded:
+                    return _recorded(number.recorder, (cached, function), args)
+            return function(*args)
+
+        return cached
+
+    return decorator
+
+
+def _recorded(
+    asks: Recorder, functions: tuple[Callable[..., Any], ...], args: tuple[Any, ...]
+) -> Any:
+    """The result of a call, in the numbers of the run that asks."""
+    calls, (function, bare) = asks.host.calls, functions
+    args = moved(args, calls.keys)
+    call = calls.found.get((function, args))
+    if call is None:
+        # A recorder of its own, so that nothing it asks was answered by a cache before.
+        call = Call(function, args)
+        inside = Recorder(asks.answers, host=_Host(call, calls))
+        call.result = moved(bare(*moved(args, inside)), calls.keys)
+        call.facts = tuple(inside.facts)
+        calls.found[function, args] = call
+    asks.host.call.uses[call] = None
+    return moved(call.result, asks)
+
+
+def moved(value: Any, target: Recorder) -> Any:
+    """A value with the same sizes, recorded by another recorder."""
+    return _Replaced(lambda size: target.size(size.formula))(value)
+
+
+class _Replaced:
+    """Values with other numbers in place of the recorded ones."""
+
+    def __init__(self, number: Callable[[Recorded], Any]) -> None:
+        self.number = number
+        self.meshes: dict[Mesh, Mesh] = {}
+
+    def __call__(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is Recorded:
+            return self.number(value)
+        if isinstance(value, tuple):
+            return self.sequence(value)
+        if kind is Mesh:
+            return self.mesh(value)
+        return self.record(value) if is_dataclass(kind) else value
+
+    def sequence(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        made = [self(value) for value in values]
+        if all(a is b for a, b in zip(made, values, strict=True)):
+            return values
+        return tuple(made) if type(values) is tuple else type(values)(*made)
+
+    def mesh(self, mesh: Mesh) -> Mesh:
+        if mesh not in self.meshes:
+            sizes = {name: self(size) for name, size in mesh.axes}
+            same = all(sizes[name] is size for name, size in mesh.axes)
+            self.meshes[mesh] = mesh if same else mesh.resized(sizes)
+        return self.meshes[mesh]
+
+    def record(self, value: Any) -> Any:
+        parts = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        made = {name: self(part) for name, part in parts.items()}
+        same = all(made[name] is part for name, part in parts.items())
+        return value if same else type(value)(**made)
+
+
+class Guards:
+    """What a run found, call by call: tells whether it goes the same way at other sizes."""
+
+    def __init__(self, whole: Recorder, more: Iterable[Fact] = ()) -> None:
+        host: _Host = whole.host
+        host.call.facts = (*whole.facts, *more)
+        self.calls = (*host.calls.found.values(), host.call)
+        self.asked: dict[Fact, list[Call]] = {}
+        for call in self.calls:
+            for fact in call.facts:
+                self.asked.setdefault(fact, []).append(call)
+        self.facts = Facts(self.asked)
+
+    @property
+    def whole(self) -> Call:
+        """The run itself."""
+        return self.calls[-1]
+
+    def hold(self, values: Mapping[str, int]) -> bool:
+        """Whether the run takes the same way at these sizes."""
+        failing = self.facts.failing(values)
+        if not failing:
+            return True
+        doubtful = {call for fact in failing for call in self.asked[fact]}
+        return self.whole not in doubtful and not self._other(values, doubtful)
+
+    def _other(self, values: Mapping[str, int], doubtful: set[Call]) -> bool:
+        """Whether the run reads another result of a call, once the doubtful ones are asked."""
+        there, other = _There(values), set()
+        for call in self.calls[:-1]:
+            if (call in doubtful or not other.isdisjoint(call.uses)) and not there.same(call):
+                other.add(call)
+        return not other.isdisjoint(self.whole.uses)
+
+
+class _There:
+    """Calls in the numbers of one point."""
+
+    def __init__(self, values: Mapping[str, int]) -> None:
+        self.values = values
+        self.known: dict[Formula, Number] = {}
+        self.replaced = _Replaced(self.number)
+
+    def number(self, size: Recorded) -> Number:
+        found = self.known.get(size.formula)
+        if found is None:
+            found = self.known[size.formula] = size.formula.at(self.values)
+        return found
+
+    def same(self, call: Call) -> bool:
+        """Whether the function gives the recorded result there."""
+        return self.agree(call.result, call.function(*self.replaced(call.args)))
+
+    def agree(self, recorded: Any, found: Any) -> bool:
+        kind = type(recorded)
+        if kind is Recorded:
+            return self.number(recorded) == found
+        if kind is not type(found):
+            return False
+        if isinstance(recorded, tuple) or (is_dataclass(kind) and kind is not Mesh):
+            pairs = zip(_parts(recorded), _parts(found), strict=False)
+            alike = isinstance(recorded, tuple) and len(recorded) != len(found)
+            return not alike and all(self.agree(a, b) for a, b in pairs)
+        return kind is Mesh or recorded is found or recorded == found
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple):
+        yield from value
+    else:
+        yield from (getattr(value, f.name) for f in fields(value) if f.init)

@@ -1,0 +1,165 @@
+"""Facts about sizes, and thousands of them checked at a point in a fraction of a millisecond."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shardalg.sizes.formula import Ceil, Formula, Monomial, Number
+
+POSITIVE, NONNEGATIVE, ZERO, NONZERO = "> 0", ">= 0", "== 0", "!= 0"
+WHOLE, BROKEN = "is whole", "is not whole"
+_HOLDS: dict[str, Callable[[Number], bool]] = {
+    POSITIVE: lambda number: number > 0,
+    NONNEGATIVE: lambda number: number >= 0,
+    ZERO: lambda number: number == 0,
+    NONZERO: lambda number: number != 0,
+    WHOLE: lambda number: type(number) is int,
+    BROKEN: lambda number: type(number) is not int,
+}
+_REST = (WHOLE, BROKEN)
+_EXACT = float(1 << 62)
+"""Below it sums of 64-bit integers do not overflow."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What was found of a formula at the hints: that it is positive, zero, a whole number, ...
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> M, X = symbols("M X")
+    >>> fact = Fact(M / X, WHOLE)
+    >>> fact, fact.holds({"M": 12, "X": 4}), fact.holds({"M": 12, "X": 5})
+    (M/X is whole, True, False)
+    """
+
+    formula: Formula
+    relation: str
+
+    def holds(self, values: Mapping[str, Number]) -> bool:
+        """Whether it is so at these sizes."""
+        return _HOLDS[self.relation](self.formula.at(values))
+
+    def __repr__(self) -> str:
+        return f"{self.formula} {self.relation}"
+
+
+class Facts:
+    """Facts as arrays: a row of exponents per product, sums of products per fact.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> M, X = symbols("M X")
+    >>> facts = Facts([Fact(M / X, WHOLE), Fact(M - 2 * X, POSITIVE)])
+    >>> facts.failing({"M": 12, "X": 4}), facts.failing({"M": 9, "X": 6})
+    ((), (M/X is whole, M - 2*X > 0))
+    """
+
+    def __init__(self, facts: Iterable[Fact]) -> None:
+        self.facts = tuple(dict.fromkeys(facts))
+
+    def failing(self, values: Mapping[str, int]) -> tuple[Fact, ...]:
+        """The facts that do not hold at these sizes."""
+        known = [values[name] for name in self._names]
+        for above, below in self._atoms:
+            known.append(-(-_sum(above, known) // _sum(below, known)))
+        if not self.facts or max(map(abs, known), default=0) >= _EXACT:
+            return tuple(fact for fact in self.facts if not fact.holds(values))
+        wrong = self._wrong(np.array([1, *known], np.int64))
+        if wrong is None:
+            return tuple(fact for fact in self.facts if not fact.holds(values))
+        return tuple(self.facts[i] for i in np.flatnonzero(wrong))
+
+    def _wrong(self, known: np.ndarray) -> np.ndarray | None:
+        """Per fact, whether it fails; None where 64 bits may not suffice."""
+        factors, coefficients, starts, (below, scale), relations = self._arrays
+        sizes = known.astype(float)[factors].prod(axis=1)
+        if np.add.reduceat(np.abs(coefficients) * sizes, starts).max() >= _EXACT:
+            return None
+        number = np.add.reduceat(coefficients * known[factors].prod(axis=1), starts)
+        rest = np.zeros_like(number)
+        divided = np.flatnonzero(np.isin(relations, [_CODE[r] for r in _REST]))
+        under = known[below[divided]].prod(axis=1)
+        rest[divided] = number[divided] % (under * scale[divided])
+        return ~np.choose(
+            relations, [number > 0, number >= 0, number == 0, number != 0, rest == 0, rest != 0]
+        )
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(sorted(frozenset().union(*(fact.formula.names for fact in self.facts))))
+
+    @cached_property
+    def _order(self) -> dict[Any, int]:
+        """Name, or ceiling after those inside of it, to its place."""
+        order: dict[Any, int] = {name: i for i, name in enumerate(self._names)}
+        for fact in self.facts:
+            _place(fact.formula, order)
+        return order
+
+    @cached_property
+    def _atoms(self) -> list[tuple[Any, Any]]:
+        """Numerator and denominator of every ceiling."""
+        atoms = [atom for atom in self._order if type(atom) is Ceil]
+        return [tuple(_rows(side, self._order) for side in atom.ratio.fraction) for atom in atoms]
+
+    @cached_property
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        sides = [_fraction(fact.formula) for fact in self.facts]
+        # The place of 1 is 0, so that shorter products are filled up with it.
+        above = [(m, c) for side, _ in sides for m, c in (side.terms or {frozenset(): 0}).items()]
+        counts = [max(len(side.terms), 1) for side, _ in sides]
+        scale = [int(next(iter(below.terms.values()))) for _, below in sides]
+        products = _places([m for m, _ in above], self._order)
+        under = _places([next(iter(below.terms)) for _, below in sides], self._order)
+        return (
+            products,
+            np.array([int(c) for _, c in above], np.int64),
+            np.cumsum([0, *counts[:-1]]),
+            (under, np.array(scale, np.int64)),
+            np.array([_CODE[fact.relation] for fact in self.facts]),
+        )
+
+
+_CODE = {relation: code for code, relation in enumerate(_HOLDS)}
+
+
+def _fraction(formula: Formula) -> tuple[Formula, Formula]:
+    """`Formula.fraction`, at once for the many that divide by nothing."""
+    terms = formula.terms.items()
+    plain = all(type(c) is int and all(e > 0 for _, e in m) for m, c in terms)
+    return (formula, _ONE) if plain else formula.fraction
+
+
+_ONE = Formula({frozenset(): 1})
+
+
+def _place(formula: Formula, order: dict[Any, int]) -> None:
+    for atom in sorted(formula.atoms, key=str):
+        if atom not in order:
+            _place(atom.ratio, order)
+            order[atom] = len(order)
+
+
+def _rows(polynomial: Formula, order: Mapping[Any, int]) -> list[tuple[int, list[int]]]:
+    """(coefficient, places of its factors) of every term."""
+    return [(int(c), _factors(m, order)) for m, c in polynomial.terms.items()]
+
+
+def _factors(monomial: Monomial, order: Mapping[Any, int]) -> list[int]:
+    return [order[factor] for factor, exponent in monomial for _ in range(exponent)]
+
+
+def _sum(rows: list[tuple[int, list[int]]], known: list[int]) -> int:
+    return sum(c * math.prod(known[i] for i in factors) for c, factors in rows)
+
+
+def _places(monomials: list[Monomial], order: Mapping[Any, int]) -> np.ndarray:
+    """A row of places per product, one more than in `order`, filled up with 0."""
+    found = [[i + 1 for i in _factors(m, order)] for m in monomials]
+    width = max(map(len, found), default=0) or 1
+    return np.array([row + [0] * (width - len(row)) for row in found], np.intp)

@@ -1,0 +1,383 @@
+"""Exact prices in named sizes: Laurent polynomials in which `ceil(D/n)` is one factor.
+
+A price is `sum coefficient * product of sizes to integer powers`. The code that prices a collective
+or a block only adds, multiplies and divides by products, so that it runs on `int`, `Fraction` and
+`Formula` alike. Every size is a positive integer; tensor dimensions and mesh axes share one name
+space. Against sympy: equality is a dictionary compare, and no expansion is ever needed.
+`sizes.tile` makes the ceilings, `sizes.growth` says how a formula grows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache, wraps
+from numbers import Rational
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardalg.errors import ShardalgError
+from shardalg.sizes.formula_text import factored_sum, text, to_sympy
+from shardalg.sizes.horner import Evaluator, evaluator, in_blocks
+
+if TYPE_CHECKING:
+    import sympy
+
+Number = int | Fraction
+Monomial = frozenset[tuple[Any, int]]
+UNIT: Monomial = frozenset()
+
+
+class FormulaError(ShardalgError, ValueError):
+    """An operation that leaves the formulas, or a size without a value."""
+
+
+def _lifted(method: Callable[[Formula, Formula], Any]) -> Callable[[Formula, Any], Any]:
+    """An operator that takes exact numbers for formulas, and leaves other types to them."""
+
+    @wraps(method)
+    def operator(self: Formula, other: Any) -> Any:
+        if type(other) is not Formula:
+            if type(other) is not int and not isinstance(other, Rational):
+                return NotImplemented
+            other = Formula({UNIT: other})
+        return method(self, other)
+
+    return operator
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Formula:
+    """`sum coefficient * monomial`, exact and hashable; equal to a number that it is constantly.
+
+    Attributes:
+      terms: coefficient (int or Fraction) per monomial, a monomial being the set of its
+        (factor, exponent); a factor is a name or a `Ceil`.
+
+    >>> B, M, X, Y = symbols("B M X Y")
+    >>> 2 * B * M * (X - 1) / X
+    2*B*M - 2*B*M/X
+    >>> (X - 1) * (X + 1) == X**2 - 1, (M / X).at({"M": 12, "X": 8})
+    (True, Fraction(3, 2))
+
+    Raises:
+      FormulaError: division by a sum, a power that is no integer.
+    """
+
+    terms: Mapping[Monomial, Number]
+
+    def __post_init__(self) -> None:
+        terms = self.terms.items()
+        kept = {m: c if type(c) is int else _reduced(c) for m, c in terms if c}
+        object.__setattr__(self, "terms", kept)
+
+    @staticmethod
+    def of(value: Formula | Rational) -> Formula:
+        """A number as a formula; a formula as it is."""
+        if type(value) is Formula:
+            return value
+        if not isinstance(value, Rational):
+            raise FormulaError(f"{value!r} is no exact number: give an int or a Fraction.")
+        return Formula({UNIT: value})
+
+    @_lifted
+    def __add__(self, other: Formula) -> Formula:
+        total = dict(self.terms)
+        for monomial, coefficient in other.terms.items():
+            total[monomial] = total.get(monomial, 0) + coefficient
+        return Formula(total)
+
+    @_lifted
+    def __mul__(self, other: Formula) -> Formula:
+        total: dict[Monomial, Number] = {}
+        for left, a in self.terms.items():
+            for right, b in other.terms.items():
+                monomial = _times(left, right)
+                total[monomial] = total.get(monomial, 0) + a * b
+        return Formula(total)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __neg__(self) -> Formula:
+        return Formula({m: -c for m, c in self.terms.items()})
+
+    @_lifted
+    def __sub__(self, other: Formula) -> Formula:
+        return self + -other
+
+    @_lifted
+    def __rsub__(self, other: Formula) -> Formula:
+        return other + -self
+
+    @_lifted
+    def __truediv__(self, other: Formula) -> Formula:
+        return self * other._inverse()
+
+    @_lifted
+    def __rtruediv__(self, other: Formula) -> Formula:
+        return other * self._inverse()
+
+    @_lifted
+    def __floordiv__(self, other: Formula) -> Formula:
+        return -ceiling(-self / other)
+
+    @_lifted
+    def __rfloordiv__(self, other: Formula) -> Formula:
+        return other // self
+
+    def __pow__(self, exponent: int) -> Formula:
+        if type(exponent) is not int:
+            raise FormulaError(f"({self})**{exponent}: the exponent of a formula is an integer.")
+        base = self._inverse() if exponent < 0 else self
+        return math.prod([base] * abs(exponent), start=Formula({UNIT: 1}))
+
+    def _inverse(self) -> Formula:
+        if len(self.terms) != 1:
+            raise FormulaError(f"1/({self}) is no formula: only products divide.")
+        [(monomial, coefficient)] = self.terms.items()
+        inverse = frozenset((f, -e) for f, e in monomial)
+        return Formula({inverse: 1 / Fraction(coefficient)})
+
+    @_lifted
+    def __eq__(self, other: Formula) -> bool:
+        return self.terms == other.terms
+
+    @cached_property
+    def _hash(self) -> int:
+        number = self.number
+        return hash(frozenset(self.terms.items()) if number is None else number)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __bool__(self) -> bool:
+        return bool(self.terms)
+
+    @property
+    def number(self) -> Number | None:
+        """The number that the formula is without any size; None if it has sizes."""
+        terms = self.terms
+        return terms.get(UNIT) if len(terms) == 1 else None if terms else 0
+
+    @cached_property
+    def atoms(self) -> frozenset[Ceil]:
+        """The ceilings in it, not those inside of ceilings."""
+        factors = {factor for monomial in self.terms for factor, _ in monomial}
+        return frozenset(factor for factor in factors if type(factor) is Ceil)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The sizes that it depends on."""
+        factors = {factor for monomial in self.terms for factor, _ in monomial}
+        inside = (atom.ratio.names for atom in self.atoms)
+        return frozenset().union(factors - self.atoms, *inside)
+
+    @cached_property
+    def fraction(self) -> tuple[Formula, Formula]:
+        """Numerator without division, and the product that divides it.
+
+        >>> B, X, Y = symbols("B X Y")
+        >>> (B / X + B / (6 * Y)).fraction
+        (B*X + 6*B*Y, 6*X*Y)
+        """
+        powers: dict[Any, int] = {}
+        for monomial in self.terms:
+            for factor, exponent in monomial:
+                powers[factor] = max(powers.get(factor, 0), -exponent)
+        scale = math.lcm(*(Fraction(c).denominator for c in self.terms.values()))
+        below = Formula({frozenset((f, e) for f, e in powers.items() if e): scale})
+        return self * below, below
+
+    def at(self, values: Mapping[str, Number]) -> Number:
+        """The exact value at sizes: an int where it is one, else a Fraction.
+
+        >>> ceiling(symbol("M") / symbol("X")).at({"M": 10, "X": 4})
+        3
+
+        Raises:
+          FormulaError: a size has no value, or a divisor is 0.
+        """
+        self._demand(values)
+        known = {**values, **{atom: math.ceil(atom.ratio.at(values)) for atom in self.atoms}}
+        try:
+            return _reduced(sum(_value(m, c, known) for m, c in self.terms.items()))
+        except ZeroDivisionError:
+            zero = sorted(name for name in self.names if values[name] == 0)
+            raise FormulaError(f"{self} divides by {', '.join(zero)}, which is 0.") from None
+
+    def _demand(self, values: Mapping[str, Any]) -> None:
+        if missing := sorted(self.names - values.keys()):
+            raise FormulaError(f"{self} needs {', '.join(missing)}; given are {sorted(values)}.")
+
+    def subs(self, values: Mapping[str, Formula | Number]) -> Formula:
+        """The formula with some sizes replaced, by numbers or by formulas.
+
+        >>> B, M, X, b = symbols("B M X b")
+        >>> (B * M / X).subs({"B": b * X, "M": 8})
+        8*b
+        """
+
+        def new(factor: Any) -> Formula:
+            if type(factor) is Ceil:
+                return Formula.of(ceiling(factor.ratio.subs(values)))
+            return Formula.of(values[factor]) if factor in values else symbol(factor)
+
+        return self.replace(new)
+
+    def replace(self, new: Callable[[Any], Formula]) -> Formula:
+        """The formula with each factor, a name or a `Ceil`, replaced by a formula."""
+        total = Formula({})
+        for monomial, coefficient in self.terms.items():
+            total += math.prod((new(f) ** e for f, e in monomial), start=coefficient)
+        return total
+
+    def lambdify(self) -> Callable[..., np.ndarray]:
+        """A numpy function of the sizes, for sweeps: keyword arguments that broadcast.
+
+        The value is one float64 division of two polynomials, each nested by Horner's scheme;
+        ceilings are exact while their numerators stay below 2**52. Other sizes are ignored.
+
+        >>> cost = (ceiling(symbol("M") / symbol("X")) * 3).lambdify()
+        >>> cost(M=np.array([8, 9, 13]), X=4)
+        array([ 6.,  9., 12.])
+        """
+        evaluate = self._evaluator()
+
+        def sweep(**values: Any) -> np.ndarray:
+            self._demand(values)
+            return in_blocks(evaluate, {name: values[name] for name in self.names})
+
+        return sweep
+
+    def _evaluator(self) -> Evaluator:
+        # One division at the end: a product with 1/n would be off where ceil(D/n) jumps.
+        above, below = (evaluator(part.terms) for part in self.fraction)
+        inner = [(atom, atom.ratio._evaluator()) for atom in self.atoms]
+
+        def evaluate(values: Mapping[Any, Any]) -> Any:
+            known = {**values, **{atom: np.ceil(ratio(values)) for atom, ratio in inner}}
+            return above(known) / below(known)
+
+        return evaluate
+
+    def sympy(
+        self, *, factored: bool = True, symbols: Mapping[str, sympy.Symbol] | None = None
+    ) -> sympy.Expr:
+        """The formula in sympy, in positive integer symbols.
+
+        Args:
+          factored: as a product where it is one, as the price of one collective is; else a sum of
+            products that differ in more than the sizes that divide.
+          symbols: the symbols of names that have their own, such as one with a hint.
+
+        >>> B, M, X = symbols("B M X")
+        >>> (2 * B - 2 * B / X).sympy(), (2 * M - 2 * M / X + B * X + B).sympy()
+        (2*B*(X - 1)/X, B*(X + 1) + 2*M*(X - 1)/X)
+        """
+        show = factored_sum if factored else to_sympy
+        return show(self.terms, symbols or {})
+
+    def __repr__(self) -> str:
+        return text(self.terms)
+
+
+@dataclass(frozen=True)
+class Ceil:
+    """The factor `ceil(ratio)` of a monomial: an integer, and nothing else is known of it."""
+
+    ratio: Formula
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((Ceil, self.ratio))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        above, below = self.ratio.fraction
+        return f"ceil({text(above.terms, within='/')}/{text(below.terms, within='**')})"
+
+    def sympy(self, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
+        """`ceiling(ratio)`."""
+        import sympy
+
+        above, below = self.ratio.fraction
+        return sympy.ceiling(to_sympy(above.terms, symbols) / to_sympy(below.terms, symbols))
+
+
+def _reduced(number: Number) -> Number:
+    return int(number.numerator) if number.denominator == 1 else number
+
+
+@lru_cache(maxsize=1 << 16)
+def _times(left: Monomial, right: Monomial) -> Monomial:
+    powers = dict(left)
+    for factor, exponent in right:
+        powers[factor] = powers.get(factor, 0) + exponent
+    return frozenset((f, e) for f, e in powers.items() if e)
+
+
+def _value(monomial: Monomial, coefficient: Number, known: Mapping[Any, Number]) -> Number:
+    above = math.prod(known[f] ** e for f, e in monomial if e > 0)
+    below = math.prod(known[f] ** -e for f, e in monomial if e < 0)
+    return coefficient * above * Fraction(1, below) if below != 1 else coefficient * above
+
+
+@lru_cache(maxsize=4096)
+def symbol(name: str) -> Formula:
+    """The size `name`, a positive integer.
+
+    Raises:
+      FormulaError: `name` is no identifier.
+    """
+    if not name.isidentifier():
+        raise FormulaError(f"{name!r} is no name of a size: letters, digits and _, as in Python.")
+    return Formula({frozenset({(name, 1)}): 1})
+
+
+def symbols(names: str) -> tuple[Formula, ...]:
+    """Several sizes, their names separated by blanks."""
+    return tuple(symbol(name) for name in names.split())
+
+
+@lru_cache(maxsize=1 << 14)
+def ceiling(ratio: Formula) -> Formula:
+    """The least integer at or above a formula.
+
+    `ceil(k + r) = k + ceil(r)` for an integer k; `ceil(ceil(a)/n) = ceil(a/n)` for an integer
+    n >= 1 (Graham, Knuth, Patashnik, "Concrete Mathematics", 3.11); `ceil(1/n) = 1`.
+
+    >>> M, V, X, Y = symbols("M V X Y")
+    >>> ceiling((V + X - 1) / X), ceiling(ceiling(M / X) / (2 * Y)), ceiling(4 * M * X / X)
+    (ceil((V - 1)/X) + 1, ceil(M/(2*X*Y)), 4*M)
+    """
+    outside = Formula({m: c for m, c in ratio.terms.items() if _is_whole(m, c)})
+    rest = ratio - outside
+    if rest.number is not None:
+        return outside + math.ceil(rest.number)
+    if len(rest.terms) == 1:
+        [(monomial, coefficient)] = rest.terms.items()
+        if inner := _nested(monomial, coefficient):
+            return outside + ceiling(inner)
+        if 0 < coefficient <= 1 and all(e < 0 for _, e in monomial):
+            return outside + 1
+    return outside + Formula({frozenset({(Ceil(rest), 1)}): 1})
+
+
+def _is_whole(monomial: Monomial, coefficient: Number) -> bool:
+    return type(coefficient) is int and all(e > 0 for _, e in monomial)
+
+
+def _nested(monomial: Monomial, coefficient: Number) -> Formula | None:
+    """`a/n` for the monomial `ceil(a)/n`."""
+    above = [(f, e) for f, e in monomial if e > 0]
+    if len(above) != 1 or above[0][1] != 1 or type(above[0][0]) is not Ceil:
+        return None
+    if coefficient <= 0 or Fraction(coefficient).numerator != 1:
+        return None
+    atom = above[0][0]
+    return Formula({monomial - {(atom, 1)}: coefficient}) * atom.ratio

@@ -1,0 +1,155 @@
+"""How a formula grows: the O(...) of a cost in some of its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from shardalg.sizes.formula import Ceil, Formula, FormulaError, Monomial, symbol
+
+# Pairs (D, n): a dimension of size D is sharded into n parts, so that D/n >= 1.
+Shardings = Iterable[tuple[Formula | int, Formula | int]]
+
+
+@dataclass(frozen=True, repr=False)
+class Order:
+    """`O(...)`: products of the growing sizes, none of which is bounded by another.
+
+    Attributes:
+      terms: the products, coefficients 1; none for a formula that is 0.
+      leading: the terms of the formula that they come from, with all sizes.
+    """
+
+    terms: tuple[Formula, ...]
+    leading: tuple[Formula, ...] = field(default=(), compare=False)
+
+    def __repr__(self) -> str:
+        return f"O({' + '.join(map(str, self.terms))})" if self.terms else "0"
+
+
+def order(formula: Formula, *, growing: Iterable[str], shardings: Shardings = ()) -> Order:
+    """The order of a cost that is never negative, in the sizes that grow.
+
+    1. A term is dropped if another one bounds it, up to a constant, wherever all sizes are >= 1 and
+       D/n >= 1 for each sharding: `a <= b` there exactly if `b/a` is a product of nonnegative
+       powers of those (Farkas' lemma on the exponents).
+    2. What is left is projected on `growing`, all other sizes being constants.
+    3. Products that another one bounds are dropped again.
+
+    `ceil(D/n)` counts as its bound `D/n + 1`, of which 1 is dropped if the sharding is known.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> B, M, S, X, Y = symbols("B M S X Y")
+    >>> print(order(6 * B * M * S / (X * Y) + 16 * B * S / X, growing="XY", shardings=[(M, Y)]))
+    O(1/(X*Y))
+    >>> print(order(6 * B * M * S / (X * Y) + 16 * B * S / X, growing="XY"))
+    O(1/X)
+
+    Raises:
+      FormulaError: a negative term that no other bounds; division by a ceiling.
+    """
+    bound = _upper_bound(Formula.of(formula))
+    cone = _Cone.of(shardings)
+    leading = _largest(_positive(bound), cone.dominates)
+    negative = [m for m, c in bound.terms.items() if c < 0]
+    for monomial in negative:
+        if not any(cone.dominates(other, monomial) for other in leading):
+            raise FormulaError(
+                f"{formula} may be negative: nothing bounds its term "
+                f"{Formula({monomial: bound.terms[monomial]})} on {cone}."
+            )
+    wanted = frozenset(growing)
+    projected = {frozenset((f, e) for f, e in m if f in wanted) for m in leading}
+    kept = _largest(list(projected), _Cone(()).dominates)
+    return Order(
+        tuple(sorted((Formula({m: 1}) for m in kept), key=str)),
+        tuple(sorted((Formula({m: bound.terms[m]}) for m in leading), key=str)),
+    )
+
+
+def _upper_bound(formula: Formula) -> Formula:
+    """The formula without ceilings: `q <= ceil(q) <= q + 1`, by the sign of the term."""
+    total = Formula({})
+    for monomial, coefficient in formula.terms.items():
+        if any(e < 0 for f, e in monomial if type(f) is Ceil):
+            raise FormulaError(f"{formula} divides by a ceiling: its order is not defined here.")
+        rounding = int(coefficient > 0)
+        total += Formula({monomial: coefficient}).replace(without_ceilings(rounding))
+    return total if not total.atoms else _upper_bound(total)
+
+
+def _positive(formula: Formula) -> list[Monomial]:
+    return [monomial for monomial, coefficient in formula.terms.items() if coefficient > 0]
+
+
+def without_ceilings(rounding: int) -> Callable[[Any], Formula]:
+    """What `Formula.replace` needs to put `q + rounding` for `ceil(q)`."""
+    return lambda f: f.ratio + rounding if type(f) is Ceil else symbol(f)
+
+
+def _largest(
+    monomials: Sequence[Monomial], dominates: Callable[[Monomial, Monomial], bool]
+) -> list[Monomial]:
+    """The monomials that no other bounds; of several that bound each other the first."""
+    kept: list[Monomial] = []
+    for monomial in sorted(monomials, key=lambda m: (-sum(e for _, e in m), str(Formula({m: 1})))):
+        if any(dominates(other, monomial) for other in kept):
+            continue
+        kept = [other for other in kept if not dominates(monomial, other)]
+        kept.append(monomial)
+    return kept
+
+
+@dataclass(frozen=True)
+class _Cone:
+    """All sizes >= 1, and all of `ratios` >= 1."""
+
+    ratios: tuple[Monomial, ...]
+
+    @staticmethod
+    def of(shardings: Shardings) -> _Cone:
+        ratios = [Formula.of(size) / parts for size, parts in shardings]
+        # A size such as V - 1 is at most a constant times its largest term, if it has one.
+        tops = [_largest(_positive(_upper_bound(ratio)), _Cone(()).dominates) for ratio in ratios]
+        return _Cone(tuple(dict.fromkeys(top[0] for top in tops if len(top) == 1)))
+
+    def dominates(self, big: Monomial, small: Monomial) -> bool:
+        """Whether `small <= constant * big` everywhere on the cone."""
+        need = _quotient(big, small)
+        if all(e >= 0 for _, e in need):
+            return True
+        return bool(self.ratios) and _in_cone(need, self.ratios)
+
+    def __str__(self) -> str:
+        ratios = "".join(f", {Formula({ratio: 1})} >= 1" for ratio in self.ratios)
+        return f"all sizes >= 1{ratios}"
+
+
+def _quotient(big: Monomial, small: Monomial) -> Monomial:
+    powers = dict(big)
+    for factor, exponent in small:
+        powers[factor] = powers.get(factor, 0) - exponent
+    return frozenset((f, e) for f, e in powers.items() if e)
+
+
+@lru_cache(maxsize=1 << 14)
+def _in_cone(need: Monomial, ratios: tuple[Monomial, ...]) -> bool:
+    """Whether exponents are a nonnegative combination of ratios and single sizes."""
+    from scipy.optimize import nnls
+
+    names = sorted({f for monomial in (need, *ratios) for f, _ in monomial})
+    row = {name: i for i, name in enumerate(names)}
+    columns = np.zeros((len(names), len(names) + len(ratios)))
+    columns[:, : len(names)] = np.eye(len(names))
+    target = np.zeros(len(names))
+    for factor, exponent in need:
+        target[row[factor]] = exponent
+    for j, ratio in enumerate(ratios, start=len(names)):
+        for factor, exponent in ratio:
+            columns[row[factor], j] = exponent
+    _, distance = nnls(columns, target)
+    return bool(distance < 1e-9)

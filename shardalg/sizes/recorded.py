@@ -1,0 +1,303 @@
+"""Numbers that know their formula: code that computes with them leaves a record of what it asked.
+
+Planning is ordinary code on integers. Run once on `Recorded` sizes in place of them it takes the
+same way, and every question that it puts to a size (which is larger, does it divide, is it this
+number) is noted with its answer as a `Fact`. Wherever all facts hold, that code takes the same way
+again: they are complete by construction, for no number leaves a `Recorded` without a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from shardalg.sizes.conditions import is_positive, primitive
+from shardalg.sizes.facts import NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact
+from shardalg.sizes.formula import Formula, Number, ceiling
+from shardalg.sizes.tile import is_whole, multiple
+
+Side = tuple[Number, Formula]
+Answer = tuple[Any, tuple[Fact, ...]]
+"""What an operation gives (a `Side`, a number or a truth), and what it found."""
+
+
+class Answers:
+    """Formulas and operations on them, known once for all recorders of one plan.
+
+    Attributes:
+      hints: the number that each name stands for.
+    """
+
+    def __init__(self, hints: Mapping[str, int]) -> None:
+        self.hints = dict(hints)
+        self.sides: dict[Formula, Side] = {}
+        self.found: dict[Hashable, Answer] = {}
+
+    def side(self, formula: Formula) -> Side:
+        """The number at the hints and the formula; equal formulas are one object."""
+        found = self.sides.get(formula)
+        if found is None:
+            found = self.sides[formula] = (formula.at(self.hints), formula)
+        return found
+
+    def ask(self, name: str, a: Side, b: Side | Number) -> Answer:
+        """What an operation gives on two sides of this table, or a number on the right."""
+        other = b if type(b) is not tuple else None
+        key = (name, id(a), id(b) if other is None else None, other)
+        found = self.found.get(key)
+        if found is None:
+            result, facts = _DO[name](a, b if other is None else (b, Formula.of(b)))
+            if type(result) is Formula:
+                result = result.number if result.number is not None else self.side(result)
+            found = self.found[key] = (result, facts)
+        return found
+
+
+@dataclass(eq=False)
+class Recorder:
+    """What was asked of the sizes of one run.
+
+    Attributes:
+      answers: of the plan.
+      facts: what was found, in that order.
+      host: what the run keeps of the calls inside of it; see `sizes.decided`.
+    """
+
+    answers: Answers
+    facts: dict[Fact, None] = field(default_factory=dict)
+    host: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.known: dict[int, Recorded] = {}
+        self.done: dict[Hashable, Any] = {}
+
+    def size(self, formula: Formula | Number) -> Any:
+        """The size that a formula is; a number where it is one. Equal formulas are one object."""
+        formula = Formula.of(formula)
+        number = formula.number
+        return self._of(self.answers.side(formula)) if number is None else number
+
+    def _of(self, side: Side) -> Recorded:
+        found = self.known.get(id(side))
+        if found is None:
+            found = self.known[id(side)] = Recorded(self, side)
+        return found
+
+    def ask(self, name: str, a: Side, b: Side | Number) -> Any:
+        """What an operation gives, in numbers of this recorder; what it finds is noted."""
+        result, facts = self.answers.ask(name, a, b)
+        self.facts.update(dict.fromkeys(facts))
+        return self._of(result) if type(result) is tuple else result
+
+
+def _operator(name: str) -> Callable[[Recorded, Any], Any]:
+    def method(self: Recorded, other: Any) -> Any:
+        recorder = self.recorder
+        if type(other) is Recorded:
+            if other.recorder is not recorder:
+                return NotImplemented
+            key, other = (name, id(self), id(other)), other.side
+        elif type(other) in _NUMBERS:
+            key = (name, id(self), None, other)
+        else:
+            return NotImplemented
+        found = recorder.done.get(key)
+        if found is None:
+            found = recorder.done[key] = recorder.ask(name, self.side, other)
+        return found
+
+    return method
+
+
+def _sum(a: Side, b: Side) -> Answer:
+    return a[1] + b[1], ()
+
+
+def _difference(a: Side, b: Side) -> Answer:
+    return a[1] - b[1], ()
+
+
+def _product(a: Side, b: Side) -> Answer:
+    return a[1] * b[1], ()
+
+
+def _quotient(a: Side, b: Side) -> Answer:
+    """`a / b`; where that is no formula, both stay the numbers that they are."""
+    ratio = _ratio(a[1], b[1])
+    if ratio is None:
+        return Fraction(a[0]) / b[0], (*_stays(*a), *_stays(*b))
+    return ratio, ()
+
+
+def _floor(a: Side, b: Side) -> Answer:
+    """`a // b`: without a floor where it comes out at the hints, which is noted."""
+    ratio = _ratio(a[1], b[1])
+    if ratio is None:
+        return a[0] // b[0], (*_stays(*a), *_stays(*b))
+    if a[0] % b[0]:
+        return -ceiling(-ratio), ()
+    facts = () if is_whole(ratio) else (Fact(ratio if a[0] * b[0] > 0 else -ratio, WHOLE),)
+    return ratio, facts
+
+
+def _rest(a: Side, b: Side) -> Answer:
+    floor, facts = _floor(a, b)
+    return (a[1] - b[1] * floor if a[0] % b[0] else 0), facts
+
+
+def _ratio(above: Formula, below: Formula) -> Formula | None:
+    """The quotient as a formula; None where it is none, or the divisor may be 0."""
+    if not is_positive(below):
+        return None
+    return above / below if len(below.terms) == 1 else multiple(above, below)
+
+
+def _stays(value: Number, formula: Formula) -> tuple[Fact, ...]:
+    return () if formula.number is not None else (Fact(primitive(formula - value), ZERO),)
+
+
+def _is_above(a: Side, b: Side) -> Answer:
+    """`a > b`."""
+    return _signed(a[1] - b[1], True, a[0] > b[0])
+
+
+def _is_at_least(a: Side, b: Side) -> Answer:
+    return _signed(a[1] - b[1], False, a[0] >= b[0])
+
+
+def _signed(difference: Formula, strict: bool, outcome: bool) -> Answer:
+    if not outcome:
+        difference, strict = -difference, not strict
+    found = primitive(difference)
+    known = found.number is not None or is_positive(found)
+    return outcome, () if known else (Fact(found, POSITIVE if strict else NONNEGATIVE),)
+
+
+def _is_equal(a: Side, b: Side) -> Answer:
+    outcome, found = a[0] == b[0], primitive(a[1] - b[1])
+    known = not outcome and (is_positive(found) or is_positive(-found))
+    if known or found.number is not None:
+        return outcome, ()
+    return outcome, (Fact(found, ZERO if outcome else NONZERO),)
+
+
+def _swapped(act: Callable[[Side, Side], Answer]) -> Callable[..., Answer]:
+    return lambda a, b: act(b, a)
+
+
+_DO: dict[str, Callable[[Side, Side], Answer]] = {
+    "add": _sum,
+    "sub": _difference,
+    "rsub": _swapped(_difference),
+    "mul": _product,
+    "truediv": _quotient,
+    "rtruediv": _swapped(_quotient),
+    "floordiv": _floor,
+    "rfloordiv": _swapped(_floor),
+    "mod": _rest,
+    "rmod": _swapped(_rest),
+    "gt": _is_above,
+    "lt": _swapped(_is_above),
+    "ge": _is_at_least,
+    "le": _swapped(_is_at_least),
+    "eq": _is_equal,
+}
+
+
+class Recorded:
+    """A number that is a formula of named sizes; made by `Recorder.size`.
+
+    It stands wherever a number may: arithmetic gives another one, and what is asked of it is noted.
+    Where plain code needs the bare number (a `range`, a `gcd`), the note is that it stays this one.
+    It is no `int`, so that nothing reads the number behind its back.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> recorder = Recorder(Answers({"M": 12, "X": 4}))
+    >>> M, X = (recorder.size(size) for size in symbols("M X"))
+    >>> -(-M // X), max(M, 2 * X) is M, list(recorder.facts)
+    (3, True, [M/X is whole, M - 2*X >= 0])
+    """
+
+    __slots__ = ("_hash", "formula", "recorder", "side", "value")
+
+    def __init__(self, recorder: Recorder, side: Side) -> None:
+        self.recorder, self.side = recorder, side
+        self.value, self.formula = side
+        # Of its run too: what one run found must not answer another one from a cache.
+        self._hash = hash((id(recorder), self.formula))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return str(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    def __neg__(self) -> Any:
+        return self * -1
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    def __index__(self) -> int:
+        self.recorder.facts.update(dict.fromkeys(_stays(*self.side)))
+        return int(self.value)
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        return float(self.__index__())
+
+    def __eq__(self, other: object) -> bool:
+        return True if self is other else _equal(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        found = self.__eq__(other)
+        return found if found is NotImplemented else not found
+
+    __add__ = __radd__ = _operator("add")
+    __mul__ = __rmul__ = _operator("mul")
+    __sub__, __rsub__ = _operator("sub"), _operator("rsub")
+    __truediv__, __rtruediv__ = _operator("truediv"), _operator("rtruediv")
+    __floordiv__, __rfloordiv__ = _operator("floordiv"), _operator("rfloordiv")
+    __mod__, __rmod__ = _operator("mod"), _operator("rmod")
+    __lt__, __le__ = _operator("lt"), _operator("le")
+    __gt__, __ge__ = _operator("gt"), _operator("ge")
+
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
+        return other // self, other % self
+
+
+_equal = _operator("eq")
+_NUMBERS = {int, bool, Fraction}
+
+
+def first_largest(amounts: Sequence[Any]) -> int:
+    """The place of the first of the largest amounts.
+
+    Each amount is compared with the largest one alone, so that of recorded amounts no more is noted
+    than makes it the largest.
+
+    >>> first_largest([3, 7, 5, 7])
+    1
+    """
+    place = max(range(len(amounts)), key=lambda i: _bare(amounts[i]))
+    most = amounts[place]
+    if type(most) is Recorded:
+        before = all(most > amount for amount in amounts[:place])
+        assert before and all(most >= amount for amount in amounts[place:])
+    return place
+
+
+def _bare(amount: Any) -> Number:
+    return amount.value if type(amount) is Recorded else amount

@@ -1,0 +1,1 @@
+"""A program run on one host, in numpy, for every device position."""

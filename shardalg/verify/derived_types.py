@@ -1,0 +1,83 @@
+"""Local shapes and item types of operators: what each makes follows from what it reads."""
+
+from __future__ import annotations
+
+from shardalg.errors import TraceError
+from shardalg.graph.abstract import result_types
+from shardalg.graph.ir import Graph, Signature, ValueType
+from shardalg.ops.local_parameters import local_shape
+from shardalg.ops.rows import rules
+from shardalg.spmd.bound import bound
+from shardalg.spmd.program import Apply, Instruction, Local
+from shardalg.verify.operators.rows import local_signature
+from shardalg.verify.report import Decided
+
+Types = tuple[ValueType, ...]
+
+
+def of_node(signature: Signature, read: list[Local], made: list[Local]) -> Decided:
+    """Locals are parts of values of the node's types: of these item types and global shapes."""
+    right = [t.dtype for t in signature.operands] == [local.dtype for local in read]
+    wanted = [(t.dtype, t.shape) for t in signature.results]
+    right = right and wanted == [(local.dtype, local.sharding.shape) for local in made]
+    return Decided(f"{signature.primitive} reads and makes parts of what the node does", right)
+
+
+def derived(
+    graph: Graph, instruction: Instruction, read: list[Local], made: list[Local]
+) -> Decided:
+    """What an `Apply` makes is declared as what its primitive makes of what it reads."""
+    signature = graph.nodes[instruction.node].signature
+    operands, declared = _types(read), _types(made)
+    try:
+        found = _derived(graph, instruction, signature, operands)
+    except TraceError:
+        # of a loaded plan the code of the user is missing: the row says what it makes
+        found = _by_row(instruction.attributes, signature, operands, declared)
+    except (TypeError, ValueError) as error:
+        words = f"{signature.primitive} runs on {list(operands)} (JAX: {_first_line(error)})"
+        return Decided(words, holds=False)
+    words = f"{signature.primitive} makes {list(found)} of {list(operands)}"
+    sources = _has_a_source_per_window(signature, instruction.attributes, operands)
+    return Decided(words, found == declared and sources)
+
+
+def _has_a_source_per_window(signature: Signature, apply: Apply, operands: Types) -> bool:
+    """What JAX's abstract evaluation of a select-and-scatter leaves to the compiler."""
+    if signature.primitive not in _SOURCES:
+        return True
+    source = _SOURCES[signature.primitive]
+    param = dict(signature.params) | dict(apply.params)
+    names = ("window_dimensions", "window_strides", "padding")
+    rows = zip(operands[1 - source].shape, *(param[name] for name in names), strict=True)
+    windows = tuple((n + sum(pad) - taps) // stride + 1 for n, taps, stride, pad in rows)
+    return operands[source].shape == windows
+
+
+_SOURCES = {"select_and_scatter_add": 0, "select_and_scatter": 1}
+"""Which operand is scattered: one element of it for each window of the other one."""
+
+
+def _derived(
+    graph: Graph, instruction: Instruction, signature: Signature, operands: Types
+) -> Types:
+    if operands == signature.operands and not instruction.attributes.params:
+        return signature.results
+    binding, params = bound(graph, instruction)
+    return result_types(instruction.attributes.primitive, binding, params, operands)
+
+
+def _by_row(apply: Apply, signature: Signature, operands: Types, declared: Types) -> Types:
+    shapes = tuple(t.shape for t in (*operands, *declared))
+    rows = rules(local_signature(signature, dict(apply.params), shapes)) or ()
+    found = [local_shape(rule, k, rule.extents) for rule in rows for k in range(len(rule.results))]
+    types = zip(found, signature.results, strict=True)
+    return tuple(ValueType(shape, whole.dtype) for shape, whole in types)
+
+
+def _types(locals_: list[Local]) -> Types:
+    return tuple(ValueType(local.shape, local.dtype) for local in locals_)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n")[0]

@@ -1,0 +1,149 @@
+"""One instruction with what its operands hold, and what is claimed of several kinds alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardalg.algebra.digits import Digits, overlap, partition_ids
+from shardalg.algebra.halos.classes import Runs
+from shardalg.algebra.mesh import Mesh
+from shardalg.merge.proofs.integers import Formula, IntegerClaim, Number, equal, implies, within
+from shardalg.spmd import program as p
+from shardalg.verify.contents import Contents, Held, Made, at_member, fill_number, laid_out
+from shardalg.verify.report import Decided, Statement
+
+MEMBER = "m"
+X = Number.of("x")
+Stated = tuple[str, Statement]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An instruction with what its operands hold and the local that it makes.
+
+    Attributes:
+      filler: the second operand of a mask in words, where it fills with a value.
+      number: of the result that is spoken of, and of the operand that it follows.
+      count: of results.
+    """
+
+    mesh: Mesh
+    attributes: p.Attributes
+    operands: tuple[Contents, ...]
+    made: Made
+    filler: str = ""
+    number: int = 0
+    count: int = 1
+
+    @property
+    def given(self) -> Contents:
+        """What the operand holds that the result follows: the first one, mostly."""
+        return self.operands[self.number]
+
+    @property
+    def said(self) -> Contents:
+        """What the program says that the result holds."""
+        return laid_out(self.made.sharding, self.made.shape, None)
+
+    def claim(self, words: str, goal: Formula, **more: object) -> IntegerClaim:
+        """A claim about this instruction."""
+        return IntegerClaim(words, self.mesh, goal, **more)
+
+
+Result = tuple[Contents, list[Stated]]
+
+
+def with_dim(contents: Contents, dim: int, held: Held) -> Contents:
+    """The contents with another dimension in place of one."""
+    return replace(contents, dims=(*contents.dims[:dim], held, *contents.dims[dim + 1 :]))
+
+
+def filled_with(step: Step, number: int | float | bool | None) -> Contents:
+    """What is given, of its fills those with a number: where two paddings meet, the last counts."""
+    dtype = step.made.dtype
+    dims = tuple(
+        replace(held, fill=held.fill if fill_number(held.fill, dtype) == number else None)
+        for held in step.given.dims
+    )
+    return replace(step.given, dims=dims)
+
+
+def members_agree(step: Step, digits: Digits, dims: tuple[int, ...]) -> Iterator[Stated]:
+    """Dimensions that a collective does not touch lie alike on the members of its group."""
+    for dim, held in enumerate(step.given.dims):
+        other = at_member(held.start, digits, MEMBER)
+        if dim not in dims and other != held.start:
+            words = f"members agree on dimension {dim}"
+            members = ((MEMBER, digits),)
+            yield "delivers", step.claim(words, equal(other, held.start), members=members)
+
+
+def crosses(attributes: p.Attributes, digits: Digits) -> bool:
+    """Whether what a device gets comes from devices that differ from it in some of the digits.
+
+    >>> from shardalg.algebra.digits import Digit
+    >>> swap = p.CollectivePermute((Digit(1, 2),), ((0, 1), (1, 0), (2, 2), (3, 3)))
+    >>> crosses(swap, (Digit(1, 2),)), crosses(swap, (Digit(2, 2),))
+    (True, False)
+    """
+    if not digits or not isinstance(attributes, p.COLLECTIVES):
+        return False
+    if isinstance(attributes, p.CollectivePermute):
+        routes = [attributes.pairs]
+    elif isinstance(attributes, p.Fetch):
+        routes = [pairs for reading in attributes.readings for pairs in reading.permutes]
+    else:
+        return any(overlap(a, b) for a in attributes.digits for b in digits)
+    ends = [partition_ids(digits, positions(pairs)) for pairs in routes]
+    return any(bool((sources != targets).any()) for sources, targets in ends)
+
+
+def positions(pairs: Iterable[tuple[int, ...]]) -> np.ndarray:
+    """Pairs, or edges, as rows of numbers: sources, targets, and what they are of."""
+    found = pairs.arrays if isinstance(pairs, Runs) else np.array(list(pairs), int)
+    return found.T if found.size else np.zeros((2, 0), int)
+
+
+def undisturbed(step: Step) -> Stated:
+    """Nothing moves over digits on which its meaning depends.
+
+    What members hold partial sums of, numbers that were shifted by the partition id, and what has
+    still to be masked by it are a device's own along these digits.
+    """
+    own = [
+        kind
+        for held in step.operands
+        for kind in ((held.unreduced, "partial sums"), *map(_dependence, held.tasks))
+    ]
+    moved = [words for digits, words in own if digits is None or crosses(step.attributes, digits)]
+    words = "what moves means the same on all devices that it moves between"
+    said = f"{words}{': not ' if moved else ''}{', '.join(moved)}"
+    return "combine", Decided(said, not moved)
+
+
+def _dependence(task: object) -> tuple[Digits | None, str]:
+    """The digits on which a change depends; None of one that depends on the whole device."""
+    return getattr(task, "digits", None), f"{task}"
+
+
+def bare(contents: Contents) -> Stated:
+    """What is added up are numbers as they are meant: none is still to be changed."""
+    gaps = any(held.base > 1 for held in contents.dims)
+    words = "what is joined waits for nothing, is not shifted, and has no places between elements"
+    return "combine", Decided(words, not (contents.tasks or gaps or contents.viewed))
+
+
+def finished(contents: Contents) -> bool:
+    """Whether the elements are the graph value's, with nothing left to be done."""
+    return not (contents.tasks or contents.unreduced or contents.viewed)
+
+
+def nothing_beyond(step: Step, held: Held) -> Iterator[Stated]:
+    """Windows that were cut to what is wanted hold nothing else that exists."""
+    if held.wanted:
+        goal = implies(within(held.start + X, 0, held.size), held.exists(held.start + X))
+        words = "every element that exists at these places was wanted"
+        yield "delivers", step.claim(words, goal, unknowns=(("x", held.length),))

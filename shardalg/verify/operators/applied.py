@@ -1,0 +1,80 @@
+"""An operator that a device runs, and what it states otherwise than the node that it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.graph.ir import Signature
+from shardalg.ops.local_parameters import Emission
+from shardalg.spmd.boxes import Extract, Insert
+from shardalg.spmd.program import Apply, Choose
+from shardalg.verify.contents import Contents, Made
+from shardalg.verify.instruction import Stated
+from shardalg.verify.operators.rows import local_signature
+from shardalg.verify.report import Decided
+
+# What a device may say otherwise than the node: the rows read these, so the claims compare them.
+RESTATED = frozenset(
+    "shape new_sizes sizes reps start_indices limit_indices slice_sizes padding padding_config "
+    "lhs_dilation base_dilation feature_group_count batch_group_count "
+    "indices_are_sorted unique_indices mode".split()
+)
+PROMISES = ("indices_are_sorted", "unique_indices")
+"""What an operator may rely on; it is right without."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """An operator that a device runs.
+
+    Attributes:
+      signature: of the global operator.
+      operands: what they hold, without their values.
+      made: local types and layouts of the results; named says which are graph values by then.
+      finite: whether numbers are taken to be finite (`Options.finite_sums`).
+    """
+
+    mesh: Mesh
+    signature: Signature
+    apply: Apply | Choose | Extract | Insert
+    operands: tuple[Contents, ...]
+    made: tuple[Made, ...]
+    finite: bool = False
+
+    @property
+    def local(self) -> Signature:
+        """The operator on local shapes."""
+        shapes = (
+            *(tuple(d.length for d in held.dims) for held in self.operands),
+            *(made.shape for made in self.made),
+        )
+        return local_signature(self.signature, dict(self.apply.params), shapes)
+
+
+def ready(what: Applied) -> Iterator[Stated]:
+    """The primitive is the node's own, and nothing is left to be done to its operands."""
+    bare = not any(held.awaits or held.viewed for held in what.operands)
+    restated = {name for name, _ in what.apply.params} <= RESTATED & dict(
+        what.signature.params
+    ).keys()
+    same = what.apply.primitive == what.signature.primitive and restated
+    yield (
+        "emitted",
+        Decided(f"{what.signature.primitive} runs on finished operands", bare and same),
+    )
+
+
+def semantics(what: Applied, emission: Emission) -> Stated:
+    """What a device says and no size shows is what the emission says; a promise may be dropped."""
+    said, own = dict(what.apply.params), dict(what.signature.params)
+    wanted = own | dict(emission.params)
+    other = [
+        name
+        for name in (*PROMISES, "mode")
+        if said.get(name, own.get(name)) != wanted.get(name)
+        and not (name in PROMISES and said.get(name) is False)
+    ]
+    words = f"{what.signature.primitive} misses and promises as the emission says"
+    return "emitted", Decided(f"{words}{', not in ' if other else ''}{', '.join(other)}", not other)

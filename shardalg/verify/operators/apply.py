@@ -1,0 +1,391 @@
+"""The claims of one `Apply`: its row, the row of what it runs, and what its operands hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache, reduce
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.merge.compatible import merge
+from shardalg.merge.proofs.integers import All, IntegerClaim, Not, Number, equal, implies, within
+from shardalg.merge.proofs.prove import MergeClaim
+from shardalg.ops.local_parameters import Emission, IndexShift, boxes, emit, local_shape
+from shardalg.ops.rows import rules
+from shardalg.ops.rule import (
+    AND,
+    ARGMAX,
+    ARGMIN,
+    CLIP,
+    MAX,
+    MIN,
+    OR,
+    PICK,
+    SUM,
+    TOP,
+    USER,
+    Access,
+    Guard,
+    Rule,
+)
+from shardalg.ops.windows import windowed
+from shardalg.spmd import program as p
+from shardalg.spmd.boxes import Extract, Insert
+from shardalg.spmd.program import Attributes, Choose
+from shardalg.verify.contents import Contents, Made, Selected, as_set, laid_out, partition_number
+from shardalg.verify.instruction import Step
+from shardalg.verify.masks import chosen
+from shardalg.verify.operators.applied import Applied, ready, semantics
+from shardalg.verify.operators.fills import Filling
+from shardalg.verify.operators.rows import (
+    Run,
+    by_blocks,
+    emitted,
+    padding,
+    passed,
+    pending,
+    reads,
+    row_major,
+    writes,
+)
+from shardalg.verify.report import Decided, Statement
+
+IDEMPOTENT = (MAX, MIN, AND, OR)
+"""Ways to combine in which it does not matter how often one number enters."""
+Stated = tuple[str, Statement]
+Outcome = tuple[tuple[Contents, ...], list[Stated]]
+
+
+# Pure, and the same instruction stands in many programs.
+@lru_cache(maxsize=1 << 12)
+def applied(what: Applied) -> Outcome:
+    """What the results of an operator hold, and the claims on which that rests."""
+    special = _SPECIAL.get(type(what.apply))
+    if special is not None:
+        return special(what)
+    stated = [*ready(what), *_iterations(what)]
+    rows = rules(what.signature)
+    if rows is None:
+        return _by_everyone(what, stated)
+    results: list[Contents] = []
+    for number, rule in enumerate(rows):
+        run, claims = _run(what, rule, number)
+        if _is_refuted([*stated, *claims]):
+            # the maps of another operator cannot be compared with the row's
+            return _as_said(what), [*stated, *claims]
+        alone = len(rows) == 1
+        emission = _emission(what, rule, run) if alone else Emission()
+        stated += [*claims, semantics(what, emission), *_operator(what, run, emission)]
+        for nth, made in enumerate(what.made if alone else what.made[number : number + 1]):
+            contents, claims = _result(what, run, (emission, nth, made))
+            results.append(contents)
+            stated += claims
+    return tuple(results), stated
+
+
+def _chosen(what: Applied) -> Outcome:
+    """Each place is that of the one alternative which exists: as if the others were masked."""
+    (rule,) = rules(what.signature)
+    run = Run(what.mesh, rule, rule, _loops(what, rule))
+    made = rule.results[0]
+    pieces = tuple(tuple(replace(a, dims=made) for a in term) for term in rule.terms)
+    run = replace(run, local=replace(by_blocks(rule, run.blocks), terms=pieces))
+    bare = not any(held.tasks or held.viewed for held in what.operands)
+    stated: list[Stated] = [*_iterations(what), ("emitted", Decided("pieces are as read", bare))]
+    kept = []
+    for number, held in enumerate(what.operands):
+        alone, claims = chosen(Step(what.mesh, what.apply, (held,), what.made[0]), number)
+        kept.append(alone)
+        stated += claims
+    stated += _operator(replace(what, operands=tuple(kept)), run, Emission())
+    contents, claims = _result(what, run, (Emission(), 0, what.made[0]))
+    return (contents,), [*stated, *claims]
+
+
+def _boxed(what: Applied) -> Outcome:
+    """A box at run-time starts: in which blocks, up to where, and how large, is the row's."""
+    (rule,) = rules(what.signature)
+    run = Run(what.mesh, rule, rule, _loops(what, rule))
+    run = replace(run, local=by_blocks(rule, run.blocks))
+    cut = {name for name, digits in run.digits.items() if digits}
+    places = tuple((dim, run.digits[loop], high) for dim, loop, high in boxes(rule, cut))
+    reads_box = rule.init is None
+    wanted = Extract(local_shape(rule, 0, run.blocks), places) if reads_box else Insert(places)
+    right = replace(what.apply, loops=()) == wanted
+    read = tuple(dim.length for dim in what.operands[0].dims)
+    blocks = read == tuple(run.blocks[index.loop] for index in rule.operands[0])
+    ready = not any(held.awaits or held.viewed for held in what.operands)
+    stated: list[Stated] = [
+        *_iterations(what),
+        ("emitted", Decided(f"a box in the blocks {places}", right and blocks and ready)),
+        *_operator(what, run, Emission()),
+    ]
+    contents, claims = _result(what, run, (Emission(), 0, what.made[0]))
+    return (contents,), [*stated, *claims]
+
+
+_SPECIAL: dict[type, Callable[[Applied], Outcome]] = {
+    Choose: _chosen,
+    Extract: _boxed,
+    Insert: _boxed,
+}
+
+
+def _emission(what: Applied, rule: Rule, run: Run) -> Emission:
+    """Which run-time numbers the row shifts (its parameters are compared through the rows)."""
+    moving = {v for k, dims in rule.operands.items() for d, index in enumerate(dims)
+              if windowed(rule, k, d) for v in index.variables}  # fmt: skip
+    blocks = {n: rule.extents[n] if n in moving else block for n, block in run.blocks.items()}
+    return emit(what.signature, rule, blocks)
+
+
+def _is_refuted(stated: list[Stated]) -> bool:
+    return any(isinstance(s, Decided) and not s.holds for _, s in stated)
+
+
+def _as_said(what: Applied) -> tuple[Contents, ...]:
+    return tuple(laid_out(made.sharding, made.shape, None) for made in what.made)
+
+
+def _iterations(what: Applied) -> Iterator[Stated]:
+    """Loops of one row that are split together are split independently: each iteration once."""
+    rows = rules(what.signature) or ()
+    unknown = {n for n, _ in what.apply.loops} - {n for rule in rows for n in rule.extents}
+    yield "iterations", Decided("what is split are loops of the operator", not unknown)
+    for rule in rows:
+        claim = iteration_claim(what.mesh, _loops(what, rule))
+        if claim is not None:
+            yield "iterations", claim
+
+
+def _loops(what: Applied, rule: Rule) -> tuple[tuple[str, Digits], ...]:
+    return tuple((n, d) for n, d in what.apply.loops if n in rule.extents)
+
+
+def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeClaim | None:
+    """The loops of a node as dimensions of a tensor, split one by one, merge into a joint split.
+
+    None where fewer than two loops are split: then there is nothing to clash.
+    """
+    if len(loops) < 2:
+        return None
+    shape = tuple(parts(digits) for _, digits in loops)
+    single = [
+        Sharding(mesh, shape, tuple(d if i == k else () for i, (_, d) in enumerate(loops)))
+        for k in range(len(loops))
+    ]
+    joint = Sharding(mesh, shape, tuple(d for _, d in loops))
+    return MergeClaim(reduce(lambda a, b: merge(a, b).sharding, single[:-1]), single[-1], joint)
+
+
+def _by_everyone(what: Applied, stated: list[Stated]) -> Outcome:
+    """A primitive without a row: every device computes the whole of it from whole operands."""
+    results = _as_said(what)
+    whole = all(
+        dim.start == Number() and dim.length == dim.size and not held.unreduced
+        for held in (*what.operands, *results)
+        for dim in held.dims
+    )
+    plain = not what.apply.loops and not any(held.changes for held in what.operands)
+    words = f"every device computes the whole of {what.signature.primitive}"
+    return results, [*stated, ("reads", Decided(words, whole and plain))]
+
+
+def _run(what: Applied, rule: Rule, number: int) -> tuple[Run, list[Stated]]:
+    loops = _loops(what, rule)
+    if what.signature.param("new_sizes") is not None:
+        run = Run(what.mesh, rule, rule, loops)
+        run = replace(run, local=by_blocks(rule, run.blocks))
+        return run, [row_major(run, what.signature, what.local)]
+    local = rules(what.local)
+    assert local is not None, f"{what.local.primitive} has a row for one shape and not for another"
+    dtypes = tuple(type_.dtype for type_ in what.signature.operands)
+    run = Run(what.mesh, rule, local[number], loops, dtypes=dtypes)
+    run = replace(run, wider=tuple(_wider(what, run)))
+    return run, list(emitted(run))
+
+
+def _wider(what: Applied, run: Run) -> Iterator[tuple[str, Number]]:
+    """Loops of the result of which more is run than the block, and where: by what is read there.
+
+    Any number would do: the claims show that what is kept of it is right.
+    """
+    targets = {guard.loop.loop for guard in run.rule.guards}
+    for name, _ in run.loops if run.rule.whole or targets else ():
+        more = run.local.extents.get(name, 1) > run.blocks[name]
+        if more and (name in targets or name not in run.rule.reduced):
+            yield name, next(_first(what, run, name))
+
+
+def _first(what: Applied, run: Run, name: str) -> Iterator[Number]:
+    """The iteration of a loop that reads the first place, where the others are at 0."""
+    for operand, dims in run.rule.operands.items():
+        for dim, (index, local) in enumerate(zip(dims, run.local.operands[operand], strict=True)):
+            if dict(index.terms).get(name) == 1 and index.div == 1:
+                start = what.operands[operand].dims[dim].start
+                yield start + (local.constant - index.constant)
+
+
+def _operator(what: Applied, run: Run, emission: Emission) -> Iterator[Stated]:
+    held = {k: what.operands[k] for k in run.rule.operands}
+    yield from reads(run, held)
+    yield from padding(run, held)
+    yield "combine", pending(run, held)[1]
+    yield from passed(run, held, finite=what.finite)
+    yield from selected(run, emission)
+    yield from _zeros(run, held)
+    for k, contents in held.items():
+        wanted = tuple(_expected(run, emission, k))
+        words = f"the numbers of operand {k} are changed as the row asks: {wanted or 'not at all'}"
+        yield "emitted", Decided(words, tuple(map(_comparable, contents.changes)) == wanted)
+
+
+def _zeros(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
+    """What is read beside the block, and summed with what others have there, is 0."""
+    for name, _ in run.wider:
+        places = [(k, d) for k, dims in run.rule.operands.items() for d, index in enumerate(dims)
+                  if name in run.rule.reduced and index.loop == name]  # fmt: skip
+        for operand, dim in places:
+            found = held[operand].dims[dim]
+            words = f"operand {operand} is 0 beside the block of {name}"
+            yield "reads", Decided(words, found.fill == SUM and found.base == 1)
+
+
+def _comparable(attributes: Attributes) -> Attributes:
+    """Digits whose order does not matter, in one order."""
+    if isinstance(attributes, p.FirstMember):
+        return replace(attributes, digits=as_set(attributes.digits))
+    return attributes
+
+
+def _own_digits(run: Run) -> Digits:
+    """Digits of the loops whose iterations are combined."""
+    return as_set(tuple(d for name in run.rule.reduced for d in run.digits[name]))
+
+
+def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Attributes]:
+    """Changes of an operand's numbers, or (None) of the result's, that the row asks for."""
+    for shift in emission.shifts:
+        if shift.operand == operand and run.digits[shift.loop]:
+            where = (run.digits[shift.loop], shift.sign * run.blocks[shift.loop])
+            yield p.Offset(*where, shift.component, shift.clamp, shift.more, shift.within)
+    if operand is None and run.rule.prefix and run.digits[run.rule.prefix[0]]:
+        loop, reverse = run.rule.prefix
+        (dim,) = [d for d, index in enumerate(run.rule.results[0]) if index.loop == loop]
+        yield p.Carry(dim, run.digits[loop], run.rule.combine, reverse)
+    if operand is None and _own_digits(run):
+        yield from _joined(run)
+    init = run.rule.init
+    # what a function of the user starts from changes nothing
+    counts = run.rule.combine not in (*IDEMPOTENT, USER)
+    if counts and isinstance(init, Access) and init.operand == operand and _own_digits(run):
+        yield p.FirstMember(_own_digits(run), run.rule.combine)
+
+
+def _joined(run: Run) -> Iterator[Attributes]:
+    """What makes partial results one, where no all-reduce does."""
+    combine = run.rule.combine
+    if combine == USER:
+        yield p.Fold(tuple(d for name in run.rule.reduced for d in run.digits[name]))
+    if combine in (ARGMAX, ARGMIN, TOP):
+        (loop,) = run.rule.reduced
+        (dim,) = [d for d, index in enumerate(run.rule.operands[0]) if index.loop == loop]
+        where = (dim, run.digits[loop], run.blocks[loop])
+        yield p.Top(*where) if combine == TOP else p.Best(*where, combine)
+
+
+def selected(run: Run, emission: Emission) -> Iterator[Stated]:
+    """The places that a run-time start names are on the partitions that have them, and no other."""
+    starts = {shift.loop: shift for shift in emission.shifts if shift.sign}
+    for guard in run.rule.guards:
+        name = guard.loop.loop
+        if name is None or not run.digits[name]:
+            continue
+        windows = [v for v in guard.index.variables if v in run.rule.extents]
+        if windows and name in starts:
+            yield "selected", _overlap(run, guard, starts[name])
+        else:
+            yield "selected", _place(run, name)
+        (symbol,) = (s for s in run.rule.symbols if s.name in guard.index.variables)
+        width = max((run.rule.extents[v] for v in windows), default=1)
+        inside = symbol.mode != CLIP or symbol.high + width <= run.rule.extents[name]
+        yield "selected", Decided(f"a clipped index stays below {run.rule.extents[name]}", inside)
+
+
+def _place(run: Run, name: str) -> IntegerClaim:
+    block, extent = run.blocks[name], run.rule.extents[name]
+    t, own = Number.of("t"), partition_number(run.digits[name])
+    here, there = within(t - own * block, 0, block), equal(t // block, own)
+    on_mesh = within(t // block, 0, parts(run.digits[name]))
+    goal = All((implies(here, there), implies(there, here), on_mesh))
+    words = f"index t of {name} is place t - p*{block} on partition t // {block} alone"
+    return IntegerClaim(words, run.mesh, goal, (("t", extent),))
+
+
+def _overlap(run: Run, guard: Guard, shift: IndexShift) -> IntegerClaim:
+    """Place `x` of a block, `width` places behind the margin's first, is in a window where it is.
+
+    A start that misses the block and its margins is clamped to a window of the margin alone, or
+    drops its update: the window then has no place of the block.
+    """
+    name = guard.loop.loop
+    (window,) = (v for v in guard.index.variables if v in run.rule.extents)
+    block, extent, width = run.blocks[name], run.rule.extents[name], run.rule.extents[window]
+    own = partition_number(run.digits[name]) * block
+    t, w, x = Number.of("t"), Number.of("w"), Number.of("x")
+    local = t + partition_number(run.digits[name]) * (shift.sign * block) + shift.more
+    first = dict(run.wider).get(name, 0)  # a window of one place or none has no margin
+    here, there = equal(own + x, t + w), equal(own - first + x, local + w)
+    runs = run.local.extents[name]
+    reached = within(local, 0, runs - width + 1)
+    goal = All((implies(reached, All((implies(here, there), implies(there, here)))),
+                implies(Not(reached), Not(here))))  # fmt: skip
+    words = f"a window of {width} at start t of {name} has place x of the block where it is"
+    unknowns = (("t", extent - width + 1), ("w", width), ("x", block))
+    return IntegerClaim(words, run.mesh, goal, unknowns)
+
+
+def _result(what: Applied, run: Run, place: tuple[Emission, int, Made]) -> Outcome:
+    emission, nth, made = place
+    digits, _ = pending(run, {k: what.operands[k] for k in run.rule.operands})
+    said = _more(run, nth, laid_out(made.sharding, made.shape, None))
+    awaits = (*_masked(run, emission), *_expected(run, emission, None))
+    words = "just the digits of the combined loops are pending"
+    stated = [*writes(run, nth, said), ("combine", Decided(words, said.unreduced == digits))]
+    if made.named:
+        words = "nothing is left to be done to a result that is named for its value"
+        stated.append(("emitted", Decided(words, not awaits)))
+    combine = SUM if run.rule.combine == PICK else run.rule.combine
+    filling = Filling(run, what.signature, {k: what.operands[k] for k in run.rule.operands})
+    return replace(filling.made(nth, said), combine=combine, awaits=awaits), stated
+
+
+def _more(run: Run, nth: int, said: Contents) -> Contents:
+    """With all iterations that are run, of which those of the block are right."""
+    first = dict(run.wider)
+    pairs = zip(run.rule.results[nth], said.dims, strict=True)
+    dims = tuple(
+        replace(held, start=first[i.loop], wanted=((run.kept(i.loop)[0], run.blocks[i.loop]),))
+        if i.loop in first
+        else held
+        for i, held in pairs
+    )
+    return replace(said, dims=dims)
+
+
+def _masked(run: Run, emission: Emission) -> Iterator[Selected]:
+    """What has to be left out of a gathered value: what other partitions hold."""
+    highs = {symbol.name: symbol.high for symbol in run.rule.symbols}
+    counts = {g.loop.loop: highs[v] + 1 for g in run.rule.guards for v in g.index.variables
+              if v in highs}  # fmt: skip
+    owned = [(c, loop) for c, loop, _ in emission.owned if run.digits[loop]]
+    widths = {loop: width for _, loop, width in emission.margins}
+    if owned:
+        components = tuple(
+            (c, run.digits[loop], run.blocks[loop], counts[loop]) for c, loop in owned
+        )
+        margins = tuple(widths.get(loop, 0) for _, loop in owned) if widths else ()
+        mask = p.MaskIndexed(components, emission.batch_dims, emission.fill, margins)
+        yield Selected(mask, tuple(_expected(run, emission, 1)))

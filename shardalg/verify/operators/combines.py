@@ -1,0 +1,98 @@
+"""What becomes one along a sharded loop after each device did its part: prefixes, best places."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardalg.algebra.digits import parts
+from shardalg.spmd import program as p
+from shardalg.verify.contents import partition_number, without
+from shardalg.verify.instruction import (
+    Result,
+    Stated,
+    Step,
+    filled_with,
+    finished,
+    members_agree,
+    undisturbed,
+    with_dim,
+)
+from shardalg.verify.report import Decided
+
+
+def carry(step: Step) -> Result:
+    """What the blocks before come to is no element: it is what a prefix waits for."""
+    a, given = step.attributes, step.given
+    words = f"what is carried are ends of blocks that wait for {a}, and for nothing else"
+    alone = Decided(
+        words, given.awaits == (a,) and finished(replace(given, awaits=(), unreduced=()))
+    )
+    ends = replace(step, operands=(replace(given, awaits=()),))
+    stated: list[Stated] = [
+        ("combine", alone),
+        undisturbed(ends),
+        *members_agree(step, a.digits, (a.dim,)),
+    ]
+    return replace(given, changes=(*given.changes, a)), stated
+
+
+def join(step: Step) -> Result:
+    """The prefix of a block is joined with the ends of all prefixes before it."""
+    a, (given, carried) = step.attributes, step.operands
+    held = given.dims[a.dim]
+    wanted = next(iter(given.awaits), None)
+    carry = p.Carry(a.dim, getattr(wanted, "digits", ()), a.combine, getattr(wanted, "reverse", 0))
+    end = held.start + (0 if carry.reverse else held.length - 1)
+    last = with_dim(given, a.dim, replace(held, start=end, length=1, fill=None))
+    same = carried == replace(last, changes=(carry,)) and given.awaits == (carry,)
+    block = -(-held.size // parts(carry.digits))
+    same = same and (held.start, held.length) == (partition_number(carry.digits) * block, block)
+    words = f"the last place of each block before is carried into it: {wanted}"
+    stated: list[Stated] = [("combine", Decided(words, carry == wanted and same))]
+    return replace(filled_with(step, None), awaits=()), stated
+
+
+def value_at(step: Step) -> Result:
+    """The values at the best places of the blocks that the places were looked for in."""
+    a, (place, block) = step.attributes, step.operands
+    best = next(iter(place.awaits), None)
+    own = [(d.start, d.length, d.size) for d in block.dims]
+    found = own.pop(a.dim)
+    alike = own == [(d.start, d.length, d.size) for d in place.dims]
+    wanted = isinstance(best, p.Best) and best.dim == a.dim
+    if wanted:
+        count = parts(best.digits) * best.block
+        start = partition_number(best.digits) * best.block
+        masked = count == found[2] or block.dims[a.dim].fill == best.combine
+        wanted = masked and found[:2] == (start, best.block)
+    ready = finished(block) and not place.changes
+    words = f"values are those of the blocks, padding masked, that {best} chooses from"
+    stated: list[Stated] = [("combine", Decided(words, bool(alike and wanted and ready)))]
+    return replace(place, changes=(*place.changes, a)), stated
+
+
+def best(step: Step) -> Result:
+    """The places of the blocks' best become one, by their values."""
+    a, (value, place) = step.attributes, step.operands
+    rest = without(place.unreduced, a.digits)
+    right = rest is not None and place.awaits == (a,) and not place.changes
+    right = right and value == replace(place, changes=(p.ValueAt(a.dim),))
+    words = f"the best of {a.combine} is chosen by the values of the blocks' best"
+    stated: list[Stated] = [("combine", Decided(words, right)), *members_agree(step, a.digits, ())]
+    made = replace(place, unreduced=place.unreduced if rest is None else rest)
+    return replace(made, awaits=place.awaits[1:]), stated
+
+
+def together(step: Step) -> Result:
+    """Partial results that wait for one another become one, each from all of them."""
+    a, given = step.attributes, step.given
+    rest = without(given.unreduced, a.digits)
+    partial, starts = step.operands[: step.count], step.operands[step.count :]
+    waiting = [held.awaits == (a,) and not held.changes for held in partial]
+    waiting += [finished(held) for held in starts]
+    alike = {(held.dims, held.unreduced, held.awaits) for held in partial}
+    right = rest is not None and all(waiting) and len(alike) == 1
+    words = "all partial results of the operator are joined, as it asks"
+    stated: list[Stated] = [("combine", Decided(words, right)), *members_agree(step, a.digits, ())]
+    made = replace(given, unreduced=given.unreduced if rest is None else rest)
+    return replace(made, awaits=given.awaits[1:]), stated

@@ -1,0 +1,68 @@
+"""XLA asked in a process of its own: with as many CPU devices as a mesh has, whatever this one has.
+
+What XLA aborts on ends that process, and is an error here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from shardalg.errors import LoweringError
+from shardalg.lower.xla_dump.hlo_collectives import Dumping
+
+SCRIPT = Path(__file__).with_name("xla_process.py")
+LONGEST_S = 600
+_STAMP = re.compile(r"^[A-Z]\d+ [\d:.]+ +\d+ ")
+_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
+
+
+def compile_apart(
+    stage: Any, dumping: Dumping, asked: tuple[str, int, list[bool], list[bool]]
+) -> tuple[list[str], str]:
+    """The results' layouts, as HLO text, of a program compiled in another process, and its log.
+
+    Args:
+      stage: JAX's lowered program.
+      asked: partitioner, number of devices, and for each argument and result whether XLA lays it
+        out.
+
+    Raises:
+      LoweringError: XLA ends without an answer.
+    """
+    module = BytesIO()
+    stage.compiler_ir("stablehlo").operation.write_bytecode(module)
+    names = ("partitioner", "devices", "open_arguments", "open_results")
+    request = dict(zip(names, asked, strict=True)) | {"options": dumping.options}
+    (dumping.folder / "module").write_bytes(module.getvalue())
+    (dumping.folder / "request.json").write_text(json.dumps(request))
+    command = [sys.executable, "-P", str(SCRIPT), str(dumping.folder)]
+    run = subprocess.run(
+        command, env=_environment(), capture_output=True, text=True, timeout=LONGEST_S, check=False
+    )
+    if run.returncode:
+        raise LoweringError(
+            f"XLA's {asked[0]} partitioner ended without an answer on {asked[1]} devices (status "
+            f"{run.returncode}): {_last_words(run.stderr)}\nCompare with another partitioner, or "
+            "leave out the part of the function that it names."
+        )
+    return json.loads((dumping.folder / "results.json").read_text()), run.stderr
+
+
+def _last_words(stderr: str) -> str:
+    """The check that failed, where XLA names one: a trace of its stack follows it."""
+    failed = [line for line in stderr.splitlines() if "Check failed" in line]
+    return _STAMP.sub("", failed[0]).strip() if failed else stderr.strip()[-600:]
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what says how many devices there are."""
+    flags = _DEVICE_COUNT.sub("", os.environ.get("XLA_FLAGS", ""))
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}

@@ -1,0 +1,300 @@
+"""A plan beside what XLA makes of the same function: layouts value by value, bytes line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.cost import number
+from shardalg.costs.traffic import Moved
+from shardalg.errors import ShardalgError
+from shardalg.explain.trials import Outcome, Trials
+from shardalg.explain.why_not import annotated_as
+from shardalg.graph.ir import Graph
+from shardalg.io.answers import Answer, Parts
+from shardalg.io.table import Table
+from shardalg.lower.xla_dump.hlo_collectives import HloCollective, layout
+from shardalg.lower.xla_dump.hlo_collectives import table as hlo_table
+from shardalg.planning.stages import Stages, planned
+from shardalg.report.tables import beside, collectives
+from shardalg.xla.align import Match, matches
+from shardalg.xla.dump import Completion, node_of
+from shardalg.xla.rematerialized import Rematerialized, rematerialized
+
+VERDICTS = ("agree", "ours better", "XLA better", "even")
+VALUE_COLUMNS = (
+    "value", "kind", "sharding", "xla_sharding", "verdict", "wire_bytes", "xla_wire_bytes",
+)  # fmt: skip
+LINE_COLUMNS = (
+    "source", "phase", "collectives", "xla_collectives", "verdict", "wire_bytes",
+    "xla_wire_bytes", "rows",
+)  # fmt: skip
+REMATERIALIZED_COLUMNS = (
+    "value", "source", "phase", "from_sharding", "to_sharding", "whole_bytes", "wire_bytes", "rows",
+)  # fmt: skip
+_WHOLE = ("all_gather", "all_reduce")
+_WARNED = (
+    'XLA warns of an "involuntary full rematerialization": it replicates the whole tensor between '
+    "these two layouts, and cuts it again. `rows` of ours move the same value."
+)
+ROW_COLUMNS = (
+    "what", "where", "this", "xla", "verdict", "wire_bytes", "xla_wire_bytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class BesideXla(Answer):
+    """A plan beside XLA's partitioning of the same function under the same annotations.
+
+    Bytes are what a device sends in a step; an all_reduce of XLA's of which a device keeps a block
+    counts as the reduce_scatter that TPUs and GPUs make of it.
+
+    Attributes:
+      partitioner: whose: "gspmd" or "shardy".
+      found: every value whose layout no annotation fixes and that XLA's dump shows.
+      told: what XLA made.
+    """
+
+    partitioner: str
+    found: tuple[Match, ...]
+    told: Completion
+    _trials: Trials
+    _apart: Callable[[], Completion]
+
+    @cached_property
+    def values(self) -> Table:
+        """Each value with both layouts.
+
+        Where they differ, `xla_wire_bytes` is what a step of our plan would send if the value were
+        annotated as XLA has it, beside what it sends: fewer is better, then a smaller shard.
+        """
+        return Table(VALUE_COLUMNS, tuple(map(self._value_row, self.found)))
+
+    @cached_property
+    def lines(self) -> Table:
+        """Collectives per source line and phase, ours and XLA's, with their wire bytes.
+
+        `rows` are ours in `plan.collectives()`: `plan.explain` takes them.
+        """
+        return Table(LINE_COLUMNS, tuple(_lines(self._trials.stages, self.told.collectives)))
+
+    @cached_property
+    def kinds(self) -> Table:
+        """Collectives by kind and axes, ours and XLA's, and their sums."""
+        stages = self._trials.stages
+        return beside(collectives(stages.program, stages.graph), hlo_table(self.told.collectives))
+
+    @cached_property
+    def rematerialized(self) -> Table:
+        """Tensors that XLA replicates whole to lay them out anew, by its own warnings.
+
+        The two layouts that it could not go between, and which of our collectives move the same
+        value there (`rows`), with their bytes; `whole_bytes` is the tensor, which a device of XLA's
+        receives all but its block of. XLA's log is that of a process of its own, which is asked
+        where XLA gathers or sums anything at all.
+        """
+        moves = any(c.kind in _WHOLE for c in self.told.collectives)
+        log = (self.told.log if self.told.log is not None else self._apart().log) if moves else ""
+        stages = self._trials.stages
+        rows = (_rematerialized_row(stages, found) for found in rematerialized(log or ""))
+        return Table(REMATERIALIZED_COLUMNS, tuple(rows))
+
+    @property
+    def wire_bytes(self) -> int | float:
+        """Of our plan."""
+        return number(self._trials.now.wire_bytes)
+
+    @property
+    def xla_wire_bytes(self) -> int | float:
+        """Of XLA's program."""
+        return number(sum(c.wire_bytes * c.count for c in self.told.collectives))
+
+    @property
+    def table(self) -> Table:
+        """All of it: what ("value", "collectives"), where, ours and XLA's, verdict and bytes.
+
+        A "rematerialized" row has the two layouts of a warning in place of ours and XLA's.
+        """
+        rows = [("value", *(r[n] for n in VALUE_COLUMNS if n != "kind")) for r in self.values]
+        for r in self.lines:
+            where = f"{r['source']} ({r['phase']})"
+            rows.append(("collectives", where, *(r[name] for name in LINE_COLUMNS[2:7])))
+        for r in self.rematerialized:
+            layouts = (r["from_sharding"], r["to_sharding"])
+            where = f"{r['value']} ({r['phase']})"
+            sent = (r["wire_bytes"], r["whole_bytes"])
+            rows.append(("rematerialized", where, *layouts, "", *sent))
+        return Table(ROW_COLUMNS, tuple(rows))
+
+    def parts(self) -> Parts:
+        """Both sums, where the layouts differ, and the collectives of each line."""
+        differ = Table(VALUE_COLUMNS, tuple(r for r in self.values.rows if r[4] != "agree"))
+        warned = (_WARNED, self.rematerialized) if len(self.rematerialized) else ()
+        head = (self._headline(), *self._gathered_once(), self.kinds, self._agreement(), differ)
+        return (*head, *warned, "By line:", self.lines)
+
+    def _headline(self) -> str:
+        ours, theirs = self.wire_bytes, self.xla_wire_bytes
+        ratio = f", {ours / theirs:.3f} of XLA's" if theirs else ""
+        return (
+            f"{self.partitioner} on {self.told.mesh!r}: wire bytes per device and step {ours:,} "
+            f"here, {theirs:,} by XLA{ratio}."
+        )
+
+    def _gathered_once(self) -> Iterator[str]:
+        """What it would send to keep gathered copies, as XLA does, where that is less."""
+        trials, stages = self._trials, self._trials.stages
+        if trials.options.keep_gathers or self.wire_bytes <= self.xla_wire_bytes:
+            return
+        options = replace(trials.options, keep_gathers=True)
+        kept = Outcome.of(planned(stages.traced, stages.annotations, options))
+        if kept.wire_bytes < self.wire_bytes:
+            sent, held = number(kept.wire_bytes), number(kept.peak_memory_bytes)
+            yield (
+                "The backward pass gathers again what the forward pass gathered and freed; XLA "
+                f"keeps the copies. Options(keep_gathers=True) sends {sent:,}, and its peak "
+                f"memory is {held:,} bytes in place of {trials.now.peak_memory_bytes:,}."
+            )
+
+    def _agreement(self) -> str:
+        counts = {name: self.values["verdict"].count(name) for name in VERDICTS}
+        agree, *others = counts.items()
+        rest = ", ".join(f"{n} {name}" for name, n in others if n)
+        return f"{agree[1]} of {len(self.found)} free values agree" + (
+            f"; {rest}." if rest else "."
+        )
+
+    def _value_row(self, match: Match) -> tuple[object, ...]:
+        names = (match.name, match.kind, match.ours.text(), match.theirs.text())
+        if match.agrees:
+            return (*names, "agree", None, None)
+        now = self.wire_bytes
+        stages = self._trials.stages
+        wanted = replace(match.theirs, unspecified_dims=())
+        then = number(self._trials.outcome(annotated_as(stages, match.value, wanted)).wire_bytes)
+        ranks = ((now, _held(match.ours.shard_shape)), (then, _held(match.theirs.shard_shape)))
+        return (*names, _verdict(*ranks), now, then)
+
+
+def compare(trials: Trials, told: Completion, apart: Callable[[], Completion]) -> BesideXla:
+    """A plan beside what XLA made of its graph and annotations.
+
+    Args:
+      apart: asks XLA again, in a process of its own.
+    """
+    found = matches(trials.stages.sharded, told.module, told.results)
+    return BesideXla(told.partitioner, found, told, trials, apart)
+
+
+def _rematerialized_row(stages: Stages, found: Rematerialized) -> tuple[object, ...]:
+    graph, node = stages.graph, node_of(found.op_name, stages.graph)
+    made = None if node is None else graph.nodes[node]
+    value = None if made is None else made.results[0]
+    named, shape, whole = found.instruction, found.shape, None
+    if value is not None:
+        named, shape = graph.values[value].name, graph.values[value].type.shape
+        whole = _held(shape) * graph.values[value].type.itemsize
+    texts = (_layout_text(text, shape, stages.mesh) for text in (found.source, found.target))
+    ours = [m for m in stages.traffic.collectives if value is not None and m.value == value]
+    sent = number(sum(m.step.count * m.wire_bytes for m in ours))
+    return (
+        named, "" if made is None else made.source, "" if made is None else made.phase, *texts,
+        whole, sent, ", ".join(str(m.number) for m in ours),
+    )  # fmt: skip
+
+
+def _layout_text(text: str, shape: tuple[int, ...], mesh: Mesh) -> str:
+    """A layout of XLA's in the axes of the mesh, where they say it; else as XLA writes it."""
+    try:
+        found = layout(text, shape, mesh)
+    except ShardalgError:  # it is one of a reshaped tensor
+        return text
+    return text if found is None else found.text()
+
+
+def _held(shape: Iterable[int]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def _verdict(ours: object, theirs: object) -> str:
+    return "even" if ours == theirs else "ours better" if ours < theirs else "XLA better"
+
+
+Line = tuple[str, str]
+"""Source line and phase."""
+
+
+def _lines(stages: Stages, theirs: tuple[HloCollective, ...]) -> Iterator[tuple[object, ...]]:
+    graph = stages.graph
+    mine = _grouped((_line(graph, _node(stages, m)), m) for m in stages.traffic.collectives)
+    other = _grouped((_line(graph, node_of(c.op_name, graph)), c) for c in theirs)
+    for line in sorted({**mine, **other}, key=_order(graph)):
+        here, there = mine.get(line, []), other.get(line, [])
+        sent = number(sum(m.step.count * m.wire_bytes for m in here))
+        xla_sent = number(sum(c.count * c.wire_bytes for c in there))
+        names = _named(_ours(stages, m) for m in here), _named(map(_theirs, there))
+        verdict = _verdict(sent, xla_sent)
+        rows = ", ".join(str(m.number) for m in here)
+        alike = verdict == "even" and names[0] == names[1]
+        yield (*line, *names, "agree" if alike else verdict, sent, xla_sent, rows)
+
+
+def _grouped(pairs: Iterable[tuple[Line, object]]) -> dict[Line, list]:
+    found: dict[Line, list] = {}
+    for line, thing in pairs:
+        found.setdefault(line, []).append(thing)
+    return found
+
+
+def _node(stages: Stages, moved: Moved) -> int | None:
+    """The operator that a collective is for, as XLA sees it.
+
+    A sum in parts belongs to what made the parts, wherever they are added up; what happens at the
+    function's end, to what made the value.
+    """
+    made, program = stages.traffic.made_by, stages.program
+    local, node = moved.step.instruction.operands[0], moved.step.instruction.node
+    while program.locals[local].sharding.unreduced and local in made:
+        node = made[local].node
+        parts = [o for o in made[local].operands if program.locals[o].sharding.unreduced]
+        if not parts:
+            return node
+        local = parts[0]
+    return stages.graph.producer[moved.value] if node is None else node
+
+
+def _line(graph: Graph, node: int | None) -> Line:
+    return ("", "") if node is None else (graph.nodes[node].source, graph.nodes[node].phase)
+
+
+def _order(graph: Graph) -> object:
+    places: dict[Line, int] = {}
+    for node in graph.walk():
+        places.setdefault((node.source, node.phase), len(places))
+    return lambda line: places.get(line, len(places))
+
+
+def _ours(stages: Stages, moved: Moved) -> str:
+    return f"{moved.alike[0]} {','.join(stages.mesh.texts(moved.digits))}"
+
+
+def _theirs(collective: HloCollective) -> str:
+    kind = "reduce_scatter" if collective.is_scattered else collective.kind
+    return f"{kind} {','.join(collective.axes)}"
+
+
+def _named(names: Iterable[str]) -> str:
+    """Kinds and axes, each once, with how often.
+
+    >>> _named(["all_gather X", "all_reduce Y", "all_gather X"])
+    '2 all_gather X, all_reduce Y'
+    """
+    counts: Mapping[str, int] = {}
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{n} {name}" if n > 1 else name for name, n in sorted(counts.items()))

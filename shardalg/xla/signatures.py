@@ -1,0 +1,253 @@
+"""Signatures of the anchors of a graph, and of those of HLO text."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from shardalg.graph.ir import Graph, Node
+from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
+from shardalg.propagate.gspmd.index import post_order
+
+Above = frozenset[int]
+"""Numbers of the nearest anchors above a value."""
+Place = tuple[str, str]
+"""Computation and name of an instruction."""
+NOTHING: Above = frozenset()
+
+HLO_KINDS = {
+    "dot": "dot", "convolution": "conv", "reduce": "reduce", "gather": "gather",
+    "scatter": "scatter", "sort": "sort", "topk": "sort",
+}  # fmt: skip
+GRAPH_KINDS = {
+    "dot_general": "dot", "conv_general_dilated": "conv", "gather": "gather",
+    "scatter": "scatter", "scatter-add": "scatter", "sort": "sort", "top_k": "sort",
+    "annotate": "constraint", "argmax": "reduce", "argmin": "reduce", "reduce_sum": "reduce",
+    "reduce_max": "reduce", "reduce_min": "reduce", "reduce_prod": "reduce", "reduce_and": "reduce",
+    "reduce_or": "reduce", "reduce_xor": "reduce",
+}  # fmt: skip
+
+
+def graph_kind(node: Node) -> str | None:
+    """The kind of anchor that a node is, None if none."""
+    return GRAPH_KINDS.get(node.primitive)
+
+
+def hlo_kind(instruction: HloInstruction) -> str | None:
+    """The kind of anchor that an instruction is, None if none."""
+    moved = instruction.opcode in ("copy", "custom-call")
+    if moved and instruction.op_name.endswith("sharding_constraint"):
+        return "constraint"
+    if instruction.opcode == "custom-call" and "TopK" in instruction.attributes.get(
+        "custom_call_target", ""
+    ):
+        return "sort"
+    return HLO_KINDS.get(instruction.opcode)
+
+
+def _numbered(signature: object, numbers: dict[object, int]) -> int:
+    return numbers.setdefault(signature, len(numbers))
+
+
+def _anchor(what: tuple[object, ...], above: Iterable[Above], numbers: dict[object, int]) -> int:
+    """The number of an anchor; compilers swap operands, so their order does not count."""
+    return _numbered((*what, tuple(sorted(tuple(sorted(a)) for a in above))), numbers)
+
+
+@dataclass(eq=False)
+class GraphSide:
+    """The anchors of a graph.
+
+    Attributes:
+      demanded: annotation node to the layout that it demands; one that demands nothing is no
+        anchor.
+      numbers: signatures numbered, shared with the other side.
+    """
+
+    graph: Graph
+    demanded: Mapping[int, object]
+    numbers: dict[object, int]
+    _above: dict[int, Above] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        graph = self.graph
+        self._sources: dict[int, list[int]] = defaultdict(list)
+        starts = {t.target: t.source for t in graph.ties if t.kind == "init"}
+        carried = {(t.call, t.source): t.target for t in graph.ties if t.kind == "carry"}
+        for tie in graph.ties:
+            if tie.kind != "carry":
+                self._sources[tie.target].append(tie.source)
+            start = starts.get(carried.get((tie.call, tie.source)))
+            if tie.kind == "result" and start is not None:
+                self._sources[tie.target].append(start)
+        for number, value in enumerate(graph.arguments):
+            self._above[value] = frozenset([_numbered(("argument", number), self.numbers)])
+
+    def signatures(self) -> dict[int, int]:
+        """Value to signature, of every anchor."""
+        # In XLA's order, in which equal signatures are paired; what is above a value is known
+        # before it.
+        anchors = [node for node in self._walk(0) if self._kind(node)]
+        return {node.results[0]: self._signature(node) for node in anchors}
+
+    def _walk(self, region: int) -> Iterator[Node]:
+        for position in post_order(self.graph, region):
+            for body in self.graph.nodes[position].bodies:
+                yield from self._walk(body)
+            yield self.graph.nodes[position]
+
+    def shapes(self, values: list[int]) -> dict[int, tuple[object, ...]]:
+        """Value to kind and shape."""
+        graph = self.graph
+        kinds = {v: graph_kind(graph.nodes[graph.producer[v]]) for v in values}
+        return {v: (kind, graph.values[v].type.shape) for v, kind in kinds.items()}
+
+    def _kind(self, node: Node) -> str | None:
+        kind = graph_kind(node)
+        return None if kind == "constraint" and node.index not in self.demanded else kind
+
+    def above(self, value: int) -> Above:
+        """Nearest anchors above a value."""
+        if value not in self._above:
+            self._above[value] = self._found(value)
+        return self._above[value]
+
+    def _found(self, value: int) -> Above:
+        if self._sources[value]:
+            return NOTHING.union(*map(self.above, self._sources[value]))
+        producer = self.graph.producer[value]
+        if producer is None:
+            return NOTHING
+        node = self.graph.nodes[producer]
+        if self._kind(node):
+            return frozenset([self._signature(node)])
+        return NOTHING.union(*map(self.above, node.operands))
+
+    def _signature(self, node: Node) -> int:
+        graph = self.graph
+        data = [v for v in node.operands if graph.values[v].kind != "constant"]
+        shape = graph.values[node.results[0]].type.shape
+        what = (self._kind(node), shape, self.demanded.get(node.index))
+        return _anchor(what, map(self.above, data), self.numbers)
+
+
+@dataclass(eq=False)
+class HloSide:
+    """The anchors of a program of XLA's.
+
+    Attributes:
+      demanded: constraint instruction to its layout, of those that tell constraints apart.
+    """
+
+    module: HloModule
+    demanded: Mapping[Place, object]
+    numbers: dict[object, int]
+    _above: dict[tuple[Place, int | None], Above] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._caller: dict[str, HloInstruction] = {}
+        for computation in self.module.computations.values():
+            for instruction in computation.values():
+                for name in _callees(instruction):
+                    self._caller[name] = instruction
+
+    def signatures(self) -> list[tuple[HloInstruction, int]]:
+        """Every anchor with its signature, in order."""
+        return [(i, self._signature(i)) for i in self._walk(self.module.entry) if hlo_kind(i)]
+
+    def shapes(self, _: None) -> list[tuple[HloInstruction, object]]:
+        """Every anchor with its kind and shape, of all computations."""
+        found = [i for here in self.module.computations.values() for i in here.values()]
+        return [(i, (hlo_kind(i), i.leaves[0][1])) for i in found if hlo_kind(i)]
+
+    def _walk(self, computation: str) -> Iterator[HloInstruction]:
+        for instruction in self.module.computations.get(computation, {}).values():
+            for name in _callees(instruction):
+                yield from self._walk(name)
+            yield instruction
+
+    def above(self, instruction: HloInstruction, element: int | None = None) -> Above:
+        """Nearest anchors above an instruction, or above one element of a tuple."""
+        key = ((instruction.computation, instruction.name), element)
+        if key not in self._above:
+            self._above[key] = self._found(instruction, element)
+        return self._above[key]
+
+    def _found(self, instruction: HloInstruction, element: int | None) -> Above:
+        through = _THROUGH.get(instruction.opcode)
+        if through is not None:
+            return through(self, instruction, element)
+        if hlo_kind(instruction):
+            return frozenset([self._signature(instruction)])
+        kept = element if instruction.opcode in ("optimization-barrier", "copy") else None
+        return NOTHING.union(*(self.above(o, kept) for o in self._operands(instruction)))
+
+    def _operands(self, instruction: HloInstruction) -> list[HloInstruction]:
+        here = self.module.computations[instruction.computation]
+        return [here[name] for name in instruction.operands if name in here]
+
+    def _signature(self, instruction: HloInstruction) -> int:
+        operands = self._operands(instruction)
+        if instruction.opcode == "reduce":
+            operands = operands[: max(1, len(operands) // 2)]
+        data = [self.above(o) for o in operands if o.opcode != "constant"]
+        place = (instruction.computation, instruction.name)
+        what = (hlo_kind(instruction), instruction.leaves[0][1], self.demanded.get(place))
+        return _anchor(what, data, self.numbers)
+
+    def _parameter(self, instruction: HloInstruction, element: int | None) -> Above:
+        number = int(instruction.literal)
+        if instruction.computation == self.module.entry:
+            return frozenset([_numbered(("argument", number), self.numbers)])
+        caller = self._caller.get(instruction.computation)
+        if caller is None:
+            return NOTHING
+        first = {"while": 0, "conditional": 1 + _branch(caller, instruction.computation)}
+        operands = self._operands(caller)
+        position = first.get(caller.opcode, number)
+        return self.above(operands[position], element) if position < len(operands) else NOTHING
+
+    def _element(self, instruction: HloInstruction, _: int | None) -> Above:
+        index = int(instruction.attributes["index"])
+        return NOTHING.union(*(self.above(o, index) for o in self._operands(instruction)))
+
+    def _tuple(self, instruction: HloInstruction, element: int | None) -> Above:
+        operands = self._operands(instruction)
+        chosen = operands if element is None else operands[element : element + 1]
+        return NOTHING.union(*map(self.above, chosen))
+
+    def _call(self, instruction: HloInstruction, element: int | None) -> Above:
+        """What the called computations hand out, and, of a loop, what it starts with."""
+        roots = [self.module.roots[n] for n in _callees(instruction) if n in self.module.roots]
+        if instruction.opcode == "while":
+            roots += self._operands(instruction)
+        return NOTHING.union(*(self.above(root, element) for root in roots))
+
+
+_THROUGH = {
+    "parameter": HloSide._parameter,
+    "constant": lambda *_: NOTHING,
+    "get-tuple-element": HloSide._element,
+    "tuple": HloSide._tuple,
+    "while": HloSide._call,
+    "call": HloSide._call,
+    "conditional": HloSide._call,
+}
+_CALLS = {
+    "while": ("body",),
+    "call": ("to_apply",),
+    "conditional": ("true_computation", "false_computation", "branch_computations"),
+}
+
+
+def _callees(instruction: HloInstruction) -> list[str]:
+    """The computations that an instruction runs and hands values on to."""
+    keys, attributes = _CALLS.get(instruction.opcode, ()), instruction.attributes
+    listed = ",".join(attributes[key].strip("{}") for key in keys if key in attributes)
+    return [name.strip().lstrip("%") for name in listed.split(",") if name.strip()]
+
+
+def _branch(caller: HloInstruction, computation: str) -> int:
+    names = _callees(caller)
+    return names.index(computation) if computation in names else 0
