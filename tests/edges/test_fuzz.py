@@ -36,6 +36,7 @@ def test_the_judge_tells_wrong_numbers_from_a_crash(monkeypatch):
     def failing(program, graph, *arguments):
         raise ProgramError("copies differ")
 
+    monkeypatch.setattr(fuzz.Case, "of_xla", lambda self, strategy: case.compiled)
     for run, verdict in ((wrong, fuzz.WRONG), (failing, fuzz.CRASH)):
         monkeypatch.setattr(fuzz, "simulate", run)
         ((_, found, _),) = fuzz.Case(case.drawn).verdicts(1)

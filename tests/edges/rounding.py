@@ -1,0 +1,349 @@
+"""How far a result may lie from one device's, when sums are added in another order.
+
+The running forward error bound (Higham, Accuracy and Stability of Numerical Algorithms, 3.3), for a
+graph, node by node: beside each value, computed in its own type, stands a bound of its distance
+from the exact one in every order of every sum. With `u` the unit roundoff of the result's type:
+    copies (layout, selection): that of what is copied
+    sums and products: f(|a| + e) - f(|a|) + n*u*f(|a| + e), n addends or factors of an element
+    pointwise and monotone functions: the farthest of f(a + e), f(a - e), and `ULPS` of f(a).
+Every rounding may also lose the smallest normal number. Sums of whole numbers below 1/u are exact.
+Unbounded is what goes by the order: a decision (a comparison, a floor) that the error may turn, and
+a sum that overflows in some order, as its addends without their signs do.
+"""
+
+import itertools
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardalg.errors import TraceError
+from shardalg.graph.evaluate import apply
+from shardalg.graph.plain import SCATTERS
+from shardalg.ops.families import pointwise
+
+ULPS = 8
+"""What elementary functions of XLA may be off, in units in the last place."""
+COPIES = {
+    *pointwise.COPIES.split(),
+    *"broadcast_in_dim concatenate dynamic_slice dynamic_update_slice expand_dims gather join_ends "
+    "pad reshape rev scatter select_n slice split squeeze transpose reduce_precision neg abs real "
+    "imag conj".split(),
+}
+SUMS = {
+    *"add add_any sub complex dot_general conv_general_dilated reduce_sum cumsum reduce_window_sum "
+    "scatter-add scatter-sub".split()
+}
+PRODUCTS = {"mul", "reduce_prod", "cumprod", "scatter-mul", "square"}
+WITHOUT_ROUNDING = {
+    *"max min clamp floor ceil round sign rem sort reduce_max reduce_min cummax cummin "
+    "reduce_window_max reduce_window_min".split()
+}
+POINTWISE = {*pointwise.UNARY.split(), *pointwise.MANY.split()}
+MONOTONE = WITHOUT_ROUNDING - POINTWISE | {"cumlogsumexp"}
+MAGNITUDES = {
+    **dict.fromkeys("neg abs real imag conj".split(), "copy"),
+    **dict.fromkeys(("sub", "complex"), "add"),
+    "scatter-sub": "scatter-add",
+}
+"""Of moduli, where numbers are complex."""
+REORDERED = SUMS - {"add", "add_any", "sub", "complex"} | PRODUCTS - {"mul", "square"}
+COMPLEX = 4
+"""Roundings of a product of complex numbers, and more than in a sum of two."""
+TYPED = {"dot_general", "conv_general_dilated"}
+CONVERTED = {"convert_element_type", "reduce_precision"}
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A value in its own type, and how far at most the exact one lies from it: inf is unbounded."""
+
+    value: np.ndarray
+    error: np.ndarray
+
+    @property
+    def magnitude(self):
+        """The largest modulus that it may have; whole numbers as they are, to be indices."""
+        return self.bare + self.error if _is_inexact(self.value) else self.value
+
+    @property
+    def bare(self):
+        """The modulus without what it may be off; 0 where it is not finite, in every order."""
+        if not _is_inexact(self.value):
+            return self.value
+        return np.where(np.isfinite(self.wide), abs(self.wide), 0)
+
+    @property
+    def wide(self):
+        return _wide(self.value)
+
+    def moved(self, sign):
+        return self.wide + sign * self.error if sign else self.wide
+
+    @property
+    def is_decided(self):
+        return bool(np.isfinite(self.error).all())
+
+
+def bounds(graph, arrays):
+    """A `Rounded` per result of a graph on flat arguments; None where no rule is for a primitive.
+
+    >>> from shardalg.graph.trace import trace
+    >>> x = np.full(4, 0.1, np.float32)
+    >>> (total,) = bounds(trace(lambda x: x.sum(), x), [x])
+    >>> 4 * 0.4 * 2**-24 <= total.error <= 4.1 * 0.4 * 2**-24
+    np.True_
+    """
+    constants = {index: exact(array) for index, array in graph.constants}
+    try:
+        return _Run(graph, constants).region(0, [*map(exact, arrays)])
+    except (TraceError, TypeError, ValueError, NotImplementedError, KeyError):
+        return None
+
+
+def exact(array):
+    array = np.asarray(array)
+    return Rounded(array, np.zeros(array.shape))
+
+
+def within(ours, rounded):
+    """Whether each element lies where the bound lets it: twice, as both were rounded."""
+    if not _is_inexact(ours):
+        return np.zeros(ours.shape, bool)
+    near = abs(_wide(ours) - rounded.wide) <= 2 * rounded.error
+    return near & np.isfinite(rounded.error)
+
+
+def possible(ours, rounded):
+    """The same, or where the order of a sum decides."""
+    return within(ours, rounded) | np.isinf(rounded.error)
+
+
+@dataclass(frozen=True)
+class _Run:
+    graph: object
+    constants: dict
+
+    def region(self, index, arguments):
+        """The results of a body."""
+        region = self.graph.regions[index]
+        given = self.graph.arguments if index == 0 else region.arguments
+        env = {**self.constants, **dict(zip(given, arguments, strict=True))}
+        for number in region.nodes:
+            node = self.graph.nodes[number]
+            operands = [env[value] for value in node.operands]
+            made = _CALLS.get(node.primitive, _of_node)(self, node, operands)
+            env.update(zip(node.results, made, strict=True))
+        return [env[v] for v in (self.graph.results if index == 0 else region.results)]
+
+
+def _scan(run, node, operands):
+    param = node.signature.param
+    first, last = param("num_consts"), param("num_consts") + param("num_carry")
+    carry, rows = operands[first:last], []
+    for k in sorted(range(param("length")), reverse=param("reverse")):
+        xs = [Rounded(x.value[k], x.error[k]) for x in operands[last:]]
+        made = run.region(node.bodies[0], [*operands[:first], *carry, *xs])
+        carry, rows = made[: len(carry)], [*rows, made[len(carry) :]]
+    if not rows:
+        empty = (run.graph.values[v].type for v in node.results[len(carry) :])
+        return [*carry, *(exact(np.zeros(t.shape, jnp.dtype(t.dtype))) for t in empty)]
+    rows = rows[::-1] if param("reverse") else rows
+    stacked = (
+        Rounded(np.stack([x.value for x in column]), np.stack([x.error for x in column]))
+        for column in zip(*rows, strict=True)
+    )
+    return [*carry, *stacked]
+
+
+def _while(run, node, operands):
+    condition, body = node.bodies
+    first = node.signature.param("cond_nconsts")
+    both = first + node.signature.param("body_nconsts")
+    carry = operands[both:]
+    while _decided(run.region(condition, [*operands[:first], *carry])[0]):
+        carry = run.region(body, [*operands[first:both], *carry])
+    return carry
+
+
+def _branches(run, node, operands):
+    which = int(np.clip(_decided(operands[0]), 0, len(node.bodies) - 1))
+    return run.region(node.bodies[which], operands[1:])
+
+
+def _decided(rounded):
+    if not rounded.is_decided:
+        raise ValueError("what a loop or a branch goes by may turn")
+    return rounded.value
+
+
+_CALLS = {"scan": _scan, "while": _while, "cond": _branches}
+
+
+def _of_node(run, node, operands):
+    binding, signature = run.graph.bindings[node.index], node.signature
+    said = signature.params if binding is None else ()
+    made = apply(node.primitive, binding, said, [jnp.asarray(x.value) for x in operands])
+    made = [np.asarray(value) for value in made]
+    with jax.enable_x64(True), np.errstate(all="ignore"):
+        errors = _errors(_Node(signature, binding, operands, made))
+    # What is infinite or NaN and not by its order is not rounded.
+    pairs = zip(made, errors, strict=True)
+    return [Rounded(x, np.where(np.isfinite(x) | np.isinf(e), e, 0)) for x, e in pairs]
+
+
+def _errors(node):
+    is_exact = not any(x.error.any() for x in node.operands)
+    if is_exact and not any(map(_is_inexact, node.made)):
+        return [np.zeros(x.shape) for x in node.made]
+    if node.name in COPIES and node.is_certain_but_for_floats:
+        return node.of_copies()
+    if node.name in SUMS | PRODUCTS and node.is_certain_but_for_floats:
+        return node.of_magnitudes()
+    if not node.is_decided and node.name not in POINTWISE:
+        return [np.full(x.shape, np.inf) for x in node.made]
+    is_real = not any(_is_complex(x) for x in (*node.made, *(x.value for x in node.operands)))
+    if is_real and (node.name in POINTWISE or (node.name in MONOTONE and len(node.operands) == 1)):
+        return node.of_corners()
+    raise NotImplementedError(node.name)
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A primitive with its parameters, what it is applied to, and what it made of that."""
+
+    signature: object
+    binding: object
+    operands: list
+    made: list
+
+    @property
+    def name(self):
+        return self.signature.primitive
+
+    @property
+    def is_decided(self):
+        return all(x.is_decided for x in self.operands)
+
+    @property
+    def is_certain_but_for_floats(self):
+        is_certain = all(_is_inexact(x.value) or x.is_decided for x in self.operands)
+        return is_certain and (self.name not in CONVERTED or _is_inexact(self.made[0]))
+
+    def of_copies(self):
+        """Errors go where their numbers go; a conversion rounds."""
+        is_number = self.name in CONVERTED
+        numbers = [x.error if is_number or _is_inexact(x.value) else x.value for x in self.operands]
+        moved = [np.nan_to_num(e, posinf=np.inf) for e in self.applied(numbers, MAGNITUDES)]
+        if self.name not in CONVERTED and self.name != "abs":
+            return moved
+        made = [x.astype(np.float64) for x in map(abs, self.made)]
+        return [
+            e + self._lost(x, abs_, 1) for e, x, abs_ in zip(moved, self.made, made, strict=True)
+        ]
+
+    def of_magnitudes(self):
+        """What is not finite is so in every order; what may overflow in one is unbounded."""
+        largest = self.applied([x.magnitude for x in self.operands], MAGNITUDES)
+        before = self.applied([x.bare for x in self.operands], MAGNITUDES)
+        return list(map(self._of_magnitude, self.made, largest, before))
+
+    def _of_magnitude(self, value, upper, lower):
+        error = upper - lower + self._lost(value, upper, self._roundings())
+        error = np.where(np.isnan(error), np.inf, error)
+        largest = float(jnp.finfo(value.dtype).max)
+        if self.name in REORDERED:
+            return np.where(upper + error > largest, np.inf, error)
+        return _at_the_end(lower, error, value)
+
+    def _lost(self, value, upper, count):
+        """To so many roundings; none where whole numbers are added."""
+        unit, tiny = _unit(value)
+        is_whole = all((x.wide == np.round(x.wide)).all() for x in self.operands)
+        is_whole &= not any(x.error.any() for x in self.operands)
+        each = COMPLEX if _is_complex(value) else 1
+        upper = np.where(np.isfinite(upper), upper, 0)
+        return np.where(is_whole & (upper * unit <= 1), 0, each * count * (unit * upper + tiny))
+
+    def _roundings(self):
+        """Of each element: as many as it has addends or factors."""
+        if self.name in PRODUCTS:
+            return float(max(np.prod([max(n, 1) for n in x.value.shape]) for x in self.operands))
+        ones = [np.ones(x.value.shape) if _is_inexact(x.value) else x.value for x in self.operands]
+        return self.applied(ones, MAGNITUDES)[0]
+
+    def of_corners(self):
+        signs = itertools.product(*(_signs(x) for x in self.operands))
+        middle = self.applied([x.wide for x in self.operands])
+        far = [np.zeros(x.shape) for x in self.made]
+        for corner in signs:
+            made = self.applied([x.moved(s) for s, x in zip(corner, self.operands, strict=True)])
+            far = [
+                np.fmax(old, _distance(a, b)) for old, a, b in zip(far, made, middle, strict=True)
+            ]
+        for x in self.operands if self.name in POINTWISE else ():
+            far = [np.where(np.isinf(x.error), np.inf, old) for old in far]
+        if not all(map(_is_float, self.made)):  # a decision
+            return [np.where(distance > 0, np.inf, 0) for distance in far]
+        ulps = 0 if self.name in WITHOUT_ROUNDING else ULPS
+        return [
+            _at_the_end(m, error + self._lost(value, abs(m), ulps), value)
+            for error, m, value in zip(far, middle, self.made, strict=True)
+        ]
+
+    def applied(self, operands, instead=MappingProxyType({})):
+        """The primitive on f64 operands, without the types that it was written for."""
+        name, binding = instead.get(self.name, self.name), self.binding
+        if self.name in CONVERTED and _is_inexact(self.made[0]):
+            name, operands = "copy", [np.asarray(x, np.float64) for x in operands]
+        if name != self.name or name in SCATTERS:  # whose code has the type of what it joins
+            binding = None
+        said = dict(self.signature.params) if binding is None and name != "copy" else {}
+        if self.name in TYPED:
+            said["preferred_element_type"] = "float64"
+        made = apply(name, binding, tuple(said.items()), [jnp.asarray(x) for x in operands])
+        return [np.asarray(x) for x in made]
+
+
+def _at_the_end(middle, error, value):
+    """Unbounded where a number may be rounded to the largest of its type or to infinity."""
+    largest = float(jnp.finfo(value.dtype).max)
+    either = (abs(middle) - error <= largest) & (abs(middle) + error > largest)
+    return np.where(either & (error > 0), np.inf, error)
+
+
+def _signs(rounded):
+    return (-1, 1) if _is_float(rounded.value) and rounded.error.any() else (0,)
+
+
+def _distance(a, b):
+    """Elementwise, 0 between equal infinities or NaN, unbounded between a NaN and a number."""
+    apart = abs(a.astype(np.float64) - b.astype(np.float64))
+    is_same = (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.where(is_same, 0, np.where(np.isnan(apart), np.inf, apart))
+
+
+def _is_float(array):
+    return jnp.issubdtype(array.dtype, jnp.floating)
+
+
+def _is_complex(array):
+    return jnp.issubdtype(array.dtype, jnp.complexfloating)
+
+
+def _is_inexact(array):
+    return _is_float(array) or _is_complex(array)
+
+
+def _wide(array):
+    if not _is_inexact(array):
+        return array
+    return array.astype(np.complex128 if _is_complex(array) else np.float64)
+
+
+def _unit(array):
+    """Unit roundoff and smallest normal number of a type."""
+    info = jnp.finfo(array.dtype)
+    return float(info.eps) / 2, float(info.tiny)
