@@ -1,1 +1,33 @@
-"""A completed graph as the program that every device runs: choices, then instructions."""
+"""A completed graph as the program that every device runs: choices, then instructions.
+
+Lifetime of gathers: A gathered copy is shared by its users within one phase (forward, backward,
+update) and not kept from one to the other: weights are gathered on demand and freed (paper,
+section 5.1). Copies no larger than the value where it lies are kept: freeing them would free
+nothing. `plan.gathers()` lists what is gathered again with its price in bytes and memory
+(`partition/emit/gathers.py`); `Options(keep_gathers=True)` keeps all of it, a number what fits in
+so many bytes, `hoist_gathers=True` gathers the constants of a loop before it. `plan.switches()`
+says what every switch is worth in a plan.
+
+By cost: `Options(policy="cost")` starts from completion and lets any axis serve any loop
+(`partition/by_cost.py`): every node has all its candidates (`choices.py`), every value pays from
+where it is made to its home and from there to each distinct layout that is asked of it, in seconds
+of a chip, and coordinate descent (`descent.py`) with random starts and changes of neighbours
+together finds the least; scipy's HiGHS judges it in the tests. What is tied across the border of a
+loop or of branches (a carry wherever it appears, a constant, a stacked value) is one unit of the
+descent, whose options are layouts (`ties.py`). What is chosen are homes, loops and borders;
+programs come of them as always. Arguments, results and annotations stay as completed, and
+completion itself stands where its program is no slower. Memory is not limited.
+
+Deferred sums wait behind what keeps them right for every number of their type, which a row says
+(`Rule.passes`): additions, subtractions, negation, copies, layout, and products of whole numbers
+of one type (a ring). Products and quotients of floats do not (an infinity times a part that is 0;
+parts that overflow when scaled; a sum that overflows, whose scaled parts do not), nor do
+conversions, behind which a sum would also be sent in the wider type. One element of a dimension is
+a partial sum like any other. `Options(finite_sums=True)` lets them wait behind products too;
+`verify` then lists "finite" as trusted, and refutes such a program without it. A device adds
+bfloat16 and float16 up in float32, as XLA does, and sends its part in the sum's own type, as XLA's
+partitioner does; `Options(wide_sums=True)` sends it in float32 and rounds once, by another graph
+(`ops/canonicalize/wide.py`): the sum gives float32, and a conversion follows. They count as
+dividing the work of an addition, not of a product: a product of partial sums is the whole product
+on every member.
+"""

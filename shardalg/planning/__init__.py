@@ -1,1 +1,20 @@
-"""From a function to its program in stages, each the input of the next; plan files and guards."""
+"""From a function to its program in stages, each the input of the next; plan files and guards.
+
+Guards: What ties a plan to its hints is not listed by hand. `planning/guards.py` makes the plan
+once more on sizes that keep a record (`sizes/recorded.py`): each knows its formula, and every
+question that planning puts to it, from a divisibility to a comparison of prices, is noted with its
+answer as a `Fact`. Nothing escapes, since such a size is no `int`. Where all facts hold, planning
+takes the same way: `plan.at` checks some thousands of them in a millisecond (`sizes/facts.py`),
+and traces and plans only where one fails, or when the plan's program is asked for. A descent by
+cost compares more than is worth keeping: `plan.holds` then plans there and compares. A search
+compares more than its outcome needs, so a function marked `decided` (`reshard_path`, `node_plan`)
+is recorded call by call, behind caches of its own; where a fact of a call fails, the call is made
+again in numbers, and stands if it gives the same (`sizes/decided.py`).
+
+Saved plans hold the graph as data, the annotations and the options. Every value is read as the
+type that a dataclass declares for it (`io/records.py`); the graph must be one that tracing makes
+(`graph/loaded.py`), its operators ones that JAX takes and gives these types (`graph/judged.py`:
+one abstract trace of all kinds of nodes). Loading completes and partitions again and compares a
+digest of all that was asked for and of the program, so a plan file cannot disagree with itself nor
+with the code that reads it, and no text is ever evaluated.
+"""

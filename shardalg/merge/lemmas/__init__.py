@@ -1,4 +1,12 @@
-"""The theorems that the library rests on: one table, each with its claim and its wrong variants."""
+"""The theorems that the library rests on: one table, each with its claim and its wrong variants.
+
+Lemmas: The theorems behind those formulas (mixed radix, blocks and padding, canonical quotients,
+halos, exchanges) stand in one table, `merge/lemmas/`: each in words, as a claim with every
+parameter unknown, and with wrong variants that must be refuted. `sa.prove(lemma(name))` proves
+one; the other proofs take from the table what holds for all sizes. A claim is text in a small
+language of whole numbers (`merge/proofs/expressions.py`), so tests evaluate the same text in
+Python.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,12 @@
-"""Passes over a program: formatting joined, sums scattered, masks moved or left out."""
+"""Passes over a program: formatting joined, sums scattered, masks moved or left out.
+
+Formatting that repeats or undoes itself (masks, resizes, slices, permutes) is one instruction
+(`partition/passes/merge_formatting.py`); what is left, and its share of bytes and time, is
+`plan.formatting()` (`report/formatting.py`) and `Cost.formatting_s`. A reduction that is only cut
+along its axes becomes a reduce-scatter (`partition/passes/scattering.py`): sums are one by their
+layout already, other combinations are complete when they are made. A mask moves to where its value
+is made, so that there is one copy of it (`partition/passes/masking.py`), and goes where the number
+is there already: whole dimensions are padded with zeros, and pointwise operators make numbers of
+numbers (`partition/passes/padding_values.py`, `ops/families/numbers.py`).
+`verify/operators/fills.py` follows the numbers by itself.
+"""
