@@ -127,5 +127,6 @@ class Traffic:
         return (
             other is not None
             and type(other.attributes) in MOVES
-            and (other.node, other.why.partition(":")[0]) == (one.node, one.why.partition(":")[0])
+            and other.node == one.node
+            and other.why.is_chained(one.why)
         )

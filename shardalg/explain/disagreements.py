@@ -60,8 +60,8 @@ def disagreement(sharded: ShardedGraph, traffic: Traffic, moved: Moved) -> tuple
     return replace(has, annotations=reading.nearest()), needs
 
 
-Cause = tuple[int, Digits | None]
-"""A value, and those of its digits that matter; None for its whole layout."""
+Asker = tuple[int, Digits | None]
+"""A value whose layout asks for a move, and by which of its digits; None for its whole layout."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +86,14 @@ class _Reading:
         name = self.graph.values[value].name
         pending = tuple([d for d in digits if d in first.sharding.unreduced])
         if pending:
-            words, causes = self._in_parts(first.index), [*self._summed(first.index, pending)]
+            words, askers = self._in_parts(first.index), [*self._summed(first.index, pending)]
         else:
             words, own = f"{name} is laid out so", held(first.sharding, digits)
             home = self.sharded.shardings[value]
             # An axis on another dimension than at home came from the operator, not by completion.
             at_home = tuple(d for d in own if dims_of(home, d) == dims_of(first.sharding, d))
-            causes = [(value, at_home)] if at_home else [*self._made(first.index, own)]
-        found = self._annotations(causes) or self._annotations([(value, None)])
+            askers = [(value, at_home)] if at_home else [*self._made(first.index, own)]
+        found = self._annotations(askers) or self._annotations([(value, None)])
         return Side(first.sharding, words, found)
 
     def _in_parts(self, local: int) -> str:
@@ -122,12 +122,12 @@ class _Reading:
         runs = [r for r in readers if type(r.attributes) is Apply and r.node == number]
         if runs and value not in node.results:
             split = [c for c in self._on_loops(runs[0], self.moved.digits) if c[0] != value]
-            words, causes = "needs it so", split or [(result, None) for result in node.results]
+            words, askers = "needs it so", split or [(result, None) for result in node.results]
         else:
             words = self._kept(node)
-            causes = [(value, held(layout, self.moved.digits) or None)]
+            askers = [(value, held(layout, self.moved.digits) or None)]
         around = [(other, None) for other in (*node.results, *node.operands)]
-        found = self._annotations(causes) or self._annotations(around)
+        found = self._annotations(askers) or self._annotations(around)
         return Side(layout, f"{_operator(node)} {words}", found)
 
     def _kept(self, node: Node) -> str:
@@ -178,8 +178,8 @@ class _Reading:
             seen.update(fresh)
             waiting.extend(fresh)
 
-    def _annotations(self, causes: Iterable[Cause]) -> tuple[Annotated, ...]:
-        found = (annotations_of(self.sharded, *cause) for cause in causes)
+    def _annotations(self, askers: Iterable[Asker]) -> tuple[Annotated, ...]:
+        found = (annotations_of(self.sharded, *asker) for asker in askers)
         return tuple(dict.fromkeys(place for places in found for place in places))
 
     def _results(self, value: int) -> tuple[Annotated, ...]:
@@ -191,7 +191,7 @@ class _Reading:
             if result == value and given[number] is not None
         )
 
-    def _summed(self, local: int, digits: Digits) -> Iterator[Cause]:
+    def _summed(self, local: int, digits: Digits) -> Iterator[Asker]:
         """Whose digits made sums partial: operands on a split loop, perhaps of operators before."""
         made = self.traffic.made_by.get(local)
         if made is None or type(made.attributes) in CONTROL:
@@ -202,7 +202,7 @@ class _Reading:
             if set(digits) & set(self.traffic.program.locals[operand].sharding.unreduced):
                 yield from self._summed(operand, digits)
 
-    def _made(self, local: int, digits: Digits) -> Iterator[Cause]:
+    def _made(self, local: int, digits: Digits) -> Iterator[Asker]:
         """Whose digits the operator took that made a value otherwise than its home is."""
         made = self.traffic.made_by.get(local)
         while made is not None and type(made.attributes) in MOVES:
@@ -210,7 +210,7 @@ class _Reading:
         if made is not None and type(made.attributes) is Apply:
             yield from self._on_loops(made, digits)
 
-    def _on_loops(self, instruction: Instruction, digits: Digits) -> Iterator[Cause]:
+    def _on_loops(self, instruction: Instruction, digits: Digits) -> Iterator[Asker]:
         """Tensors whose completed layouts hold some of the digits on a loop that is split by them.
 
         Only loops that the operator was split along count.

@@ -28,6 +28,7 @@ from shardalg.reshard.links import links_on
 from shardalg.spmd.check import check
 from shardalg.spmd.manual import written
 from shardalg.spmd.program import Block, SpmdProgram
+from shardalg.spmd.why import Purpose, Why
 
 # What an argument's role makes of it where it moves.
 MOVING = {"parameters": "weight", "data": "activation"}
@@ -105,17 +106,18 @@ class Partitioner:
             return context.given(value, home)
         dtype = self.graph.values[value].type.dtype
         first = context.new_local(home.shard_shape, dtype, lies, value)
-        cause = Cause(None, "forward", context.roles[value], f"the argument is {ORDER}")
+        cause = Cause(None, "forward", context.roles[value], Why(Purpose.ARGUMENT_ORDER))
         context.hold(value, home, context.turn(first, home, home.mesh, cause))
         return first
 
     def _left(self, value: int, layout: Sharding) -> int:
         """A result; one in another order of the devices is permuted at last."""
-        mesh, cause = self.sharded.mesh, Cause(None, self._phase(value), why="the result is")
+        mesh, cause = self.sharded.mesh, Cause(None, self._phase(value), why=Why(Purpose.RESULT))
         if layout.mesh == mesh:
             return self.context.demand(value, layout, cause)
         local = self.context.demand(value, replace(layout, mesh=mesh), cause)
-        return self.context.turn(local, layout, mesh, cause._replace(why=f"the result is {ORDER}"))
+        last = cause._replace(why=Why(Purpose.RESULT_ORDER))
+        return self.context.turn(local, layout, mesh, last)
 
     def _plain(self, shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
         """The layouts alone, without what completion may still do with them.
@@ -183,7 +185,8 @@ class Partitioner:
     def _written(self, node: Node) -> None:
         """A collective of the user's, on whole values of each device."""
         context, (value,), (result,) = self.context, node.operands, node.results
-        cause = context.cause(node, "the function asks for it")._replace(role=context.roles[value])
+        why = Why(Purpose.WRITTEN)
+        cause = context.cause(node, why)._replace(role=context.roles[value])
         given = context.demand(value, whole(self.homes[value]), cause)
         layout, dtype = whole(self.homes[result]), self.graph.values[result].type.dtype
         made = context.new_local(layout.shard_shape, dtype, layout, result)
@@ -218,7 +221,7 @@ class Partitioner:
             if self.options.hoist_gathers and node.primitive == "scan":
                 self._hoist(node)
             agreed = border(self.graph, node, self.homes)
-        cause = context.cause(node, TAKES.get(node.primitive, "the loop takes"))
+        cause = context.cause(node, Why(TAKES[node.primitive]))
         operands = tuple(
             context.demand(v, layout, cause)
             for v, layout in zip(node.operands, agreed.operands, strict=True)
@@ -273,9 +276,6 @@ class Partitioner:
         context.at_hand, context.copies, context.instructions = outer
         context.brought, context.fetched, context.lasting, context.phase = found
         return block, copies
-
-
-ORDER = "in another order of the devices"
 
 
 def _turned(layout: Sharding, order: Mesh | None) -> Sharding:

@@ -74,7 +74,7 @@ def _whose(graph: Graph, step: Step) -> tuple[object, ...]:
         _region(graph, node),
         "border" if node is None else node.primitive,
         "" if node is None else node.source,
-        instruction.why,
+        str(instruction.why),
     )
 
 

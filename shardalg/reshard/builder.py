@@ -10,6 +10,7 @@ from shardalg.drafts import drafted
 from shardalg.graph.ir import Graph
 from shardalg.propagate.strategy import Options
 from shardalg.spmd.program import Attributes, Instruction, Local
+from shardalg.spmd.why import UNSTATED, Why
 
 ANY_PHASE = ""
 """Mark of a layout that every phase may use: the value's home, and as it was made."""
@@ -17,12 +18,12 @@ new_local, new_instruction = drafted(Local), drafted(Instruction)
 
 
 class Cause(NamedTuple):
-    """Whom an instruction is for: node, phase, role of what moves, the reason in words."""
+    """Whom an instruction is for: node, phase, role of what moves, what for."""
 
     node: int | None
     phase: str = "forward"
     role: str = "unknown"
-    why: str = ""
+    why: Why = UNSTATED
 
 
 @dataclass

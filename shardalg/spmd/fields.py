@@ -14,8 +14,10 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
 from shardalg.spmd.control import bodies
 from shardalg.spmd.program import Block, SpmdProgram, Start
+from shardalg.spmd.why import Purpose, Why
 
 Test = Callable[[object], bool]
 Parameters = NewType("Parameters", tuple)
@@ -59,6 +61,7 @@ class Fitting:
             Mesh: lambda value: type(value) is Mesh and (value == mesh or value.is_turned(mesh)),
             Parameters: _is_params,
             Digits: self._is_digits,
+            Why: _is_why,
         }
         self._digits: dict[Digits, bool] = {}
 
@@ -200,3 +203,15 @@ def _is_params(value: object) -> bool:
 
 def _is_plain(value: object) -> bool:
     return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
+
+
+def _is_why(value: object) -> bool:
+    """What is said of an instruction, which no device runs: its layouts may be of any mesh."""
+    if type(value) is not Why or type(value.purpose) is not Purpose:
+        return False
+    path, chain = value.path, value.chain
+    return (
+        type(value.operator) is str
+        and (chain is None or type(chain) is int)
+        and (path is None or (type(path) is tuple and all(type(end) is Sharding for end in path)))
+    )

@@ -19,6 +19,7 @@ from shardalg.graph.ir import ITEM_SIZES, SHORT, Params
 from shardalg.spmd.boxes import Extract, Insert, Pick
 from shardalg.spmd.joins import Best, Carry, Fold, Join, Top, ValueAt
 from shardalg.spmd.regroup import Regroup
+from shardalg.spmd.why import UNSTATED, Why
 
 Pairs = tuple[tuple[int, int], ...]
 """(source, target) positions."""
@@ -479,7 +480,7 @@ class Instruction:
       phase: "forward", "backward" or "update".
       role: of the value that moves: "activation", "weight", "gradient", "constant",
         "optimizer_state" or "unknown".
-      why: for a collective, the reason in words.
+      why: what it is there for; of a step between two layouts, which chain of moves it is part of.
     """
 
     attributes: Attributes
@@ -488,7 +489,7 @@ class Instruction:
     node: int | None
     phase: str = "forward"
     role: str = "unknown"
-    why: str = ""
+    why: Why = UNSTATED
 
 
 @dataclass(frozen=True)

@@ -208,9 +208,7 @@ def _comment(instruction: Instruction, graph: Graph | None) -> str:
     source = (
         "" if graph is None or instruction.node is None else graph.nodes[instruction.node].source
     )
-    words = [
-        w for w in (instruction.why if instruction.why and _moves(instruction) else "", source) if w
-    ]
+    words = [w for w in (str(instruction.why) if _moves(instruction) else "", source) if w]
     return f"  # {'; '.join(words)}" if words else ""
 
 

@@ -79,7 +79,7 @@ def ffn_program(dtype="float32"):
     w_in = b.local(sharded((M, H), "X", "Y"), 1)
     w_out = b.local(sharded((H, M), "Y", "X"), 2)
     zero = b.local(sharded(()), 3)
-    move = {"phase": "forward", "why": "by hand"}
+    move = {"phase": "forward"}
     xg = b.step(AllGather(1, Y), (x,), sharded((B, M), "X", ""), node=0, origin=0,
                 role="activation", **move)  # fmt: skip
     wg = b.step(AllGather(0, X), (w_in,), sharded((M, H), "", "Y"), node=0, origin=1,

@@ -8,10 +8,11 @@ from shardalg.algebra.derived_layouts import interned, whole
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node, Region
-from shardalg.partition.emit.context import Cause, PartitionContext
+from shardalg.partition.emit.context import PartitionContext
 from shardalg.propagate.sharded import Border
 from shardalg.spmd.manual import manual_layouts
 from shardalg.spmd.program import Attributes, Block, Branches, Loop, Manual, While
+from shardalg.spmd.why import Purpose, Why
 
 
 def stacked(sharding: Sharding, length: int) -> Sharding:
@@ -88,8 +89,9 @@ def close_body(
     context: PartitionContext, node: Node, region: Region, results: tuple[Sharding, ...]
 ) -> tuple[int, ...]:
     """Locals of the body's results in the layouts of the border."""
+    cause = context.cause(node, Why(Purpose.BODY_RESULT))
     return tuple(
-        context.demand(value, layout, Cause(node.index, node.phase, "unknown", "the body hands on"))
+        context.demand(value, layout, cause)
         for value, layout in zip(region.results, results, strict=True)
     )
 
@@ -99,8 +101,11 @@ def control(node: Node, blocks: Sequence[Block], mesh: Mesh) -> Attributes:
     return _CONTROL[node.primitive](node, mesh, *blocks)
 
 
-TAKES = {"cond": "the bodies take", "while": "the bodies take", "shard_map": "the region takes"}
-"""Why operands of a call move; those of a scan, since the loop takes them so."""
+TAKES = {
+    "scan": Purpose.LOOP_TAKES, "cond": Purpose.BODIES_TAKE, "while": Purpose.BODIES_TAKE,
+    "shard_map": Purpose.REGION_TAKES,
+}  # fmt: skip
+"""Why operands of a call move."""
 
 
 def _loop(node: Node, mesh: Mesh, body: Block) -> Loop:

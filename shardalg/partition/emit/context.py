@@ -19,15 +19,20 @@ from shardalg.reshard.links import Links
 from shardalg.reshard.paths import nearest, reshard_path, turned
 from shardalg.reshard.retile import Retile, retiled
 from shardalg.spmd.program import COLLECTIVES, Attributes, Local
+from shardalg.spmd.why import Why
 
 
 class Move(NamedTuple):
-    """One instruction on the way between two layouts, or a retile, and what it leaves."""
+    """One instruction on the way between two layouts, or a retile, and what it leaves.
+
+    Attributes:
+      path: of a collective, the layouts before and after it.
+    """
 
     attributes: Attributes | Retile
     shape: tuple[int, ...]
     layout: Sharding
-    why: str
+    path: tuple[Sharding, Sharding] | None
 
 
 @lru_cache(maxsize=1 << 16)
@@ -39,9 +44,9 @@ def moves(
     shape = source.shard_shape
     for step in reshard_path(source, target, links, padded).steps:
         moving = isinstance(step.attributes, (*COLLECTIVES, Retile))
-        why = f": {source.text()} to {step.layout.text()}" if moving else ""
+        path = (source, step.layout) if moving else None
         for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
-            found.append(Move(attributes, after, layout, why))
+            found.append(Move(attributes, after, layout, path))
             shape = after
         source = step.layout
     return tuple(found)
@@ -192,10 +197,11 @@ class PartitionContext(Listing):
         """Emit the steps from `source` to `target`; the local that holds the result."""
         dtype, origin = self.locals[local].dtype, self.locals[local].origin
         every = moves(source, target, self.links, self.options.pad_blocks)
-        for attributes, shape, layout, why in every:
+        chain = len(self.locals)
+        for attributes, shape, layout, path in every:
             # what is padded to another size is no layout of the value
             named = origin if layout.shape == target.shape else None
-            because = Cause(cause.node, cause.phase, cause.role, cause.why + why)
+            because = Cause(cause.node, cause.phase, cause.role, cause.why.along(path, chain))
             if isinstance(attributes, Retile):
                 local = retiled(Along(self, attributes.dim, because), local, attributes)
                 self.locals[local] = Local(local, shape, dtype, layout, named)
@@ -212,6 +218,6 @@ class PartitionContext(Listing):
         self.emit(turned(held.sharding, target, mesh), (local,), (made,), cause)
         return made
 
-    def cause(self, node: Node, why: str) -> Cause:
+    def cause(self, node: Node, why: Why) -> Cause:
         """The cause of what is emitted for `node`."""
         return Cause(node.index, node.phase, "unknown", why)

@@ -43,6 +43,7 @@ from shardalg.spmd.program import (
     Start,
     Top,
 )
+from shardalg.spmd.why import Purpose, Why
 
 Operator = Apply | Choose | Extract | Insert
 """What stands for the operator on a device."""
@@ -67,7 +68,7 @@ class NodePlan:
     after: tuple[Attributes, ...]
     indexed: tuple[int, MaskIndexed] | None
     raw: tuple[Sharding, ...]
-    why: str
+    why: Why
     windows: tuple[Window, ...] = ()
     kept: tuple[Kept, ...] = ()
 
@@ -100,7 +101,7 @@ def node_plan(key: NodeKey) -> NodePlan:
     choice = choose(key)
     rows = rules(key.signature)
     primitive = key.signature.primitive
-    why = f"{primitive} needs"
+    why = Why(Purpose.NEEDS, primitive)
     if rows is None:
         return NodePlan(choice, (), Apply(primitive), (), None, choice.produced, why)
     if choice.regrouped:
@@ -313,7 +314,7 @@ def _bring(
     """Replace operands' locals by the intervals that their windows read."""
     rule, first = rules(node.signature)[0], found[0]
     role = context.roles[node.operands[first.operand]]
-    cause = Cause(node.index, node.phase, role, f"{node.primitive} reads a window")
+    cause = Cause(node.index, node.phase, role, Why(Purpose.READS_WINDOW, node.primitive))
     fills = [rule.filler(window.operand) for window in found]
     bringing = [
         Bringing(context, window, rule, None if fill is None else operands[fill], cause)
@@ -338,7 +339,7 @@ def _finished(
 ) -> tuple[int, ...]:
     """The results after what has to be done on them; until then they are no layout of a value."""
     operands, results = given
-    cause = context.cause(node, f"{node.primitive} combines")
+    cause = context.cause(node, Why(Purpose.COMBINES, node.primitive))
     causes = [cause._replace(role=context.roles[v]) for v in node.results]
     if plan.indexed:
         operand, mask = plan.indexed
@@ -361,7 +362,7 @@ def settle(
     if layout.unreduced and context.options.defer_sums and value in context.deferrable:
         context.hold(value, layout, local)
         return
-    why = f"{node.primitive} leaves partial sums" if layout.unreduced else f"{node.primitive} gives"
+    why = Why(Purpose.LEAVES_SUMS if layout.unreduced else Purpose.GIVES, node.primitive)
     cause = Cause(node.index, node.phase, context.roles[value], why)
     context.hold(value, home, context.move(local, layout, home, cause))
     if not layout.unreduced:

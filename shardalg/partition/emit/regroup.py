@@ -24,6 +24,7 @@ from shardalg.ops.families.layout import Span, groups
 from shardalg.partition.emit.context import Cause, PartitionContext
 from shardalg.reshard.exchanges import Along, transfers_of
 from shardalg.spmd.regroup import Regroup, leading
+from shardalg.spmd.why import Purpose, Why
 
 Dims = tuple[Digits, ...]
 
@@ -174,7 +175,7 @@ def regroup(
     held, made = layouts
     every = regrouped(node.signature)
     role = context.roles[node.operands[0]]
-    cause = Cause(node.index, node.phase, role, f"{node.primitive} moves borders of blocks")
+    cause = Cause(node.index, node.phase, role, Why(Purpose.MOVES_BLOCKS, node.primitive))
     flat = Regroup(tuple((len(g.sizes), g.flat) for g in every))
     dims = tuple(held.dims[g.leads[0]] for g in every)
     view = interned(held.mesh, tuple(size for g in every for size in g.flat), dims, ())

@@ -17,6 +17,7 @@ from shardalg.graph.ir import Graph
 from shardalg.partition.passes.padding_values import FILLS, Fills, Known, filled_by
 from shardalg.spmd.control import CONTROL, bodies, with_bodies
 from shardalg.spmd.program import Apply, Block, Instruction, Local, Mask, SpmdProgram
+from shardalg.spmd.why import UNSTATED
 
 Wishes = dict[int, dict[Mask, int | None]]
 """Per local the masks that it is read behind, and the local that is it behind that mask, if any."""
@@ -113,7 +114,7 @@ class _Masking:
             made = len(self.locals)
             self.locals.append(like)
         self.locals[made] = replace(like, index=made)
-        mask = replace(maker, attributes=mask, operands=(local,), results=(made,), why="")
+        mask = replace(maker, attributes=mask, operands=(local,), results=(made,), why=UNSTATED)
         self.keep(mask)
         return made
 
