@@ -4,6 +4,7 @@ import ast
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -47,7 +48,8 @@ LEVEL = {folder: level for level, row in enumerate(LAYERS) for folder in row}
 # third party -> the path prefixes inside the package that may import it
 PLACES = {
     "jax": (
-        "algebra/jax_types.py",
+        "algebra/jax_meshes.py",
+        "algebra/notation/jax_specs.py",
         "graph/abstract.py",
         "graph/tracing/trace.py",
         "graph/annotate.py",
@@ -94,8 +96,15 @@ def module_name(path, package=PACKAGE):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+# What imports by a string; the lazy public names of the package itself are its one use here.
+BY_STRING = ("import_module", "__import__")
+LAZY = ("shardalg/__init__.py",)
+# Imports in strings that are still to be taken apart; the list only gets shorter.
+NOT_YET = {"shardalg.spmd.program": {"shardalg.spmd.text"}}
+
+
 def imported(tree, module, is_package=False):
-    """(module, names taken from it) of every import statement, those inside functions too."""
+    """(module, names taken from it) of every import, those inside functions and in strings too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, ()) for alias in node.names)
@@ -104,12 +113,38 @@ def imported(tree, module, is_package=False):
             base = base[: len(base) - node.level + is_package] if node.level else []
             name = ".".join([*base, *([node.module] if node.module else [])])
             yield name, tuple(alias.name for alias in node.names)
+        elif isinstance(node, ast.Call) and called(node) in BY_STRING and node.args:
+            yield from ((name, ()) for name in stated(node.args[0]))
 
 
-def edges(path, known, package=PACKAGE):
+def called(node):
+    """The last name of what a call calls: `import_module` in `importlib.import_module(...)`."""
+    return getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+
+
+def stated(node):
+    """The module that a string names; nothing where it is computed, which no test can follow."""
+    return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+
+
+def computed(tree):
+    """Lines that import what a string computed at run time names."""
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and called(n) in BY_STRING]
+    return [n.lineno for n in calls if not (n.args and stated(n.args[0]))]
+
+
+def runtime(tree):
+    """The tree without what stands below `if TYPE_CHECKING:`, which no interpreter imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    return tree
+
+
+def edges(path, known, package=PACKAGE, *, keep=lambda tree: tree):
     """The modules of the package that `path` imports; a name from a folder may be a module."""
     module = module_name(path, package)
-    tree = ast.parse(path.read_text())
+    tree = keep(ast.parse(path.read_text()))
     for name, taken in imported(tree, module, path.name == "__init__.py"):
         if name.split(".")[0] != package.name:
             continue
@@ -155,11 +190,78 @@ def cycle(graph):
     return []
 
 
+def imports(paths, package=PACKAGE):
+    """Per module, the modules of the package that it imports when it runs."""
+    known = {module_name(p, package) for p in paths}
+    found = {module_name(p, package): set(edges(p, known, package, keep=runtime)) for p in paths}
+    return {module: targets - {module} - NOT_YET.get(module, set()) for module, targets in found.items()}
+
+
 def test_no_import_cycle():
-    known = {module_name(p) for p in sources()}
-    graph = {module_name(p): set(edges(p, known)) - {module_name(p)} for p in sources()}
-    assert not cycle(graph), "modules import each other: " + " -> ".join(cycle(graph))
+    found = cycle(imports(sources()))
+    assert not found, "modules import each other: " + " -> ".join(found)
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+
+
+def test_no_import_by_a_computed_string():
+    """But for the lazy public names: such an import has no edge that a test could follow."""
+    places = {p.relative_to(ROOT).as_posix(): computed(ast.parse(p.read_text())) for p in sources()}
+    assert {place for place, lines in places.items() if lines} == set(LAZY)
+
+
+def test_cycles_in_strings_are_seen(tmp_path):
+    """A module name given to importlib is an import; one below TYPE_CHECKING is none."""
+    package = tmp_path / "shardalg"
+    package.mkdir()
+    hidden = "def f():\n    return importlib.import_module('shardalg.mesh')\n"
+    (package / "mesh.py").write_text("from shardalg import jax_types\n")
+    (package / "jax_types.py").write_text(f"import importlib\n{hidden}")
+    paths = sorted(package.glob("*.py"))
+    assert set(cycle(imports(paths, package))) == {"shardalg.mesh", "shardalg.jax_types"}
+    (package / "jax_types.py").write_text(
+        f"{hidden.replace('importlib.import_module', '__import__')}"
+    )
+    assert cycle(imports(paths, package))
+    (package / "jax_types.py").write_text("if TYPE_CHECKING:\n    from shardalg import mesh\n")
+    assert not cycle(imports(paths, package))
+    tree = ast.parse("import_module(f'shardalg.{name}')\nimport_module('shardalg.mesh')\n")
+    assert computed(tree) == [1]
+
+
+MAX_FILES = 15
+
+
+def crowded(paths):
+    """Folders with more files than a reader takes in at a glance."""
+    counts = Counter(path.parent for path in paths)
+    return {folder: count for folder, count in counts.items() if count > MAX_FILES}
+
+
+def test_no_folder_is_crowded():
+    assert not crowded(sources()), f"a room is missing: {crowded(sources())}"
+    assert crowded([Path(f"room/{n}.py") for n in range(MAX_FILES + 1)])
+
+
+# Names that two files bear, and the one meaning that they share.
+SAME_MEANING = {
+    "blocks": "the blocks of a tensor: on the host; lemmas of their offsets",
+    "boxes": "a box in a tensor that is cut in blocks: as an instruction; as jax code",
+    "digits": "digits of a partition id; lemmas of them",
+    "exchanges": "an exchange of intervals between blocks: as instructions; lemmas of it",
+    "explore": "the exploration of a Transformer; its command",
+    "lemmas": "the theorems that the library rests on: their table; its command",
+    "manual": "a manual region (`shard_map`): traced; as instructions",
+    "prove": "proofs of answers about shardings; their command",
+    "regroup": "a reshape of blocks: as an instruction; planned",
+    "window": "a window over a dimension; the operators that have one",
+    "windows": "a dimension that is read through a window: its row; planned",
+}
+
+
+def test_a_name_stands_twice_only_for_one_meaning():
+    counts = Counter(p.name for p in sources() if p.name != "__init__.py")
+    twice = {name.removesuffix(".py") for name, count in counts.items() if count > 1}
+    assert not twice - set(SAME_MEANING), "another meaning wants another name"
 
 
 def misplaced(relative, names):
@@ -170,7 +272,8 @@ def misplaced(relative, names):
 def test_third_parties_stay_in_their_place():
     bad = []
     for path in sources():
-        names = [name for name, _ in imported(ast.parse(path.read_text()), module_name(path))]
+        tree = runtime(ast.parse(path.read_text()))
+        names = [name for name, _ in imported(tree, module_name(path))]
         relative = path.relative_to(PACKAGE).as_posix()
         bad += [f"shardalg/{relative} imports {name}" for name in misplaced(relative, names)]
     assert not bad, "\n".join(bad)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from collections import Counter
@@ -16,6 +15,7 @@ from shardalg.algebra.digits import Digit, Digits
 from shardalg.errors import MeshError
 
 if TYPE_CHECKING:
+    import jax
     import numpy as np
 
 # An axis name is shown bare unless a reader could take it for something else.
@@ -131,9 +131,11 @@ class Mesh:
 
         Device ids are kept where they are not 0, 1, 2, ... in the order of the mesh.
         """
-        return _conversions().mesh_from_jax(jax_mesh)
+        from shardalg.algebra.jax_meshes import axes_of
 
-    def to_jax(self, devices: Sequence[Any] | None = None) -> Any:
+        return Mesh(*axes_of(jax_mesh))
+
+    def to_jax(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
         """A `jax.sharding.Mesh` with all axes Auto.
 
         Args:
@@ -143,7 +145,9 @@ class Mesh:
         Raises:
           DeviceError: fewer devices than positions, or none with one of the ids.
         """
-        return _conversions().mesh_to_jax(self, devices)
+        from shardalg.algebra.jax_meshes import mesh_to_jax
+
+        return mesh_to_jax(self, devices)
 
     def __hash__(self) -> int:
         return self._hash
@@ -373,11 +377,6 @@ def _common(name: str, axis: Digit, digit: Digit) -> AxisRef | None:
 
 def _top(digit: Digit) -> int:
     return digit.stride * digit.size
-
-
-def _conversions() -> Any:
-    """The module that knows jax. It builds meshes, so it is looked up when called."""
-    return importlib.import_module("shardalg.algebra.jax_types")
 
 
 def _axes_text(pairs: Iterable[tuple[str, int]], sign: str = "=") -> str:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 from shardalg.algebra.digits import Digits, Table, canonical, partition_id, parts
+from shardalg.algebra.layout import CLASSES, Layout
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.notation.reader import Reader
-from shardalg.algebra.sharding import CLASSES, Sharding, maximal
 from shardalg.errors import MeshError
 
+L = TypeVar("L", bound=Layout)
 
-def restate(sharding: Sharding, mesh: Mesh) -> Sharding | None:
+
+def restate(sharding: L, mesh: Mesh) -> L | None:
     """The sharding in positions of `mesh`; None where it is no digits there, or other devices.
 
     Digits come back as axes and sub-axes of `mesh` where they are made of them.
 
+    >>> from shardalg.algebra.sharding import Sharding
     >>> listed = Sharding.from_hlo("{devices=[2,2]0,1,3,2}", (4, 4))
     >>> restate(listed, Mesh({"x": 2, "y": 2}, [0, 3, 1, 2]))
     Sharding([y, x], shape=(4, 4), Mesh(x=2, y=2, device_ids=[0, 3, 1, 2]))
@@ -34,11 +37,12 @@ def restate(sharding: Sharding, mesh: Mesh) -> Sharding | None:
     return replace(sharding, mesh=mesh, dims=found[:rank], **held)
 
 
-def in_order(sharding: Sharding, mesh: Mesh) -> Sharding | None:
+def in_order(sharding: L, mesh: Mesh) -> L | None:
     """The sharding on `mesh`, or on its axes in the sharding's own order of devices.
 
     The second where no digits of `mesh` write it; None over other devices.
 
+    >>> from shardalg.algebra.sharding import Sharding
     >>> ring = Sharding.from_spec(("x",), Mesh({"x": 4}, [3, 2, 1, 0]), (8,))
     >>> in_order(ring, Mesh({"y": 4}))
     Sharding([y], shape=(8,), Mesh(y=4, device_ids=[3, 2, 1, 0]))
@@ -76,23 +80,3 @@ def spelled(digits: Digits, mesh: Mesh) -> Digits:
         return tuple(mesh.ref_digit(ref) for ref in mesh.refs(canonical(digits)))
     except MeshError:
         return canonical(digits)
-
-
-def on_device(reader: Reader, device: int, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
-    """The maximal sharding that was read, after a look whether `mesh` has the device."""
-    if mesh is not None and device not in mesh.order:
-        raise reader.error(f"device {device} is not on {mesh!r}")
-    return maximal(shape, device)
-
-
-def stated(reader: Reader, sharding: Sharding, mesh: Mesh | None) -> Sharding:
-    """What was read with a mesh of its own, on `mesh` where one is given.
-
-    A mesh of no axes that names no device stands for all of them: the tensor is replicated.
-    """
-    if mesh is not None and not sharding.mesh.axes and sharding.mesh.device_ids is None:
-        return Sharding(mesh, sharding.shape, sharding.dims)
-    found = sharding if mesh is None else restate(sharding, mesh)
-    if found is None:
-        raise reader.error(f"{sharding!r} is no digits of {mesh!r}; read it without a mesh")
-    return found

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra import offset
-from shardalg.algebra.digits import Digit, Digits, canonical, overlap, partition_id, parts
+from shardalg.algebra.digits import Digits, canonical, partition_id, parts
+from shardalg.algebra.layout import CLASSES, Layout
 from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.notation import axis_names, hlo, read, sdy
+from shardalg.algebra.notation.axis_names import Entry
 from shardalg.errors import ShardingError
 
 if TYPE_CHECKING:
     import sympy
-
-# What stands beside the dimensions, in the order of `Sharding.classes`.
-CLASSES = ("unreduced", "manual", "replicated")
-
-# What a caller may put on one dimension: nothing, an axis, or several axes, major first.
-Entry = str | int | None | Sequence[str | int]
+    from jax.sharding import PartitionSpec
 
 
-@dataclass(frozen=True)
-class Sharding:
+@dataclass(frozen=True, eq=False, repr=False)
+class Sharding(Layout):
     """How a tensor of global `shape` is laid out over the devices of `mesh`.
 
     Attributes:
@@ -55,39 +52,6 @@ class Sharding:
     (3*p, 3*c_x + 6*c_y, Min(3, Max(0, 20 - 3*p)))
     """
 
-    mesh: Mesh
-    shape: tuple[int, ...]
-    dims: tuple[Digits, ...]
-    unspecified_dims: tuple[int, ...] = ()
-    unreduced: Digits = ()
-    replicated: Digits = ()
-    manual: Digits = ()
-    priorities: tuple[int, ...] = ()
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if len(self.dims) != len(self.shape):
-            raise ShardingError(
-                f"a sharding of shape {self.shape} needs {len(self.shape)} dimensions, got "
-                f"{len(self.dims)}: {self.dims}. Give one tuple of digits per dimension."
-            )
-        used = [d for digits in self.dims for d in digits if d.size > 1]
-        used += [d for d in (*self.unreduced, *self.replicated, *self.manual) if d.size > 1]
-        if len(used) > 1:
-            for i, first in enumerate(used):
-                if any(overlap(first, second) for second in used[:i]):
-                    raise ShardingError(self._used_twice())
-        if self.unspecified_dims and not set(self.unspecified_dims) <= set(range(len(self.shape))):
-            raise ShardingError(
-                f"unspecified_dims {self.unspecified_dims} are not all dimensions of shape "
-                f"{self.shape}; these are numbered from 0."
-            )
-        if self.priorities:
-            self._check_priorities()
-        fields = (self.mesh, self.shape, self.dims, self.unspecified_dims, self.unreduced)
-        held = (self.replicated, self.manual, self.priorities)
-        object.__setattr__(self, "_hash", hash((*fields, *held)))
-
     @staticmethod
     def from_axes(
         entries: Iterable[Entry],
@@ -110,12 +74,12 @@ class Sharding:
           ShardingError: more entries than dimensions, or an axis used twice.
         """
         held = {"unreduced": tuple(unreduced), "replicated": tuple(replicated)}
-        return _module("entries").from_axes(tuple(entries), mesh, tuple(shape), held)
+        return _sharding(axis_names.from_axes(tuple(entries), mesh, tuple(shape), held))
 
     @property
     def dims_mapping(self) -> tuple[int | tuple[int, ...], ...]:
         """Per dimension what `mesh_split` takes: the number of its axis, several, or -1."""
-        return _module("entries").dims_mapping(self)
+        return axis_names.dims_mapping(self)
 
     @staticmethod
     def parse(text: str, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
@@ -133,16 +97,35 @@ class Sharding:
         >>> {Sharding.parse(text, (8, 8), mesh).text() for text in texts}
         {'[x, None]'}
         """
-        return _module("notation.read").parse(text, tuple(shape), mesh)
+        return _sharding(read.parse(text, tuple(shape), mesh))
 
     @staticmethod
     def from_spec(spec: Any, mesh: Mesh, shape: Sequence[int]) -> Sharding:
         """The sharding of a `PartitionSpec`; `P.UNCONSTRAINED` leaves a dimension open."""
-        return _module("jax_types").from_spec(spec, mesh, tuple(shape))
+        from shardalg.algebra.notation import jax_specs
 
-    def to_spec(self) -> Any:
+        return _sharding(jax_specs.from_spec(spec, mesh, tuple(shape)))
+
+    def to_spec(self) -> PartitionSpec:
         """The `PartitionSpec` of this layout; sub-axes and unnamed axes are a ShardingError."""
-        return _module("jax_types").to_spec(self)
+        from shardalg.algebra.notation import jax_specs
+
+        return jax_specs.to_spec(self)
+
+    @staticmethod
+    def from_named(named: Any, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
+        """The sharding of a `NamedSharding` on a tensor of `shape`.
+
+        Args:
+          mesh: the mesh to state it on; default the NamedSharding's own.
+
+        Raises:
+          ShardingError: another kind of JAX sharding.
+        """
+        from shardalg.algebra.notation import jax_specs
+
+        jax_specs.check_named(named)
+        return Sharding.from_spec(named.spec, mesh or Mesh.from_jax(named.mesh), shape)
 
     @staticmethod
     def from_hlo(text: str, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
@@ -153,7 +136,22 @@ class Sharding:
         Raises:
           NotationError: text that is no HLO sharding, or that does not fit shape or mesh.
         """
-        return _module("notation.hlo").from_hlo(text, tuple(shape), mesh)
+        return _sharding(hlo.from_hlo(text, tuple(shape), mesh))
+
+    @staticmethod
+    def from_hlo_tuple(
+        text: str, shapes: Sequence[tuple[int, ...]], mesh: Mesh | None = None
+    ) -> tuple[Sharding, ...]:
+        """The shardings of a tuple's elements, `{{replicated}, {devices=[2]<=[2]}}`, one per shape.
+
+        >>> text = "{{replicated}, {devices=[2]<=[2]}}"
+        >>> [s.parts for s in Sharding.from_hlo_tuple(text, [(4,), (4,)])]
+        [(1,), (2,)]
+
+        Raises:
+          NotationError: as `from_hlo`, or another number of elements than shapes.
+        """
+        return tuple(map(_sharding, hlo.from_hlo_tuple(text, shapes, mesh)))
 
     def to_hlo(self, version: int = 2) -> str:
         """This layout as HLO text, in device ids.
@@ -165,7 +163,7 @@ class Sharding:
         Raises:
           ShardingError: a layout that this version has no word for, or another version.
         """
-        return _module("notation.hlo").to_hlo(self, version)
+        return hlo.to_hlo(self, version)
 
     @staticmethod
     def from_sdy(text: str, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
@@ -177,7 +175,7 @@ class Sharding:
         Raises:
           NotationError: text that is no Shardy sharding, or that does not fit shape or mesh.
         """
-        return _module("notation.sdy").from_sdy(text, tuple(shape), mesh)
+        return _sharding(sdy.from_sdy(text, tuple(shape), mesh))
 
     def to_sdy(self, mesh_name: str | None = "mesh") -> str:
         """This sharding as Shardy's text.
@@ -188,33 +186,12 @@ class Sharding:
         Raises:
           ShardingError: manual axes, digits that are no axes, or a mesh without axis names.
         """
-        return _module("notation.sdy").to_sdy(self, mesh_name)
-
-    def __eq__(self, other: object) -> bool:
-        """Equal in every field; identity first: planning compares interned layouts."""
-        if self is other:
-            return True
-        if not isinstance(other, Sharding) or self._hash != other._hash:
-            return False
-        return self._fields == other._fields
-
-    @property
-    def _fields(self) -> tuple[object, ...]:
-        layout = (self.shape, self.dims, self.unspecified_dims, self.unreduced)
-        return (*layout, self.replicated, self.manual, self.priorities, self.mesh)
-
-    def __hash__(self) -> int:
-        return self._hash
+        return sdy.to_sdy(self, mesh_name)
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
         """All that is no structure: the sizes of dimensions and of mesh axes."""
         return (*self.shape, *(n for _, n in self.mesh.axes))
-
-    @cached_property
-    def parts(self) -> tuple[int, ...]:
-        """Per dimension, the number of partitions."""
-        return tuple(parts(digits) for digits in self.dims)
 
     @cached_property
     def shard_shape(self) -> tuple[int, ...]:
@@ -251,11 +228,6 @@ class Sharding:
     def is_replicated(self) -> bool:
         """Whether no dimension is partitioned and nothing is unreduced."""
         return not self.unreduced and all(n == 1 for n in self.parts)
-
-    @property
-    def is_maximal(self) -> bool:
-        """Whether the whole tensor lies on one named device."""
-        return self.mesh.is_device
 
     @cached_property
     def is_even(self) -> bool:
@@ -309,26 +281,6 @@ class Sharding:
         """The same tensor with other digits on its dimensions."""
         return replace(self, dims=dims)
 
-    def text(self) -> str:
-        """Axes per dimension as `[X, None, (Y, Z)]`, `?` where open, `{U:Y}` unreduced.
-
-        `(X, ?)p1` has priority 1. `Sharding.parse` reads all of it.
-        """
-        opened, rounds = set(self.unspecified_dims), self.priorities or (0,) * len(self.dims)
-        dims = [
-            _dim_text([*self.mesh.texts(digits), *(["?"] if i in opened else [])], rounds[i])
-            for i, digits in enumerate(self.dims)
-        ]
-        tail = "".join(
-            f"{{{mark}:{','.join(self.mesh.texts(digits))}}}"
-            for mark, digits in (("U", self.unreduced), ("R", self.replicated), ("M", self.manual))
-            if digits
-        )
-        return f"[{', '.join(dims)}]{tail}"
-
-    def __repr__(self) -> str:
-        return f"Sharding({self.text()}, shape={self.shape}, {self.mesh!r})"
-
     def _checked(self, dim: int) -> int:
         if not 0 <= dim < len(self.shape):
             raise ShardingError(
@@ -337,57 +289,12 @@ class Sharding:
             )
         return dim
 
-    def _uses(self) -> Iterator[tuple[str, Digit]]:
-        """Every digit with the words for its place."""
-        for i, digits in enumerate(self.dims):
-            yield from ((f"dimension {i}", d) for d in digits)
-        for name in ("unreduced", "replicated", "manual"):
-            yield from ((f"the {name} digits", d) for d in getattr(self, name))
 
-    def _check_priorities(self) -> None:
-        """One per dimension; 0 everywhere is held as ()."""
-        wrong = [n for n in self.priorities if type(n) is not int or n < 0]
-        if wrong or len(self.priorities) != len(self.shape):
-            raise ShardingError(
-                f"priorities {self.priorities} of shape {self.shape} must be one integer of at "
-                "least 0 per dimension."
-            )
-        for dim, priority in enumerate(self.priorities):
-            if priority and not self.dims[dim] and dim not in self.unspecified_dims:
-                raise ShardingError(
-                    f"dimension {dim} has priority {priority} and neither axes nor is it open: "
-                    "there is nothing to take part in completion. Leave its priority at 0."
-                )
-        if not any(self.priorities):
-            object.__setattr__(self, "priorities", ())
-
-    def _used_twice(self) -> str:
-        """The message for two uses of one place of the device position, all of them listed."""
-        uses = [(place, d) for place, d in self._uses() if d.size > 1]
-        faults = [
-            f"  {self.mesh.texts((a,))[0]} on {here} meets {self.mesh.texts((b,))[0]} on {there}"
-            for i, (here, a) in enumerate(uses)
-            for there, b in uses[i + 1 :]
-            if overlap(a, b)
-        ]
-        return (
-            f"an axis is used twice in {self.text()} of shape {self.shape} on {self.mesh!r}:\n"
-            + "\n".join(faults)
-            + "\nAn axis partitions one dimension of a tensor: remove it from the other."
-        )
-
-
-def _module(name: str) -> Any:
-    """A notation of shardings. It builds shardings itself, so it is looked up when called."""
-    return importlib.import_module(f"shardalg.algebra.{name}")
-
-
-def _dim_text(names: list[str], priority: int) -> str:
-    if priority:
-        return f"({', '.join(names)})p{priority}"
-    if not names:
-        return "None"
-    return names[0] if len(names) == 1 else f"({', '.join(names)})"
+def _sharding(layout: Layout) -> Sharding:
+    """What a notation read, as the class that users meet."""
+    stated = (layout.mesh, layout.shape, layout.dims, layout.unspecified_dims)
+    held = (layout.unreduced, layout.replicated, layout.manual)
+    return Sharding(*stated, *held, layout.priorities)
 
 
 def replicated(shape: Sequence[int], mesh: Mesh) -> Sharding:

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 from jax.sharding import Mesh as JaxMesh
 
-from shardalg.algebra.jax_types import mesh_to_jax
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
 from shardalg.graph.ir import Graph
@@ -221,7 +220,7 @@ def lower(
             "this graph was loaded from a file and holds no JAX functions. Trace the function "
             "again and lower with its graph."
         )
-    jax_mesh = mesh_to_jax(program.mesh, devices) if mesh is None else mesh
+    jax_mesh = program.mesh.to_jax(devices) if mesh is None else mesh
     if dict(jax_mesh.shape) != program.mesh.shape:
         raise LoweringError(
             f"the program was planned on {program.mesh!r}, the JAX mesh has {dict(jax_mesh.shape)}."

@@ -10,16 +10,16 @@ from shardalg.ops.families import (
     block,
     contraction,
     convolution,
+    formatting,
     indexing,
     joining,
-    layout,
     pointwise,
     window,
 )
 from shardalg.ops.families.building import Builder
 from shardalg.ops.rule import Rule
 
-FAMILIES = (pointwise, contraction, layout, indexing, joining, window, convolution, block)
+FAMILIES = (pointwise, contraction, formatting, indexing, joining, window, convolution, block)
 BUILDERS: dict[str, Builder] = {k: v for family in FAMILIES for k, v in family.ROWS.items()}
 
 

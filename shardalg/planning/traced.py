@@ -238,10 +238,8 @@ def with_own(annotations: Annotations, traced: Traced) -> Annotations:
 
 def _own_layout(carried: Any, shape: tuple[int, ...], mesh: Mesh, *, home: Mesh | None) -> Sharding:
     """By the names of its axes, or on the mesh that it is on where that is another one."""
-    from shardalg.algebra.jax_types import from_named_sharding
-
-    there = from_named_sharding(carried, shape)
+    there = Sharding.from_named(carried, shape)
     axes = {ref.name for dim in there.dims for ref in there.mesh.refs(dim)}
     if is_another(there.mesh, mesh, axes=axes, home=home or mesh):
         return placed(there, mesh, shape)
-    return from_named_sharding(carried, shape, mesh)
+    return Sharding.from_named(carried, shape, mesh)

@@ -335,9 +335,7 @@ class _Reader:
 
 
 def _from_entries(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    from shardalg.algebra.jax_types import from_spec
-
-    return from_spec(spec, mesh, shape)
+    return Sharding.from_spec(spec, mesh, shape)
 
 
 def _from_axes(spec: Sequence[object], mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
@@ -345,9 +343,7 @@ def _from_axes(spec: Sequence[object], mesh: Mesh, shape: tuple[int, ...]) -> Sh
 
 
 def _from_named(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    from shardalg.algebra.jax_types import from_named_sharding
-
-    return placed(from_named_sharding(spec, shape), mesh, shape)
+    return placed(Sharding.from_named(spec, shape), mesh, shape)
 
 
 _READERS: Mapping[str, Callable[[object, Mesh, tuple[int, ...]], Sharding]] = {

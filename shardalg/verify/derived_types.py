@@ -9,7 +9,7 @@ from shardalg.ops.local_parameters import local_shape
 from shardalg.ops.rows import rules
 from shardalg.spmd.bound import bound
 from shardalg.spmd.program import Apply, Instruction, Local
-from shardalg.verify.operators.rows import local_signature
+from shardalg.verify.operators.local_rows import local_signature
 from shardalg.verify.report import Decided
 
 Types = tuple[ValueType, ...]

@@ -16,7 +16,7 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
-from shardalg.algebra.jax_types import mesh_to_abstract, mesh_to_jax
+from shardalg.algebra.jax_meshes import mesh_to_abstract
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
@@ -188,7 +188,7 @@ def _stage(graph: Graph, annotations: Annotations) -> Any:
             f"{len(devices)} of {mesh.size}. Ask for them first, with "
             f"shardalg.host_devices({mesh.size}), or leave the callbacks out."
         )
-    return _lowered(graph, annotations, mesh_to_jax(Mesh(dict(mesh.axes)), devices[: mesh.size]))
+    return _lowered(graph, annotations, Mesh(dict(mesh.axes)).to_jax(devices[: mesh.size]))
 
 
 def _lowered(graph: Graph, annotations: Annotations, jax_mesh: JaxMesh | AbstractMesh) -> Any:

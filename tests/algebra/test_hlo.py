@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.notation.hlo import from_hlo_tuple
 from shardalg.algebra.sharding import Sharding, maximal, replicated
 from shardalg.errors import MeshError, NotationError, ShardingError
 from shardalg.merge.compatible import merge
@@ -244,14 +243,14 @@ def test_the_order_of_equal_copies_says_nothing():
 def test_tuples():
     text = "{{replicated}, {devices=[2,1]<=[2]},{maximal device=1}}"
     shapes = [(), (4, 4), (3,)]
-    found = from_hlo_tuple(text, shapes)
+    found = Sharding.from_hlo_tuple(text, shapes)
     assert [made.to_hlo() for made in found] == [
         "{replicated}",
         "{devices=[2,1]<=[2]}",
         "{maximal device=1}",
     ]
     assert [made.shape for made in found] == shapes
-    assert from_hlo_tuple("{}", []) == ()
+    assert Sharding.from_hlo_tuple("{}", []) == ()
     for wrong, message in (
         ("{{replicated}}", "column 15 .*: 1 shardings for the 3 elements"),
         (text[:-1] + ", {replicated}}", "column 57 .*more shardings than the 3 elements"),
@@ -260,4 +259,4 @@ def test_tuples():
         (text + "x", "column 56 .*the sharding ends here"),
     ):
         with pytest.raises(NotationError, match=message):
-            from_hlo_tuple(wrong, shapes)
+            Sharding.from_hlo_tuple(wrong, shapes)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
-import shardalg.algebra.jax_types as jax_types
+import shardalg.algebra.jax_meshes as jax_meshes
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.mesh import AxisRef, Mesh
 from shardalg.errors import DeviceError, MeshError
@@ -86,7 +86,7 @@ def test_jax_meshes_both_ways(order):
 def test_abstract_meshes_both_ways():
     theirs = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     assert Mesh.from_jax(theirs) == Mesh({"x": 2, "y": 4})
-    assert jax_types.mesh_to_abstract(Mesh({"x": 2, "y": 4})) == theirs
+    assert jax_meshes.mesh_to_abstract(Mesh({"x": 2, "y": 4})) == theirs
 
 
 def test_part_of_the_devices_keeps_its_ids():

@@ -12,19 +12,11 @@ import math
 from dataclasses import dataclass
 
 from shardalg.algebra.digits import Digits
+from shardalg.algebra.layout import Layout
 from shardalg.algebra.mesh import AxisRef, Mesh
 from shardalg.algebra.notation.reader import MAX_DEVICES, Reader
-from shardalg.algebra.sharding import Sharding
+from shardalg.algebra.notation.stated import Dim
 from shardalg.errors import MeshError, ShardingError
-
-
-@dataclass(frozen=True)
-class Dim:
-    """One dimension as it stands."""
-
-    digits: Digits
-    is_open: bool
-    priority: int
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,7 @@ class Lists:
             held[kind] = self._class(reader, mesh)
         return held
 
-    def dims_text(self, sharding: Sharding) -> str:
+    def dims_text(self, sharding: Layout) -> str:
         """The list of dimensions, printed."""
         rounds = sharding.priorities or (0,) * len(sharding.dims)
         shown = []
@@ -86,7 +78,7 @@ class Lists:
             shown.append(f"{{{', '.join(names)}}}{suffix}")
         return f"[{', '.join(shown)}]"
 
-    def class_text(self, kind: str, digits: Digits, sharding: Sharding) -> str:
+    def class_text(self, kind: str, digits: Digits, sharding: Layout) -> str:
         """`, replicated={'z'}`, or nothing where there are no such axes."""
         in_order = tuple(sorted(digits, reverse=True))
         names = self._names(in_order, sharding)
@@ -100,7 +92,7 @@ class Lists:
             )
         return f"{self.quote}{name}{self.quote}"
 
-    def _names(self, digits: Digits, sharding: Sharding) -> list[str]:
+    def _names(self, digits: Digits, sharding: Layout) -> list[str]:
         try:
             refs = sharding.mesh.refs(digits)
         except MeshError as error:
@@ -174,17 +166,6 @@ class Lists:
             what = f"neighbouring sub-axes that are {', '.join(map(repr, joined))}"
             raise reader.error(what, start)
         return digits
-
-
-def sharding(
-    mesh: Mesh, shape: tuple[int, ...], dims: tuple[Dim, ...], held: dict[str, Digits]
-) -> Sharding:
-    """The sharding that was read."""
-    opened = tuple(i for i, dim in enumerate(dims) if dim.is_open)
-    priorities = tuple(dim.priority for dim in dims)
-    return Sharding(
-        mesh, shape, tuple(dim.digits for dim in dims), opened, priorities=priorities, **held
-    )
 
 
 def _sub_axis(ref: AxisRef) -> str:

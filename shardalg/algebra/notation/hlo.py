@@ -18,12 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digit, Digits, canonical, complement
+from shardalg.algebra.layout import Layout
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.notation import hlo_named
 from shardalg.algebra.notation.iota import iota, iota_order, iota_text, listed
 from shardalg.algebra.notation.reader import MAX_DEVICES, Reader
-from shardalg.algebra.restate import on_device, restate, spelled
-from shardalg.algebra.sharding import Sharding
+from shardalg.algebra.notation.stated import on_device, whole
+from shardalg.algebra.restate import restate, spelled
 from shardalg.errors import ShardingError
 
 SUBGROUPS = ("replicated", "manual", "unreduced")
@@ -35,8 +36,7 @@ _REFUSED = {
     "unknown": "an unknown sharding says nothing about the layout",
     "shard_as": "a shard group is a constraint between values, no layout of one",
     "shard_like": "a shard group is a constraint between values, no layout of one",
-    "{": "a tuple sharding holds one sharding per element; read it with "
-    "shardalg.algebra.notation.hlo.from_hlo_tuple",
+    "{": "a tuple sharding holds one sharding per element; read it with Sharding.from_hlo_tuple",
 }
 
 
@@ -58,7 +58,7 @@ class _Tiles:
         return iota_order(self.digits) if self.order is None else self.order
 
 
-def from_hlo(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sharding:
+def from_hlo(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
     """The sharding that HLO text gives a tensor of `shape`.
 
     Args:
@@ -83,7 +83,7 @@ def from_hlo(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sha
 
 def from_hlo_tuple(
     text: str, shapes: Sequence[tuple[int, ...]], mesh: Mesh | None = None
-) -> tuple[Sharding, ...]:
+) -> tuple[Layout, ...]:
     """The shardings of a tuple's elements, `{{replicated}, {devices=[2]<=[2]}}`, one per shape.
 
     >>> [s.parts for s in from_hlo_tuple("{{replicated}, {devices=[2]<=[2]}}", [(4,), (4,)])]
@@ -96,7 +96,7 @@ def from_hlo_tuple(
     reader.expect("{")
     rest = iter(shapes)
 
-    def element() -> Sharding:
+    def element() -> Layout:
         shape = next(rest, None)
         if shape is None:
             raise reader.error(f"more shardings than the {len(shapes)} elements of the tuple")
@@ -109,13 +109,14 @@ def from_hlo_tuple(
     return found
 
 
-def to_hlo(sharding: Sharding, version: int = 2) -> str:
+def to_hlo(sharding: Layout, version: int = 2) -> str:
     """HLO text of a sharding, in device ids.
 
     Versions 1 and 2 have no word for unspecified dimensions and explicitly replicated digits;
     version 2 lists devices where their order is no digits of the id.
 
     >>> mesh = Mesh({"x": 2, "y": 4})
+    >>> from shardalg.algebra.sharding import Sharding
     >>> Sharding.from_axes([None, "y"], mesh, (16, 16)).to_hlo()
     '{devices=[1,4,2]<=[2,4]T(1,0) last_tile_dim_replicate}'
     >>> [Sharding.from_axes(["y", "x"], mesh, (16, 16)).to_hlo(version) for version in (1, 3)]
@@ -142,7 +143,7 @@ def to_hlo(sharding: Sharding, version: int = 2) -> str:
     return f"{{devices=[{listed(tiles)}]{devices}{_tail([kind for kind, _ in groups])}}}"
 
 
-def _one(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
+def _one(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
     """One sharding in its braces."""
     reader.expect("{")
     start = reader.skip()
@@ -155,7 +156,7 @@ def _one(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
     return made
 
 
-def _in_braces(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
+def _in_braces(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
     _refuse(reader)
     start = reader.skip()
     word = reader.take("[a-z_]+")
@@ -183,7 +184,7 @@ def _refuse(reader: Reader) -> None:
             raise reader.error(reason)
 
 
-def _tiled(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
+def _tiled(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
     """A tile array, behind the word `devices`."""
     reader.expect("=")
     start = reader.skip()
@@ -254,7 +255,7 @@ def _read_subgroups(reader: Reader) -> tuple[str, ...]:
     return ("replicated",) if reader.word("last_tile_dim_replicate") else ()
 
 
-def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Sharding:
+def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Layout:
     """The tile array on a mesh of its own: positions are device ids, or places in the list."""
     size, rows = math.prod(read.extents), None
     if read.order is None:
@@ -271,7 +272,7 @@ def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Sharding:
         kind: tuple(d for name, digits in groups if name == kind for d in digits)
         for kind in ("unreduced", "manual")
     }
-    return Sharding(mesh, shape, rows[:rank], **held)
+    return Layout(mesh, shape, rows[:rank], **held)
 
 
 def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
@@ -299,9 +300,9 @@ def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
     return tuple(rows)
 
 
-def _whole(reader: Reader, kind: str, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
+def _whole(reader: Reader, kind: str, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
     """Replicated, or one class over all devices."""
-    made = Sharding(mesh or Mesh.unnamed(1), shape, ((),) * len(shape))
+    made = whole(mesh or Mesh.unnamed(1), shape)
     if kind == "replicated":
         return made
     if mesh is None:
@@ -309,7 +310,7 @@ def _whole(reader: Reader, kind: str, shape: tuple[int, ...], mesh: Mesh | None)
     return replace(made, **{kind: spelled((Digit(1, mesh.size),), mesh)})
 
 
-def _subgroups(sharding: Sharding) -> list[tuple[str, Digits]]:
+def _subgroups(sharding: Layout) -> list[tuple[str, Digits]]:
     """Kind and digits of the subgroup dimensions, in the order in which XLA prints them."""
     digits = [d for held in (*sharding.dims, sharding.unreduced, sharding.manual) for d in held]
     rest = complement(tuple(digits), sharding.mesh.size)

@@ -9,19 +9,19 @@ Source: xla/hlo/ir/mesh_and_axis.cc, named_sharding.cc; xla/hlo/parser/hlo_parse
 from __future__ import annotations
 
 from shardalg.algebra.digits import Digits
+from shardalg.algebra.layout import Layout
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.notation.axis_lists import Lists, sharding
+from shardalg.algebra.notation.axis_lists import Lists
 from shardalg.algebra.notation.iota import iota, iota_order, iota_text, listed
 from shardalg.algebra.notation.reader import Reader
-from shardalg.algebra.restate import on_device, stated
-from shardalg.algebra.sharding import Sharding
+from shardalg.algebra.notation.stated import layout_of, on_device, stated, whole
 from shardalg.errors import MeshError, ShardingError
 
 LISTS = Lists("'", priorities=False)
 KINDS = ("replicated", "unreduced", "manual")
 
 
-def read(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
+def read(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
     """The named sharding that stands here, within its braces; restated where `mesh` is given."""
     if reader.word("maximal_mesh"):
         for word in ("[", "device_id", "="):
@@ -35,7 +35,7 @@ def read(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
     made = _whole(reader, own, shape)
     if made is None:
         dims = LISTS.dims(reader, own, len(shape))
-        made = sharding(own, shape, dims, LISTS.classes(reader, own, KINDS))
+        made = layout_of(own, shape, dims, LISTS.classes(reader, own, KINDS))
     if reader.word(","):
         for word in ("metadata", "=", "{"):
             reader.expect(word)
@@ -43,7 +43,7 @@ def read(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Sharding:
     return stated(reader, made, mesh)
 
 
-def text(sharding: Sharding) -> str:
+def text(sharding: Layout) -> str:
     """HLO text of version 3. It has no word for priorities.
 
     Raises:
@@ -90,10 +90,10 @@ def _device_ids(reader: Reader) -> tuple[int, ...] | None:
     return order
 
 
-def _whole(reader: Reader, mesh: Mesh, shape: tuple[int, ...]) -> Sharding | None:
+def _whole(reader: Reader, mesh: Mesh, shape: tuple[int, ...]) -> Layout | None:
     """One class over all axes, said by its word alone; for "replicated" there are none."""
     kind = next((kind for kind in KINDS if reader.word(kind)), None)
     if kind is None:
         return None
     digits: Digits = () if kind == "replicated" else mesh.digits(mesh.axis_names)
-    return Sharding(mesh, shape, ((),) * len(shape), **{kind: digits})
+    return whole(mesh, shape, **{kind: digits})

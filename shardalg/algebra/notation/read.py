@@ -14,12 +14,12 @@ import re
 from collections.abc import Callable, Mapping
 
 from shardalg.algebra.digits import Digit, Digits
+from shardalg.algebra.layout import Layout
 from shardalg.algebra.mesh import AxisRef, Mesh
-from shardalg.algebra.notation.axis_lists import Dim, sharding
 from shardalg.algebra.notation.hlo import from_hlo
 from shardalg.algebra.notation.reader import Reader
 from shardalg.algebra.notation.sdy import from_sdy
-from shardalg.algebra.sharding import Sharding
+from shardalg.algebra.notation.stated import Dim, layout_of
 from shardalg.errors import MeshError, NotationError
 
 _SPEC = "P('x', None, ('y', 'z'), UNCONSTRAINED, unreduced={'w'})"
@@ -32,7 +32,7 @@ _NAME = r"[^\W\d][\w.-]*"
 _QUOTES = "'\""
 
 
-def parse(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sharding:
+def parse(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
     """The sharding that a text of any notation gives a tensor of `shape`.
 
     Args:
@@ -53,7 +53,7 @@ def parse(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Shardi
     raise NotationError(f"{text!r:.80} is no sharding. Write one as\n  {_EXAMPLES}")
 
 
-def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sharding:
+def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
     """The sharding of a PartitionSpec as JAX prints it."""
     reader = Reader(text, "the PartitionSpec", _SPEC)
     mesh = _needed(reader, mesh)
@@ -76,10 +76,10 @@ def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sh
     reader.end()
     dims += [Dim((), False, 0)] * (len(shape) - len(dims))
     classes = {_HELD[kind]: digits for kind, digits in held.items()}
-    return sharding(mesh, shape, tuple(dims), classes)
+    return layout_of(mesh, shape, tuple(dims), classes)
 
 
-def read_own(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sharding:
+def read_own(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
     """The sharding that `Sharding.text` printed, or the paper's `dims_mapping`."""
     reader = Reader(text, "the sharding", _OWN)
     mesh = _needed(reader, mesh)
@@ -101,14 +101,14 @@ def read_own(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sha
             rows = reader.items(_own_axis(reader, mesh), "}")
             held[kind] = _joined(tuple(digit for row in rows for digit in row), mesh)
     reader.end()
-    return sharding(mesh, shape, tuple(dims), held)
+    return layout_of(mesh, shape, tuple(dims), held)
 
 
 _SPEC_START = r"\s*(?:jax\.|jax\.sharding\.)?(?:P|PartitionSpec)\s*\("
 # How partial values are to be joined: sums, as newer versions of JAX also say.
 _SPEC_KIND = r"unreduced_kind\s*=\s*(?:jax\.sharding\.)?(?:UnreducedKind\.)?"
 _HELD = {"unreduced": "unreduced", "reduced": "replicated"}
-_NOTATIONS: Mapping[str, Callable[[str, tuple[int, ...], Mesh | None], Sharding]] = {
+_NOTATIONS: Mapping[str, Callable[[str, tuple[int, ...], Mesh | None], Layout]] = {
     r"\s*\{": from_hlo,
     r"\s*(?:#sdy|<)": from_sdy,
     _SPEC_START: read_spec,

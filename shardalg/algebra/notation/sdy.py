@@ -8,11 +8,11 @@ Source: shardy/dialect/sdy/ir/attrs.td, parsers.cc, printers.cc.
 
 from __future__ import annotations
 
+from shardalg.algebra.layout import Layout
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.notation.axis_lists import Lists, sharding
+from shardalg.algebra.notation.axis_lists import Lists
 from shardalg.algebra.notation.reader import Reader
-from shardalg.algebra.restate import on_device, stated
-from shardalg.algebra.sharding import Sharding
+from shardalg.algebra.notation.stated import layout_of, on_device, stated
 from shardalg.errors import MeshError, ShardingError
 
 LISTS = Lists('"', priorities=True)
@@ -20,7 +20,7 @@ KINDS = ("replicated", "unreduced")
 _EXAMPLE = '#sdy.sharding<@mesh, [{"x", "y":(2)2, ?}p1, {}], replicated={"z"}, unreduced={"w"}>'
 
 
-def from_sdy(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sharding:
+def from_sdy(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
     """The sharding that Shardy's text gives a tensor of `shape`.
 
     Args:
@@ -45,16 +45,17 @@ def from_sdy(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Sha
     reader.end()
     if own.is_device:
         return on_device(reader, own.order[0], tuple(shape), mesh)
-    return stated(reader, sharding(own, tuple(shape), dims, held), mesh)
+    return stated(reader, layout_of(own, tuple(shape), dims, held), mesh)
 
 
-def to_sdy(sharding: Sharding, mesh_name: str | None = "mesh") -> str:
+def to_sdy(sharding: Layout, mesh_name: str | None = "mesh") -> str:
     """Shardy's text of a sharding.
 
     Args:
       mesh_name: the symbol of the mesh; None states the mesh itself.
 
     >>> mesh = Mesh({"x": 2, "y": 4}, [0, 4, 1, 5, 2, 6, 3, 7])
+    >>> from shardalg.algebra.sharding import Sharding
     >>> sharding = Sharding.from_axes(["y", "?"], mesh, (8, 8), replicated=["x"])
     >>> to_sdy(sharding)
     '#sdy.sharding<@mesh, [{"y"}, {?}], replicated={"x"}>'

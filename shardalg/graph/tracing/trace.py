@@ -20,7 +20,7 @@ from jax.tree_util import (
     treedef_is_leaf,
 )
 
-from shardalg.algebra.jax_types import mesh_from_jax
+from shardalg.algebra.mesh import Mesh
 from shardalg.errors import RoleError, StrategyError, TraceError
 from shardalg.graph.evaluate import find_primitive
 from shardalg.graph.ir import Graph, PlainMesh
@@ -196,7 +196,7 @@ def _brought(around: AbstractMesh | None, sharding: Any) -> PlainMesh | None:
     mesh = getattr(sharding, "mesh", None)
     if mesh is None or mesh.empty or mesh == around:
         return None
-    made = mesh_from_jax(mesh)
+    made = Mesh.from_jax(mesh)
     return made.axes, made.device_ids
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.notation.hlo import from_hlo
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.errors import NotationError
@@ -168,7 +167,7 @@ def layout(text: str, shape: Sequence[int], mesh: Mesh) -> Sharding | None:
     """
     numbered = mesh if mesh.device_ids is None else Mesh(mesh.axes)
     try:
-        read = from_hlo(text, shape, numbered)
+        read = Sharding.from_hlo(text, shape, numbered)
     except NotationError:  # GSPMD mirrors the devices of what is reversed
         return None
     return replace(read, mesh=mesh) if read.mesh == numbered else None

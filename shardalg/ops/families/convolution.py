@@ -12,7 +12,7 @@ from shardalg.ops.rule import Rule
 
 
 @dataclass(frozen=True)
-class Layout:
+class DimensionNumbers:
     """Dimensions of image, kernel and result: batch (or f), features, then the spatial ones."""
 
     lhs: tuple[int, ...]
@@ -44,7 +44,7 @@ class Groups:
 
 def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
     """`[n, i, o+r-1], [f, i, r] -> [n, f, o] sum [i, r]`; its gradients are of this form too."""
-    layout = Layout(*record(signature.param("dimension_numbers"), "lhs rhs out").values())
+    layout = DimensionNumbers(*record(signature.param("dimension_numbers"), "lhs rhs out").values())
     kernel = signature.operands[1].shape
     result = signature.results[0].shape
     by_feature = signature.param("feature_group_count")
@@ -84,7 +84,7 @@ def _place(spec: tuple[int, ...], indices: tuple[Index, ...]) -> tuple[Index, ..
 
 
 def _spatial(
-    signature: Signature, layout: Layout
+    signature: Signature, layout: DimensionNumbers
 ) -> tuple[list[Index], list[Index], dict[str, dict[str, int]]]:
     """Image indices, kernel indices, and extents of the output and tap loops."""
     param = dict(signature.params)

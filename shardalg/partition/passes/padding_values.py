@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.graph.ir import Graph, Signature
+from shardalg.ops.elementwise import moves_none, number_along, operands_along, row_of
 from shardalg.ops.families.numbers import Number
-from shardalg.ops.places import moves_none, number_along, operands_along, row_of
 from shardalg.ops.rows import rules
 from shardalg.partition.choose.key import LoopDigits
 from shardalg.spmd import program as p

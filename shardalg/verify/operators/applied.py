@@ -12,7 +12,7 @@ from shardalg.spmd.boxes import Extract, Insert
 from shardalg.spmd.program import Apply, Choose
 from shardalg.verify.contents import Contents, Made
 from shardalg.verify.instruction import Stated
-from shardalg.verify.operators.rows import local_signature
+from shardalg.verify.operators.local_rows import local_signature
 from shardalg.verify.report import Decided
 
 # What a device may say otherwise than the node: the rows read these, so the claims compare them.

@@ -39,7 +39,7 @@ from shardalg.verify.instruction import Step
 from shardalg.verify.masks import chosen
 from shardalg.verify.operators.applied import Applied, ready, semantics
 from shardalg.verify.operators.fills import Filling
-from shardalg.verify.operators.rows import (
+from shardalg.verify.operators.local_rows import (
     Run,
     by_blocks,
     emitted,

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shardalg.graph.ir import Signature
+from shardalg.ops.elementwise import moves_none, number_along, operands_along
 from shardalg.ops.families.numbers import Number
-from shardalg.ops.places import moves_none, number_along, operands_along
 from shardalg.ops.rule import SUM
 from shardalg.verify.contents import Contents, Fill, Held, fill_number
-from shardalg.verify.operators.rows import Run
+from shardalg.verify.operators.local_rows import Run
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-import shardalg.algebra.jax_types as jax_types
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
@@ -69,16 +68,18 @@ def test_layouts_without_a_spec(sharding, message):
 
 def test_named_shardings_both_ways():
     order = [0, 3, 1, 2, 7, 6, 5, 4]
+    plain = Mesh({"x": 2, "y": 4})
     mesh = Mesh({"x": 2, "y": 4}, order)
     named = NamedSharding(mesh.to_jax(), P("y", "x"))
-    ours = jax_types.from_named_sharding(named, (8, 8))
+    ours = Sharding.from_named(named, (8, 8))
     assert ours == Sharding.from_axes(["y", "x"], mesh, (8, 8))
-    assert jax_types.to_named_sharding(ours) == named
-    assert jax_types.to_named_sharding(ours, named.mesh) == named
+    assert NamedSharding(mesh.to_jax(), ours.to_spec()) == named
     abstract = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-    assert jax_types.to_named_sharding(ours, abstract).mesh == abstract
+    theirs = NamedSharding(abstract, named.spec)
+    assert Sharding.from_named(theirs, (8, 8)) == Sharding.from_axes(["y", "x"], plain, (8, 8))
+    assert Sharding.from_named(named, (8, 8), plain).mesh == plain
     with pytest.raises(ShardingError, match="expected a NamedSharding, got SingleDeviceSharding"):
-        jax_types.from_named_sharding(SingleDeviceSharding(jax.devices()[0]), (8, 8))
+        Sharding.from_named(SingleDeviceSharding(jax.devices()[0]), (8, 8))
 
 
 def test_partial_maxima_are_refused():

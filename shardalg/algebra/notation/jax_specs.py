@@ -1,21 +1,19 @@
-"""Meshes and shardings as JAX has them, both ways. The one place here that knows jax."""
+"""PartitionSpecs, both ways."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import jax
-import numpy as np
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from shardalg.algebra.digits import Digits
+from shardalg.algebra.layout import Layout
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.sharding import Sharding
-from shardalg.errors import DeviceError, MeshError, NotationError, ShardingError
+from shardalg.algebra.notation.axis_names import from_axes
+from shardalg.errors import MeshError, NotationError, ShardingError
 
 
-def from_spec(spec: Any, mesh: Mesh, shape: Sequence[int]) -> Sharding:
+def from_spec(spec: Any, mesh: Mesh, shape: tuple[int, ...]) -> Layout:
     """The sharding that a `PartitionSpec` gives a tensor of `shape` on `mesh`.
 
     None and missing dimensions are not partitioned, `P.UNCONSTRAINED` leaves a dimension open,
@@ -38,10 +36,11 @@ def from_spec(spec: Any, mesh: Mesh, shape: Sequence[int]) -> Sharding:
             f"{spec} holds partial values that are joined by {kind}: a sharding here holds sums "
             "only. Leave unreduced_kind out, or join them before."
         )
-    return Sharding.from_axes(entries, mesh, shape, unreduced=held[0], replicated=held[1])
+    classes = dict(zip(("unreduced", "replicated"), held, strict=True))
+    return from_axes(entries, mesh, shape, classes)
 
 
-def to_spec(sharding: Sharding) -> PartitionSpec:
+def to_spec(sharding: Layout) -> PartitionSpec:
     """The `PartitionSpec` of a sharding, one entry per dimension.
 
     A spec has no word for manual digits and priorities, nor for a dimension that is both split
@@ -51,8 +50,9 @@ def to_spec(sharding: Sharding) -> PartitionSpec:
       ShardingError: sub-axes, digits of another mesh, a mesh without axis names, or one device.
 
     >>> mesh = Mesh({"x": 2, "y": 2, "z": 2})
-    >>> spec = to_spec(Sharding.from_axes(["x", None, ("y", "z")], mesh, (4, 4, 4)))
-    >>> spec == PartitionSpec("x", None, ("y", "z"))
+    >>> to_spec(from_axes(("x", None, ("y", "z")), mesh, (4, 4, 4), {})) == PartitionSpec(
+    ...     "x", None, ("y", "z")
+    ... )
     True
     """
     if sharding.mesh.is_unnamed and sharding.mesh.size > 1:
@@ -74,64 +74,8 @@ def to_spec(sharding: Sharding) -> PartitionSpec:
     return PartitionSpec(*entries, **held)
 
 
-def mesh_from_jax(jax_mesh: Any) -> Mesh:
-    """The mesh of a `jax.sharding.Mesh` or `AbstractMesh`; device ids are kept if not 0, 1, 2, ...
-
-    Raises:
-      MeshError: something else than a JAX mesh.
-
-    >>> mesh_from_jax(AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2))
-    Mesh(x=2, y=4)
-    """
-    if not isinstance(jax_mesh, jax.sharding.Mesh | AbstractMesh):
-        raise MeshError(f"expected a JAX mesh, got {type(jax_mesh).__name__}: {jax_mesh!r}.")
-    pairs = [(str(name), int(n)) for name, n in jax_mesh.shape.items()]
-    if isinstance(jax_mesh, AbstractMesh):
-        return Mesh(pairs)
-    return Mesh(pairs, [device.id for device in jax_mesh.devices.flat])
-
-
-def mesh_to_jax(mesh: Mesh, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
-    """A `jax.sharding.Mesh` whose axes are all Auto.
-
-    Args:
-      devices: default `jax.devices()`. With `mesh.device_ids` they are found by their ids,
-        otherwise the first ones are taken in the order given.
-
-    Raises:
-      DeviceError: fewer devices than positions, or none with one of the ids.
-    """
-    given = list(jax.devices() if devices is None else devices)
-    if len(given) < mesh.size:
-        raise DeviceError(
-            f"{mesh!r} needs {mesh.size} devices, and there are {len(given)}. Call "
-            f"shardalg.host_devices({mesh.size}) before JAX starts for that many CPU devices, or "
-            "take a smaller mesh."
-        )
-    chosen = given[: mesh.size] if mesh.device_ids is None else _by_id(given, mesh)
-    grid = np.empty(mesh.size, dtype=object)
-    grid[:] = chosen
-    names = mesh.axis_names
-    shape = tuple(mesh.shape[name] for name in names)
-    return jax.sharding.Mesh(grid.reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
-
-
-def mesh_to_abstract(mesh: Mesh) -> AbstractMesh:
-    """A `jax.sharding.AbstractMesh` of the same axes, all Auto.
-
-    >>> dict(mesh_to_abstract(Mesh({"x": 2, "y": 4})).shape)
-    {'x': 2, 'y': 4}
-    """
-    names = mesh.axis_names
-    sizes = tuple(mesh.shape[name] for name in names)
-    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
-
-
-def from_named_sharding(named: Any, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
-    """The sharding of a `NamedSharding` on a tensor of `shape`.
-
-    Args:
-      mesh: the mesh to state it on; default the NamedSharding's own.
+def check_named(named: Any) -> None:
+    """Raise unless this is a `NamedSharding`.
 
     Raises:
       ShardingError: another kind of JAX sharding.
@@ -141,18 +85,6 @@ def from_named_sharding(named: Any, shape: Sequence[int], mesh: Mesh | None = No
             f"expected a NamedSharding, got {type(named).__name__}: {named!r}. Put the value on a "
             "mesh with jax.device_put(value, NamedSharding(mesh, spec))."
         )
-    return from_spec(named.spec, mesh or mesh_from_jax(named.mesh), shape)
-
-
-def to_named_sharding(sharding: Sharding, devices: Any = None) -> NamedSharding:
-    """The `NamedSharding` of a sharding.
-
-    Args:
-      devices: JAX devices, or a JAX mesh with the axes of the sharding's mesh.
-    """
-    ready = isinstance(devices, jax.sharding.Mesh | AbstractMesh)
-    mesh = devices if ready else mesh_to_jax(sharding.mesh, devices)
-    return NamedSharding(mesh, to_spec(sharding))
 
 
 def _entries(spec: Any) -> tuple[Any, ...]:
@@ -183,7 +115,7 @@ def _entry(entry: Any, spec: Any) -> str | tuple[str, ...] | None:
     )
 
 
-def _names(digits: Digits, sharding: Sharding) -> tuple[str, ...]:
+def _names(digits: Digits, sharding: Layout) -> tuple[str, ...]:
     """Whole axes that the digits are."""
     mesh = sharding.mesh
     try:
@@ -205,14 +137,3 @@ def _spec_entry(names: tuple[str, ...], is_open: bool) -> Any:
     if not names:
         return PartitionSpec.UNCONSTRAINED if is_open else None
     return names[0] if len(names) == 1 else names
-
-
-def _by_id(devices: list[Any], mesh: Mesh) -> list[Any]:
-    """The devices of the mesh in its order."""
-    found = {device.id: device for device in devices}
-    missing = [i for i in mesh.order if i not in found]
-    if missing:
-        raise DeviceError(
-            f"{mesh!r} names the devices {missing}, and there are only {sorted(found)}."
-        )
-    return [found[i] for i in mesh.order]

@@ -1,4 +1,4 @@
-"""Layout: broadcast, transpose, squeeze, reshape, tile, iota. No arithmetic on elements."""
+"""Data formatting: broadcast, transpose, squeeze, reshape, tile, iota: no arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that make a place of their result of the operands' places of the same number."""
+"""Elementwise rows: a result element is made of the operands' elements of the same index."""
 
 from __future__ import annotations
 

@@ -1,0 +1,80 @@
+"""The meshes of JAX, from and to names, sizes and device ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType
+
+from shardalg.errors import DeviceError, MeshError
+
+if TYPE_CHECKING:
+    from shardalg.algebra.mesh import Mesh
+
+
+def axes_of(jax_mesh: Any) -> tuple[list[tuple[str, int]], list[int] | None]:
+    """Axes, and device ids at each position, of a `jax.sharding.Mesh` or `AbstractMesh`.
+
+    Raises:
+      MeshError: something else than a JAX mesh.
+
+    >>> axes_of(AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2))
+    ([('x', 2), ('y', 4)], None)
+    """
+    if not isinstance(jax_mesh, jax.sharding.Mesh | AbstractMesh):
+        raise MeshError(f"expected a JAX mesh, got {type(jax_mesh).__name__}: {jax_mesh!r}.")
+    pairs = [(str(name), int(n)) for name, n in jax_mesh.shape.items()]
+    if isinstance(jax_mesh, AbstractMesh):
+        return pairs, None
+    return pairs, [device.id for device in jax_mesh.devices.flat]
+
+
+def mesh_to_jax(mesh: Mesh, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
+    """A `jax.sharding.Mesh` whose axes are all Auto.
+
+    Args:
+      devices: default `jax.devices()`. With `mesh.device_ids` they are found by their ids,
+        otherwise the first ones are taken in the order given.
+
+    Raises:
+      DeviceError: fewer devices than positions, or none with one of the ids.
+    """
+    given = list(jax.devices() if devices is None else devices)
+    if len(given) < mesh.size:
+        raise DeviceError(
+            f"{mesh!r} needs {mesh.size} devices, and there are {len(given)}. Call "
+            f"shardalg.host_devices({mesh.size}) before JAX starts for that many CPU devices, or "
+            "take a smaller mesh."
+        )
+    chosen = given[: mesh.size] if mesh.device_ids is None else _by_id(given, mesh)
+    grid = np.empty(mesh.size, dtype=object)
+    grid[:] = chosen
+    names = mesh.axis_names
+    shape = tuple(mesh.shape[name] for name in names)
+    return jax.sharding.Mesh(grid.reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def mesh_to_abstract(mesh: Mesh) -> AbstractMesh:
+    """A `jax.sharding.AbstractMesh` of the same axes, all Auto.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> dict(mesh_to_abstract(Mesh({"x": 2, "y": 4})).shape)
+    {'x': 2, 'y': 4}
+    """
+    names = mesh.axis_names
+    sizes = tuple(mesh.shape[name] for name in names)
+    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def _by_id(devices: list[Any], mesh: Mesh) -> list[Any]:
+    """The devices of the mesh in its order."""
+    found = {device.id: device for device in devices}
+    missing = [i for i in mesh.order if i not in found]
+    if missing:
+        raise DeviceError(
+            f"{mesh!r} names the devices {missing}, and there are only {sorted(found)}."
+        )
+    return [found[i] for i in mesh.order]
