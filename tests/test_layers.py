@@ -194,7 +194,9 @@ def imports(paths, package=PACKAGE):
     """Per module, the modules of the package that it imports when it runs."""
     known = {module_name(p, package) for p in paths}
     found = {module_name(p, package): set(edges(p, known, package, keep=runtime)) for p in paths}
-    return {module: targets - {module} - NOT_YET.get(module, set()) for module, targets in found.items()}
+    return {
+        module: targets - {module} - NOT_YET.get(module, set()) for module, targets in found.items()
+    }
 
 
 def test_no_import_cycle():

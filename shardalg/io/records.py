@@ -68,13 +68,13 @@ def row_of(record: type, *, without: Sequence[str] = (), **instead: Any) -> Gene
     >>> row_of(Tie, kind=int, without=("call",))
     tuple[int, int, int]
     """
-    hints = {**get_annotations(record, eval_str=True), **instead}
+    hints = {**_types(record), **instead}
     return GenericAlias(tuple, tuple(hints[name] for name in _names(record) if name not in without))
 
 
 def without(record: type, *names: str) -> type:
     """A dataclass of the other fields of a dataclass, for what a file says in another place."""
-    hints = get_annotations(record, eval_str=True)
+    hints = _types(record)
     kept = [(name, hints[name]) for name in _names(record) if name not in names]
     return make_dataclass(f"{record.__name__}Row", kept, frozen=True)
 
@@ -102,6 +102,12 @@ def check_depth(data: object) -> None:
 
 def _items(data: object) -> Iterable[object]:
     return data if isinstance(data, Iterable) else ()
+
+
+def _types(record: type) -> dict[str, Any]:
+    """The type of each field, those of the classes that it builds on too."""
+    bases = reversed(record.__mro__)
+    return {k: v for base in bases for k, v in get_annotations(base, eval_str=True).items()}
 
 
 def _names(record: type) -> list[str]:
@@ -254,7 +260,7 @@ def _mapping(each: Reader) -> Reader:
 
 def _record(kind: type) -> Reader:
     """An object with exactly the fields of a dataclass, which checks itself when it is made."""
-    hints, names = get_annotations(kind, eval_str=True), _names(kind)
+    hints, names = _types(kind), _names(kind)
     readers = {name: _reader(hints[name]) for name in names}
 
     def reader(data: Any) -> Any:
