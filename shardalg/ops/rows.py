@@ -10,7 +10,7 @@ from shardalg.ops.families import (
     block,
     contraction,
     convolution,
-    formatting,
+    data_formatting,
     indexing,
     joining,
     pointwise,
@@ -19,7 +19,7 @@ from shardalg.ops.families import (
 from shardalg.ops.families.building import Builder
 from shardalg.ops.rule import Rule
 
-FAMILIES = (pointwise, contraction, formatting, indexing, joining, window, convolution, block)
+FAMILIES = (pointwise, contraction, data_formatting, indexing, joining, window, convolution, block)
 BUILDERS: dict[str, Builder] = {k: v for family in FAMILIES for k, v in family.ROWS.items()}
 
 

@@ -20,7 +20,7 @@ from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.interval import Interval
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node, Signature
-from shardalg.ops.families.formatting import Span, groups
+from shardalg.ops.families.data_formatting import Span, groups
 from shardalg.partition.emit.context import Cause, PartitionContext
 from shardalg.reshard.exchanges import Along, transfers_of
 from shardalg.spmd.regroup import Regroup, leading
