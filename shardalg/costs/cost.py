@@ -12,7 +12,6 @@ from shardalg.costs.collectives import KINDS
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
 from shardalg.io.table import Table
-from shardalg.pause import collection_paused
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.sums import total
 
@@ -193,7 +192,6 @@ class Cost:
         names = ("kind", "axes", "role", "phase", "count", "flops", "wire_bytes", "time_s")
         return Table(names, tuple(rows))
 
-    @collection_paused()
     def formulas(self) -> Table:
         """Every quantity as a formula in the named sizes, and as a number at the hints."""
         pairs = zip(self.totals.named(), self.hints.named(), strict=True)

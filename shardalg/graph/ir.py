@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -273,6 +273,18 @@ class Graph:
             for value in node.results:
                 made[value] = node.index
         return tuple(made)
+
+    @cached_property
+    def _by_primitive(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for node in self.nodes:
+            found.setdefault(node.signature.primitive, []).append(node.index)
+        return found
+
+    def nodes_of(self, primitives: Iterable[str]) -> list[Node]:
+        """The nodes of some primitives, in order of their numbers."""
+        known = self._by_primitive
+        return [self.nodes[n] for n in sorted(n for p in primitives for n in known.get(p, ()))]
 
     def trip_count(self, node: Node) -> int:
         """Executions of `node` per step."""

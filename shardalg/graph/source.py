@@ -49,8 +49,10 @@ class Sources:
     def _innermost(self, traceback: object) -> str:
         if traceback is None:
             return ""
+        files = self._files
         for code, offset in zip(*traceback.raw_frames(), strict=True):
-            if self.file(code.co_filename):
+            path = code.co_filename
+            if files[path] if path in files else self.file(path):
                 return self._line(code, offset)
         return ""
 

@@ -115,11 +115,9 @@ class _Classes:
 
     def join(self, first: int, second: int) -> None:
         """Make two classes one."""
-        parent = self.parent
-        if parent[first] != parent[second]:
-            a, b = self.root(first), self.root(second)
-            if a != b:
-                parent[b] = a
+        a, b = self.root(first), self.root(second)
+        if a != b:
+            self.parent[b] = a
 
 
 @lru_cache(maxsize=65536)
@@ -147,10 +145,16 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
     for value in graph.values:
         base.append(base[-1] + len(value.type.shape))
     classes = _Classes(base[-1])
+    parent, known = classes.parent, dict[Signature, tuple[tuple[int, int, int, int], ...]]()
     for node in graph.nodes:
-        at = (*node.operands, *node.results)
-        for i, d, j, e in joined_dims(node.signature) if not node.bodies else ():
-            classes.join(base[at[i]] + d, base[at[j]] + e)
+        pairs = known.get(node.signature)
+        if pairs is None:
+            pairs = known[node.signature] = () if node.bodies else joined_dims(node.signature)
+        at = node.operands + node.results
+        for i, d, j, e in pairs:
+            one, other = base[at[i]] + d, base[at[j]] + e
+            if parent[one] != parent[other]:
+                classes.join(one, other)
     for tie in graph.ties:
         rank = len(graph.values[tie.source].type.shape) - tie.source_drop
         for d in range(rank):
@@ -167,5 +171,5 @@ def _marked(
         return {classes.root(i) for v in mine for i in range(base[v], base[v + 1])}
 
     spread = owned(DATA) - owned(PARAMETERS, OPTIMIZER_STATE)
-    roots = [classes.root(i) in spread for i in range(base[-1])]
-    return bytearray(any(roots[base[v] : base[v + 1]]) for v in range(len(graph.values)))
+    roots = bytearray([classes.root(i) in spread for i in range(base[-1])])
+    return bytearray([1 in roots[base[v] : base[v + 1]] for v in range(len(graph.values))])

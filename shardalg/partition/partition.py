@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -72,8 +73,8 @@ class Partitioner:
     def run(self) -> SpmdProgram:
         """The whole program."""
         graph, context = self.graph, self.context
-        context.at_hand = [~context.tuples.number((home,)) for home in self.homes]
-        context.first = [0] * len(self.homes)
+        context.at_hand = [context.tuples.number((home,)) for home in self.homes]
+        context.first = [None] * len(self.homes)
         given, wanted = self.sharded.annotations, self.sharded.annotations.results
         entering, leaving = border_orders(graph, given.sites, wanted, given.orders)
         arguments = tuple(
@@ -81,7 +82,7 @@ class Partitioner:
         )
         constants = tuple((self._constant(v), v) for v, _ in graph.constants)
         context.deferrable = self.alike.deferrable[self.options.finite_sums]
-        self.begin = list(context.at_hand)
+        self.begin = list(context.at_hand), list(context.first)
         self._region(0)
         results_at = self._plain(self.sharded.results)
         results_at = tuple(
@@ -137,11 +138,12 @@ class Partitioner:
         As it would without an annotation (`propagate.border`): XLA replicates such a result.
         """
         graph, homes = self.graph, self.homes
+        handed = Counter(graph.results)
         results = zip(graph.results, self._plain(self.sharded.results), strict=True)
         for value, result in results:
-            alone = not graph.users[value] and graph.results.count(value) == 1
-            uneven = value not in self.sharded.fixed and even_prefix(homes[value]) != homes[value]
-            if alone and uneven and graph.producer[value] is not None:
+            free = value not in self.sharded.fixed and graph.producer[value] is not None
+            alone = free and not graph.users[value] and handed[value] == 1
+            if alone and even_prefix(homes[value]) != homes[value]:
                 homes[value] = result
 
     def _phase(self, value: int) -> str:
@@ -265,15 +267,16 @@ class Partitioner:
     ) -> tuple[Block, Copies]:
         """A planned body, and the layouts in which it has its values."""
         context, region = self.context, self.graph.regions[body]
-        outer = context.at_hand, context.copies, context.instructions
+        outer = context.at_hand, context.first, context.copies, context.instructions
         found = context.brought, context.fetched, context.lasting, context.phase
-        context.at_hand, context.copies, context.instructions = list(self.begin), {}, []
+        context.at_hand, context.first = map(list, self.begin)
+        context.copies, context.instructions = {}, []
         context.brought, context.fetched, context.lasting = {}, {}, {}
         arguments = open_body(context, region, layouts[0])
         self._region(body)
         results = close_body(context, node, region, layouts[1])
         block, copies = Block(arguments, tuple(context.instructions), results), context.copies
-        context.at_hand, context.copies, context.instructions = outer
+        context.at_hand, context.first, context.copies, context.instructions = outer
         context.brought, context.fetched, context.lasting, context.phase = found
         return block, copies
 

@@ -17,7 +17,6 @@ from shardalg.io.records import read, values
 from shardalg.ops.canonicalize.normalise import normalise
 from shardalg.ops.roles import roles
 from shardalg.ops.rows import BUILDERS
-from shardalg.pause import collection_paused
 from shardalg.propagate.other_mesh import is_another, placed
 from shardalg.propagate.strategy import Annotations
 
@@ -79,8 +78,7 @@ class Traced:
                 "wide_sums=True is for plans in numbers, and sizes of this one have names. Leave "
                 "it out, or plan with the numbers of plan.at."
             )
-        with collection_paused():
-            return replace(self, graph=normalise(self.graph, wide_sums=True), narrow=self.graph)
+        return replace(self, graph=normalise(self.graph, wide_sums=True), narrow=self.graph)
 
     @cached_property
     def hash(self) -> str:
@@ -178,9 +176,7 @@ def _tracer(
 
 
 def _graph(fn: Callable[..., Any], args: Sequence[Any], axes: Axes) -> Graph:
-    traced = trace(fn, *args, mesh_shape=axes, rows=BUILDERS)
-    with collection_paused():
-        return normalise(traced)
+    return normalise(trace(fn, *args, mesh_shape=axes, rows=BUILDERS))
 
 
 def read_traced(content: Mapping[str, Any]) -> Traced:

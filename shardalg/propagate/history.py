@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardalg.graph.ir import Graph
-from shardalg.pause import collection_paused
 from shardalg.propagate.border import Settled
-from shardalg.propagate.gspmd.fixpoint import Fixpoint, make
+from shardalg.propagate.gspmd.fixpoint import Fixpoint
 from shardalg.propagate.gspmd.step import Numbers
 from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import extends
@@ -33,7 +32,6 @@ class Record:
     annotated: frozenset[int] = frozenset()
 
 
-@collection_paused()
 def history(record: Record) -> tuple[Reason, ...]:
     """Every change of every value, in order."""
     return tuple(_reasons(record))
@@ -55,8 +53,8 @@ def _reasons(record: Record) -> Iterator[Reason]:
             value, number, step, direction, sources, level = change
             node, role = steps.nodes[step], steps.kinds[steps.kind_of_step[step]].role
             taken = _inside(steps.tensors[step], sources, count)
-            told = (value, known[number], "completed", node, direction, taken, role, level)
-            yield make(Reason, told)
+            layout = known[number]
+            yield Reason(value, layout, "completed", node, direction, taken, role, level)
     for value, kind, sources in record.settled.changes():
         yield Reason(value, layouts.sharding(fixpoint.numbers[value]), kind, sources=sources)
 

@@ -34,7 +34,8 @@ def apart(
     orders = tuple(
         (side, number, s.mesh) for number, s in enumerate(given) if s is not None and s.mesh != mesh
     )
-    return tuple(s if s is None else replace(s, mesh=mesh) for s in given), orders
+    plain = tuple(s if s is None or s.mesh is mesh else replace(s, mesh=mesh) for s in given)
+    return plain, orders
 
 
 def misplaced(
@@ -59,6 +60,8 @@ def border_orders(
     Args:
       sites, results: what is annotated there.
     """
+    if not orders:
+        return {}, {}
     asked = {(side, number): mesh for side, number, mesh in orders}
     entering = {number: mesh for (side, number), mesh in asked.items() if side == "arguments"}
     known: dict[int, Mesh | None] = {graph.arguments[k]: mesh for k, mesh in entering.items()}

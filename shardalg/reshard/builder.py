@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardalg.algebra.sharding import Sharding
-from shardalg.drafts import drafted
 from shardalg.graph.ir import Graph
 from shardalg.propagate.strategy import Options
 from shardalg.spmd.program import Attributes, Instruction, Local
@@ -14,7 +13,6 @@ from shardalg.spmd.why import UNSTATED, Why
 
 ANY_PHASE = ""
 """Mark of a layout that every phase may use: the value's home, and as it was made."""
-new_local, new_instruction = drafted(Local), drafted(Instruction)
 
 
 class Cause(NamedTuple):
@@ -47,7 +45,7 @@ class Listing:
     ) -> int:
         """Add a local value; its index."""
         index = len(self.locals)
-        self.locals.append(new_local(index, shape, dtype, sharding, origin))
+        self.locals.append(Local(index, shape, dtype, sharding, origin))
         return index
 
     def emit(
@@ -58,4 +56,4 @@ class Listing:
         cause: Cause,
     ) -> None:
         """Append an instruction to the current block."""
-        self.instructions.append(new_instruction(attributes, operands, results, *cause))
+        self.instructions.append(Instruction(attributes, operands, results, *cause))

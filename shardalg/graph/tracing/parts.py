@@ -26,7 +26,8 @@ class Parts:
         self.constants: list[tuple[int, object]] = []
         self.numbers: dict[int, np.ndarray] = {}
         self._constant_of: dict[object, int] = {}
-        self._types: dict[object, ValueType] = {}
+        self._types: dict[ValueType, ValueType] = {}
+        self._types_of: dict[int, tuple[object, ValueType]] = {}  # by identity: JAX shares them
         self._params: dict[object, Params] = {}
         self._signatures: dict[object, Signature] = {}
         self._taken: set[str] = set()
@@ -38,16 +39,20 @@ class Parts:
         Raises:
           TraceError: it is no array (a reference, a token).
         """
+        found = self._types_of.get(id(aval))
+        if found is None:
+            found = self._types_of[id(aval)] = (aval, self._type(aval))
+        return found[1]
+
+    def _type(self, aval: Any) -> ValueType:
         try:
-            key = (aval.shape, aval.dtype)
+            made = ValueType(tuple(map(int, aval.shape)), aval.dtype.name)
         except AttributeError:
             raise TraceError(
                 f"a value of type {aval} is no array: a graph holds arrays only. "
                 "Keep references and tokens out of the planned function."
             ) from None
-        if key not in self._types:
-            self._types[key] = ValueType(tuple(map(int, aval.shape)), aval.dtype.name)
-        return self._types[key]
+        return self._types.setdefault(made, made)
 
     def value(self, value_type: ValueType, kind: str, name: str) -> int:
         """A new value; a name that is taken gets a number behind it."""

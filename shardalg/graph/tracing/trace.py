@@ -32,6 +32,7 @@ from shardalg.graph.tracing.written import written_out
 from shardalg.pause import collection_paused
 
 
+@collection_paused()
 def trace(
     fn: Callable[..., Any],
     *args: Any,
@@ -71,9 +72,8 @@ def trace(
     builder = build.Builder(
         ours, partial(reader, rows), written_out=written_out, mesh_of=partial(_brought, around)
     )
-    with collection_paused():
-        graph = builder.graph(closed, paths, result_paths)
-        graph.check()
+    graph = builder.graph(closed, paths, result_paths)
+    graph.check()
     return replace(graph, trees=(tree, tree_structure(shapes)))
 
 

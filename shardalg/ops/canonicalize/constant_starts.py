@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from shardalg.graph.ir import Graph, Node, Params, Signature
 from shardalg.ops.canonicalize.known import Known
+from shardalg.ops.canonicalize.rewrite import rewritten
 from shardalg.ops.families.indexing import mode, numbers, scatter_mode
 from shardalg.ops.rule import CLIP
 
@@ -23,15 +25,8 @@ def starts_written(graph: Graph) -> Graph:
     A box is read or written where it happens to lie; of a slice or pad a device fetches what it
     lacks. JAX writes `zeros.at[1:].set(x)` and its gradient so.
     """
-    nodes, bindings, known = list(graph.nodes), list(graph.bindings), Known(graph)
-    for node in graph.nodes:
-        write = _WRITTEN.get(node.primitive)
-        written = write(known, node) if write else None
-        if written is not None:
-            nodes[node.index] = written
-            if bindings:
-                bindings[node.index] = None
-    return replace(graph, nodes=tuple(nodes), bindings=tuple(bindings))
+    known = Known(graph)
+    return rewritten(graph, {name: partial(write, known) for name, write in _WRITTEN.items()})
 
 
 def _dynamic_slice(known: Known, node: Node) -> Node | None:

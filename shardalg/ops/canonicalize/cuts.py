@@ -9,6 +9,7 @@ from functools import partial
 from shardalg.graph.ir import Graph, Node, Params, Signature
 from shardalg.ops.canonicalize.known import Known
 from shardalg.ops.canonicalize.passing import Join, joins, slices_passed
+from shardalg.ops.canonicalize.rewrite import rewritten, with_nodes
 
 
 def cuts_joined(graph: Graph) -> Graph:
@@ -19,33 +20,23 @@ def cuts_joined(graph: Graph) -> Graph:
     with pointwise operators between the two; `concatenate([x[1:], zeros])` is a pad for it.
     """
     known = Known(graph)
-    joined_to = partial(_joined, known)
-    graph = slices_passed(_padded(known, joined_to), joined_to)
-    nodes, bindings = list(graph.nodes), list(graph.bindings)
-    for node in graph.nodes:
-        producer = graph.producer[node.operands[0]] if node.operands else None
-        inner = None if producer is None else nodes[producer]
-        if inner is None or inner.region != node.region:
-            continue
-        joined = joined_to(node, inner)
-        if joined is not None:
-            nodes[node.index] = joined
-            if bindings:
-                bindings[node.index] = None
-    return replace(graph, nodes=tuple(nodes), bindings=tuple(bindings))
+    join = partial(_joined, known)
+    graph = rewritten(graph, {"concatenate": partial(_padded, known, join)})
+    graph = slices_passed(graph, join)
+    made: dict[int, Node] = {}
+    for node in graph.nodes_of(("slice", "pad")):
+        producer = graph.producer[node.operands[0]]
+        inner = None if producer is None else made.get(producer, graph.nodes[producer])
+        found = join(node, inner) if inner is not None and inner.region == node.region else None
+        if found is not None:
+            made[node.index] = found
+    return with_nodes(graph, made)
 
 
-def _padded(known: Known, join: Join) -> Graph:
-    """The graph in which a slice beside numbers is padded by them, where that is one node."""
-    graph = known.graph
-    nodes, bindings = list(graph.nodes), list(graph.bindings)
-    for node in graph.nodes:
-        pad = _beside_numbers(known, node) if node.primitive == "concatenate" else None
-        if pad is not None and joins(graph, pad, join):
-            nodes[node.index] = pad
-            if bindings:
-                bindings[node.index] = None
-    return replace(graph, nodes=tuple(nodes), bindings=tuple(bindings))
+def _padded(known: Known, join: Join, node: Node) -> Node | None:
+    """A slice beside numbers as padded by them, where that is one node."""
+    pad = _beside_numbers(known, node)
+    return pad if pad is not None and joins(known.graph, pad, join) else None
 
 
 def _beside_numbers(known: Known, node: Node) -> Node | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from shardalg.graph.ir import Graph, Node, Signature
+from shardalg.ops.canonicalize.rewrite import rewritten
 
 
 def ends_joined(graph: Graph) -> Graph:
@@ -13,14 +15,7 @@ def ends_joined(graph: Graph) -> Graph:
     A device then fetches what it lacks of x once, where both slices would be brought into blocks of
     their own first. Of other ends the size of the result would lose its name.
     """
-    nodes, bindings = list(graph.nodes), list(graph.bindings)
-    for node in graph.nodes:
-        source = _rotated(graph, node) if node.primitive == "concatenate" else None
-        if source is not None:
-            nodes[node.index] = _joined(graph, node, source)
-            if bindings:
-                bindings[node.index] = None
-    return replace(graph, nodes=tuple(nodes), bindings=tuple(bindings))
+    return rewritten(graph, {"concatenate": partial(_joined, graph)})
 
 
 def _rotated(graph: Graph, node: Node) -> int | None:
@@ -58,7 +53,10 @@ def _cut(graph: Graph, place: tuple[int, int], dim: int) -> tuple[int, int, int]
     return (node.operands[0], starts[dim], limits[dim]) if plain else None
 
 
-def _joined(graph: Graph, node: Node, source: int) -> Node:
+def _joined(graph: Graph, node: Node) -> Node | None:
+    source = _rotated(graph, node)
+    if source is None:
+        return None
     type_ = graph.values[source].type
     params = (
         ("dimension", node.signature.param("dimension")),

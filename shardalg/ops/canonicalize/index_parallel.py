@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from shardalg.graph.ir import Graph, Node, Params
+from shardalg.ops.canonicalize.rewrite import rewritten
 from shardalg.ops.families.building import record
 from shardalg.ops.families.indexing import COMBINE, GATHER, SCATTER, numbers
 
@@ -26,19 +28,11 @@ PAIRED = {
 
 def indices_paired(graph: Graph) -> Graph:
     """The graph in which gathers and scatters have batch dimensions for indices that count."""
-    nodes, bindings = list(graph.nodes), list(graph.bindings)
-    counting = _Counting(graph)
-    for node in graph.nodes:
-        if node.primitive in SELECTED:
-            paired = _paired(graph, node, counting)
-            if paired is not None:
-                nodes[node.index] = paired
-                if bindings:
-                    bindings[node.index] = None
-    return replace(graph, nodes=tuple(nodes), bindings=tuple(bindings))
+    pair = partial(_paired, graph, _Counting(graph))
+    return rewritten(graph, dict.fromkeys(SELECTED, pair))
 
 
-def _paired(graph: Graph, node: Node, counting: _Counting) -> Node | None:
+def _paired(graph: Graph, counting: _Counting, node: Node) -> Node | None:
     """The node with its counting components as batch dimensions; None if it has none."""
     pieces = _pieces(graph, node)
     found = numbers(node.signature)

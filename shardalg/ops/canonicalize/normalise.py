@@ -17,8 +17,10 @@ from shardalg.ops.canonicalize.index_parallel import indices_paired
 from shardalg.ops.canonicalize.wide import wide_steps
 from shardalg.ops.families.joining import joined_operands
 from shardalg.ops.families.pointwise import broadcast_operands
+from shardalg.pause import collection_paused
 
 
+@collection_paused()
 def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
     """The same function in the form that rows, completion and pricing expect.
 
@@ -82,9 +84,10 @@ class _Rewrite:
         self.bindings: list[object] = []
         self.constants: list[tuple[int, object]] = []
         self.value_of = self._keep_values()
-        self.node_of: dict[int, tuple[int, ...]] = {}
+        self.node_of: dict[int, range] = {}
         self._names = {value.name for value in graph.values}
         self._signatures: dict[object, Signature] = {}
+        self._kept: dict[Signature, bool] = {}
         self._broadcasts: dict[object, int] = {}
         self._counts: dict[tuple[str, str], int] = {}
 
@@ -165,7 +168,31 @@ class _Rewrite:
     def _node(self, node: Node) -> None:
         value_of, signature = self.value_of, node.signature
         operands = [value_of[v] for v in node.operands]
+        results = tuple([value_of[v] for v in node.results])
         first = len(self.nodes)
+        kept = self._kept.get(signature)
+        if kept is None:
+            kept = self._kept[signature] = self._is_kept(signature)
+        if not kept:
+            signature, operands = self._explicit(node, operands)
+        place = (node.source, node.phase, node.region, node.bodies)
+        self.nodes.append(Node(len(self.nodes), signature, tuple(operands), results, *place))
+        bound = self.old.bindings and signature.primitive == node.primitive
+        self.bindings.append(self.old.bindings[node.index] if bound else None)
+        self.node_of[node.index] = range(first, len(self.nodes))
+
+    def _steps(self, signature: Signature) -> Sequence[Signature]:
+        """What stands for an operator; nothing where it stays."""
+        return wide_steps(signature) if self.wide_sums else ()
+
+    def _is_kept(self, signature: Signature) -> bool:
+        """Whether nodes of a signature stay as they are, but for their numbers."""
+        whole = len(joined_operands(signature)) == len(signature.operands)
+        return whole and not broadcast_operands(signature) and not self._steps(signature)
+
+    def _explicit(self, node: Node, operands: list[int]) -> tuple[Signature, list[int]]:
+        """The last operator that stands for a node, and its operands; those before it are made."""
+        signature = node.signature
         repeated = broadcast_operands(signature)
         for position, shape in repeated:
             operands[position] = self._broadcast(node, operands[position], shape)
@@ -173,16 +200,10 @@ class _Rewrite:
         operands = [operands[k] for k in joined]
         if repeated or len(joined) < len(node.operands):
             signature = self._signature(signature, operands)
-        results = tuple([value_of[v] for v in node.results])
-        steps = wide_steps(signature) if self.wide_sums else ()
+        steps = self._steps(signature)
         for step in steps[:-1]:
             operands = [self._made(node, step, operands, "float32")]
-        place = (node.source, node.phase, node.region, node.bodies)
-        last = steps[-1] if steps else signature
-        self.nodes.append(Node(len(self.nodes), last, tuple(operands), results, *place))
-        kept = self.old.bindings and not steps
-        self.bindings.append(self.old.bindings[node.index] if kept else None)
-        self.node_of[node.index] = tuple(range(first, len(self.nodes)))
+        return steps[-1] if steps else signature, operands
 
     def _made(self, node: Node, signature: Signature, operands: Sequence[int], kind: str) -> int:
         """The result of a new node beside `node`, named for its kind."""

@@ -22,8 +22,8 @@ def slices_passed(graph: Graph, join: Join) -> Graph:
     for pointwise f, where nobody else reads what lies between. A slice moves down to a pad that
     makes up for it at least: f then runs over no more elements than the result has.
     """
-    for node in graph.nodes:
-        found = _chain(graph, node) if node.primitive in _MOVES else []
+    for node in graph.nodes_of(_MOVES):
+        found = _chain(graph, node)
         moved = _MOVES[node.primitive](graph, found, join) if len(found) > 2 else None
         if moved is not None:
             graph = _in_order(graph, found, moved)

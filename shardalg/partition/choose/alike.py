@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -51,36 +50,37 @@ def _kinds(graph: Graph) -> Kinds:
     found: dict[object, int] = {}
     numbers = []
     for node in graph.nodes:
-        if node.bodies or node.primitive in WRITTEN:
+        if node.bodies or node.signature.primitive in WRITTEN:
             numbers.append(None)
         else:
             key = (node.signature, *_alike(graph, node, outputs))
             numbers.append(found.setdefault(key, len(found)))
     parts = list(zip(*found, strict=True))[1:] or [()] * 3
-    linear = [(v, *read) for v in range(len(graph.values)) if (read := _read(graph, v, outputs))]
+    once = [v for v, users in enumerate(graph.users) if len(users) == 1]
+    linear = [(v, *read) for v in once if (read := _read(graph, v, outputs))]
     always = frozenset(v for v, rule, k in linear if k in rule.passes(finite=False))
     finite = frozenset(v for v, rule, k in linear if k in rule.passes(finite=True))
     deferrable = (always, finite)
     return Kinds(deferrable, tuple(numbers), *parts, tuple(map(_pick, graph.nodes)))
 
 
-def _alike(graph: Graph, node: Node, outputs: frozenset[int]) -> Iterator[Alike]:
-    users = graph.users
-    yield tuple([node.operands.index(value) for value in node.operands])
-    read = [bool(users[value]) or value in outputs for value in node.results]
-    yield () if len(read) == 1 else tuple([k for k, is_read in enumerate(read) if not is_read])
-    yield is_remade(graph, node)
+def _alike(graph: Graph, node: Node, outputs: frozenset[int]) -> tuple[Alike, ...]:
+    reads = tuple([node.operands.index(value) for value in node.operands])
+    if len(node.results) == 1:
+        return reads, (), is_remade(graph, node)
+    read = [graph.users[value] or value in outputs for value in node.results]
+    return reads, tuple([k for k, is_read in enumerate(read) if not is_read]), False
 
 
 def _read(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rule, int] | None:
-    """The row of the only user of a node's result, in its region and summing, and as which operand.
+    """The row of a value's only user, in the region of its node and summing, and as which operand.
 
     None where there is no such user.
     """
-    made, users = graph.producer[value], graph.users[value]
-    if made is None or len(users) != 1 or value in outputs:
+    made = graph.producer[value]
+    if made is None or value in outputs:
         return None
-    user = graph.nodes[users[0]]
+    user = graph.nodes[graph.users[value][0]]
     rows = rules(user.signature)
     if user.region != graph.nodes[made].region or not rows or len(rows) > 1:
         return None
@@ -96,7 +96,9 @@ def _pick(node: Node) -> itemgetter:
 
 def is_remade(graph: Graph, node: Node) -> bool:
     """Whether a node makes its only result from numbers alone (zeros, an iota)."""
-    values = graph.values
-    numbers = all(values[v].kind == "constant" and not values[v].type.shape for v in node.operands)
-    rows = rules(node.signature) if numbers and len(node.results) == 1 else None
-    return rows is not None and bool(values[node.results[0]].type.shape)
+    signature = node.signature
+    if len(signature.results) != 1 or not signature.results[0].shape:
+        return False
+    if not graph.literals.issuperset(node.operands):
+        return False
+    return rules(signature) is not None

@@ -75,8 +75,8 @@ class PartitionContext(Listing):
     Attributes:
       tuples: layouts that a value is at hand in, the first as it was made or brought home, copies
         of the phase behind: each tuple has a number.
-      at_hand: per graph value, that number; of a value not made yet, `~` that of its home.
-      first: per graph value, the local that holds it in the first of its layouts.
+      at_hand: per graph value, that number; of a value not made yet, that of its home.
+      first: per graph value, the local that holds it in the first of its layouts; None before.
       copies: (value, layout, phase) to the local that holds it in another one, in the current
         block.
       brought: (value, phase) to the layouts of its copies there.
@@ -91,7 +91,7 @@ class PartitionContext(Listing):
     links: Links | None = None
     tuples: Tuples = field(default_factory=Tuples)
     at_hand: list[int] = field(default_factory=list)
-    first: list[int] = field(default_factory=list)
+    first: list[int | None] = field(default_factory=list)
     copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
     brought: dict[tuple[int, str], list[Sharding]] = field(default_factory=dict)
     phase: str = "forward"
@@ -101,7 +101,7 @@ class PartitionContext(Listing):
 
     def hold(self, value: int, layout: Sharding, local: int) -> None:
         """`local` is `value` in `layout`, for any phase."""
-        if self.at_hand[value] < 0:
+        if self.first[value] is None:
             self.at_hand[value], self.first[value] = self.tuples.number((layout,)), local
         else:
             self.at_hand[value] = self.tuples.number((*self.sources(value), layout))

@@ -9,7 +9,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
 from shardalg.partition.emit.context import PartitionContext
 from shardalg.partition.emit.node import NodePlan, partition_node, settle
-from shardalg.reshard.builder import new_instruction, new_local
+from shardalg.spmd.program import Instruction, Local
 
 
 class Recipe(NamedTuple):
@@ -43,11 +43,8 @@ def recipe(
     moved = [k for k, (v, layout) in enumerate(demands) if layout != context.sources(v)[0]]
     sides = zip(plan.shapes, node.signature.results, plan.raw, homes, strict=True)
     number = context.tuples.number
-    made = [
-        (shape, type_.dtype, layout, number((home,)) if layout == home else ~number((home,)))
-        for shape, type_, layout, home in sides
-    ]
-    away = [k for k, one in enumerate(made) if one[-1] < 0]
+    made = [(shape, t.dtype, layout, number((home,))) for shape, t, layout, home in sides]
+    away = [k for k, home in enumerate(homes) if made[k][2] != home]
     return Recipe(plan, homes, _bare, tuple(moved), tuple(made), tuple(away))
 
 
@@ -65,12 +62,13 @@ def _bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
             operands[k] = context.demand(node.operands[k], plan.choice.demands[k], cause)
     local = start = len(locals_)
     for value, (shape, dtype, layout, number) in zip(node.results, recipe.made, strict=False):
-        locals_.append(new_local(local, shape, dtype, layout, value))
+        locals_.append(Local(local, shape, dtype, layout, value))
         at_hand[value], first[value] = number, local
         local += 1
     results = (start,) if local == start + 1 else tuple(range(start, local))
     given = (tuple(operands), results, node.index, node.phase, "unknown", plan.why)
-    context.instructions.append(new_instruction(plan.apply, *given))
+    context.instructions.append(Instruction(plan.apply, *given))
     for k in recipe.settled:
+        first[node.results[k]] = None
         made = (node.results[k], results[k], plan.choice.produced[k])
         settle(context, node, made, recipe.homes[k])

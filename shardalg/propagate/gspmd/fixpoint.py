@@ -18,8 +18,6 @@ from shardalg.propagate.gspmd.step import Numbers, Outcome, asks, settled, step,
 from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import Layouts, extends
 
-make = tuple.__new__
-"""A named tuple of a tuple, in half of the time that its class takes."""
 Memo = dict[Numbers, Outcome | None]
 LONGEST_CHAIN = 20
 """Steps that look-ahead follows a chain of single readers."""
@@ -144,8 +142,7 @@ class Fixpoint:
         start = len(values) - len(outcome.layouts)
         for k in outcome.changed:
             new, sources = outcome.layouts[k], outcome.sources[k]
-            change = (values[start + k], new, position, FORWARD, sources, self.level)
-            self._write(make(Change, change))
+            self._write(Change(values[start + k], new, position, FORWARD, sources, self.level))
         return bool(outcome.changed)
 
     def _write(self, change: Change) -> None:
@@ -182,8 +179,7 @@ class Fixpoint:
                         kind not in self.doubtful or self._is_reached(position)
                     ):
                         new, sources = outcome.layouts[k], outcome.sources[k]
-                        change = (value, new, position, BACKWARD, sources, level)
-                        self._write(make(Change, change))
+                        self._write(Change(value, new, position, BACKWARD, sources, level))
                         changed = True
             self.retry_places[place] = retry
             place = due.rfind(1, 0, place)

@@ -5,9 +5,10 @@ Independent of mesh and annotations, so made once per graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from operator import itemgetter
 
 from shardalg.graph.ir import Graph, Signature, Tie, ValueType
@@ -50,7 +51,7 @@ class Index:
     nodes: list[int | None]
     readers: list[list[tuple[int, int]]]
     touching: list[list[int]]
-    near: list[tuple[int, ...]]
+    near: list[Collection[int]]
     order: list[int]
     place: list[int]
     shapes: list[tuple[int, ...]]
@@ -98,11 +99,11 @@ def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
     """The index of steps in sweep order, each of a numbered kind."""
     count = len(graph.values) + len(graph.results)
     tensors = [values for _, values, _ in steps]
-    readers, touching = _neighbours(found, steps, count)
-    order = list(_appearance(graph, tensors, count))
+    order = list(dict.fromkeys(chain(chain.from_iterable(tensors), range(count))))
     place = [0] * count
     for position, value in enumerate(order):
         place[value] = position
+    readers, touching = _neighbours(found, steps, count)
     shapes = {shape: i for i, shape in enumerate(dict.fromkeys(v.type.shape for v in graph.values))}
     shape_of = [shapes[v.type.shape] for v in graph.values]
     return Index(
@@ -214,19 +215,21 @@ def post_order(graph: Graph, number: int) -> list[int]:
     conflict the first wins. Nodes that no result needs come last.
     """
     region, producer, nodes = graph.regions[number], graph.producer, graph.nodes
-    here, done, order = set(region.nodes), set(), []
-    todo = [producer[value] for value in reversed(region.results)]
-    todo = [*reversed(region.nodes), *todo]
+    waiting, order = bytearray(len(nodes)), []
+    for node in region.nodes:
+        waiting[node] = 1
+    made = [producer[value] for value in reversed(region.results)]
+    todo = [*reversed(region.nodes), *(node for node in made if node is not None)]
     while todo:
         node = todo[-1]
-        if node is None or node in done or node not in here:
+        if not waiting[node]:
             todo.pop()
             continue
-        before = [producer[value] for value in reversed(nodes[node].operands)]
-        before = [p for p in before if p is not None and p not in done and p in here]
+        before = [producer[value] for value in nodes[node].operands[::-1]]
+        before = [p for p in before if p is not None and waiting[p]]
         todo += before
         if not before:
-            done.add(todo.pop())
+            waiting[todo.pop()] = 0
             order.append(node)
     return order
 
@@ -256,28 +259,26 @@ def _neighbours(
 ) -> tuple[list[list[tuple[int, int]]], list[list[int]]]:
     readers: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     touching: list[list[int]] = [[] for _ in range(count)]
+    operands = [kind.num_operands for kind in kinds]
     for position, (kind, values, _) in enumerate(steps):
-        for k in kinds[kind].operands:
+        for k in range(operands[kind]):
             readers[values[k]].append((position, k))
-        for value in dict.fromkeys(values):
-            touching[value].append(position)
+        for value in values:
+            steps_of = touching[value]
+            if not steps_of or steps_of[-1] != position:
+                steps_of.append(position)
     return readers, touching
 
 
 def _near(
     kinds: list[Kind], steps: list[Step], where: tuple[list[list[int]], list[int]]
-) -> list[tuple[int, ...]]:
+) -> list[Collection[int]]:
     touching, place = where
-    operands = [[place[v] for v in values[: kinds[k].num_operands]] for k, values, _ in steps]
+    count = [kind.num_operands for kind in kinds]
+    operands = [[place[v] for v in values[: count[kind]]] for kind, values, _ in steps]
     return [
-        tuple(dict.fromkeys(p for step in positions for p in operands[step]))
+        operands[positions[0]]
+        if len(positions) == 1
+        else {p for step in positions for p in operands[step]}
         for positions in touching
     ]
-
-
-def _appearance(graph: Graph, tensors: list[tuple[int, ...]], count: int) -> dict[int, None]:
-    order: dict[int, None] = {}
-    for values in tensors:
-        order.update(dict.fromkeys(values))
-    order.update(dict.fromkeys(range(count)))
-    return order
