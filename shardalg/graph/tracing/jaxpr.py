@@ -95,7 +95,6 @@ class Builder:
         self._drafts: list[Draft] = []
         self._bindings: list[object] = []
         self._spans = [_Span(0, "root", None, 1)]
-        self._readers: dict[object, Placing] = {}
 
     def graph(
         self, closed: Any, argument_paths: Sequence[str], result_paths: Sequence[str]
@@ -133,27 +132,22 @@ class Builder:
         """Read the equations of a body, closed or open; the values of its results."""
         jaxpr = getattr(body, "jaxpr", body)
         env = dict(zip(jaxpr.invars, arguments, strict=True))
-        if jaxpr.constvars:
-            for var, array in zip(jaxpr.constvars, body.consts, strict=True):
-                env[var] = self.parts.constant(var.aval, array)
+        for var, array in zip(jaxpr.constvars, getattr(body, "consts", ()), strict=True):
+            env[var] = self.parts.constant(var.aval, array)
         here = place
         for equation in jaxpr.eqns:
             operands = self._read(equation.invars, env)
-            info = equation.source_info
-            source = self._sources.line(info.traceback) or place.source
-            flags = place.flags | self._sources.flags(info.name_stack)
+            source = self._sources.line(equation.source_info.traceback) or place.source
+            flags = place.flags | self._sources.flags(equation.source_info.name_stack)
             if (source, flags) != (here.source, here.flags):
                 here = place._replace(source=source, flags=flags)
-            read = self._readers.get(equation.primitive)
-            if read is None:
-                read = self._readers[equation.primitive] = self.reader(equation.primitive)
+            read = self.reader(equation.primitive)
             env.update(zip(equation.outvars, read(self, equation, operands, here), strict=True))
         return self._read(jaxpr.outvars, env)
 
     def _read(self, atoms: Iterable[Any], env: Mapping[Any, int]) -> list[int]:
         # A literal holds its value, and cannot be hashed.
-        constant = self.parts.constant
-        return [constant(a.aval, a.val) if hasattr(a, "val") else env[a] for a in atoms]
+        return [self.parts.constant(a.aval, a.val) if hasattr(a, "val") else env[a] for a in atoms]
 
     def open(self, kind: str, parent: _Span, trips: int = 1) -> _Span:
         """A new region inside `parent`."""

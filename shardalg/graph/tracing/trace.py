@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from traceback import walk_tb
 from typing import Any
 
@@ -70,7 +70,7 @@ def trace(
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
     ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
     builder = build.Builder(
-        ours, partial(reader, rows), written_out=written_out, mesh_of=partial(_brought, around)
+        ours, cache(partial(reader, rows)), written_out=written_out, mesh_of=partial(_brought, around)
     )
     graph = builder.graph(closed, paths, result_paths)
     graph.check()
