@@ -69,9 +69,8 @@ def trace(
     closed, shapes = _jaxpr(fn, jax.tree.unflatten(tree, specs), around)
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
     ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
-    builder = build.Builder(
-        ours, cache(partial(reader, rows)), written_out=written_out, mesh_of=partial(_brought, around)
-    )
+    read, mesh_of = cache(partial(reader, rows)), partial(_brought, around)
+    builder = build.Builder(ours, read, written_out=written_out, mesh_of=mesh_of)
     graph = builder.graph(closed, paths, result_paths)
     graph.check()
     return replace(graph, trees=(tree, tree_structure(shapes)))
