@@ -83,8 +83,9 @@ def measured(function: Callable[..., Any], sizes: tuple[int, ...], more: int) ->
 def _forget() -> None:
     """What is remembered of exchanges."""
     from shardalg.algebra.halos import classes
-    from shardalg.partition.emit import windows
+    from shardalg.partition.choose import windows
     from shardalg.reshard import exchanges
 
-    for memo in (classes.classes_of, classes.labelled, exchanges.transfers_of, windows.windows):
+    memos = classes.classes_of, classes.labelled, exchanges.transfers_of
+    for memo in (*memos, windows.windows, windows.brought):
         memo.cache_clear()

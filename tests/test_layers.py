@@ -266,6 +266,28 @@ def test_a_name_stands_twice_only_for_one_meaning():
     assert not twice - set(SAME_MEANING), "another meaning wants another name"
 
 
+def reached(graph, module):
+    """All modules that importing one brings in, itself among them."""
+    found, left = set(), {module}
+    while left:
+        found |= left
+        left = {target for each in left for target in graph.get(each, ())} - found
+    return found
+
+
+EMITS = ("shardalg.partition.emit", "shardalg.partition.partition")
+
+
+def test_what_decides_imports_nothing_that_emits():
+    """Not through others either: a choice and a path are values, `partition.emit` writes them."""
+    graph = imports(sources())
+    pure = [m for m in graph if m.startswith(("shardalg.partition.choose", "shardalg.reshard"))]
+    bad = {m: sorted(t for t in reached(graph, m) if t.startswith(EMITS)) for m in pure}
+    assert len(pure) > 10
+    assert not any(bad.values()), {m: targets for m, targets in bad.items() if targets}
+    assert reached({"a": {"b"}, "b": {"c", "a"}}, "a") == {"a", "b", "c"}
+
+
 def misplaced(relative, names):
     tops = {name.split(".")[0] for name in names}
     return sorted(t for t in tops & set(PLACES) if not relative.startswith(PLACES[t]))

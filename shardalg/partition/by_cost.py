@@ -17,8 +17,7 @@ from shardalg.partition.choose.choices import Candidate, candidates, move_s
 from shardalg.partition.choose.component import components
 from shardalg.partition.choose.descent import Asked, Option, Problem, best_of
 from shardalg.partition.choose.key import LoopDigits
-from shardalg.partition.choose.ties import Tied, laid, layouts, tied
-from shardalg.partition.emit.calls import border
+from shardalg.partition.choose.regions import Tied, border, laid, layouts, tied
 from shardalg.partition.partition import partition
 from shardalg.propagate.sharded import Border, Reason, ShardedGraph
 from shardalg.propagate.strategy import Options
@@ -35,7 +34,7 @@ def by_cost(
     """The graph with the layouts and the loops that take the fewest seconds, as far as found.
 
     Annotations, arguments and results stay as completed; what a loop carries, its constants and
-    what branches read and give have one layout each (`choose.ties`). Coordinate descent from the
+    what branches read and give have one layout each (`choose.regions`). Coordinate descent from the
     fastest completion, and on small graphs from `STARTS` random points; that completion itself
     stands where nothing is faster by `costs.step_time`. Memory is not limited.
 

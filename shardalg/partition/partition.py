@@ -14,12 +14,15 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import operand_type
 from shardalg.costs.hardware import load
 from shardalg.graph.ir import Node
+from shardalg.partition.choose import gathers
 from shardalg.partition.choose.alike import kinds
+from shardalg.partition.choose.gathers import Copied, GatherChoice
 from shardalg.partition.choose.key import NodeKey
-from shardalg.partition.emit.calls import TAKES, border, close_body, control, open_body
+from shardalg.partition.choose.node_plan import NodePlan, node_plan
+from shardalg.partition.choose.regions import border
+from shardalg.partition.emit.calls import TAKES, close_body, control, open_body
 from shardalg.partition.emit.context import Cause, PartitionContext
-from shardalg.partition.emit.gathers import GatherChoice, hoistable, repeated, within
-from shardalg.partition.emit.node import NodePlan, node_plan, remake, settle
+from shardalg.partition.emit.node import remake, settle
 from shardalg.partition.emit.recipe import Recipe, recipe
 from shardalg.partition.passes.simplify import simplify
 from shardalg.propagate.orders import border_orders
@@ -48,8 +51,7 @@ class Partitioner:
     Attributes:
       kinds: per node, the number of its kind, and of the loops that were chosen for it before.
       recipes: per kind, by what is at hand of the operands and the homes of the results.
-      hoisted: constants of loops that are gathered before the loop: the loop, the value, and its
-        layout in the body before and after.
+      hoisted: constants of loops that are gathered before the loop.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Partitioner:
         chip = load(options.hardware) if options.policy == "cost" else None
         links = links_on(sharded.mesh, chip)
         self.context = PartitionContext(self.graph, moving, options, kept=kept, links=links)
-        self.hoisted: list[tuple[Node, int, Sharding, Sharding]] = []
+        self.hoisted: list[Copied] = []
         self.rates = lru_cache(maxsize=None)(load(options.hardware).rates)
 
     def run(self) -> SpmdProgram:
@@ -256,7 +258,10 @@ class Partitioner:
             read = {layout for v, layout, _ in copies if v == value and layout != home}
             if len(read) == 1:
                 (self.homes[value],) = read
-                self.hoisted.append((node, value, home, self.homes[value]))
+                once = self.graph.trip_count(node)
+                times = once * node.signature.param("length")
+                copied = Copied(value, home, self.homes[value], "hoist_gathers", times, once)
+                self.hoisted.append(copied)
 
     def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:
         """One body of a call, on locals of its own."""
@@ -302,7 +307,8 @@ def partition(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> 
     if not isinstance(options.keep_gathers, bool):
         first = Partitioner(sharded, roles, options)
         first.run()
-        kept = within(repeated(first.context), options.keep_gathers)
+        found = gathers.gather_choices(sharded.graph, first.context.repeated())
+        kept = gathers.within(found, options.keep_gathers)
     return Partitioner(sharded, roles, options, kept=kept).run()
 
 
@@ -314,4 +320,5 @@ def gather_choices(
     none.run()
     before = Partitioner(sharded, roles, replace(options, hoist_gathers=True))
     before.run()
-    return (*repeated(none.context), *hoistable(sharded.graph, before.hoisted))
+    copies = (*none.context.repeated(), *before.hoisted)
+    return tuple(gathers.gather_choices(sharded.graph, copies))

@@ -1,4 +1,4 @@
-"""Exchanges as instructions: every device gets an interval of a dimension that is held in blocks.
+"""Exchanges as local programs: every device gets an interval of a dimension held in blocks.
 
 The places of a block that a transfer sends, a fetch with a reading per piece of a round, the pieces
 side by side, one slice at a start in closed form (`algebra.halos.exchange`).
@@ -6,15 +6,15 @@ side by side, one slice at a start in closed form (`algebra.halos.exchange`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.halos.classes import Classes, classes_of
 from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.transfers import Piece, Reader, Round, Transfer, transfers
-from shardalg.reshard.builder import ANY_PHASE, Cause, Listing
-from shardalg.spmd.program import Attributes, Concatenate, Fetch, Reading, Slice, SliceAt, Start
+from shardalg.reshard.dim_program import DimBuilder, DimStep
+from shardalg.spmd.program import Concatenate, Fetch, Reading, SliceAt, Start
 
 
 def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
@@ -46,133 +46,76 @@ def _rounds(exchange: Exchange, classes: Classes | None) -> tuple[Round, ...]:
     return exchange.rounds if classes is None else classes.rounds(exchange)
 
 
-@dataclass(frozen=True)
-class Along:
-    """Emits instructions that change one dimension of a local value."""
-
-    context: Listing
-    dim: int
-    cause: Cause
-
-    def size(self, local: int) -> int:
-        """Places of a local."""
-        return self.context.locals[local].shape[self.dim]
-
-    def emit(self, attributes: Attributes, size: int, *operands: int) -> int:
-        """An instruction whose result has `size` places."""
-        return self.results(attributes, (size,), *operands)[0]
-
-    def results(
-        self, attributes: Attributes, sizes: tuple[int, ...], *operands: int
-    ) -> tuple[int, ...]:
-        """An instruction with a result per size."""
-        like, dim = self.context.locals[operands[0]], self.dim
-        shapes = [(*like.shape[:dim], size, *like.shape[dim + 1 :]) for size in sizes]
-        made = tuple(self.context.new_local(s, like.dtype, like.sharding) for s in shapes)
-        self.context.emit(attributes, operands, made, self.cause)
-        return made
-
-    def places(self, local: int, lower: int, upper: int) -> int:
-        """Places `[lower, upper)` of a local: itself, if these are all."""
-        if (lower, upper) == (0, self.size(local)):
-            return local
-        return self.emit(Slice(self.dim, lower, upper - lower), upper - lower, local)
-
-    def deliver(self, locals_: tuple[int, ...], exchanges: tuple[Exchange, ...]) -> tuple[int, ...]:
-        """The interval of every exchange, each from blocks of its local; they share permutes."""
-        tensors = tuple(locals_.index(local) for local in locals_)
-        found = {
-            piece: made
-            for transfer in transfers_of(exchanges, tensors)
-            for piece, made in self.sent(transfer, exchanges, locals_).items()
-        }
-        return tuple(
-            self.cut(exchange, [made for piece, made in ordered(found) if piece.reader == nth])
-            if exchange.want.length
-            else self.places(local, 0, 0)
-            for nth, (exchange, local) in enumerate(zip(exchanges, locals_, strict=True))
-        )
-
-    def sent(
-        self, transfer: Transfer, exchanges: tuple[Exchange, ...], locals_: tuple[int, ...]
-    ) -> dict[Piece, int]:
-        """The pieces that a transfer brings."""
-        slots, classes = transfer.slots, classes_of(exchanges)
-        places = tuple((locals_[slot.tensor], slot.lower, slot.upper) for slot in slots)
-        placed = [(k, slot, piece) for k, slot in enumerate(slots) for piece in slot.pieces]
-        if not transfer.permutes and all(
-            _is_own(exchanges[p.reader], p, classes) for _, _, p in placed
-        ):
-            return {piece: self.places(*places[k]) for k, _, piece in placed}
-        readings = tuple(
-            self.reading(exchanges[piece.reader], (k, piece), transfer, classes)
-            for k, _, piece in placed
-        )
-        fetch = Fetch(self.dim, exchanges[0].held, readings)
-        made = self.fetched(fetch, places)
-        return {
-            piece: self.places(block, piece.lower - slot.lower, piece.upper - slot.lower)
-            for (_, slot, piece), block in zip(placed, made, strict=True)
-        }
-
-    def fetched(self, fetch: Fetch, places: tuple[Place, ...]) -> tuple[int, ...]:
-        """The results of a fetch of some places of locals, which is made once.
-
-        A margin outlives its phase: it is smaller than the blocks, which whoever reads it again
-        needs anyway. What is as large as the blocks is a copy, and kept as copies are.
-        """
-        known, options = self.context.fetched, self.context.options
-        sizes = (places[0][2] - places[0][1],) * len(fetch.readings)
-        margin = sum(sizes) < sum(map(self.size, {local for local, _, _ in places}))
-        keeps = margin or options.keep_gathers is True
-        key = (fetch, places, ANY_PHASE if keeps else self.cause.phase)
-        if key not in known or not options.share_gathers:
-            known[key] = self.results(fetch, sizes, *(self.places(*place) for place in places))
-        return known[key]
-
-    def reading(
-        self,
-        exchange: Exchange,
-        place: tuple[int, Piece],
-        transfer: Transfer,
-        classes: Classes | None,
-    ) -> Reading:
-        """How the block of a piece's round is read off the slot of a transfer."""
-        number, piece = place
-        first, start = transfer.slots[number].lower, exchange.want.start
-        source = Index(start.terms, start.constant, start.div * exchange.block)
-        permutes = transfer.bringing(number, piece)
-        if classes is not None:
-            permutes = tuple(classes.lifted(exchange, piece.number, each) for each in permutes)
-        return Reading(
-            number,
-            start_of(exchange, source, piece.number),
-            permutes,
-            start_of(exchange, start),
-            exchange.want.length,
-            (piece.lower - first, piece.upper - first),
-        )
-
-    def cut(self, exchange: Exchange, pieces: list[int]) -> int:
-        """The interval out of the pieces of its rounds, laid side by side."""
-        width, length = sum(map(self.size, pieces)), exchange.want.length
-        local = pieces[0]
-        if len(pieces) > 1:
-            local = self.emit(Concatenate(self.dim), width, *pieces)
-        if len(exchange.rests) > 1:
-            start = exchange.want.start % exchange.block
-            at = start_of(exchange, start, -min(exchange.rests))
-            return self.emit(SliceAt(self.dim, at, length), length, local)
-        return self.places(local, 0, length)
+def deliver(
+    along: DimBuilder, blocks: tuple[int, ...], exchanges: tuple[Exchange, ...]
+) -> tuple[int, ...]:
+    """The interval of every exchange, each from blocks that are its value; they share permutes."""
+    found: dict[Piece, int] = {}
+    for transfer in transfers_of(exchanges, tuple(map(blocks.index, blocks))):
+        found |= _sent(along, transfer, exchanges, blocks)
+    ordered = sorted(found.items(), key=lambda item: (item[0].number, item[0].lower))
+    return tuple(
+        _cut(along, exchange, [made for piece, made in ordered if piece.reader == nth])
+        if exchange.want.length
+        else along.places(block, 0, 0)
+        for nth, (exchange, block) in enumerate(zip(exchanges, blocks, strict=True))
+    )
 
 
-Place = tuple[int, int, int]
-"""A local, and places `[lower, upper)` of it."""
+def _sent(
+    along: DimBuilder, transfer: Transfer, exchanges: tuple[Exchange, ...], blocks: tuple[int, ...]
+) -> dict[Piece, int]:
+    """The pieces that a transfer brings."""
+    slots, classes = transfer.slots, classes_of(exchanges)
+    sources = tuple(blocks[slot.tensor] for slot in slots)
+    placed = [(k, slot, piece) for k, slot in enumerate(slots) for piece in slot.pieces]
+    if not transfer.permutes and all(
+        _is_own(exchanges[p.reader], p, classes) for _, _, p in placed
+    ):
+        return {p: along.places(sources[k], slot.lower, slot.upper) for k, slot, p in placed}
+    readings = tuple(
+        _reading(exchanges[piece.reader], (k, piece), transfer, classes) for k, _, piece in placed
+    )
+    sizes = (slots[0].upper - slots[0].lower,) * len(readings)
+    fetch = Fetch(along.dim, exchanges[0].held, readings)
+    places = tuple((slot.lower, slot.upper) for slot in slots)
+    made = along.results(DimStep(fetch, sources, sizes, places))
+    return {
+        piece: along.places(block, piece.lower - slot.lower, piece.upper - slot.lower)
+        for (_, slot, piece), block in zip(placed, made, strict=True)
+    }
 
 
-def ordered(found: dict[Piece, int]) -> list[tuple[Piece, int]]:
-    """Pieces in the order in which they lie in the buffers of their readers."""
-    return sorted(found.items(), key=lambda item: (item[0].reader, item[0].number, item[0].lower))
+def _reading(
+    exchange: Exchange, place: tuple[int, Piece], transfer: Transfer, classes: Classes | None
+) -> Reading:
+    """How the block of a piece's round is read off the slot of a transfer."""
+    number, piece = place
+    first, start = transfer.slots[number].lower, exchange.want.start
+    source = Index(start.terms, start.constant, start.div * exchange.block)
+    permutes = transfer.bringing(number, piece)
+    if classes is not None:
+        permutes = tuple(classes.lifted(exchange, piece.number, each) for each in permutes)
+    return Reading(
+        number,
+        start_of(exchange, source, piece.number),
+        permutes,
+        start_of(exchange, start),
+        exchange.want.length,
+        (piece.lower - first, piece.upper - first),
+    )
+
+
+def _cut(along: DimBuilder, exchange: Exchange, pieces: list[int]) -> int:
+    """The interval out of the pieces of its rounds, laid side by side."""
+    length, value = exchange.want.length, pieces[0]
+    if len(pieces) > 1:
+        width = sum([along.sizes[piece] for piece in pieces])
+        value = along.add(Concatenate(along.dim), width, *pieces)
+    if len(exchange.rests) > 1:
+        at = start_of(exchange, exchange.want.start % exchange.block, -min(exchange.rests))
+        return along.add(SliceAt(along.dim, at, length), length, value)
+    return along.places(value, 0, length)
 
 
 def _is_own(exchange: Exchange, piece: Piece, classes: Classes | None) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.halos.classes import neighbours
-from shardalg.reshard.exchanges import Along
+from shardalg.reshard.dim_program import DimBuilder, DimProgram
 from shardalg.reshard.grids import margin
 from shardalg.spmd.program import Concatenate, Fetch, Reading, Resize, SliceAt, Start
 
@@ -58,27 +58,24 @@ class Retile:
         return Fetch(self.dim, self.digits, (reading,))
 
 
-def retiled(along: Along, local: int, retile: Retile) -> int:
-    """Emit a retile: the margin, beside the own block, and one slice of both."""
-    before, after, count = retile.before, retile.after, parts(retile.digits)
+def retiled(retile: Retile, devices: int) -> DimProgram:
+    """A retile as a program: the margin, beside the own block, and one slice of both."""
+    dim, before, after = retile.dim, retile.before, retile.after
     width, shift = retile.margin, after - before
-    if shift < 0:
-        margin = _fetched(along, along.places(local, before - width, before), retile)
-        both = (margin, along.places(local, 0, after))
-        joined = along.emit(Concatenate(along.dim), width + after, *both)
-        return along.emit(SliceAt(along.dim, retile.number(shift, width), after), after, joined)
+    along = DimBuilder(dim, (before,))
     if not width:
-        return along.emit(Resize(along.dim, after), after, local)
-    margin = _fetched(along, along.places(local, 0, width), retile)
-    joined = along.emit(Concatenate(along.dim), before + width, local, margin)
+        return along.program(along.add(Resize(dim, after), after, 0))
+    fetch = retile.fetch(devices)
+    if shift < 0:
+        margin = along.add(fetch, width, along.places(0, before - width, before))
+        both = margin, along.places(0, 0, after)
+        joined = along.add(Concatenate(dim), width + after, *both)
+        at = SliceAt(dim, retile.number(shift, width), after)
+        return along.program(along.add(at, after, joined))
+    margin = along.add(fetch, width, along.places(0, 0, width))
+    joined = along.add(Concatenate(dim), before + width, 0, margin)
     # behind the margin nothing is that exists and is wanted
-    end = before + count * shift
+    end = before + parts(retile.digits) * shift
     if end > before + width:
-        joined = along.emit(Resize(along.dim, end), end, joined)
-    return along.emit(SliceAt(along.dim, retile.number(shift), after), after, joined)
-
-
-def _fetched(along: Along, margin: int, retile: Retile) -> int:
-    devices = along.context.locals[margin].sharding.mesh.size
-    (found,) = along.results(retile.fetch(devices), (along.size(margin),), margin)
-    return found
+        joined = along.add(Resize(dim, end), end, joined)
+    return along.program(along.add(SliceAt(dim, retile.number(shift), after), after, joined))

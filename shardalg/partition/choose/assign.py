@@ -14,6 +14,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import contracts
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import PICK, SUM
+from shardalg.partition.choose import regroup
 from shardalg.partition.choose.component import (
     Assigned,
     Component,
@@ -26,7 +27,6 @@ from shardalg.partition.choose.key import Choice, NodeKey, Weight, at_hand, devi
 from shardalg.partition.choose.matches import demanded_devices, twins
 from shardalg.partition.choose.picks import elements, picked
 from shardalg.partition.choose.sent import GATHERED, sent_bytes
-from shardalg.partition.emit import regroup
 from shardalg.reshard.paths import reshard_bound, reshard_price
 
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]

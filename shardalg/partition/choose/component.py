@@ -25,7 +25,7 @@ from shardalg.ops.rule import (
     Rule,
 )
 from shardalg.ops.windows import windowed
-from shardalg.partition.emit.windows import owner
+from shardalg.partition.choose.windows import owner
 
 Dims = tuple[Digits, ...]
 Assigned = Mapping[str, Digits]

@@ -50,7 +50,7 @@ class Choice:
       loops: sharded loops with their digits.
       demands: layout of each operand; produced: layout of each result, pending digits as unreduced.
       devices: how many parts the iterations are computed in.
-      regrouped: whether an exchange stands for the operator (`partition.emit.regroup`).
+      regrouped: whether an exchange stands for the operator (`partition.choose.regroup`).
     """
 
     loops: tuple[tuple[str, Digits], ...]

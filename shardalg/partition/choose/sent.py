@@ -13,10 +13,10 @@ from shardalg.graph.ir import Signature
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
 from shardalg.ops.windows import windowed
+from shardalg.partition.choose import regroup
 from shardalg.partition.choose.component import reduced_digits
 from shardalg.partition.choose.key import Choice, NodeKey
-from shardalg.partition.emit import regroup
-from shardalg.partition.emit.windows import elements, together, windows
+from shardalg.partition.choose.windows import elements, together, windows
 
 GATHERED = (ARGMAX, ARGMIN, TOP, USER)
 """Ways to combine whose partial results are sent whole."""

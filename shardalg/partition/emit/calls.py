@@ -1,80 +1,15 @@
-"""Control flow: each body, planned once, behind a border at which both sides agree."""
+"""Calls: the values at the border of each body, and the instruction around the bodies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shardalg.algebra.derived_layouts import interned, whole
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.graph.ir import Graph, Node, Region
+from shardalg.graph.ir import Node, Region
 from shardalg.partition.emit.context import PartitionContext
-from shardalg.propagate.sharded import Border
-from shardalg.spmd.manual import manual_layouts
 from shardalg.spmd.program import Attributes, Block, Branches, Loop, Manual, While
 from shardalg.spmd.why import Purpose, Why
-
-
-def stacked(sharding: Sharding, length: int) -> Sharding:
-    """Layout of `length` values of `sharding` along a new leading dimension, not partitioned."""
-    shape, dims = (length, *sharding.shape), ((), *sharding.dims)
-    return interned(sharding.mesh, shape, dims, sharding.unreduced)
-
-
-def border(graph: Graph, node: Node, homes: Sequence[Sharding]) -> Border:
-    """The border of a call whose values have these homes."""
-    regions = [graph.regions[body] for body in node.bodies]
-    return _BORDERS[node.primitive](node, regions, homes)
-
-
-def _scan(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> Border:
-    """A carry has the layout of the body's argument wherever it appears.
-
-    Stacked values have their body's layout behind a leading dimension.
-    """
-    (region,) = regions
-    consts, carry, length = (node.signature.param(n) for n in ("num_consts", "num_carry", "length"))
-    arguments = tuple(homes[v] for v in region.arguments)
-    results = arguments[consts : consts + carry] + tuple(homes[v] for v in region.results[carry:])
-    outer_in = tuple(
-        s if i < consts + carry else stacked(s, length) for i, s in enumerate(arguments)
-    )
-    outer_out = tuple(s if i < carry else stacked(s, length) for i, s in enumerate(results))
-    return Border(outer_in, ((arguments, results),), outer_out)
-
-
-def _while(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> Border:
-    """The condition's carry has the layout of the body's; what it says is whole everywhere."""
-    condition, body = regions
-    first, second = (node.signature.param(n) for n in ("cond_nconsts", "body_nconsts"))
-    own = tuple(homes[v] for v in condition.arguments[:first])
-    arguments = tuple(homes[v] for v in body.arguments)
-    carry = arguments[second:]
-    says = tuple(whole(homes[v]) for v in condition.results)
-    return Border(own + arguments, (((*own, *carry), says), (arguments, carry)), carry)
-
-
-def _branches(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> Border:
-    """All branches take the operands as they are, and give the results in one layout."""
-    which, rest = homes[node.operands[0]], [homes[v] for v in regions[0].arguments]
-    results = tuple(homes[v] for v in node.results)
-    return Border((whole(which), *rest), ((tuple(rest), results),) * len(regions), results)
-
-
-def _manual(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> Border:
-    """Operands and results as the specs say; inside, a device has all of its own values."""
-    (region,) = regions
-    operands, results = manual_layouts(node, homes[0].mesh)
-    arguments = tuple(whole(homes[v]) for v in region.arguments)
-    return Border(operands, ((arguments, tuple(whole(homes[v]) for v in region.results)),), results)
-
-
-_BORDERS: dict[str, Callable[[Node, Sequence[Region], Sequence[Sharding]], Border]] = {
-    "scan": _scan,
-    "while": _while,
-    "cond": _branches,
-    "shard_map": _manual,
-}
 
 
 def open_body(

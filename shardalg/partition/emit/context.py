@@ -2,54 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import prod
-from typing import NamedTuple
 
 from shardalg.algebra.derived_layouts import whole
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
-from shardalg.partition.emit.padding import padded_move
-from shardalg.reshard.builder import ANY_PHASE, Cause, Listing
-from shardalg.reshard.exchanges import Along
+from shardalg.partition.choose.gathers import Copied
+from shardalg.partition.emit.builder import ANY_PHASE, Cause, Listing
 from shardalg.reshard.links import Links
-from shardalg.reshard.paths import nearest, reshard_path, turned
+from shardalg.reshard.path_instructions import moves
+from shardalg.reshard.paths import nearest, turned
 from shardalg.reshard.retile import Retile, retiled
-from shardalg.spmd.program import COLLECTIVES, Attributes, Local
+from shardalg.spmd.program import Local
 from shardalg.spmd.why import Why
-
-
-class Move(NamedTuple):
-    """One instruction on the way between two layouts, or a retile, and what it leaves.
-
-    Attributes:
-      path: of a collective, the layouts before and after it.
-    """
-
-    attributes: Attributes | Retile
-    shape: tuple[int, ...]
-    layout: Sharding
-    path: tuple[Sharding, Sharding] | None
-
-
-@lru_cache(maxsize=1 << 16)
-def moves(
-    source: Sharding, target: Sharding, links: Links | None = None, padded: bool = True
-) -> tuple[Move, ...]:
-    """The cheapest path, with the padding and stripping that uneven sizes need around its steps."""
-    found: list[Move] = []
-    shape = source.shard_shape
-    for step in reshard_path(source, target, links, padded).steps:
-        moving = isinstance(step.attributes, (*COLLECTIVES, Retile))
-        path = (source, step.layout) if moving else None
-        for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
-            found.append(Move(attributes, after, layout, path))
-            shape = after
-        source = step.layout
-    return tuple(found)
 
 
 @dataclass
@@ -203,7 +171,8 @@ class PartitionContext(Listing):
             named = origin if layout.shape == target.shape else None
             because = Cause(cause.node, cause.phase, cause.role, cause.why.along(path, chain))
             if isinstance(attributes, Retile):
-                local = retiled(Along(self, attributes.dim, because), local, attributes)
+                program = retiled(attributes, source.mesh.size)
+                (local,) = self.run_along(program, (local,), because)
                 self.locals[local] = Local(local, shape, dtype, layout, named)
             else:
                 made = self.new_local(shape, dtype, layout, named)
@@ -221,3 +190,15 @@ class PartitionContext(Listing):
     def cause(self, node: Node, why: Why) -> Cause:
         """The cause of what is emitted for `node`."""
         return Cause(node.index, node.phase, "unknown", why)
+
+    def repeated(self) -> Iterator[Copied]:
+        """Copies that a finished run made once in every phase that wants them."""
+        phases: dict[tuple[int, Sharding], set[str]] = {}
+        for value, layout, phase in self.copies:
+            if phase != ANY_PHASE:
+                phases.setdefault((value, layout), set()).add(phase)
+        for (value, layout), found in phases.items():
+            if len(found) > 1 and value not in self.remade:
+                known, padded = self.lasting_sources(value), self.options.pad_blocks
+                home = nearest(known, layout, self.links, padded=padded)
+                yield Copied(value, home, layout, "keep_gathers", len(found), 1)

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
+from shardalg.partition.choose.node_plan import NodePlan
 from shardalg.partition.emit.context import PartitionContext
-from shardalg.partition.emit.node import NodePlan, partition_node, settle
+from shardalg.partition.emit.node import partition_node, settle
 from shardalg.spmd.program import Instruction, Local
 
 

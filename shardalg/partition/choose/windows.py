@@ -20,9 +20,9 @@ from shardalg.algebra.halos.interval import Interval, touched
 from shardalg.algebra.halos.spans import extremes, residues
 from shardalg.ops.rule import Rule
 from shardalg.ops.windows import Place, Span, reach, windowed
-from shardalg.partition.emit.context import Cause, PartitionContext
-from shardalg.reshard.exchanges import Along, start_of, transfers_of
-from shardalg.spmd.program import Attributes, Dilate, MaskAt, Slice, SliceAt, Start
+from shardalg.reshard.dim_program import DimBuilder, DimProgram
+from shardalg.reshard.exchanges import deliver, start_of, transfers_of
+from shardalg.spmd.program import Dilate, MaskAt, Slice, SliceAt, Start
 
 Loops = tuple[tuple[str, Digits], ...]
 
@@ -36,6 +36,8 @@ class Window:
       index: the row's index of the dimension, before its division by `base`.
       numerator: its smallest value on a device, in partition ids; `reach` values from there on.
       masked: whether places may be read that hold no element, and nothing else is chosen there.
+      filler: the operand that stands for elements that do not exist; None: they are the identity
+        of `combine`.
       skipped: places of the interval before the first window of a block, where they depend on the
         device; `needed` places are left behind them.
     """
@@ -47,6 +49,8 @@ class Window:
     base: int
     reach: int
     masked: bool
+    filler: int | None
+    combine: str | None
     skipped: Start | None = None
     needed: int = 0
 
@@ -130,7 +134,13 @@ def _window(
         index.div,
         reach(index, blocks),
         len(rule.terms) == 1 and not exchange.exists and not _inside(index, executed, size),
+        *_filling(rule, operand),
     )
+
+
+def _filling(rule: Rule, operand: int) -> tuple[int | None, str | None]:
+    filler = rule.filler(operand)
+    return filler, rule.nothing(operand) if filler is None else None
 
 
 def _derived(
@@ -174,7 +184,8 @@ def _selected(
         want.start,
         1,
         needed,
-        masked=not exchange.exists,
+        not exchange.exists,
+        *_filling(rule, operand),
         skipped=replace(skipped, more=-min(skips)) if len(skips) > 1 else None,
         needed=needed,
     )
@@ -281,68 +292,66 @@ def elements(found: tuple[Window, ...], tensors: Sequence[int], shape: tuple[int
     return others * sum(transfer.elements for transfer in sent)
 
 
-@dataclass(frozen=True)
-class Bringing:
-    """Emits the instructions of one window.
+@lru_cache(maxsize=1 << 12)
+def brought(found: tuple[Window, ...], tensors: tuple[int, ...]) -> DimProgram:
+    """What makes of a node's operands the intervals that windows over one dimension read.
 
-    Attributes:
-      fill: the local that stands for elements that do not exist; None: the combine's identity.
+    Args:
+      found: windows that share permutes (`together`); the program has a result for each.
+      tensors: per operand, the first one that is the same local.
     """
+    dim, blocks = found[0].dim, tuple(tensors[window.operand] for window in found)
+    sizes = [0] * len(tensors)  # who fills places is not looked at along the dimension
+    for window, block in zip(found, blocks, strict=True):
+        sizes[block] = window.exchange.block
+    along = DimBuilder(dim, tuple(sizes))
+    if found[0].exchange.held:
+        intervals = deliver(along, blocks, tuple(window.exchange for window in found))
+    else:
+        intervals = tuple(_own(along, w, block) for w, block in zip(found, blocks, strict=True))
+    pairs = zip(found, intervals, strict=True)
+    return along.program(*[_read(along, window, interval) for window, interval in pairs])
 
-    context: PartitionContext
-    window: Window
-    rule: Rule
-    fill: int | None
-    cause: Cause
 
-    def run(self, local: int) -> int:
-        """The operand of the local operator from the interval that it reads."""
-        window = self.window
-        if window.masked and window.exchange.held:
-            start = window.start(window.exchange.want.start)
-            mask = MaskAt(window.dim, start, window.exchange.size, self.combine)
-            local = self.filled(mask, local, self.along.size(local))
-        if len(window.phases) > 1:
-            return self.dilated(local)
-        if window.skipped is None:
-            return local
-        cut = SliceAt(window.dim, window.skipped, window.needed)
-        return self.along.emit(cut, window.needed, local)
+def _own(along: DimBuilder, window: Window, value: int) -> int:
+    """The interval of a dimension that every device has whole: padded, then cut."""
+    want, size = window.exchange.want, window.exchange.size
+    first, last = extremes(want.start, window.exchange.ids, window.exchange.devices)
+    low, high = max(0, -first), max(0, last + want.length - size)
+    if low or high:
+        dilate = Dilate(along.dim, 1, low, high, window.combine)
+        value = _filled(along, window, (dilate, low + size + high), value)
+    cut = SliceAt(along.dim, window.start(want.start, low), want.length)
+    return along.add(cut, want.length, value)
 
-    def own(self, local: int) -> int:
-        """The interval of a dimension that every device has whole: padded, then cut."""
-        window, dim = self.window, self.window.dim
-        want, size = window.exchange.want, window.exchange.size
-        first, last = extremes(want.start, window.exchange.ids, window.exchange.devices)
-        low, high = max(0, -first), max(0, last + want.length - size)
-        if low or high:
-            local = self.filled(Dilate(dim, 1, low, high, self.combine), local, low + size + high)
-        at = window.start(want.start, low)
-        return self.along.emit(SliceAt(dim, at, want.length), want.length, local)
 
-    @property
-    def along(self) -> Along:
-        """The dimension."""
-        return Along(self.context, self.window.dim, self.cause)
+def _read(along: DimBuilder, window: Window, value: int) -> int:
+    """The operand of the local operator from the interval that it reads."""
+    if window.masked and window.exchange.held:
+        start = window.start(window.exchange.want.start)
+        mask = MaskAt(along.dim, start, window.exchange.size, window.combine)
+        value = _filled(along, window, (mask, along.sizes[value]), value)
+    if len(window.phases) > 1:
+        return _dilated(along, window, value)
+    if window.skipped is None:
+        return value
+    return along.add(SliceAt(along.dim, window.skipped, window.needed), window.needed, value)
 
-    @property
-    def combine(self) -> str | None:
-        """How a mask fills: None where it fills with a value."""
-        return None if self.fill is not None else self.rule.nothing(self.window.operand)
 
-    def dilated(self, local: int) -> int:
-        """The numerators of the device's windows, the gaps of the dilation written out."""
-        window, base = self.window, self.window.base
-        at = window.start((window.numerator - 1) % base)
-        exchange = window.exchange
-        phases = residues(window.numerator - 1, base, exchange.ids, exchange.devices)
-        needed = max(phases) + window.reach
-        bare = Dilate(window.dim, base, base - 1, 0, self.combine)
-        dilate = replace(bare, high=max(0, needed - bare.length(window.length)))
-        local = self.filled(dilate, local, dilate.length(window.length))
-        return self.along.emit(SliceAt(window.dim, at, window.reach), window.reach, local)
+def _dilated(along: DimBuilder, window: Window, value: int) -> int:
+    """The numerators of the device's windows, the gaps of the dilation written out."""
+    base, exchange, before = window.base, window.exchange, window.numerator - 1
+    needed = max(residues(before, base, exchange.ids, exchange.devices)) + window.reach
+    bare = Dilate(along.dim, base, base - 1, 0, window.combine)
+    dilate = replace(bare, high=max(0, needed - bare.length(window.length)))
+    value = _filled(along, window, (dilate, dilate.length(window.length)), value)
+    cut = SliceAt(along.dim, window.start(before % base), window.reach)
+    return along.add(cut, window.reach, value)
 
-    def filled(self, attributes: Attributes, local: int, size: int) -> int:
-        """An instruction that fills places."""
-        filler = () if self.fill is None else (self.fill,)
-        return self.along.emit(attributes, size, local, *filler)
+
+def _filled(
+    along: DimBuilder, window: Window, made: tuple[Dilate | MaskAt, int], value: int
+) -> int:
+    """Args: made: an instruction that fills places, and how many there are then."""
+    filler = () if window.filler is None else (window.filler,)
+    return along.add(*made, value, *filler)

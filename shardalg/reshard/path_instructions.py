@@ -1,12 +1,18 @@
-"""Uneven sizes: what is padded before a move, stripped after it, and masked before a combine."""
+"""A path as instructions: each with what is padded before it and stripped after it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
 
 from shardalg.algebra.digits import parts
 from shardalg.algebra.sharding import Sharding
+from shardalg.reshard.links import Links
+from shardalg.reshard.paths import reshard_path
+from shardalg.reshard.retile import Retile
 from shardalg.spmd.program import (
+    COLLECTIVES,
     AllGather,
     AllToAll,
     Attributes,
@@ -16,6 +22,36 @@ from shardalg.spmd.program import (
 )
 
 Shape = tuple[int, ...]
+
+
+class Move(NamedTuple):
+    """One instruction on the way between two layouts, or a retile, and what it leaves.
+
+    Attributes:
+      path: of a collective, the layouts before and after it.
+    """
+
+    attributes: Attributes | Retile
+    shape: tuple[int, ...]
+    layout: Sharding
+    path: tuple[Sharding, Sharding] | None
+
+
+@lru_cache(maxsize=1 << 16)
+def moves(
+    source: Sharding, target: Sharding, links: Links | None = None, padded: bool = True
+) -> tuple[Move, ...]:
+    """The cheapest path, with the padding and stripping that uneven sizes need around its steps."""
+    found: list[Move] = []
+    shape = source.shard_shape
+    for step in reshard_path(source, target, links, padded).steps:
+        moving = isinstance(step.attributes, (*COLLECTIVES, Retile))
+        path = (source, step.layout) if moving else None
+        for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
+            found.append(Move(attributes, after, layout, path))
+            shape = after
+        source = step.layout
+    return tuple(found)
 
 
 def padded_move(

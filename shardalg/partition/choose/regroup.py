@@ -14,17 +14,15 @@ from functools import lru_cache
 from math import prod
 
 from shardalg.algebra.affine import Index
-from shardalg.algebra.derived_layouts import interned
 from shardalg.algebra.digits import Digits, overlap
 from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.interval import Interval
 from shardalg.algebra.sharding import Sharding
-from shardalg.graph.ir import Node, Signature
+from shardalg.graph.ir import Signature
 from shardalg.ops.families.data_formatting import Span, groups
-from shardalg.partition.emit.context import Cause, PartitionContext
-from shardalg.reshard.exchanges import Along, transfers_of
-from shardalg.spmd.regroup import Regroup, leading
-from shardalg.spmd.why import Purpose, Why
+from shardalg.reshard.dim_program import DimBuilder, DimProgram
+from shardalg.reshard.exchanges import deliver, transfers_of
+from shardalg.spmd.regroup import leading
 
 Dims = tuple[Digits, ...]
 
@@ -152,6 +150,13 @@ def exchange(group: Group, held: Sharding, made: Sharding) -> Exchange:
     return Exchange(want, *group.flat, block, held.dims[first], ids, held.mesh.size)
 
 
+def moved(group: Group, dim: int, layouts: tuple[Sharding, Sharding]) -> DimProgram:
+    """What brings the flat elements of a group, on one dimension, from one layout to another."""
+    wanted = exchange(group, *layouts)
+    along = DimBuilder(dim, (wanted.block,))
+    return along.program(*deliver(along, (0,), (wanted,)))
+
+
 def elements(signature: Signature, held: Sharding, made: Sharding) -> int:
     """Elements that a device sends from a layout of the operand to one of the result."""
     total, every = 0, regrouped(signature)
@@ -166,37 +171,3 @@ def elements(signature: Signature, held: Sharding, made: Sharding) -> int:
 
 def _held(group: Group, held: Sharding) -> tuple[int, ...]:
     return held.shard_shape[group.start : group.start + len(group.sizes)]
-
-
-def regroup(
-    context: PartitionContext, node: Node, local: int, layouts: tuple[Sharding, Sharding]
-) -> int:
-    """Emit a reshape between two layouts: flat groups, an exchange each, the new dimensions."""
-    held, made = layouts
-    every = regrouped(node.signature)
-    role = context.roles[node.operands[0]]
-    cause = Cause(node.index, node.phase, role, Why(Purpose.MOVES_BLOCKS, node.primitive))
-    flat = Regroup(tuple((len(g.sizes), g.flat) for g in every))
-    dims = tuple(held.dims[g.leads[0]] for g in every)
-    view = interned(held.mesh, tuple(size for g in every for size in g.flat), dims, ())
-    shape = flat.shape(context.locals[local].shape)
-    local = _emitted(context, (flat, local, cause), (shape, view, None))
-    for dim, group in enumerate(every):
-        if not group.is_kept:
-            wanted = (exchange(group, held, made),)
-            (local,) = Along(context, dim, cause).deliver((local,), wanted)
-    out = Regroup(tuple((1, g.out_sizes) for g in every))
-    return _emitted(context, (out, local, cause), (made.shard_shape, made, node.results[0]))
-
-
-def _emitted(
-    context: PartitionContext,
-    what: tuple[Regroup, int, Cause],
-    made: tuple[tuple[int, ...], Sharding, int | None],
-) -> int:
-    """Args: what: the instruction, its operand and its cause; made: shape, layout and value."""
-    attributes, local, cause = what
-    shape, layout, value = made
-    result = context.new_local(shape, context.locals[local].dtype, layout, value)
-    context.emit(attributes, (local,), (result,), cause)
-    return result
