@@ -34,7 +34,7 @@ COPIES = {
 }
 SUMS = {
     *"add add_any sub complex dot_general conv_general_dilated reduce_sum cumsum reduce_window_sum "
-    "scatter-add scatter-sub".split()
+    "scatter-add scatter-sub ragged_dot_general select_and_scatter_add".split()
 }
 PRODUCTS = {"mul", "reduce_prod", "cumprod", "scatter-mul", "square"}
 WITHOUT_ROUNDING = {
@@ -52,7 +52,9 @@ MAGNITUDES = {
 REORDERED = SUMS - {"add", "add_any", "sub", "complex"} | PRODUCTS - {"mul", "square"}
 COMPLEX = 4
 """Roundings of a product of complex numbers, and more than in a sum of two."""
-TYPED = {"dot_general", "conv_general_dilated"}
+TYPED = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
+DECIDING = {"select_and_scatter_add": 1}
+"""The operand by which is decided what is added."""
 CONVERTED = {"convert_element_type", "reduce_precision"}
 
 
@@ -100,6 +102,15 @@ def bounds(graph, arrays):
     try:
         return _Run(graph, constants).region(0, [*map(exact, arrays)])
     except (TraceError, TypeError, ValueError, NotImplementedError, KeyError):
+        return None
+
+
+def of_operator(run):
+    """The same of one operator: what it is, its operands, and its results on one device."""
+    node = _Node(run.signature, run.binding, list(map(exact, run.operands)), run.results)
+    try:
+        return _rounded(node)
+    except (TraceError, TypeError, ValueError, NotImplementedError):
         return None
 
 
@@ -187,10 +198,14 @@ def _of_node(run, node, operands):
     said = signature.params if binding is None else ()
     made = apply(node.primitive, binding, said, [jnp.asarray(x.value) for x in operands])
     made = [np.asarray(value) for value in made]
+    return _rounded(_Node(signature, binding, operands, made))
+
+
+def _rounded(node):
     with jax.enable_x64(True), np.errstate(all="ignore"):
-        errors = _errors(_Node(signature, binding, operands, made))
+        errors = _errors(node)
     # What is infinite or NaN and not by its order is not rounded.
-    pairs = zip(made, errors, strict=True)
+    pairs = zip(node.made, errors, strict=True)
     return [Rounded(x, np.where(np.isfinite(x) | np.isinf(e), e, 0)) for x, e in pairs]
 
 
@@ -246,9 +261,33 @@ class _Node:
 
     def of_magnitudes(self):
         """What is not finite is so in every order; what may overflow in one is unbounded."""
-        largest = self.applied([x.magnitude for x in self.operands], MAGNITUDES)
-        before = self.applied([x.bare for x in self.operands], MAGNITUDES)
-        return list(map(self._of_magnitude, self.made, largest, before))
+        largest = self.applied(self._numbers([x.magnitude for x in self.operands]), MAGNITUDES)
+        before = self.applied(self._numbers([x.bare for x in self.operands]), MAGNITUDES)
+        errors = list(map(self._of_magnitude, self.made, largest, before))
+        if self.name not in PRODUCTS & REORDERED:
+            return errors
+        # Of some of the factors: those above 1 alone, or those below.
+        ends = (
+            [limit(x.magnitude, 1) for x in self.operands] for limit in (np.maximum, np.minimum)
+        )
+        high, low = (self.applied(self._as_they_are(end))[0] for end in ends)
+        info = jnp.finfo(self.made[0].dtype)
+        is_between = (high <= float(info.max)) & ((low >= float(info.tiny)) | (before[0] == 0))
+        return [np.where(is_between, errors[0], np.inf)]
+
+    def _numbers(self, numbers):
+        """With what decides as it is."""
+        kept = DECIDING.get(self.name)
+        if kept is None:
+            return numbers
+        if self.operands[kept].error.any():
+            raise NotImplementedError(self.name)
+        return [self.operands[k].wide if k == kept else x for k, x in enumerate(numbers)]
+
+    def _as_they_are(self, numbers):
+        """With indices as they are."""
+        pairs = zip(numbers, self.operands, strict=True)
+        return [x if _is_inexact(o.value) else o.value for x, o in pairs]
 
     def _of_magnitude(self, value, upper, lower):
         error = upper - lower + self._lost(value, upper, self._roundings())
@@ -261,7 +300,8 @@ class _Node:
     def _lost(self, value, upper, count):
         """To so many roundings; none where whole numbers are added."""
         unit, tiny = _unit(value)
-        is_whole = all((x.wide == np.round(x.wide)).all() for x in self.operands)
+        is_whole = self.name in COPIES | SUMS | PRODUCTS
+        is_whole &= all((x.wide == np.round(x.wide)).all() for x in self.operands)
         is_whole &= not any(x.error.any() for x in self.operands)
         each = COMPLEX if _is_complex(value) else 1
         upper = np.where(np.isfinite(upper), upper, 0)
@@ -272,7 +312,7 @@ class _Node:
         if self.name in PRODUCTS:
             return float(max(np.prod([max(n, 1) for n in x.value.shape]) for x in self.operands))
         ones = [np.ones(x.value.shape) if _is_inexact(x.value) else x.value for x in self.operands]
-        return self.applied(ones, MAGNITUDES)[0]
+        return self.applied(self._numbers(ones), MAGNITUDES)[0]
 
     def of_corners(self):
         signs = itertools.product(*(_signs(x) for x in self.operands))

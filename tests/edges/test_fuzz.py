@@ -43,6 +43,14 @@ def test_the_judge_tells_wrong_numbers_from_a_crash(monkeypatch):
         assert found == verdict
 
 
+def test_what_jax_refuses_of_known_numbers_is_judged_compiled():
+    """Found by seed 20242: a negative power of integers, which is known when run one by one."""
+    arguments = np.arange(4, dtype=np.int32), np.int32(-2)
+    case = fuzz.Case(Program(0, "power", lambda x, n: jnp.power(x, n), arguments))
+    assert len(list(case.answers())) == 1
+    assert case.is_right(case.compiled)
+
+
 def test_one_element_of_what_is_joined_by_a_maximum():
     """Found by seed 3048: a value that is whole may be picked from, however it was joined."""
     x, index = np.ones((3, 5), np.float32), np.array([0, 2, 0])

@@ -61,6 +61,8 @@ def test_a_product_in_f64_lies_within_and_one_that_lacks_an_addend_does_not():
 def test_whole_numbers_leave_no_room_and_a_decision_that_may_turn_is_unbounded():
     x = np.arange(8, dtype=np.float32)
     assert bound_of(lambda x: (x.sum() * 2 - x[3]).astype("float16"), x).error == 0
+    assert bound_of(lambda x: jnp.exp(x)[3], x).error > 0
+    assert (bound_of(lambda x: lax.cumlogsumexp(x), x).error > 0).all()
     tenth = np.full(10, 0.1, np.float32)
     assert np.isinf(bound_of(lambda x: jnp.floor(x.sum()), tenth).error) == 0
     assert bound_of(lambda x: jnp.floor(x.sum()), tenth).error == 1

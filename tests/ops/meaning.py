@@ -234,15 +234,21 @@ def by_windows(rule, node, operands, types):
     source, block = rule.terms[0] if scatters else reversed(rule.terms[0])
     found, exists = read(operands[source.operand], source.dims, points)
     taps = {name: n for name, n in rule.loops if name in rule.whole}
-    inner, values_of = box(taps), []
+    inner, best, at_best = box(taps), None, 0
     sign = sign_of(rule, node) if scatters else 1
     for number in range(inner["#"]):
         tap = {name: inner[name][number] for name in taps}
         value, inside = read(operands[block.operand], block.dims, {**points, **tap})
-        values_of.append(np.where(inside, sign * value, -np.inf))
+        # XLA keeps what it has where that is as large, and takes the next one otherwise: after a
+        # NaN also padding, which JAX writes out for all but the plain select_and_scatter.
+        pads = inside | (rule.primitive != "select_and_scatter")
+        value = np.where(inside, sign * value, -np.inf)
+        taken = best is None or (pads & ~(best >= value))
+        best = np.where(taken, value, best)
+        at_best = np.where(taken, number, at_best)
     own = [points[name.replace("q", "r")] for name in taps]
     own = np.ravel_multi_index(own, tuple(taps.values())) if taps else 0
-    here = exists & (np.argmax(values_of, axis=0) == own)
+    here = exists & (at_best == own)
     at = tuple(values(index, points)[0][here] for index in rule.results[0])
     if scatters:
         return [join(rule, start(rule, operands, *types[0]), at, found[here])]
