@@ -16,7 +16,7 @@ from tests.oracle import formatting
 
 ABOUT = """The recorded programs whose sizes do not divide (tests/oracle/formatting.py), on 4 CPU
 devices and larger: instructions that cut, pad, join or select, their bytes from and to memory and
-their share of a TPU v3's step, with `Options(join_formatting=False)` and as planned; XLA's
+their share of a TPU v3's step, with `Switches(join_formatting=False)` and as planned; XLA's
 partitioner's instructions, recorded at the small sizes; and the wall time of the lowered programs,
 which run in turns (medians). Ratios are as planned over without."""
 SCALE = {30: 510, 12: 256, 8: 64}
@@ -27,7 +27,7 @@ NAMES = (
     "running sum from the end", "pipeline", "shift of what is made of it",
 )  # fmt: skip
 REPEATS = 25
-SIDES = (sa.Options(join_formatting=False), sa.Options())
+SIDES = (sa.Options(switches=sa.Switches(join_formatting=False)), sa.Options())
 
 
 def larger(type_: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

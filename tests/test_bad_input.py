@@ -298,7 +298,7 @@ MESHES = {
         HardwareError, r"hardware is \['tpu_v3'\]", r"a Hardware",
     ),
     "a switch of options": (
-        lambda: sa.Options(pad_blocks="yes"),
+        lambda: sa.Switches(pad_blocks="yes"),
         StrategyError, "pad_blocks is 'yes'", "True or False",
     ),
     "an unknown policy": (

@@ -210,7 +210,7 @@ def test_what_is_not_known_of_other_sizes_is_said(monkeypatch):
 
     def planned(function, **options):
         spec = (P("X"),)
-        return sa.plan(function, x, mesh=MESH, in_shardings=spec, options=sa.Options(**options))
+        return sa.plan(function, x, mesh=MESH, in_shardings=spec, options=sa.Options.of(options))
 
     assert "chosen by cost" in planned(jnp.tanh, policy="cost").unguarded
     window = planned(lambda x: x[1:] + x[:-1]).unguarded

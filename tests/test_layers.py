@@ -15,7 +15,7 @@ PACKAGE = ROOT / "shardalg"
 
 # A module imports only from rows above its own, or from its own row's folder.
 LAYERS = (
-    ("errors", "pause"),
+    ("errors", "pause", "renamed"),
     ("io",),
     ("algebra",),
     ("merge",),

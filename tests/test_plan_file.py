@@ -107,7 +107,7 @@ def test_a_function_of_pytrees_needs_its_arguments(tmp_path):
 
 def test_everything_that_was_annotated_is_kept(tmp_path):
     mesh = sa.Mesh({"X": 2, "Y": 4}, device_ids=(3, 1, 2, 0, 7, 6, 5, 4))
-    options = sa.Options(keep_gathers=True, priorities=False)
+    options = sa.Options(keep_gathers=True, switches=sa.Switches(priorities=False))
     specs = (P("X", P.UNCONSTRAINED), P("Y"))
     strategy = sa.Strategy(mesh, in_shardings=specs, out_shardings=P("X"))
     plan = sa.plan(matmul, X, W, strategy=strategy, options=options, roles=("data", "parameters"))

@@ -50,7 +50,7 @@ PROGRAMS = {
 def planned(name, **options):
     fn, arguments, given, wanted = PROGRAMS[name]
     made = {"mesh": MESH, "in_shardings": given, "out_shardings": wanted}
-    return sa.plan(fn, *arguments, **made, options=sa.Options(**options))
+    return sa.plan(fn, *arguments, **made, options=sa.Options.of(options))
 
 
 def sent(plan):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from shardalg.costs.cost import number
 from shardalg.costs.walk import walk
@@ -11,16 +10,16 @@ from shardalg.explain.trials import Outcome
 from shardalg.io.table import Table
 from shardalg.partition.partition import gather_choices
 from shardalg.planning.stages import Stages, planned
+from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import ShardedGraph
-from shardalg.propagate.strategy import Options
 from shardalg.report.formatting import formatting
 from shardalg.spmd.program import COLLECTIVES
 
-SWITCHES = (
+FLIPPED = (
     "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "finite_sums", "wide_sums",
     "join_formatting", "pad_blocks",
 )  # fmt: skip
-SWITCHES_OF_NAMED = tuple(name for name in SWITCHES if name != "wide_sums")
+FLIPPED_OF_NAMED = tuple(name for name in FLIPPED if name != "wide_sums")
 SWITCH_COLUMNS = (
     "options", "collectives", "wire_bytes", "peak_memory_bytes", "local_instructions",
     "formatting_bytes",
@@ -32,11 +31,12 @@ GATHER_COLUMNS = (
 
 def switch_table(stages: Stages, options: Options) -> Table:
     """A row for the plan, and one per switch with that switch alone the other way."""
-    rows = [("as planned", *_outcome(stages))]
-    for name in SWITCHES if stages.traced.symbols is None else SWITCHES_OF_NAMED:
-        other = replace(options, **{name: not getattr(options, name)})
+    rows, settings = [("as planned", *_outcome(stages))], options.settings
+    for name in FLIPPED if stages.traced.symbols is None else FLIPPED_OF_NAMED:
+        flipped = not settings[name]
+        other = Options.of({**settings, name: flipped})
         made = planned(stages.traced, stages.annotations, other)
-        rows.append((f"{name}={getattr(other, name)}", *_outcome(made)))
+        rows.append((f"{name}={flipped}", *_outcome(made)))
     return Table(SWITCH_COLUMNS, tuple(rows))
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from shardalg.algebra.digits import Digits
 from shardalg.costs.cost import number
 from shardalg.planning.stages import Stages, planned
-from shardalg.propagate.strategy import Annotations, Options
+from shardalg.propagate.options import Options
+from shardalg.propagate.strategy import Annotations
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,6 +79,12 @@ def without(record: type, *names: str) -> type:
     return make_dataclass(f"{record.__name__}Row", kept, frozen=True)
 
 
+def joined(*records: type) -> type:
+    """A dataclass of all fields of several, for a file that holds them side by side."""
+    hints = [pair for record in records for pair in get_annotations(record, eval_str=True).items()]
+    return make_dataclass("Joined", hints, frozen=True)
+
+
 def values(item: object, record: type) -> dict[str, Any]:
     """What `item` has of the fields of a dataclass."""
     return {name: getattr(item, name) for name in _names(record)}

@@ -199,7 +199,7 @@ class Rule:
 
         Args:
           finite: whether all numbers are known to be finite, and products of parts not to overflow
-            (`Options.finite_sums`): then products and quotients by what is whole let sums wait.
+            (`Switches.finite_sums`): then products and quotients by what is whole let sums wait.
         """
         return self.linear if finite else self.linear - self.scaled
 

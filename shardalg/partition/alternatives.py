@@ -17,8 +17,8 @@ from shardalg.partition.choose.assign import alternatives
 from shardalg.partition.choose.key import Choice, NodeKey
 from shardalg.partition.emit.context import PartitionContext
 from shardalg.partition.partition import Partitioner
+from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import ShardedGraph
-from shardalg.propagate.strategy import Options
 from shardalg.reshard.paths import nearest, reshard_path
 from shardalg.sizes.conditions import Condition, conditions
 from shardalg.sizes.formula import Formula, ceiling

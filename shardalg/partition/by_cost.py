@@ -19,8 +19,8 @@ from shardalg.partition.choose.descent import Asked, Option, Problem, best_of
 from shardalg.partition.choose.key import LoopDigits
 from shardalg.partition.choose.regions import Tied, border, laid, layouts, tied
 from shardalg.partition.partition import partition
+from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import Border, Reason, ShardedGraph
-from shardalg.propagate.strategy import Options
 
 STARTS = 8
 """Random starts beside the one from completion, where they take seconds at most."""
@@ -48,7 +48,7 @@ def by_cost(
         return estimate(program, graph.graph, chip, roles=roles).step_time_s
 
     start = min(completed, key=step_s)
-    problem = CostProblem(start, chip, finite=options.finite_sums)
+    problem = CostProblem(start, chip, finite=options.switches.finite_sums)
     more = STARTS if sum(map(len, problem.problem.units)) <= MOST_OPTIONS else 0
     made = problem.applied(best_of(problem.problem, problem.completed, more=more))
     return min(made, start, key=step_s)
@@ -60,7 +60,7 @@ class CostProblem:
 
     Attributes:
       hardware: what the seconds are of.
-      finite: whether sums wait behind products too (`Options.finite_sums`).
+      finite: whether sums wait behind products too (`Switches.finite_sums`).
     """
 
     sharded: ShardedGraph

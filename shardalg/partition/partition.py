@@ -25,9 +25,9 @@ from shardalg.partition.emit.context import Cause, PartitionContext
 from shardalg.partition.emit.node import remake, settle
 from shardalg.partition.emit.recipe import Recipe, recipe
 from shardalg.partition.passes.simplify import simplify
+from shardalg.propagate.options import Options
 from shardalg.propagate.orders import border_orders
 from shardalg.propagate.sharded import Layouts, ShardedGraph
-from shardalg.propagate.strategy import Options
 from shardalg.reshard.links import links_on
 from shardalg.spmd.check import check
 from shardalg.spmd.manual import written
@@ -83,7 +83,7 @@ class Partitioner:
             self._entered(v, entering.get(number)) for number, v in enumerate(graph.arguments)
         )
         constants = tuple((self._constant(v), v) for v, _ in graph.constants)
-        context.deferrable = self.alike.deferrable[self.options.finite_sums]
+        context.deferrable = self.alike.deferrable[self.options.switches.finite_sums]
         self.begin = list(context.at_hand), list(context.first)
         self._region(0)
         results_at = self._plain(self.sharded.results)
@@ -99,7 +99,7 @@ class Partitioner:
             result_shardings=results_at,
             constants=constants,
         )
-        return check(simplify(program, graph, join=self.options.join_formatting))
+        return check(simplify(program, graph, join=self.options.switches.join_formatting))
 
     def _entered(self, value: int, order: Mesh | None) -> int:
         """An argument; one in another order of the devices is permuted first."""
@@ -204,7 +204,7 @@ class Partitioner:
         rates = self.rates(operand_type(node.signature))
         number, options = self.alike.numbers[node.index], self.options
         values, unread = self.alike.reads[number], self.alike.unread[number]
-        how = options.pad_blocks, options.finite_sums
+        how = options.switches.pad_blocks, options.switches.finite_sums
         return NodeKey(node.signature, values, at_hand, homes, rates, loops, unread, *how)
 
     def _planned(self, node: Node, homes: tuple[Sharding, ...]) -> NodePlan:

@@ -24,8 +24,9 @@ from shardalg.io.table import Table
 from shardalg.planning import plan_file
 from shardalg.planning.stages import Stages, planned, planned_at, priced
 from shardalg.planning.traced import Traced, own_mesh, trace_arguments, with_own
+from shardalg.propagate.options import Options, options_from
 from shardalg.propagate.sharded import ShardedGraph
-from shardalg.propagate.strategy import Options, Strategy, options_from, resolve, strategy_from
+from shardalg.propagate.strategy import Strategy, resolve, strategy_from
 from shardalg.report import tables
 from shardalg.report.formatting import formatting
 from shardalg.report.html import Listing
@@ -194,7 +195,7 @@ class Plan:
         >>> mesh = sa.Mesh({"X": 4}, symbolic=True)
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=mesh, in_shardings=(P("X"),))
         >>> plan.at(B=32, X=2)
-        Plan on Mesh(X=2): 1 node, 1 collective, 64 wire bytes per device and step, not verified
+        Plan on Mesh(X=2) for tpu_v3: 1 node, 1 collective, 64 wire bytes per device and step, ...
         """
         from shardalg.symbolic.symbols import point_of
 
@@ -450,7 +451,7 @@ class Plan:
     def _report(self) -> Report:
         from shardalg.verify.verify import verify
 
-        report = verify(self.sharded, self.program, finite=self.options.finite_sums)
+        report = verify(self.sharded, self.program, finite=self.options.switches.finite_sums)
         return replace(report, hints=self._hints(self.sizes))
 
     def cost(self, hardware: str | Hardware) -> Cost:
@@ -546,7 +547,7 @@ class Plan:
         sizes = ((len(self.graph.nodes), "node"), (len(table), "collective"))
         counts = ", ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in sizes)
         return (
-            f"Plan on {self.mesh!r}: {counts}, "
+            f"Plan on {self.mesh!r} for {self.options.hardware}: {counts}, "
             f"{moved:,.0f} wire bytes per device and step, {', '.join([self._verified(), *notes])}"
         )
 
@@ -574,7 +575,8 @@ def plan(
       out_shardings: the same for the result.
       roles: a prefix of "parameters", "optimizer_state" and "data".
       donate_argnums: positional arguments whose memory the step may reuse.
-      options: policy and switches.
+      options: the policy, the chip by whose rates it weighs (a TPU v3, whatever chip `cost` is
+        asked of later), and switches.
       strategy: mesh, shardings and sites in one value, in place of the three above.
 
     Raises:

@@ -19,7 +19,7 @@ from shardalg.partition.partition import partition
 from shardalg.pause import collection_paused
 from shardalg.planning.stages import Stages
 from shardalg.propagate import propagate
-from shardalg.propagate.strategy import Options
+from shardalg.propagate.options import Options
 from shardalg.sizes.decided import Guards, recorder
 from shardalg.sizes.facts import ZERO, Fact
 from shardalg.sizes.formula import Formula, FormulaError, symbol

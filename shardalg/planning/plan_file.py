@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, make_dataclass
+from dataclasses import make_dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,8 @@ from shardalg.graph.ir import Graph
 from shardalg.io import records
 from shardalg.io.files import write_whole
 from shardalg.planning.traced import Traced, read_traced
-from shardalg.propagate.strategy import Annotations, Options, check_fit
+from shardalg.propagate.options import Options, Switches
+from shardalg.propagate.strategy import Annotations, check_fit
 
 SCHEMA = "shardalg.plan/3"
 KEYS = (
@@ -106,7 +107,7 @@ def content(
 ) -> dict[str, Any]:
     """What a file holds of a plan, as plain data; `text` is its program."""
     annotated = annotations_json(annotations)
-    asked = {**traced.to_json(), "annotations": annotated, "options": asdict(options)}
+    asked = {**traced.to_json(), "annotations": annotated, "options": options.settings}
     return {**asked, "program": sealed(asked, text)}
 
 
@@ -119,13 +120,16 @@ def parts(content: Mapping[str, Any]) -> tuple[Traced, Annotations, Options]:
     """
     traced = read_traced(content)
     annotations = read_annotations(content["annotations"], traced.graph, traced.home)
-    return traced, annotations, records.read(Options, content["options"], "options")
+    settings = records.read(_Settings, content["options"], "options")
+    return traced, annotations, Options.of(records.values(settings, _Settings))
 
 
 _SIDES = ("arguments", "results", "sites")
 _MESH = ("axes", "device_ids", "symbolic")
 # What a file holds of a layout: all of it but the mesh, which is that of all layouts.
 _Layout = records.without(Sharding, "mesh")
+# Switches stand beside the other options in a file: versions that had them there read it too.
+_Settings = records.joined(records.without(Options, "switches"), Switches)
 _Saved = make_dataclass(
     "_Saved",
     [

@@ -15,8 +15,9 @@ from shardalg.partition.partition import partition
 from shardalg.pause import collection_paused
 from shardalg.planning.traced import Traced
 from shardalg.propagate import propagate
+from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import ShardedGraph
-from shardalg.propagate.strategy import Annotations, Options
+from shardalg.propagate.strategy import Annotations
 from shardalg.spmd.program import SpmdProgram
 from shardalg.symbolic.retrace import Difference
 
@@ -85,7 +86,7 @@ def is_named(traced: Traced, annotations: Annotations) -> bool:
 def planned(traced: Traced, annotations: Annotations, options: Options) -> Stages:
     """Complete, partition and check."""
     options = options.where(named=is_named(traced, annotations))
-    traced = traced.with_sums(wide=options.wide_sums)
+    traced = traced.with_sums(wide=options.switches.wide_sums)
     with collection_paused():
         completed = [propagate(traced.graph, annotations, way) for way in options.completions]
         sharded = completed[0]

@@ -64,7 +64,7 @@ class Traced:
         return roles(self.graph, self.argument_roles)
 
     def with_sums(self, *, wide: bool) -> Traced:
-        """The same with sums of narrow floats in float32 (`Options.wide_sums`), or as traced.
+        """The same with sums of narrow floats in float32 (`Switches.wide_sums`), or as traced.
 
         Raises:
           StrategyError: they are to be wide, and sizes have names.

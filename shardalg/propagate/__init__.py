@@ -29,8 +29,9 @@ open, and has its annotation again at the end (`border.settle`).
 from __future__ import annotations
 
 from shardalg.propagate.complete import propagate
+from shardalg.propagate.options import Options, Switches
 from shardalg.propagate.sharded import Conflict, Reason, ShardedGraph
-from shardalg.propagate.strategy import Annotations, Options, Strategy, resolve
+from shardalg.propagate.strategy import Annotations, Strategy, resolve
 
 __all__ = [
     "Annotations",
@@ -39,6 +40,7 @@ __all__ = [
     "Reason",
     "ShardedGraph",
     "Strategy",
+    "Switches",
     "propagate",
     "resolve",
 ]

@@ -12,10 +12,11 @@ from shardalg.propagate.gspmd.index import Rules, index
 from shardalg.propagate.history import Record, conflicts, history
 from shardalg.propagate.layouts import Layouts
 from shardalg.propagate.merges import merges
+from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.shardy.edges import edge_index
 from shardalg.propagate.shardy.worklist import Worklist
-from shardalg.propagate.strategy import Annotations, Options
+from shardalg.propagate.strategy import Annotations
 
 DEFAULT = Options()
 WAYS = {"gspmd": (index, Fixpoint), "shardy": (edge_index, Worklist)}
@@ -57,7 +58,7 @@ def propagate(
     steps = indexed(graph, table, any(s is not None for s in annotations.results))
     numbers, seeds = border.start(graph, annotations, layouts, steps)
     begin = tuple(numbers)
-    fixpoint = completion(steps, layouts, numbers, options.priorities)
+    fixpoint = completion(steps, layouts, numbers, options.switches.priorities)
     fixpoint.run()
     for now, rows in border.rounds(graph, annotations, options.policy):
         for value, sharding in rows:

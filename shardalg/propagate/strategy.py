@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import chain
 
@@ -13,103 +13,6 @@ from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ir import Graph, Site
 from shardalg.propagate.orders import SIDES, Orders, apart, misplaced
 from shardalg.propagate.other_mesh import is_another, placed
-
-POLICIES = ("gspmd", "shardy", "cost")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a plan is made.
-
-    Attributes:
-      policy: which completion: "gspmd", or "shardy"; "cost" starts from gspmd's and lets any axis
-        serve any loop, as takes the fewest seconds (`partition.by_cost`).
-      hardware: the chip, as `Plan.cost` takes it: whose seconds "cost" counts, and by whose rates
-        every policy weighs bytes sent against work that is repeated.
-      strict: a primitive without a rule, or a broken condition, is an error rather than a warning.
-      share_gathers: what was brought into a layout serves all users of one phase that want it.
-      keep_gathers: gathered operands of the forward pass stay for the backward pass: all, none, or
-        as many as a device may hold in that number of bytes, what saves most per byte first.
-      hoist_gathers: what a loop gathers in every trip, and no trip changes, is gathered before it.
-      defer_sums: partial sums wait while additions, copies and layouts pass them on, so that sums
-        of several are reduced once; else each is reduced where it is made.
-      finite_sums: they wait behind products and quotients too. That is right where all numbers are
-        finite and no product of a part overflows, which `verify` then takes on trust.
-      wide_sums: partial sums of bfloat16 and float16 are sent in float32, in which a device adds
-        them up, and rounded after; else in their own type, as XLA sends them. In numbers only.
-      join_formatting: masks, slices and permutes of one value that repeat or undo each other are
-        one.
-      pad_blocks: blocks whose sizes do not divide are padded on the way between two layouts; else
-        such dimensions are gathered whole. Named sizes go without: their bytes are formulas.
-      priorities: of operators; False lets all of them act at once (to see what the order does).
-        Those of annotations (`Sharding.priorities`) hold either way.
-
-    Raises:
-      StrategyError: an unknown policy, a switch that is neither True nor False, or `keep_gathers`
-        is no number of bytes.
-
-    Without priorities a product follows its first operand before a ReLU behind it asks for what
-    its own result has, and the layouts on the two sides of the ReLU disagree (GSPMD,
-    arXiv:2105.04663, figure 4):
-
-    >>> import jax, shardalg as sa
-    >>> P, f32 = jax.sharding.PartitionSpec, jax.numpy.float32
-    >>> x, w = jax.ShapeDtypeStruct((64, 16), f32), jax.ShapeDtypeStruct((16, 512), f32)
-    >>> ends = {"in_shardings": (P("X"), None), "out_shardings": P(None, "X")}
-    >>> for priorities in (True, False):
-    ...     plan = sa.plan(
-    ...         lambda x, w: jax.numpy.maximum(x @ w, 0), x, w,
-    ...         mesh=sa.Mesh({"X": 4}), options=sa.Options(priorities=priorities), **ends,
-    ...     )
-    ...     print(plan.shardings()["sharding"][2], plan.collectives()["wire_bytes"].sum())
-    [None, X] 3072
-    [X, None] 24576
-    """
-
-    policy: str = "gspmd"
-    strict: bool = False
-    share_gathers: bool = True
-    keep_gathers: bool | int = False
-    hoist_gathers: bool = False
-    defer_sums: bool = True
-    finite_sums: bool = False
-    wide_sums: bool = False
-    join_formatting: bool = True
-    pad_blocks: bool = True
-    priorities: bool = True
-    hardware: str = "tpu_v3"
-
-    @property
-    def completing(self) -> Options:
-        """The options of completion."""
-        return self.completions[0]
-
-    @property
-    def completions(self) -> tuple[Options, ...]:
-        """The options of all completions that the policy weighs: those of the faithful ones."""
-        if self.policy != "cost":
-            return (self,)
-        return tuple(replace(self, policy=name) for name in POLICIES if name != "cost")
-
-    def where(self, *, named: bool) -> Options:
-        """The options of a plan whose sizes have names, or have none."""
-        return replace(self, pad_blocks=False) if named else self
-
-    def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise StrategyError(
-                f"policy {self.policy!r} is not one of {list(POLICIES)}. "
-                "Use Options(policy='gspmd'), or leave it out."
-            )
-        for switch in fields(self):
-            value = getattr(self, switch.name)
-            if switch.type == "bool" and not isinstance(value, bool):
-                raise StrategyError(f"{switch.name} is {value!r}. Give True or False.")
-        if not isinstance(self.keep_gathers, int) or self.keep_gathers < 0:
-            raise StrategyError(
-                f"keep_gathers is {self.keep_gathers!r}. Give True, False, or the bytes that a "
-                "device may hold for copies that outlive the forward pass."
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,19 +76,6 @@ def strategy_from(given: object) -> Strategy:
     if not isinstance(given, Strategy):
         raise StrategyError(
             f"a strategy is a Strategy, as in Strategy(mesh, in_shardings=...), got {given!r:.80}."
-        )
-    return given
-
-
-def options_from(given: object) -> Options:
-    """What is given as options, if they are.
-
-    Raises:
-      StrategyError: they are something else.
-    """
-    if not isinstance(given, Options):
-        raise StrategyError(
-            f"options are an Options, as in Options(strict=True), got {given!r:.80}."
         )
     return given
 

@@ -16,7 +16,7 @@ what is cheapest of all grids (`reshard/grids.py`), so that a detour by any layo
 it tries moves in the order of what they lose where blocks are even, which `reshard/shares.py`
 knows for all sizes at once. Dimensions too short for a margin from one neighbour are gathered
 whole, the one case in which a block is larger than those of both ends padded to multiples of the
-devices. Plans of named sizes go without padding (`Options.pad_blocks`): blocks of `ceil(D/n)` have
+devices. Plans of named sizes go without padding (`Switches.pad_blocks`): blocks of `ceil(D/n)` have
 formulas. Digits of another mesh over the same devices are reached by a permute from as many parts
 on the axes of this one. `sa.reshard` shows a path (`plan/resharding.py`): priced, proved step by
 step, simulated, lowered.

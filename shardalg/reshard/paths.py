@@ -78,7 +78,7 @@ def reshard_path(
     such dimensions are gathered whole.
 
     Args:
-      padded: whether blocks may be padded on the way, see `Options.pad_blocks`.
+      padded: whether blocks may be padded on the way, see `Switches.pad_blocks`.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})

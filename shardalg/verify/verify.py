@@ -439,7 +439,7 @@ def verify(sharded: ShardedGraph, program: SpmdProgram, *, finite: bool = False)
 
     Args:
       finite: whether numbers are taken to be finite, and products of partial sums not to overflow
-        (`Options.finite_sums`); else a sum that waits behind a product is refuted.
+        (`Switches.finite_sums`); else a sum that waits behind a product is refuted.
     """
     verifier = Verifier(sharded.graph, program, finite=finite)
     merges = [

@@ -19,7 +19,7 @@ def test_a_sample_is_planned_as_recorded(policy):
         pytest.skip(f"no structures are recorded for jax {record.VERSION}")
     found = programs(policy)
     assert sorted(found) == sorted(before[policy]), "record the programs again: `make golden`"
-    names = sorted(found)[:: EVERY]
+    names = sorted(found)[::EVERY]
     now = {name: structure(found[name]) for name in names}
     wrong = [
         f"{name}: {line}"

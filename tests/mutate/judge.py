@@ -82,7 +82,7 @@ class Judge:
         checked = _is_checked(program)
         try:
             with at_most(60):
-                finite = self.case.options.finite_sums
+                finite = self.case.options.switches.finite_sums
                 report = verify(self.case.plan.sharded, program, finite=finite)
         except Exception:  # what is looked for
             return Verdict(NO_VERDICT, checked, traceback.format_exc(limit=-2))

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.explain.switches import SWITCHES
+from shardalg.explain.switches import FLIPPED
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
 SQUARE = sa.Mesh({"X": 2, "Y": 2})
@@ -254,14 +254,14 @@ UPDATED = Case(
 
 def again(case, **options):
     """The same case planned with other options."""
-    return Case(case.fn, case.types, case.specs, case.results, case.mesh, sa.Options(**options))
+    return Case(case.fn, case.types, case.specs, case.results, case.mesh, sa.Options.of(options))
 
 
 def every_option():
     """Options of every policy, and the default's with each switch the other way."""
-    default = sa.Options()
+    default = sa.Options().settings
     yield from ({"policy": policy} for policy in ("gspmd", "shardy", "cost"))
-    yield from ({name: not getattr(default, name)} for name in SWITCHES)
+    yield from ({name: not default[name]} for name in FLIPPED)
 
 
 CASES = {

@@ -20,7 +20,7 @@ def planned(priorities, policy="gspmd"):
     return sa.plan(
         lambda x, w: jnp.maximum(x @ w, 0), x, w,
         mesh=sa.Mesh({"X": X}), in_shardings=(P("X", None), None), out_shardings=P(None, "X"),
-        options=sa.Options(policy=policy, priorities=priorities),
+        options=sa.Options(policy=policy, switches=sa.Switches(priorities=priorities)),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from tests.partition.planned import checked, instructions, numbers, planned
 
 MESH = sa.Mesh({"X": 4})
 (X,) = MESH.digits("X")
-OFF = sa.Options(join_formatting=False)
+OFF = sa.Options(switches=sa.Switches(join_formatting=False))
 
 
 def chain(size, *steps):

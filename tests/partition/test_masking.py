@@ -15,7 +15,7 @@ from tests.partition.planned import check_equal, checked, instructions, numbers,
 
 MESH = sa.Mesh({"X": 2, "Y": 2})
 BOTH = (0, 1)
-OFF = sa.Options(join_formatting=False)
+OFF = sa.Options(switches=sa.Switches(join_formatting=False))
 
 
 def split(x, *spec):

@@ -13,7 +13,7 @@ from shardalg.spmd.program import ReduceScatter
 from shardalg.verify.verify import verify
 from tests.partition.planned import checked, moves, numbers
 
-WHOLE = sa.Options(join_formatting=False)
+WHOLE = sa.Options(switches=sa.Switches(join_formatting=False))
 ROWS = P(("X", "Y"))
 X = numbers(16, 24)
 SEGMENTS = np.random.default_rng(0).integers(0, 64, 16).astype(np.int32)

@@ -170,7 +170,7 @@ def margins(fn, arguments, **options):
         (rows, P())[: len(arguments)],
         out_shardings=rows if len(arguments) == 1 else (rows, P()),
         mesh=sa.Mesh({"X": 4}),
-        options=sa.Options(**options),
+        options=sa.Options.of(options),
     )
     table = plan.collectives_table
     return [(r["phase"], r["wire_bytes"]) for r in table if r["kind"] == "collective_permute"]

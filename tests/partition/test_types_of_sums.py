@@ -60,7 +60,7 @@ def planned(fn, dtype, **options):
     draw = rng.integers(-100, 100, (2, 4, TALL)) if whole else rng.standard_normal((2, 4, TALL))
     x, w = jnp.asarray(draw[0], dtype), jnp.asarray(draw[1].T, dtype)
     made = {"mesh": MESH, "in_shardings": BOTH, "out_shardings": P()}
-    return sa.plan(fn, x, w, **made, options=sa.Options(**options)), (x, w)
+    return sa.plan(fn, x, w, **made, options=sa.Options.of(options)), (x, w)
 
 
 def sent(plan):
@@ -143,7 +143,7 @@ def test_wide_sums_are_sent_in_float32_and_rounded_once(name, show):
     once, parts = errors(name, wide_sums=True)[0].mean(), errors(name)[0].mean()
     show(f"{name}: error {once:.2g}, in its own type {parts:.2g}")
     assert once < parts
-    back = narrow.replan(strategy(), options=sa.Options(wide_sums=True))
+    back = narrow.replan(strategy(), options=sa.Options(switches=sa.Switches(wide_sums=True)))
     assert back.text() == plan.text()
     assert back.replan(strategy(), options=sa.Options()).text() == narrow.text()
 
@@ -197,7 +197,9 @@ def test_sums_of_floats_given_as_whole_numbers_are_cut_off_once(name, finite):
     """Found by seed 2149: on one device what the whole sum has behind the point is cut off."""
     fn, arguments = ROUNDED[name], (np.float32(halves(4, 8)), np.float32(halves(8, 3)))
     made = {"mesh": MESH, "in_shardings": BOTH, "out_shardings": P()}
-    plan = sa.plan(fn, *arguments, **made, options=sa.Options(finite_sums=finite))
+    plan = sa.plan(
+        fn, *arguments, **made, options=sa.Options(switches=sa.Switches(finite_sums=finite))
+    )
     assert plan.verify().ok
     want = fn(*map(jnp.asarray, arguments))
     for got in (simulate(plan.program, plan.graph, *arguments)[0], plan.lower()(*arguments)):

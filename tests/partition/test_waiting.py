@@ -56,7 +56,7 @@ CASES = {
 def planned(fn, *arguments, **options):
     specs = (CUT, *(P() for _ in arguments[1:]))
     made = {"mesh": MESH, "in_shardings": specs, "out_shardings": P()}
-    return sa.plan(fn, *arguments, **made, options=sa.Options(**options))
+    return sa.plan(fn, *arguments, **made, options=sa.Options.of(options))
 
 
 def kinds(plan):

@@ -83,7 +83,7 @@ def test_a_layout_that_differs_is_planned_as_xla_has_it():
     specs = (P("x", None), P(None, "y"), P("y", None))
     arguments = struct(8, 16), struct(16, 32), struct(8, 32)
     strategy = sa.Strategy(MESH, in_shardings=specs)
-    options = sa.Options(priorities=False)
+    options = sa.Options(switches=sa.Switches(priorities=False))
     plan = sa.plan(lambda x, w, b: x @ w + b, *arguments, strategy=strategy, options=options)
     found = plan.compare_xla()
     product, result = found.values

@@ -1,7 +1,7 @@
 """Sums of narrow floats, made in float32 and rounded behind the last addition.
 
 A device adds up its part of a bfloat16 or float16 sum in float32 and rounds it, as XLA does, and
-the rounded parts are sent. Here the parts are sent as they were added up (`Options.wide_sums`).
+the rounded parts are sent. Here the parts are sent as they were added up (`Switches.wide_sums`).
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def candidates(
 
     Args:
       homes: completed layouts of the operands, then of the results.
-      finite: whether sums wait behind products too (`Options.finite_sums`).
+      finite: whether sums wait behind products too (`Switches.finite_sums`).
     """
     component = components(rules(signature))[place]
     count = len(signature.operands)

@@ -27,8 +27,8 @@ class NodeKey(NamedTuple):
       rates: what a byte weighs against a floating-point operation.
       loops: per component the digits on its loops, where that was decided before; else empty.
       unread: results that nobody reads, and so nobody brings home.
-      padded: whether blocks may be padded on their way (`Options.pad_blocks`).
-      finite: whether sums wait behind products too (`Options.finite_sums`).
+      padded: whether blocks may be padded on their way (`Switches.pad_blocks`).
+      finite: whether sums wait behind products too (`Switches.finite_sums`).
     """
 
     signature: Signature

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
-from shardalg.propagate.strategy import Options
+from shardalg.propagate.options import Options
 from shardalg.reshard.dim_program import DimProgram, DimStep
 from shardalg.spmd.program import Attributes, Instruction, Local, Slice
 from shardalg.spmd.why import UNSTATED, Why
@@ -96,7 +96,7 @@ class Listing:
         keeps = sum(step.sizes) < sum(sizes.values()) or options.keep_gathers is True
         places = tuple(zip(operands, step.places, strict=True))
         key = (step.attributes, places, ANY_PHASE if keeps else cause.phase)
-        if key not in known or not options.share_gathers:
+        if key not in known or not options.switches.share_gathers:
             cut = tuple([self._places(dim, *place, cause) for place in places])
             known[key] = self.made_along(dim, step, cut, cause)
         return known[key]

@@ -129,10 +129,10 @@ class PartitionContext(Listing):
         if found is None:
             phase = ANY_PHASE if self._lasts(value, layout) else cause.phase
             found = self.copies.get((value, layout, phase))
-            if found is None or not self.options.share_gathers:
+            if found is None or not self.options.switches.share_gathers:
                 found = self._bring(value, layout, cause)
                 self.copies[value, layout, phase] = found
-                if self.options.share_gathers and not layout.unreduced:
+                if self.options.switches.share_gathers and not layout.unreduced:
                     self._share(value, layout, phase)
         return found
 
@@ -155,7 +155,9 @@ class PartitionContext(Listing):
 
     def _nearest(self, value: int, layout: Sharding, phase: str) -> tuple[Sharding, int]:
         """The layout at hand from which another one is nearest."""
-        source = nearest(self.sources(value), layout, self.links, padded=self.options.pad_blocks)
+        source = nearest(
+            self.sources(value), layout, self.links, padded=self.options.switches.pad_blocks
+        )
         if source == self.sources(value)[0]:
             return source, self.first[value]
         local = self.copies.get((value, source, ANY_PHASE))
@@ -164,7 +166,7 @@ class PartitionContext(Listing):
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
         """Emit the steps from `source` to `target`; the local that holds the result."""
         dtype, origin = self.locals[local].dtype, self.locals[local].origin
-        every = moves(source, target, self.links, self.options.pad_blocks)
+        every = moves(source, target, self.links, self.options.switches.pad_blocks)
         chain = len(self.locals)
         for attributes, shape, layout, path in every:
             # what is padded to another size is no layout of the value
@@ -199,6 +201,6 @@ class PartitionContext(Listing):
                 phases.setdefault((value, layout), set()).add(phase)
         for (value, layout), found in phases.items():
             if len(found) > 1 and value not in self.remade:
-                known, padded = self.lasting_sources(value), self.options.pad_blocks
+                known, padded = self.lasting_sources(value), self.options.switches.pad_blocks
                 home = nearest(known, layout, self.links, padded=padded)
                 yield Copied(value, home, layout, "keep_gathers", len(found), 1)

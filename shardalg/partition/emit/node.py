@@ -121,7 +121,7 @@ def settle(
     if layout == home:
         context.hold(value, home, local)
         return
-    if layout.unreduced and context.options.defer_sums and value in context.deferrable:
+    if layout.unreduced and context.options.switches.defer_sums and value in context.deferrable:
         context.hold(value, layout, local)
         return
     why = Why(Purpose.LEAVES_SUMS if layout.unreduced else Purpose.GIVES, node.primitive)

@@ -33,7 +33,7 @@ class Applied:
       signature: of the global operator.
       operands: what they hold, without their values.
       made: local types and layouts of the results; named says which are graph values by then.
-      finite: whether numbers are taken to be finite (`Options.finite_sums`).
+      finite: whether numbers are taken to be finite (`Switches.finite_sums`).
     """
 
     mesh: Mesh

@@ -1,0 +1,203 @@
+"""How a plan is made: the policy, the chip that weighs, and the switches that turn parts off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardalg.errors import StrategyError
+from shardalg.renamed import warn_renamed
+
+POLICIES = ("gspmd", "shardy", "cost")
+_Class = TypeVar("_Class")
+
+
+def _check_switches(owner: object) -> None:
+    """Raise unless every field declared as a bool is one."""
+    for switch in fields(owner):
+        value = getattr(owner, switch.name)
+        if switch.type == "bool" and not isinstance(value, bool):
+            raise StrategyError(f"{switch.name} is {value!r}. Give True or False.")
+
+
+@dataclass(frozen=True)
+class Switches:
+    """Parts of planning, to turn off or on alone and see what each is worth (`Plan.switches`).
+
+    Attributes:
+      share_gathers: what was brought into a layout serves all users of one phase that want it.
+      defer_sums: partial sums wait while additions, copies and layouts pass them on, so that sums
+        of several are reduced once; else each is reduced where it is made.
+      finite_sums: they wait behind products and quotients too. That is right where all numbers are
+        finite and no product of a part overflows, which `verify` then takes on trust.
+      wide_sums: partial sums of bfloat16 and float16 are sent in float32, in which a device adds
+        them up, and rounded after; else in their own type, as XLA sends them. In numbers only.
+      join_formatting: masks, slices and permutes of one value that repeat or undo each other are
+        one.
+      pad_blocks: blocks whose sizes do not divide are padded on the way between two layouts; else
+        such dimensions are gathered whole. Named sizes go without: their bytes are formulas.
+      priorities: of operators; False lets all of them act at once (to see what the order does).
+        Those of annotations (`Sharding.priorities`) hold either way.
+
+    Raises:
+      StrategyError: a switch that is neither True nor False.
+
+    Without priorities a product follows its first operand before a ReLU behind it asks for what
+    its own result has, and the layouts on the two sides of the ReLU disagree (GSPMD,
+    arXiv:2105.04663, figure 4):
+
+    >>> import jax, shardalg as sa
+    >>> P, f32 = jax.sharding.PartitionSpec, jax.numpy.float32
+    >>> x, w = jax.ShapeDtypeStruct((64, 16), f32), jax.ShapeDtypeStruct((16, 512), f32)
+    >>> ends = {"in_shardings": (P("X"), None), "out_shardings": P(None, "X")}
+    >>> for priorities in (True, False):
+    ...     plan = sa.plan(
+    ...         lambda x, w: jax.numpy.maximum(x @ w, 0), x, w, mesh=sa.Mesh({"X": 4}),
+    ...         options=sa.Options(switches=sa.Switches(priorities=priorities)), **ends,
+    ...     )
+    ...     print(plan.shardings()["sharding"][2], plan.collectives()["wire_bytes"].sum())
+    [None, X] 3072
+    [X, None] 24576
+    """
+
+    share_gathers: bool = True
+    defer_sums: bool = True
+    finite_sums: bool = False
+    wide_sums: bool = False
+    join_formatting: bool = True
+    pad_blocks: bool = True
+    priorities: bool = True
+
+    def __post_init__(self) -> None:
+        _check_switches(self)
+
+
+SWITCHES = tuple(field.name for field in fields(Switches))
+
+
+def _with_old_keywords(cls: type[_Class]) -> type[_Class]:
+    """Let switches be keywords of the options themselves, as they were; for one version."""
+    init: Callable[..., None] = cls.__init__
+
+    @wraps(init)
+    def taking_switches(self: _Class, *args: Any, **given: Any) -> None:
+        old = {name: given.pop(name) for name in SWITCHES if name in given}
+        if old:
+            words = ", ".join(f"{name}={value!r}" for name, value in old.items())
+            warn_renamed(f"Options({words})", f"Options(switches=Switches({words}))")
+            given["switches"] = replace(given.get("switches", Switches()), **old)
+        init(self, *args, **given)
+
+    type.__setattr__(cls, "__init__", taking_switches)
+    return cls
+
+
+@_with_old_keywords
+@dataclass(frozen=True)
+class Options:
+    """How a plan is made.
+
+    Every policy weighs by the rates of one chip, `hardware`: where it chooses between sending and
+    computing twice, it is by that chip's figures, whatever chip `Plan.cost` prices the plan on
+    later. A plan that is to run on another chip is planned with that chip here.
+
+    Attributes:
+      policy: which completion: "gspmd", or "shardy"; "cost" starts from gspmd's and lets any axis
+        serve any loop, as takes the fewest seconds (`partition.by_cost`).
+      strict: a primitive without a rule, or a broken condition, is an error rather than a warning.
+      keep_gathers: gathered operands of the forward pass stay for the backward pass: all, none, or
+        as many as a device may hold in that number of bytes, what saves most per byte first.
+      hoist_gathers: what a loop gathers in every trip, and no trip changes, is gathered before it.
+      hardware: the chip, as `Plan.cost` takes it: whose seconds "cost" counts, and by whose rates
+        every policy weighs bytes sent against work that is repeated.
+      switches: parts of planning that can be turned off alone.
+
+    Raises:
+      StrategyError: an unknown policy, a switch that is neither True nor False, or `keep_gathers`
+        is no number of bytes.
+
+    >>> Options(policy="shardy", switches=Switches(defer_sums=False)).switches.defer_sums
+    False
+    """
+
+    policy: str = "gspmd"
+    strict: bool = False
+    _: KW_ONLY
+    keep_gathers: bool | int = False
+    hoist_gathers: bool = False
+    hardware: str = "tpu_v3"
+    switches: Switches = Switches()
+
+    @staticmethod
+    def of(settings: Mapping[str, Any]) -> Options:
+        """Options from settings by name, switches beside the others, as `settings` gives them.
+
+        >>> Options.of({"defer_sums": False, "strict": True}).settings["defer_sums"]
+        False
+        """
+        flipped = {name: value for name, value in settings.items() if name in SWITCHES}
+        others = {name: value for name, value in settings.items() if name not in SWITCHES}
+        return Options(**others, switches=Switches(**flipped))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by name, switches beside the others."""
+        whole = asdict(self)
+        return {**whole.pop("switches"), **whole}
+
+    @property
+    def completing(self) -> Options:
+        """The options of completion."""
+        return self.completions[0]
+
+    @property
+    def completions(self) -> tuple[Options, ...]:
+        """The options of all completions that the policy weighs: those of the faithful ones."""
+        if self.policy != "cost":
+            return (self,)
+        return tuple(replace(self, policy=name) for name in POLICIES if name != "cost")
+
+    def where(self, *, named: bool) -> Options:
+        """The options of a plan whose sizes have names, or have none."""
+        return replace(self, switches=replace(self.switches, pad_blocks=False)) if named else self
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise StrategyError(
+                f"policy {self.policy!r} is not one of {list(POLICIES)}. "
+                "Use Options(policy='gspmd'), or leave it out."
+            )
+        _check_switches(self)
+        if not isinstance(self.switches, Switches):
+            raise StrategyError(
+                f"switches are a Switches, as in Switches(defer_sums=False), got {self.switches!r}."
+            )
+        if not isinstance(self.keep_gathers, int) or self.keep_gathers < 0:
+            raise StrategyError(
+                f"keep_gathers is {self.keep_gathers!r}. Give True, False, or the bytes that a "
+                "device may hold for copies that outlive the forward pass."
+            )
+
+    if not TYPE_CHECKING:  # a checker knows the names that stay
+
+        def __getattr__(self, name: str) -> Any:
+            """A switch, as an attribute of the options themselves; for one version."""
+            if name not in SWITCHES:
+                raise AttributeError(f"'Options' object has no attribute {name!r}")
+            warn_renamed(f"options.{name}", f"options.switches.{name}")
+            return getattr(self.switches, name)
+
+
+def options_from(given: object) -> Options:
+    """What is given as options, if they are.
+
+    Raises:
+      StrategyError: they are something else.
+    """
+    if not isinstance(given, Options):
+        raise StrategyError(
+            f"options are an Options, as in Options(strict=True), got {given!r:.80}."
+        )
+    return given
