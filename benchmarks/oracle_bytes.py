@@ -19,11 +19,12 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import shardalg as sa
-from shardalg.costs.collectives import KINDS, wire_bytes
+from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.compute import node_flops, signature_local_flops
 from shardalg.costs.walk import sent_bytes, walk
 from shardalg.ops.families.building import record
-from shardalg.spmd.program import Apply
+from shardalg.spmd.instruction import Collective
+from shardalg.spmd.instructions import Apply
 from tests.oracle import corpus
 from tests.oracle.record_flops import FACTS
 
@@ -95,7 +96,7 @@ def our_wire_bytes(program):
     return sum(
         step.count * wire_bytes(step.instruction.attributes, sent_bytes(program, step.instruction))
         for step in walk(program)
-        if type(step.instruction.attributes) in KINDS
+        if isinstance(step.instruction.attributes, Collective)
     )
 
 

@@ -13,7 +13,7 @@ from shardalg.io.table import Table
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
 from shardalg.paper.table1_strategies import finalized
-from shardalg.spmd.program import COLLECTIVES
+from shardalg.spmd.instruction import Collective
 
 MESHES = (
     (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16), (16, 32), (32, 32), (32, 64),
@@ -56,7 +56,7 @@ def row(made: sa.Plan, strategy: sa.Strategy, shape: tuple[int, int]) -> dict[st
     plan, first = timed(made.replan, strategy)
     again = min(timed(made.replan, strategy)[1].cpu for _ in range(TURNS))
     instructions = plan.program.block.instructions
-    kinds = Counter(isinstance(i.attributes, COLLECTIVES) for i in instructions)
+    kinds = Counter(isinstance(i.attributes, Collective) for i in instructions)
     return {
         "devices": shape[0] * shape[1],
         "mesh": "x".join(map(str, shape)),

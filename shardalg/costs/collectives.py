@@ -6,42 +6,17 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, TypeGuard
 
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import Hardware, over, times
 from shardalg.sizes.formula import Formula
-from shardalg.spmd.program import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Attributes,
-    Best,
-    Carry,
-    CollectivePermute,
-    Fetch,
-    Fold,
-    ReduceScatter,
-    Top,
-)
-
-KINDS: dict[type, str] = {
-    AllGather: "all_gather",
-    AllReduce: "all_reduce",
-    ReduceScatter: "reduce_scatter",
-    AllToAll: "all_to_all",
-    CollectivePermute: "collective_permute",
-    Fetch: "collective_permute",
-    Carry: "all_gather",
-    Best: "all_gather",
-    Top: "all_gather",
-    Fold: "all_gather",
-}
+from shardalg.spmd.instruction import Attributes, Collective
 
 # Numerator and denominator of the bytes that one device of a ring of n sends when it holds b bytes
 # before the collective; both may be symbols.
-_RING_BYTES: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+RING_BYTES: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "all_gather": lambda b, n: (b * (n - 1), 1),
     "all_reduce": lambda b, n: (2 * b * (n - 1), n),
     "reduce_scatter": lambda b, n: (b * (n - 1), n),
@@ -68,7 +43,7 @@ def step_wire_bytes(kind: str, *, group_size: Any, local_bytes: Any) -> Any:
     block does not divide; sympy numbers give a sympy formula.
 
     Args:
-      kind: a name of `KINDS`.
+      kind: a name of `RING_BYTES`.
       local_bytes: bytes of the operand on one device, padding included.
 
     >>> step_wire_bytes("all_gather", group_size=4, local_bytes=1024)
@@ -83,7 +58,7 @@ def step_wire_bytes(kind: str, *, group_size: Any, local_bytes: Any) -> Any:
     """
     if group_size == 1:
         return 0
-    above, below = _RING_BYTES[kind](local_bytes, group_size)
+    above, below = RING_BYTES[kind](local_bytes, group_size)
     return above if below == 1 else quotient(above, below)
 
 
@@ -99,17 +74,16 @@ def quotient(above: Any, below: Any) -> Any:
     return above / below
 
 
-def is_collective(attributes: Attributes) -> bool:
+def is_collective(attributes: Attributes) -> TypeGuard[Collective]:
     """Whether an instruction moves bytes between devices: no fetch from nobody, no group of one."""
-    if type(attributes) not in KINDS:
-        return False
-    return bool(attributes.sends if type(attributes) is Fetch else attributes.digits)
+    return isinstance(attributes, Collective) and attributes.sends > 0
 
 
-def group_size(attributes: Attributes) -> Any:
+def group_size(attributes: Collective) -> Any:
     """Devices that take part in one group of a collective.
 
     >>> from shardalg.algebra.digits import Digit
+    >>> from shardalg.spmd.instructions import AllReduce
     >>> group_size(AllReduce((Digit(4, 2), Digit(1, 4))))
     8
     """
@@ -123,23 +97,17 @@ def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
     0 for an instruction that is no collective, and for a permute that sends to nobody else.
 
     >>> from shardalg.algebra.digits import Digit
+    >>> from shardalg.spmd.instructions import ReduceScatter
     >>> wire_bytes(ReduceScatter(0, (Digit(1, 4),)), 1024)
     768
     """
-    if not is_collective(attributes) or _stays(attributes):
+    if not is_collective(attributes) or attributes.stays:
         return 0
-    sent = step_wire_bytes(
-        KINDS[type(attributes)], group_size=group_size(attributes), local_bytes=local_in_bytes
-    )
-    if type(attributes) is Fetch:  # a permute sends the block of one operand
-        return quotient(sent * attributes.sends, attributes.operands)
-    return sent
-
-
-def _stays(attributes: Attributes) -> bool:
-    """Whether every pair of a permute is a device and itself."""
-    pairs = attributes.pairs if type(attributes) is CollectivePermute else ((0, 1),)
-    return all(source == target for source, target in pairs)
+    kind, size = attributes.sent_as, group_size(attributes)
+    sent = step_wire_bytes(kind, group_size=size, local_bytes=local_in_bytes)
+    if attributes.sends == attributes.choices:
+        return sent
+    return quotient(sent * attributes.sends, attributes.choices)
 
 
 def seconds(attributes: Attributes, local_in_bytes: Any, *, mesh: Mesh, hardware: Hardware) -> Any:
@@ -149,6 +117,7 @@ def seconds(attributes: Attributes, local_in_bytes: Any, *, mesh: Mesh, hardware
     axis, which sends as many bytes as one ring of all devices and takes fewer hops: n-1 on each
     axis of n, an all_reduce 2(n-1), a permute one.
 
+    >>> from shardalg.spmd.instructions import AllGather
     >>> mesh = Mesh({"X": 2, "Y": 4})
     >>> slow = Hardware("slow", link_bytes_per_s=1e6, latency_s=1e-3)
     >>> seconds(AllGather(0, mesh.digits("Y")), 1_000_000, mesh=mesh, hardware=slow)
@@ -160,9 +129,9 @@ def seconds(attributes: Attributes, local_in_bytes: Any, *, mesh: Mesh, hardware
     algorithms for multiported torus networks", ACM TOPC 1 (2015).
     """
     sent = wire_bytes(attributes, local_in_bytes)
-    if not sent:
+    if not sent or not isinstance(attributes, Collective):
         return 0.0
-    hops = _hops(KINDS[type(attributes)], attributes.digits, mesh)
+    hops = _hops(attributes.sent_as, attributes.digits, mesh)
     link = hardware.link(axis_names(mesh, attributes.digits))
     return _ring_seconds(sent, hops, link, hardware.latency_s)
 

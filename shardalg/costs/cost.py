@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardalg.costs.collectives import KINDS
+from shardalg.costs.collectives import RING_BYTES
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
 from shardalg.io.table import Table
@@ -44,7 +44,7 @@ class Item:
     @property
     def is_communication(self) -> bool:
         """Whether the item is a collective."""
-        return self.kind in KINDS.values()
+        return self.kind in RING_BYTES
 
 
 @dataclass(frozen=True)

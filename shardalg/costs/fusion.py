@@ -8,22 +8,21 @@ from functools import lru_cache
 from shardalg.costs.compute import contracts
 from shardalg.graph.ir import Graph, Signature
 from shardalg.ops.rows import rules
-from shardalg.spmd.control import CONTROL, bodies
-from shardalg.spmd.program import (
-    COLLECTIVES,
+from shardalg.spmd.instruction import Block, Collective, Instruction
+from shardalg.spmd.instructions import (
     Apply,
-    Block,
+    Control,
     DynamicSlice,
-    Instruction,
     Loop,
     Pick,
     Slice,
     SliceAt,
-    SpmdProgram,
+    kinds,
 )
+from shardalg.spmd.program import SpmdProgram
 
 SLICES = frozenset({DynamicSlice, Pick, Slice, SliceAt})
-APART = frozenset({*COLLECTIVES, *CONTROL})
+APART = frozenset({*kinds(Collective), *kinds(Control)})
 """What writes its results to memory, and reads what it takes from there."""
 
 
@@ -99,5 +98,5 @@ def _blocks(block: Block) -> Iterator[Block]:
     """A block and the bodies of the loops in it."""
     yield block
     for instruction in block.instructions:
-        for body in bodies(instruction.attributes):
+        for body in instruction.attributes.bodies:
             yield from _blocks(body)

@@ -11,7 +11,8 @@ from shardalg.costs.collectives import quotient
 from shardalg.costs.compute import contracts, signature_local_flops
 from shardalg.costs.walk import Step, walk
 from shardalg.graph.ir import Graph
-from shardalg.spmd.program import Apply, SpmdProgram
+from shardalg.spmd.instructions import Apply
+from shardalg.spmd.program import SpmdProgram
 
 
 @dataclass(frozen=True)

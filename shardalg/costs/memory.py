@@ -17,17 +17,9 @@ from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
 from shardalg.sizes.recorded import first_largest
 from shardalg.sizes.sums import total
-from shardalg.spmd.control import CONTROL, bodies
-from shardalg.spmd.program import (
-    Apply,
-    Block,
-    Branches,
-    Instruction,
-    Loop,
-    Manual,
-    SpmdProgram,
-    While,
-)
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import Apply, Branches, Control, Loop, Manual, While
+from shardalg.spmd.program import SpmdProgram
 
 # Class of a local value that is neither argument, constant nor result, by the role of the graph
 # value that it is a layout of. A second layout of an argument is a copy, hence a transient.
@@ -289,7 +281,7 @@ class _Scan:
     def inside(self, instruction: Instruction, stop: Place | None = None) -> _Timeline | None:
         """What the largest body holds beyond the instruction's own operands and results."""
         control = instruction.attributes
-        blocks = bodies(control)
+        blocks = control.bodies
         if not blocks:
             return None
         outside = control.num_consts + control.num_carry if type(control) is Loop else None
@@ -333,7 +325,7 @@ class _Scan:
     def in_place(self, instruction: Instruction) -> Iterator[tuple[int, int]]:
         """Pairs (operand, result) of which the result may be written over the operand."""
         control = instruction.attributes
-        if type(control) in CONTROL:
+        if isinstance(control, Control):
             carry = _CARRIED[type(control)](control, instruction.operands)
             yield from zip(carry, instruction.results, strict=False)
         elif not self.writes_apart(instruction):

@@ -6,7 +6,8 @@ import numpy as np
 
 from shardalg.costs.fusion import fuses
 from shardalg.graph.ir import Graph
-from shardalg.spmd.program import Instruction, SpmdProgram
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.program import SpmdProgram
 
 _INFINITE = 1 << 30
 

@@ -12,7 +12,8 @@ from shardalg.costs.walk import local_bytes, sent_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.sizes.formula import Formula, FormulaError
 from shardalg.sizes.growth import Order, Shardings, order
-from shardalg.spmd.program import Instruction, SpmdProgram
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.program import SpmdProgram
 
 Bytes = Any  # int, Fraction or Formula, by what the program's sizes are
 ACTIVATIONS = ("activation", "data")

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from shardalg.costs.collectives import KINDS, axis_names, is_collective, seconds, wire_bytes
+from shardalg.costs.collectives import axis_names, is_collective, seconds, wire_bytes
 from shardalg.costs.compute import (
     Shapes,
     contracts,
@@ -28,8 +28,9 @@ from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.pause import collection_paused
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.sums import summed, total
-from shardalg.spmd.control import CONTROL
-from shardalg.spmd.program import Apply, Instruction, SpmdProgram
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import Apply, Control
+from shardalg.spmd.program import SpmdProgram
 
 
 @collection_paused()
@@ -109,7 +110,7 @@ class _Pricing:
     def steps(self) -> tuple[Step, ...]:
         """Every instruction but loops and branches, whose bodies are priced."""
         steps = walk(self.program)
-        return tuple(s for s in steps if type(s.instruction.attributes) not in CONTROL)
+        return tuple(s for s in steps if not isinstance(s.instruction.attributes, Control))
 
     def runs(self) -> dict[int, int]:
         """The first step of every price, by its place, and how many steps have that price."""
@@ -178,7 +179,7 @@ class _Pricing:
         size = size if self.sizes is None else Formula.of(size)
         time_s = seconds(attributes, size, mesh=mesh, hardware=self.hardware)
         axes = axis_names(mesh, attributes.digits)
-        key = _Key(KINDS[type(attributes)], axes, instruction.role, instruction.phase)
+        key = _Key(attributes.sent_as, axes, instruction.role, instruction.phase)
         sent = wire_bytes(attributes, size)
         return _Price(key, (("count", 1), ("wire_bytes", sent), ("time_s", time_s)))
 

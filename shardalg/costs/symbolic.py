@@ -17,29 +17,26 @@ from shardalg.sizes.assumed import Assumed, Divides, Exactly, Size
 from shardalg.sizes.formula import Formula, FormulaError, ceiling
 from shardalg.sizes.read_sympy import from_sympy
 from shardalg.sizes.tile import is_whole, multiple
-from shardalg.spmd.control import CONTROL, bodies, with_bodies
-from shardalg.spmd.program import (
-    COLLECTIVES,
+from shardalg.spmd.instruction import Attributes, Block, Collective, Instruction
+from shardalg.spmd.instructions import (
     Apply,
-    Attributes,
-    Block,
     Choose,
     Concatenate,
+    Control,
     Dilate,
     Extract,
     Fetch,
     Insert,
-    Instruction,
-    Local,
     Loop,
     MaskAt,
     Pick,
+    Regroup,
     Resize,
     Slice,
     SliceAt,
-    SpmdProgram,
 )
-from shardalg.spmd.regroup import Regroup
+from shardalg.spmd.local import Local
+from shardalg.spmd.program import SpmdProgram
 
 if TYPE_CHECKING:
     import sympy
@@ -196,12 +193,12 @@ class _Symboliser:
     def attributes(self, instruction: Instruction) -> Attributes:
         """The attributes with formulas where prices read them."""
         attributes = instruction.attributes
-        if type(attributes) in CONTROL:
-            inside = with_bodies(attributes, [self.inside(b) for b in bodies(attributes)])
+        if isinstance(attributes, Control):
+            inside = attributes.with_bodies([self.inside(b) for b in attributes.bodies])
             if type(inside) is Loop:
                 return replace(inside, length=self.length(instruction))
             return inside
-        if type(attributes) in COLLECTIVES:
+        if isinstance(attributes, Collective):
             return replace(attributes, digits=self.digits(attributes.digits))
         return attributes
 

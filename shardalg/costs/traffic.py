@@ -7,20 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardalg.algebra.digits import Digits
-from shardalg.costs.collectives import KINDS, is_collective, wire_bytes
+from shardalg.costs.collectives import is_collective, wire_bytes
 from shardalg.costs.walk import Step, sent_bytes, walk
 from shardalg.graph.ir import Graph
-from shardalg.spmd.program import (
-    Apply,
-    DynamicSlice,
-    Instruction,
-    Local,
-    Resize,
-    Slice,
-    SpmdProgram,
-)
+from shardalg.spmd.instruction import Collective, Instruction
+from shardalg.spmd.instructions import Apply, DynamicSlice, Resize, Slice
+from shardalg.spmd.local import Local
+from shardalg.spmd.program import SpmdProgram
 
-MOVES = (*KINDS, DynamicSlice, Slice, Resize)
+MOVES = (Collective, DynamicSlice, Slice, Resize)
 """What a chain from one layout to another is made of."""
 
 
@@ -40,9 +35,14 @@ class Moved:
     wire_bytes: int | float
 
     @property
+    def attributes(self) -> Collective:
+        """What it is."""
+        return self.step.instruction.attributes
+
+    @property
     def digits(self) -> Digits:
         """The digits along which it moves."""
-        return self.step.instruction.attributes.digits
+        return self.attributes.digits
 
     @property
     def place(self) -> tuple[int | None, int]:
@@ -52,7 +52,7 @@ class Moved:
     @property
     def alike(self) -> tuple[str, Digits]:
         """What it does, wherever it stands: kind and digits."""
-        return KINDS[type(self.step.instruction.attributes)], tuple(sorted(self.digits))
+        return self.attributes.sent_as, tuple(sorted(self.digits))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ class Traffic:
     def _goes_on(self, one: Instruction, other: Instruction | None) -> bool:
         return (
             other is not None
-            and type(other.attributes) in MOVES
+            and isinstance(other.attributes, MOVES)
             and other.node == one.node
             and other.why.is_chained(one.why)
         )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardalg.sizes.sums import total
-from shardalg.spmd.control import bodies, executions
-from shardalg.spmd.program import Block, Fold, Instruction, SpmdProgram
+from shardalg.spmd.instruction import Block, Collective, Instruction
+from shardalg.spmd.program import SpmdProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ def walk(program: SpmdProgram) -> Iterator[Step]:
 def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[Step]:
     for instruction in block.instructions:
         attributes = instruction.attributes
-        for body in bodies(attributes):
-            yield from _walk(body, count * executions(attributes), (*loops, instruction))
+        for body in attributes.bodies:
+            yield from _walk(body, count * attributes.executions, (*loops, instruction))
         yield Step(instruction, count, loops)
 
 
@@ -45,6 +45,8 @@ def local_bytes(program: SpmdProgram, values: Iterable[int]) -> Any:
 
 def sent_bytes(program: SpmdProgram, instruction: Instruction) -> Any:
     """Bytes on one device of what a collective moves: numbers that a fold starts from stay."""
-    starts = type(instruction.attributes) is Fold
-    values = instruction.operands[: len(instruction.results) if starts else None]
-    return local_bytes(program, values)
+    attributes = instruction.attributes
+    moving = (
+        attributes.moving(len(instruction.results)) if isinstance(attributes, Collective) else None
+    )
+    return local_bytes(program, instruction.operands[:moving])

@@ -18,7 +18,7 @@ from shardalg.explain.trials import Outcome, Trials
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
 from shardalg.planning.stages import Stages
-from shardalg.spmd.program import Instruction
+from shardalg.spmd.instruction import Instruction
 
 SIDE_COLUMNS = ("side", "sharding", "who", "annotations")
 CHANGE_COLUMNS = (

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import KINDS, is_collective
+from shardalg.costs.collectives import is_collective
 from shardalg.costs.memory import Liveness
 from shardalg.costs.symbolic import Symbolised
 from shardalg.costs.walk import walk
@@ -18,7 +18,9 @@ from shardalg.partition.alternatives import Decision
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.sizes.conditions import Condition
 from shardalg.sizes.formula import Formula
-from shardalg.spmd.program import Apply, Instruction, SpmdProgram
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import Apply
+from shardalg.spmd.program import SpmdProgram
 from shardalg.symbolic.retrace import Alignment, Difference
 
 CHANGE_COLUMNS = ("kind", "where", "source", "at_hints", "here")
@@ -188,8 +190,6 @@ def _moved(program: SpmdProgram) -> Mapping[int, list[str]]:
 
 def _words(program: SpmdProgram, instruction: Instruction) -> str:
     attributes = instruction.attributes
-    names = ("dim", "split_dim", "concat_dim")
-    dims = [str(getattr(attributes, name)) for name in names if hasattr(attributes, name)]
-    of = f" of dimension {' to '.join(dims)}" if dims else ""
+    of = f" of dimension {' to '.join(map(str, attributes.dims))}" if attributes.dims else ""
     axes = _axes(program, attributes.digits)
-    return f"{KINDS[type(attributes)]}{of} along {axes} ({instruction.role})"
+    return f"{attributes.sent_as}{of} along {axes} ({instruction.role})"

@@ -21,13 +21,10 @@ from shardalg.explain.chains import Annotated, annotations_of, dims_of, held
 from shardalg.graph.ir import Graph, Node
 from shardalg.ops.rows import rules
 from shardalg.propagate.sharded import ShardedGraph
-from shardalg.spmd.control import CONTROL
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import Apply, Control
+from shardalg.spmd.local import Local
 from shardalg.spmd.manual import WRITTEN
-from shardalg.spmd.program import (
-    Apply,
-    Instruction,
-    Local,
-)
 
 _PARTS = {"sum": "a sum", "max": "a maximum", "min": "a minimum", "prod": "a product"}
 
@@ -99,7 +96,7 @@ class _Reading:
     def _in_parts(self, local: int) -> str:
         """That every device adds up a part of a value, and which operator made the parts."""
         made, program = self.traffic.made_by.get(local), self.traffic.program
-        while made is not None and type(made.attributes) not in CONTROL:
+        while made is not None and not isinstance(made.attributes, Control):
             pending = [o for o in made.operands if program.locals[o].sharding.unreduced]
             if not pending:
                 break
@@ -194,7 +191,7 @@ class _Reading:
     def _summed(self, local: int, digits: Digits) -> Iterator[Asker]:
         """Whose digits made sums partial: operands on a split loop, perhaps of operators before."""
         made = self.traffic.made_by.get(local)
-        if made is None or type(made.attributes) in CONTROL:
+        if made is None or isinstance(made.attributes, Control):
             return
         found = [*self._on_loops(made, digits)] if type(made.attributes) is Apply else []
         yield from found
@@ -205,7 +202,7 @@ class _Reading:
     def _made(self, local: int, digits: Digits) -> Iterator[Asker]:
         """Whose digits the operator took that made a value otherwise than its home is."""
         made = self.traffic.made_by.get(local)
-        while made is not None and type(made.attributes) in MOVES:
+        while made is not None and isinstance(made.attributes, MOVES):
             made = self.traffic.made_by.get(made.operands[0])
         if made is not None and type(made.attributes) is Apply:
             yield from self._on_loops(made, digits)

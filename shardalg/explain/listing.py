@@ -10,7 +10,6 @@ from shardalg.explain.disagreements import Side, disagreement
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.report.html import Listing
 from shardalg.spmd.program import SpmdProgram
-from shardalg.spmd.text import program_text
 
 MOST_STEPS = 8
 """Steps of a chain that a title shows."""
@@ -29,7 +28,7 @@ def program_listing(program: SpmdProgram, sharded: ShardedGraph) -> Listing:
         for result in moved.step.instruction.results:
             titles[result] = "\n".join(filter(None, (titles.get(result), words)))
     named = ((f"%{index}", title) for index, title in titles.items())
-    return Listing(program_text(program, sharded.graph), tuple(named))
+    return Listing(program.text(sharded.graph), tuple(named))
 
 
 def sides_text(number: int, sides: tuple[Side, Side]) -> str:

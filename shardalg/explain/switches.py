@@ -13,7 +13,7 @@ from shardalg.planning.stages import Stages, planned
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.report.formatting import formatting
-from shardalg.spmd.program import COLLECTIVES
+from shardalg.spmd.instruction import Collective
 
 FLIPPED = (
     "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "finite_sums", "wide_sums",
@@ -42,8 +42,8 @@ def switch_table(stages: Stages, options: Options) -> Table:
 
 def _outcome(stages: Stages) -> tuple[object, ...]:
     outcome = Outcome.of(stages)
-    steps = [type(step.instruction.attributes) for step in walk(stages.program)]
-    local = sum(kind not in COLLECTIVES for kind in steps)
+    steps = [step.instruction.attributes for step in walk(stages.program)]
+    local = sum(not isinstance(attributes, Collective) for attributes in steps)
     moved = formatting(stages.program, stages.graph)["memory_bytes"][-1]
     sent = number(outcome.wire_bytes)
     return outcome.collectives, sent, outcome.peak_memory_bytes, local, moved

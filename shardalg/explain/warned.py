@@ -13,8 +13,9 @@ from shardalg.ops.excluded import EXCLUDED
 from shardalg.ops.local_parameters import unsupported_loops
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import Rule
+from shardalg.spmd.instructions import AllGather
 from shardalg.spmd.manual import WRITTEN
-from shardalg.spmd.program import AllGather, SpmdProgram
+from shardalg.spmd.program import SpmdProgram
 
 WARNING_COLUMNS = (
     "op", "source", "count", "wire_bytes", "warning", "remedy", "redundant_flops",

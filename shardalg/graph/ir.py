@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 from shardalg.errors import TraceError
 
@@ -252,7 +253,7 @@ class Graph:
     result_paths: tuple[str, ...]
     sites: tuple[Site, ...] = ()
     constants: tuple[tuple[int, object], ...] = field(default=(), compare=False, repr=False)
-    bindings: tuple[object, ...] = field(default=(), compare=False, repr=False)
+    bindings: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     trees: object = field(default=None, compare=False, repr=False)
     left_out: tuple[LeftOut, ...] = field(default=(), compare=False, repr=False)
 

@@ -20,8 +20,8 @@ from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
-from shardalg.spmd.control import bodies
-from shardalg.spmd.program import Block, SpmdProgram
+from shardalg.spmd.instruction import Block
+from shardalg.spmd.program import SpmdProgram
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _block_digits(block: Block) -> Iterator[Digit]:
     for instruction in block.instructions:
         attributes = instruction.attributes
         yield from getattr(attributes, "digits", ())
-        for body in bodies(attributes):
+        for body in attributes.bodies:
             yield from _block_digits(body)
 
 

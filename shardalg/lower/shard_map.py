@@ -14,11 +14,9 @@ from jax.sharding import Mesh as JaxMesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
 from shardalg.graph.ir import Graph
-from shardalg.graph.tracing.opened import bodies
 from shardalg.lower.arrays import Border, border, filled, place, turned, with_empty, without_empty
 from shardalg.lower.axes import Axes, on_whole_axes, run_axes, user_axes
-from shardalg.lower.body import body
-from shardalg.lower.emit import Emitter
+from shardalg.lower.emit import Emitter, body
 from shardalg.lower.jit import Twin
 from shardalg.lower.measure import Measurement, measure
 from shardalg.spmd.program import SpmdProgram
@@ -116,7 +114,7 @@ class Lowered:
     def _foreign(self, error: Exception) -> LoweringError | None:
         """What to do about primitives of other packages; None where there are none."""
         pairs = zip(self.graph.nodes, self.graph.bindings, strict=False)
-        found = [n for n, bound in pairs if bound is not None and bodies(bound[0])]
+        found = [n for n, bound in pairs if bound is not None and bound[0].bodies]
         if not found:
             return None
         named = ", ".join(f"{n.primitive} at {n.source or 'an unknown line'}" for n in found)

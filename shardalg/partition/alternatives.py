@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache, partial
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import KINDS, step_wire_bytes
+from shardalg.costs.collectives import step_wire_bytes
 from shardalg.costs.compute import shaped_flops
 from shardalg.costs.symbolic import Size, Sizes, Symbolised, formula_digits
 from shardalg.graph.ir import Node, Signature
@@ -22,7 +22,8 @@ from shardalg.propagate.sharded import ShardedGraph
 from shardalg.reshard.paths import nearest, reshard_path
 from shardalg.sizes.conditions import Condition, conditions
 from shardalg.sizes.formula import Formula, ceiling
-from shardalg.spmd.program import AllToAll, ReduceScatter
+from shardalg.spmd.instruction import Collective
+from shardalg.spmd.instructions import AllToAll, ReduceScatter
 
 Shape = tuple[Size, ...]
 
@@ -184,11 +185,10 @@ class _Pricer:
         """Elements that a device sends from one layout to the other, on the path of the hints."""
         total = Formula.of(0)
         for step in reshard_path(source, target, None, False).steps:
-            kind = KINDS.get(type(step.attributes))
-            if kind is not None:
+            if isinstance(step.attributes, Collective):
                 held = self.elements(source, shape, step.attributes, step.layout)
                 size = self.counts(step.attributes.digits)
-                total += step_wire_bytes(kind, group_size=size, local_bytes=held)
+                total += step_wire_bytes(step.attributes.sent_as, group_size=size, local_bytes=held)
             source = step.layout
         return total
 

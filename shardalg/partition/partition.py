@@ -30,8 +30,9 @@ from shardalg.propagate.orders import border_orders
 from shardalg.propagate.sharded import Layouts, ShardedGraph
 from shardalg.reshard.links import links_on
 from shardalg.spmd.check import check
+from shardalg.spmd.instruction import Block
 from shardalg.spmd.manual import written
-from shardalg.spmd.program import Block, SpmdProgram
+from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.why import Purpose, Why
 
 # What an argument's role makes of it where it moves.

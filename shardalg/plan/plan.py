@@ -32,7 +32,6 @@ from shardalg.report.formatting import formatting
 from shardalg.report.html import Listing
 from shardalg.report.uneven_results import with_borders
 from shardalg.spmd.program import SpmdProgram
-from shardalg.spmd.text import program_text
 
 if TYPE_CHECKING:
     from shardalg.algebra.dims import Size
@@ -525,7 +524,7 @@ class Plan:
 
     def text(self) -> str:
         """The program with source lines."""
-        return program_text(self.program, self.graph)
+        return self.program.text(self.graph)
 
     def listing(self) -> Listing:
         """The same for a notebook, where pointing at a value shows the chain behind its layout."""

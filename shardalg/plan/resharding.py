@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.restate import in_order
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import KINDS, group_size, seconds, wire_bytes
+from shardalg.costs.collectives import group_size, seconds, wire_bytes
 from shardalg.costs.hardware import Hardware, load
 from shardalg.errors import ShardingError
 from shardalg.graph.ir import ITEM_SIZES, Graph, Region, Value, ValueType
@@ -22,7 +22,8 @@ from shardalg.reshard.links import links_on
 from shardalg.reshard.paths import lacking, reshard_bound
 from shardalg.spmd.check import check
 from shardalg.spmd.host.simulate import simulate
-from shardalg.spmd.program import Block, Instruction, SpmdProgram
+from shardalg.spmd.instruction import Block, Collective, Instruction
+from shardalg.spmd.program import SpmdProgram
 
 if TYPE_CHECKING:
     import numpy as np
@@ -160,13 +161,15 @@ class Reshard(Answer):
 
     def _row(self, step: Instruction) -> tuple[Any, ...]:
         attributes, made = step.attributes, self.program.locals[step.results[0]]
-        kind = KINDS.get(type(attributes))
-        named = self.source.mesh.texts(attributes.digits) if kind else ()
+        moves = isinstance(attributes, Collective)
+        named = self.source.mesh.texts(attributes.digits) if moves else ()
         timed = () if self.hardware is None else (self._seconds(step),)
         return (
-            kind or re.sub(r"\B([A-Z])", r"_\1", type(attributes).__name__).lower(),
+            attributes.sent_as
+            if moves
+            else re.sub(r"\B([A-Z])", r"_\1", type(attributes).__name__).lower(),
             ",".join(named),
-            group_size(attributes) if kind else None,
+            group_size(attributes) if moves else None,
             self._held(step),
             made.bytes,
             _whole(self._sent(step)),

@@ -25,7 +25,6 @@ from shardalg.sizes.facts import ZERO, Fact
 from shardalg.sizes.formula import Formula, FormulaError, symbol
 from shardalg.sizes.recorded import Recorder
 from shardalg.spmd.program import SpmdProgram
-from shardalg.spmd.text import program_text
 from shardalg.symbolic.retrace import Retrace
 from shardalg.symbolic.symbols import annotations_at
 
@@ -62,7 +61,7 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # Code of planning that computes what a record cannot follow.
         return None, f"planning on recorded sizes ends with {type(error).__name__}: {error}"
-    lines = (program_text(p, stages.graph).splitlines() for p in (program, stages.program))
+    lines = (p.text(stages.graph).splitlines() for p in (program, stages.program))
     for again, first in zip_longest(*(tuple(text)[1:] for text in lines), fillvalue=""):
         if again != first:
             return None, f"planning on recorded sizes gives {again.strip()}, not {first.strip()}"

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.collectives import KINDS, axis_names, is_collective, wire_bytes
+from shardalg.costs.collectives import axis_names, is_collective, wire_bytes
 from shardalg.costs.compute import contracts, signature_flops
 from shardalg.costs.walk import sent_bytes, walk
 from shardalg.graph.ir import Graph
-from shardalg.spmd.control import CONTROL
-from shardalg.spmd.program import Apply, Instruction, Local, SpmdProgram
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import Apply, Control
+from shardalg.spmd.local import Local
+from shardalg.spmd.program import SpmdProgram
 
 SHORT_KINDS = {
     "all_gather": "AG",
@@ -68,7 +70,7 @@ def boxes(
       dim_names: global dimension size to the letter that stands for it, such as `{1024: "S"}`.
     """
     reader = _Reader(program, graph, dict(dim_names or {}))
-    drawn = [s for s in _chosen(program, nodes) if type(s.attributes) not in CONTROL]
+    drawn = [s for s in _chosen(program, nodes) if not isinstance(s.attributes, Control)]
     return _placed(tuple(reader.read(drawn)))
 
 
@@ -138,7 +140,7 @@ class _Reader:
         """The box of an instruction."""
         attributes = instruction.attributes
         made = self.program.locals[instruction.results[0]]
-        kind = KINDS[type(attributes)] if is_collective(attributes) else None
+        kind = attributes.sent_as if is_collective(attributes) else None
         if kind:
             moved = wire_bytes(attributes, sent_bytes(self.program, instruction))
             axes = axis_names(self.program.mesh, attributes.digits)

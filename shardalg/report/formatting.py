@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from shardalg.costs.collectives import KINDS, wire_bytes
+from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.cost import Cost, number
 from shardalg.costs.fusion import fused, traffic
 from shardalg.costs.walk import Step, local_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
-from shardalg.spmd.control import CONTROL
-from shardalg.spmd.program import Apply, CollectivePermute, Fetch, SpmdProgram
+from shardalg.spmd.instruction import Collective
+from shardalg.spmd.instructions import Apply, CollectivePermute, Control, Fetch
+from shardalg.spmd.program import SpmdProgram
 
 MOVING = (Fetch, CollectivePermute)
 """Collectives that move borders of blocks rather than change how a value is split."""
@@ -32,7 +33,7 @@ def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> 
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
     whole = [0, 0, 0]
     for step in walk(program):
-        if type(step.instruction.attributes) in CONTROL:
+        if isinstance(step.instruction.attributes, Control):
             continue
         amounts = (step.count, *_bytes(program, step, inside))
         kinds = [whole] if _is_users(step) else [whole, sums[_name(step)]]
@@ -64,7 +65,7 @@ def _is_users(step: Step) -> bool:
     kind = type(instruction.attributes)
     if kind is Apply:
         return instruction.node is not None
-    return kind in KINDS and kind not in MOVING
+    return issubclass(kind, Collective) and kind not in MOVING
 
 
 def _name(step: Step) -> str:
@@ -73,7 +74,7 @@ def _name(step: Step) -> str:
 
 def _bytes(program: SpmdProgram, step: Step, inside: frozenset[int]) -> tuple[float, float]:
     instruction = step.instruction
-    if type(instruction.attributes) in KINDS:
+    if isinstance(instruction.attributes, Collective):
         held = local_bytes(program, instruction.operands)
         return 0, step.count * wire_bytes(instruction.attributes, held)
     return step.count * local_bytes(program, traffic(instruction, inside)), 0

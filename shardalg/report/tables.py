@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.collectives import (
-    KINDS,
     group_size,
     is_collective,
     wire_bytes,
@@ -52,7 +51,7 @@ def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = N
 
 def _what(program: SpmdProgram, step: Step) -> tuple[object, ...]:
     attributes = step.instruction.attributes
-    return KINDS[type(attributes)], ",".join(program.mesh.texts(attributes.digits))
+    return attributes.sent_as, ",".join(program.mesh.texts(attributes.digits))
 
 
 def _prices(program: SpmdProgram, step: Step, named: Symbolised | None) -> tuple[object, ...]:

@@ -9,7 +9,8 @@ from shardalg.costs.cost import number
 from shardalg.graph.ir import Graph, Value
 from shardalg.io.table import Table
 from shardalg.reshard.padded import gathered
-from shardalg.spmd.program import Local, SpmdProgram
+from shardalg.spmd.local import Local
+from shardalg.spmd.program import SpmdProgram
 
 WHY = "a JAX array cannot be uneven: {}, held as {}, leaves as {}; lowered.padded keeps it"
 NOBODYS = ("unknown", "forward", "root", "border", "")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardalg.spmd.program import Attributes, Slice
+from shardalg.spmd.instruction import Attributes
+from shardalg.spmd.instructions import Slice
 
 
 @dataclass(frozen=True, slots=True)

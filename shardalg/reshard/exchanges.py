@@ -14,7 +14,8 @@ from shardalg.algebra.halos.classes import Classes, classes_of
 from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.transfers import Piece, Reader, Round, Transfer, transfers
 from shardalg.reshard.dim_program import DimBuilder, DimStep
-from shardalg.spmd.program import Concatenate, Fetch, Reading, SliceAt, Start
+from shardalg.spmd.instructions import Concatenate, Fetch, Reading, SliceAt
+from shardalg.spmd.local import Start
 
 
 def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:

@@ -31,7 +31,7 @@ from shardalg.reshard.search import (
     replaced,
 )
 from shardalg.reshard.shuffle import Swap
-from shardalg.spmd.program import AllGather, DynamicSlice
+from shardalg.spmd.instructions import AllGather, DynamicSlice
 
 EVERY_ORDER = 3
 """Of so many digits an all-to-all brings any order; of more that in which they left."""

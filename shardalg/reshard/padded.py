@@ -14,13 +14,14 @@ from math import lcm, prod
 from typing import NamedTuple
 
 from shardalg.algebra.digits import Digits, parts
-from shardalg.costs.collectives import KINDS, step_wire_bytes
+from shardalg.costs.collectives import step_wire_bytes
 from shardalg.reshard.grids import margin
 from shardalg.reshard.retile import Retile
 from shardalg.reshard.search import Dims, Move, Shape, State, replaced, tile
 from shardalg.reshard.search import search as even_search
 from shardalg.sizes.formula import Formula
-from shardalg.spmd.program import AllGather, AllReduce, DynamicSlice
+from shardalg.spmd.instruction import Collective
+from shardalg.spmd.instructions import AllGather, AllReduce, DynamicSlice
 
 
 class Step(NamedTuple):
@@ -69,7 +70,7 @@ class _Way:
 
     def move(self, move: Move, after: State, grid: Shape) -> None:
         """A move between blocks that are padded where it cuts or joins them."""
-        kind, local = KINDS.get(type(move)), 1
+        kind, local = move.sent_as if isinstance(move, Collective) else None, 1
         for dim, (held, made) in enumerate(zip(self.state[0], after[0], strict=True)):
             cut = len(made) > len(held) and not held
             local *= grid[dim] if cut else self.block(dim)

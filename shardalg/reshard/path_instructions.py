@@ -11,15 +11,8 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.reshard.links import Links
 from shardalg.reshard.paths import reshard_path
 from shardalg.reshard.retile import Retile
-from shardalg.spmd.program import (
-    COLLECTIVES,
-    AllGather,
-    AllToAll,
-    Attributes,
-    DynamicSlice,
-    ReduceScatter,
-    Resize,
-)
+from shardalg.spmd.instruction import Attributes, Collective
+from shardalg.spmd.instructions import AllGather, AllToAll, DynamicSlice, ReduceScatter, Resize
 
 Shape = tuple[int, ...]
 
@@ -45,7 +38,7 @@ def moves(
     found: list[Move] = []
     shape = source.shard_shape
     for step in reshard_path(source, target, links, padded).steps:
-        moving = isinstance(step.attributes, (*COLLECTIVES, Retile))
+        moving = isinstance(step.attributes, (Collective, Retile))
         path = (source, step.layout) if moving else None
         for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
             found.append(Move(attributes, after, layout, path))

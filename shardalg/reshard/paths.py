@@ -22,7 +22,7 @@ from shardalg.reshard.retile import Retile
 from shardalg.reshard.route import translated
 from shardalg.reshard.search import Dims, Move, Shape, State, bound, is_direct, search
 from shardalg.sizes.decided import decided
-from shardalg.spmd.program import (
+from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
     AllToAll,

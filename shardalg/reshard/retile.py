@@ -21,7 +21,8 @@ from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.halos.classes import neighbours
 from shardalg.reshard.dim_program import DimBuilder, DimProgram
 from shardalg.reshard.grids import margin
-from shardalg.spmd.program import Concatenate, Fetch, Reading, Resize, SliceAt, Start
+from shardalg.spmd.instructions import Concatenate, Fetch, Reading, Resize, SliceAt
+from shardalg.spmd.local import Start
 
 
 @dataclass(frozen=True, slots=True)

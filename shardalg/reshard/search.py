@@ -15,7 +15,7 @@ from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.costs.collectives import quotient, step_wire_bytes
 from shardalg.reshard.route import Dims, Route, Shape, direct, permuted, primes, shuffled
 from shardalg.reshard.shuffle import Swap
-from shardalg.spmd.program import (
+from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
     AllToAll,

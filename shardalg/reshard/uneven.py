@@ -15,7 +15,7 @@ from shardalg.reshard.padded import Step, gathered, padded_path
 from shardalg.reshard.retile import Retile
 from shardalg.reshard.route import primes, unused
 from shardalg.reshard.search import Move, Shape, State, plain
-from shardalg.spmd.program import (
+from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
     AllToAll,

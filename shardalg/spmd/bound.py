@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from shardalg.graph.ir import Graph, Params
-from shardalg.spmd.program import Instruction
+from shardalg.errors import ProgramError
+from shardalg.graph.evaluate import Binding
+from shardalg.graph.ir import Graph, Node, Params
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import Apply, Fold
 
 
-def bound(graph: Graph, instruction: Instruction) -> tuple[object, Params]:
+def node_of(graph: Graph, instruction: Instruction) -> Node:
+    """The graph node that an instruction was emitted for.
+
+    Raises:
+      ProgramError: it stands at the program's border, and is for none.
+    """
+    if instruction.node is None:
+        kind = type(instruction.attributes).__name__
+        raise ProgramError(f"{kind} {instruction.results} is for no node, and needs one.")
+    return graph.nodes[instruction.node]
+
+
+def bound(graph: Graph, instruction: Instruction[Apply | Fold]) -> tuple[Binding | None, Params]:
     """(binding, parameters) for `graph.evaluate.apply`.
 
     The binding is None for a node that normalisation made and in a loaded graph; the parameters

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from shardalg.errors import MeshError, ProgramError
-from shardalg.spmd.control import bodies, executions
-from shardalg.spmd.program import (
-    Apply,
-    Block,
-    Branches,
-    CollectivePermute,
-    Instruction,
-    Loop,
-    Manual,
-    SpmdProgram,
-    While,
-)
-from shardalg.spmd.types import Type, derived
+from shardalg.spmd.instruction import Block, Instruction, Type, derived
+from shardalg.spmd.instructions import Apply, Branches, CollectivePermute, Loop, Manual, While
+from shardalg.spmd.program import SpmdProgram
 
 
 def check(program: SpmdProgram) -> SpmdProgram:
@@ -53,7 +43,7 @@ def _check_orders(program: SpmdProgram, block: Block, turned: set[int]) -> None:
         if apart and type(instruction.attributes) is not CollectivePermute:
             what = f" has to do with %{min(apart)}, which lies in another order of the devices."
             raise _fault(program, instruction, what)
-        for body in bodies(instruction.attributes):
+        for body in instruction.attributes.bodies:
             _check_orders(program, body, turned)
 
 
@@ -67,7 +57,7 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
         # What an Apply gives is what its primitive gives: its locals say it.
         if kind is not Apply:
             _BORDERS.get(kind, _check_types)(program, instruction)
-            for body in bodies(instruction.attributes):
+            for body in instruction.attributes.bodies:
                 _check_block(program, body, known)
         add(instruction.results)
     lost = [v for v in block.results if v not in made]
@@ -151,7 +141,7 @@ def _check_blocks(
 ) -> None:
     """Every block takes these operands, and gives the instruction's results."""
     count = len(operands)
-    for block in bodies(instruction.attributes):
+    for block in instruction.attributes.bodies:
         _check_passed(program, instruction, (operands, block.arguments, count))
         _check_returned(
             program, instruction, (instruction.results, block.results, len(instruction.results))
@@ -169,12 +159,12 @@ _Pairs = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 def _check_passed(program: SpmdProgram, instruction: Instruction, pairs: _Pairs) -> None:
-    for outer, inner in _unlike(program, executions(instruction.attributes), pairs):
+    for outer, inner in _unlike(program, instruction.attributes.executions, pairs):
         raise _fault(program, instruction, f" passes {outer[1]} for %{inner[0]} of {inner[1]}.")
 
 
 def _check_returned(program: SpmdProgram, instruction: Instruction, pairs: _Pairs) -> None:
-    for outer, inner in _unlike(program, executions(instruction.attributes), pairs):
+    for outer, inner in _unlike(program, instruction.attributes.executions, pairs):
         raise _fault(program, instruction, f" returns {inner[1]} as %{outer[0]} of {outer[1]}.")
 
 

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from types import GenericAlias, NoneType, UnionType
-from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.spmd.control import bodies
-from shardalg.spmd.program import Block, SpmdProgram, Start
+from shardalg.spmd.instruction import Block
+from shardalg.spmd.instructions import kinds
+from shardalg.spmd.local import Start
+from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.why import Purpose, Why
 
 Test = Callable[[object], bool]
@@ -28,12 +31,14 @@ _PLAIN = (int, float, bool, str, NoneType)
 def declared(cls: type) -> tuple[tuple[str, Any], ...]:
     """The fields of a class that are given to it, with their types.
 
-    >>> from shardalg.spmd.program import Slice
+    >>> from shardalg.spmd.instructions import Slice
     >>> declared(Slice)
     (('dim', <class 'int'>), ('start', <class 'int'>), ('size', <class 'int'>))
     """
     # plain data is made of plain data: a test of its own, no type to resolve
     hints = get_type_hints(cls, localns={"Params": Parameters})
+    # the one type that is left open is that of an instruction's attributes
+    hints = {n: reduce(or_, kinds()) if isinstance(h, TypeVar) else h for n, h in hints.items()}
     return tuple((f.name, hints[f.name]) for f in fields(cls) if f.init)
 
 
@@ -130,7 +135,7 @@ class Fitting:
     def fault(self, value: object, hint: Any, where: str) -> str:
         """The innermost place at which a value does not fit, in words; "" if it fits.
 
-        >>> from shardalg.spmd.program import Slice
+        >>> from shardalg.spmd.instructions import Slice
         >>> Fitting(Mesh({"X": 2})).fault((Slice(0, 1, 4), Slice(0, "1", 4)), tuple[Slice, ...], "")
         "[1].start is '1', which is no int"
         """
@@ -181,7 +186,7 @@ def _named_locals(block: Block, where: str) -> Iterator[tuple[str, tuple[int, ..
         yield f"{where}.arguments, one of them twice,", (-1,)
     for number, step in enumerate(block.instructions):
         yield f"{where}.instructions[{number}]", (*step.operands, *step.results)
-        for body in bodies(step.attributes):
+        for body in step.attributes.bodies:
             yield from _named_locals(body, f"{where}.instructions[{number}]")
 
 

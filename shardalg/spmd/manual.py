@@ -8,9 +8,9 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node, Signature, ValueType
-from shardalg.spmd import program as spmd
+from shardalg.spmd import instructions as spmd
 from shardalg.spmd.host.blocks import groups
-from shardalg.spmd.program import Attributes
+from shardalg.spmd.instruction import Attributes
 
 Layouts = tuple[Sharding, ...]
 

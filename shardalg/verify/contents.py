@@ -9,7 +9,9 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.merge.proofs.integers import All, Formula, Number, PartitionId, number, within
 from shardalg.ops.rule import COMBINES, PICK, USER
 from shardalg.spmd.identity import identity
-from shardalg.spmd.program import Attributes, MaskIndexed, Start
+from shardalg.spmd.instruction import Attributes
+from shardalg.spmd.instructions import MaskIndexed
+from shardalg.spmd.local import Start
 
 _NUMBERS = frozenset(COMBINES) - {PICK, USER}
 Fill = str | int | float | bool | None

@@ -8,7 +8,9 @@ from shardalg.graph.ir import Graph, Signature, ValueType
 from shardalg.ops.local_parameters import local_shape
 from shardalg.ops.rows import rules
 from shardalg.spmd.bound import bound
-from shardalg.spmd.program import Apply, Instruction, Local
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import Apply
+from shardalg.spmd.local import Local
 from shardalg.verify.operators.local_rows import local_signature
 from shardalg.verify.report import Decided
 

@@ -19,7 +19,7 @@ from shardalg.merge.proofs.integers import (
 )
 from shardalg.ops.rule import SUM, USER
 from shardalg.verify.contents import Held, as_set, fill_number, partition_number, start_number
-from shardalg.verify.instruction import (
+from shardalg.verify.move import (
     Result,
     Stated,
     Step,

@@ -25,7 +25,7 @@ from shardalg.merge.proofs.integers import (
     within,
 )
 from shardalg.ops.rule import SUM
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from shardalg.verify.contents import (
     Contents,
     Held,
@@ -36,7 +36,8 @@ from shardalg.verify.contents import (
     start_number,
     without,
 )
-from shardalg.verify.instruction import (
+from shardalg.verify.masks import dilate, mask, mask_at, pick
+from shardalg.verify.move import (
     MEMBER,
     Result,
     Stated,
@@ -49,7 +50,6 @@ from shardalg.verify.instruction import (
     undisturbed,
     with_dim,
 )
-from shardalg.verify.masks import dilate, mask, mask_at, pick
 from shardalg.verify.operators.combines import best, carry, join, together, value_at
 from shardalg.verify.report import Decided
 from shardalg.verify.views import regroup

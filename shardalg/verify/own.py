@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardalg.graph.ir import Graph, Node
-from shardalg.spmd.boxes import Extract, Insert
-from shardalg.spmd.program import (
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import (
     Apply,
     Best,
     Choose,
     Concatenate,
+    Extract,
     Fold,
-    Instruction,
+    Insert,
     Join,
     MaskIndexed,
+    Regroup,
     Top,
     ValueAt,
 )
-from shardalg.spmd.regroup import Regroup
 
 Values = tuple[int | None, ...]
 OPERATORS = (Apply, Choose, Extract, Insert)

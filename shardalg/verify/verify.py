@@ -22,27 +22,26 @@ from shardalg.merge.proofs.prove import MergeClaim, Proof, prove
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.spmd.check import check
 from shardalg.spmd.fields import misfit
-from shardalg.spmd.manual import WRITTEN, manual_layouts, written
-from shardalg.spmd.program import (
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import (
     Apply,
-    Block,
     Branches,
     Fetch,
     Fold,
-    Instruction,
-    Local,
     Loop,
     Manual,
-    SpmdProgram,
+    Regroup,
     Top,
     While,
 )
-from shardalg.spmd.regroup import Regroup
+from shardalg.spmd.local import Local
+from shardalg.spmd.manual import WRITTEN, manual_layouts, written
+from shardalg.spmd.program import SpmdProgram
 from shardalg.verify import contents
 from shardalg.verify import derived_types as types
 from shardalg.verify.asked import asked
 from shardalg.verify.contents import Contents, Made, anonymous, laid_out
-from shardalg.verify.instruction import Step, crosses
+from shardalg.verify.move import Step, crosses
 from shardalg.verify.moves import moved
 from shardalg.verify.operators.apply import Applied, applied
 from shardalg.verify.own import OPERATORS, of_its_own

@@ -6,9 +6,9 @@ from dataclasses import replace
 from math import prod
 
 from shardalg.merge.proofs.integers import Number, equal
-from shardalg.spmd.regroup import leading
+from shardalg.spmd.instructions import leading
 from shardalg.verify.contents import Held
-from shardalg.verify.instruction import Result, Stated, Step, nothing_beyond
+from shardalg.verify.move import Result, Stated, Step, nothing_beyond
 from shardalg.verify.report import Decided
 
 

@@ -3,16 +3,10 @@
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node, Region, Signature, Value, ValueType
-from shardalg.spmd.program import (
-    AllGather,
-    Apply,
-    Block,
-    Instruction,
-    Local,
-    Loop,
-    ReduceScatter,
-    SpmdProgram,
-)
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import AllGather, Apply, Loop, ReduceScatter
+from shardalg.spmd.local import Local
+from shardalg.spmd.program import SpmdProgram
 
 MESH = Mesh({"X": 2, "Y": 4})
 B, M, H = 8, 16, 64

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from shardalg.algebra.digits import canonical
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.collectives import KINDS, seconds, step_wire_bytes, wire_bytes
+from shardalg.costs.collectives import RING_BYTES, seconds, step_wire_bytes, wire_bytes
 from shardalg.costs.hardware import Hardware
-from shardalg.spmd.program import (
+from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
     AllToAll,
@@ -53,7 +53,7 @@ def simulated_ring(kind, n, blocks):
     return blocks
 
 
-@given(st.sampled_from(sorted(KINDS.values())), st.integers(2, 64), st.integers(1, 10**12))
+@given(st.sampled_from(sorted(RING_BYTES)), st.integers(2, 64), st.integers(1, 10**12))
 def test_formula_equals_the_messages_of_a_ring(kind, n, block):
     held = block if kind in ("all_gather", "collective_permute") else n * block
     price = step_wire_bytes(kind, group_size=n, local_bytes=held)
@@ -62,7 +62,7 @@ def test_formula_equals_the_messages_of_a_ring(kind, n, block):
 
 
 @settings(max_examples=15)
-@given(st.sampled_from(sorted(KINDS.values())), st.integers(2, 64), st.integers(0, 10**6))
+@given(st.sampled_from(sorted(RING_BYTES)), st.integers(2, 64), st.integers(0, 10**6))
 def test_prices_are_exact_in_numbers_and_equal_the_formula_in_symbols(kind, n, held):
     import sympy
 

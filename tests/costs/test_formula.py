@@ -7,7 +7,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardalg.costs.collectives import KINDS, step_wire_bytes
+from shardalg.costs.collectives import RING_BYTES, step_wire_bytes
 from shardalg.sizes.formula import Formula, FormulaError, ceiling, symbol, symbols
 from shardalg.sizes.read_sympy import from_sympy
 from shardalg.sizes.tile import given as given_that
@@ -267,7 +267,7 @@ def test_what_is_called_whole_is_whole(facts, powers, multiple, point):
         assert Fraction(ratio.at(grown)).denominator == 1
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS.values()))
+@pytest.mark.parametrize("kind", sorted(RING_BYTES))
 @pytest.mark.parametrize("group", [X, X * Y, 4])
 @pytest.mark.parametrize("local", [2 * tile(B, X) * tile(M, Y), 4 * B * M / (X * Y), 1024, V - 1])
 def test_collectives_are_priced_by_the_function_that_prices_numbers(kind, group, local):

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.costs import estimate
-from shardalg.costs.collectives import KINDS, axis_names, group_size, wire_bytes
+from shardalg.costs.collectives import axis_names, group_size, wire_bytes
 from shardalg.costs.compute import shaped_flops, signature_local_flops
 from shardalg.costs.hardware import Hardware, load
 from shardalg.costs.symbolic import Sizes, symbolise
@@ -25,7 +25,8 @@ from shardalg.paper import table1_strategies as table1
 from shardalg.plan.plan import Plan
 from shardalg.planning.stages import planned_at
 from shardalg.sizes.formula import Formula, symbols
-from shardalg.spmd.program import Apply, Resize
+from shardalg.spmd.instruction import Collective
+from shardalg.spmd.instructions import Apply, Resize
 
 EVEN = {"B": 12, "S": 20, "M": 32, "H": 224, "N": 8, "D": 6, "V": 80, "L": 5}
 UNEVEN = {"B": 7, "S": 39, "M": 26, "H": 213, "N": 5, "D": 6, "V": 53, "L": 5}
@@ -72,7 +73,7 @@ def moved(program):
     """Of every collective: what it is, and its exact sizes."""
     for step in walk(program):
         instruction, attributes = step.instruction, step.instruction.attributes
-        if type(attributes) in KINDS:
+        if isinstance(attributes, Collective):
             size = local_bytes(program, instruction.operands)
             kind = type(attributes), axis_names(program.mesh, attributes.digits)
             sizes = (

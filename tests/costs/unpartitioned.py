@@ -2,7 +2,10 @@
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import replicated
-from shardalg.spmd.program import Apply, Block, Instruction, Local, Loop, SpmdProgram
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import Apply, Loop
+from shardalg.spmd.local import Local
+from shardalg.spmd.program import SpmdProgram
 
 ONE = Mesh({"X": 1})
 

@@ -8,7 +8,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
+from shardalg.spmd.instruction import Collective
 from tests.partition.planned import checked, instructions, numbers, planned
 
 
@@ -130,7 +131,7 @@ def test_elements_end_by_themselves(name):
 
 
 def collectives(program):
-    return [s for s in instructions(program.block) if isinstance(s.attributes, p.COLLECTIVES)]
+    return [s for s in instructions(program.block) if isinstance(s.attributes, Collective)]
 
 
 @pytest.mark.parametrize("name", ["counted", "counted, uneven", "newton", "grid", "tangents"])

@@ -8,7 +8,6 @@ import hashlib
 from collections import Counter
 
 from shardalg.errors import ShardalgError
-from shardalg.spmd.control import bodies
 
 CHIP = "tpu_v3"
 
@@ -55,7 +54,7 @@ def walked(program, block, depth):
             for side in (one.operands, one.results)
         )
         yield f"{depth} {type(one.attributes).__name__} {taken} -> {made}"
-        for inner in bodies(one.attributes):
+        for inner in one.attributes.bodies:
             yield from walked(program, inner, depth + 1)
 
 

@@ -7,7 +7,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.collectives import KINDS, wire_bytes
+from shardalg.costs.collectives import wire_bytes
 from shardalg.lower import lower
 from shardalg.lower.xla_dump.hlo_collectives import (
     collectives,
@@ -17,6 +17,7 @@ from shardalg.lower.xla_dump.hlo_collectives import (
 )
 from shardalg.lower.xla_dump.hlo_groups import group_axes, moved_axes, parse_groups
 from shardalg.lower.xla_dump.hlo_text import parse, trip_count, walk
+from shardalg.spmd.instruction import Collective
 from tests.spmd.handmade import CASES
 
 MESH = Mesh({"x": 2, "y": 4})
@@ -63,10 +64,10 @@ def test_our_own_collectives_come_back(case):
         for step in block.instructions:
             if hasattr(step.attributes, "body"):
                 visit(step.attributes.body, count * step.attributes.length)
-            elif type(step.attributes) in KINDS:
+            elif isinstance(step.attributes, Collective):
                 sent = wire_bytes(step.attributes, program.locals[step.operands[0]].bytes)
                 axes = tuple(repr(program.mesh.axis_ref(d)) for d in step.attributes.digits)
-                planned.append((KINDS[type(step.attributes)], axes, sent, count))
+                planned.append((step.attributes.sent_as, axes, sent, count))
 
     visit(program.block, 1)
     found = [("reduce_scatter" if r.sliced_by else r.kind, r.axes) for r in records]

@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec as P
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import DeviceError, LoweringError
 from shardalg.lower import lower
-from shardalg.lower.body import body
-from shardalg.lower.emit import Emitter
+from shardalg.lower.emit import Emitter, body
 from tests.spmd.handmade import CASES, Builder, array, dot, matmul_all_reduce, matmul_uneven
 
 
@@ -67,7 +66,7 @@ def test_permuted_devices_hold_the_blocks_of_their_positions():
     b = Builder(Mesh({"x": 2, "y": 4}, device_ids=ids))
     x, w = b.argument((8, 16), ("x", "y")), b.argument((16, 6), ("y", ""))
     partial = b.apply(dot, [x, w], b.sharding((8, 6), ("x", ""), "y"))
-    from shardalg.spmd import program as p
+    from shardalg.spmd import instructions as p
 
     y = b.add(p.ReduceScatter(0, b.digits("y")), [partial], b.sharding((8, 6), ("xy", "")))
     program, graph = b.program(y)
@@ -150,7 +149,7 @@ def test_donated_arguments_are_consumed_where_a_result_fits():
 
 def test_axes_of_size_one_and_empty_dimensions():
     b = Builder({"x": 1, "y": 2})
-    from shardalg.spmd import program as p
+    from shardalg.spmd import instructions as p
 
     x = b.argument((0, 4), ("x", "y"))
     g = b.add(p.AllGather(1, b.digits("xy")), [x], b.sharding((0, 4), ("", "")))

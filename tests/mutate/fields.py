@@ -5,15 +5,16 @@ of instruction holds is reached as everything else is.
 """
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import get_args
 
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.mesh import Mesh
-from shardalg.spmd.program import Attributes, Block, Instruction, Local
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import kinds
+from shardalg.spmd.local import Local
 
 LEAVES = (Mesh,)
 """Dataclasses that are one value: their fields are not set one by one."""
-KINDS = get_args(Attributes)
+KINDS = kinds()
 """Every kind of instruction of the language."""
 OUTER = (Instruction, Block, Local)
 """Dataclasses whose fields are reported as theirs, whatever holds them."""

@@ -8,10 +8,9 @@ import numpy as np
 
 from shardalg.graph.evaluate import apply
 from shardalg.spmd.bound import bound
-from shardalg.spmd.control import bodies
 from shardalg.spmd.host.blocks import item_type
 from shardalg.spmd.host.host_steps import HOST_STEPS
-from shardalg.spmd.program import Apply, Branches, Loop, While
+from shardalg.spmd.instructions import Apply, Branches, Loop, While
 from tests.partition.planned import instructions
 
 
@@ -33,7 +32,7 @@ class Derivation:
 
     def block(self, block):
         for step in block.instructions:
-            inside = bodies(step.attributes)
+            inside = step.attributes.bodies
             if inside:
                 self.around(step)
             elif id(step) not in self.same or not self.other.isdisjoint(step.operands):
@@ -51,7 +50,7 @@ class Derivation:
             given = [[*operands[:first], *operands[both:]], operands[first:]]
         elif isinstance(a, Branches):
             given = [operands[1:]] * len(a.blocks)
-        for block, outer in zip(bodies(a), given, strict=False):
+        for block, outer in zip(a.bodies, given, strict=False):
             for k, (local, one) in enumerate(zip(block.arguments, outer, strict=False)):
                 self.set(local, one.shape if k < fixed else one.shape[1:], one.dtype)
             self.block(block)

@@ -4,8 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from shardalg.spmd.control import bodies, with_bodies
-from shardalg.spmd.program import Instruction
+from shardalg.spmd.instruction import Instruction
 from tests.mutate.fields import at, changed, places
 from tests.mutate.shapes import rederived
 from tests.mutate.values import Other
@@ -57,7 +56,7 @@ class Subject:
         return [
             (steps, step)
             for steps, step in self.instructions
-            if len(step.results) == 1 and step.operands and not bodies(step.attributes)
+            if len(step.results) == 1 and step.operands and not step.attributes.bodies
         ]
 
     def other(self, rng):
@@ -110,10 +109,10 @@ def renamed(program, names):
 
     def of_step(step):
         operands = tuple(names.get(o, o) for o in step.operands)
-        blocks = [of_block(body) for body in bodies(step.attributes)]
+        blocks = [of_block(body) for body in step.attributes.bodies]
         if not blocks and operands == step.operands:
             return step
-        return replace(step, operands=operands, attributes=with_bodies(step.attributes, blocks))
+        return replace(step, operands=operands, attributes=step.attributes.with_bodies(blocks))
 
     return replace(program, block=of_block(program.block))
 

@@ -7,8 +7,7 @@ the place if it was a single one; or None where there is nothing of the kind to 
 from dataclasses import dataclass, fields, replace
 
 from shardalg.algebra.digits import Digit
-from shardalg.spmd.control import bodies, with_bodies
-from shardalg.spmd.program import Apply, Branches, Loop, While
+from shardalg.spmd.instructions import Apply, Branches, Loop, While
 from tests.mutate.fields import Place, at, changed, mapped
 from tests.mutate.subject import (
     Subject,
@@ -191,9 +190,9 @@ def beyond_a_border(rng, subject):
     steps, step = rng.choice(found)
     number = rng.randrange(len(step.results))
     blocks, moved = [], None
-    for block in bodies(step.attributes):
+    for block in step.attributes.bodies:
         last = [s for s in block.instructions if s.results == (block.results[number],)
-                and s.operands and not bodies(s.attributes)]  # fmt: skip
+                and s.operands and not s.attributes.bodies]  # fmt: skip
         if (
             last
             and len(block.results) == len(step.results)
@@ -207,7 +206,7 @@ def beyond_a_border(rng, subject):
     origin = program.locals[step.results[number]].origin
     program = with_fields(program, ("locals", between), origin=rng.choice([origin, None]))
     results = (*step.results[:number], between, *step.results[number + 1 :])
-    around = with_bodies(step.attributes, blocks)
+    around = step.attributes.with_bodies(blocks)
     program = with_fields(program, steps, attributes=around, results=results)
     operands = (between, *moved.operands[1:])
     extra = replace(moved, operands=operands, results=(step.results[number],))

@@ -8,16 +8,10 @@ import pytest
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.sharding import Sharding
-from shardalg.spmd.program import (
-    AllReduce,
-    Block,
-    Instruction,
-    Local,
-    Reading,
-    ReduceScatter,
-    SpmdProgram,
-    Start,
-)
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import AllReduce, Reading, ReduceScatter
+from shardalg.spmd.local import Local, Start
+from shardalg.spmd.program import SpmdProgram
 from shardalg.verify.verify import verify
 from tests.mutate.fields import KINDS, at, changed
 from tests.mutate.judge import REFUTED, SAME, Judge

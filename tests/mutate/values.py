@@ -9,7 +9,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardingError
 from shardalg.graph.ir import ITEM_SIZES
 from shardalg.ops.rule import COMBINES
-from shardalg.spmd.program import Instruction
+from shardalg.spmd.instruction import Instruction
 
 WORDS = (tuple(ITEM_SIZES), (*COMBINES, "argmax", "argmin"), ("CLIP", "FILL_OR_DROP"))
 """Vocabularies: a word is exchanged for another of its own."""

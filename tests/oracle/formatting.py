@@ -21,7 +21,7 @@ import shardalg as sa
 from shardalg.costs.walk import walk as steps
 from shardalg.lower.xla_dump.hlo_collectives import Dumping, collectives, total_wire_bytes
 from shardalg.lower.xla_dump.hlo_text import parse, walk
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from tests.oracle import corpus
 
 FACTS = corpus.HERE / "formatting.json"

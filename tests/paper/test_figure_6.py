@@ -17,7 +17,7 @@ from shardalg.lower import emit as emission
 from shardalg.lower.xla_dump.hlo_collectives import collectives
 from shardalg.spmd.host import simulate as simulation
 from shardalg.spmd.host.blocks import groups
-from shardalg.spmd.program import AllGather, Apply
+from shardalg.spmd.instructions import AllGather, Apply
 from tests.partition.planned import check_equal, instructions, moves, numbers
 
 MESH = sa.Mesh({"X": 2, "Y": 2})

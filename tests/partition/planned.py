@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import shardalg as sa
-from shardalg.spmd.control import bodies
 from shardalg.spmd.host.simulate import simulate
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
@@ -49,7 +48,7 @@ def instructions(block):
     """Every instruction, loop bodies included."""
     for step in block.instructions:
         yield step
-        for body in bodies(step.attributes):
+        for body in step.attributes.bodies:
             yield from instructions(body)
 
 

@@ -10,8 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from shardalg.errors import ProgramError
-from shardalg.spmd import program as p
-from shardalg.spmd.control import bodies, with_bodies
+from shardalg.spmd import instructions as p
 from shardalg.spmd.host.simulate import simulate
 from shardalg.verify.verify import verify
 from tests.partition.planned import checked, instructions, numbers, planned
@@ -107,8 +106,8 @@ def changed(block, kind, change):
     steps, renamed = [], {}
     for step in block.instructions:
         operands = tuple(renamed.get(o, o) for o in step.operands)
-        inside = [changed(body, kind, change) for body in bodies(step.attributes)]
-        step = replace(step, operands=operands, attributes=with_bodies(step.attributes, inside))
+        inside = [changed(body, kind, change) for body in step.attributes.bodies]
+        step = replace(step, operands=operands, attributes=step.attributes.with_bodies(inside))
         if isinstance(step.attributes, kind):
             attributes = change(step.attributes)
             if attributes is None:

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import LoweringError, ShardingError, StrategyError
-from shardalg.spmd.program import Apply, CollectivePermute
+from shardalg.spmd.instructions import Apply, CollectivePermute
 from shardalg.verify.verify import verify
 
 RING = sa.Mesh({"x": 8})

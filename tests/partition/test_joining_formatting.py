@@ -10,7 +10,9 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.partition.passes.merge_formatting import joined
 from shardalg.report.formatting import formatting
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.local import Local
 from tests.partition.planned import checked, instructions, numbers, planned
 
 MESH = sa.Mesh({"X": 4})
@@ -24,9 +26,9 @@ def chain(size, *steps):
     shapes = [size]
     for step in steps:
         shapes.append(getattr(step, "size", shapes[-1]) if type(step) is not p.Mask else shapes[-1])
-    made = [p.Local(i, (n,), "float32", whole) for i, n in enumerate(shapes)]
-    rows = [p.Instruction(step, (i,), (i + 1,), None) for i, step in enumerate(steps)]
-    return p.Block((0,), tuple(rows), (len(steps),)), made
+    made = [Local(i, (n,), "float32", whole) for i, n in enumerate(shapes)]
+    rows = [Instruction(step, (i,), (i + 1,), None) for i, step in enumerate(steps)]
+    return Block((0,), tuple(rows), (len(steps),)), made
 
 
 def left(size, *steps):

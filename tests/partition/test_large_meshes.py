@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from benchmarks.halos import AXES, PROGRAMS
 from shardalg.algebra.halos.classes import Runs
-from shardalg.spmd.program import Fetch
+from shardalg.spmd.instructions import Fetch
 from shardalg.verify.verify import verify
 from tests.partition.planned import check_equal, numbers
 

@@ -15,7 +15,7 @@ from shardalg.costs.collectives import axis_names
 from shardalg.costs.hardware import Hardware
 from shardalg.reshard.links import links_on
 from shardalg.reshard.paths import reshard_path
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from tests.partition.test_reshard import edges, shortest
 
 MESH = sa.Mesh({"dcn": 2, "ici": 4})

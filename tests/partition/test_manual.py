@@ -14,8 +14,7 @@ import shardalg as sa
 from benchmarks import oracle_bytes
 from shardalg.algebra.dims import SymbolError
 from shardalg.errors import ProgramError, StrategyError, TraceError
-from shardalg.spmd import program as spmd
-from shardalg.spmd.control import bodies, with_bodies
+from shardalg.spmd import instructions as spmd
 from shardalg.spmd.host.simulate import simulate
 from shardalg.verify.verify import verify
 from tests.oracle import corpus
@@ -181,9 +180,9 @@ def changed(block, change):
     """A block with `change(instruction)` in place of each instruction, bodies included."""
     made = []
     for step in block.instructions:
-        inside = [changed(body, change) for body in bodies(step.attributes)]
+        inside = [changed(body, change) for body in step.attributes.bodies]
         if inside:
-            step = replace(step, attributes=with_bodies(step.attributes, inside))
+            step = replace(step, attributes=step.attributes.with_bodies(inside))
         made.append(change(step))
     return replace(block, instructions=tuple(made))
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.partition.passes import padding_values as fills
 from shardalg.report.formatting import formatting
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from tests.partition.planned import check_equal, checked, instructions, numbers, planned
 
 MESH = sa.Mesh({"X": 2, "Y": 2})

@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.spmd.program import Mask
+from shardalg.spmd.instructions import Mask
 from tests.partition.planned import check_equal, checked, kinds, moves, numbers, planned
 
 BOTH = ("X", "Y")

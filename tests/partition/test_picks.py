@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.spmd.boxes import Pick
+from shardalg.spmd.instructions import Pick
 from tests.partition.planned import MESH, check_equal, checked, instructions, kinds, moves, numbers
 
 BOTH, NONE = P(("X", "Y")), P()

@@ -19,7 +19,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.partition.emit.context import Cause, PartitionContext
 from shardalg.reshard.paths import reshard_bound, reshard_path, reshard_price
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from shardalg.spmd.check import check
 from shardalg.spmd.host.simulate import simulate
 from tests.spmd.handmade import Builder

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.spmd.program import ReduceScatter
+from shardalg.spmd.instructions import ReduceScatter
 from shardalg.verify.verify import verify
 from tests.partition.planned import checked, moves, numbers
 

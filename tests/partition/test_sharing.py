@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from tests.partition.planned import (
     MESH,
     check_equal,

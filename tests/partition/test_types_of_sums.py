@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.spmd.host.simulate import simulate
-from shardalg.spmd.program import AllReduce
+from shardalg.spmd.instructions import AllReduce
 from shardalg.xla.dump import ask
 from tests.partition.planned import instructions
 

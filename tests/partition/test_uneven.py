@@ -20,7 +20,7 @@ from shardalg.reshard.grids import margin
 from shardalg.reshard.paths import reshard_path
 from shardalg.reshard.retile import Retile
 from shardalg.spmd.check import check
-from shardalg.spmd.program import COLLECTIVES
+from shardalg.spmd.instruction import Collective
 from tests.partition.test_reshard import MESHES, chains, check_moved, pieces
 from tests.spmd.handmade import Builder
 
@@ -310,4 +310,4 @@ def test_a_margin_is_one_permute_as_wide_as_it_must_be():
     assert steps[0].attributes == Retile(0, (Digit(1, 4),), 1020, 255, 256)
     assert [step.wire_elements for step in steps] == [3 * 1024, 0, 128 * 1024]
     path = sa.reshard(source, target)
-    assert sum(isinstance(step.attributes, COLLECTIVES) for step in path.steps) == 2
+    assert sum(isinstance(step.attributes, Collective) for step in path.steps) == 2

@@ -13,7 +13,7 @@ from shardalg.costs.hardware import load
 from shardalg.graph.ir import Signature, ValueType
 from shardalg.partition.choose.choices import candidates
 from shardalg.spmd.host.simulate import simulate
-from shardalg.spmd.program import AllReduce, Apply
+from shardalg.spmd.instructions import AllReduce, Apply
 from shardalg.verify.verify import verify
 from tests.partition.planned import instructions
 

@@ -9,7 +9,6 @@ import shardalg as sa
 from shardalg.explain.explained import explanation
 from shardalg.explain.listing import MOST_STEPS, chain_text, program_listing
 from shardalg.report.html import Listing, Page, Section
-from shardalg.spmd.text import program_text
 from tests.report.planned import planned
 from tests.report.test_html import Checker
 
@@ -29,7 +28,7 @@ def spans(listing):
 
 def test_the_text_is_the_program():
     program, graph, _, listing = listed("ffn")
-    assert repr(listing) == program_text(program, graph)
+    assert repr(listing) == program.text(graph)
     assert spans(listing)[1] == repr(listing)
 
 

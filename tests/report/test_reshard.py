@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.algebra.digits import Digit
 from shardalg.lower.measure import memory
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from shardalg.spmd.host.simulate import simulate
 from shardalg.verify.verify import Verifier
 

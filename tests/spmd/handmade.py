@@ -9,7 +9,10 @@ import numpy as np
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node, Region, Signature, Value, ValueType
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.local import Local, Start
+from shardalg.spmd.program import SpmdProgram
 
 
 class Builder:
@@ -36,7 +39,7 @@ class Builder:
             value = len(self.values)
             kind = ValueType(sharding.shape, dtype)
             self.values.append(Value(value, kind, "node", f"value{value}"))
-        self.locals.append(p.Local(index, shape, dtype, sharding, value))
+        self.locals.append(Local(index, shape, dtype, sharding, value))
         return index
 
     def argument(self, shape, dims, dtype="float32"):
@@ -53,7 +56,7 @@ class Builder:
     def add(self, attributes, operands, sharding, dtype=None, *, shape=None, origin=True):
         dtype = dtype or self.locals[operands[0]].dtype
         index = self.local(sharding, dtype, shape=shape, origin=origin)
-        step = p.Instruction(attributes, tuple(operands), (index,), None)
+        step = Instruction(attributes, tuple(operands), (index,), None)
         self.blocks[-1].append(step)
         return index
 
@@ -74,12 +77,12 @@ class Builder:
         self.nodes.append(Node(node, signature, (), results))
         self.bindings.append((equation.primitive, dict(equation.params)))
         attributes = p.Apply(equation.primitive.name, params)
-        self.blocks[-1].append(p.Instruction(attributes, tuple(operands), (index,), node))
+        self.blocks[-1].append(Instruction(attributes, tuple(operands), (index,), node))
         return index
 
     def program(self, *results):
-        block = p.Block(tuple(self.arguments), tuple(self.blocks[-1]), results)
-        program = p.SpmdProgram(
+        block = Block(tuple(self.arguments), tuple(self.blocks[-1]), results)
+        program = SpmdProgram(
             self.mesh,
             tuple(self.locals),
             block,
@@ -256,9 +259,9 @@ def loop(*, reverse=False):
     )
     total = b.add(p.AllReduce(b.digits("x")), [partial], b.sharding((), ()))
     carry = b.apply(jax.lax.add, [inner[1], total], b.sharding((), ()))
-    body = p.Block(tuple(inner), tuple(b.blocks.pop()), (carry, scaled))
+    body = Block(tuple(inner), tuple(b.blocks.pop()), (carry, scaled))
     results = b.local(b.sharding((), ())), b.local(b.sharding((3, 4), ("", "x")))
-    b.blocks[-1].append(p.Instruction(p.Loop(body, 1, 1, 3, reverse), (w, c, xs), results, None))
+    b.blocks[-1].append(Instruction(p.Loop(body, 1, 1, 3, reverse), (w, c, xs), results, None))
     args = array(4), np.float32(2), array(3, 4, seed=1)
     expected = np.float32(2) + (args[0] * args[2]).sum()
     return *b.program(*results), args, [expected, args[0] * args[2]]
@@ -324,9 +327,9 @@ def stencil(fill="sum"):
     wide = add(p.Concatenate(0), [left, x, right], shape=(5,))
     # as a longer buffer would be cut: the start of what is needed depends on the device
     wide = add(p.Concatenate(0), [wide, wide], shape=(10,))
-    start = p.Start((Index.of("p") * 5) % 10, (("p", digits),))
+    start = Start((Index.of("p") * 5) % 10, (("p", digits),))
     wide = add(p.SliceAt(0, start, 5), [wide], shape=(5,))
-    start = p.Start(Index.of("p") * 3 - 1, (("p", digits),))
+    start = Start(Index.of("p") * 3 - 1, (("p", digits),))
     given = [wide] if fill else [wide, outside]
     wide = add(p.MaskAt(0, start, 10, fill), given, shape=(5,))
     y = b.apply(lambda a: jax.lax.reduce_window_sum_p.bind(

@@ -9,8 +9,10 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ProgramError
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from shardalg.spmd.check import check
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.local import Start
 from tests.spmd.handmade import CASES, Builder, loop, matmul_all_reduce
 
 
@@ -30,7 +32,7 @@ def one_step(attributes, shape=(8, 16), *, made=None):
 
 
 X, Y = Builder({"x": 2, "y": 4}).digits("x"), Builder({"x": 2, "y": 4}).digits("y")
-START = p.Start(Index.of("p") * 3, (("p", Y),))
+START = Start(Index.of("p") * 3, (("p", Y),))
 SHAPES = {
     "all_gather": (p.AllGather(0, Y), (32, 16)),
     "all_reduce": (p.AllReduce(X), (8, 16)),
@@ -162,9 +164,9 @@ def test_a_loop_carries_one_layout():
     inner = b.local(b.sharding((4,), ("x",)))
     b.blocks.append([])
     moved = b.apply(jax.lax.neg, [inner], b.sharding((4,), ("y",)))
-    body = p.Block((inner,), tuple(b.blocks.pop()), (moved,))
+    body = Block((inner,), tuple(b.blocks.pop()), (moved,))
     result = b.local(b.sharding((4,), ("x",)))
-    b.blocks[-1].append(p.Instruction(p.Loop(body, 0, 1, 3, False), (c,), (result,), None))
+    b.blocks[-1].append(Instruction(p.Loop(body, 0, 1, 3, False), (c,), (result,), None))
     with pytest.raises(ProgramError, match=r"Loop .* carries %2 back as %1, but .*\[y\] and \[x\]"):
         check(b.program(result)[0])
 

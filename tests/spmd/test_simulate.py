@@ -7,8 +7,9 @@ import pytest
 
 from shardalg.algebra.affine import Index
 from shardalg.errors import ProgramError
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from shardalg.spmd.host.simulate import simulate
+from shardalg.spmd.local import Start
 from tests.spmd.handmade import CASES, Builder, array, matmul_all_reduce, matmul_uneven
 
 
@@ -86,7 +87,7 @@ def test_steps_that_do_not_fit(attributes, shape, message):
         "reduce_scatter": p.ReduceScatter(0, b.digits("x")),
         "all_to_all": p.AllToAll(0, 1, b.digits("x")),
         "dynamic_slice": p.DynamicSlice(0, b.digits("x"), 2),
-        "slice_at": p.SliceAt(0, p.Start(Index.of("p") * 2, (("p", b.digits("x")),)), 2),
+        "slice_at": p.SliceAt(0, Start(Index.of("p") * 2, (("p", b.digits("x")),)), 2),
         "user": p.AllReduce(b.digits("x"), "user"),
     }.get(attributes, attributes)
     program, graph = b.program(b.add(made, [x], b.sharding(shape, ("",) * len(shape))))

@@ -9,13 +9,15 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit
-from shardalg.spmd import program as p
-from shardalg.spmd.text import instruction_text, local_text, program_text
+from shardalg.spmd import instructions as p
+from shardalg.spmd.instruction import Block
+from shardalg.spmd.local import Start
+from shardalg.spmd.text import Printer, local_text
 from tests.spmd.handmade import CASES, Builder, loop, matmul_uneven
 
 B = Builder({"x": 2, "y": 4})
 X, Y = B.digits("x"), B.digits("y")
-START = p.Start((Index.of("p") * 6 - 1) // 4, (("p", Y),))
+START = Start((Index.of("p") * 6 - 1) // 4, (("p", Y),))
 TEXTS = [
     (p.AllGather(1, Y), "all_gather dim=1 axes=y"),
     (p.AllReduce(X + Y, "max"), "all_reduce max axes=x,y"),
@@ -37,8 +39,8 @@ TEXTS = [
     (p.FirstMember(Y), "first_member axes=y"),
     (p.Apply("add"), "add"),
     (p.Apply("dot_general", (), (("m", X), ("k", Y))), "dot_general [m@x, k@y]"),
-    (p.Loop(p.Block((), (), ()), 0, 0, 3, False), "loop 3 times"),
-    (p.Loop(p.Block((), (), ()), 0, 0, 3, True), "loop 3 times in reverse"),
+    (p.Loop(Block((), (), ()), 0, 0, 3, False), "loop 3 times"),
+    (p.Loop(Block((), (), ()), 0, 0, 3, True), "loop 3 times in reverse"),
 ]
 
 
@@ -48,7 +50,7 @@ def test_every_kind_of_instruction(attributes, text):
     x = b.argument((8, 16), ("x", "y"))
     y = b.add(attributes, [x], b.sharding((8, 16), ("x", ""), "y"))
     (step,) = b.program(y)[0].block.instructions
-    assert instruction_text(b.program(y)[0], step) == f"%1 = f32[4@x,16]{{U:y}} {text} %0"
+    assert Printer(b.mesh, b.locals).instruction(step) == f"%1 = f32[4@x,16]{{U:y}} {text} %0"
 
 
 def test_sub_axes_and_several_axes_of_a_local():
@@ -58,7 +60,7 @@ def test_sub_axes_and_several_axes_of_a_local():
 
 
 def test_a_program_line_by_line():
-    assert program_text(matmul_uneven()[0]).splitlines() == [
+    assert matmul_uneven()[0].text().splitlines() == [
         "SpmdProgram on Mesh(x=2, y=4), every device runs:",
         "  %0 = f32[4@x,4@y] argument",
         "  %1 = f32[4@y,6] argument",
@@ -71,7 +73,7 @@ def test_a_program_line_by_line():
 
 
 def test_the_body_of_a_loop_is_indented():
-    lines = program_text(loop()[0]).splitlines()
+    lines = loop()[0].text().splitlines()
     assert "    body(%3: f32[1@x], %4: f32[], %5: f32[1@x])" in lines
     assert lines[-2:] == ["      return %9 %6", "  return %10 %11"]
 
@@ -93,6 +95,6 @@ def test_with_the_graph_names_and_source_lines_are_shown():
 @pytest.mark.parametrize("case", CASES)
 def test_each_local_is_printed_once_as_made(case):
     program = CASES[case]()[0]
-    made = re.findall(r"^ *(%\d+(?:, %\d+)*) = ", program_text(program), re.MULTILINE)
+    made = re.findall(r"^ *(%\d+(?:, %\d+)*) = ", program.text(), re.MULTILINE)
     names = [name for line in made for name in line.split(", ")]
     assert len(names) == len(set(names))

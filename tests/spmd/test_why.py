@@ -8,9 +8,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.costs.collectives import KINDS
 from shardalg.explain.disagreements import disagreement
 from shardalg.planning.stages import planned
+from shardalg.spmd.instruction import Collective
 from shardalg.spmd.why import Purpose, Why
 from tests import small_step
 
@@ -36,7 +36,7 @@ def test_steps_between_two_layouts_are_one_chain_of_their_own():
         lambda x, y: (x, y), x, x, mesh=sa.Mesh({"X": 2, "Y": 2, "Z": 2}),
         in_shardings=(given, given), out_shardings=(wanted, wanted),
     )  # fmt: skip
-    moves = [i.why for i in plan.program.block.instructions if type(i.attributes) in KINDS]
+    moves = [i.why for i in plan.program.block.instructions if isinstance(i.attributes, Collective)]
     assert {why.purpose for why in moves} == {Purpose.RESULT}
     chains = {why.chain: [one for one in moves if one.chain == why.chain] for why in moves}
     assert len(moves) > len(chains) == 2

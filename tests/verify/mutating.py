@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from shardalg.errors import ProgramError
-from shardalg.spmd.control import bodies, with_bodies
 from shardalg.spmd.host.simulate import simulate
 from shardalg.verify.verify import verify
 from tests.partition.planned import instructions, planned
@@ -68,9 +67,9 @@ def _changed(block, kind, change, left):
                 continue
             if left[0] == -1:
                 instruction = replace(instruction, attributes=change(instruction.attributes))
-        blocks = [_changed(body, kind, change, left) for body in bodies(instruction.attributes)]
+        blocks = [_changed(body, kind, change, left) for body in instruction.attributes.bodies]
         if blocks:
-            attributes = with_bodies(instruction.attributes, blocks)
+            attributes = instruction.attributes.with_bodies(blocks)
             instruction = replace(instruction, attributes=attributes)
         steps.append(instruction)
     results = tuple(renamed.get(r, r) for r in block.results)
@@ -85,7 +84,7 @@ def changed(program, step, new):
 def _exchanged(block, step, new):
     steps = []
     for each in block.instructions:
-        blocks = [_exchanged(body, step, new) for body in bodies(each.attributes)]
-        whole = replace(each, attributes=with_bodies(each.attributes, blocks)) if blocks else each
+        blocks = [_exchanged(body, step, new) for body in each.attributes.bodies]
+        whole = replace(each, attributes=each.attributes.with_bodies(blocks)) if blocks else each
         steps.append(new if each is step else whole)
     return replace(block, instructions=tuple(steps))

@@ -8,8 +8,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from shardalg.spmd import program as p
-from shardalg.spmd.control import bodies, with_bodies
+from shardalg.spmd import instructions as p
+from shardalg.spmd.instruction import Instruction
 from tests.partition.planned import MESH, instructions, numbers
 from tests.verify.mutating import Case, changed
 
@@ -105,7 +105,7 @@ def summed_outside(program):
     """The branches hand on what each device has, and it is summed behind them."""
     (control,) = [s for s in program.block.instructions if isinstance(s.attributes, p.Branches)]
     locals_, blocks = list(program.locals), []
-    for body in bodies(control.attributes):
+    for body in control.attributes.bodies:
         (last,) = [s for s in body.instructions if isinstance(s.attributes, p.AllReduce)]
         renamed = {last.results[0]: last.operands[0]}
         steps = tuple(
@@ -127,8 +127,8 @@ def summed_outside(program):
     locals_[result] = replace(whole, sharding=replace(whole.sharding, unreduced=Y))
     summed = replace(whole, index=len(locals_))
     locals_.append(summed)
-    new = replace(control, attributes=with_bodies(control.attributes, blocks))
-    reduce_ = p.Instruction(p.AllReduce(Y), (result,), (summed.index,), control.node)
+    new = replace(control, attributes=control.attributes.with_bodies(blocks))
+    reduce_ = Instruction(p.AllReduce(Y), (result,), (summed.index,), control.node)
     steps = []
     for step in program.block.instructions:
         if step is control:
@@ -151,7 +151,7 @@ def test_in_a_manual_region_only_the_user_sends():
     turned = replace(program.locals[body.results[0]], index=len(program.locals))
     swap = p.CollectivePermute(X, tuple((k, (k + 4) % 8) for k in range(8)))
     last = body.instructions[-1]
-    step = p.Instruction(swap, body.results, (turned.index,), last.node)
+    step = Instruction(swap, body.results, (turned.index,), last.node)
     inner = replace(body, instructions=(*body.instructions, step), results=(turned.index,))
     wrong = changed(
         program, region, replace(region, attributes=replace(region.attributes, body=inner))

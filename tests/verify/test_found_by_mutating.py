@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from tests.partition.planned import MESH, numbers
 from tests.verify import test_moving_mutations as moving
 from tests.verify.mutating import Case

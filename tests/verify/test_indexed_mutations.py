@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from tests.partition.planned import MESH
 from tests.verify.mutating import Case
 

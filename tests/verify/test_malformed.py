@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 
 from shardalg.algebra.digits import Digit
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from tests.partition.planned import instructions
 from tests.verify import test_indexed_mutations, test_moving_mutations, test_mutations
 from tests.verify.mutating import changed

@@ -10,7 +10,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.affine import Index
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
+from shardalg.spmd.local import Start
 from tests.partition.planned import MESH, numbers
 from tests.verify.mutating import Case
 
@@ -241,7 +242,7 @@ MUTATIONS = {
     "a phase one off": ("dilated", p.SliceAt, lambda a: in_numerator(a, 1), -1),
     "the first device's phase": (
         "dilated", p.SliceAt,
-        lambda a: replace(a, start=p.Start(Index((), a.start.at(0)), ())), -1,
+        lambda a: replace(a, start=Start(Index((), a.start.at(0)), ())), -1,
     ),
     "places that nobody sends": ("spread", p.Fetch, lambda a: with_places(a, 1), 0),
     "places that are not counted": ("spread", p.Fetch, lambda a: with_places(a, -1), 0),

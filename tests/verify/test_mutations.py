@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from tests.partition.planned import MESH, numbers
 from tests.verify.mutating import Case
 

@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from shardalg.spmd.check import check
 from tests.partition.planned import MESH, instructions
 from tests.verify import test_indexed_mutations, test_moving_mutations, test_mutations

@@ -8,7 +8,7 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from shardalg.verify.operators.apply import iteration_claim
 from shardalg.verify.verify import verify
 from tests.partition.planned import MESH, numbers, planned

@@ -24,7 +24,8 @@ from shardalg.partition.choose.key import Choice, NodeKey
 from shardalg.reshard.links import links_on
 from shardalg.reshard.paths import reshard_path
 from shardalg.reshard.retile import Retile
-from shardalg.spmd.program import COLLECTIVES, CollectivePermute
+from shardalg.spmd.instruction import Collective
+from shardalg.spmd.instructions import CollectivePermute
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def move_s(source: Sharding, target: Sharding, itemsize: int, hardware: Hardware
             permute = CollectivePermute(step.attributes.digits, ())
             size = step.wire_elements * itemsize
             total += seconds(permute, size, mesh=source.mesh, hardware=hardware)
-        elif isinstance(step.attributes, COLLECTIVES):
+        elif isinstance(step.attributes, Collective):
             size = prod(held.shard_shape) * itemsize
             total += seconds(step.attributes, size, mesh=source.mesh, hardware=hardware)
         held = step.layout

@@ -25,25 +25,26 @@ from shardalg.partition.choose.sent import through_windows
 from shardalg.partition.choose.windows import Kept, Window, kept, spans, windows
 from shardalg.reshard.search import tile
 from shardalg.sizes.decided import decided
-from shardalg.spmd.boxes import Extract, Insert
-from shardalg.spmd.program import (
+from shardalg.spmd.instruction import Attributes
+from shardalg.spmd.instructions import (
     AllReduce,
     Apply,
-    Attributes,
     Best,
     Carry,
     Choose,
     Dilate,
+    Extract,
     FirstMember,
     Fold,
+    Insert,
     Mask,
     MaskAt,
     MaskIndexed,
     Offset,
     Slice,
-    Start,
     Top,
 )
+from shardalg.spmd.local import Start
 from shardalg.spmd.why import Purpose, Why
 
 Operator = Apply | Choose | Extract | Insert

@@ -20,7 +20,7 @@ from shardalg.ops.windows import Span, reach, windowed
 from shardalg.partition.choose.component import as_set
 from shardalg.partition.choose.key import Choice
 from shardalg.reshard.search import tile
-from shardalg.spmd.boxes import Pick
+from shardalg.spmd.instructions import Pick
 
 ELEMENT = Span(1)
 """What a device then has of the dimension."""

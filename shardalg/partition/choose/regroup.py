@@ -22,7 +22,7 @@ from shardalg.graph.ir import Signature
 from shardalg.ops.families.data_formatting import Span, groups
 from shardalg.reshard.dim_program import DimBuilder, DimProgram
 from shardalg.reshard.exchanges import deliver, transfers_of
-from shardalg.spmd.regroup import leading
+from shardalg.spmd.instructions import leading
 
 Dims = tuple[Digits, ...]
 

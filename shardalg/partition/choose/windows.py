@@ -22,7 +22,8 @@ from shardalg.ops.rule import Rule
 from shardalg.ops.windows import Place, Span, reach, windowed
 from shardalg.reshard.dim_program import DimBuilder, DimProgram
 from shardalg.reshard.exchanges import deliver, start_of, transfers_of
-from shardalg.spmd.program import Dilate, MaskAt, Slice, SliceAt, Start
+from shardalg.spmd.instructions import Dilate, MaskAt, Slice, SliceAt
+from shardalg.spmd.local import Start
 
 Loops = tuple[tuple[str, Digits], ...]
 

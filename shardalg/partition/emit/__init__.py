@@ -13,20 +13,21 @@ cuts the block out of what they write. What is fetched of a neighbour's block se
 that reads the same window, in the backward pass too. Holding the dimension whole is another
 candidate, taken where it sends less.
 
-Boxes: A box at run-time starts (`spmd/boxes.py`: `dynamic_slice`, `dynamic_update_slice`) is read
-and written where it lies: starts are clamped for all devices alike, then counted from the own
-block. What is read is 0 where the block lacks it, and summed. Gathers and scatters of many starts
-(`ops/emit.selections`) run as they are: their indices are counted from the block, and where a
-window may straddle its border a margin stands around it, as wide as the window; indices of windows
-that miss the block are masked or drop their update. One element of a dimension (`x[0]`, `x[:,
--1]`) is picked where it lies (`partition/choose/picks.py`, `spmd/boxes.Pick`): a partial sum of
-its holder, 0 on the others, so that it is added up or scattered as whoever reads it wants it.
+Boxes: A box at run-time starts (`spmd/instructions/boxes.py`: `dynamic_slice`,
+`dynamic_update_slice`) is read and written where it lies: starts are clamped for all devices
+alike, then counted from the own block. What is read is 0 where the block lacks it, and summed.
+Gathers and scatters of many starts (`ops/emit.selections`) run as they are: their indices are
+counted from the block, and where a window may straddle its border a margin stands around it, as
+wide as the window; indices of windows that miss the block are masked or drop their update. One
+element of a dimension (`x[0]`, `x[:, -1]`) is picked where it lies (`partition/choose/picks.py`,
+`Pick`): a partial sum of its holder, 0 on the others, so that it is added up or scattered as
+whoever reads it wants it.
 
 Joins: Partial results that no all-reduce joins are sent whole and joined on every member
-(`spmd/joins.py`): a best value and its place (`Best`), the best k (`Top`), what a function of the
-user made (`Fold`). A dimension that an operator needs as one block, or whose partial results are
-sent whole, may also hand its split to another loop (`assign._places`): a sort is an all-to-all
-there and back.
+(`spmd/instructions/joins.py`): a best value and its place (`Best`), the best k (`Top`), what a
+function of the user made (`Fold`). A dimension that an operator needs as one block, or whose
+partial results are sent whole, may also hand its split to another loop (`assign._places`): a sort
+is an all-to-all there and back.
 
 Reshapes: Dimensions that nest keep their digits (loops). Where the borders of blocks move (uneven,
 or not nested), the dimensions that hold the same elements become one (`Regroup`), an exchange

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shardalg.partition.emit.context import Cause, PartitionContext
-from shardalg.spmd.program import (
-    Attributes,
+from shardalg.spmd.instruction import Attributes
+from shardalg.spmd.instructions import (
     Best,
     Carry,
     Dilate,

@@ -12,7 +12,9 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
 from shardalg.propagate.options import Options
 from shardalg.reshard.dim_program import DimProgram, DimStep
-from shardalg.spmd.program import Attributes, Instruction, Local, Slice
+from shardalg.spmd.instruction import Attributes, Instruction
+from shardalg.spmd.instructions import Slice
+from shardalg.spmd.local import Local
 from shardalg.spmd.why import UNSTATED, Why
 
 ANY_PHASE = ""

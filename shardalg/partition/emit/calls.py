@@ -8,7 +8,8 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node, Region
 from shardalg.partition.emit.context import PartitionContext
-from shardalg.spmd.program import Attributes, Block, Branches, Loop, Manual, While
+from shardalg.spmd.instruction import Attributes, Block
+from shardalg.spmd.instructions import Branches, Loop, Manual, While
 from shardalg.spmd.why import Purpose, Why
 
 

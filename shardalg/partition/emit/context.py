@@ -16,7 +16,7 @@ from shardalg.reshard.links import Links
 from shardalg.reshard.path_instructions import moves
 from shardalg.reshard.paths import nearest, turned
 from shardalg.reshard.retile import Retile, retiled
-from shardalg.spmd.program import Local
+from shardalg.spmd.local import Local
 from shardalg.spmd.why import Why
 
 

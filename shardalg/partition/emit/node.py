@@ -13,8 +13,8 @@ from shardalg.partition.choose.regroup import moved, regrouped
 from shardalg.partition.choose.windows import Window, brought, together
 from shardalg.partition.emit.after import apply_on, done_after
 from shardalg.partition.emit.context import Cause, PartitionContext
-from shardalg.spmd.program import Attributes, MaskAt
-from shardalg.spmd.regroup import Regroup
+from shardalg.spmd.instruction import Attributes
+from shardalg.spmd.instructions import MaskAt, Regroup
 from shardalg.spmd.why import Purpose, Why
 
 

@@ -10,7 +10,8 @@ from shardalg.graph.ir import Node
 from shardalg.partition.choose.node_plan import NodePlan
 from shardalg.partition.emit.context import PartitionContext
 from shardalg.partition.emit.node import partition_node, settle
-from shardalg.spmd.program import Instruction, Local
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.local import Local
 
 
 class Recipe(NamedTuple):

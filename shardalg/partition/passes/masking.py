@@ -15,8 +15,10 @@ from dataclasses import replace
 from shardalg.costs.fusion import materialised
 from shardalg.graph.ir import Graph
 from shardalg.partition.passes.padding_values import FILLS, Fills, Known, filled_by
-from shardalg.spmd.control import CONTROL, bodies, with_bodies
-from shardalg.spmd.program import Apply, Block, Instruction, Local, Mask, SpmdProgram
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import Apply, Control, Mask, kinds
+from shardalg.spmd.local import Local
+from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.why import UNSTATED
 
 Wishes = dict[int, dict[Mask, int | None]]
@@ -121,10 +123,10 @@ class _Masking:
     def reading(self, instruction: Instruction) -> Instruction:
         """With what stands for its operands, and masks moved in its bodies."""
         operands = tuple([self.stands.get(local, local) for local in instruction.operands])
-        blocks = bodies(instruction.attributes)
+        blocks = instruction.attributes.bodies
         if blocks:
             blocks = [_Masking(self.graph, self.locals, self.numbers).run(b) for b in blocks]
-            attributes = with_bodies(instruction.attributes, blocks)
+            attributes = instruction.attributes.with_bodies(blocks)
             return replace(instruction, attributes=attributes, operands=operands)
         if operands == instruction.operands:
             return instruction
@@ -149,13 +151,15 @@ class _Masking:
                         lifted[operand][above] += 1
 
 
-_PLACES = frozenset({*FILLS, *CONTROL})
+_PLACES = frozenset({*FILLS, *kinds(Control)})
 """What fills padding, and what holds blocks in which something may."""
 
 
 def _has_masks(block: Block) -> bool:
     for one in block.instructions:
         kind = type(one.attributes)
-        if kind is Mask or (kind in CONTROL and any(map(_has_masks, bodies(one.attributes)))):
+        if kind is Mask or (
+            issubclass(kind, Control) and any(map(_has_masks, one.attributes.bodies))
+        ):
             return True
     return False

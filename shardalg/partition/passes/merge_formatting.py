@@ -10,21 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardalg.spmd.control import CONTROL, bodies, with_bodies
-from shardalg.spmd.program import (
-    Attributes,
-    Block,
+from shardalg.spmd.instruction import Attributes, Block, Instruction
+from shardalg.spmd.instructions import (
     CollectivePermute,
     Concatenate,
+    Control,
     DynamicSlice,
-    Instruction,
-    Local,
     Mask,
     MaskAt,
     Resize,
     Slice,
     SliceAt,
+    kinds,
 )
+from shardalg.spmd.local import Local
 
 REPEATED = frozenset({Concatenate, DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt})
 """Local instructions that cost nothing to keep: a second one like it in a phase is left out."""
@@ -88,9 +87,9 @@ class _Joining:
         operands = instruction.operands
         if not self.stands.keys().isdisjoint(operands):
             operands = tuple([self.stands.get(local, local) for local in operands])
-        blocks = [_Joining(self.locals).run(body) for body in bodies(instruction.attributes)]
+        blocks = [_Joining(self.locals).run(body) for body in instruction.attributes.bodies]
         if blocks:
-            attributes = with_bodies(instruction.attributes, blocks)
+            attributes = instruction.attributes.with_bodies(blocks)
             return replace(instruction, attributes=attributes, operands=operands)
         if operands is instruction.operands:
             return instruction
@@ -159,5 +158,5 @@ _NOTHING: Mapping[type, Callable[..., bool]] = {
     Resize: lambda a, shape: a.size == shape[a.dim],
     Slice: lambda a, shape: a.size == shape[a.dim],
 }
-_JOINED = frozenset({*_JOINS, *_NOTHING, *REPEATED, *CONTROL})
+_JOINED = frozenset({*_JOINS, *_NOTHING, *REPEATED, *kinds(Control)})
 """What may be joined or holds blocks; all else stays as it is."""

@@ -16,8 +16,10 @@ from shardalg.ops.elementwise import moves_none, number_along, operands_along, r
 from shardalg.ops.families.numbers import Number
 from shardalg.ops.rows import rules
 from shardalg.partition.choose.key import LoopDigits
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from shardalg.spmd.identity import identity
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.local import Local
 
 Padding = tuple[Digits, int, int]
 """(digits, block, size): places `x` with `p*block + x >= size`, as a `Mask` has them."""
@@ -72,14 +74,14 @@ class Fills:
     """
 
     graph: Graph
-    locals: Sequence[p.Local]
+    locals: Sequence[Local]
     known: dict[int, Known] = field(default_factory=dict)
 
     def of(self, local: int) -> Known:
         """What is known of a local."""
         return self.known.get(local, NOTHING)
 
-    def note(self, instruction: p.Instruction) -> None:
+    def note(self, instruction: Instruction) -> None:
         """Learn what an instruction makes."""
         kind = type(instruction.attributes)
         made = _MAKES.get(kind)
@@ -91,7 +93,7 @@ class Fills:
             if known.fills or known.number is not None:
                 self.known[local] = known
 
-    def applied(self, instruction: p.Instruction) -> Iterator[Known]:
+    def applied(self, instruction: Instruction) -> Iterator[Known]:
         """The results of an operator: pointwise ones and layouts make numbers of numbers."""
         known, results = self.known.keys(), instruction.results
         even = all(self.locals[result].sharding.is_even for result in results)
@@ -108,7 +110,7 @@ class Fills:
             yield Known(fills, next((n for d, _, n in found if d is None), None))
 
     def made_of(
-        self, instruction: p.Instruction, along: Mapping[int, int | None], padding: Padding | None
+        self, instruction: Instruction, along: Mapping[int, int | None], padding: Padding | None
     ) -> Number | None:
         """The number at a padding; everywhere, where there is none."""
         operands = {k: self.of(instruction.operands[k]) for k in along}
@@ -117,7 +119,7 @@ class Fills:
         signature = self.graph.nodes[instruction.node].signature
         return number_along(signature, along, numbers, fills)
 
-    def above(self, instruction: p.Instruction, mask: p.Mask) -> Iterator[tuple[int, p.Mask]]:
+    def above(self, instruction: Instruction, mask: p.Mask) -> Iterator[tuple[int, p.Mask]]:
         """The operand whose mask would serve for that of an operator's result, if one does."""
         signature = self.graph.nodes[instruction.node].signature
         rows = rules(signature)
@@ -135,7 +137,7 @@ class Fills:
             if made == identity(mask.fill, signature.results[0].dtype):
                 yield read.index, replace(mask, dim=dim)
 
-    def resized(self, instruction: p.Instruction) -> Iterator[Known]:
+    def resized(self, instruction: Instruction) -> Iterator[Known]:
         """A whole dimension is padded with zeros."""
         a, (operand,) = instruction.attributes, instruction.operands
         local, known = self.locals[operand], self.of(operand)
@@ -147,33 +149,33 @@ class Fills:
             found = None
         yield known.but(a.dim, found)
 
-    def cut(self, instruction: p.Instruction) -> Iterator[Known]:
+    def cut(self, instruction: Instruction) -> Iterator[Known]:
         """The own block of a dimension that is padded as a whole."""
         a = instruction.attributes
         yield _block(self.of(instruction.operands[0]), a.dim, (a.digits, a.block))
 
-    def scattered(self, instruction: p.Instruction) -> Iterator[Known]:
+    def scattered(self, instruction: Instruction) -> Iterator[Known]:
         """The same of a sum."""
         a = instruction.attributes
         (reduced,) = self.reduced(instruction)
         block = self.locals[instruction.results[0]].shape[a.dim]
         yield _block(reduced, a.dim, (a.digits, block))
 
-    def exchanged(self, instruction: p.Instruction) -> Iterator[Known]:
+    def exchanged(self, instruction: Instruction) -> Iterator[Known]:
         """The same of one dimension; another has the padding of all blocks."""
         a = instruction.attributes
         block = self.locals[instruction.results[0]].shape[a.split_dim]
         known = self.of(instruction.operands[0]).but(a.concat_dim)
         yield _block(known, a.split_dim, (a.arriving or a.digits, block))
 
-    def reduced(self, instruction: p.Instruction) -> Iterator[Known]:
+    def reduced(self, instruction: Instruction) -> Iterator[Known]:
         """What every member has at its padding is combined: an identity stays."""
         (operand,), a = instruction.operands, instruction.attributes
         neutral = identity(a.combine, self.locals[operand].dtype)
         fills = self.of(operand).fills.items()
         yield Known({dim: fill for dim, fill in fills if fill[1] == neutral})
 
-    def masked(self, instruction: p.Instruction) -> Iterator[Known]:
+    def masked(self, instruction: Instruction) -> Iterator[Known]:
         """A mask fills the padding of its dimension, and leaves that of the others."""
         mask, operand = instruction.attributes, instruction.operands[0]
         fill = filled_by(mask, self.locals[operand].dtype)
@@ -181,7 +183,7 @@ class Fills:
         alike = {dim: found for dim, found in self.of(operand).fills.items() if found[1] == fill[1]}
         yield Known(alike).but(mask.dim, fill)
 
-    def others(self, instruction: p.Instruction) -> Iterator[Known]:
+    def others(self, instruction: Instruction) -> Iterator[Known]:
         """Padding of dimensions that an instruction does not touch."""
         yield self.of(instruction.operands[0]).but(instruction.attributes.dim)
 
@@ -214,7 +216,7 @@ def _block(known: Known, dim: int, own: tuple[Digits, int]) -> Known:
 
 FILLS = frozenset({p.Mask, p.Resize})
 """What fills padding by itself; all else makes known numbers of known ones."""
-_MAKES: Mapping[type, Callable[[Fills, p.Instruction], Iterator[Known]]] = {
+_MAKES: Mapping[type, Callable[[Fills, Instruction], Iterator[Known]]] = {
     p.AllGather: Fills.others,
     p.AllReduce: Fills.reduced,
     p.AllToAll: Fills.exchanged,

@@ -13,17 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digits
-from shardalg.spmd.control import CONTROL, bodies, with_bodies
-from shardalg.spmd.program import (
-    AllReduce,
-    Block,
-    DynamicSlice,
-    Instruction,
-    Local,
-    ReduceScatter,
-    Resize,
-    SpmdProgram,
-)
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import AllReduce, Control, DynamicSlice, ReduceScatter, Resize
+from shardalg.spmd.local import Local
+from shardalg.spmd.program import SpmdProgram
 
 RESULT = -1
 """Stands for the reader of what a block hands on."""
@@ -47,7 +40,7 @@ class Cut:
 
 def _scattered(block: Block, locals_: list[Local]) -> Block:
     instructions = [
-        _inside(one, locals_) if type(one.attributes) in CONTROL else one
+        _inside(one, locals_) if isinstance(one.attributes, Control) else one
         for one in block.instructions
     ]
     if not _has_cuts(instructions):
@@ -88,8 +81,8 @@ def _combines(instruction: Instruction) -> bool:
 
 
 def _inside(instruction: Instruction, locals_: list[Local]) -> Instruction:
-    blocks = [_scattered(body, locals_) for body in bodies(instruction.attributes)]
-    return replace(instruction, attributes=with_bodies(instruction.attributes, blocks))
+    blocks = [_scattered(body, locals_) for body in instruction.attributes.bodies]
+    return replace(instruction, attributes=instruction.attributes.with_bodies(blocks))
 
 
 def _cuts(

@@ -8,8 +8,9 @@ from shardalg.graph.ir import Graph
 from shardalg.partition.passes.masking import masks_moved
 from shardalg.partition.passes.merge_formatting import joined
 from shardalg.partition.passes.scattering import scattered
-from shardalg.spmd.control import CONTROL, bodies, with_bodies
-from shardalg.spmd.program import Block, Instruction, SpmdProgram
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import Control
+from shardalg.spmd.program import SpmdProgram
 
 
 def simplify(program: SpmdProgram, graph: Graph, *, join: bool = True) -> SpmdProgram:
@@ -32,9 +33,9 @@ def _live(block: Block) -> Block:
     for instruction in reversed(block.instructions):
         if needed.isdisjoint(instruction.results):
             continue
-        if type(instruction.attributes) in CONTROL:
-            blocks = [_live(body) for body in bodies(instruction.attributes)]
-            attributes = with_bodies(instruction.attributes, blocks)
+        if isinstance(instruction.attributes, Control):
+            blocks = [_live(body) for body in instruction.attributes.bodies]
+            attributes = instruction.attributes.with_bodies(blocks)
             instruction = replace(instruction, attributes=attributes)
             needed.update(*map(outside, blocks))
         needed.update(instruction.operands)
@@ -49,5 +50,5 @@ def outside(block: Block) -> set[int]:
     for instruction in block.instructions:
         read.update(instruction.operands)
         made.update(instruction.results)
-        read.update(*map(outside, bodies(instruction.attributes)))
+        read.update(*map(outside, instruction.attributes.bodies))
     return (read | set(block.results)) - made

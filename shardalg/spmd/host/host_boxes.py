@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardalg.algebra.digits import partition_id
-from shardalg.spmd.boxes import Extract, Insert, Places
+from shardalg.spmd.instructions import Extract, Insert, Places
 
 Shape = tuple[int, ...]
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from shardalg.algebra.digits import Digits, partition_id
 from shardalg.errors import ProgramError
-from shardalg.spmd import program as spmd
+from shardalg.spmd import instructions as spmd
 from shardalg.spmd.host.blocks import Stack, groups
 from shardalg.spmd.host.host_boxes import extracted, inserted
 from shardalg.spmd.identity import identity
-from shardalg.spmd.regroup import Regroup
+from shardalg.spmd.instructions import Regroup
 
 _UFUNCS = {
     "sum": np.add,

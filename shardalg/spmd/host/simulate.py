@@ -19,9 +19,8 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ProgramError
 from shardalg.graph.evaluate import apply
 from shardalg.graph.ir import Graph
-from shardalg.spmd import program as spmd
+from shardalg.spmd import instructions as spmd
 from shardalg.spmd.bound import bound
-from shardalg.spmd.control import CONTROL
 from shardalg.spmd.host.blocks import (
     Stack,
     garbage,
@@ -34,7 +33,9 @@ from shardalg.spmd.host.blocks import (
     valid,
 )
 from shardalg.spmd.host.host_steps import HOST_STEPS, fetched, top
-from shardalg.spmd.program import Block, Instruction, SpmdProgram
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import Control
+from shardalg.spmd.program import SpmdProgram
 
 Environment = dict[int, Stack]
 
@@ -59,7 +60,7 @@ class _Run:
         name = f" for {self.graph.values[values[0]].name}" if values else ""
         results = ", ".join(repr(self.program.locals[r]) for r in instruction.results)
         said = (
-            "" if isinstance(instruction.attributes, CONTROL) else f" ({instruction.attributes!r})"
+            "" if isinstance(instruction.attributes, Control) else f" ({instruction.attributes!r})"
         )
         return f"{_kind(instruction)} -> {results}{name}{said}"
 

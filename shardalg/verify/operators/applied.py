@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Signature
 from shardalg.ops.local_parameters import Emission
-from shardalg.spmd.boxes import Extract, Insert
-from shardalg.spmd.program import Apply, Choose
+from shardalg.spmd.instructions import Apply, Choose, Extract, Insert
 from shardalg.verify.contents import Contents, Made
-from shardalg.verify.instruction import Stated
+from shardalg.verify.move import Stated
 from shardalg.verify.operators.local_rows import local_signature
 from shardalg.verify.report import Decided
 

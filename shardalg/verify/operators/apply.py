@@ -31,12 +31,12 @@ from shardalg.ops.rule import (
     Rule,
 )
 from shardalg.ops.windows import windowed
-from shardalg.spmd import program as p
-from shardalg.spmd.boxes import Extract, Insert
-from shardalg.spmd.program import Attributes, Choose
+from shardalg.spmd import instructions as p
+from shardalg.spmd.instruction import Attributes
+from shardalg.spmd.instructions import Choose, Extract, Insert
 from shardalg.verify.contents import Contents, Made, Selected, as_set, laid_out, partition_number
-from shardalg.verify.instruction import Step
 from shardalg.verify.masks import chosen
+from shardalg.verify.move import Step
 from shardalg.verify.operators.applied import Applied, ready, semantics
 from shardalg.verify.operators.fills import Filling
 from shardalg.verify.operators.local_rows import (

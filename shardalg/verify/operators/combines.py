@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardalg.algebra.digits import parts
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
 from shardalg.verify.contents import partition_number, without
-from shardalg.verify.instruction import (
+from shardalg.verify.move import (
     Result,
     Stated,
     Step,

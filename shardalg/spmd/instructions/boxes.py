@@ -1,10 +1,13 @@
-"""A box in a tensor that is cut in blocks: at run-time starts, or at a place that is known."""
+"""A box in a tensor that is cut in blocks, at run-time starts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from shardalg.algebra.digits import Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.spmd.instruction import Attributes, Shape
+from shardalg.spmd.local import axes_text
 
 Places = tuple[tuple[int, Digits, int], ...]
 """(dimension, digits that cut it, largest start) of the dimensions in which a device has a block.
@@ -16,7 +19,7 @@ clamped to what is there, as XLA does.
 
 
 @dataclass(frozen=True, slots=True)
-class Extract:
+class Extract(Attributes):
     """A box of the first operand at the starts that the others are: 0 where the block lacks it.
 
     Attributes:
@@ -34,9 +37,18 @@ class Extract:
         """What its blocks are cut by."""
         return tuple(digit for _, digits, _ in self.places for digit in digits)
 
+    def text(self, mesh: Mesh) -> str:
+        return f"extract {_places_text(mesh, self.places)}"
+
+    def arity(self, rank: int, count: int) -> int:
+        return 1 + rank
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        return None if any(more) else self.sizes
+
 
 @dataclass(frozen=True, slots=True)
-class Insert:
+class Insert(Attributes):
     """The first operand with the second in its box, as far as the block has a part of that.
 
     Operands are a block, what is written, and a start per dimension.
@@ -54,28 +66,17 @@ class Insert:
         """What its blocks are cut by."""
         return tuple(digit for _, digits, _ in self.places for digit in digits)
 
+    def text(self, mesh: Mesh) -> str:
+        return f"insert {_places_text(mesh, self.places)}"
 
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """Element `index` of `dim` alone: on the device that has it, and 0 on the others.
+    def arity(self, rank: int, count: int) -> int:
+        return 2 + rank
 
-    What a device makes is a partial sum over all that hold a block.
+    def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        written, *starts = more
+        return first if not any(starts) and len(written) == len(first) else None
 
-    Attributes:
-      block: elements of a block; digits: what the dimension is cut by.
-    """
 
-    dim: int
-    index: int
-    block: int
-    digits: Digits
-
-    @property
-    def owner(self) -> int:
-        """The partition id, along the digits, that has the element."""
-        return self.index // self.block
-
-    @property
-    def place(self) -> int:
-        """Where it lies in the block."""
-        return self.index % self.block
+def _places_text(mesh: Mesh, places: Places) -> str:
+    """`dim 0 at t-p(Y)*b`: where a box at start `t` begins in blocks of `b` places."""
+    return ", ".join(f"dim {dim} at t-p({axes_text(mesh, digits)})*b" for dim, digits, _ in places)

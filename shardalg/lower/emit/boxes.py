@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardalg.algebra.digits import Digits
-from shardalg.spmd.boxes import Extract, Insert, Places
+from shardalg.lower.emit.emitter import Emitter, emits
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import Extract, Insert, Places
 
 Array = Any
 Ids = Callable[[Digits], Array]
@@ -81,3 +83,17 @@ def _shifted(x: Array, dim: int, shift: Array, size: int) -> Array:
     padded = lax.pad(x, jnp.zeros((), x.dtype), widths)
     start = jnp.clip(shift, -size, x.shape[dim]) + size
     return lax.dynamic_slice_in_dim(padded, start, size, dim)
+
+
+@emits(Extract)
+def _extract(
+    emitter: Emitter, instruction: Instruction[Extract], x: Array, *starts: Array
+) -> list[Array]:
+    return [extracted(instruction.attributes, emitter.partition_id, x, starts)]
+
+
+@emits(Insert)
+def _insert(
+    emitter: Emitter, instruction: Instruction[Insert], x: Array, new: Array, *starts: Array
+) -> list[Array]:
+    return [inserted(instruction.attributes, emitter.partition_id, x, new, starts)]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from shardalg.algebra.mesh import Mesh
+from shardalg.spmd.instruction import Attributes, Shape
+
 
 @dataclass(frozen=True, slots=True)
-class Regroup:
+class Regroup(Attributes):
     """The same elements, in row-major order, under other dimensions.
 
     Of the dimensions that become others only the first that is longer than 1 is held in part, on
@@ -35,6 +38,19 @@ class Regroup:
             taken, before = before[:count], before[count:]
             found += taken if len(sizes) == count == 1 else _led(math.prod(taken), sizes)
         return tuple(found)
+
+    def text(self, mesh: Mesh) -> str:
+        groups = (f"{'*'.join('d' * n)} as {'*'.join(map(str, sizes))}" for n, sizes in self.groups)
+        return "regroup " + ", ".join(groups)
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        counts = [count for count, _ in self.groups]
+        if min(counts, default=1) < 1 or sum(counts) != len(first):
+            return None
+        if not all(sizes for _, sizes in self.groups):
+            return None
+        made = self.shape(first)
+        return made if math.prod(made) == math.prod(first) else None
 
 
 def _led(elements: int, sizes: tuple[int, ...]) -> list[int]:

@@ -17,14 +17,17 @@ from shardalg.graph.ir import Graph
 from shardalg.ops.families.indexing import numbers
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import Access
-from shardalg.spmd.program import Instruction, SpmdProgram
+from shardalg.spmd.bound import node_of
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import Apply
+from shardalg.spmd.program import SpmdProgram
 
 Array = Any
 Operands = tuple[Array, ...]
 
 
 def around_faults(
-    program: SpmdProgram, graph: Graph, instruction: Instruction
+    program: SpmdProgram, graph: Graph, instruction: Instruction[Apply]
 ) -> Callable[..., Operands]:
     """What is done to the operands of an `Apply` before it runs; mostly nothing."""
     if _writes_at_indices(graph, instruction):
@@ -37,7 +40,7 @@ def around_faults(
     return lambda *operands: operands
 
 
-def refuse_kernel(graph: Graph, instruction: Instruction) -> None:
+def refuse_kernel(graph: Graph, instruction: Instruction[Apply]) -> None:
     """On CPU devices there are none: JAX interprets kernels, and not inside a `shard_map`.
 
     Raises:
@@ -45,17 +48,17 @@ def refuse_kernel(graph: Graph, instruction: Instruction) -> None:
     """
     if instruction.attributes.primitive == "pallas_call":
         raise LoweringError(
-            f"the pallas_call at {graph.nodes[instruction.node].source} cannot run on CPU devices: "
+            f"the pallas_call at {node_of(graph, instruction).source} cannot run on CPU devices: "
             "JAX compiles kernels for accelerators, and does not interpret one inside a shard_map. "
             "Lower to accelerators, or plan the function with the kernel in jax.numpy."
         )
 
 
-def _writes_at_indices(graph: Graph, instruction: Instruction) -> bool:
+def _writes_at_indices(graph: Graph, instruction: Instruction[Apply]) -> bool:
     """Whether it writes updates over its own block, at places known at run time."""
     if not instruction.attributes.loops:
         return False
-    rows = rules(graph.nodes[instruction.node].signature)
+    rows = rules(node_of(graph, instruction).signature)
     return any(row.guards and isinstance(row.init, Access) for row in rows or ())
 
 
@@ -70,10 +73,10 @@ def _clamped_starts(x: Array, starts: Operands, sizes: tuple[int, ...]) -> Opera
     return x, *(_clipped(start, h) for start, h in zip(starts, highest, strict=True))
 
 
-def _clamped_indices(graph: Graph, instruction: Instruction, operands: Operands) -> Operands:
+def _clamped_indices(graph: Graph, instruction: Instruction[Apply], operands: Operands) -> Operands:
     """Indices of a gather that clips."""
-    node, (x, indices) = graph.nodes[instruction.node].signature, operands
-    param = dict(node.params) | dict(instruction.attributes.params)
+    node, (x, indices) = node_of(graph, instruction).signature, operands
+    param: dict[str, Any] = dict(node.params) | dict(instruction.attributes.params)
     for component, dim in enumerate(numbers(node).selected if param.get("mode") == "CLIP" else ()):
         highest = x.shape[dim] - param["slice_sizes"][dim]
         part = _clipped(indices[..., component], highest)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardalg.algebra.digits import Digits, parts
-from shardalg.spmd.program import AllToAll
+from shardalg.spmd.instructions import AllToAll
 
 Array = Any
 

@@ -11,7 +11,8 @@ from shardalg.algebra.digits import Digits, overlap, partition_ids
 from shardalg.algebra.halos.classes import Runs
 from shardalg.algebra.mesh import Mesh
 from shardalg.merge.proofs.integers import Formula, IntegerClaim, Number, equal, implies, within
-from shardalg.spmd import program as p
+from shardalg.spmd import instructions as p
+from shardalg.spmd.instruction import Attributes, Collective
 from shardalg.verify.contents import Contents, Held, Made, at_member, fill_number, laid_out
 from shardalg.verify.report import Decided, Statement
 
@@ -31,7 +32,7 @@ class Step:
     """
 
     mesh: Mesh
-    attributes: p.Attributes
+    attributes: Attributes
     operands: tuple[Contents, ...]
     made: Made
     filler: str = ""
@@ -81,7 +82,7 @@ def members_agree(step: Step, digits: Digits, dims: tuple[int, ...]) -> Iterator
             yield "delivers", step.claim(words, equal(other, held.start), members=members)
 
 
-def crosses(attributes: p.Attributes, digits: Digits) -> bool:
+def crosses(attributes: Attributes, digits: Digits) -> bool:
     """Whether what a device gets comes from devices that differ from it in some of the digits.
 
     >>> from shardalg.algebra.digits import Digit
@@ -89,7 +90,7 @@ def crosses(attributes: p.Attributes, digits: Digits) -> bool:
     >>> crosses(swap, (Digit(1, 2),)), crosses(swap, (Digit(2, 2),))
     (True, False)
     """
-    if not digits or not isinstance(attributes, p.COLLECTIVES):
+    if not digits or not isinstance(attributes, Collective):
         return False
     if isinstance(attributes, p.CollectivePermute):
         routes = [attributes.pairs]

@@ -1,4 +1,4 @@
-"""What every device runs: its blocks of instructions, one inside another, inside a `shard_map`."""
+"""What every device runs: its blocks of instructions, one inside another."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardalg.lower.emit import EMIT, Array, Emitter
-from shardalg.spmd import program as spmd
-from shardalg.spmd.program import Block, Instruction
+from shardalg.lower.emit.emitter import Array, Emitter, emits, run_block
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import Branches, Loop, Manual, While
+from shardalg.spmd.local import Local
+
+Operands = tuple[Array, ...]
 
 
 def body(emitter: Emitter) -> Callable[..., tuple[jax.Array, ...]]:
@@ -25,20 +28,12 @@ def body(emitter: Emitter) -> Callable[..., tuple[jax.Array, ...]]:
     return run
 
 
-def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Array]:
-    """Emit `block` with its arguments in `env`; the values of its results."""
-    for instruction in block.instructions:
-        operands = [env[index] for index in instruction.operands]
-        emit = _EMIT[type(instruction.attributes)]
-        env.update(zip(instruction.results, emit(emitter, instruction, *operands), strict=True))
-    return [env[index] for index in block.results]
-
-
-def _loop(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
+@emits(Loop)
+def _loop(emitter: Emitter, instruction: Instruction[Loop], *operands: Array) -> list[Array]:
     a = instruction.attributes
     consts, rest = operands[: a.num_consts], operands[a.num_consts :]
 
-    def body(carry: tuple[Array, ...], xs: tuple[Array, ...]) -> tuple:
+    def body(carry: Operands, xs: Operands) -> tuple[Operands, Operands]:
         results = _inside(emitter, a.body, *consts, *carry, *xs)
         return tuple(results[: a.num_carry]), tuple(results[a.num_carry :])
 
@@ -53,7 +48,8 @@ def _inside(emitter: Emitter, block: Block, *arguments: Array) -> list[Array]:
     return run_block(emitter, block, env)
 
 
-def _while(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
+@emits(While)
+def _while(emitter: Emitter, instruction: Instruction[While], *operands: Array) -> list[Array]:
     a = instruction.attributes
     first, both = a.num_consts[0], sum(a.num_consts)
 
@@ -66,14 +62,16 @@ def _while(emitter: Emitter, instruction: Instruction, *operands: Array) -> list
     return lax.while_loop(goes_on, body, list(operands[both:]))
 
 
+@emits(Branches)
 def _branches(
-    emitter: Emitter, instruction: Instruction, which: Array, *operands: Array
+    emitter: Emitter, instruction: Instruction[Branches], which: Array, *operands: Array
 ) -> list[Array]:
     blocks = instruction.attributes.blocks
     return lax.switch(which, [partial(_inside, emitter, b) for b in blocks], *operands)
 
 
-def _manual(emitter: Emitter, instruction: Instruction, *operands: Array) -> list[Array]:
+@emits(Manual)
+def _manual(emitter: Emitter, instruction: Instruction[Manual], *operands: Array) -> list[Array]:
     return _inside(emitter, instruction.attributes.body, *operands)
 
 
@@ -87,7 +85,7 @@ def constants(emitter: Emitter) -> dict[int, Array]:
     return env
 
 
-def _own_block(emitter: Emitter, array: Array, local: spmd.Local) -> Array:
+def _own_block(emitter: Emitter, array: Array, local: Local) -> Array:
     if local.shape == array.shape:
         return array
     sharding = local.sharding
@@ -95,12 +93,3 @@ def _own_block(emitter: Emitter, array: Array, local: spmd.Local) -> Array:
     array = jnp.pad(array, [(0, block * n - size) for size, block, n in parts])
     starts = [emitter.partition_id(d) * n for d, n in zip(sharding.dims, local.shape, strict=True)]
     return lax.dynamic_slice(array, starts, local.shape)
-
-
-_EMIT: dict[type, Callable[..., list[Array]]] = {
-    **EMIT,
-    spmd.Loop: _loop,
-    spmd.While: _while,
-    spmd.Branches: _branches,
-    spmd.Manual: _manual,
-}

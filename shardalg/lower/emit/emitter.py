@@ -1,0 +1,68 @@
+"""What every instruction is emitted with, and the function of each kind that emits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from jax import lax
+
+from shardalg.algebra.digits import Digits
+from shardalg.graph.ir import Graph
+from shardalg.lower.axes import Axes
+from shardalg.spmd.instruction import Attributes, Block, Instruction
+from shardalg.spmd.local import Start
+from shardalg.spmd.program import SpmdProgram
+
+Array = Any
+A = TypeVar("A", bound=Attributes)
+Operands = ParamSpec("Operands")
+
+
+@dataclass(frozen=True)
+class Emitter:
+    """What every instruction is emitted with.
+
+    Attributes:
+      tiled: whether collectives are tiled along any dimension (False on CPU).
+    """
+
+    program: SpmdProgram
+    graph: Graph
+    axes: Axes
+    tiled: bool
+
+    def partition_id(self, digits: Digits) -> Array:
+        """Partition id of the device that executes."""
+        names = self.axes.names(digits)
+        return lax.axis_index(names) if names else 0
+
+    def start(self, start: Start) -> Array:
+        """The element number on the device that executes."""
+        return start.of({name: self.partition_id(digits) for name, digits in start.digits})
+
+
+EMIT: dict[type[Attributes], Callable[..., list[Array]]] = {}
+"""Per kind of instruction the function that emits it: `(emitter, instruction, *operands)`."""
+
+Emit = Callable[Concatenate[Emitter, Instruction[A], Operands], list[Array]]
+
+
+def emits(kind: type[A]) -> Callable[[Emit[A, Operands]], Emit[A, Operands]]:
+    """Register what emits a kind of instruction as `jax.lax` calls."""
+
+    def register(emit: Emit[A, Operands]) -> Emit[A, Operands]:
+        EMIT[kind] = emit
+        return emit
+
+    return register
+
+
+def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Array]:
+    """Emit `block` with its arguments in `env`; the values of its results."""
+    for instruction in block.instructions:
+        operands = [env[index] for index in instruction.operands]
+        emit = EMIT[type(instruction.attributes)]
+        env.update(zip(instruction.results, emit(emitter, instruction, *operands), strict=True))
+    return [env[index] for index in block.results]

@@ -1,0 +1,89 @@
+"""What devices found along a sharded loop becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import lax
+
+from shardalg.graph.evaluate import apply
+from shardalg.lower.emit.collectives import folded, gathered
+from shardalg.lower.emit.emitter import Array, Emitter, emits
+from shardalg.spmd.bound import bound, node_of
+from shardalg.spmd.identity import identity
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import Best, Carry, Fold, Join, Top, ValueAt
+
+
+@emits(Carry)
+def _carry(emitter: Emitter, instruction: Instruction[Carry], x: Array) -> list[Array]:
+    """All blocks' on a new leading dimension; those of the members before are folded."""
+    a = instruction.attributes
+    every = lax.all_gather(x, emitter.axes.names(a.digits), axis=0, tiled=False)
+    member, own = lax.broadcasted_iota(jnp.int32, every.shape, 0), emitter.partition_id(a.digits)
+    before = member > own if a.reverse else member < own
+    neutral = jnp.asarray(identity(a.combine, x.dtype.name), x.dtype)
+    return [folded(jnp.where(before, every, neutral), a.combine)]
+
+
+@emits(Best)
+def _best(
+    emitter: Emitter, instruction: Instruction[Best], value: Array, place: Array
+) -> list[Array]:
+    """The best of the members' best: what is best of a block, once more."""
+    a = instruction.attributes
+    names = emitter.axes.names(a.digits)
+    values, places = (lax.all_gather(x, names, axis=0, tiled=False) for x in (value, place))
+    member = _RANKS[a.combine](values, axis=0, index_dtype=place.dtype)
+    best = jnp.take_along_axis(places, member[None].astype(jnp.int32), axis=0)[0]
+    return [best + member * jnp.asarray(a.block, place.dtype)]
+
+
+_RANKS = {"argmax": lax.argmax, "argmin": lax.argmin}
+
+
+@emits(Top)
+def _top(
+    emitter: Emitter, instruction: Instruction[Top], value: Array, place: Array
+) -> list[Array]:
+    """The best of all members' best: what is best of a block, once more."""
+    a = instruction.attributes
+    names, count = emitter.axes.names(a.digits), value.shape[a.dim]
+    place = place + jnp.asarray(emitter.partition_id(a.digits) * a.block).astype(place.dtype)
+    values, places = (gathered(x, names, a.dim, tiled=emitter.tiled) for x in (value, place))
+    best, order = lax.top_k(jnp.moveaxis(values, a.dim, -1), count)
+    order = jnp.moveaxis(order, -1, a.dim)
+    return [jnp.moveaxis(best, -1, a.dim), jnp.take_along_axis(places, order, a.dim)]
+
+
+@emits(Fold)
+def _fold(emitter: Emitter, instruction: Instruction[Fold], *given: Array) -> list[Array]:
+    names, count = emitter.axes.names(instruction.attributes.digits), len(instruction.results)
+    every = [lax.all_gather(x, names, axis=0, tiled=False) for x in given[:count]]
+    binding, params = bound(emitter.graph, instruction)
+    primitive = node_of(emitter.graph, instruction).primitive
+    return apply(primitive, binding, params, (*every, *given[count:]))
+
+
+@emits(ValueAt)
+def _value_at(
+    emitter: Emitter, instruction: Instruction[ValueAt], place: Array, x: Array
+) -> list[Array]:
+    dim = instruction.attributes.dim
+    index = jnp.expand_dims(place.astype(jnp.int32), dim)
+    return [jnp.squeeze(jnp.take_along_axis(x, index, axis=dim), dim)]
+
+
+_JOINS: dict[str, Callable[[Array, Array], Array]] = {
+    "sum": jnp.add,
+    "product": jnp.multiply,
+    "max": jnp.maximum,
+    "min": jnp.minimum,
+    "logsumexp": jnp.logaddexp,
+}
+
+
+@emits(Join)
+def _join(emitter: Emitter, instruction: Instruction[Join], x: Array, one: Array) -> list[Array]:
+    return [_JOINS[instruction.attributes.combine](x, one)]

@@ -1,0 +1,48 @@
+"""Longer and shorter dimensions, and others in their place."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+
+from shardalg.lower.emit.emitter import Array, Emitter, emits
+from shardalg.spmd.identity import identity
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import (
+    Concatenate,
+    Dilate,
+    Regroup,
+    Resize,
+)
+
+
+@emits(Regroup)
+def _regroup(emitter: Emitter, instruction: Instruction[Regroup], x: Array) -> list[Array]:
+    return [x.reshape(instruction.attributes.shape(x.shape))]
+
+
+@emits(Concatenate)
+def _concatenate(
+    emitter: Emitter, instruction: Instruction[Concatenate], *operands: Array
+) -> list[Array]:
+    return [lax.concatenate(operands, instruction.attributes.dim)]
+
+
+@emits(Resize)
+def _resize(emitter: Emitter, instruction: Instruction[Resize], x: Array) -> list[Array]:
+    a = instruction.attributes
+    grow = a.size - x.shape[a.dim]
+    if grow <= 0:
+        return [lax.slice_in_dim(x, 0, a.size, axis=a.dim)]
+    widths = [(0, grow if i == a.dim else 0, 0) for i in range(x.ndim)]
+    return [lax.pad(x, jnp.zeros((), x.dtype), widths)]
+
+
+@emits(Dilate)
+def _dilate(
+    emitter: Emitter, instruction: Instruction[Dilate], x: Array, *fill: Array
+) -> list[Array]:
+    a = instruction.attributes
+    value = fill[0] if a.fill is None else jnp.asarray(identity(a.fill, x.dtype.name), x.dtype)
+    widths = [(a.low, a.high, a.factor - 1) if i == a.dim else (0, 0, 0) for i in range(x.ndim)]
+    return [lax.pad(x, value, widths)]

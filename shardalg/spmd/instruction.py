@@ -1,0 +1,201 @@
+"""Instructions: what each kind says of itself, and what stands around it in a program.
+
+A kind is a frozen class of attributes in `instructions/`. What it does is written three times, each
+on its own, since that is what makes them evidence: `spmd/host` (simulate), `lower/emit` (run),
+`verify/moves` (prove).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import ProgramError
+from shardalg.spmd.identity import identity
+from shardalg.spmd.why import UNSTATED, Why
+
+Shape = tuple[int, ...]
+Type = tuple[Shape, str]
+"""Local shape and item type."""
+
+
+class Attributes:
+    """What an instruction does, beside its operands: the base of every kind.
+
+    Unless a kind says otherwise, it has one operand, and one result of its type.
+
+    Attributes:
+      of_one_type: whether all operands have one item type.
+      lacks_dim: whether the first operand lacks the dimension that is spoken of.
+    """
+
+    __slots__ = ()
+    of_one_type: ClassVar[bool] = False
+    lacks_dim: ClassVar[bool] = False
+
+    def text(self, mesh: Mesh) -> str:
+        """The kind and what it says, as a program is printed."""
+        raise NotImplementedError(type(self).__name__)
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        """Local shape of each result, from the operands'; None where these do not fit together."""
+        return first
+
+    def arity(self, rank: int, count: int) -> int:
+        """How many operands it has, given the rank of the first and how many there are."""
+        return 1
+
+    def followed(self, count: int) -> Sequence[int]:
+        """Per result the operand whose item type it has, given how many operands there are."""
+        return (0,)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The dimensions that it speaks of; of the operand, but for `lacks_dim`."""
+        return ()
+
+    @property
+    def cut(self) -> tuple[int, Digits] | None:
+        """(dimension, digits) whose parts must divide the operand."""
+        return None
+
+    @property
+    def padding(self) -> str | None:
+        """The way to combine whose identity is put where there is no element."""
+        return None
+
+    @property
+    def bodies(self) -> tuple[Block, ...]:
+        """The blocks inside."""
+        return ()
+
+    def with_bodies(self, blocks: Sequence[Block]) -> Attributes:
+        """The same around other blocks."""
+        return self
+
+    @property
+    def executions(self) -> int:
+        """How often its blocks run; where nobody knows, and of branches, each counts once."""
+        return 1
+
+
+class Along(Attributes):
+    """What speaks of one dimension, `dim`."""
+
+    __slots__ = ()
+    dim: int
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The dimension alone."""
+        return (self.dim,)
+
+
+class Collective(Attributes):
+    """What moves blocks between the devices along `digits`.
+
+    Attributes:
+      sent_as: the collective on the wire, a name in `costs/collectives.py`.
+    """
+
+    __slots__ = ()
+    digits: Digits
+    sent_as: ClassVar[str]
+
+    @property
+    def sends(self) -> int:
+        """How many collectives it is on the wire: none in a group of one."""
+        return 1 if self.digits else 0
+
+    @property
+    def stays(self) -> bool:
+        """Whether every device sends to itself alone."""
+        return False
+
+    @property
+    def choices(self) -> int:
+        """Of how many operands a device sends one at a time; all of them move where it is one."""
+        return 1
+
+    def moving(self, results: int) -> int | None:
+        """How many operands move, given the number of results; None for all."""
+        return None
+
+
+if TYPE_CHECKING:  # a bare `Instruction` is one of any kind, which only a checker needs to know
+    from typing_extensions import TypeVar as WithDefault
+
+    A_co = WithDefault("A_co", bound=Attributes, covariant=True, default=Attributes)
+else:
+    A_co = TypeVar("A_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction(Generic[A_co]):
+    """One step of a block; `Instruction[AllGather]` is one of a kind.
+
+    Attributes:
+      operands, results: indices of `Local`s.
+      node: the graph node it was emitted for; None at the program's border.
+      phase: "forward", "backward" or "update".
+      role: of the value that moves: "activation", "weight", "gradient", "constant",
+        "optimizer_state" or "unknown".
+      why: what it is there for; of a step between two layouts, which chain of moves it is part of.
+    """
+
+    attributes: A_co
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    node: int | None
+    phase: str = "forward"
+    role: str = "unknown"
+    why: Why = UNSTATED
+
+
+@dataclass(frozen=True)
+class Block:
+    """A list of instructions with arguments and results (indices of `Local`s)."""
+
+    arguments: tuple[int, ...]
+    instructions: tuple[Instruction, ...]
+    results: tuple[int, ...]
+
+
+def derived(attributes: Attributes, operands: Sequence[Type]) -> list[Type]:
+    """The type of every result.
+
+    >>> from shardalg.spmd.instructions import Slice
+    >>> derived(Slice(0, 1, 4), [((8, 3), "int8")])
+    [((4, 3), 'int8')]
+
+    Raises:
+      ProgramError: operands that such an instruction cannot have.
+    """
+    count, shapes = len(operands), [shape for shape, _ in operands]
+    wanted = attributes.arity(len(shapes[0]) if shapes else 0, count)
+    if count != wanted:
+        raise ProgramError(f" takes {wanted} operands, has {count}.")
+    _check_dims(attributes, shapes[0])
+    shape = attributes.result_shape(*shapes)
+    types = [dtype for _, dtype in operands]
+    if shape is None or (attributes.of_one_type and len(set(types)) > 1):
+        raise ProgramError(f" joins {[*map(list, operands)]}, which are not alike.")
+    if attributes.padding is not None:
+        identity(attributes.padding, types[0])
+    return [(shape, types[number]) for number in attributes.followed(count)]
+
+
+def _check_dims(attributes: Attributes, shape: Shape) -> None:
+    rank = len(shape) + attributes.lacks_dim
+    for dim in attributes.dims:
+        if not 0 <= dim < rank:
+            raise ProgramError(f" speaks of dimension {dim} of {rank}.")
+    if attributes.cut is not None:
+        dim, digits = attributes.cut
+        count, size = parts(digits), shape[dim]
+        if size % count:
+            what = f" cuts dimension {dim} of size {size} into {count} blocks: pad it first."
+            raise ProgramError(what)

@@ -1,0 +1,131 @@
+"""Instructions that hold blocks: loops, branches and manual regions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.spmd.instruction import Attributes, Block
+from shardalg.spmd.local import axes_text
+
+
+class Control(Attributes):
+    """What holds blocks; its results are what these hand on."""
+
+    __slots__ = ()
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """What its blocks are called."""
+        return ("body",)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop(Control):
+    """A scan: operands are (constants, initial carry, xs), results (carry, ys).
+
+    Attributes:
+      body: arguments (constants, carry, one of each xs), results (carry, one of each ys).
+      length: number of iterations; `reverse`: from the last to the first.
+    """
+
+    body: Block
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+
+    def text(self, mesh: Mesh) -> str:
+        return f"loop {self.length} times" + (" in reverse" if self.reverse else "")
+
+    @property
+    def bodies(self) -> tuple[Block, ...]:
+        return (self.body,)
+
+    def with_bodies(self, blocks: Sequence[Block]) -> Loop:
+        return replace(self, body=blocks[0])
+
+    @property
+    def executions(self) -> int:
+        return self.length
+
+
+@dataclass(frozen=True, slots=True)
+class While(Control):
+    """Iterations while a predicate holds: operands are (constants, initial carry), results (carry).
+
+    Attributes:
+      condition: arguments (its constants, carry); its result, the same on all devices, says
+        whether to go on.
+      body: arguments (its constants, carry), results (carry).
+      num_consts: how many constants are the condition's, and how many the body's.
+    """
+
+    condition: Block
+    body: Block
+    num_consts: tuple[int, int]
+
+    def text(self, mesh: Mesh) -> str:
+        return "while"
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        return "condition", "body"
+
+    @property
+    def bodies(self) -> tuple[Block, ...]:
+        return self.condition, self.body
+
+    def with_bodies(self, blocks: Sequence[Block]) -> While:
+        return replace(self, condition=blocks[0], body=blocks[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Branches(Control):
+    """One of several blocks: operands are (its number, the arguments of every block).
+
+    The number is the same on all devices, so that they meet in the collectives of one block.
+    """
+
+    blocks: tuple[Block, ...]
+
+    def text(self, mesh: Mesh) -> str:
+        return f"one of {len(self.blocks)} blocks"
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        return tuple(f"block {number}" for number in range(len(self.blocks)))
+
+    @property
+    def bodies(self) -> tuple[Block, ...]:
+        return self.blocks
+
+    def with_bodies(self, blocks: Sequence[Block]) -> Branches:
+        return Branches(tuple(blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class Manual(Control):
+    """What every device runs on its own blocks: a region of the user's, with his collectives.
+
+    Operands and results are blocks in the layouts of the region's border; inside, each device's
+    values are its own.
+
+    Attributes:
+      digits: of the axes that are manual.
+    """
+
+    body: Block
+    digits: Digits
+
+    def text(self, mesh: Mesh) -> str:
+        return f"manual axes={axes_text(mesh, self.digits)}"
+
+    @property
+    def bodies(self) -> tuple[Block, ...]:
+        return (self.body,)
+
+    def with_bodies(self, blocks: Sequence[Block]) -> Manual:
+        return replace(self, body=blocks[0])

@@ -1,0 +1,167 @@
+"""What devices found along a sharded loop becomes one: prefixes, best places, partial results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.graph.ir import Params
+from shardalg.spmd.instruction import Along, Collective, Shape
+from shardalg.spmd.local import axes_text
+from shardalg.spmd.shapes import alike, sized
+
+
+@dataclass(frozen=True, slots=True)
+class Carry(Along, Collective):
+    """What all blocks before the device's own come to, from what each of them comes to.
+
+    An exclusive scan over the members of a group in the order of their partition ids, from the
+    last to the first in `reverse`; the first of them gets the identity. The operand has one place
+    along `dim`, the dimension that the blocks cut.
+    """
+
+    dim: int
+    digits: Digits
+    combine: str
+    reverse: bool
+    sent_as = "all_gather"
+
+    def text(self, mesh: Mesh) -> str:
+        axes, turned = axes_text(mesh, self.digits), " in reverse" if self.reverse else ""
+        return f"carry {self.combine} dim={self.dim} axes={axes}{turned}"
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Along):
+    """Combine every place along `dim` of the first operand with the one place of the second."""
+
+    dim: int
+    combine: str
+    of_one_type = True
+
+    def text(self, mesh: Mesh) -> str:
+        return f"join {self.combine} dim={self.dim}"
+
+    def arity(self, rank: int, count: int) -> int:
+        return 2
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        return first if (sized(first, self.dim, 1),) == more else None
+
+
+@dataclass(frozen=True, slots=True)
+class Best(Along, Collective):
+    """Position of the best element of a dimension cut in blocks, from the best of every block.
+
+    Operands are the best value of the device's block and its place in there; the member of lowest
+    partition id wins a tie, and the first NaN wins over all numbers.
+
+    Attributes:
+      dim: of the tensor, which the results lack; block: places per block.
+      combine: "argmax" or "argmin".
+    """
+
+    dim: int
+    digits: Digits
+    block: int
+    combine: str
+    sent_as = "all_gather"
+    lacks_dim = True
+
+    def text(self, mesh: Mesh) -> str:
+        axes = axes_text(mesh, self.digits)
+        return f"best {self.combine} axes={axes} in blocks of {self.block}"
+
+    def arity(self, rank: int, count: int) -> int:
+        return 2
+
+    def followed(self, count: int) -> Sequence[int]:
+        return (1,)
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        return alike((first, *more))
+
+
+@dataclass(frozen=True, slots=True)
+class ValueAt(Along):
+    """Of the second operand, the element at the place along `dim` that the first one names."""
+
+    dim: int
+    lacks_dim = True
+
+    def text(self, mesh: Mesh) -> str:
+        return f"value_at dim={self.dim}"
+
+    def arity(self, rank: int, count: int) -> int:
+        return 2
+
+    def followed(self, count: int) -> Sequence[int]:
+        return (1,)
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        with_dim = (*first[: self.dim], 1, *first[self.dim :])
+        return first if sized(more[0], self.dim, 1) == with_dim else None
+
+
+@dataclass(frozen=True, slots=True)
+class Top(Along, Collective):
+    """The best elements of a dimension cut in blocks, from the best of every block.
+
+    Operands are the best values of the device's block, best first, and their places in there;
+    results the best of all, and their places in the dimension. Of equal values the lower place
+    comes first; values are in total order (a NaN before all numbers, one with a sign behind).
+
+    Attributes:
+      dim: of operands and results; block: places per block.
+    """
+
+    dim: int
+    digits: Digits
+    block: int
+    sent_as = "all_gather"
+
+    def text(self, mesh: Mesh) -> str:
+        axes = axes_text(mesh, self.digits)
+        return f"top dim={self.dim} axes={axes} in blocks of {self.block}"
+
+    def arity(self, rank: int, count: int) -> int:
+        return 2
+
+    def followed(self, count: int) -> Sequence[int]:
+        return (0, 1)
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        return alike((first, *more))
+
+
+@dataclass(frozen=True, slots=True)
+class Fold(Collective):
+    """Partial results of a reduction by a function of the user, joined by that function.
+
+    Operands are the partial results, then the numbers that the reduction starts from, which change
+    nothing. Members are joined in the order of their partition ids.
+
+    Attributes:
+      params: of the same reduction, over the members.
+    """
+
+    digits: Digits
+    params: Params = (("dimensions", (0,)),)
+    sent_as = "all_gather"
+
+    def text(self, mesh: Mesh) -> str:
+        return f"fold axes={axes_text(mesh, self.digits)}"
+
+    def arity(self, rank: int, count: int) -> int:
+        return max(count // 2, 1) * 2
+
+    def followed(self, count: int) -> Sequence[int]:
+        return range(count // 2)
+
+    def moving(self, results: int) -> int:
+        return results
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        return alike((first, *more)[: (1 + len(more)) // 2])

@@ -1,0 +1,118 @@
+"""What depends on the place: masks of padding, the choice between pieces, one member's value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.spmd.instruction import Along, Attributes, Shape
+from shardalg.spmd.local import Start, axes_text
+from shardalg.spmd.shapes import alike
+
+
+@dataclass(frozen=True, slots=True)
+class Mask(Along):
+    """Along `dim`, places `x` with `p*block + x >= size` become the identity of `fill`.
+
+    `fill` names a way to combine: "sum" fills with 0, "max" with the lowest number.
+    """
+
+    dim: int
+    digits: Digits
+    block: int
+    size: int
+    fill: str = "sum"
+
+    def text(self, mesh: Mesh) -> str:
+        place = f"p({axes_text(mesh, self.digits)})*{self.block}+x"
+        return f"mask dim={self.dim} where {place} >= {self.size} with {self.fill}"
+
+    @property
+    def padding(self) -> str:
+        return self.fill
+
+
+@dataclass(frozen=True, slots=True)
+class MaskAt(Along):
+    """Along `dim`, places `x` with `start(p) + x` outside `[0, size)` are filled.
+
+    With the identity of `fill`, a way to combine; with the second operand, a number, where `fill`
+    is None.
+    """
+
+    dim: int
+    start: Start
+    size: int
+    fill: str | None = "sum"
+    of_one_type = True
+
+    @property
+    def digits(self) -> Digits:
+        """What its start depends on."""
+        return self.start.all_digits
+
+    def text(self, mesh: Mesh) -> str:
+        outside = f"{self.start.text(mesh)}+x is outside [0,{self.size})"
+        return f"mask dim={self.dim} where {outside}" + (f" with {self.fill}" if self.fill else "")
+
+    @property
+    def padding(self) -> str | None:
+        return self.fill
+
+    def arity(self, rank: int, count: int) -> int:
+        return 1 + (self.fill is None)
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        return None if any(more) else first
+
+
+@dataclass(frozen=True, slots=True)
+class Choose(Along):
+    """A block of the operands' tensors side by side along `dim`, from a piece of each.
+
+    All pieces are as long as the block; place `x` is that of the operand in whose elements
+    `start(p) + x` lies when the tensors, `sizes` elements long, follow one another. Behind all of
+    them it is garbage.
+
+    Attributes:
+      loops: the digits on each sharded loop of the node's rule.
+    """
+
+    dim: int
+    start: Start
+    sizes: tuple[int, ...]
+    loops: tuple[tuple[str, Digits], ...] = ()
+    of_one_type = True
+
+    @property
+    def digits(self) -> Digits:
+        """What its start depends on."""
+        return self.start.all_digits
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where each tensor ends."""
+        return tuple(accumulate(self.sizes))
+
+    def text(self, mesh: Mesh) -> str:
+        ends = ", ".join(map(str, self.ends))
+        return f"choose dim={self.dim} by {self.start.text(mesh)}+x, ends {ends}"
+
+    def arity(self, rank: int, count: int) -> int:
+        return len(self.sizes)
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        return alike((first, *more))
+
+
+@dataclass(frozen=True, slots=True)
+class FirstMember(Attributes):
+    """The value where the partition id along `digits` is 0, the identity of `combine` elsewhere."""
+
+    digits: Digits
+    combine: str = "sum"
+
+    def text(self, mesh: Mesh) -> str:
+        return f"first_member axes={axes_text(mesh, self.digits)}"

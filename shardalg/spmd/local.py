@@ -1,0 +1,91 @@
+"""One value as a device holds it, and an element number that depends on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.digits import Digits, partition_id
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import ITEM_SIZES, SHORT
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """One value as a device holds it.
+
+    Attributes:
+      shape: local shape, padding included.
+      sharding: global shape and layout; `sharding.unreduced` are pending partial sums.
+      origin: the graph value it is a layout of; None for an intermediate of an emission.
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: Sharding
+    origin: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on one device."""
+        return _bytes(self.shape, self.dtype)
+
+    def __repr__(self) -> str:
+        return f"{SHORT.get(self.dtype, self.dtype)}[{','.join(map(str, self.shape))}]"
+
+
+# Few shapes make up a program, and a product of formulas is dear.
+@lru_cache(maxsize=1 << 16)
+def _bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape, start=ITEM_SIZES.get(dtype, 4))
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """An element number that depends on the device: `index` in partition ids.
+
+    Attributes:
+      index: affine in the names of `digits`, perhaps divided (rounding down) and taken modulo.
+      digits: (name, digits) of every partition id in it.
+      more: added to the index at last.
+
+    >>> from shardalg.algebra.digits import Digit
+    >>> start = Start((Index.of("o") * 6 - 1) // 4, (("o", (Digit(1, 4),)),))
+    >>> [start.at(position) for position in range(4)]
+    [-1, 1, 2, 4]
+    """
+
+    index: Index
+    digits: tuple[tuple[str, Digits], ...] = ()
+    more: int = 0
+
+    def at(self, position: int) -> int:
+        """The number on the device at a position."""
+        return self.of({name: partition_id(digits, position) for name, digits in self.digits})
+
+    def of(self, ids: Mapping[str, Any]) -> Any:
+        """The number for partition ids by name: ints, or numbers of a traced program."""
+        return self.index.at(ids) + self.more
+
+    @property
+    def all_digits(self) -> Digits:
+        """Everything that the number depends on."""
+        return tuple(digit for _, digits in self.digits for digit in digits)
+
+    def text(self, mesh: Mesh) -> str:
+        """The closed form with `p(X)` for the partition id along X: `(6*p(X)-1)//4`."""
+        names = {name: f"p({axes_text(mesh, digits)})" for name, digits in self.digits}
+        renamed = tuple((names[name], coefficient) for name, coefficient in self.index.terms)
+        tail = f"{self.more:+d}" if self.more else ""
+        return str(replace(self.index, terms=renamed)) + tail
+
+
+def axes_text(mesh: Mesh, digits: Digits) -> str:
+    """Axes of `digits`, major first: `X`, `X,Y`, `X:(2)4`."""
+    return ",".join(repr(mesh.axis_ref(digit)) for digit in digits)
