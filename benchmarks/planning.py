@@ -15,13 +15,15 @@ from benchmarks.result import Result
 from benchmarks.train_step import FIRST, OTHERS, Step
 from shardalg.io.table import Table
 
-STEPS = (Step(64, scan=True), Step(64))
+STEPS = (Step(64, scan=True), Step(64), Step(64, jit=True))
 MOST_SECONDS = 900
 COUNTS = ("equations", "nodes", "instructions", "reasons", "peak_rss_bytes")
 ABOUT = f"""The whole train step of the paper's 64-billion-parameter Transformer with Adam (bfloat16
 activations, the sizes of Table 3), its layers unrolled or scanned, under the finalized strategy of
-Table 1. Each row is a process of its own. `trace_s` is JAX's tracing and the graph made of it,
-`graph_s` normalisation, roles and index: both once per function. `first_plan_s` is the first plan,
+Table 1; jitted: each layer a call of one jitted function, which JAX traces once. Each row is a
+process of its own. `trace_s` is JAX's tracing and the graph made of it, `jax_trace_s` what
+`jax.make_jaxpr` takes of it (measured before, caches then cleared), `graph_s` normalisation, roles
+and index: all once per function. `first_plan_s` is the first plan,
 on mesh {FIRST}, with nothing remembered; `replan_s` the median of `plan.replan` on the meshes
 {OTHERS} of 2048 devices, each seen for the first time, with the default options: the program, and
 the reason of every value. No layers are folded: whatever is alike is decided once.
@@ -37,7 +39,7 @@ def run(
 ) -> Result:
     rows = []
     for step in steps:
-        say(f"{step.layers} layers{', scanned' if step.scan else ''}: planned, then XLA's compile")
+        say(f"{step.layers} layers, {step.form}: planned, then XLA's compile")
         rows.append(row(step, measured(step, limit_s), limit_s))
     ratios = {
         f"XLA's compile over replan, {r['layers']} layers {r['form']}{unit}": r[name]
@@ -76,8 +78,9 @@ def row(step: Step, facts: dict[str, Any], limit_s: float) -> dict[str, Any]:
     replan = facts["replan"]
     return {
         "layers": step.layers,
-        "form": "scanned" if step.scan else "unrolled",
+        "form": step.form,
         **{name: facts[name] for name in COUNTS},
+        "jax_trace_s": facts["jax_trace"]["wall"],
         "trace_s": facts["trace"]["wall"],
         "graph_s": facts["graph"]["wall"],
         "first_plan_s": facts["first_plan"]["wall"],

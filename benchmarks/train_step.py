@@ -22,14 +22,23 @@ OTHERS = ((32, 64), (64, 32), (16, 128))
 
 @dataclass(frozen=True)
 class Step:
-    """A train step to plan: its depth, whether its layers are scanned, and its sizes.
+    """A train step to plan: its depth, how its layers follow one another, and its sizes.
 
     Sizes that are not given are those of the paper's 64-billion-parameter model.
+
+    Attributes:
+      scan: in a loop. jit: unrolled, each a call of one jitted function.
     """
 
     layers: int
     scan: bool = False
+    jit: bool = False
     sizes: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def form(self) -> str:
+        """What tables call it."""
+        return "scanned" if self.scan else "unrolled, jitted" if self.jit else "unrolled"
 
 
 @dataclass(frozen=True)
@@ -65,17 +74,19 @@ def plan_step(step: Step) -> tuple[dict[str, Any], Any]:
     from benchmarks import adam
     from shardalg.graph.tracing.trace import trace
     from shardalg.models.transformer import WIDE_64B
+    from shardalg.plan.plan import from_annotations  # with all that it imports, before the clock
 
-    config = replace(WIDE_64B, L=step.layers, scan=step.scan, **dict(step.sizes))
+    config = replace(WIDE_64B, L=step.layers, scan=step.scan, jit=step.jit, **dict(step.sizes))
     arguments = adam.arguments(config)
 
     def strategy(shape: tuple[int, int]) -> sa.Strategy:
         return adam.finalized(sa.Mesh(dict(zip("XY", shape, strict=True))), config)
 
     function = partial(adam.train_step, config)
+    jax_s = _jax_alone(function, arguments)
     graph, traced_s = timed(trace, function, *arguments)
     traced, graph_s = timed(_prepared, graph, _leaf_roles(arguments), function)
-    made, first_s = timed(_first_plan, traced, strategy(FIRST))
+    made, first_s = timed(_first_plan, from_annotations, traced, strategy(FIRST))
     replans = [timed(_replanned, made, strategy(shape)) for shape in OTHERS]
     facts = {
         "equations": len(graph.nodes),
@@ -83,6 +94,7 @@ def plan_step(step: Step) -> tuple[dict[str, Any], Any]:
         "instructions": len(made.program.block.instructions),
         "reasons": len(replans[0][0].sharded.reasons),
         "peak_rss_bytes": peak_rss_bytes(),
+        "jax_trace": asdict(jax_s),
         "trace": asdict(traced_s),
         "graph": asdict(graph_s),
         "first_plan": asdict(first_s),
@@ -94,11 +106,22 @@ def plan_step(step: Step) -> tuple[dict[str, Any], Any]:
     return facts, made
 
 
-def _first_plan(traced: Any, given: Any) -> Any:
-    from shardalg.plan.plan import from_annotations
+def _jax_alone(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Seconds:
+    """JAX's own tracing, which no plan can do without; what it remembers is forgotten after."""
+    import jax
+
+    from shardalg.pause import collection_paused
+
+    with collection_paused():
+        _, taken = timed(jax.make_jaxpr(function), *arguments)
+    jax.clear_caches()
+    return taken
+
+
+def _first_plan(plan: Callable[..., Any], traced: Any, given: Any) -> Any:
     from shardalg.propagate import Options, resolve
 
-    return from_annotations(traced, resolve(traced.graph, given), Options())
+    return plan(traced, resolve(traced.graph, given), Options())
 
 
 def _replanned(made: Any, given: Any) -> Any:
@@ -119,12 +142,14 @@ def _prepared(graph: Any, leaf_roles: tuple[str | None, ...], function: Callable
     """All that is made once per function, for every mesh and strategy."""
     from shardalg.ops.canonicalize.normalise import normalise
     from shardalg.ops.rows import rules
+    from shardalg.pause import collection_paused
     from shardalg.planning.traced import Traced
     from shardalg.propagate.gspmd.index import index
 
-    traced = Traced(normalise(graph), leaf_roles, fn=function)
-    assert traced.roles
-    index(traced.graph, rules)
+    with collection_paused():  # as around all of planning
+        traced = Traced(normalise(graph), leaf_roles, fn=function)
+        assert traced.roles
+        index(traced.graph, rules)
     return traced
 
 

@@ -46,6 +46,8 @@ class Config:
       dtype: of activations, "bfloat16" or "float32"; parameters are always float32.
       scan: layers in one `lax.scan` over stacked weights instead of one after the other.
       remat: recompute each layer in the backward pass instead of keeping its activations.
+      jit: layers that follow one another are one jitted function: JAX traces and differentiates it
+        once, where it would as often as there are layers. What is planned is the same.
 
     >>> sum(size for size in WIDE_64B.parameter_counts().values())
     68981620736
@@ -62,6 +64,7 @@ class Config:
     dtype: str = "bfloat16"
     scan: bool = False
     remat: bool = False
+    jit: bool = False
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in "BSMHNDVL"}
@@ -184,6 +187,8 @@ def _layers(config: Config, layers: Any, x: Array) -> Array:
         step = jax.checkpoint(step)
     if config.scan:
         return lax.scan(lambda x, weights: (step(weights, x), None), x, layers)[0]
+    if config.jit:
+        step = jax.jit(step)
     for weights in layers:
         x = step(weights, x)
     return x

@@ -77,7 +77,7 @@ def test_planning(said):
 
 def test_planning_counts_a_compile_that_does_not_end_as_at_least_the_limit():
     seconds = {"wall": 0.5, "cpu": 0.25}
-    facts = dict.fromkeys(("trace", "graph", "first_plan", "replan"), seconds)
+    facts = dict.fromkeys(("jax_trace", "trace", "graph", "first_plan", "replan"), seconds)
     row = planning.row(Step(64), facts | dict.fromkeys(planning.COUNTS, 1), 30)
     assert (row["ratio"], row["cpu_ratio"]) == (60, 120)
     assert row["xla_ended"].startswith("no")

@@ -1,5 +1,6 @@
 """A traced graph computes what its function computes, after a round trip through JSON too."""
 
+import gc
 import json
 from dataclasses import replace
 from functools import cache, partial
@@ -340,6 +341,33 @@ def test_phases_reach_into_bodies():
 def test_without_a_gradient_everything_is_forward():
     graph = trace(attention, *[normal(1, 4, 2, 4)] * 3)
     assert {node.phase for node in graph.nodes} == {"forward"}
+
+
+def test_a_function_that_changes_under_its_name_is_traced_again():
+    """JAX remembers jitted functions; a graph is made of what the function is now."""
+    inner = {"f": jax.jit(jnp.sin)}
+
+    def outer(x):
+        return inner["f"](x)
+
+    first = trace(outer, normal(2))
+    inner["f"] = jax.jit(jnp.cos)
+    assert [[n.primitive for n in g.nodes] for g in (first, trace(outer, normal(2)))] == [
+        ["sin"], ["cos"],
+    ]  # fmt: skip
+
+
+def test_garbage_is_collected_again_after_a_trace():
+    seen = []
+
+    def fails(x):
+        seen.append(gc.isenabled())
+        return x / (1 // 0)
+
+    trace(lambda x: seen.append(gc.isenabled()) or x + 1, normal(2))
+    with pytest.raises(ZeroDivisionError, match="by zero"):
+        trace(fails, normal(2))
+    assert (seen, gc.isenabled()) == ([False, False], True)
 
 
 def test_evaluate_hands_sites_to_a_hook():

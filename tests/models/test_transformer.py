@@ -44,7 +44,9 @@ def test_the_loss_falls(dtype):
     assert int(state["step"]) == 5
 
 
-@pytest.mark.parametrize("change", [{"scan": True}, {"remat": True}, {"scan": True, "remat": True}])
+@pytest.mark.parametrize(
+    "change", [{"scan": True}, {"remat": True}, {"scan": True, "remat": True}, {"jit": True}]
+)
 def test_every_form_is_the_same_model(change):
     want, params, _ = losses(F32)
     config = replace(F32, **change)

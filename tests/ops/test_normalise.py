@@ -1,5 +1,8 @@
 """A normalised graph is the same function without dead nodes, implicit broadcasts, literals."""
 
+from collections import Counter
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -121,6 +124,20 @@ def test_it_is_idempotent_and_leaves_a_clean_graph_alone():
     assert isinstance(again, Graph)
     assert again.values == clean.values
     assert [n.signature for n in again.nodes] == [n.signature for n in clean.nodes]
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_layers_of_one_jitted_function_are_the_nodes_of_plain_ones(remat):
+    """JAX traces and differentiates such a layer once; each call is written out."""
+    plain, jitted = (_census(Config(L=3, remat=remat, jit=jit)) for jit in (False, True))
+    assert jitted == plain
+
+
+def _census(config):
+    """How often each signature stands in each phase of a train step at one line."""
+    arguments = training.part("train_step").arguments(config)
+    graph = normalise(trace(partial(training.train_step, config), *arguments))
+    return Counter((n.signature, n.phase, n.source) for n in graph.nodes)
 
 
 @pytest.mark.parametrize("scan", [False, True])

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
+from shardalg.graph.once import MEMO
 from shardalg.graph.tracing.trace import trace
 from shardalg.ops.canonicalize.normalise import normalise
 from shardalg.propagate import Options, Strategy, propagate, resolve
@@ -198,5 +199,4 @@ def test_each_rule_decides_some_harder_program(policy, name):
 
 def forget(graph):
     """The graph as completion visits it, which it keeps."""
-    for name in ("_completion_index", "_edge_index"):
-        vars(graph).pop(name, None)
+    vars(graph).pop(MEMO, None)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from shardalg.graph.ir import Graph, Node
+from shardalg.graph.once import once_per_graph
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import SUM, Rule
 from shardalg.spmd.manual import WRITTEN
@@ -36,15 +37,9 @@ class Kinds:
     pick: tuple[itemgetter, ...]
 
 
+@once_per_graph
 def kinds(graph: Graph) -> Kinds:
-    """The kinds of a graph's nodes, remembered on it as a cached property is."""
-    memo = vars(graph)
-    if "_partition_kinds" not in memo:
-        memo["_partition_kinds"] = _kinds(graph)
-    return memo["_partition_kinds"]
-
-
-def _kinds(graph: Graph) -> Kinds:
+    """The kinds of a graph's nodes."""
     inner = (v for region in graph.regions for v in region.results)
     outputs = frozenset([*graph.results, *inner])
     found: dict[object, int] = {}

@@ -12,6 +12,7 @@ from itertools import chain
 from operator import itemgetter
 
 from shardalg.graph.ir import Graph, Signature, Tie, ValueType
+from shardalg.graph.once import once_per_graph
 from shardalg.ops.rule import Rule
 from shardalg.propagate.gspmd.priority import ZEROS
 from shardalg.propagate.kinds import Kind, edge, kind_of, pass_through
@@ -76,21 +77,16 @@ class Index:
         return self.kinds[self.kind_of_step[step]]
 
 
+@once_per_graph
 def index(graph: Graph, rules: Rules, results_given: bool = True) -> Index:
-    """The index of a graph, remembered on it as a cached property is.
+    """The index of a graph.
 
     Args:
       results_given: whether some result is annotated. If so, XLA gives every result a reader of its
         own; if not, the tuple of all results is the only one, and it does not count as a reader
         (`sharding_propagation.cc`, ComputeNonRootUsers).
     """
-    memo, key = vars(graph).setdefault("_completion_index", {}), (rules, results_given)
-    if key not in memo:
-        memo[key] = _index(graph, _Kinds(graph, rules, results_given))
-    return memo[key]
-
-
-def _index(graph: Graph, kinds: _Kinds) -> Index:
+    kinds = _Kinds(graph, rules, results_given)
     steps = [*_region(graph, kinds, 0), *_zeros(graph, kinds), *_exits(graph, kinds)]
     return assembled(graph, list(kinds.found), steps)
 

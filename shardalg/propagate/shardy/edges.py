@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from shardalg.graph.ir import Graph, Node, Tie
+from shardalg.graph.once import once_per_graph
 from shardalg.propagate.gspmd import priority
 from shardalg.propagate.gspmd.index import Index, Rules, Step, assembled, post_order
 from shardalg.propagate.kinds import Kind, edge, kind_of, pass_through
@@ -21,13 +22,15 @@ JOINED = ("init", "carry", "result")
 
 
 def edge_index(graph: Graph, rules: Rules, _: bool = True) -> Index:
-    """The index of a graph for Shardy's steps, remembered on it; annotated results change none."""
-    memo = vars(graph).setdefault("_edge_index", {})
-    if rules not in memo:
-        builder = _Builder(graph, rules)
-        steps = [*builder.region(0), *builder.exits()]
-        memo[rules] = assembled(graph, list(builder.found), steps)
-    return memo[rules]
+    """The index of a graph for Shardy's steps; annotated results change none."""
+    return _edge_index(graph, rules)
+
+
+@once_per_graph
+def _edge_index(graph: Graph, rules: Rules) -> Index:
+    builder = _Builder(graph, rules)
+    steps = [*builder.region(0), *builder.exits()]
+    return assembled(graph, list(builder.found), steps)
 
 
 @dataclass(eq=False)
