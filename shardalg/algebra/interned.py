@@ -1,4 +1,11 @@
-"""One object per layout: planning looks layouts up all the time, which then is an identity test."""
+"""One object per layout: planning looks layouts up all the time, which then is an identity test.
+
+What serves as a key of memos holds its hash, computed as it is made (`_hash` of a Sharding, a Mesh,
+a Signature, a Rule, a Number of claims). Computed at every look-up, those of layouts would take 4 %
+more of a replan of 64 unrolled layers, and those of signatures 5 % more of a first plan beside
+JAX's own tracing (medians of pairs in one process, processor time); a mesh may have thousands of
+device ids.
+"""
 
 from __future__ import annotations
 

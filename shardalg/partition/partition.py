@@ -21,7 +21,7 @@ from shardalg.partition.choose.key import NodeKey
 from shardalg.partition.choose.node_plan import NodePlan, node_plan
 from shardalg.partition.choose.regions import border
 from shardalg.partition.emit.calls import TAKES, close_body, control, open_body
-from shardalg.partition.emit.context import Cause, PartitionContext
+from shardalg.partition.emit.context import UNMADE, Cause, PartitionContext
 from shardalg.partition.emit.node import remake, settle
 from shardalg.partition.emit.recipe import Recipe, recipe
 from shardalg.partition.passes.simplify import simplify
@@ -77,7 +77,7 @@ class Partitioner:
         """The whole program."""
         graph, context = self.graph, self.context
         context.at_hand = [context.tuples.number((home,)) for home in self.homes]
-        context.first = [None] * len(self.homes)
+        context.first = [UNMADE] * len(self.homes)
         given, wanted = self.sharded.annotations, self.sharded.annotations.results
         entering, leaving = border_orders(graph, given.sites, wanted, given.orders)
         arguments = tuple(

@@ -19,6 +19,9 @@ from shardalg.reshard.retile import Retile, retiled
 from shardalg.spmd.local import Local
 from shardalg.spmd.why import Why
 
+UNMADE = -1
+"""The local of a value that no instruction has made yet."""
+
 
 @dataclass
 class Tuples:
@@ -44,7 +47,8 @@ class PartitionContext(Listing):
       tuples: layouts that a value is at hand in, the first as it was made or brought home, copies
         of the phase behind: each tuple has a number.
       at_hand: per graph value, that number; of a value not made yet, that of its home.
-      first: per graph value, the local that holds it in the first of its layouts; None before.
+      first: per graph value, the local that holds it in the first of its layouts;
+        `UNMADE` before there is one.
       copies: (value, layout, phase) to the local that holds it in another one, in the current
         block.
       brought: (value, phase) to the layouts of its copies there.
@@ -59,7 +63,7 @@ class PartitionContext(Listing):
     links: Links | None = None
     tuples: Tuples = field(default_factory=Tuples)
     at_hand: list[int] = field(default_factory=list)
-    first: list[int | None] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
     copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
     brought: dict[tuple[int, str], list[Sharding]] = field(default_factory=dict)
     phase: str = "forward"
@@ -69,7 +73,7 @@ class PartitionContext(Listing):
 
     def hold(self, value: int, layout: Sharding, local: int) -> None:
         """`local` is `value` in `layout`, for any phase."""
-        if self.first[value] is None:
+        if self.first[value] == UNMADE:
             self.at_hand[value], self.first[value] = self.tuples.number((layout,)), local
         else:
             self.at_hand[value] = self.tuples.number((*self.sources(value), layout))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
 from shardalg.partition.choose.node_plan import NodePlan
-from shardalg.partition.emit.context import PartitionContext
+from shardalg.partition.emit.context import UNMADE, PartitionContext
 from shardalg.partition.emit.node import partition_node, settle
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.local import Local
@@ -71,6 +71,6 @@ def _bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
     given = (tuple(operands), results, node.index, node.phase, "unknown", plan.why)
     context.instructions.append(Instruction(plan.apply, *given))
     for k in recipe.settled:
-        first[node.results[k]] = None
+        first[node.results[k]] = UNMADE
         made = (node.results[k], results[k], plan.choice.produced[k])
         settle(context, node, made, recipe.homes[k])
