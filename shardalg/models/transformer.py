@@ -1,15 +1,13 @@
-"""The dense Transformer language model of the paper's section 5.1, in plain JAX.
+"""The dense Transformer language model of GSPMD (arXiv:2105.04663), section 5.1, in plain JAX.
 
 Attention `y = Attention(W_Q x, W_K x, W_V x) W_O` and feed-forward `y = Relu(W_in x) W_out` on
 activations (B, S, M), each behind a norm and a residual; one embedding (V, M) that is also the
-output projection; softmax cross-entropy. Parameters are float32, activations `Config.dtype`.
-The norm has no parameters and nothing has a bias, so the parameters are those of Table 1 and the
-embedding. Every function takes its `Config` first: bind it by `functools.partial`.
+output projection; softmax cross-entropy. Parameters are float32 and those of Table 1 and the
+embedding; activations are `Config.dtype`. Every function takes its `Config` first (`partial`).
 
 Sites, for a strategy to fill: "attention_heads" on q, k and v (B, S, N, D), "ffn_hidden"
 (B, S, H) and "layer_output" (B, S, M) in a layer; "embedded" (B, S, M) and "logits" (B, S, V)
 outside. Nothing else is annotated: norms, softmax and residuals are left to completion.
-Source: GSPMD, arXiv:2105.04663, section 5.1 and Table 1.
 """
 
 from __future__ import annotations
@@ -46,8 +44,7 @@ class Config:
       dtype: of activations, "bfloat16" or "float32"; parameters are always float32.
       scan: layers in one `lax.scan` over stacked weights instead of one after the other.
       remat: recompute each layer in the backward pass instead of keeping its activations.
-      jit: layers that follow one another are one jitted function: JAX traces and differentiates it
-        once, where it would as often as there are layers. What is planned is the same.
+      jit: unrolled layers call one jitted function, which JAX traces and differentiates once.
 
     >>> sum(size for size in WIDE_64B.parameter_counts().values())
     68981620736
@@ -182,13 +179,11 @@ def layer(config: Config, weights: Weights, x: Array) -> Array:
 
 
 def _layers(config: Config, layers: Any, x: Array) -> Array:
-    step = partial(layer, config)
+    step = jax.jit(partial(layer, config)) if config.jit else partial(layer, config)
     if config.remat:
         step = jax.checkpoint(step)
     if config.scan:
         return lax.scan(lambda x, weights: (step(weights, x), None), x, layers)[0]
-    if config.jit:
-        step = jax.jit(step)
     for weights in layers:
         x = step(weights, x)
     return x
