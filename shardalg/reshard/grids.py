@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heappop, heappush
-from itertools import count
 from math import prod
 from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import step_wire_bytes
+from shardalg.reshard.best_first import Cost, best_first
 from shardalg.reshard.shares import Labels, Layout, Move, put, shares
 
 
@@ -43,26 +42,18 @@ State = tuple[tuple[Held, ...], Labels]
 """All dimensions, and digits along which sums are pending."""
 
 
-Price = tuple[object, int]
-"""Elements that a device sends, and moves that send."""
+Dims = tuple[Held, ...]
 
 
 class Hop(NamedTuple):
-    """One move.
+    """A move on some grid: elements that a device sends, where it leads, the move of even blocks.
 
-    Attributes:
-      sent: elements that a device sends. after: where it leads.
-      kind: of instruction, by its name in prices; "slice" or "retile".
-      dims: the dimension that it works on; of an all-to-all the one that is cut, then the other.
-      leaving, arriving: digits that it gathers, cuts by, or moves.
+    Of a change of the grid the move has the kind "retile".
     """
 
-    sent: object
+    sent: Any
     after: State
-    kind: str
-    dims: tuple[int, ...] = ()
-    leaving: Labels = ()
-    arriving: Labels = ()
+    move: Move
 
 
 @dataclass(frozen=True)
@@ -99,55 +90,32 @@ def margin(size: int, parts: int, before: int, after: int) -> int | None:
 
 
 @lru_cache(maxsize=1 << 14)
-def solve(puzzle: Puzzle, limit: Price) -> tuple[tuple[State, Hop], ...] | None:
+def solve(puzzle: Puzzle, limit: Cost) -> tuple[tuple[State, Hop], ...] | None:
     """The cheapest hops, each with the state before it; None where none are below the limit."""
-    hops = _Search(puzzle, limit).run()
-    return None if hops is None else tuple(hops)
+    grids = _Grids(puzzle)
+    found = best_first(grids, (grids.start,), limit=limit) if grids.first.left is not None else None
+    return None if found is None else tuple(found[1])
 
 
-class _Entry(NamedTuple):
-    """A state in the queue.
+class _Grids:
+    """Moves on all grids, bounded by what a device lacks of the goal and what even blocks cost."""
 
-    Attributes:
-      turn: what a way by the moves that are left costs at least. number: the latest goes first.
-      key: what the way here costs. state: where it is, layout: its digits alone.
-      lacking: elements that are sent from here at least. left: units, of even blocks.
-      at: of its moves the first that is left; -1 before any.
-    """
-
-    turn: Price
-    number: int
-    key: Price
-    state: State
-    layout: Layout
-    lacking: object
-    left: int
-    at: int = -1
-
-
-class _Search:
-    """A* with what a device lacks of the goal at least, and what even blocks cost."""
-
-    def __init__(self, puzzle: Puzzle, limit: Price) -> None:
-        self.limit = limit
+    def __init__(self, puzzle: Puzzle) -> None:
         self.shape, self.sizes = puzzle.shape, puzzle.sizes
-        self.padded, self.ends = puzzle.padded, (puzzle.start, puzzle.goal)
+        self.padded, ends = puzzle.padded, (puzzle.start, puzzle.goal)
         self.devices, self.dims = prod(puzzle.sizes), range(len(puzzle.shape))
         self.known: dict[object, Any] = {}
         self.named = frozenset(digit for digits in puzzle.goal[0] for digit in digits)
-        self.start, self.goal = (self.natural(*end) for end in self.ends)
-        ends = zip(self.goal[0], self.shape, strict=True)
-        self.wanted = [min(held.block, size) for held, size in ends]
+        self.start, self.goal = (self.natural(*end) for end in ends)
+        wanted = zip(self.goal[0], self.shape, strict=True)
+        self.wanted = [min(held.block, size) for held, size in wanted]
         self.needed = prod(self.wanted)
         self.shared: tuple[dict[Held, int], ...] = tuple({} for _ in self.dims)
         self.shares = shares(puzzle.sizes, puzzle.overlaps, puzzle.goal, puzzle.start[1])
         # named sizes note what is asked of them: of those only what devices lack is compared
         named = any(type(size) is not int for size in puzzle.shape)
         self.elements = 0 if named else prod(puzzle.shape)
-        self.numbers = count(0, -1)
-        self.heap: list[_Entry] = []
-        self.best: dict[State, Price] = {}
-        self.came: dict[State, tuple[State, tuple[Any, ...]]] = {}
+        self.first = Move(0, self.shares.left(puzzle.start), puzzle.start, "start")
 
     def natural(self, dims: tuple[Labels, ...], pending: Labels) -> State:
         counts = map(self.parts, dims)
@@ -176,7 +144,7 @@ class _Search:
             found = self.known[dim, n] = tuple(sorted(every))
         return found
 
-    def lacking(self, dims: tuple[Held, ...]) -> object:
+    def lacking(self, dims: Dims) -> object:
         """Elements that some device has to receive: it wants the first block of the goal.
 
         Of the digits that the goal does not name it has the last ones.
@@ -197,93 +165,52 @@ class _Search:
         first *= held.block
         return max(0, min(self.wanted[dim], first + held.block) - first)
 
-    def least(self, layout: Layout, units: int) -> int:
+    def is_goal(self, state: State) -> bool:
+        return state == self.goal
+
+    def least(self, state: State, hop: Hop | None) -> Any:
+        units = (self.first if hop is None else hop.move).left
+        return max(self.lacking(state[0]), self.even(state[1], units))
+
+    def even(self, pending: Labels, units: int) -> int:
         """Elements that even blocks send from a layout, of so many units."""
         # what is sent for sums need not be whole
         above = units * self.elements
-        return above // self.shares.unit if layout[1] else -(-above // self.shares.unit)
+        return above // self.shares.unit if pending else -(-above // self.shares.unit)
 
-    def run(self) -> list[tuple[State, Hop]] | None:
-        left = self.shares.left(self.ends[0])
-        if left is None:
-            return None
-        self.reach((0, 0), self.start, (self.ends[0], left), None)
-        while self.heap:
-            entry = heappop(self.heap)
-            if entry.key != self.best[entry.state]:
-                continue
-            if entry.state == self.goal:
-                return self._chain()
-            if entry.at < 0:
-                self.retile(entry)
-            self.go_on(entry)
-        return None
+    def onward(self, state: State, hop: Hop | None, _: Cost) -> Iterator[tuple[Any, Any]]:
+        """Every dimension on other grids, then the moves of even blocks, best first."""
+        dims, pending = state
+        _, units, layout, *_ = self.first if hop is None else hop.move
+        yield 0, self.retiles(state, layout, units)
+        lacking, local = self.lacking(dims), prod([held.block for held in dims])
+        for move in self.shares.moves(layout):
+            left = max(lacking, self.even(pending, units + move.beyond))
+            yield left, self.made(move, dims, local)
 
-    def reach(self, key: Price, state: State, even: tuple[Layout, int], came: Any) -> None:
-        """A state, at a price; `came` says from where, and how.
+    def made(self, move: Move, dims: Dims, local: int) -> Iterator[tuple[Cost, State, Hop]]:
+        """A move on every grid."""
+        for price, after in _MADE[move.kind](self, move, dims, local):
+            state = after, move.after[1]
+            yield (price, price > 0), state, Hop(price, state, move)
 
-        Args:
-          even: its digits alone, and the units that even blocks send from there.
-        """
-        known = self.best.get(state)
-        if known is not None and known <= key:
-            return
-        lacking = max(self.lacking(state[0]), self.least(*even))
-        turn = key[0] + lacking, key[1] + (lacking > 0)
-        if turn < self.limit:
-            self.best[state], self.came[state] = key, came
-            entry = _Entry(turn, next(self.numbers), key, state, even[0], lacking, even[1])
-            heappush(self.heap, entry)
-
-    def go_on(self, entry: _Entry) -> None:
-        """The moves from a state, until others have their turn."""
-        _, _, (sent, hops), state, layout, lacking, units, at = entry
-        moves = self.shares.moves(layout)
-        for number in range(max(at, 0), len(moves)):
-            move = moves[number]
-            left = max(lacking, self.least(layout, units + move.beyond))
-            turn = sent + left, hops + (left > 0)
-            if turn >= self.limit:
-                return
-            if self.heap and turn > self.heap[0].turn:
-                later = entry._replace(turn=turn, number=next(self.numbers), at=number)
-                heappush(self.heap, later)
-                return
-            for price, dims in self.made(move, state[0]):
-                key, hop = (sent + price, hops + (price > 0)), (price, (dims, move.after[1]))
-                self.reach(key, hop[1], (move.after, move.left), (state, (*hop, *move[3:])))
-
-    def retile(self, entry: _Entry) -> None:
+    def retiles(self, state: State, layout: Layout, units: int) -> Iterator[Any]:
         """Every dimension on other grids."""
-        (sent, hops), (dims, pending) = entry.key, entry.state
-        even = entry.layout, entry.left
+        dims, pending = state
         local = prod([held.block for held in dims])
         for dim, held in enumerate(dims):
+            move = Move(0, units, layout, "retile", (dim,))
             for width, after in self.retiled(dim, held):
                 price, made = local // held.block * width, (put(dims, dim, after), pending)
-                key = sent + price, hops + (price > 0)
-                self.reach(key, made, even, (entry.state, (price, made, "retile", (dim,))))
+                yield (price, price > 0), made, Hop(price, made, move)
 
-    def _chain(self) -> list[tuple[State, Hop]]:
-        chain, state = [], self.goal
-        while state != self.start:
-            before, hop = self.came[state]
-            chain.append((before, Hop(*hop)))
-            state = before
-        return chain[::-1]
-
-    def made(self, move: Move, dims: tuple[Held, ...]) -> Iterator[tuple[object, Any]]:
-        """(elements sent, dimensions) of a move, on every grid."""
-        local = prod([held.block for held in dims])
-        return _MADE[move.kind](self, move, dims, local)
-
-    def gathered(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+    def gathered(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
         (dim,) = move.dims
         stays = self.stays(dim, dims[dim], move)
         if stays:
             yield local * (dims[dim].count // stays.count - 1), put(dims, dim, stays)
 
-    def swapped(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+    def swapped(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
         dim, source = move.dims
         stays = self.stays(source, dims[source], move)
         if stays:
@@ -291,23 +218,23 @@ class _Search:
             for after in self.cut(dim, held, move.arriving):
                 yield _grown(local, held, after) // n * (n - 1), put(left, dim, after)
 
-    def sliced(self, move: Move, dims: tuple[Held, ...], _: int) -> Iterator[Any]:
+    def sliced(self, move: Move, dims: Dims, _: int) -> Iterator[Any]:
         (dim,) = move.dims
         for after in self.cut(dim, dims[dim], move.leaving):
             yield 0, put(dims, dim, after)
 
-    def added(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+    def added(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
         n = self.parts(move.leaving)
         yield step_wire_bytes(move.kind, group_size=n, local_bytes=local), dims
 
-    def scattered(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+    def scattered(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
         (dim,), n = move.dims, self.parts(move.leaving)
         for after in self.cut(dim, dims[dim], move.leaving):
             padded = _grown(local, dims[dim], after)
             sent = step_wire_bytes(move.kind, group_size=n, local_bytes=padded)
             yield sent, put(dims, dim, after)
 
-    def permuted(self, move: Move, dims: tuple[Held, ...], local: int) -> Iterator[Any]:
+    def permuted(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
         pairs = zip(dims, move.after[0], strict=True)
         yield local, tuple([self.held(row, held.count, held.block) for held, row in pairs])
 
@@ -344,12 +271,12 @@ class _Search:
 
 
 _MADE: dict[str, Callable[..., Iterator[Any]]] = {
-    "all_gather": _Search.gathered,
-    "all_reduce": _Search.added,
-    "all_to_all": _Search.swapped,
-    "collective_permute": _Search.permuted,
-    "reduce_scatter": _Search.scattered,
-    "slice": _Search.sliced,
+    "all_gather": _Grids.gathered,
+    "all_reduce": _Grids.added,
+    "all_to_all": _Grids.swapped,
+    "collective_permute": _Grids.permuted,
+    "reduce_scatter": _Grids.scattered,
+    "slice": _Grids.sliced,
 }
 
 

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 
 from shardalg.algebra.digits import Digits, overlap
+from shardalg.reshard.best_first import NO_LIMIT
 from shardalg.reshard.grids import Hop, Labels, Puzzle, solve
 from shardalg.reshard.grids import State as Found
 from shardalg.reshard.padded import Step, gathered, padded_path
@@ -26,8 +26,6 @@ from shardalg.spmd.instructions import (
 
 PIECES = 3
 """Digits of prime size among which is searched; with more of them there are too many states."""
-NO_LIMIT = math.inf, 0
-"""A price above all."""
 
 
 def search(shape: Shape, start: State, goal: State, axes: Digits, *, padded: bool) -> list[Step]:
@@ -95,33 +93,33 @@ def _step(shape: Shape, before: Found, hop: Hop, names: Digits) -> Step:
     def named(labels: Labels) -> Digits:
         return tuple([names[k] for k in labels])
 
-    after, pending = hop.after
+    (after, pending), made = hop.after, hop.move
     dims = tuple([named(held.digits) for held in after])
     padded = tuple(
         size if held.block == -(-size // held.count) else held.block * held.count
         for size, held in zip(shape, after, strict=True)
     )
-    if hop.kind == "retile":
-        (dim,) = hop.dims
+    if made.kind == "retile":
+        (dim,) = made.dims
         blocks = before[0][dim].block, after[dim].block
         move = Retile(dim, dims[dim], shape[dim], *blocks)
-    elif hop.kind == "collective_permute":
+    elif made.kind == "collective_permute":
         pairs = zip(before[0], after, strict=True)
         changed = {k for a, b in pairs if a.digits != b.digits for k in (*a.digits, *b.digits)}
         move = CollectivePermute(tuple(sorted(named(tuple(changed)), reverse=True)), ())
     else:
-        move = _MOVES[hop.kind](hop, named(hop.leaving), named(hop.arriving))
+        move = _MOVES[made.kind](hop, named(made.leaving), named(made.arriving))
     return Step(move, (dims, named(pending)), hop.sent, padded)
 
 
 _MOVES: dict[str, Callable[[Hop, Digits, Digits], Move]] = {
-    "all_gather": lambda hop, leaving, _: AllGather(*hop.dims, leaving),
+    "all_gather": lambda hop, leaving, _: AllGather(*hop.move.dims, leaving),
     "all_reduce": lambda _, leaving, __: AllReduce(leaving),
-    "reduce_scatter": lambda hop, leaving, _: ReduceScatter(*hop.dims, leaving),
+    "reduce_scatter": lambda hop, leaving, _: ReduceScatter(*hop.move.dims, leaving),
     "slice": lambda hop, leaving, _: DynamicSlice(
-        *hop.dims, leaving, hop.after[0][hop.dims[0]].block
+        *hop.move.dims, leaving, hop.after[0][hop.move.dims[0]].block
     ),
     "all_to_all": lambda hop, leaving, arriving: AllToAll(
-        *hop.dims, leaving, () if arriving == leaving else arriving
+        *hop.move.dims, leaving, () if arriving == leaving else arriving
     ),
 }

@@ -1,0 +1,129 @@
+"""One search for all chains of moves: the cheapest first, by a lower bound of what is left (A*).
+
+What is searched is a `Problem`: its states, the moves from each with their prices, and the bound.
+Even blocks, blocks of which a size does not divide, unequal links and all-to-alls in open orders
+are one each; closed forms come before all of them (`route.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from heapq import heappop, heappush
+from itertools import chain, count
+from math import inf
+from typing import Any, Generic, Protocol, TypeVar
+
+State = TypeVar("State", bound=Hashable)
+How = TypeVar("How")
+Cost = tuple[Any, int]
+"""Elements that a device sends, and moves that send."""
+FREE: Cost = (0, 0)
+NO_LIMIT: Cost = (inf, 0)
+"""A price above all."""
+
+Groups = Iterable[tuple[Any, Iterable[tuple[Cost, State, How]]]]
+"""Moves, and what is sent at least by way of them."""
+
+
+class Problem(Protocol, Generic[State, How]):
+    """What may be done from a state, and what it costs at least to go on from there."""
+
+    def least(self, state: State, how: How | None) -> Any:
+        """Elements that are sent from a state at least, 0 at the goal; `how` led to it."""
+
+    def is_goal(self, state: State) -> bool:
+        """Whether a way ends here."""
+
+    def onward(self, state: State, how: How | None, cost: Cost) -> Groups:
+        """Groups of moves, each move with its price and the state that it leads to.
+
+        With each group goes what is sent at least from the state by way of it or of a later one:
+        it is not looked into before all that waits is worse.
+        """
+
+
+def best_first(
+    problem: Problem[State, How],
+    starts: Iterable[State],
+    *,
+    limit: Cost = NO_LIMIT,
+    most: float = inf,
+) -> tuple[State, list[tuple[State, How]]] | None:
+    """The cheapest way from any start: where it begins, and each state with the move from it on.
+
+    Args:
+      limit: a cost that the way has to stay below.
+      most: states after which the search gives up.
+    """
+    return _Search(problem, limit).run(starts, most)
+
+
+class _Search(Generic[State, How]):
+    """States to go on from, the one first from which the goal may be nearest.
+
+    Attributes:
+      heap: (what a way by the moves that are left costs at least, a number, the cost of the way
+        here, the state, the move that led to it, the moves that are left; None: all of them). Of
+        states alike the latest is first.
+      came: of each state the one before it, and the move.
+    """
+
+    def __init__(self, problem: Problem[State, How], limit: Cost) -> None:
+        self.problem, self.limit = problem, limit
+        self.best: dict[State, Cost] = {}
+        self.came: dict[State, tuple[State, How]] = {}
+        self.heap: list[tuple[Any, ...]] = []
+        self.numbers = count(0, -1)
+
+    def run(
+        self, starts: Iterable[State], most: float
+    ) -> tuple[State, list[tuple[State, How]]] | None:
+        problem, heap, best = self.problem, self.heap, self.best
+        for state in starts:
+            self.reach(FREE, state, None)
+        while heap and most > 0:
+            _, _, cost, state, how, groups = heappop(heap)
+            if cost != best[state]:
+                continue
+            if problem.is_goal(state):
+                return self.way(state)
+            if groups is None:
+                groups, most = problem.onward(state, how, cost), most - 1
+            self.go_on(cost, state, how, groups)
+        return None
+
+    def go_on(self, cost: Cost, state: State, how: How | None, groups: Groups) -> None:
+        """The moves from a state, until others have their turn."""
+        (sent, hops), heap, came, reach = cost, self.heap, self.came, self.reach
+        for left, moves in groups:
+            turn = sent + left, hops + (left > 0)
+            if turn >= self.limit:
+                return
+            if heap and turn > heap[0][0]:
+                later = chain(((left, moves),), groups)
+                heappush(heap, (turn, next(self.numbers), cost, state, how, later))
+                return
+            for (price, more), after, move in moves:
+                if reach((sent + price, hops + more), after, move):
+                    came[after] = state, move
+
+    def reach(self, cost: Cost, state: State, how: How | None) -> bool:
+        """Whether this is the cheapest way to a state so far, and may lead on to the goal."""
+        known = self.best.get(state)
+        if known is not None and known <= cost:
+            return False
+        left = self.problem.least(state, how)
+        turn = cost[0] + left, cost[1] + (left > 0)
+        if turn >= self.limit:
+            return False
+        self.best[state] = cost
+        heappush(self.heap, (turn, next(self.numbers), cost, state, how, None))
+        return True
+
+    def way(self, state: State) -> tuple[State, list[tuple[State, How]]]:
+        """Back from the goal."""
+        way = []
+        while state in self.came:
+            way.append(self.came[state])
+            state = self.came[state][0]
+        return state, way[::-1]
