@@ -48,14 +48,16 @@ def best_first(
     *,
     limit: Cost = NO_LIMIT,
     most: float = inf,
+    latest: bool = False,
 ) -> tuple[State, list[tuple[State, How]]] | None:
     """The cheapest way from any start: where it begins, and each state with the move from it on.
 
     Args:
       limit: a cost that the way has to stay below.
       most: states after which the search gives up.
+      latest: whether of ways that may cost as much the one found last goes on.
     """
-    return _Search(problem, limit).run(starts, most)
+    return _Search(problem, limit, latest=latest).run(starts, most)
 
 
 class _Search(Generic[State, How]):
@@ -63,17 +65,16 @@ class _Search(Generic[State, How]):
 
     Attributes:
       heap: (what a way by the moves that are left costs at least, a number, the cost of the way
-        here, the state, the move that led to it, the moves that are left; None: all of them). Of
-        states alike the latest is first.
+        here, the state, the move that led to it, the moves that are left; None: all of them).
       came: of each state the one before it, and the move.
     """
 
-    def __init__(self, problem: Problem[State, How], limit: Cost) -> None:
+    def __init__(self, problem: Problem[State, How], limit: Cost, *, latest: bool) -> None:
         self.problem, self.limit = problem, limit
         self.best: dict[State, Cost] = {}
         self.came: dict[State, tuple[State, How]] = {}
         self.heap: list[tuple[Any, ...]] = []
-        self.numbers = count(0, -1)
+        self.numbers = count(0, -1 if latest else 1)
 
     def run(
         self, starts: Iterable[State], most: float

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.reshard.best_first import Cost, best_first
+from shardalg.reshard.retile import margin
 from shardalg.reshard.shares import Labels, Layout, Move, put, shares
 
 
@@ -75,25 +76,13 @@ class Puzzle:
     padded: bool = True
 
 
-def margin(size: int, parts: int, before: int, after: int) -> int | None:
-    """Places of its block that a device sends for a retile; None where one neighbour is too few.
-
-    >>> margin(1020, 4, 255, 256), margin(1020, 4, 256, 255), margin(5, 8, 2, 1)
-    (3, 3, None)
-    """
-    if after < before:
-        width = (parts - 1) * (before - after)
-    else:
-        k = min(size // after, parts)
-        width = max(k * (after - before), size - (k + 1) * before, 0)
-    return width if width <= before else None
-
-
 @lru_cache(maxsize=1 << 14)
 def solve(puzzle: Puzzle, limit: Cost) -> tuple[tuple[State, Hop], ...] | None:
     """The cheapest hops, each with the state before it; None where none are below the limit."""
     grids = _Grids(puzzle)
-    found = best_first(grids, (grids.start,), limit=limit) if grids.first.left is not None else None
+    if grids.first.left is None:
+        return None
+    found = best_first(grids, (grids.start,), limit=limit, latest=True)
     return None if found is None else tuple(found[1])
 
 

@@ -11,26 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 from math import lcm, prod
-from typing import NamedTuple
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.costs.collectives import step_wire_bytes
-from shardalg.reshard.grids import margin
-from shardalg.reshard.retile import Retile
-from shardalg.reshard.search import Dims, Move, Shape, State, replaced, tile
+from shardalg.reshard.retile import Retile, margin
+from shardalg.reshard.search import Dims, Move, Shape, State, Step, replaced, tile
 from shardalg.reshard.search import search as even_search
 from shardalg.sizes.formula import Formula
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import AllGather, AllReduce, DynamicSlice
-
-
-class Step(NamedTuple):
-    """A move, the state that it leads to, the elements that a device sends, the padded shape."""
-
-    move: Move | Retile
-    state: State
-    sent: object
-    shape: Shape
 
 
 class _Way:

@@ -20,7 +20,8 @@ from shardalg.reshard.links import Links
 from shardalg.reshard.padded import gathered
 from shardalg.reshard.retile import Retile
 from shardalg.reshard.route import translated
-from shardalg.reshard.search import Dims, Move, Shape, State, bound, is_direct, search
+from shardalg.reshard.search import Dims, Move, Shape, State, bound, cheaper, is_direct, search
+from shardalg.reshard.search import Step as Hop
 from shardalg.sizes.decided import decided
 from shardalg.spmd.instructions import (
     AllGather,
@@ -94,9 +95,9 @@ def reshard_path(
     found = _fused(path_moves(source, target, links, padded), links)
     spell = _Spelling(source, target)
     steps, total, before = [], 0, _states(source, target)[0][0]
-    for number, (move, (dims, pending), price, *longer) in enumerate(found, 1):
+    for number, (move, (dims, pending), price, shape) in enumerate(found, 1):
         move = spell.move(move, before, dims)
-        shape = longer[0] if longer else source.shape
+        shape = source.shape if shape is None else shape
         layout = target if number == len(found) else spell.layout(shape, dims, pending)
         steps.append(Step(move, layout, price))
         total, before = total + price, dims
@@ -106,7 +107,7 @@ def reshard_path(
 @decided(1 << 16, lambda source, target, *_: source.numbers)
 def path_moves(
     source: Sharding, target: Sharding, links: Links | None, padded: bool
-) -> tuple[tuple[object, ...], ...]:
+) -> tuple[Hop, ...]:
     """The path in digits of both ends, its moves not yet spelled: who asks for prices alone."""
     start, goal = _states(source, target)
     axes = _axes(source.mesh)
@@ -115,7 +116,7 @@ def path_moves(
     if source.is_even and target.is_even:
         found = search(source.shape, start, goal, axes)
         if links is not None:
-            found = links.cheaper((source.shape, start, goal), axes, found)
+            found = cheaper(found, (source.shape, start, goal), axes, links)
     else:
         found = uneven.search(source.shape, start, goal, axes, padded=padded)
     return tuple(found)
@@ -220,7 +221,7 @@ def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> ob
         return reshard_bound(source, target)
     if not (_on_mesh(source) and _on_mesh(target)):
         return reshard_path(source, target, None, padded).wire_elements
-    return sum([price for _, _, price, *_ in path_moves(source, target, None, padded)])
+    return sum([hop.sent for hop in path_moves(source, target, None, padded)])
 
 
 @lru_cache(maxsize=1 << 16)
@@ -352,19 +353,19 @@ def _by_block(digits: Digits, positions: int) -> tuple[int, ...]:
     return tuple(grid.transpose([every.index(d) for d in (*digits, *free)]).ravel().tolist())
 
 
-def _fused(moves: Iterable[tuple[object, ...]], links: Links | None) -> list[tuple[object, ...]]:
+def _fused(moves: Iterable[Hop], links: Links | None) -> list[Hop]:
     """Neighbouring moves of one kind on one dimension, and on like links, are one collective.
 
     They are spelled afterwards, so that parts of one axis are that axis.
     """
-    out: list[tuple[object, ...]] = []
-    for move, state, sent, *shape in moves:
-        both = (out[-1][0], move) if out else None
+    out: list[Hop] = []
+    for hop in moves:
+        both = (out[-1].move, hop.move) if out else None
         joined = _join(*both) if both and (links is None or links.alike(both)) else None
         if joined is not None:
-            out[-1] = (joined, state, out[-1][2] + sent, *shape)
+            out[-1] = hop._replace(move=joined, sent=out[-1].sent + hop.sent)
         else:
-            out.append((move, state, sent, *shape))
+            out.append(hop)
     return out
 
 

@@ -20,9 +20,22 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.halos.classes import neighbours
 from shardalg.reshard.dim_program import DimBuilder, DimProgram
-from shardalg.reshard.grids import margin
 from shardalg.spmd.instructions import Concatenate, Fetch, Reading, Resize, SliceAt
 from shardalg.spmd.local import Start
+
+
+def margin(size: int, parts: int, before: int, after: int) -> int | None:
+    """Places of its block that a device sends for a retile; None where one neighbour is too few.
+
+    >>> margin(1020, 4, 255, 256), margin(1020, 4, 256, 255), margin(5, 8, 2, 1)
+    (3, 3, None)
+    """
+    if after < before:
+        width = (parts - 1) * (before - after)
+    else:
+        k = min(size // after, parts)
+        width = max(k * (after - before), size - (k + 1) * before, 0)
+    return width if width <= before else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,10 +208,10 @@ def _swapped(
     search = Shuffle(goal_bits, shape=shape, parts=_parts(tuple(map(parts, units))), pieces=used)
     most = 4 if best[0] is None else 1 + best[0] * used
     firsts = _placements(start_bits, [bits[d] for d in placed if d in bits])
-    found = search.search(firsts, int(most * used * search.HOP))
+    found = search.search(firsts, (most * used, 0))
     if found is None:
         return best
-    cost = found[0] // search.HOP
+    cost = found[0]
     first, hops, last = settled(*found[1:], goal_bits)
     first, last = (tuple([_digits(side, of_bits) for side in sides]) for sides in (first, last))
     swaps = [Swap(*s[:2], *(_digits(side, of_bits) for side in s[2:])) for s in hops]

@@ -1,18 +1,25 @@
-"""The cheapest chain of moves between two layouts, in digits that both sides share.
+"""The cheapest chain of moves between two layouts of even blocks, in digits that both sides share.
 
 `route.py` knows the way where nothing is to be added up. Here partial sums are added before it, and
-a way becomes moves with their prices.
+a way becomes moves with their prices. Where some axes have slower links than others there is no
+normal form: it pays to gather along a slow axis while blocks are small, to leave that axis where it
+is, to add up along the fast ones first. Then every chain is searched, a move priced on the slowest
+of its axes (`links.py`), as `costs.collectives.seconds` does.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
-from itertools import combinations, count, dropwhile, product, takewhile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, dropwhile, permutations, product, takewhile
 from operator import index
+from typing import Any, NamedTuple
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.costs.collectives import quotient, step_wire_bytes
+from shardalg.reshard.best_first import Cost, best_first
+from shardalg.reshard.links import Links
+from shardalg.reshard.retile import Retile
 from shardalg.reshard.route import Dims, Route, Shape, direct, permuted, primes, shuffled
 from shardalg.reshard.shuffle import Swap
 from shardalg.spmd.instructions import (
@@ -24,17 +31,30 @@ from shardalg.spmd.instructions import (
     ReduceScatter,
 )
 
+EVERY_ORDER = 3
+"""Of so many digits an all-to-all brings any order; of more that in which they left."""
+MOST = 1000
+"""Layouts after which the search on unequal links gives up."""
 State = tuple[Dims, Digits]
 """Digits per dimension, and those along which partial sums are pending."""
 Move = AllGather | AllReduce | AllToAll | CollectivePermute | DynamicSlice | ReduceScatter
-Step = tuple[Move, State, object]
-"""A move, the state it leads to and the elements that a device sends for it."""
+
+
+class Step(NamedTuple):
+    """A move, the state it leads to, the elements that a device sends for it.
+
+    Attributes:
+      shape: of the tensor then, where blocks are padded.
+    """
+
+    move: Move | Retile
+    state: State
+    sent: Any
+    shape: Shape | None = None
 
 
 def search(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
     """Fewest elements sent, then fewest communicating moves.
-
-    Where and when sums are added is searched by bounds (A*); the rest is the cheapest route.
 
     Args:
       shape: sizes that the parts of both layouts divide.
@@ -42,33 +62,144 @@ def search(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
     """
     if start[1] == goal[1]:
         return _moves(shape, start, goal, axes) if start != goal else []
-    heap: list[tuple[object, int, int, State, list[Step]]] = [(0, 0, 0, start, [])]
-    best: dict[State, object] = {}
-    numbers = count(1)
-    while True:
-        _, hops, _, state, steps = heapq.heappop(heap)
-        if state == goal:
-            return steps
-        sent = sum([price for *_, price in steps])
-        if state in best and sent >= best[state]:
-            continue
-        best[state] = sent
-        for more in _onward(shape, state, goal, axes):
-            after, prices = more[-1][1], [price for *_, price in more]
-            least = sent + sum(prices) + bound(shape, after, goal)
-            hops_after = hops + sum([price > 0 for price in prices])
-            heapq.heappush(heap, (least, hops_after, next(numbers), after, steps + more))
+    found = best_first(EvenBlocks(shape, goal, axes), (start,))
+    assert found is not None, "sums can be added everywhere"
+    return [step for _, steps in found[1] for step in steps]
 
 
-def _onward(shape: Shape, state: State, goal: State, axes: Digits) -> Iterator[list[Step]]:
-    """Every next move while sums are to be added, and then the way to the goal."""
-    if state[1] == goal[1]:
-        yield _moves(shape, state, goal, axes)
-        return
-    for step in (*additions(shape, state, goal), *_slices(shape, state, goal)):
-        yield [step]
-    for step in _swaps(shape, state) if goal[1] else ():
-        yield [step]
+def cheaper(
+    even: list[Step], ends: tuple[Shape, State, State], axes: Digits, links: Links
+) -> list[Step]:
+    """Fewest elements sent, each as often as its axis is slow, then fewest moves that send.
+
+    Every buffer on the way is at most as large as at the larger end.
+
+    Args:
+      even: the steps on equal links, which are taken where nothing is cheaper, or too many layouts
+        lie between the ends.
+      axes: of the mesh.
+    """
+    shape, start, goal = tuple(map(index, ends[0])), *map(_plain_state, ends[1:])
+    held = dict.fromkeys(d for dims, more in (start, goal) for ds in (*dims, more) for d in ds)
+    (axes,) = plain((axes,))
+    digits = (*held, *(a for a in axes if not any(overlap(a, d) for d in held)))
+    limit = links.sent((step.move, step.sent) for step in even), 0
+    fitting = max(local_elements(shape, dims) for dims, _ in (start, goal))
+    found = best_first(
+        Linked(shape, goal, digits, links, fitting), (start,), limit=limit, most=MOST
+    )
+    if found is None:
+        return even
+    steps = [step for _, steps in found[1] for step in steps]
+    return [*steps[:-1], steps[-1]._replace(state=ends[2])]
+
+
+def _plain_state(state: State) -> State:
+    return plain(state[0]), *plain(state[1:])
+
+
+Moved = tuple[Cost, State, list[Step]]
+"""What some steps cost, and where they lead."""
+
+
+@dataclass(frozen=True)
+class EvenBlocks:
+    """Where and when sums are added; the rest is the cheapest route in closed form.
+
+    Attributes:
+      digits: axes of the mesh.
+    """
+
+    shape: Shape
+    goal: State
+    digits: Digits
+
+    def is_goal(self, state: State) -> bool:
+        """Whether a way ends here."""
+        return state == self.goal
+
+    def least(self, state: State, _: list[Step] | None) -> Any:
+        """Elements that are sent from a state at least."""
+        return bound(self.shape, state, self.goal)
+
+    def onward(
+        self, state: State, _: list[Step] | None, __: Cost
+    ) -> Iterator[tuple[int, Iterator[Moved]]]:
+        """All moves; none is put off."""
+        yield 0, self.moves(state)
+
+    def moves(self, state: State) -> Iterator[Moved]:
+        """Every next move while sums are to be added, and then the way to the goal."""
+        if state[1] == self.goal[1]:
+            steps = _moves(self.shape, state, self.goal, self.digits)
+            price = sum([step.sent for step in steps]), sum([step.sent > 0 for step in steps])
+            yield price, self.goal, steps
+            return
+        steps = (*additions(self.shape, state, self.goal), *_slices(self.shape, state, self.goal))
+        for step in (*steps, *(_swaps(self.shape, state) if self.goal[1] else ())):
+            yield (step.sent, step.sent > 0), step.state, [step]
+
+
+@dataclass(frozen=True)
+class Linked(EvenBlocks):
+    """Every chain of moves, each priced on the slowest of its axes.
+
+    Attributes:
+      digits: all that may be used: those of both ends, and axes beside them.
+      fitting: elements of the largest buffer.
+    """
+
+    links: Links
+    fitting: int
+
+    def moves(self, state: State) -> Iterator[Moved]:
+        """Every next move."""
+        for step in self.steps(state):
+            if local_elements(self.shape, step.state[0]) <= self.fitting:
+                sent = step.sent and step.sent * self.links.factor(step.move.digits)
+                yield (sent, sent > 0), step.state, [step]
+
+    def steps(self, state: State) -> Iterator[Step]:
+        """Every next move, with the elements that are sent."""
+        shape, (dims, pending) = self.shape, state
+        yield from additions(shape, state, self.goal)
+        used = [*pending, *(d for held in dims for d in held)]
+        free = [d for d in self.digits if not any(overlap(d, u) for u in used)]
+        for dim, held in enumerate(dims):
+            for digit in free:
+                yield from _slice(shape, state, dim, (digit,))
+            for keep in range(len(held)):
+                way = Way(shape, *state)
+                way.add(AllGather(dim, held[keep:]), replaced(dims, dim, held[:keep]), "all_gather")
+                yield from way.steps
+        yield from _swaps(shape, state, EVERY_ORDER)
+        for wanted in self.renamed(dims) if not pending else ():
+            way = Way(shape, *state)
+            way.permute(wanted)
+            yield from way.steps
+
+    def renamed(self, dims: Dims) -> Iterator[Dims]:
+        """Other digits in the same places: two of them exchanged, or all that the goal has there.
+
+        Of digits that are at most as slow as some axis, so that slow ones may stay where they are.
+        """
+        links, every = self.links, self.digits
+        for one, other in combinations(every, 2):
+            if one.size == other.size:
+                yield _exchanged(dims, {one: other, other: one})
+        for most in sorted({factor for _, factor in links.slowness}):
+            names = {d: d for d in every}
+            for held, wanted in zip(dims, self.goal[0], strict=True):
+                for old, new in zip(held, wanted, strict=False):
+                    slowest = max(links.factor((old,)), links.factor((new,)))
+                    if old.size == new.size and slowest <= most:
+                        here = next(d for d, name in names.items() if name == new)
+                        names[here], names[old] = names[old], new
+            yield _exchanged(dims, names)
+
+
+def _exchanged(dims: Dims, names: Mapping[Digit, Digit]) -> Dims:
+    return tuple([tuple([names.get(digit, digit) for digit in digits]) for digits in dims])
 
 
 def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
@@ -82,11 +213,10 @@ def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
         dims, wanted = (tuple(map(primes, side)) for side in (dims, wanted))
         if pending:
             steps = _in_place(shape, (dims, pending), wanted, axes)
-            return [*steps[:-1], (steps[-1][0], goal, steps[-1][2])]
+            return [*steps[:-1], steps[-1]._replace(state=goal)]
         route = shuffled(shape, dims, wanted, (axes, ())) or Route(dims)
     steps = in_moves(shape, (dims, pending), wanted, route)
-    move, _, price = steps[-1]
-    return [*steps[:-1], (move, goal, price)]
+    return [*steps[:-1], steps[-1]._replace(state=goal)]
 
 
 def _in_place(shape: Shape, start: State, goal: Dims, axes: Digits) -> list[Step]:
@@ -100,7 +230,7 @@ def _in_place(shape: Shape, start: State, goal: Dims, axes: Digits) -> list[Step
     routes = [shuffled(shape, dims, end, (axes, pending)) for end in (goal, later)]
     routes.append(direct(shape, dims, later))
     ways = [in_moves(shape, start, goal, route or Route(dims)) for route in routes]
-    return min(ways, key=lambda way: sum([price for *_, price in way]))
+    return min(ways, key=lambda way: sum([step.sent for step in way]))
 
 
 def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[Step]:
@@ -138,7 +268,7 @@ class Way:
             size = 2 if kind == "collective_permute" else parts(move.digits)
             price = step_wire_bytes(kind, group_size=size, local_bytes=held)
         self.dims = dims
-        self.steps.append((move, (dims, self.pending), price))
+        self.steps.append(Step(move, (dims, self.pending), price))
 
     def slices(self, wanted: Dims) -> None:
         """Cut every dimension that the wanted layout cuts further, as far as digits are free."""
@@ -263,37 +393,47 @@ def additions(shape: Shape, state: State, goal: State) -> Iterator[Step]:
     dims, pending = state
     local = local_elements(shape, dims)
     todo = tuple(d for d in pending if d not in goal[1])
-    for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]):
+    for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]) if todo else ():
         rest = tuple(d for d in pending if d not in digits)
         price = step_wire_bytes("all_reduce", group_size=parts(digits), local_bytes=local)
-        yield AllReduce(digits), (dims, rest), price
+        yield Step(AllReduce(digits), (dims, rest), price)
     for digit in todo:
         rest = tuple(d for d in pending if d != digit)
         price = step_wire_bytes("reduce_scatter", group_size=digit.size, local_bytes=local)
         for dim, size in enumerate(shape):
             digits = (*dims[dim], digit)
             if size % parts(digits) == 0:
-                yield ReduceScatter(dim, (digit,)), (replaced(dims, dim, digits), rest), price
+                yield Step(ReduceScatter(dim, (digit,)), (replaced(dims, dim, digits), rest), price)
 
 
 def _slices(shape: Shape, state: State, goal: State) -> Iterator[Step]:
     """Cut by digits that the goal has on the dimension: less is then added."""
-    dims, pending = state
-    used = {d for digits in dims for d in digits} | set(pending)
-    for dim, digits in enumerate(dims):
-        extra = tuple(d for d in goal[0][dim] if d not in used)
+    used = {d for digits in state[0] for d in digits} | set(state[1])
+    for dim, wanted in enumerate(goal[0]):
+        extra = tuple(d for d in wanted if d not in used)
         for end in range(1, len(extra) + 1):
-            cut = digits + extra[:end]
-            if shape[dim] % parts(cut) == 0:
-                move = DynamicSlice(dim, extra[:end], shape[dim] // parts(cut))
-                yield move, (replaced(dims, dim, cut), pending), 0
+            yield from _slice(shape, state, dim, extra[:end])
 
 
-def _swaps(shape: Shape, state: State) -> Iterator[Step]:
-    """All-to-alls before sums are added: where others stay pending, no permute mends it later."""
+def _slice(shape: Shape, state: State, dim: int, digits: Digits) -> Iterator[Step]:
+    dims, pending = state
+    cut = dims[dim] + digits
+    if shape[dim] % parts(cut) == 0:
+        move = DynamicSlice(dim, digits, shape[dim] // parts(cut))
+        yield Step(move, (replaced(dims, dim, cut), pending), 0)
+
+
+def _swaps(shape: Shape, state: State, every: int = 0) -> Iterator[Step]:
+    """All-to-alls; before sums are added too: where others stay pending no permute mends it later.
+
+    Args:
+      every: of so many digits or fewer in any order.
+    """
     for source, digits in enumerate(state[0]):
         for at, target in product(range(len(digits)), range(len(shape))):
-            if source != target and shape[target] % parts(state[0][target] + digits[at:]) == 0:
-                way = Way(shape, *state)
-                way.swap(Swap(source, target, digits[at:], digits[at:]))
-                yield from way.steps
+            moved = digits[at:]
+            if source != target and shape[target] % parts(state[0][target] + moved) == 0:
+                for arriving in permutations(moved) if len(moved) <= every else (moved,):
+                    way = Way(shape, *state)
+                    way.swap(Swap(source, target, moved, arriving))
+                    yield from way.steps

@@ -8,11 +8,11 @@ all-to-all among `m` devices costs `1 - 1/m` of the local block.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import count
 from typing import Any, NamedTuple
+
+from shardalg.reshard.best_first import Cost, best_first
 
 Stack = tuple[int, ...]
 Stacks = tuple[Stack, ...]
@@ -61,8 +61,7 @@ class Needs(NamedTuple):
 class Shuffle:
     """The cheapest hops from a layout to any that begins with the goal's digits (A*).
 
-    A hop among m devices is priced `pieces * (1 - 1/m)`, as a multiple of `HOP`, and one more, so
-    that of two chains that send as much the one with fewer hops wins.
+    A hop among m devices is priced `pieces * (1 - 1/m)`.
 
     Attributes:
       goal: per dimension its digits, single bits, major first.
@@ -75,8 +74,6 @@ class Shuffle:
       known: per dimension, what a stack needs.
     """
 
-    HOP = 64
-
     def __init__(
         self, goal: tuple[Order, ...], *, shape: Sequence[int], parts: tuple[int, ...], pieces: int
     ) -> None:
@@ -87,44 +84,35 @@ class Shuffle:
         self.elsewhere = [placed & ~sum(order) for order in goal]
         self.known: list[dict[Stack, Needs]] = [{} for _ in goal]
 
-    def search(self, firsts: Iterable[Stacks], limit: int) -> tuple[int, Stacks, Hops] | None:
-        """(price, layout, hops) of the cheapest way from any of the layouts; None at the limit.
+    def search(self, firsts: Iterable[Stacks], limit: Cost) -> tuple[int, Stacks, Hops] | None:
+        """(pieces that are sent, layout, hops) of the cheapest way from any of the layouts.
 
-        Args:
-          limit: a price as of `price`.
+        None where it costs the limit, or more.
         """
-        numbers = count()
-        heap: list[tuple[int, int, int, Stacks, tuple[Stacks, Hops]]] = []
-        for first in firsts:
-            pairs = () if self.fits else zip(self.shape, first, strict=True)
-            if any(size % self.parts[sum(stack)] for size, stack in pairs):
-                continue
-            least = self.least(self.found(first))
-            if least < limit:
-                heap.append((least, next(numbers), 0, first, (first, ())))
-        heapq.heapify(heap)
-        best: dict[Stacks, int] = {}
-        while heap:
-            least, _, spent, stacks, (first, hops) = heapq.heappop(heap)
-            if best.get(stacks, limit) <= spent:
-                continue
-            if least == spent:  # which says that nothing is needed any more
-                return spent, first, hops
-            best[stacks] = spent
-            for hop, cost, after in self._onward(stacks, spent, limit):
-                least = cost + self.least(self.found(after))
-                if least < limit and cost < best.get(after, limit):
-                    way = (first, (*hops, hop))
-                    heapq.heappush(heap, (least, next(numbers), cost, after, way))
-        return None
+        self.limit = limit
+        found = best_first(self, filter(self.holds, firsts), limit=limit)
+        if found is None:
+            return None
+        hops = tuple([hop for _, hop in found[1]])
+        return sum([self.price[sum(hop.moved)] for hop in hops]), found[0], hops
 
-    def least(self, found: Sequence[Needs]) -> int:
-        """What hops cost at least from a layout with these needs.
+    def holds(self, stacks: Stacks) -> bool:
+        """Whether the parts of each dimension divide its places."""
+        pairs = () if self.fits else zip(self.shape, stacks, strict=True)
+        return not any(size % self.parts[sum(stack)] for size, stack in pairs)
+
+    def is_goal(self, state: Stacks) -> bool:
+        """Whether nothing is needed any more."""
+        return not self.least(state, None)
+
+    def least(self, state: Stacks, _: Hop | None) -> int:
+        """What hops cost at least from a layout.
 
         Each brings to one dimension and takes from one, and hops of m1 and m2 parts cost no less
         than one of m1*m2. Where every dimension that lacks something is blocked, what leaves the
         first of them arrives where it is of no use.
         """
+        found = self.found(state)
         lacks = sum([need.lacks for need in found])
         leaves = sum([need.leaves for need in found])
         if lacks:
@@ -141,8 +129,8 @@ class Shuffle:
 
         >>> shuffle = Shuffle(((1, 2), ()), shape=(8, 8), parts=(1, 2, 2, 4), pieces=4)
         >>> shuffle.needs(0, (1,)), shuffle.needs(0, (2,)), shuffle.needs(1, (2,))
-        (Needs(lacks=129, leaves=0, blocked=0), Needs(lacks=193, leaves=129, blocked=129), \
-Needs(lacks=0, leaves=129, blocked=0))
+        (Needs(lacks=2, leaves=0, blocked=0), Needs(lacks=3, leaves=2, blocked=2), \
+Needs(lacks=0, leaves=2, blocked=0))
         """
         need = self._needs(self.goal[dim], self.elsewhere[dim], stack)
         self.known[dim][stack] = need
@@ -162,14 +150,20 @@ Needs(lacks=0, leaves=129, blocked=0))
         price = self.price
         return Needs(price[sum(goal[at:])], price[leaves | blocked], price[blocked])
 
-    def _onward(self, stacks: Stacks, spent: int, limit: int) -> Iterator[tuple[Hop, int, Stacks]]:
-        """Every hop that may lead on within the limit, what is spent then, and the layout."""
+    def onward(
+        self, state: Stacks, _: Hop | None, cost: Cost
+    ) -> Iterator[tuple[int, Iterable[tuple[Cost, Stacks, Hop]]]]:
+        """Every hop that may lead on within the limit, and the layout."""
+        yield 0, self.hops(state, self.limit[0] - cost[0])
+
+    def hops(self, stacks: Stacks, limit: int) -> Iterator[tuple[Cost, Stacks, Hop]]:
+        """Every hop after which less than the limit may be needed."""
         found = self.found(stacks)
         lacks = sum([need.lacks for need in found])
         leaves = sum([need.leaves for need in found])
         for source, rest, moved in _pops(stacks):
             group = sum(moved)
-            cost = spent + self.price[group]
+            cost = self.price[group]
             if cost + leaves - found[source].leaves >= limit:
                 continue
             for target, held in enumerate(stacks):
@@ -178,13 +172,13 @@ Needs(lacks=0, leaves=129, blocked=0))
                 if self.fits or not self.shape[target] % self.parts[sum(held) | group]:
                     after = list(stacks)
                     after[source], after[target] = rest, (*held, group)
-                    yield Hop(source, target, moved), cost, tuple(after)
+                    yield (cost, 1), tuple(after), Hop(source, target, moved)
 
 
 @lru_cache(maxsize=1 << 10)
 def _prices(parts: tuple[int, ...], pieces: int) -> tuple[int, ...]:
     """Of a hop that moves a set of digits, by its number."""
-    return (0, *[Shuffle.HOP * (pieces - pieces // n) + 1 for n in parts[1:]])
+    return tuple([pieces - pieces // n for n in parts])
 
 
 def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:

@@ -11,10 +11,10 @@ from shardalg.algebra.digits import Digits, overlap
 from shardalg.reshard.best_first import NO_LIMIT
 from shardalg.reshard.grids import Hop, Labels, Puzzle, solve
 from shardalg.reshard.grids import State as Found
-from shardalg.reshard.padded import Step, gathered, padded_path
+from shardalg.reshard.padded import gathered, padded_path
 from shardalg.reshard.retile import Retile
 from shardalg.reshard.route import primes, unused
-from shardalg.reshard.search import Move, Shape, State, plain
+from shardalg.reshard.search import Move, Shape, State, Step, plain
 from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
