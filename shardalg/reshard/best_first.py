@@ -18,8 +18,6 @@ How = TypeVar("How")
 Cost = tuple[Any, int]
 """Elements that a device sends, and moves that send."""
 FREE: Cost = (0, 0)
-NO_LIMIT: Cost = (inf, 0)
-"""A price above all."""
 
 Groups = Iterable[tuple[Any, Iterable[tuple[Cost, State, How]]]]
 """Moves, and what is sent at least by way of them."""
@@ -46,7 +44,7 @@ def best_first(
     problem: Problem[State, How],
     starts: Iterable[State],
     *,
-    limit: Cost = NO_LIMIT,
+    limit: Cost | None = None,
     most: float = inf,
     latest: bool = False,
 ) -> tuple[State, list[tuple[State, How]]] | None:
@@ -69,7 +67,7 @@ class _Search(Generic[State, How]):
       came: of each state the one before it, and the move.
     """
 
-    def __init__(self, problem: Problem[State, How], limit: Cost, *, latest: bool) -> None:
+    def __init__(self, problem: Problem[State, How], limit: Cost | None, *, latest: bool) -> None:
         self.problem, self.limit = problem, limit
         self.best: dict[State, Cost] = {}
         self.came: dict[State, tuple[State, How]] = {}
@@ -98,7 +96,7 @@ class _Search(Generic[State, How]):
         (sent, hops), heap, came, reach = cost, self.heap, self.came, self.reach
         for left, moves in groups:
             turn = sent + left, hops + (left > 0)
-            if turn >= self.limit:
+            if self.beyond(turn):
                 return
             if heap and turn > heap[0][0]:
                 later = chain(((left, moves),), groups)
@@ -108,6 +106,10 @@ class _Search(Generic[State, How]):
                 if reach((sent + price, hops + more), after, move):
                     came[after] = state, move
 
+    def beyond(self, turn: Cost) -> bool:
+        """Whether a cost is not below the limit."""
+        return self.limit is not None and turn >= self.limit
+
     def reach(self, cost: Cost, state: State, how: How | None) -> bool:
         """Whether this is the cheapest way to a state so far, and may lead on to the goal."""
         known = self.best.get(state)
@@ -115,7 +117,7 @@ class _Search(Generic[State, How]):
             return False
         left = self.problem.least(state, how)
         turn = cost[0] + left, cost[1] + (left > 0)
-        if turn >= self.limit:
+        if self.beyond(turn):
             return False
         self.best[state] = cost
         heappush(self.heap, (turn, next(self.numbers), cost, state, how, None))

@@ -77,7 +77,7 @@ class Puzzle:
 
 
 @lru_cache(maxsize=1 << 14)
-def solve(puzzle: Puzzle, limit: Cost) -> tuple[tuple[State, Hop], ...] | None:
+def solve(puzzle: Puzzle, limit: Cost | None) -> tuple[tuple[State, Hop], ...] | None:
     """The cheapest hops, each with the state before it; None where none are below the limit."""
     grids = _Grids(puzzle)
     if grids.first.left is None:

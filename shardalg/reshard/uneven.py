@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from shardalg.algebra.digits import Digits, overlap
-from shardalg.reshard.best_first import NO_LIMIT
 from shardalg.reshard.grids import Hop, Labels, Puzzle, solve
 from shardalg.reshard.grids import State as Found
 from shardalg.reshard.padded import gathered, padded_path
@@ -52,7 +51,7 @@ def search(shape: Shape, start: State, goal: State, axes: Digits, *, padded: boo
         best = min([way for way in ways if way is not None], key=_price)
     if not few:
         return best
-    puzzle, limit = _puzzle(shape, ends, names, padded=padded), _price(best) if best else NO_LIMIT
+    puzzle, limit = _puzzle(shape, ends, names, padded=padded), _price(best) if best else None
     # recorded sizes note what is asked of them, so they are asked every time
     hops = (solve.__wrapped__ if named else solve)(puzzle, limit)
     if hops is None:
