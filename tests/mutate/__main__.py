@@ -2,6 +2,8 @@
 
 Prints progress, every mutant that is accepted and wrong or has no verdict, and a table per kind of
 what was tampered with. `python -m tests.mutate NAME/SEED/NUMBER` shows one of them again.
+Programs are those of `programs.CASES` and one per group of operators, drawn with the seed
+(`drawn.py`); the name `operators` stands for the latter alone.
 """
 
 import sys
@@ -13,6 +15,7 @@ from dataclasses import replace
 import jax
 
 import shardalg as sa
+from tests.mutate.drawn import drawn_case, drawn_names
 from tests.mutate.judge import NO_VERDICT, REFUTED, SAME, WRONG, Judge
 from tests.mutate.programs import CASES, again, every_option
 from tests.partition.planned import instructions
@@ -24,9 +27,14 @@ LOWERED = 20
 COLUMNS = ("mutants", "checked", REFUTED, SAME, "run", "refused alike", WRONG, NO_VERDICT)
 
 
+def judge_of(name):
+    """The judge of a program: of a family, or of an operator that is drawn."""
+    return Judge(drawn_case(name) if "@" in name else CASES[name])
+
+
 def mutants(count, seed, names):
     """(name, number, mutant, judge) in turns."""
-    judges = {name: Judge(CASES[name]) for name in names}
+    judges = {name: judge_of(name) for name in names}
     for number in range(count):
         name = names[number % len(names)]
         yield name, number, judges[name].mutant(name, seed, number), judges[name]
@@ -95,7 +103,7 @@ def written(program):
 def show(one):
     """One mutant, what was tampered with, and its verdict."""
     name, seed, number = one.split("/")
-    judge = Judge(CASES[name])
+    judge = judge_of(name)
     made = judge.mutant(name, int(seed), int(number))
     before, after = map(written, (judge.case.plan.program, made.program))
     print(*made.kinds, sep="\n")
@@ -112,7 +120,8 @@ def main(arguments):
     if arguments and "/" in arguments[0]:
         return show(arguments[0])
     count, seed = (int(a) for a in (*arguments[:2], *("20000", "0")[len(arguments[:2]) :]))
-    names = arguments[2:] or list(CASES)
+    names = arguments[2:] or [*CASES, *drawn_names(seed)]
+    names = drawn_names(seed) if names == ["operators"] else names
     tally, start = Tally(), time.monotonic()
     faults = list(refused())
     print(

@@ -13,6 +13,7 @@ from shardalg.spmd.instructions import AllReduce, Reading, ReduceScatter
 from shardalg.spmd.local import Local, Start
 from shardalg.spmd.program import SpmdProgram
 from shardalg.verify.verify import verify
+from tests.mutate.drawn import drawn_case, drawn_names
 from tests.mutate.fields import KINDS, at, changed
 from tests.mutate.judge import REFUTED, SAME, Judge
 from tests.mutate.programs import CASES
@@ -55,6 +56,17 @@ def test_what_verify_accepts_computes_the_function(name, quick_compiles):
     judge = JUDGES[name]
     for number in range(30):
         made = judge.mutant(name, 99, number)
+        verdict = judge.verdict(made.program)
+        assert verdict.status in (REFUTED, SAME), (number, made.kinds, verdict)
+
+
+@pytest.mark.parametrize("name", drawn_names(98)[::5])
+def test_what_verify_accepts_of_a_random_operator_computes_it(name, quick_compiles):
+    """`make mutate` draws one of every group of rows, with its seed."""
+    judge = Judge(drawn_case(name))
+    assert judge.verdict(judge.case.plan.program).status == SAME
+    for number in range(12):
+        made = judge.mutant(name, 98, number)
         verdict = judge.verdict(made.program)
         assert verdict.status in (REFUTED, SAME), (number, made.kinds, verdict)
 

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import jax
 import numpy as np
+import pytest
 
 from shardalg.errors import ProgramError
 from shardalg.spmd.host.simulate import simulate
@@ -52,6 +53,31 @@ class Case:
         assert self.computes(self.plan.program)
         report = self.verified(self.plan.program)
         assert report.ok, report.refuted
+
+
+def judged_both_ways(cases, mutations, *, unseen=frozenset()):
+    """The two tests of a file: each mutation is refuted by `verify`, and `simulate` sees it.
+
+    Args:
+      cases: by name; mutations: name to (case, kind of instruction, change, which one).
+      unseen: names of those that only a claim reads.
+    """
+
+    def of(name):
+        case, *how = mutations[name]
+        return cases[case], cases[case].mutated(*how)
+
+    @pytest.mark.parametrize("name", mutations)
+    def test_verify_refutes_it(name):
+        case, program = of(name)
+        assert case.verified(program).refuted
+
+    @pytest.mark.parametrize("name", [name for name in mutations if name not in unseen])
+    def test_simulate_sees_it(name):
+        case, program = of(name)
+        assert not case.computes(program)
+
+    return test_verify_refutes_it, test_simulate_sees_it
 
 
 def _changed(block, kind, change, left):

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 from shardalg.spmd import instructions as p
 from tests.partition.planned import MESH, numbers
 from tests.verify import test_moving_mutations as moving
-from tests.verify.mutating import Case
+from tests.verify.mutating import Case, judged_both_ways
 
 X, Y = MESH.digits("X"), MESH.digits("Y")
 
@@ -42,18 +42,7 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_verify_refutes_it(name):
-    program, kind, change, which = MUTATIONS[name]
-    case = CASES[program]
-    assert case.verified(case.mutated(kind, change, which)).refuted
-
-
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_simulate_sees_it(name):
-    program, kind, change, which = MUTATIONS[name]
-    case = CASES[program]
-    assert not case.computes(case.mutated(kind, change, which))
+test_verify_refutes_it, test_simulate_sees_it = judged_both_ways(CASES, MUTATIONS)
 
 
 @pytest.mark.parametrize("side", ["argument_shardings", "result_shardings"])

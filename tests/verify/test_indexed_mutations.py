@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from shardalg.spmd import instructions as p
 from tests.partition.planned import MESH
-from tests.verify.mutating import Case
+from tests.verify.mutating import Case, judged_both_ways
 
 X, Y = MESH.digits("X"), MESH.digits("Y")
 ROWS = P("Y")
@@ -98,15 +98,4 @@ MUTATIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_verify_refutes_it(name):
-    program, kind, change = MUTATIONS[name]
-    case = CASES[program]
-    assert case.verified(case.mutated(kind, change)).refuted
-
-
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_simulate_sees_it(name):
-    program, kind, change = MUTATIONS[name]
-    case = CASES[program]
-    assert not case.computes(case.mutated(kind, change))
+test_verify_refutes_it, test_simulate_sees_it = judged_both_ways(CASES, MUTATIONS)
