@@ -341,6 +341,26 @@ def test_the_checks_see_what_they_must(tmp_path):
     assert misplaced("lower/jit.py", names) == []
 
 
+def undocumented(tree):
+    """Functions and methods that others may call, which do not say what they are."""
+    bodies = [tree.body, *(n.body for n in ast.walk(tree) if isinstance(n, ast.ClassDef))]
+    offered = [
+        node
+        for body in bodies
+        for node in body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return [f for f in offered if not f.name.startswith("_") and not ast.get_docstring(f)]
+
+
+def test_what_others_call_is_documented():
+    found = {p: undocumented(ast.parse(p.read_text())) for p in sources()}
+    bad = [f"{p.relative_to(ROOT)}:{f.lineno} {f.name}" for p, fs in found.items() for f in fs]
+    assert not bad, "\n".join(bad)
+    source = "def f(): pass\nclass C:\n    def g(self): pass\n    def _h(self): pass\n"
+    assert [f.name for f in undocumented(ast.parse(source))] == ["f", "g"]
+
+
 def functions():
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text())):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import sympy
@@ -81,8 +81,11 @@ class Index:
         name, coefficient = self.terms[0]
         return name if coefficient == 1 else None
 
-    def at(self, values: Mapping[str, int]) -> int | None:
-        """Value at a point; None where an exact division does not come out."""
+    def at(self, values: Mapping[str, Any]) -> Any:
+        """Value at a point; None where an exact division does not come out.
+
+        An array of values at arrays of numbers, which an index without exact division takes.
+        """
         number = sum(c * values[n] for n, c in self.terms) + self.constant
         if self.exact and number % self.div:
             return None

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
+
+Position = TypeVar("Position", int, "np.ndarray")
+"""The place of a device in its mesh, or an array of places."""
 
 
 class Digit(NamedTuple):
@@ -23,7 +27,7 @@ class Digit(NamedTuple):
     stride: int
     size: int
 
-    def at(self, position: int) -> int:
+    def at(self, position: Position) -> Position:
         """Value of the digit on the device at `position`."""
         return position // self.stride % self.size
 
@@ -43,13 +47,13 @@ def parts(digits: Digits) -> int:
     return count
 
 
-def partition_id(digits: Digits, position: int) -> int:
+def partition_id(digits: Digits, position: Position) -> Position:
     """Partition id of the device at `position`: the mixed-radix value of `digits`, major first.
 
     >>> [partition_id((Digit(1, 2), Digit(2, 3)), position) for position in range(6)]
     [0, 3, 1, 4, 2, 5]
     """
-    number = 0
+    number: Any = 0
     for digit in digits:
         number = number * digit.size + digit.at(position)
     return number
@@ -215,7 +219,7 @@ class Table:
     """
 
     parts: tuple[int, ...]
-    ids: tuple[tuple[int, ...], ...]
+    ids: Sequence[Sequence[int] | np.ndarray]
 
     @staticmethod
     def of(dims: tuple[Digits, ...], size: int) -> Table:
@@ -237,11 +241,12 @@ class Table:
         >>> Table((4,), ((0, 1, 3, 2),)).recognize() is None
         True
         """
-        found = tuple(_recognize(n, ids) for n, ids in zip(self.parts, self.ids, strict=True))
-        return None if None in found else found
+        pairs = zip(self.parts, self.ids, strict=True)
+        found = [digits for n, ids in pairs if (digits := _recognize(n, ids)) is not None]
+        return tuple(found) if len(found) == len(self.ids) else None
 
 
-def _recognize(count: int, ids: tuple[int, ...]) -> Digits | None:
+def _recognize(count: int, ids: Sequence[int] | np.ndarray) -> Digits | None:
     """Digits found from the minor end: the next one starts where the known ones fail to explain."""
     import numpy as np
 

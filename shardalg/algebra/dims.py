@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import sympy
 
 from shardalg.errors import ShardalgError
 
-Expr = sympy.Expr | int
+Expr: TypeAlias = sympy.Expr | int
 
 
 class SymbolError(ShardalgError, ValueError):
@@ -148,7 +149,8 @@ def second_hints(sizes: Iterable[Size], *, multiples: bool = False) -> dict[str,
     >>> second_hints(sizes), second_hints(sizes, multiples=True)
     ({'B': 89, 'S': 107, 'M': 211}, {'B': 192, 'S': 320, 'M': 700})
     """
-    sizes, found, prime = tuple(sizes), {}, 2
+    sizes, prime = tuple(sizes), 2
+    found: dict[str, int] = {}
     for place, size in enumerate(sizes, 1):
         prime = int(sympy.nextprime(prime))
         number = size.hint * prime if multiples else size.hint + 1 + size.hint * place // len(sizes)

@@ -77,14 +77,16 @@ def _made(data: Data) -> Expr:
 
 def _parts(data: Data) -> tuple[str, tuple[Any, ...]]:
     """Operation and arguments, as many and such as the operation takes."""
-    operation, *arguments = data if isinstance(data, tuple) and data else (None,)
+    operation, *arguments = data if isinstance(data, tuple) and data else ("",)
+    if not isinstance(operation, str):
+        operation = ""
     kinds = tuple(map(type, arguments))
     fits = (
         kinds == _TAKES[operation]
         if operation in _TAKES
         else operation in _operations() and len(kinds) == _COUNTS.get(operation, max(1, len(kinds)))
     )
-    if not fits or (operation == "size" and not arguments[0].isidentifier()):
+    if not fits or (operation == "size" and not str(arguments[0]).isidentifier()):
         raise SymbolError(f"{data!r:.80} is no size: an operation of numbers and named sizes.")
     return operation, tuple(arguments)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.mesh import Mesh
@@ -83,6 +84,12 @@ class Layout:
     def is_maximal(self) -> bool:
         """Whether the whole tensor lies on one named device."""
         return self.mesh.is_device
+
+    def holding(self, held: Mapping[str, Digits]) -> Self:
+        """The same with other digits in the classes that `held` names, of `CLASSES`."""
+        now = {kind: held.get(kind, getattr(self, kind)) for kind in CLASSES}
+        unreduced, manual, kept = (now[kind] for kind in CLASSES)
+        return replace(self, unreduced=unreduced, manual=manual, replicated=kept)
 
     def text(self) -> str:
         """Axes per dimension as `[X, None, (Y, Z)]`, `?` where open, `{U:Y}` unreduced.

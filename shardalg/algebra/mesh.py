@@ -389,10 +389,14 @@ def _listed(numbers: tuple[int, ...]) -> str:
     return f"[{shown}, ...]" if len(numbers) > 16 else f"[{shown}]"
 
 
+def _items(axes: Any) -> Iterable[tuple[Any, Any]]:
+    return axes.items() if isinstance(axes, Mapping) else axes
+
+
 def _pairs(axes: object) -> tuple[tuple[str, int], ...]:
     """Name and size of each axis."""
     try:
-        return tuple((name, n) for name, n in (axes.items() if isinstance(axes, Mapping) else axes))
+        return tuple((name, n) for name, n in _items(axes))
     except (TypeError, ValueError):
         raise MeshError(
             f"the axes are name to size, as in {{'X': 8, 'Y': 16}}, got {axes!r}."
@@ -420,7 +424,8 @@ def _check_symbolic(pairs: tuple[tuple[str, int], ...], ids: tuple[int, ...] | N
         )
     unnamed = [name for name, _ in pairs if not name.isidentifier()]
     if unnamed or ids is not None:
-        what = f"the axes {unnamed}, no identifiers" if unnamed else f"device_ids {_listed(ids)}"
+        order = f"device_ids {_listed(ids or ())}"
+        what = f"the axes {unnamed}, no identifiers" if unnamed else order
         raise MeshError(
             f"a symbolic mesh has axes named like symbols, in the default order of devices, got "
             f"{what}. Rename the axes, or leave the order to the mesh of numbers."

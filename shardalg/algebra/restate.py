@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from shardalg.algebra.digits import Digits, Table, canonical, partition_id, parts
+from shardalg.algebra.digits import Digits, Table, canonical, partition_ids, parts
 from shardalg.algebra.layout import CLASSES, Layout
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import MeshError
@@ -32,9 +32,16 @@ def restate(sharding: L, mesh: Mesh) -> L | None:
     if found is None:
         return None
     rank = len(sharding.dims)
-    found = tuple(spelled(digits, mesh) for digits in found)
-    held = dict(zip(CLASSES, found[rank:], strict=True))
-    return replace(sharding, mesh=mesh, dims=found[:rank], **held)
+    there = tuple(spelled(digits, mesh) for digits in found)
+    unreduced, manual, kept = there[rank:]
+    return replace(
+        sharding,
+        mesh=mesh,
+        dims=there[:rank],
+        unreduced=unreduced,
+        manual=manual,
+        replicated=kept,
+    )
 
 
 def in_order(sharding: L, mesh: Mesh) -> L | None:
@@ -60,10 +67,8 @@ def _positions(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Di
         return rows
     if sorted(source.order) != sorted(target.order):
         return None
-    import numpy as np
-
     places = target.places(source)
-    ids = tuple(np.zeros_like(places) + partition_id(row, places) for row in rows)
+    ids = tuple(partition_ids(row, places) for row in rows)
     return Table(tuple(parts(row) for row in rows), ids).recognize()
 
 

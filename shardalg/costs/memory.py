@@ -173,6 +173,7 @@ class _Timeline:
     totals: list[tuple[int, Place]] = field(default_factory=list)
 
     def add(self, value: int, held: _Held) -> None:
+        """Count a value as held from here on, in place of what was counted for it."""
         self.total += held.bytes - self.alive.get(value, _NOTHING).bytes
         self.alive[value] = held
 
@@ -182,6 +183,7 @@ class _Timeline:
         return self.totals[first_largest([total for total, _ in self.totals])]
 
     def drop(self, value: int) -> None:
+        """Count a value as freed."""
         self.total -= self.alive.pop(value, _NOTHING).bytes
 
     def reach(self, i: int, inner: _Timeline | None) -> None:

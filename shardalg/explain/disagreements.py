@@ -71,10 +71,12 @@ class _Reading:
 
     @cached_property
     def ends(self) -> tuple[Local, Local]:
+        """The local types before and after what is moved."""
         return self.traffic.ends(self.moved)
 
     @property
     def graph(self) -> Graph:
+        """The graph of the plan."""
         return self.sharded.graph
 
     def has(self) -> Side:

@@ -44,7 +44,7 @@ def annotate(x: object, name: str) -> object:
 
 
 def mesh_split_value(
-    x: object, mesh: Mesh, dims_mapping: Sequence[int], unspecified_dims: Sequence[int] = ()
+    x: Any, mesh: Mesh, dims_mapping: Sequence[int], unspecified_dims: Sequence[int] = ()
 ) -> object:
     """`x`, annotated as tiled by `dims_mapping`: the paper's `mesh_split` on a value.
 
@@ -140,7 +140,7 @@ def _bind(x: object, **params: object) -> object:
     return annotate_p.bind(x, **params)
 
 
-def _batch(values: tuple[object], dims: tuple[int], **params: object) -> tuple[object, int]:
+def _batch(values: tuple[Any], dims: tuple[int], **params: Any) -> tuple[Any, int]:
     """The batch dimension joins the annotated ones, open: `vmap` over stages may partition it."""
     (dim,), spec = dims, params["spec"]
     if spec is not None:

@@ -75,13 +75,13 @@ def apply(
     >>> apply("broadcast_in_dim", None, params, [np.ones(())])
     [Array([1., 1.], dtype=float32)]
     """
-    fits = binding is not None and binding[0].name == primitive_name
-    if not fits and primitive_name in SCATTERS:
+    own = binding if binding is not None and binding[0].name == primitive_name else None
+    if own is None and primitive_name in SCATTERS:
         return [_scatter(primitive_name, params_override, operands)]
-    primitive, params = binding if fits else (find_primitive(primitive_name), {})
+    primitive, params = own or (find_primitive(primitive_name), {})
     # A hint names the sharding of a global value: no local one has it.
     kept = {name: None if name in HINTS else value for name, value in params.items()}
-    if not fits and primitive_name in _HINTED:
+    if own is None and primitive_name in _HINTED:
         kept[_HINTED[primitive_name]] = None
     changed = {name: jax_param(name, value, primitive_name) for name, value in params_override}
     bound = primitive.get_bind_params({**kept, **changed})
@@ -177,7 +177,9 @@ def _precision(value: Plain) -> Any:
     if value is None:
         return None
     if isinstance(value, tuple) and value and isinstance(value[0], tuple):
-        types = {name: jnp.dtype(v) if isinstance(v, str) else v for name, v in value}
+        types: dict[str, Any] = {
+            name: jnp.dtype(v) if isinstance(v, str) else v for name, v in value
+        }
         return lax.DotAlgorithm(**types)
     if isinstance(value, tuple):
         return tuple(map(_precision, value))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardalg.errors import TraceError
 
@@ -22,7 +22,12 @@ SHORT = {
 }  # fmt: skip
 
 # Parameters of a primitive as plain data: numbers, text, None, and tuples of plain data.
-Plain = int | float | bool | str | None | tuple["Plain", ...]
+# Files are read by the exact type. To a type checker it is any: which of these a parameter is, its
+# primitive says, and every rule would have to prove it again.
+if TYPE_CHECKING:
+    Plain: TypeAlias = Any
+else:
+    Plain = int | float | bool | str | None | tuple["Plain", ...]
 Params = tuple[tuple[str, Plain], ...]
 PlainMesh = tuple[tuple[tuple[str, int], ...], tuple[int, ...] | None]
 
@@ -92,8 +97,8 @@ class Signature:
             == (other.primitive, other.params, other.operands, other.results)
         )
 
-    def param(self, name: str, default: Plain = None) -> Plain:
-        """The parameter called `name`."""
+    def param(self, name: str, default: Any = None) -> Any:
+        """The parameter called `name`, of the type that its primitive gives it."""
         for known, value in self.params:
             if known == name:
                 return value
@@ -252,9 +257,9 @@ class Graph:
     argument_paths: tuple[str, ...]
     result_paths: tuple[str, ...]
     sites: tuple[Site, ...] = ()
-    constants: tuple[tuple[int, object], ...] = field(default=(), compare=False, repr=False)
+    constants: tuple[tuple[int, Any], ...] = field(default=(), compare=False, repr=False)
     bindings: tuple[Any, ...] = field(default=(), compare=False, repr=False)
-    trees: object = field(default=None, compare=False, repr=False)
+    trees: Any = field(default=None, compare=False, repr=False)
     left_out: tuple[LeftOut, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
@@ -296,7 +301,7 @@ class Graph:
         found: dict[str, int] = {}
         here: Region | None = self.regions[region]
         while here is not None:
-            if here.kind == "shard_map":
+            if here.kind == "shard_map" and here.node is not None:
                 found |= dict(self.nodes[here.node].signature.param("axes"))
             here = None if here.parent is None else self.regions[here.parent]
         return found
@@ -387,7 +392,9 @@ def _problems(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_numbers(graph: Graph) -> Iterator[str]:
-    for what, items in (("value", graph.values), ("node", graph.nodes), ("region", graph.regions)):
+    numbered: dict[str, Sequence[Value | Node | Region]]
+    numbered = {"value": graph.values, "node": graph.nodes, "region": graph.regions}
+    for what, items in numbered.items():
         yield from (f"{what} {i} says {x.index}" for i, x in enumerate(items) if x.index != i)
     size = len(graph.values)
     for node in graph.nodes:
@@ -430,9 +437,10 @@ def _wrong_order(graph: Graph) -> Iterator[str]:
 
 def _home(graph: Graph, region: int) -> int:
     """The region whose values a node of `region` sees: a remat region is a part of its parent."""
-    while graph.regions[region].kind == "remat":
-        region = graph.regions[region].parent
-    return region
+    here = graph.regions[region]
+    while here.kind == "remat" and here.parent is not None:
+        here = graph.regions[here.parent]
+    return here.index
 
 
 def _wrong_regions(graph: Graph) -> Iterator[str]:

@@ -128,9 +128,10 @@ def _wrong_ranges(graph: Graph) -> Iterator[str]:
 
 def _value_numbers(graph: Graph) -> Iterator[int]:
     yield from (*graph.arguments, *graph.results, *(i for i, _ in graph.constants))
-    for entry in (*graph.nodes, *graph.regions):
-        ends = (entry.operands if isinstance(entry, Node) else entry.arguments, entry.results)
-        yield from (i for side in ends for i in side)
+    for node in graph.nodes:
+        yield from (*node.operands, *node.results)
+    for region in graph.regions:
+        yield from (*region.arguments, *region.results)
 
 
 def _beyond(what: str, size: int, numbers: Iterable[int]) -> Iterator[str]:
@@ -159,7 +160,9 @@ def _wrong_tree(graph: Graph) -> Iterator[str]:
     for node in graph.nodes:
         here = graph.regions[node.region]
         inside[here.index].append(node.index)
-        while here.kind == "remat":  # its nodes stand in the list of the region around it as well
+        while (
+            here.kind == "remat" and here.parent is not None
+        ):  # its nodes stand in the list of the region around it as well
             here = graph.regions[here.parent]
             inside[here.index].append(node.index)
     for region, nodes in zip(graph.regions, inside, strict=True):
@@ -264,8 +267,9 @@ def _wrong_collective(graph: Graph, node: Node) -> str:
     if not kinds.keys() <= given.keys() or given.get("axis_index_groups") is not None:
         return f"has the parameters {list(given)}, not {sorted(kinds)}, or groups of an axis"
     _check_params(node.signature.params, kinds)
-    named = given.get("axes", given.get("axis_name"))
-    named, sizes = (named,) if isinstance(named, str) else named, graph.manual_axes(node.region)
+    over = given.get("axes", given.get("axis_name", ()))
+    named: tuple[str, ...] = (over,) if isinstance(over, str) else over
+    sizes = graph.manual_axes(node.region)
     if len(set(named)) != len(named) or not set(named) <= sizes.keys():
         return f"is over {named}, of which the region has {sorted(sizes)}"
     count = math.prod(sizes[name] for name in named)

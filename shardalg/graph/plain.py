@@ -60,12 +60,12 @@ def _items(value: Iterable[object]) -> Plain:
     return tuple(plain(item) for item in value)
 
 
-for _type in (bool, int, float, str, type(None)):
-    plain.register(_type, _same)
-for _type in (tuple, list):
-    plain.register(_type, _items)
-for _type in (set, frozenset):
-    plain.register(_type, lambda value: tuple(sorted(plain(item) for item in value)))
+for _scalar in (bool, int, float, str, type(None)):
+    plain.register(_scalar, _same)
+plain.register(tuple, _items)
+plain.register(list, _items)
+plain.register(set, lambda value: tuple(sorted(plain(item) for item in value)))
+plain.register(frozenset, lambda value: tuple(sorted(plain(item) for item in value)))
 plain.register(np.dtype, lambda value: value.name)
 plain.register(np.generic, lambda value: value.item())
 plain.register(enum.Enum, lambda value: value.name)

@@ -122,6 +122,7 @@ class _Interned:
         return self._numbers[item]
 
     def all(self, items: Iterable[Any]) -> list[int]:
+        """The number of each item, new ones added."""
         return [self(item) for item in items]
 
 

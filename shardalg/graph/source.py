@@ -7,6 +7,7 @@ import os
 import sysconfig
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 JVP, TRANSPOSE = 1, 2
 _MARKS = (("transpose(", TRANSPOSE), ("jvp(", JVP))
@@ -46,7 +47,7 @@ class Sources:
             self._stacks[id(name_stack)] = found
         return found
 
-    def _innermost(self, traceback: object) -> str:
+    def _innermost(self, traceback: Any) -> str:
         if traceback is None:
             return ""
         files = self._files

@@ -29,6 +29,7 @@ class _WrongValue(Exception):
         self.place = ""
 
     def inside(self, key: object) -> _WrongValue:
+        """The same fault, found below `key`."""
         self.place = f"[{key!r}]{self.place}"
         return self
 
@@ -264,7 +265,7 @@ def _mapping(each: Reader) -> Reader:
     return reader
 
 
-def _record(kind: type) -> Reader:
+def _record(kind: Any) -> Reader:
     """An object with exactly the fields of a dataclass, which checks itself when it is made."""
     hints, names = _types(kind), _names(kind)
     readers = {name: _reader(hints[name]) for name in names}

@@ -168,7 +168,7 @@ def _read(question: _Question, model: z3.ModelRef) -> Rows:
     def number(name: str) -> int:
         return values[name].as_long() if name in values else 0
 
-    keys = range(len(question.places))
+    keys: list[Place] = list(range(len(question.places)))
     size = len(question.devices)
     ids = {k: np.array([number(f"id{k}_{d}") for d in range(size)]) for k in keys}
     return Rows(size, {k: number(f"n{k}") for k in keys}, ids)

@@ -240,8 +240,9 @@ def _differs(first: Sharding, second: Sharding) -> Failure | None:
 
 def _differs_by_device(first: Rows, second: Rows) -> Failure | None:
     for place in {**first.parts, **second.parts}:
-        held = [rows.ids[place] for rows in (first, second) if place in rows.parts]
-        if place != "replicated" and not (len(held) == 2 and np.array_equal(*held)):
+        both = place in first.parts and place in second.parts
+        alike = both and np.array_equal(first.ids[place], second.ids[place])
+        if place != "replicated" and not alike:
             return Failure("class" if place in CLASSES else "offset", (place,))
     return None
 

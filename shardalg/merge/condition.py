@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shardalg.algebra.sharding import Sharding
@@ -39,7 +39,7 @@ class Fact:
         return _TEXT[self.kind].format(*self.terms)
 
 
-_HOLDS = {
+_HOLDS: dict[str, Callable[..., bool]] = {
     "equal": lambda a, b: a == b,
     "divides": lambda a, b: b % a == 0,
     "either": lambda a, b: a % b == 0 or b % a == 0,

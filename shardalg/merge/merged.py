@@ -21,8 +21,8 @@ def united(first: Sharding, second: Sharding, dims: tuple[Digits, ...]) -> Shard
     for operand in (first, second):
         if (dims, kept, opened) == (operand.dims, operand.replicated, operand.unspecified_dims):
             return operand
-    classes = {"unreduced": first.unreduced, "manual": first.manual}
-    return Sharding(first.mesh, first.shape, dims, opened, replicated=kept, **classes)
+    held = (first.unreduced, kept, first.manual)
+    return Sharding(first.mesh, first.shape, dims, opened, *held)
 
 
 def _union(first: Digits, second: Digits) -> Digits:
@@ -74,4 +74,4 @@ def on_own_order(rows: Rows, like: Sharding) -> Sharding:
 def _sharding(like: Sharding, mesh: Mesh, held: Mapping[Place, Digits]) -> Sharding:
     dims = tuple(held.get(i, ()) for i in range(len(like.shape)))
     classes = {name: held.get(name, ()) for name in CLASSES}
-    return Sharding(mesh, like.shape, dims, like.unspecified_dims, **classes)
+    return Sharding(mesh, like.shape, dims, like.unspecified_dims).holding(classes)

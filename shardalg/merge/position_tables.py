@@ -76,9 +76,9 @@ def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
     chosen = dict.fromkeys(first.parts, first) | {
         place: second for place in second.parts if place not in first.parts
     }
-    for place in CLASSES[:2]:
-        if (place in first.parts) != (place in second.parts):
-            return ("class", (place,))
+    for kind in CLASSES[:2]:
+        if (kind in first.parts) != (kind in second.parts):
+            return ("class", (kind,))
     for place in (p for p in first.parts if p in second.parts):
         coarse, fine = (first, second)[:: 1 if first.parts[place] <= second.parts[place] else -1]
         if not _agree(place, coarse, fine, prefixes=prefixes and isinstance(place, int)):

@@ -102,8 +102,8 @@ def _reason(verdict: Verdict) -> str:
 
 def _fault(verdict: Verdict) -> tuple[str, str]:
     """What is wrong, with its witness, and the remedy."""
-    witness = verdict.witness
-    assert witness is not None
+    witness, failure = verdict.witness, verdict.failure
+    assert witness is not None and failure is not None
     first, second = verdict.pair
     place = f"of shape {first.shape} on {first.mesh!r}"
     if witness.tile:
@@ -120,17 +120,17 @@ def _fault(verdict: Verdict) -> tuple[str, str]:
         for s, value in zip(verdict.pair, witness.offsets or (), strict=True)
     ]
     return (
-        f"{_FAULT[verdict.failure.kind]} on {_place(witness.dim)} {place}:\n" + "\n".join(lines),
+        f"{_FAULT[failure.kind]} on {_place(witness.dim)} {place}:\n" + "\n".join(lines),
         "\nReshard one of them there.",
     )
 
 
 def _fact_at(sharding: Sharding, witness: Witness, value: int) -> str:
     """What one operand gives the device of the witness: offset and end, or a class's id."""
-    by_id = not isinstance(witness.dim, int) or not sharding.shape[witness.dim]
-    if by_id or witness.device is None:
-        return f"partition_id({witness.device}, {witness.dim}) = {value}"
-    end = value + sharding.valid_size(witness.device, witness.dim)
+    dim, device = witness.dim, witness.device
+    if not isinstance(dim, int) or not sharding.shape[dim] or device is None:
+        return f"partition_id({device}, {dim}) = {value}"
+    end = value + sharding.valid_size(device, dim)
     text = f"shard_offset({witness.device}, {witness.dim}) = {value}"
     return f"{text}, up to {end}" if end > value else f"{text}, empty"
 

@@ -12,7 +12,7 @@ from shardalg.errors import RuleError
 from shardalg.graph.ir import Params, Signature
 from shardalg.ops.families.indexing import numbers, scatter_mode
 from shardalg.ops.loops import dim_loops, moved
-from shardalg.ops.rule import CLIP, PRODUCT, SUM, USER, Guard, Rule, Symbol
+from shardalg.ops.rule import CLIP, PRODUCT, SUM, USER, Access, Guard, Rule, Symbol
 from shardalg.ops.windows import Place, Span, local_params, windowed
 
 Blocks = Mapping[str, int]
@@ -244,10 +244,11 @@ def boxes(rule: Rule, split: Collection[str]) -> Iterator[tuple[int, str, int]]:
     """(dimension, loop, largest start) where a box is read from, or written to, what is cut."""
     highs = {symbol.name: symbol.high for symbol in rule.symbols}
     for guard in rule.guards:
-        if guard.loop.loop in split:
+        loop = guard.loop.loop
+        if loop is not None and loop in split:
             (dim,) = [d for d, index in enumerate(rule.operands[0]) if index == guard.loop]
             (start,) = [name for name in guard.index.variables if name in highs]
-            yield dim, guard.loop.loop, highs[start]
+            yield dim, loop, highs[start]
 
 
 @dataclass(frozen=True)
@@ -283,12 +284,13 @@ def selections(
     symbols = {symbol.name: symbol for symbol in rule.symbols}
     found = []
     for guard in rule.guards:
-        if guard.loop.loop in split:
+        loop = guard.loop.loop
+        if loop is not None and loop in split:
             names = guard.index.variables
             (symbol,) = (symbols[name] for name in names if name in symbols)
             width = max((rule.extents[name] for name in names if name in rule.extents), default=0)
             dim = int(symbol.name[2:])
-            found.append(Selected(dim, guard.loop.loop, symbol, components.index(dim), width))
+            found.append(Selected(dim, loop, symbol, components.index(dim), width))
     return tuple(found)
 
 
@@ -313,13 +315,14 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
         return Emission(params)
     # what misses the block is read from a margin of zeros, or masked
     wide = any(one.width for one in found)
-    if rule.init is None or wide:
+    fill = None if isinstance(rule.init, Access) else rule.init
+    if fill is None or wide:
         params = (*params, ("mode", "CLIP"))
     rank = len(signature.results[0].shape)
     spans = tuple(d for d in range(rank) if d not in n.window)
     owned = tuple((one.component, one.loop, one.symbol.high + 1) for one in found)
     shifts = tuple(one.shift(drops=False) for one in found)
-    return Emission(params, shifts, owned, _margins(found), spans, rule.init)
+    return Emission(params, shifts, owned, _margins(found), spans, fill)
 
 
 def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:

@@ -229,8 +229,8 @@ def inside(index: Index, extents: Mapping[str, int], size: int) -> int:
     import numpy as np
 
     if not index.terms:
-        whole, rest = divmod(index.constant, index.div)
-        return int(0 <= whole < size and not (index.exact and rest))
+        whole, left = divmod(index.constant, index.div)
+        return int(0 <= whole < size and not (index.exact and left))
 
     *rest, (longest, slope) = sorted(index.terms, key=lambda term: extents[term[0]])
     count = extents[longest]

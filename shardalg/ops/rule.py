@@ -163,7 +163,11 @@ class Rule:
     def operands(self) -> dict[int, tuple[Index, ...]]:
         """Operand to the indices with which it is read: as data, start value or run-time number."""
         init = [self.init] if isinstance(self.init, Access) else []
-        accesses = [*(a for term in self.terms for a in term), *init, *self.symbols]
+        accesses: list[Access | Symbol] = [
+            *(a for term in self.terms for a in term),
+            *init,
+            *self.symbols,
+        ]
         return {a.operand: a.dims for a in reversed(accesses)}
 
     def indices(self, tensor: int) -> tuple[Index, ...]:

@@ -150,6 +150,7 @@ class _Reader:
         return Box(index, kind, (Token(text),), self.shape(made), inputs)
 
     def local_label(self, instruction: Instruction) -> tuple[str, str]:
+        """Kind and text of the box of a local instruction."""
         attributes = instruction.attributes
         if type(attributes) is not Apply:
             return "local", type(attributes).__name__
@@ -168,6 +169,7 @@ class _Reader:
         return (*tokens, *((Token("Σ", pending),) if pending else ()))
 
     def dim(self, mesh: Mesh, size: int, digits: Digits) -> Token:
+        """A dimension by its name, with the axes that split it."""
         name, axes = self.dim_names.get(size, str(size)), axis_names(mesh, digits)
         return Token(name.lower() if axes else name, axes)
 

@@ -219,6 +219,7 @@ class _Panel:
     shown: Picture
 
     def x(self, position: float) -> float:
+        """Where a position in elements stands in the drawing."""
         return LEFT + (position - self.shown.bounds[0]) * _scale(self.shown)
 
     def middle(self, first: int, end: int) -> float:
@@ -226,10 +227,12 @@ class _Panel:
         return self.x((first + end - 1) / 2 * self.shown.dilation + 0.5)
 
     def text(self, x: float, y: float, text: str, **style: object) -> None:
+        """Write text at a point of the drawing."""
         defaults = {"ha": "center", "va": "center", "fontsize": 8, "color": INK}
         self.axes.text(x, y, text, **defaults | style)
 
     def paint(self, title: str) -> None:
+        """Draw title, blocks and arrows."""
         shown = self.shown
         self.axes.axis("off")
         self.text(0.15, 0.2, title, ha="left", fontsize=10, weight="bold")

@@ -35,6 +35,7 @@ class _Way:
         self.steps: list[Step] = []
 
     def natural(self, dim: int, digits: Digits) -> int:
+        """Elements of a dimension in blocks of `ceil(size / n)`, padding included."""
         n = parts(digits)
         return tile(self.shape[dim], n) * n
 
@@ -55,6 +56,7 @@ class _Way:
         return width is not None
 
     def block(self, dim: int) -> int:
+        """Elements of a dimension on each device, padding included."""
         return self.now[dim] // parts(self.state[0][dim])
 
     def move(self, move: Move, after: State, grid: Shape) -> None:
@@ -70,6 +72,7 @@ class _Way:
         self.add(move, after, sent)
 
     def add(self, move: Move | Retile, after: State, sent: object) -> None:
+        """Take a step, and note its sizes and what it sends."""
         self.state = after
         shape = [
             size if now == self.natural(dim, digits) else now

@@ -183,6 +183,7 @@ class _Spelling:
         self.borders = {d.stride for digits in _numbers((axes,)) for d in digits}
 
     def digits(self, digits: Digits) -> Digits:
+        """Neighbours joined again where the search cut one axis between them."""
         out: list[Digit] = []
         for digit in digits:
             if out and out[-1].stride == digit.stride * digit.size:
@@ -192,9 +193,11 @@ class _Spelling:
         return tuple([self.known.get(digit, digit) for digit in out])
 
     def layout(self, shape: Shape, dims: Dims, pending: Digits) -> Sharding:
+        """The layout with its digits spelled so."""
         return interned(self.source.mesh, shape, tuple(map(self.digits, dims)), pending)
 
     def move(self, move: Move | Retile, before: Dims, after: Dims) -> Move | Retile:
+        """The step with its digits spelled so."""
         if isinstance(move, AllToAll) and move.arriving:
             # in the same pieces on both sides, whatever their order
             sides = (tuple([self.known.get(d, d) for d in s]) for s in (move.digits, move.arriving))

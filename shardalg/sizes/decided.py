@@ -127,12 +127,14 @@ class _Replaced:
         return self.record(value) if is_dataclass(kind) else value
 
     def sequence(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The tuple with each item replaced; itself where nothing changes."""
         made = [self(value) for value in values]
         if all(a is b for a, b in zip(made, values, strict=True)):
             return values
         return tuple(made) if type(values) is tuple else type(values)(*made)
 
     def mesh(self, mesh: Mesh) -> Mesh:
+        """The mesh with its sizes replaced; one object per mesh."""
         if mesh not in self.meshes:
             sizes = {name: self(size) for name, size in mesh.axes}
             same = all(sizes[name] is size for name, size in mesh.axes)
@@ -140,6 +142,7 @@ class _Replaced:
         return self.meshes[mesh]
 
     def record(self, value: Any) -> Any:
+        """The dataclass with each field replaced; itself where nothing changes."""
         parts = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
         made = {name: self(part) for name, part in parts.items()}
         same = all(made[name] is part for name, part in parts.items())
@@ -174,7 +177,8 @@ class Guards:
 
     def _other(self, values: Mapping[str, int], doubtful: set[Call]) -> bool:
         """Whether the run reads another result of a call, once the doubtful ones are asked."""
-        there, other = _There(values), set()
+        there = _There(values)
+        other: set[Call] = set()
         for call in self.calls[:-1]:
             if (call in doubtful or not other.isdisjoint(call.uses)) and not there.same(call):
                 other.add(call)
@@ -190,6 +194,7 @@ class _There:
         self.replaced = _Replaced(self.number)
 
     def number(self, size: Recorded) -> Number:
+        """The number that a recorded size has at the point."""
         found = self.known.get(size.formula)
         if found is None:
             found = self.known[size.formula] = size.formula.at(self.values)
@@ -197,9 +202,11 @@ class _There:
 
     def same(self, call: Call) -> bool:
         """Whether the function gives the recorded result there."""
+        assert call.function is not None  # the whole run alone has none
         return self.agree(call.result, call.function(*self.replaced(call.args)))
 
     def agree(self, recorded: Any, found: Any) -> bool:
+        """Whether what was found at the point is what was recorded."""
         kind = type(recorded)
         if kind is Recorded:
             return self.number(recorded) == found

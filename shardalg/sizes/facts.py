@@ -76,7 +76,7 @@ class Facts:
 
     def _wrong(self, known: np.ndarray) -> np.ndarray | None:
         """Per fact, whether it fails; None where 64 bits may not suffice."""
-        factors, coefficients, starts, (below, scale), relations = self._arrays
+        factors, coefficients, starts, below, scale, relations = self._arrays
         sizes = known.astype(float)[factors].prod(axis=1)
         if np.add.reduceat(np.abs(coefficients) * sizes, starts).max() >= _EXACT:
             return None
@@ -102,7 +102,7 @@ class Facts:
         return order
 
     @cached_property
-    def _atoms(self) -> list[tuple[Any, Any]]:
+    def _atoms(self) -> list[tuple[Any, ...]]:
         """Numerator and denominator of every ceiling."""
         atoms = [atom for atom in self._order if type(atom) is Ceil]
         return [tuple(_rows(side, self._order) for side in atom.ratio.fraction) for atom in atoms]
@@ -120,7 +120,8 @@ class Facts:
             products,
             np.array([int(c) for _, c in above], np.int64),
             np.cumsum([0, *counts[:-1]]),
-            (under, np.array(scale, np.int64)),
+            under,
+            np.array(scale, np.int64),
             np.array([_CODE[fact.relation] for fact in self.facts]),
         )
 

@@ -43,10 +43,14 @@ def _lifted(method: Callable[[Formula, Formula], Any]) -> Callable[[Formula, Any
         if type(other) is not Formula:
             if type(other) is not int and not isinstance(other, Rational):
                 return NotImplemented
-            other = Formula({UNIT: other})
+            return method(self, _constant(other))
         return method(self, other)
 
     return operator
+
+
+def _constant(value: Any) -> Formula:
+    return Formula({UNIT: value})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,13 +79,13 @@ class Formula:
         object.__setattr__(self, "terms", kept)
 
     @staticmethod
-    def of(value: Formula | Rational) -> Formula:
+    def of(value: Formula | Number) -> Formula:
         """A number as a formula; a formula as it is."""
         if type(value) is Formula:
             return value
         if not isinstance(value, Rational):
             raise FormulaError(f"{value!r} is no exact number: give an int or a Fraction.")
-        return Formula({UNIT: value})
+        return _constant(value)
 
     @_lifted
     def __add__(self, other: Formula) -> Formula:
@@ -201,7 +205,8 @@ class Formula:
           FormulaError: a size has no value, or a divisor is 0.
         """
         self._demand(values)
-        known = {**values, **{atom: math.ceil(atom.ratio.at(values)) for atom in self.atoms}}
+        known: dict[Any, Number] = {**values}
+        known |= {atom: math.ceil(atom.ratio.at(values)) for atom in self.atoms}
         try:
             return _reduced(sum(_value(m, c, known) for m, c in self.terms.items()))
         except ZeroDivisionError:

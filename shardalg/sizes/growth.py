@@ -112,6 +112,7 @@ class _Cone:
 
     @staticmethod
     def of(shardings: Shardings) -> _Cone:
+        """The cone of sizes at which every sharded dimension has an element per part."""
         ratios = [Formula.of(size) / parts for size, parts in shardings]
         # A size such as V - 1 is at most a constant times its largest term, if it has one.
         tops = [_largest(_positive(_upper_bound(ratio)), _Cone(()).dominates) for ratio in ratios]

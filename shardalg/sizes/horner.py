@@ -16,7 +16,7 @@ Evaluator = Callable[[Values], Any]
 _BLOCK = 1 << 12
 
 
-def evaluator(terms: Mapping[Powers, int]) -> Evaluator:
+def evaluator(terms: Mapping[Powers, Any]) -> Evaluator:
     """A function that evaluates `sum coefficient * prod factor**exponent` on arrays.
 
     Horner's scheme in several variables: the factor that most terms share is taken out, inside and
@@ -54,7 +54,7 @@ def _power(factor: Hashable, exponent: int) -> Evaluator:
     return lambda values: values[factor] ** exponent
 
 
-def _product(powers: Powers, coefficient: int) -> Evaluator:
+def _product(powers: Powers, coefficient: Any) -> Evaluator:
     factors = [_power(f, e) for f, e in sorted(powers, key=str)]
 
     def product(values: Values) -> Any:

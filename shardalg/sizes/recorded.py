@@ -44,11 +44,11 @@ class Answers:
 
     def ask(self, name: str, a: Side, b: Side | Number) -> Answer:
         """What an operation gives on two sides of this table, or a number on the right."""
-        other = b if type(b) is not tuple else None
-        key = (name, id(a), id(b) if other is None else None, other)
+        number = None if isinstance(b, tuple) else b
+        key = (name, id(a), id(b) if number is None else None, number)
         found = self.found.get(key)
         if found is None:
-            result, facts = _DO[name](a, b if other is None else (b, Formula.of(b)))
+            result, facts = _DO[name](a, b if isinstance(b, tuple) else (b, Formula.of(b)))
             if type(result) is Formula:
                 result = result.number if result.number is not None else self.side(result)
             found = self.found[key] = (result, facts)
@@ -98,7 +98,8 @@ def _operator(name: str) -> Callable[[Recorded, Any], Any]:
         if type(other) is Recorded:
             if other.recorder is not recorder:
                 return NotImplemented
-            key, other = (name, id(self), id(other)), other.side
+            key: Hashable = (name, id(self), id(other))
+            other = other.side
         elif type(other) in _NUMBERS:
             key = (name, id(self), None, other)
         else:

@@ -52,7 +52,10 @@ class Runs:
         return bool(self.runs)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(map(tuple, self.arrays.tolist()))
+        return ((source, target) for source, target in self.arrays.tolist())
+
+    def __contains__(self, pair: object) -> bool:
+        return pair in tuple(self)
 
     def __len__(self) -> int:
         beside = self.classes.devices // parts((*self.classes.held, *self.classes.rows))
@@ -69,6 +72,7 @@ class Runs:
             found.append(np.stack([row + placed(held.held, each) for each in ids], axis=1))
         pairs = np.concatenate(found)
         rest = complement((*held.held, *held.rows), held.devices)
+        assert rest is not None  # `classes_of` takes digits of one mesh
         beside = placed(rest, np.arange(parts(rest)))
         pairs = (pairs[:, None, :] + beside[None, :, None]).reshape(-1, 2)
         return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
@@ -300,8 +304,9 @@ def classes_of(exchanges: tuple[Exchange, ...]) -> Classes | None:
 def _common(exchanges: Sequence[Exchange]) -> tuple[int, int]:
     """Period and step of all; the number of partition ids where there are none, or hardly less."""
     count = parts(exchanges[0].held)
-    found = [_period(exchange) for exchange in exchanges if exchange.want.length]
-    if not found or None in found:
+    asked = [_period(exchange) for exchange in exchanges if exchange.want.length]
+    found = [each for each in asked if each is not None]
+    if not found or len(found) < len(asked):
         return count, count
     period = math.lcm(*(period for period, _ in found))
     steps = {step * (period // own) for own, step in found}

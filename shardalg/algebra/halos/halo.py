@@ -204,7 +204,8 @@ class Halo:
         first, last = first + (rest - first) % cycle, last - (last - rest) % cycle
         if first > last:
             return None
-        return tuple((w.stride * o - low) // w.base_dilation for o in (first, last))
+        lower, upper = ((w.stride * o - low) // w.base_dilation for o in (first, last))
+        return lower, upper
 
     @property
     def needed_left(self) -> int:

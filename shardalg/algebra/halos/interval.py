@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.quotient import Quotient
@@ -41,7 +42,7 @@ class Interval:
                 "all (write `//`), and the length is not negative."
             )
 
-    def at(self, ids: Mapping[str, int]) -> tuple[int, int]:
+    def at(self, ids: Mapping[str, Any]) -> tuple[Any, Any]:
         """First element and end, for partition ids (numbers, or arrays of them)."""
         start = self.start.at(ids)
         assert start is not None

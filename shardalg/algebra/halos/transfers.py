@@ -10,11 +10,12 @@ outweigh the places that are sent in vain.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
+from typing import TypeAlias
 
-Pairs = tuple[tuple[int, ...], ...]
+Pairs: TypeAlias = Collection[tuple[int, ...]]
 """(source, target) positions; or classes of them, with what tells two pairs of them apart."""
 
 
@@ -179,7 +180,8 @@ def transfers(readers: Sequence[Reader]) -> tuple[Transfer, ...]:
 
 def _join(groups: list[Slots], new: Slot) -> None:
     """Put a slot where it saves most: into a slot, beside others, or alone."""
-    best, alone = ((0, 0), len(groups), (new,)), _price((new,))
+    best: tuple[tuple[int, ...], int, Slots] = ((0, 0), len(groups), (new,))
+    alone = _price((new,))
     for nth, group in enumerate(groups) if new.pairs else ():
         before = _price(group)
         for joint in _joints(group, new):

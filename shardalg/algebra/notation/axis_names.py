@@ -58,8 +58,8 @@ def from_axes(
     names += [()] * (len(shape) - len(names))
     dims = tuple(mesh.digits(name for name in axes if name != "?") for axes in names)
     unspecified = tuple(i for i, axes in enumerate(names) if "?" in axes)
-    classes = {kind: mesh.digits(axes) for kind, axes in held.items()}
-    return Layout(mesh, shape, dims, unspecified, **classes)
+    pending, kept = (mesh.digits(held.get(kind, ())) for kind in ("unreduced", "replicated"))
+    return Layout(mesh, shape, dims, unspecified, pending, kept)
 
 
 def _axis_names(entry: Entry, mesh: Mesh) -> tuple[str, ...]:

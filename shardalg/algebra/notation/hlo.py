@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardalg.algebra.digits import Digit, Digits, canonical, complement
 from shardalg.algebra.layout import Layout
@@ -55,6 +55,7 @@ class _Tiles:
 
     @property
     def devices(self) -> tuple[int, ...]:
+        """The device id of every tile, row-major."""
         return iota_order(self.digits) if self.order is None else self.order
 
 
@@ -220,7 +221,8 @@ def _tiles(reader: Reader) -> _Tiles:
         )
         raise reader.error(f"{what} tiles", start)
     start = reader.skip()
-    order, digits = None, ()
+    order: tuple[int, ...] | None = None
+    digits: Digits = ()
     if reader.word("<="):
         digits = iota(reader)
         count = math.prod(d.size for d in digits)
@@ -272,7 +274,7 @@ def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Layout:
         kind: tuple(d for name, digits in groups if name == kind for d in digits)
         for kind in ("unreduced", "manual")
     }
-    return Layout(mesh, shape, rows[:rank], **held)
+    return Layout(mesh, shape, rows[:rank]).holding(held)
 
 
 def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
@@ -307,7 +309,7 @@ def _whole(reader: Reader, kind: str, shape: tuple[int, ...], mesh: Mesh | None)
         return made
     if mesh is None:
         raise reader.error(f"{{{kind}}} does not say how many devices there are; give the mesh")
-    return replace(made, **{kind: spelled((Digit(1, mesh.size),), mesh)})
+    return made.holding({kind: spelled((Digit(1, mesh.size),), mesh)})
 
 
 def _subgroups(sharding: Layout) -> list[tuple[str, Digits]]:

@@ -32,15 +32,15 @@ def read(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
     reader.expect("mesh")
     own = _mesh(reader)
     reader.word(",")
-    made = _whole(reader, own, shape)
-    if made is None:
+    found = _whole(reader, own, shape)
+    if found is None:
         dims = LISTS.dims(reader, own, len(shape))
-        made = layout_of(own, shape, dims, LISTS.classes(reader, own, KINDS))
+        found = layout_of(own, shape, dims, LISTS.classes(reader, own, KINDS))
     if reader.word(","):
         for word in ("metadata", "=", "{"):
             reader.expect(word)
         reader.metadata()
-    return stated(reader, made, mesh)
+    return stated(reader, found, mesh)
 
 
 def text(sharding: Layout) -> str:

@@ -26,14 +26,13 @@ def layout_of(
     """The sharding that was read."""
     opened = tuple(i for i, dim in enumerate(dims) if dim.is_open)
     priorities = tuple(dim.priority for dim in dims)
-    return Layout(
-        mesh, shape, tuple(dim.digits for dim in dims), opened, priorities=priorities, **held
-    )
+    digits = tuple(dim.digits for dim in dims)
+    return Layout(mesh, shape, digits, opened, priorities=priorities).holding(held)
 
 
 def whole(mesh: Mesh, shape: tuple[int, ...], **held: Digits) -> Layout:
     """No dimension is partitioned; `held` has the digits of the other classes."""
-    return Layout(mesh, shape, ((),) * len(shape), **held)
+    return Layout(mesh, shape, ((),) * len(shape)).holding(held)
 
 
 def on_device(reader: Reader, device: int, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:

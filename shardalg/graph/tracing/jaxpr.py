@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from shardalg.errors import TraceError
-from shardalg.graph.ir import Graph, LeftOut, Node, PlainMesh, Region, Site, Tie, ValueType
+from shardalg.graph.ir import Graph, LeftOut, Node, Plain, PlainMesh, Region, Site, Tie, ValueType
 from shardalg.graph.phase import Draft, phases
 from shardalg.graph.source import Sources
 from shardalg.graph.tracing.control_flow import BODY_PARAMS, CALLS, INDEXED, INLINED, Call
@@ -157,7 +157,7 @@ class Builder:
 
     def node(
         self,
-        binding: tuple[object, Mapping[str, object]],
+        binding: tuple[Any, Mapping[str, object]],
         operands: Sequence[int],
         results: tuple[int, ...],
         *,
@@ -278,7 +278,7 @@ class Bodies(NamedTuple):
 
     bodies: list[tuple[Any, list[str]]]
     counts: tuple[int, ...]
-    counted: Mapping[str, int] = MappingProxyType({})
+    counted: Mapping[str, Plain] = MappingProxyType({})
 
 
 def call(
@@ -348,8 +348,8 @@ def _barrier(builder: Builder, operands: Sequence[int], place: Place) -> dict[in
         return {}
     types: list[ValueType] = [parts.values[v].type for v in held]
     results = parts.results(types, parts.label("optimization_barrier", place.source))
-    binding = (builder.primitives["optimization_barrier"], {})
-    builder.node(binding, held, results, place=place)
+    primitive = builder.primitives["optimization_barrier"]
+    builder.node((primitive, {}), held, results, place=place)
     return dict(zip(held, results, strict=True))
 
 

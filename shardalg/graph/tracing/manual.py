@@ -106,8 +106,8 @@ def _all_gather(
     if params["tiled"]:
         return plain_node(builder, equation, operands, place)
     kind, dim = builder.parts.values[operands[0]].type, params["all_gather_dimension"]
-    operands = _reshaped(builder, operands[0], (*kind.shape[:dim], 1, *kind.shape[dim:]), place)
-    return _tiled(builder, equation, operands, place)
+    blocks = _reshaped(builder, operands[0], (*kind.shape[:dim], 1, *kind.shape[dim:]), place)
+    return _tiled(builder, equation, list(blocks), place)
 
 
 def _reduce_scatter(

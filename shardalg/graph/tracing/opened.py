@@ -66,7 +66,7 @@ def _inner(function: Any) -> Any:
 
 def _lowered(primitive: Any) -> Callable[..., Any] | None:
     """The function of a lowering rule that `mlir.lower_fun` made."""
-    rule = getattr(mlir._lowerings.get(primitive), "rule", None)
+    rule: Any = getattr(mlir._lowerings.get(primitive), "rule", None)
     made = getattr(rule, "__qualname__", "").startswith(f"{mlir.lower_fun.__name__}.")
     return inspect.getclosurevars(rule).nonlocals.get("fun") if made else None
 

@@ -79,7 +79,7 @@ class Parts:
         number = self._counts[key] = self._counts.get(key, 0) + 1
         return f"{primitive}:{number}", f"@{source}" if source else ""
 
-    def constant(self, aval: Any, array: object) -> int:
+    def constant(self, aval: Any, array: Any) -> int:
         """The value of a literal or of a closed-over array; equal numbers are one value."""
         value_type = self.type_of(aval)
         number = not value_type.shape and isinstance(aval.dtype, np.dtype)
@@ -99,7 +99,7 @@ class Parts:
     def plain(self, primitive: str, params: Mapping[str, object]) -> Params:
         """The parameters as plain data, one object per distinct content."""
         try:
-            key = (primitive, *[item for item in params.items() if item[0] not in HINTS])
+            key: object = (primitive, *[item for item in params.items() if item[0] not in HINTS])
             found = self._params.get(key)
         except TypeError:
             key = found = None

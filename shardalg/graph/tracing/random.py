@@ -23,7 +23,7 @@ WORD, HALF = 1 << 32, 1 << 16
 def bits_of(equation: Any) -> Any | None:
     """`random_bits` of keys of JAX's default kind, as a closed jaxpr; None of another kind."""
     (keys,) = (var.aval for var in equation.invars)
-    kind = getattr(keys.dtype, "_impl", None)
+    kind: Any = getattr(keys.dtype, "_impl", None)
     if getattr(kind, "name", None) != "threefry2x32":
         return None
     width, shape = equation.params["bit_width"], equation.params["shape"]

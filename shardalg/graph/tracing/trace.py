@@ -236,20 +236,25 @@ def flatten_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
     >>> flatten_prefix(("p", {"a": 1, "b": None}), ([0, 0], {"a": 0, "b": [0, 0]}), "roles")
     ['p', 'p', 1, None, None]
     """
-    upper = tree_structure(prefix, is_leaf=lambda node: node is None)
+    upper: Any = tree_structure(prefix, is_leaf=lambda node: node is None)
     try:
         below = upper.flatten_up_to(tree)
     except ValueError:  # kinds of nodes that differ may have the same keys; if not, all are named
         return _matched(prefix, tree, what)
     entries = tree_leaves(prefix, is_leaf=lambda node: node is None)
-    counts = [tree_structure(part).num_leaves for part in below]
+    counts = [_leaf_count(part) for part in below]
     return [entry for entry, n in zip(entries, counts, strict=True) for entry in (entry,) * n]
+
+
+def _leaf_count(tree: Any) -> int:
+    structure: Any = tree_structure(tree)
+    return structure.num_leaves
 
 
 def _matched(prefix: Any, tree: Any, where: str) -> list[Any]:
     """`where` is the place in `prefix`, as text."""
     if prefix is None or treedef_is_leaf(tree_structure(prefix)):
-        return [prefix] * tree_structure(tree).num_leaves
+        return [prefix] * _leaf_count(tree)
     entries, children = _children(prefix), _children(tree)
     if entries.keys() != children.keys():
         raise _mismatch(where, entries, children)

@@ -12,7 +12,7 @@ are, so every device stands in exactly one tile: this counting is done here, not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from shardalg.algebra.digits import Digits
@@ -248,4 +248,8 @@ def _inside(script: _Script, claim: RefineClaim, device: int) -> str:
     return f"(=> (and true {' '.join(there)}) (and true {' '.join(inside)}))"
 
 
-_CERTIFY = {MergeClaim: _merge, RefineClaim: _refine, EqualClaim: _equal}
+_CERTIFY: dict[type, Callable[..., None]] = {
+    MergeClaim: _merge,
+    RefineClaim: _refine,
+    EqualClaim: _equal,
+}

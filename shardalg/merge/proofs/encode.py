@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import z3
 
@@ -19,7 +20,7 @@ from shardalg.errors import MeshError
 
 _INT = z3.IntSort()
 RADIX = z3.Function("radix", _INT, _INT, _INT, _INT)
-Number = z3.ArithRef | int
+Number: TypeAlias = z3.ArithRef | int
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,13 @@ import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import z3
 
 from shardalg.errors import ProofError
 
-Value = z3.ExprRef
+Value: TypeAlias = z3.ExprRef
 
 
 @dataclass(frozen=True)
@@ -64,18 +65,21 @@ class _Reader:
         self.definitions: dict[str, z3.BoolRef] = {}
 
     def read(self, node: ast.AST) -> Value:
+        """A node of the expression as a z3 term."""
         rule = _NODES.get(type(node))
         if rule is None:
             raise self.unknown(node)
         return rule(self, node)
 
     def number(self, node: ast.AST) -> z3.ArithRef:
+        """A node that has to be a whole number."""
         value = self.read(node)
         if not z3.is_int(value):
             raise self.unknown(node, "is a condition, not a number")
         return value
 
     def truth(self, node: ast.AST) -> z3.BoolRef:
+        """A node that has to be a condition."""
         value = self.read(node)
         if not z3.is_bool(value):
             raise self.unknown(node, "is a number, not a condition")
@@ -90,6 +94,7 @@ class _Reader:
         return q
 
     def unknown(self, node: ast.AST, fault: str = "is nothing that proofs read") -> ProofError:
+        """The error that names a node which the language does not have."""
         return ProofError(
             f"{ast.unparse(node)!r} in {self.text!r} {fault}. Write conditions on whole numbers "
             f"with + - * // %, comparisons, and, or, not, a if c else b, {', '.join(_ARITY)}."
@@ -185,4 +190,8 @@ _COMPARISONS = {
     ast.GtE: operator.ge,
 }
 _ARITY = {"ceil": 2, "min": 2, "max": 2, "clip": 3, "implies": 2}
-_CHOICES = {"min": _min, "max": _max, "clip": lambda x, low, high: _max(low, _min(x, high))}
+_CHOICES: dict[str, Callable[..., Value]] = {
+    "min": _min,
+    "max": _max,
+    "clip": lambda x, low, high: _max(low, _min(x, high)),
+}

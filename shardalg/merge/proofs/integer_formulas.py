@@ -40,18 +40,21 @@ class _Encoder:
     space: Space | None
 
     def partition_id(self, atom: PartitionId) -> z3.ArithRef:
+        """A partition id, of the device at hand or of a member."""
         if self.space is None:
             return place_value(atom.digits, z3.Int("d"))
         return self.space.polynomial(self.space.atoms_of(atom.digits), self.device(atom.member))
 
     def device(self, member: str) -> dict:
         """Coordinates of a device; a member shares those that are not its own."""
+        assert self.space is not None  # a position has no coordinates
         found = self.space.device("d")
         own = dict(self.claim.members).get(member, ())
         free = set(self.space.atoms_of(own)) if own else set()
         return {a: z3.Int(f"{member}[{a.name}]") if a in free else c for a, c in found.items()}
 
     def bounds(self) -> list[z3.BoolRef]:
+        """The ranges of all unknowns and coordinates."""
         rows = [z3.And(z3.Int(n) >= 0, z3.Int(n) < end) for n, end in self.claim.unknowns]
         if self.space is None:
             return [*rows, z3.Int("d") >= 0, z3.Int("d") < self.claim.mesh.size]
@@ -59,10 +62,12 @@ class _Encoder:
         return rows + self.space.bounds(*devices)
 
     def number(self, number: Number) -> z3.ArithRef:
+        """A linear expression."""
         terms = [self.atom(atom) * coefficient for atom, coefficient in number.terms]
         return z3.Sum([*terms, z3.IntVal(number.constant)])
 
     def atom(self, atom: Atom) -> z3.ArithRef:
+        """An unknown, a partition id, a quotient or a remainder."""
         if isinstance(atom, str):
             return z3.Int(atom)
         if isinstance(atom, PartitionId):
@@ -71,9 +76,11 @@ class _Encoder:
         return inner / atom.by if isinstance(atom, Quotient) else inner % atom.by
 
     def formula(self, formula: Formula) -> z3.BoolRef:
+        """A comparison, or formulas joined by and, or, not."""
         return _FORMULA[type(formula)](self, formula)
 
     def witness(self, values: Values) -> IntegerWitness:
+        """The case that a model of the solver describes."""
         named = dict(values)
         unknowns = tuple((n, named.get(n, 0)) for n, _ in self.claim.unknowns)
         mesh = self.claim.mesh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import z3
 
@@ -27,7 +28,7 @@ from shardalg.merge.proofs.refusing import refusing
 from shardalg.merge.witness import Witness
 
 
-def encoded(claim: object, encoding: str) -> list[Obligation]:
+def encoded(claim: Any, encoding: str) -> list[Obligation]:
     """The formulas of a claim: for all sizes ("all"), or an encoding of `prove`.
 
     Raises:

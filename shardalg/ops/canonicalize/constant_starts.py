@@ -30,10 +30,10 @@ def starts_written(graph: Graph) -> Graph:
 
 
 def _dynamic_slice(known: Known, node: Node) -> Node | None:
-    found = [known.numbers.get(v) for v in node.operands[1:]]
-    if any(n is None for n in found):
+    starts = known.integers(node.operands[1:])
+    if starts is None:
         return None
-    return _slice(node, _clamped(node, list(map(int, found)), node.signature.results[0].shape))
+    return _slice(node, _clamped(node, starts, node.signature.results[0].shape))
 
 
 def _gather(known: Known, node: Node) -> Node | None:
@@ -54,10 +54,10 @@ def _slice(node: Node, starts: Starts) -> Node | None:
 
 
 def _dynamic_update_slice(known: Known, node: Node) -> Node | None:
-    found = [known.numbers.get(v) for v in node.operands[2:]]
-    if any(n is None for n in found):
+    found = known.integers(node.operands[2:])
+    if found is None:
         return None
-    starts = _clamped(node, list(map(int, found)), node.signature.operands[1].shape)
+    starts = _clamped(node, found, node.signature.operands[1].shape)
     return _pad(known, node, (node.operands[1], starts))
 
 

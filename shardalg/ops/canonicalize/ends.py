@@ -23,10 +23,10 @@ def _rotated(graph: Graph, node: Node) -> int | None:
     dim, type_ = node.signature.param("dimension"), node.signature.results[0]
     if len(node.operands) != 2 or 0 in type_.shape:
         return None
-    cuts = [_cut(graph, (value, node.region), dim) for value in node.operands]
-    if None in cuts:
+    first, second = (_cut(graph, (value, node.region), dim) for value in node.operands)
+    if first is None or second is None:
         return None
-    (end, start, whole), (beginning, zero, stop) = cuts
+    (end, start, whole), (beginning, zero, stop) = first, second
     fits = end == beginning and (zero, start) == (0, stop) and whole == type_.shape[dim]
     return end if fits and graph.values[end].type == type_ else None
 

@@ -41,8 +41,9 @@ def _paired(graph: Graph, counting: _Counting, node: Node) -> Node | None:
         batch = counting.along(piece)
         dim = found.selected[component]
         shape = graph.values[piece].type.shape
-        fits = batch is not None and batch not in {*found.index_batching, *dims.values()}
-        if fits and dim in found.dropped and shape[batch] == _size(graph, node, dim):
+        if batch is None or batch in {*found.index_batching, *dims.values()}:
+            continue
+        if dim in found.dropped and shape[batch] == _size(graph, node, dim):
             dims[dim] = batch
     rest = [p for p, dim in zip(pieces, found.selected, strict=False) if dim not in dims]
     if not dims or len(rest) != 1:
@@ -133,8 +134,10 @@ class _Counting:
         if which in self.constants:
             return None if np.any(self.constants[which]) else self.along(first)
         producer = self.graph.producer[which]
-        test = None if producer is None else self.graph.nodes[producer]
-        negative = test is not None and test.primitive == "lt" and test.operands[0] == first
+        if producer is None:
+            return None
+        test = self.graph.nodes[producer]
+        negative = test.primitive == "lt" and test.operands[0] == first
         zero = self.constants.get(test.operands[1]) if negative else None
         return self.along(first) if zero is not None and not np.any(zero) else None
 

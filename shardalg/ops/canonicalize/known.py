@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,8 +40,13 @@ class Known:
             return (number,) * node.signature.results[0].shape[0]
         if node.primitive != "concatenate":
             return None
-        parts = [self.vector(v) for v in node.operands]
-        return None if None in parts else tuple(n for part in parts for n in part)
+        parts = [part for v in node.operands if (part := self.vector(v)) is not None]
+        return tuple(n for p in parts for n in p) if len(parts) == len(node.operands) else None
+
+    def integers(self, values: Sequence[int]) -> list[int] | None:
+        """The integers that scalars are; None where one of them is not known."""
+        found = [self.numbers[v] for v in values if v in self.numbers]
+        return list(map(int, found)) if len(found) == len(values) else None
 
     def fill(self, value: int, region: int) -> int | None:
         """The number that a value made in a region repeats everywhere; None if it is none."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
+from typing import Any
 
 import numpy as np
 
-from shardalg.graph.ir import SHORT, Graph, Node, Region, Signature, Value, ValueType
+from shardalg.graph.ir import SHORT, Graph, Node, Region, Signature, Site, Tie, Value, ValueType
 from shardalg.ops.canonicalize.constant_starts import starts_written
 from shardalg.ops.canonicalize.cuts import cuts_joined
 from shardalg.ops.canonicalize.ends import ends_joined
@@ -81,8 +82,8 @@ class _Rewrite:
         self.live = live
         self.values: list[Value] = []
         self.nodes: list[Node] = []
-        self.bindings: list[object] = []
-        self.constants: list[tuple[int, object]] = []
+        self.bindings: list[Any] = []
+        self.constants: list[tuple[int, Any]] = []
         self.value_of = self._keep_values()
         self.node_of: dict[int, range] = {}
         self._names = {value.name for value in graph.values}
@@ -277,13 +278,13 @@ class _Rewrite:
         bodies = tuple(region_of[b] for b in node.bodies)
         return replace(node, region=region_of[node.region], bodies=bodies)
 
-    def _ties(self) -> Iterator[object]:
+    def _ties(self) -> Iterator[Tie]:
         for tie in self.old.ties:
             if self.live[tie.call]:
-                ends = {"source": self.value_of[tie.source], "target": self.value_of[tie.target]}
-                yield replace(tie, call=self.node_of[tie.call][-1], **ends)
+                source, target = self.value_of[tie.source], self.value_of[tie.target]
+                yield Tie(self.node_of[tie.call][-1], tie.kind, source, target)
 
-    def _sites(self) -> Iterator[object]:
+    def _sites(self) -> Iterator[Site]:
         for site in self.old.sites:
             if self.live[site.node]:
                 yield replace(site, node=self.node_of[site.node][-1])

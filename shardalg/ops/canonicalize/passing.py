@@ -92,7 +92,7 @@ def _down(graph: Graph, found: list[Node], join: Join) -> list[Node] | None:
     first, *others, last = found
     shape, kept = first.signature.operands[0].shape, first.signature.results[0].shape
     early = all(
-        graph.producer[v] is None or graph.producer[v] < first.index
+        (made := graph.producer[v]) is None or made < first.index
         for node in others
         for k, v in enumerate(node.operands)
         if k != _read(node)

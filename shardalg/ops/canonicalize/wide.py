@@ -33,7 +33,7 @@ def wide_steps(signature: Signature) -> tuple[Signature, ...]:
     contracts = signature.primitive in TOLD
     if not (contracts or signature.primitive == "reduce_sum"):
         return ()
-    (rule,), (given,) = rules(signature), signature.results
+    (rule,), (given,) = rules(signature) or (), signature.results
     if given.dtype not in NARROW or not rule.reduced + tuple(rule.local):
         return ()
     made = ValueType(given.shape, WIDE)

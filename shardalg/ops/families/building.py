@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Plain, Signature
@@ -72,7 +73,7 @@ def record(value: Plain, fields: str) -> dict[str, tuple[int, ...]]:
     return dict(zip(fields.split(), value, strict=True))
 
 
-def scaling(signature: Signature, *operands: int) -> dict[str, frozenset[int]]:
+def scaling(signature: Signature, *operands: int) -> dict[str, Any]:
     """Roles of operands whose product is taken: `linear`, and of all but whole numbers `scaled`.
 
     Whole numbers of one type are a ring, so that a product distributes over every sum of them.

@@ -72,7 +72,8 @@ def dot_loops(signature: Signature, numbers: Plain, groups: tuple[int, ...] = ()
         free.append(letters(letter, len(rest)))
         known |= dict(zip(rest, free[-1], strict=True))
         maps.append(tuple(known[d] for d in sorted(known)))
-    return DotLoops(tuple(maps), batch, *free, contracting)
+    left, right = free
+    return DotLoops(tuple(maps), batch, left, right, contracting)
 
 
 def _product(

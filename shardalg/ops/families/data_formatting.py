@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from shardalg.algebra.affine import Index
@@ -100,7 +101,10 @@ def reshape(signature: Signature) -> tuple[Rule, ...]:
     return (_layout(signature, extents, dims, write),)
 
 
-def _layout(signature: Signature, extents: dict[str, int], dims: object, target: object) -> Rule:
+Places = Iterable[str | int | Index]
+
+
+def _layout(signature: Signature, extents: dict[str, int], dims: Places, target: Places) -> Rule:
     """A row that moves elements: one read, linear."""
     family = "shape" if signature.primitive in SHAPED else "same"
     return Rule(
@@ -155,8 +159,11 @@ def groups(source: list[int], target: list[int]) -> list[tuple[Span, Span]]:
                 left, i = left * source[i], i + 1
             else:
                 right, j = right * target[j], j + 1
-        runs = ((start[0], source[start[0] : i]), (start[1], target[start[1] : j]))
-        found.append(tuple(Span(first, tuple(sizes)) for first, sizes in runs))
+        spans = (
+            Span(start[0], tuple(source[start[0] : i])),
+            Span(start[1], tuple(target[start[1] : j])),
+        )
+        found.append(spans)
     return found
 
 

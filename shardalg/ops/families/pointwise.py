@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from shardalg.graph.ir import Signature, ValueType
 from shardalg.ops.families.building import (
@@ -83,7 +84,7 @@ def broadcast_operands(signature: Signature) -> tuple[tuple[int, tuple[int, ...]
     return tuple((k, shape) for k, own in enumerate(shapes) if own and own != shape)
 
 
-def linearity(signature: Signature) -> dict[str, frozenset[int]]:
+def linearity(signature: Signature) -> dict[str, Any]:
     """Operands in which the result is linear, and those of them that are added up, or scaled."""
     primitive, dtype = signature.primitive, signature.results[0].dtype
     truncates = primitive == "div" and dtype not in FLOATS and "complex" not in dtype

@@ -190,7 +190,8 @@ def _selected(
     """Row of a select-and-scatter whose (source, operand) stand at these positions."""
     shape = signature.results[0].shape
     loops = [(f"d{d}", n) for d, n in enumerate(shape)]
-    source, block, inner = [], [], {}
+    source, block = [], []
+    inner: dict[str, int] = {}
     never = _never(signature)
     for d, taps in enumerate(_taps(signature)):
         moves = (taps.count, taps.stride, taps.low) != (1, 1, 0)

@@ -138,6 +138,7 @@ class _Kinds:
                 self.ties.setdefault(tie.call, []).append(tie)
 
     def of_node(self, signature: Signature, results: tuple[int, ...]) -> int | None:
+        """The number of the edge that a node is; None where it relates nothing."""
         single = self.single
         key = (
             signature,
@@ -151,12 +152,14 @@ class _Kinds:
         return self.numbers[key]
 
     def of_tie(self, shape: tuple[int, ...], single: bool, drop: tuple[int, int] = (0, 0)) -> int:
+        """The number of the edge that relates a value to itself across a region border."""
         key = (shape, single, drop)
         if key not in self.numbers:
             self.numbers[key] = self._add(pass_through(shape, single, drop))
         return self.numbers[key]
 
     def of_zeros(self, shape: tuple[int, ...]) -> int:
+        """The number of the edge of a value that starts as zeros."""
         return self._add(edge(shape, 1, 1, role=ZEROS, alone=False))
 
     def _add(self, kind: Kind | None) -> int | None:

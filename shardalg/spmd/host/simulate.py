@@ -51,6 +51,7 @@ class _Run:
 
     @property
     def positions(self) -> range:
+        """All positions of the mesh."""
         return range(self.program.mesh.size)
 
     def place(self, instruction: Instruction) -> str:
