@@ -341,24 +341,38 @@ def test_the_checks_see_what_they_must(tmp_path):
     assert misplaced("lower/jit.py", names) == []
 
 
-def undocumented(tree):
-    """Functions and methods that others may call, which do not say what they are."""
-    bodies = [tree.body, *(n.body for n in ast.walk(tree) if isinstance(n, ast.ClassDef))]
-    offered = [
-        node
-        for body in bodies
-        for node in body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    return [f for f in offered if not f.name.startswith("_") and not ast.get_docstring(f)]
+def offered(body):
+    """Functions, or methods, that others may call."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return [n for n in body if isinstance(n, kinds) and not n.name.startswith("_")]
+
+
+def undocumented(trees):
+    """What others may call and does not say what it is; a method may have it from its base."""
+    trees = list(trees)
+    classes = {n.name: n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
+
+    def said(name, owner):
+        own = [m for m in offered(owner.body) if m.name == name]
+        above = [classes[n] for b in owner.bases if (n := getattr(b, "id", "")) in classes]
+        return any(map(ast.get_docstring, own)) or any(said(name, base) for base in above)
+
+    for tree in trees:
+        yield from (f for f in offered(tree.body) if not ast.get_docstring(f))
+        for owner in (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)):
+            yield from (f for f in offered(owner.body) if not said(f.name, owner))
 
 
 def test_what_others_call_is_documented():
-    found = {p: undocumented(ast.parse(p.read_text())) for p in sources()}
-    bad = [f"{p.relative_to(ROOT)}:{f.lineno} {f.name}" for p, fs in found.items() for f in fs]
+    trees = {p: ast.parse(p.read_text()) for p in sources()}
+    place = {f: p for p, tree in trees.items() for f in ast.walk(tree)}
+    found = list(undocumented(trees.values()))
+    bad = [f"{place[f].relative_to(ROOT)}:{f.lineno} {f.name}" for f in found]
     assert not bad, "\n".join(bad)
     source = "def f(): pass\nclass C:\n    def g(self): pass\n    def _h(self): pass\n"
-    assert [f.name for f in undocumented(ast.parse(source))] == ["f", "g"]
+    assert [f.name for f in undocumented([ast.parse(source)])] == ["f", "g"]
+    below = ast.parse("class C:\n  def g(self): 'Said.'\nclass D(C):\n  def g(self): pass\n")
+    assert not list(undocumented([below]))
 
 
 def functions():
