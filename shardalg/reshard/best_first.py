@@ -77,6 +77,7 @@ class _Search(Generic[State, How]):
     def run(
         self, starts: Iterable[State], most: float
     ) -> tuple[State, list[tuple[State, How]]] | None:
+        """The way to the first goal reached; None without one within `most` states."""
         problem, heap, best = self.problem, self.heap, self.best
         for state in starts:
             self.reach(FREE, state, None)

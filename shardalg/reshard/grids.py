@@ -107,6 +107,7 @@ class _Grids:
         self.first = Move(0, self.shares.left(puzzle.start), puzzle.start, "start")
 
     def natural(self, dims: tuple[Labels, ...], pending: Labels) -> State:
+        """The state of a layout, each dimension in blocks of `ceil(size / n)`."""
         counts = map(self.parts, dims)
         held = [
             self.held(digits, n, -(-size // n))
@@ -115,12 +116,14 @@ class _Grids:
         return tuple(held), pending
 
     def held(self, digits: Labels, n: int, block: int) -> Held:
+        """One object per digits and block, so that states compare by identity first."""
         found = self.known.get((digits, block))
         if found is None:
             found = self.known[digits, block] = Held(digits, n, block)
         return found
 
     def parts(self, digits: Labels) -> int:
+        """Number of partitions that the digits make."""
         return prod([self.sizes[digit] for digit in digits])
 
     def blocks(self, dim: int, n: int) -> tuple[int, ...]:
@@ -155,9 +158,11 @@ class _Grids:
         return max(0, min(self.wanted[dim], first + held.block) - first)
 
     def is_goal(self, state: State) -> bool:
+        """Whether a path ends here."""
         return state == self.goal
 
     def least(self, state: State, hop: Hop | None) -> Any:
+        """Elements that are sent from a state at least."""
         units = (self.first if hop is None else hop.move).left
         return max(self.lacking(state[0]), self.even(state[1], units))
 
@@ -194,12 +199,14 @@ class _Grids:
                 yield (price, price > 0), made, Hop(price, made, move)
 
     def gathered(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
+        """Elements sent, and layouts after an all-gather."""
         (dim,) = move.dims
         stays = self.stays(dim, dims[dim], move)
         if stays:
             yield local * (dims[dim].count // stays.count - 1), put(dims, dim, stays)
 
     def swapped(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
+        """Elements sent, and layouts after an all-to-all."""
         dim, source = move.dims
         stays = self.stays(source, dims[source], move)
         if stays:
@@ -208,15 +215,18 @@ class _Grids:
                 yield _grown(local, held, after) // n * (n - 1), put(left, dim, after)
 
     def sliced(self, move: Move, dims: Dims, _: int) -> Iterator[Any]:
+        """Layouts after a local slice, which sends nothing."""
         (dim,) = move.dims
         for after in self.cut(dim, dims[dim], move.leaving):
             yield 0, put(dims, dim, after)
 
     def added(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
+        """Elements sent, and the layout after an all-reduce."""
         n = self.parts(move.leaving)
         yield step_wire_bytes(move.kind, group_size=n, local_bytes=local), dims
 
     def scattered(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
+        """Elements sent, and layouts after a reduce-scatter."""
         (dim,), n = move.dims, self.parts(move.leaving)
         for after in self.cut(dim, dims[dim], move.leaving):
             padded = _grown(local, dims[dim], after)
@@ -224,6 +234,7 @@ class _Grids:
             yield sent, put(dims, dim, after)
 
     def permuted(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
+        """Elements sent, and the layout after a collective permute."""
         pairs = zip(dims, move.after[0], strict=True)
         yield local, tuple([self.held(row, held.count, held.block) for held, row in pairs])
 
