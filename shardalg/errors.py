@@ -11,6 +11,7 @@ inside shardalg that no input should cause is an `AssertionError`.
 MeshError axis 'z' is not on Mesh(x=2, y=4); its axes are 'x' and 'y'
 """
 
+
 class ShardalgError(Exception):
     """Anything that a user of shardalg can cause; never raised itself."""
 

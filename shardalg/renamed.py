@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class RenamedWarning(DeprecationWarning):
@@ -20,3 +25,36 @@ def warn_renamed(old: str, new: str) -> None:
     """
     words = f"{old} is an old name, which the next version drops; use {new}."
     warnings.warn(words, RenamedWarning, stacklevel=3)
+
+
+def _callable(frame: Any) -> Any:
+    """A DataFrame that gives itself when called; what is computed of it is a plain one."""
+    kind = type(frame)
+    return type(kind.__name__, (kind,), {"__call__": lambda _: frame})(frame)
+
+
+if TYPE_CHECKING:
+
+    def also_without_call(method: _Method) -> _Method:
+        """To a checker a method like others: what is written without the call is old."""
+        return method
+
+else:
+
+    def also_without_call(method: _Method) -> property:
+        """A method that gives a DataFrame; without the call, as it once was, it gives it too.
+
+        >>> import pandas as pd
+        >>> class Plan:
+        ...     @also_without_call
+        ...     def conditions(self):
+        ...         return pd.DataFrame({"margin": [3]})
+        >>> len(Plan().conditions()), Plan().conditions["margin"].tolist()
+        (1, [3])
+        """
+
+        @wraps(method)
+        def table(self: Any) -> Any:
+            return _callable(method(self))
+
+        return property(table)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Protocol
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
@@ -15,7 +14,8 @@ from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
 from shardalg.partition.alternatives import Decision
-from shardalg.propagate.sharded import ShardedGraph
+from shardalg.planning.stages import Stages
+from shardalg.sizes.assumed import Assumed
 from shardalg.sizes.conditions import Condition
 from shardalg.sizes.formula import Formula
 from shardalg.spmd.instruction import Instruction
@@ -32,34 +32,18 @@ BORDER = -1
 """Stands for the node of what moves at the program's border."""
 
 
-class Planned(Protocol):
-    """What is compared of a plan."""
-
-    @property
-    def graph(self) -> Graph:
-        """The function."""
-
-    @property
-    def sharded(self) -> ShardedGraph:
-        """Its completed layouts."""
-
-    @property
-    def memory(self) -> Liveness:
-        """What a device holds at the peak."""
-
-    @property
-    def named(self) -> Symbolised | None:
-        """Its formulas, if sizes have names."""
-
-    @property
-    def program(self) -> SpmdProgram:
-        """What every device runs."""
-
-
 def changes(
-    hints: Planned, here: Planned, *, point: Mapping[str, int], constant: Difference | None
+    hints: Stages,
+    here: Stages,
+    assumed: Iterable[Assumed],
+    *,
+    point: Mapping[str, int],
+    constant: Difference | None,
 ) -> Table:
     """Every decision in which two plans of one function differ, at the hints and at a point.
+
+    Args:
+      assumed: what the formulas hold sizes for.
 
     Kinds: "constant" (the first size made in Python that is another one), "divides" (a split that
     is even here and not there), "part" (an axis of another size, of which a part is used), "choice"
@@ -68,11 +52,11 @@ def changes(
     bytes are alive, which nobody decides).
     """
     made = () if constant is None else (("constant", "", constant.source, "", constant.text),)
-    rows = (*made, *_splits(hints, point), *_choices(hints, here), *_shardings(hints, here))
+    rows = (*made, *_splits(assumed, point), *_choices(hints, here), *_shardings(hints, here))
     return Table(CHANGE_COLUMNS, (*rows, *_collectives(hints, here), *_peak(hints, here)))
 
 
-def _peak(hints: Planned, here: Planned) -> Iterator[Row]:
+def _peak(hints: Stages, here: Stages) -> Iterator[Row]:
     if hints.memory.place != here.memory.place:
         first, second = (_alive_at(plan.graph, plan.memory) for plan in (hints, here))
         yield "peak", first[0], first[1], first[0], second[0]
@@ -83,8 +67,8 @@ def _alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
     return ("the arguments", "") if peak is None else _whose(graph, peak)
 
 
-def _splits(hints: Planned, point: Mapping[str, int]) -> Iterator[Row]:
-    for fact in hints.named.conditions if hints.named else ():
+def _splits(assumed: Iterable[Assumed], point: Mapping[str, int]) -> Iterator[Row]:
+    for fact in assumed:
         if not fact.holds(point):
             yield fact.kind, fact.where, "", str(fact), fact.otherwise(point)
 
@@ -121,7 +105,7 @@ def _inequality(condition: Condition, hints: Mapping[str, int]) -> tuple[str, fl
     return f"{left} <= {right}", condition.margin(hints)
 
 
-def _choices(hints: Planned, here: Planned) -> Iterator[Row]:
+def _choices(hints: Stages, here: Stages) -> Iterator[Row]:
     first, second = _assignments(hints.program), _assignments(here.program)
     for number in sorted(first.keys() | second.keys()):
         pair = first.get(number, ""), second.get(number, "")
@@ -155,7 +139,7 @@ def _place(graph: Graph, node: int) -> tuple[str, str]:
     return graph.values[found.results[0]].name, found.source
 
 
-def _shardings(hints: Planned, here: Planned) -> Iterator[Row]:
+def _shardings(hints: Stages, here: Stages) -> Iterator[Row]:
     graph = hints.graph
     partner = Alignment(graph, here.graph).partner
     text = cache(Sharding.text)
@@ -169,7 +153,7 @@ def _shardings(hints: Planned, here: Planned) -> Iterator[Row]:
                 yield ("sharding", value.name, source, *pair)
 
 
-def _collectives(hints: Planned, here: Planned) -> Iterator[Row]:
+def _collectives(hints: Stages, here: Stages) -> Iterator[Row]:
     first, second = _moved(hints.program), _moved(here.program)
     for number in sorted(first.keys() | second.keys()):
         pair = tuple("; ".join(side.get(number, ())) for side in (first, second))

@@ -5,41 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from shardalg.costs.memory import Liveness
-from shardalg.graph.ir import Graph
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
+from shardalg.planning.stages import Stages
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.report.tables import collectives
-from shardalg.spmd.program import SpmdProgram
 
 KEYS = ("kind", "axes", "role", "phase", "op", "source")
 VALUE_COLUMNS = ("value", "sharding", "other_sharding", "shard_bytes", "other_shard_bytes")
 COLLECTIVE_COLUMNS = (*KEYS, "count", "other_count", "wire_bytes", "other_wire_bytes")
 TOTAL_COLUMNS = ("quantity", "this", "other", "difference")
 CHANGE_COLUMNS = ("what", "where", "this", "other")
-
-
-class Compared(Protocol):
-    """What is compared of a plan."""
-
-    @property
-    def graph(self) -> Graph:
-        """The function."""
-
-    @property
-    def sharded(self) -> ShardedGraph:
-        """Its completed layouts."""
-
-    @property
-    def program(self) -> SpmdProgram:
-        """What every device runs."""
-
-    @property
-    def memory(self) -> Liveness:
-        """What a device holds at the peak."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,12 +63,12 @@ def _where(row: Mapping[str, object]) -> str:
     return f"{row['axes']} {row['op']} ({row['source']}) {row['role']} {row['phase']}"
 
 
-def difference(this: Compared, other: Compared) -> PlanDifference:
+def difference(this: Stages, other: Stages) -> PlanDifference:
     """What `other` does otherwise than `this`; numbers, at the hints where sizes have names."""
     return PlanDifference(_values(this, other), _collectives(this, other), _totals(this, other))
 
 
-def _values(this: Compared, other: Compared) -> Table:
+def _values(this: Stages, other: Stages) -> Table:
     first, second = _layouts(this.sharded), _layouts(other.sharded)
     rows = [
         (name, one[0], two[0], one[1], two[1])
@@ -111,7 +88,7 @@ def _layouts(sharded: ShardedGraph) -> dict[str, tuple[str, int]]:
     return found
 
 
-def _collectives(this: Compared, other: Compared) -> Table:
+def _collectives(this: Stages, other: Stages) -> Table:
     first, second = _sent(this), _sent(other)
     rows = [
         (*key, one[0], two[0], one[1], two[1])
@@ -121,7 +98,7 @@ def _collectives(this: Compared, other: Compared) -> Table:
     return Table(COLLECTIVE_COLUMNS, tuple(rows))
 
 
-def _sent(plan: Compared) -> dict[tuple[object, ...], tuple[int, float]]:
+def _sent(plan: Stages) -> dict[tuple[object, ...], tuple[int, float]]:
     """Executions and wire bytes of a step, per group of collectives."""
     counts, sent = Counter(), Counter()
     for row in collectives(plan.program, plan.graph):
@@ -131,14 +108,14 @@ def _sent(plan: Compared) -> dict[tuple[object, ...], tuple[int, float]]:
     return {key: (counts[key], sent[key]) for key in counts}
 
 
-def _totals(this: Compared, other: Compared) -> Table:
+def _totals(this: Stages, other: Stages) -> Table:
     first, second = dict(_quantities(this)), dict(_quantities(other))
     names = dict.fromkeys((*first, *second))
     pairs = [(name, first.get(name, 0), second.get(name, 0)) for name in names]
     return Table(TOTAL_COLUMNS, tuple((n, one, two, two - one) for n, one, two in pairs))
 
 
-def _quantities(plan: Compared) -> Iterator[tuple[str, float]]:
+def _quantities(plan: Stages) -> Iterator[tuple[str, float]]:
     groups = _sent(plan).values()
     yield "collectives", sum(count for count, _ in groups)
     yield "wire_bytes", sum(sent for _, sent in groups)

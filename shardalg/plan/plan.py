@@ -2,102 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.errors import LoweringError, PlanFileError, ShardalgError, StrategyError
+from shardalg.errors import PlanFileError, ShardalgError, StrategyError
 from shardalg.explain import decisions, warned
-from shardalg.explain.collective import CollectiveExplanation, explain_collective
 from shardalg.explain.difference import PlanDifference, difference
-from shardalg.explain.explained import ValueExplanation, explanation
-from shardalg.explain.idle import idle_rows
-from shardalg.explain.listing import program_listing
-from shardalg.explain.switches import gather_table, switch_table
-from shardalg.explain.trials import Trials
-from shardalg.explain.why_not import WhyNot, why_not
-from shardalg.graph.ir import Graph
-from shardalg.io.table import Table
+from shardalg.plan.ask_cost import CostAnswers
+from shardalg.plan.ask_run import RunAnswers
+from shardalg.plan.ask_why import WhyAnswers
 from shardalg.planning import plan_file
-from shardalg.planning.stages import Stages, planned, planned_at, priced
+from shardalg.planning.stages import Stages, planned, planned_at
 from shardalg.planning.traced import Traced, own_mesh, trace_arguments, with_own
 from shardalg.propagate.options import Options, options_from
-from shardalg.propagate.sharded import ShardedGraph
-from shardalg.propagate.strategy import Strategy, resolve, strategy_from
+from shardalg.propagate.strategy import Annotations, Strategy, resolve, strategy_from
 from shardalg.report import tables
-from shardalg.report.formatting import formatting
-from shardalg.report.html import Listing
-from shardalg.report.uneven_results import with_borders
-from shardalg.spmd.program import SpmdProgram
-
-if TYPE_CHECKING:
-    from shardalg.algebra.dims import Size
-    from shardalg.costs.hardware import Hardware
-    from shardalg.costs.memory import Liveness
-    from shardalg.costs.step_time import Cost
-    from shardalg.costs.symbolic import Symbolised
-    from shardalg.io.table import DataFrame
-    from shardalg.lower import Lowered
-    from shardalg.propagate.strategy import Annotations
-    from shardalg.sizes.decided import Guards
-    from shardalg.symbolic.symbols import Symbols
-    from shardalg.verify.report import Report
-    from shardalg.xla.compare import BesideXla
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan(WhyAnswers, CostAnswers, RunAnswers):
     """A planned function: completed shardings, the program that every device runs, and its tables.
 
     Made by `plan` and `load_plan`; `replan` makes another one from the same trace. A plan with
     named sizes is made at their hints, and shardings, program, `verify`, `simulate` and `lower` are
-    those of the hints; `at` makes the plan at other sizes.
+    those of the hints; `at` makes the plan at other sizes. What it answers stands in this room by
+    question: `ask_shardings`, `ask_collectives`, `ask_cost`, `ask_why`, `ask_sizes`, `ask_verify`
+    and `ask_run`; here is what makes and compares plans. Tables are methods, values properties.
 
     Attributes:
+      options: how the plan was made.
       changes: of a plan made by `at`, the decisions that differ from those at the hints.
     """
-
-    options: Options
-    _stages: Callable[[], Stages]
-    changes: Table = decisions.NO_CHANGES
-
-    @cached_property
-    def stages(self) -> Stages:
-        """What planning made of the function; of a plan by `at`, made when first asked for."""
-        return self._stages()
-
-    @property
-    def traced(self) -> Traced:
-        """The function as it was traced, and what stands at its border."""
-        return self.stages.traced
-
-    @property
-    def annotations(self) -> Annotations:
-        """What was asked for."""
-        return self.stages.annotations
-
-    @property
-    def sharded(self) -> ShardedGraph:
-        """The completed layouts."""
-        return self.stages.sharded
-
-    @property
-    def program(self) -> SpmdProgram:
-        """What every device runs."""
-        return self.stages.program
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh that the plan is for."""
-        return self.annotations.mesh
-
-    @property
-    def graph(self) -> Graph:
-        """The traced function."""
-        return self.traced.graph
 
     def replan(self, strategy: Strategy, *, options: Options | None = None) -> Plan:
         """The same trace under another mesh or strategy.
@@ -111,66 +49,9 @@ class Plan:
         >>> first.replan(sa.Strategy(first.mesh, in_shardings=(P(None, "x"),))).collectives().empty
         True
         """
-        return _planned(self.traced, strategy_from(strategy), options_from(options or self.options))
-
-    @property
-    def is_symbolic(self) -> bool:
-        """Whether sizes have names, so that prices are formulas."""
-        return self.stages.is_named
-
-    @cached_property
-    def symbols(self) -> Symbols:
-        """The formulas of the function's sizes; numbers where no dimension has a name."""
-        return self.stages.symbols
-
-    @cached_property
-    def sizes(self) -> dict[str, Size]:
-        """Every named size, of dimensions and axes, with its hint; empty in a plan in numbers."""
-        if not self.is_symbolic:
-            return {}
-        from shardalg.symbolic.symbols import named_sizes
-
-        return named_sizes(self.symbols, self.mesh)
-
-    @property
-    def constants(self) -> DataFrame:
-        """Sizes that no argument reaches: they stay numbers in every formula.
-
-        Columns: size, source, value (the first that has it), varies (whether the second trace had
-        another size there, so that formulas hold at the hints' size alone).
-        """
-        return self.symbols.constants.df
-
-    @property
-    def conditions(self) -> DataFrame:
-        """What ties the formulas to the hints, to read: where one fails, `at` gives another plan.
-
-        A choice is held against what its operator could do instead, along the paths of the hints,
-        so that choices may change before their condition fails; `holds` asks everything.
-
-        Columns: kind, condition, margin, where, source, decides, rests_on (earlier operators whose
-        choices decide which copies are at hand: where one is another choice, the condition says
-        nothing). Kinds: "choice" (of an operator, the nearest at the hints first; `margin` is what
-        it saves of the dearer's bytes or devices), "divides" (an even or an uneven split), "part"
-        (an axis of which a collective uses a part, held at its hint), "peak" (of memory, without a
-        margin).
-        """
-        return self.conditions_table.df
-
-    @cached_property
-    def conditions_table(self) -> Table:
-        """The table behind `conditions`; empty in a plan in numbers."""
-        if self.symbolised is None:
-            return decisions.NO_CONDITIONS
-        from shardalg.partition.alternatives import decisions as choices
-
-        found = choices(self.sharded, self.traced.roles, self.options, named=self.symbolised)
-        return decisions.conditions(self.symbolised, found, self.memory)
-
-    @property
-    def memory(self) -> Liveness:
-        """What a device holds at the peak; of a plan with named sizes, at the hints."""
-        return self.stages.memory
+        return _planned(
+            self._traced, strategy_from(strategy), options_from(options or self.options)
+        )
 
     def at(self, **sizes: int) -> Plan:
         """The same plan in numbers, where these names have these sizes; others have their hints.
@@ -200,7 +81,7 @@ class Plan:
 
         point = point_of(self.sizes, sizes)
         if self._guarded(point):
-            return Plan(self.options, lambda: planned_at(self.stages, point, self.options)[0])
+            return Plan(self.options, lambda: planned_at(self._stages, point, self.options)[0])
         here = self._planned_at(point)
         found = here.changes
         decided = [row for row in found if row["kind"] != "peak"]
@@ -213,9 +94,10 @@ class Plan:
 
     def _planned_at(self, point: Mapping[str, int]) -> Plan:
         """The plan there, with its changes."""
-        stages, constant = planned_at(self.stages, point, self.options)
+        stages, constant = planned_at(self._stages, point, self.options)
         here = _checked(stages, self.options)
-        found = decisions.changes(self, here, point=point, constant=constant)
+        assumed = self._named.conditions if self._named else ()
+        found = decisions.changes(self._stages, stages, assumed, point=point, constant=constant)
         return replace(here, changes=found)
 
     def holds(self, **sizes: int) -> bool:
@@ -236,159 +118,6 @@ class Plan:
             return not self._planned_at(point).changes.rows
         return self._guarded(point)
 
-    def _guarded(self, point: Mapping[str, int]) -> bool:
-        return self._guards is not None and self._guards.hold(point)
-
-    @property
-    def unguarded(self) -> str:
-        """Why `at` and `holds` know other sizes only by planning there; "" where they know more."""
-        return self._recorded[1]
-
-    @property
-    def _guards(self) -> Guards | None:
-        """What planning asked of the sizes; None where that is not known."""
-        return self._recorded[0]
-
-    @cached_property
-    def _recorded(self) -> tuple[Guards | None, str]:
-        from shardalg.planning.guards import guards
-
-        return guards(self.stages, self.options, lambda: self.symbolised)
-
-    @property
-    def named(self) -> Symbolised | None:
-        """The same as `symbolised`; None also where some size has no formula."""
-        from shardalg.sizes.formula import FormulaError
-
-        try:
-            return self.symbolised
-        except FormulaError:
-            return None
-
-    def shardings(self) -> DataFrame:
-        """Every value: name, shape, completed sharding, local shape, and why it is so."""
-        return tables.shardings(self.sharded).df
-
-    def collectives(self) -> DataFrame:
-        """Every collective, in order of execution; bytes are per device and execution.
-
-        `count` includes trip counts: a step's wire bytes are the sum of `wire_bytes * count`. Of a
-        plan with named sizes, group sizes, counts and bytes are sympy expressions in them. Rows of
-        kind "border" come last (not with named sizes): uneven results, which a call of the lowered
-        program hands out on the longest even prefix of their axes, and `padded` as they are.
-        """
-        found = self.collectives_table
-        made = found if self.is_symbolic else with_borders(found, self.program, self.graph)
-        return made.df
-
-    @cached_property
-    def collectives_table(self) -> Table:
-        """The table behind `collectives()`: what the program itself sends."""
-        return tables.collectives(self.program, self.graph, self.symbolised)
-
-    @cached_property
-    def symbolised(self) -> Symbolised | None:
-        """The program with a formula for each of its sizes; None in a plan in numbers."""
-        if not self.is_symbolic:
-            return None
-        from shardalg.costs.symbolic import Sizes, symbolise
-
-        return symbolise(self.program, self.graph, Sizes.of(self.symbols.lifted, self.mesh.sizes))
-
-    def warnings(self) -> DataFrame:
-        """What costs more than it needs to (operators without a row, idle axes), or is left out.
-
-        An operator without a row, or with a loop that no emission splits, sends `wire_bytes`. A
-        product that is executed with an axis on none of its loops repeats `redundant_flops` on
-        every device; `remedy` is then the annotation that uses the axis, found by planning again.
-        Both per device and step. An effect without a result (a print, a callback) is left out of
-        the program, and named with its line.
-
-        >>> import jax, shardalg as sa
-        >>> from jax.sharding import PartitionSpec as P
-        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
-        >>> plan = sa.plan(lambda x, w: x @ w, x, x, mesh=sa.Mesh({"X": 2, "Y": 2}),
-        ...                in_shardings=(P("X"), P()))
-        >>> plan.warnings()[["warning", "redundant_flops"]].values.tolist()
-        [['idle axis Y: 2 devices along it compute the same', 256]]
-        """
-        return self.warnings_table.df
-
-    @cached_property
-    def warnings_table(self) -> Table:
-        """The table behind `warnings()`."""
-        fallbacks = warned.warnings(self.program, self.graph)
-        quiet = warned.left_out(self.graph)
-        return Table(fallbacks.columns, (*fallbacks.rows, *quiet.rows, *idle_rows(self._trials)))
-
-    def gathers(self) -> DataFrame:
-        """What is brought into a layout more than once, and what it would take to do it once.
-
-        A row per copy that the forward and the backward pass both make (`keep_gathers=True` keeps
-        it and what one pass alone makes, which the other may then choose to read; a number keeps as
-        many rows as fit in so many bytes), and per constant that a loop brings into its layout in
-        every trip (`hoist_gathers=True`). Columns: value, sharding, option, times,
-        wire_bytes (of one), saved_wire_bytes (a step), held_bytes (longer, on a device).
-        """
-        return gather_table(self.sharded, self.traced.roles, self.options).df
-
-    def formatting(self, hardware: str | Hardware | None = None) -> DataFrame:
-        """Slices, pads, masks and halos that partitioning adds, and their share of the program.
-
-        A row per kind, the last one for all. Columns: instruction, count, memory_bytes (from and to
-        memory, of what nothing fuses), wire_bytes (of halos and permutes), memory_share and
-        wire_share (of the whole program's); on a hardware memory_s, and step_share of the step.
-        Sizes that have names are at their hints.
-        """
-        cost = None if hardware is None else priced(self.traced, self.program, hardware)
-        return formatting(self.program, self.graph, cost).df
-
-    def switches(self) -> DataFrame:
-        """What each switch of `Options` is worth here, one flipped at a time, by planning again.
-
-        Columns: options, collectives, wire_bytes, peak_memory_bytes, local_instructions (those that
-        send nothing), formatting_bytes (that formatting moves from and to memory).
-        """
-        return switch_table(self.stages, self.options).df
-
-    def explain(self, what: object) -> ValueExplanation | CollectiveExplanation:
-        """Why a value is sharded as it is, or why a collective is there.
-
-        Of a value: per axis, the steps that brought it, back to the annotations. Of a collective:
-        the layout that the value has and the one that is needed, the annotations behind both, and
-        the smallest change of one annotation (else of two, or of as many as it takes) that removes
-        it, by planning again.
-
-        Args:
-          what: a name that `shardings()` prints (`params['w']`, a site's name,
-            `dot_general:3@model.py:41`), or a row of `collectives()`, its number, or an instruction
-            of `program`.
-
-        Raises:
-          StrategyError: no value has that name, or there is no such collective.
-
-        >>> import jax, shardalg as sa
-        >>> from jax.sharding import PartitionSpec as P
-        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
-        >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 4}), in_shardings=(P("X"),))
-        >>> print(plan.explain(0).change)
-        argument x as [None, None] instead of [X, None]
-        """
-        if isinstance(what, str):
-            return explanation(self.sharded, what)
-        return explain_collective(self._trials, self.collectives_table, what)
-
-    def why_not(self, value: str, spec: object) -> WhyNot:
-        """Why a value does not have a layout, and what would change if it were annotated so.
-
-        Args:
-          spec: as `in_shardings` takes it.
-
-        Raises:
-          StrategyError: no value has that name, or the spec does not fit it.
-        """
-        return why_not(self._trials, value, spec)
-
     def diff(self, other: Plan) -> PlanDifference:
         """Values, collectives, bytes and memory in which another plan differs.
 
@@ -397,120 +126,7 @@ class Plan:
         """
         if not isinstance(other, Plan):
             raise StrategyError(f"a plan differs from another Plan, got {other!r:.80}.")
-        return difference(self, other)
-
-    def compare_xla(
-        self,
-        partitioner: str | None = None,
-        *,
-        fn: Callable[..., Any] | None = None,
-        args: Sequence[Any] | None = None,
-    ) -> BesideXla:
-        """XLA's layouts and collectives for the same function and annotations, beside the plan's.
-
-        XLA compiles for CPU devices, in a process of its own where this one has too few.
-
-        Args:
-          partitioner: "gspmd" or "shardy"; None: the one that the plan's policy follows.
-          fn, args: of a loaded plan, as `lower` takes them.
-
-        Raises:
-          LoweringError: this jax lacks the partitioner, XLA ends without an answer, or one device
-            leaves nothing to compare.
-
-        >>> import jax, shardalg as sa
-        >>> from jax.sharding import PartitionSpec as P
-        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
-        >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
-        >>> print(plan.compare_xla("shardy").kinds)
-        kind        axes  count  xla_count  wire_bytes  xla_wire_bytes
-        all_reduce  X         1          1          64              64
-        all                   1          1          64              64
-        """
-        from shardalg.xla.compare import compare
-        from shardalg.xla.dump import ask
-
-        graph = self._bound(fn, args).graph
-        policy = self.options.completing.policy if partitioner is None else partitioner
-        asked = (graph, self.annotations, policy)
-        return compare(self._trials, ask(*asked), partial(ask, *asked, ()))
-
-    @cached_property
-    def _trials(self) -> Trials:
-        return Trials(self.stages, self.options)
-
-    def verify(self) -> Report:
-        """Every claim on which the program's equality with the function rests, with its proof.
-
-        `.ok` only if each claim is proved or trusted.
-        """
-        return self._report
-
-    @cached_property
-    def _report(self) -> Report:
-        from shardalg.verify.verify import verify
-
-        report = verify(self.sharded, self.program, finite=self.options.switches.finite_sums)
-        return replace(report, hints=self._hints(self.sizes))
-
-    def cost(self, hardware: str | Hardware) -> Cost:
-        """Step time, communication, peak memory and flops on a chip.
-
-        Numbers; of a plan with named sizes, sympy expressions in them.
-        """
-        return priced(self.traced, self.symbolised or self.program, hardware)
-
-    def lower(
-        self,
-        devices: Sequence[Any] | None = None,
-        *,
-        fn: Callable[..., Any] | None = None,
-        args: Sequence[Any] | None = None,
-    ) -> Lowered:
-        """The program as a JAX executable; call it on global arrays. It is verified first.
-
-        Args:
-          devices: as many as the mesh has positions; None takes jax's first ones.
-          fn: of a loaded plan, the function again; its graph must be the planned one.
-          args: with `fn`, the arguments as `plan` took them; needed where they are pytrees.
-
-        Raises:
-          LoweringError: a loaded plan without the function or its pytrees, another function, a
-            refuted claim.
-        """
-        from shardalg.lower import lower
-        from shardalg.verify.report import refuse_refuted
-
-        traced = self._bound(fn, args)
-        refuse_refuted(self.verify())
-        sites = {
-            site.node: sharding
-            for site, sharding in zip(traced.graph.sites, self.annotations.sites, strict=True)
-            if sharding is not None
-        }
-        made = lower(self.program, traced.graph, devices, donate=traced.donated, sites=sites)
-        hints = self._hints(self.sizes)
-        at = f", at the hints {hints}" if hints else ""
-        return replace(made, verified=self._verified() + at)
-
-    def _bound(self, fn: Callable[..., Any] | None, args: Sequence[Any] | None) -> Traced:
-        if self.traced.fn is not None and fn is None:
-            return self.traced
-        if fn is None:
-            raise LoweringError(
-                "a loaded plan has no function to run: pass it, as plan.lower(fn=train_step)."
-            )
-        return self.traced.bound(fn, args, self.mesh.shape)
-
-    def save(self, path: str | Path) -> None:
-        """Write the plan to a JSON file, atomically; `load_plan` reads it.
-
-        The file holds the graph, the annotations and the options; the rest is derived again.
-        """
-        plan_file.write(path, self._content())
-
-    def _content(self) -> dict[str, Any]:
-        return plan_file.content(self.traced, self.annotations, self.options, text=self.text())
+        return difference(self._stages, other._stages)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Plan], tuple[bytes]]:
         """Pickled, a plan is its file: it comes back as `load_plan` gives it."""
@@ -521,21 +137,6 @@ class Plan:
         return self
 
     __copy__ = __deepcopy__
-
-    def text(self) -> str:
-        """The program with source lines."""
-        return self.program.text(self.graph)
-
-    def listing(self) -> Listing:
-        """The same for a notebook, where pointing at a value shows the chain behind its layout."""
-        return program_listing(self.program, self.sharded)
-
-    def _verified(self) -> str:
-        """How far the plan was verified, in words."""
-        return self._report.summary() if "_report" in self.__dict__ else "not verified"
-
-    def _hints(self, names: Iterable[str]) -> str:
-        return ", ".join(f"{name}={self.sizes[name].hint}" for name in names)
 
     def __repr__(self) -> str:
         table = tables.collectives(self.program, self.graph)

@@ -29,6 +29,8 @@ KEPT = 4
 """Seeds after which compiled operators are forgotten: small shapes come again."""
 LOWERED = 10
 """Of so many cases one is lowered."""
+
+
 def some_mesh(rng):
     sizes = MESHES[rng.integers(len(MESHES))]
     devices = rng.permutation(int(np.prod(sizes))) if rng.integers(2) else None

@@ -44,7 +44,7 @@ class Trained:
     @property
     def kept(self) -> tuple[bool, ...]:
         """Per array of the state, whether a step hands it on in the layout that it came in."""
-        program, donated = self.plan.program, self.plan.traced.donated
+        program, donated = self.plan.program, self.plan._traced.donated
         given = (program.argument_shardings[leaf] for leaf in donated)
         return tuple(a == b for a, b in zip(given, program.result_shardings, strict=False))
 
@@ -102,12 +102,12 @@ def left_out(reason: str) -> Section:
 
 def section(settings: Settings, found: Trained) -> Section:
     """The plan's collectives in sum, what fell back, and the losses."""
-    collectives = tables.strategies({"step": found.plan.collectives_table})
+    collectives = tables.strategies({"step": found.plan._collectives_table})
     summed = collectives.select("phase", "kind", "axes", "role", "count", "wire_bytes")
     words = INTRODUCTION.format(
         sites=len(found.plan.graph.sites) or "no",
         nodes=len(found.plan.graph.nodes),
-        fallback=sum(found.plan.warnings_table["wire_bytes"]),
+        fallback=sum(found.plan._warnings_table["wire_bytes"]),
         total=sum(summed["wire_bytes"]),
     )
     if not found.losses:

@@ -68,7 +68,7 @@ class Run:
     def beside(self) -> Table:
         """Our collectives beside XLA's."""
         theirs = hlo_table(self.compared.xla_collectives)
-        return tables.beside(self.plan.collectives_table, theirs)
+        return tables.beside(self.plan._collectives_table, theirs)
 
     def summary(self) -> tuple[object, ...]:
         """Errors and bytes."""

@@ -61,7 +61,7 @@ def plans_of(settings: Settings, name: str) -> dict[str, Plan]:
 
 def sections(plans: Mapping[str, Plan]) -> tuple[Section, ...]:
     """The totals of all strategies, then the collectives of each."""
-    found = {name: made.collectives_table for name, made in plans.items()}
+    found = {name: made._collectives_table for name, made in plans.items()}
     summed = tables.strategies(found)
     bars = Picture(
         "wire_bytes",

@@ -58,16 +58,16 @@ CAPTION = "Bytes of one device in one layer, against the size of each mesh axis.
 
 def costs_of(made: Plan, *, per: str | None = None) -> Costs:
     """What a plan with named sizes takes: in formulas and orders, per unit of the size `per`."""
-    return derive(_named(made), made.traced.roles, per=per)
+    return derive(_named(made), made._traced.roles, per=per)
 
 
 def _named(made: Plan) -> Symbolised:
-    if made.symbolised is None:
+    if made._symbolised is None:
         raise StrategyError(
             f"{made!r} has no named sizes, so that its costs have no orders: plan on a mesh with "
             "symbolic=True and arguments in sa.dims, such as Part.named_arguments."
         )
-    return made.symbolised
+    return made._symbolised
 
 
 def layer_costs(settings: Settings = HINTS) -> dict[str, Costs]:
@@ -124,7 +124,7 @@ def nearest(plans: Mapping[str, Plan], count: int = MOST_CHOICES) -> Table:
     rows = (
         (name, *row)
         for name, made in plans.items()
-        for row in made.conditions_table.where(kind="choice").select(*columns).rows[:count]
+        for row in made._conditions_table.where(kind="choice").select(*columns).rows[:count]
     )
     return Table(("strategy", *columns), tuple(rows))
 

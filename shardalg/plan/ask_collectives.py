@@ -1,0 +1,61 @@
+"""What a plan says of communication: collectives, what is gathered twice, formatting."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardalg.explain.switches import gather_table
+from shardalg.io.table import Table
+from shardalg.plan.planned import Planned
+from shardalg.planning.stages import priced
+from shardalg.report import tables
+from shardalg.report.formatting import formatting
+from shardalg.report.uneven_results import with_borders
+
+if TYPE_CHECKING:
+    from shardalg.costs.hardware import Hardware
+    from shardalg.io.table import DataFrame
+
+
+class CollectiveAnswers(Planned):
+    """What is sent, and what is done around it."""
+
+    def collectives(self) -> DataFrame:
+        """Every collective, in order of execution; bytes are per device and execution.
+
+        `count` includes trip counts: a step's wire bytes are the sum of `wire_bytes * count`. Of a
+        plan with named sizes, group sizes, counts and bytes are sympy expressions in them. Rows of
+        kind "border" come last (not with named sizes): uneven results, which a call of the lowered
+        program hands out on the longest even prefix of their axes, and `padded` as they are.
+        """
+        found = self._collectives_table
+        made = found if self._stages.is_named else with_borders(found, self.program, self.graph)
+        return made.df
+
+    @cached_property
+    def _collectives_table(self) -> Table:
+        """The table behind `collectives()`: what the program itself sends."""
+        return tables.collectives(self.program, self.graph, self._symbolised)
+
+    def gathers(self) -> DataFrame:
+        """What is brought into a layout more than once, and what it would take to do it once.
+
+        A row per copy that the forward and the backward pass both make (`keep_gathers=True` keeps
+        it and what one pass alone makes, which the other may then choose to read; a number keeps as
+        many rows as fit in so many bytes), and per constant that a loop brings into its layout in
+        every trip (`hoist_gathers=True`). Columns: value, sharding, option, times,
+        wire_bytes (of one), saved_wire_bytes (a step), held_bytes (longer, on a device).
+        """
+        return gather_table(self._sharded, self._traced.roles, self.options).df
+
+    def formatting(self, hardware: str | Hardware | None = None) -> DataFrame:
+        """Slices, pads, masks and halos that partitioning adds, and their share of the program.
+
+        A row per kind, the last one for all. Columns: instruction, count, memory_bytes (from and to
+        memory, of what nothing fuses), wire_bytes (of halos and permutes), memory_share and
+        wire_share (of the whole program's); on a hardware memory_s, and step_share of the step.
+        Sizes that have names are at their hints.
+        """
+        cost = None if hardware is None else priced(self._traced, self.program, hardware)
+        return formatting(self.program, self.graph, cost).df

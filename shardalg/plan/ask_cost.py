@@ -1,0 +1,29 @@
+"""What a plan says of time and memory on a chip."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardalg.plan.planned import Planned
+from shardalg.planning.stages import priced
+
+if TYPE_CHECKING:
+    from shardalg.costs.cost import Cost
+    from shardalg.costs.hardware import Hardware
+    from shardalg.costs.memory import Liveness
+
+
+class CostAnswers(Planned):
+    """Seconds, bytes held and flops."""
+
+    def cost(self, hardware: str | Hardware) -> Cost:
+        """Step time, communication, peak memory and flops on a chip.
+
+        Numbers; of a plan with named sizes, sympy expressions in them.
+        """
+        return priced(self._traced, self._symbolised or self.program, hardware)
+
+    @property
+    def memory(self) -> Liveness:
+        """What a device holds at the peak; of a plan with named sizes, at the hints."""
+        return self._stages.memory

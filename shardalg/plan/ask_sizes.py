@@ -1,0 +1,92 @@
+"""What a plan with named sizes says of them: names, constants, and where it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardalg.explain import decisions
+from shardalg.io.table import Table
+from shardalg.plan.planned import Planned
+from shardalg.renamed import also_without_call
+
+if TYPE_CHECKING:
+    from shardalg.algebra.dims import Size
+    from shardalg.io.table import DataFrame
+    from shardalg.sizes.decided import Guards
+
+
+class SizeAnswers(Planned):
+    """Named sizes, and at which others the plan is the same."""
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether sizes have names, so that prices are formulas."""
+        return self._stages.is_named
+
+    @cached_property
+    def sizes(self) -> dict[str, Size]:
+        """Every named size, of dimensions and axes, with its hint; empty in a plan in numbers."""
+        if not self.is_symbolic:
+            return {}
+        from shardalg.symbolic.symbols import named_sizes
+
+        return named_sizes(self._symbols, self.mesh)
+
+    @also_without_call
+    def constants(self) -> DataFrame:
+        """Sizes that no argument reaches: they stay numbers in every formula.
+
+        Columns: size, source, value (the first that has it), varies (whether the second trace had
+        another size there, so that formulas hold at the hints' size alone).
+        """
+        return self._symbols.constants.df
+
+    @also_without_call
+    def conditions(self) -> DataFrame:
+        """What ties the formulas to the hints, to read: where one fails, `at` gives another plan.
+
+        A choice is held against what its operator could do instead, along the paths of the hints,
+        so that choices may change before their condition fails; `holds` asks everything.
+
+        Columns: kind, condition, margin, where, source, decides, rests_on (earlier operators whose
+        choices decide which copies are at hand: where one is another choice, the condition says
+        nothing). Kinds: "choice" (of an operator, the nearest at the hints first; `margin` is what
+        it saves of the dearer's bytes or devices), "divides" (an even or an uneven split), "part"
+        (an axis of which a collective uses a part, held at its hint), "peak" (of memory, without a
+        margin).
+        """
+        return self._conditions_table.df
+
+    @cached_property
+    def _conditions_table(self) -> Table:
+        """The table behind `conditions`; empty in a plan in numbers."""
+        if self._symbolised is None:
+            return decisions.NO_CONDITIONS
+        from shardalg.partition.alternatives import decisions as choices
+
+        found = choices(self._sharded, self._traced.roles, self.options, named=self._symbolised)
+        return decisions.conditions(self._symbolised, found, self._stages.memory)
+
+    @property
+    def unguarded(self) -> str:
+        """Why `at` and `holds` know other sizes only by planning there; "" where they know more."""
+        return self._recorded[1]
+
+    def _guarded(self, point: Mapping[str, int]) -> bool:
+        return self._guards is not None and self._guards.hold(point)
+
+    @property
+    def _guards(self) -> Guards | None:
+        """What planning asked of the sizes; None where that is not known."""
+        return self._recorded[0]
+
+    @cached_property
+    def _recorded(self) -> tuple[Guards | None, str]:
+        from shardalg.planning.guards import guards
+
+        return guards(self._stages, self.options, lambda: self._symbolised)
+
+    def _hints(self, names: Iterable[str]) -> str:
+        return ", ".join(f"{name}={self.sizes[name].hint}" for name in names)

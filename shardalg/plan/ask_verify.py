@@ -1,0 +1,34 @@
+"""What a plan says of its proof."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardalg.plan.ask_sizes import SizeAnswers
+
+if TYPE_CHECKING:
+    from shardalg.verify.report import Report
+
+
+class VerifyAnswers(SizeAnswers):
+    """Whether the program computes the function."""
+
+    def verify(self) -> Report:
+        """Every claim on which the program's equality with the function rests, with its proof.
+
+        `.ok` only if each claim is proved or trusted.
+        """
+        return self._report
+
+    @cached_property
+    def _report(self) -> Report:
+        from shardalg.verify.verify import verify
+
+        report = verify(self._sharded, self.program, finite=self.options.switches.finite_sums)
+        return replace(report, hints=self._hints(self.sizes))
+
+    def _verified(self) -> str:
+        """How far the plan was verified, in words."""
+        return self._report.summary() if "_report" in self.__dict__ else "not verified"

@@ -1,0 +1,137 @@
+"""What a plan says of its reasons: why and why not, warnings, and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from shardalg.explain import warned
+from shardalg.explain.collective import CollectiveExplanation, explain_collective
+from shardalg.explain.explained import ValueExplanation, explanation
+from shardalg.explain.idle import idle_rows
+from shardalg.explain.switches import switch_table
+from shardalg.explain.trials import Trials
+from shardalg.explain.why_not import WhyNot, why_not
+from shardalg.io.table import Table
+from shardalg.plan.ask_collectives import CollectiveAnswers
+
+if TYPE_CHECKING:
+    from shardalg.io.table import DataFrame
+    from shardalg.xla.compare import BesideXla
+
+
+class WhyAnswers(CollectiveAnswers):
+    """Why it is so, and what another choice is worth."""
+
+    def explain(self, what: object) -> ValueExplanation | CollectiveExplanation:
+        """Why a value is sharded as it is, or why a collective is there.
+
+        Of a value: per axis, the steps that brought it, back to the annotations. Of a collective:
+        the layout that the value has and the one that is needed, the annotations behind both, and
+        the smallest change of one annotation (else of two, or of as many as it takes) that removes
+        it, by planning again.
+
+        Args:
+          what: a name that `shardings()` prints (`params['w']`, a site's name,
+            `dot_general:3@model.py:41`), or a row of `collectives()`, its number, or an instruction
+            of `program`.
+
+        Raises:
+          StrategyError: no value has that name, or there is no such collective.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+        >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 4}), in_shardings=(P("X"),))
+        >>> print(plan.explain(0).change)
+        argument x as [None, None] instead of [X, None]
+        """
+        if isinstance(what, str):
+            return explanation(self._sharded, what)
+        return explain_collective(self._trials, self._collectives_table, what)
+
+    def why_not(self, value: str, spec: object) -> WhyNot:
+        """Why a value does not have a layout, and what would change if it were annotated so.
+
+        Args:
+          spec: as `in_shardings` takes it.
+
+        Raises:
+          StrategyError: no value has that name, or the spec does not fit it.
+        """
+        return why_not(self._trials, value, spec)
+
+    def warnings(self) -> DataFrame:
+        """What costs more than it needs to (operators without a row, idle axes), or is left out.
+
+        An operator without a row, or with a loop that no emission splits, sends `wire_bytes`. A
+        product that is executed with an axis on none of its loops repeats `redundant_flops` on
+        every device; `remedy` is then the annotation that uses the axis, found by planning again.
+        Both per device and step. An effect without a result (a print, a callback) is left out of
+        the program, and named with its line.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> plan = sa.plan(lambda x, w: x @ w, x, x, mesh=sa.Mesh({"X": 2, "Y": 2}),
+        ...                in_shardings=(P("X"), P()))
+        >>> plan.warnings()[["warning", "redundant_flops"]].values.tolist()
+        [['idle axis Y: 2 devices along it compute the same', 256]]
+        """
+        return self._warnings_table.df
+
+    @cached_property
+    def _warnings_table(self) -> Table:
+        """The table behind `warnings()`."""
+        fallbacks = warned.warnings(self.program, self.graph)
+        quiet = warned.left_out(self.graph)
+        return Table(fallbacks.columns, (*fallbacks.rows, *quiet.rows, *idle_rows(self._trials)))
+
+    def switches(self) -> DataFrame:
+        """What each switch of `Options` is worth here, one flipped at a time, by planning again.
+
+        Columns: options, collectives, wire_bytes, peak_memory_bytes, local_instructions (those that
+        send nothing), formatting_bytes (that formatting moves from and to memory).
+        """
+        return switch_table(self._stages, self.options).df
+
+    def compare_xla(
+        self,
+        partitioner: str | None = None,
+        *,
+        fn: Callable[..., Any] | None = None,
+        args: Sequence[Any] | None = None,
+    ) -> BesideXla:
+        """XLA's layouts and collectives for the same function and annotations, beside the plan's.
+
+        XLA compiles for CPU devices, in a process of its own where this one has too few.
+
+        Args:
+          partitioner: "gspmd" or "shardy"; None: the one that the plan's policy follows.
+          fn, args: of a loaded plan, as `lower` takes them.
+
+        Raises:
+          LoweringError: this jax lacks the partitioner, XLA ends without an answer, or one device
+            leaves nothing to compare.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+        >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
+        >>> print(plan.compare_xla("shardy").kinds)
+        kind        axes  count  xla_count  wire_bytes  xla_wire_bytes
+        all_reduce  X         1          1          64              64
+        all                   1          1          64              64
+        """
+        from shardalg.xla.compare import compare
+        from shardalg.xla.dump import ask
+
+        graph = self._bound(fn, args).graph
+        policy = self.options.completing.policy if partitioner is None else partitioner
+        asked = (graph, self._annotations, policy)
+        return compare(self._trials, ask(*asked), partial(ask, *asked, ()))
+
+    @cached_property
+    def _trials(self) -> Trials:
+        return Trials(self._stages, self.options)

@@ -1,0 +1,79 @@
+"""The members of a plan: grouped by question in files, no internals, tables as methods."""
+
+import ast
+from pathlib import Path
+
+import jax
+import pandas as pd
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.plan.planned import OLD_NAMES, Planned
+
+MEMBERS = {
+    "shardings": ("shardings", "text", "listing"),
+    "collectives": ("collectives", "gathers", "formatting"),
+    "cost": ("cost", "memory"),
+    "why": ("explain", "why_not", "warnings", "switches", "compare_xla"),
+    "sizes": ("is_symbolic", "sizes", "constants", "conditions", "unguarded"),
+    "verify": ("verify",),
+    "run": ("lower", "save"),
+}
+MADE = ("options", "changes", "program", "mesh", "graph")
+OTHERS = ("replan", "at", "holds", "diff")
+ROOM = Path(sa.__file__).parent / "plan"
+
+
+@pytest.fixture(scope="module")
+def plan():
+    x = jax.ShapeDtypeStruct(sa.dims("B M", hint=(8, 16)), "float32")
+    return sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 4}), in_shardings=(P("X"),))
+
+
+def test_members_are_the_public_ones(plan):
+    asked = [name for names in MEMBERS.values() for name in names]
+    assert dir(plan) == sorted((*asked, *MADE, *OTHERS))
+
+
+@pytest.mark.parametrize("question", MEMBERS)
+def test_a_question_has_a_file(question):
+    (made,) = [
+        node for node in ast.parse((ROOM / f"ask_{question}.py").read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]  # fmt: skip
+    public = [n.name for n in made.body if getattr(n, "name", "_")[0] != "_"]
+    assert tuple(public) == MEMBERS[question]
+
+
+def test_tables_are_methods_and_values_are_properties(plan):
+    for name in dir(plan):
+        kind = getattr(type(plan), name, None)
+        returned = getattr(kind, "__annotations__", {}).get("return", "")
+        if returned == "DataFrame":
+            assert callable(kind), name
+    for name in ("constants", "conditions"):
+        called, bare = getattr(plan, name)(), getattr(plan, name)
+        assert type(called) is pd.DataFrame
+        assert isinstance(bare, pd.DataFrame)
+        assert bare.equals(called)
+        assert type(bare[bare.columns[:1]]) is pd.DataFrame
+
+
+@pytest.mark.parametrize("name", sorted(OLD_NAMES))
+def test_internals_are_found_under_their_old_names(plan, name):
+    assert getattr(plan, name) == getattr(plan, f"_{name}")
+
+
+def test_what_no_plan_has_is_said_as_by_any_object(plan):
+    with pytest.raises(AttributeError, match="'Plan' object has no attribute 'colectives'"):
+        _ = plan.colectives
+
+
+def test_an_error_inside_a_property_is_not_hidden(plan, monkeypatch):
+    def broken(self):
+        raise AttributeError("inside")
+
+    monkeypatch.setattr(Planned, "mesh", property(broken))
+    with pytest.raises(AttributeError, match="inside"):
+        _ = plan.mesh
