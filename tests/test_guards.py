@@ -28,7 +28,9 @@ def there(plan, point):
     full = {name: point.get(name, size.hint) for name, size in plan.sizes.items()}
     stages, constant = planned_at(plan.stages, full, plan.options)
     found = Plan(plan.options, lambda: stages)
-    return found, decisions.changes(plan, found, point=full, constant=constant)
+    both = plan._stages, stages
+    changes = decisions.changes(*both, plan._named, point=full, constant=constant)
+    return found, changes
 
 
 @pytest.fixture(scope="module")

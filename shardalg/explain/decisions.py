@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 
 from shardalg.algebra.digits import Digits
@@ -15,7 +15,6 @@ from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
 from shardalg.partition.alternatives import Decision
 from shardalg.planning.stages import Stages
-from shardalg.sizes.assumed import Assumed
 from shardalg.sizes.conditions import Condition
 from shardalg.sizes.formula import Formula
 from shardalg.spmd.instruction import Instruction
@@ -35,7 +34,7 @@ BORDER = -1
 def changes(
     hints: Stages,
     here: Stages,
-    assumed: Iterable[Assumed],
+    named: Symbolised | None,
     *,
     point: Mapping[str, int],
     constant: Difference | None,
@@ -43,7 +42,7 @@ def changes(
     """Every decision in which two plans of one function differ, at the hints and at a point.
 
     Args:
-      assumed: what the formulas hold sizes for.
+      named: the formulas at the hints, if sizes have names.
 
     Kinds: "constant" (the first size made in Python that is another one), "divides" (a split that
     is even here and not there), "part" (an axis of another size, of which a part is used), "choice"
@@ -52,7 +51,7 @@ def changes(
     bytes are alive, which nobody decides).
     """
     made = () if constant is None else (("constant", "", constant.source, "", constant.text),)
-    rows = (*made, *_splits(assumed, point), *_choices(hints, here), *_shardings(hints, here))
+    rows = (*made, *_splits(named, point), *_choices(hints, here), *_shardings(hints, here))
     return Table(CHANGE_COLUMNS, (*rows, *_collectives(hints, here), *_peak(hints, here)))
 
 
@@ -67,8 +66,8 @@ def _alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
     return ("the arguments", "") if peak is None else _whose(graph, peak)
 
 
-def _splits(assumed: Iterable[Assumed], point: Mapping[str, int]) -> Iterator[Row]:
-    for fact in assumed:
+def _splits(named: Symbolised | None, point: Mapping[str, int]) -> Iterator[Row]:
+    for fact in named.conditions if named else ():
         if not fact.holds(point):
             yield fact.kind, fact.where, "", str(fact), fact.otherwise(point)
 

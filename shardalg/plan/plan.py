@@ -96,8 +96,8 @@ class Plan(WhyAnswers, CostAnswers, RunAnswers):
         """The plan there, with its changes."""
         stages, constant = planned_at(self._stages, point, self.options)
         here = _checked(stages, self.options)
-        assumed = self._named.conditions if self._named else ()
-        found = decisions.changes(self._stages, stages, assumed, point=point, constant=constant)
+        both = self._stages, stages
+        found = decisions.changes(*both, self._named, point=point, constant=constant)
         return replace(here, changes=found)
 
     def holds(self, **sizes: int) -> bool:

@@ -152,7 +152,8 @@ def compared(plan, point):
     """A plan retraced and planned at a point, whatever is known of it, with what changed."""
     stages, constant = planned_at(plan.stages, point, plan.options)
     there = Plan(plan.options, lambda: stages)
-    return there, decisions.changes(plan, there, point=point, constant=constant)
+    both = plan._stages, stages
+    return there, decisions.changes(*both, plan._named, point=point, constant=constant)
 
 
 @pytest.mark.parametrize("hints", [EVEN, UNEVEN], ids=["even", "uneven"])
