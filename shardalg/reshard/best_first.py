@@ -32,7 +32,7 @@ class Problem(Protocol, Generic[State, How]):
     def is_goal(self, state: State) -> bool:
         """Whether a way ends here."""
 
-    def onward(self, state: State, how: How | None, cost: Cost) -> Groups:
+    def onward(self, state: State, how: How | None, cost: Cost) -> Groups[State, How]:
         """Groups of moves, each move with its price and the state that it leads to.
 
         With each group goes what is sent at least from the state by way of it or of a later one:
@@ -92,7 +92,7 @@ class _Search(Generic[State, How]):
             self.go_on(cost, state, how, groups)
         return None
 
-    def go_on(self, cost: Cost, state: State, how: How | None, groups: Groups) -> None:
+    def go_on(self, cost: Cost, state: State, how: How | None, groups: Groups[State, How]) -> None:
         """The moves from a state, until others have their turn."""
         (sent, hops), heap, came, reach = cost, self.heap, self.came, self.reach
         for left, moves in groups:

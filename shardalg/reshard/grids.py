@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.reshard.best_first import Cost, best_first
 from shardalg.reshard.retile import margin
-from shardalg.reshard.shares import Labels, Layout, Move, put, shares
+from shardalg.reshard.route import replaced
+from shardalg.reshard.shares import Labels, Layout, Move, Shares, shares
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -79,9 +80,11 @@ class Puzzle:
 @lru_cache(maxsize=1 << 14)
 def solve(puzzle: Puzzle, limit: Cost | None) -> tuple[tuple[State, Hop], ...] | None:
     """The cheapest hops, each with the state before it; None where none are below the limit."""
-    grids = _Grids(puzzle)
-    if grids.first.left is None:
+    table = shares(puzzle.sizes, puzzle.overlaps, puzzle.goal, puzzle.start[1])
+    left = table.left(puzzle.start)
+    if left is None:
         return None
+    grids = _Grids(puzzle, table, Move(0, left, puzzle.start, "start"))
     found = best_first(grids, (grids.start,), limit=limit, latest=True)
     return None if found is None else tuple(found[1])
 
@@ -89,7 +92,8 @@ def solve(puzzle: Puzzle, limit: Cost | None) -> tuple[tuple[State, Hop], ...] |
 class _Grids:
     """Moves on all grids, bounded by what a device lacks of the goal and what even blocks cost."""
 
-    def __init__(self, puzzle: Puzzle) -> None:
+    def __init__(self, puzzle: Puzzle, shares: Shares, first: Move) -> None:
+        self.shares, self.first = shares, first
         self.shape, self.sizes = puzzle.shape, puzzle.sizes
         self.padded, ends = puzzle.padded, (puzzle.start, puzzle.goal)
         self.devices, self.dims = prod(puzzle.sizes), range(len(puzzle.shape))
@@ -100,11 +104,9 @@ class _Grids:
         self.wanted = [min(held.block, size) for held, size in wanted]
         self.needed = prod(self.wanted)
         self.shared: tuple[dict[Held, int], ...] = tuple({} for _ in self.dims)
-        self.shares = shares(puzzle.sizes, puzzle.overlaps, puzzle.goal, puzzle.start[1])
         # named sizes note what is asked of them: of those only what devices lack is compared
         named = any(type(size) is not int for size in puzzle.shape)
         self.elements = 0 if named else prod(puzzle.shape)
-        self.first = Move(0, self.shares.left(puzzle.start), puzzle.start, "start")
 
     def natural(self, dims: tuple[Labels, ...], pending: Labels) -> State:
         """The state of a layout, each dimension in blocks of `ceil(size / n)`."""
@@ -136,7 +138,7 @@ class _Grids:
             found = self.known[dim, n] = tuple(sorted(every))
         return found
 
-    def lacking(self, dims: Dims) -> object:
+    def lacking(self, dims: Dims) -> int:
         """Elements that some device has to receive: it wants the first block of the goal.
 
         Of the digits that the goal does not name it has the last ones.
@@ -175,7 +177,8 @@ class _Grids:
     def onward(self, state: State, hop: Hop | None, _: Cost) -> Iterator[tuple[Any, Any]]:
         """Every dimension on other grids, then the moves of even blocks, best first."""
         dims, pending = state
-        _, units, layout, *_ = self.first if hop is None else hop.move
+        made = self.first if hop is None else hop.move
+        units, layout = made.left, made.after
         yield 0, self.retiles(state, layout, units)
         lacking, local = self.lacking(dims), prod([held.block for held in dims])
         for move in self.shares.moves(layout):
@@ -195,7 +198,7 @@ class _Grids:
         for dim, held in enumerate(dims):
             move = Move(0, units, layout, "retile", (dim,))
             for width, after in self.retiled(dim, held):
-                price, made = local // held.block * width, (put(dims, dim, after), pending)
+                price, made = local // held.block * width, (replaced(dims, dim, after), pending)
                 yield (price, price > 0), made, Hop(price, made, move)
 
     def gathered(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
@@ -203,22 +206,26 @@ class _Grids:
         (dim,) = move.dims
         stays = self.stays(dim, dims[dim], move)
         if stays:
-            yield local * (dims[dim].count // stays.count - 1), put(dims, dim, stays)
+            yield local * (dims[dim].count // stays.count - 1), replaced(dims, dim, stays)
 
     def swapped(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
         """Elements sent, and layouts after an all-to-all."""
         dim, source = move.dims
         stays = self.stays(source, dims[source], move)
         if stays:
-            n, held, left = dims[source].count // stays.count, dims[dim], put(dims, source, stays)
+            n, held, left = (
+                dims[source].count // stays.count,
+                dims[dim],
+                replaced(dims, source, stays),
+            )
             for after in self.cut(dim, held, move.arriving):
-                yield _grown(local, held, after) // n * (n - 1), put(left, dim, after)
+                yield _grown(local, held, after) // n * (n - 1), replaced(left, dim, after)
 
     def sliced(self, move: Move, dims: Dims, _: int) -> Iterator[Any]:
         """Layouts after a local slice, which sends nothing."""
         (dim,) = move.dims
         for after in self.cut(dim, dims[dim], move.leaving):
-            yield 0, put(dims, dim, after)
+            yield 0, replaced(dims, dim, after)
 
     def added(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
         """Elements sent, and the layout after an all-reduce."""
@@ -231,7 +238,7 @@ class _Grids:
         for after in self.cut(dim, dims[dim], move.leaving):
             padded = _grown(local, dims[dim], after)
             sent = step_wire_bytes(move.kind, group_size=n, local_bytes=padded)
-            yield sent, put(dims, dim, after)
+            yield sent, replaced(dims, dim, after)
 
     def permuted(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
         """Elements sent, and the layout after a collective permute."""

@@ -8,14 +8,16 @@ it is whole, else by a retile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
+from itertools import pairwise
 from math import lcm, prod
+from typing import Any
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.reshard.retile import Retile, margin
-from shardalg.reshard.search import Dims, Move, Shape, State, Step, replaced, tile
+from shardalg.reshard.route import replaced
+from shardalg.reshard.search import Dims, Move, Shape, State, Step, tile
 from shardalg.reshard.search import search as even_search
 from shardalg.sizes.formula import Formula
 from shardalg.spmd.instruction import Collective
@@ -71,7 +73,7 @@ class _Way:
         sent = step_wire_bytes(kind, group_size=size, local_bytes=local) if kind else 0
         self.add(move, after, sent)
 
-    def add(self, move: Move | Retile, after: State, sent: object) -> None:
+    def add(self, move: Move, after: State, sent: Any) -> None:
         """Take a step, and note its sizes and what it sends."""
         self.state = after
         shape = [
@@ -87,9 +89,10 @@ def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[S
     """The path of the padded tensor; None where a margin is wider than a block."""
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start[0], goal[0], strict=True)]
     grid = tuple(tile(size, n) * n for size, n in zip(shape, counts, strict=True))
-    found = [step[:2] for step in even_search(grid, start, goal, axes)]
+    found = [(step.move, step.state) for step in even_search(grid, start, goal, axes)]
     way = _Way(shape, start)
-    changed = [_changed(before, after) for before, after in _pairs(start, found)]
+    states = [start, *[after for _, after in found]]
+    changed = [_changed(before, after) for (before, _), (after, _) in pairwise(states)]
     for number, (move, after) in enumerate(found):
         if not all(way.retile(dim, grid[dim]) for dim in changed[number]):
             return None
@@ -99,13 +102,6 @@ def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[S
             if not way.retile(dim, way.natural(dim, after[0][dim])):
                 return None
     return way.steps
-
-
-def _pairs(start: State, found: list[tuple[Move, State]]) -> Iterator[tuple[Dims, Dims]]:
-    before = start[0]
-    for _, (dims, _) in found:
-        yield before, dims
-        before = dims
 
 
 def _changed(before: Dims, after: Dims) -> set[int]:
@@ -134,7 +130,7 @@ def gathered(shape: Shape, start: State, goal: State) -> list[Step]:
     return way.steps
 
 
-def _growth(size: int, n: int) -> Fraction | int:
+def _growth(size: int, n: int) -> Any:
     """Elements that a gather adds, of those that are sent for it; formulas all alike."""
     block = tile(size, n)
     if type(block) is Formula or not block or n == 1:

@@ -48,8 +48,8 @@ def moves(
 
 
 def padded_move(
-    shape: Shape, source: Sharding, attributes: Attributes, layout: Sharding
-) -> Iterator[tuple[Attributes, Shape, Sharding]]:
+    shape: Shape, source: Sharding, attributes: Attributes | Retile, layout: Sharding
+) -> Iterator[tuple[Attributes | Retile, Shape, Sharding]]:
     """The move with a `Resize` before (so that blocks divide) and after it (so that padding goes).
 
     With each, the local shape that it leaves and the layout in which the elements then lie.
@@ -75,7 +75,7 @@ def padded_move(
         yield Resize(dim, layout.shard_shape[dim]), layout.shard_shape, layout
 
 
-def _cut_dim(attributes: Attributes) -> tuple[int, int] | None:
+def _cut_dim(attributes: object) -> tuple[int, int] | None:
     if isinstance(attributes, DynamicSlice | ReduceScatter):
         return attributes.dim, parts(attributes.digits)
     if isinstance(attributes, AllToAll):
@@ -83,7 +83,7 @@ def _cut_dim(attributes: Attributes) -> tuple[int, int] | None:
     return None
 
 
-def _joined_dim(attributes: Attributes) -> tuple[int, int] | None:
+def _joined_dim(attributes: object) -> tuple[int, int] | None:
     if isinstance(attributes, AllGather):
         return attributes.dim, parts(attributes.digits)
     if isinstance(attributes, AllToAll):

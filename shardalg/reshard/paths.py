@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.derived_layouts import interned
 from shardalg.algebra.digits import Digit, Digits, canonical, complement, partition_ids, parts
@@ -18,7 +18,6 @@ from shardalg.errors import MeshError
 from shardalg.reshard import uneven
 from shardalg.reshard.links import Links
 from shardalg.reshard.padded import gathered
-from shardalg.reshard.retile import Retile
 from shardalg.reshard.route import translated
 from shardalg.reshard.search import Dims, Move, Shape, State, bound, cheaper, is_direct, search
 from shardalg.reshard.search import Step as Hop
@@ -46,9 +45,9 @@ class Step:
       wire_elements: elements that a device sends (bytes divided by the item size).
     """
 
-    attributes: Move | Retile
+    attributes: Move
     layout: Sharding
-    wire_elements: object
+    wire_elements: Any
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Path:
     """A chain of steps; `wire_elements` is their sum."""
 
     steps: tuple[Step, ...]
-    wire_elements: object
+    wire_elements: Any
 
     def on(self, links: Links) -> float:
         """Elements that a device sends, each as often as its axis is slow."""
@@ -178,7 +177,7 @@ class _Spelling:
             for digit in digits
             if type(digit.size) is not int or type(digit.stride) is not int
         ]
-        self.known = dict(zip(*_numbers((sized,)), sized, strict=True))
+        self.known = dict(zip(*_numbers((tuple(sized),)), sized, strict=True))
         self.known.update(zip(sized, sized, strict=True))
         self.borders = {d.stride for digits in _numbers((axes,)) for d in digits}
 
@@ -196,7 +195,7 @@ class _Spelling:
         """The layout with its digits spelled so."""
         return interned(self.source.mesh, shape, tuple(map(self.digits, dims)), pending)
 
-    def move(self, move: Move | Retile, before: Dims, after: Dims) -> Move | Retile:
+    def move(self, move: Move, before: Dims, after: Dims) -> Move:
         """The step with its digits spelled so."""
         if isinstance(move, AllToAll) and move.arriving:
             # in the same pieces on both sides, whatever their order
@@ -209,7 +208,7 @@ class _Spelling:
         return move if digits == move.digits else replace(move, digits=digits)
 
 
-def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> object:
+def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> Any:
     """Elements that a device sends on `reshard_path`, without a search where that is known.
 
     >>> from shardalg.algebra.mesh import Mesh
@@ -228,7 +227,7 @@ def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> ob
 
 
 @lru_cache(maxsize=1 << 16)
-def reshard_bound(source: Sharding, target: Sharding) -> object:
+def reshard_bound(source: Sharding, target: Sharding) -> Any:
     """Elements that a device sends at least from one layout to the other."""
     if source.dims == target.dims and source.unreduced == target.unreduced:
         return 0
@@ -373,14 +372,13 @@ def _fused(moves: Iterable[Hop], links: Links | None) -> list[Hop]:
 
 
 def _join(first: Move, second: Move) -> Move | None:
-    if type(first) is not type(second):
-        return None
-    if isinstance(first, ReduceScatter) and first.dim == second.dim:
-        return ReduceScatter(first.dim, first.digits + second.digits, first.combine)
-    if isinstance(first, DynamicSlice) and first.dim == second.dim:
-        return DynamicSlice(first.dim, first.digits + second.digits, second.block)
-    if isinstance(first, AllGather) and first.dim == second.dim:
-        return AllGather(first.dim, second.digits + first.digits)
-    if isinstance(first, AllReduce):
-        return AllReduce(first.digits + second.digits, first.combine)
+    match first, second:
+        case ReduceScatter(), ReduceScatter() if first.dim == second.dim:
+            return ReduceScatter(first.dim, first.digits + second.digits, first.combine)
+        case DynamicSlice(), DynamicSlice() if first.dim == second.dim:
+            return DynamicSlice(first.dim, first.digits + second.digits, second.block)
+        case AllGather(), AllGather() if first.dim == second.dim:
+            return AllGather(first.dim, second.digits + first.digits)
+        case AllReduce(), AllReduce():
+            return AllReduce(first.digits + second.digits, first.combine)
     return None

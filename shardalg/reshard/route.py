@@ -24,6 +24,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise, product
 from math import gcd, lcm, prod
+from typing import TypeVar
 
 from shardalg.algebra.digits import Digit, Digits, complement, nested, overlap, parts
 from shardalg.reshard.shuffle import Shuffle, Stacks, Swap, settled
@@ -82,7 +83,7 @@ def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int])
         leaving = held[at:] + early
         arriving = rest[: len(rest) - len(new)] if new and not early else rest
         arriving += tuple(d for d in leaving if d not in rest)
-        first = _with(_with(longer, target, start[target] + head), source, held + early)
+        first = replaced(replaced(longer, target, start[target] + head), source, held + early)
         fits = shape[source] % parts(first[source]) == 0
         fits = fits and shape[target] % parts(first[target] + arriving) == 0
         if fits and len(arriving) == len(leaving) and set(arriving) == set(leaving):
@@ -183,7 +184,7 @@ def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[Digits, Digits])
     wanted = [d for d in free[back] if d in used[not back]]
     others = [d for d in free[back] if d not in used[not back]]
     for placed in (wanted, wanted + others) if others else (wanted,):
-        best = _swapped(shape, ends, (pool, placed, back), best)
+        best = _swapped(shape, ends, (pool, tuple(placed), back), best)
     return best[1]
 
 
@@ -212,8 +213,8 @@ def _swapped(
     if found is None:
         return best
     cost = found[0]
-    first, hops, last = settled(*found[1:], goal_bits)
-    first, last = (tuple([_digits(side, of_bits) for side in sides]) for sides in (first, last))
+    before, hops, after = settled(*found[1:], goal_bits)
+    first, last = (tuple([_digits(side, of_bits) for side in sides]) for sides in (before, after))
     swaps = [Swap(*s[:2], *(_digits(side, of_bits) for side in s[2:])) for s in hops]
     if back:
         first, swaps = last, [swap.reverse for swap in reversed(swaps)]
@@ -357,5 +358,9 @@ def _by_parts(dims: Dims, arcs: Sequence[Arc]) -> tuple[tuple[Swap, ...], Dims] 
     return tuple(swaps), tuple(held)
 
 
-def _with(dims: Dims, dim: int, digits: Digits) -> Dims:
-    return (*dims[:dim], digits, *dims[dim + 1 :])
+Row = TypeVar("Row")
+
+
+def replaced(rows: tuple[Row, ...], dim: int, row: Row) -> tuple[Row, ...]:
+    """What is said of each dimension, with something else on one of them."""
+    return (*rows[:dim], row, *rows[dim + 1 :])

@@ -20,7 +20,7 @@ from shardalg.costs.collectives import quotient, step_wire_bytes
 from shardalg.reshard.best_first import Cost, best_first
 from shardalg.reshard.links import Links
 from shardalg.reshard.retile import Retile
-from shardalg.reshard.route import Dims, Route, Shape, direct, permuted, primes, shuffled
+from shardalg.reshard.route import Dims, Route, Shape, direct, permuted, primes, replaced, shuffled
 from shardalg.reshard.shuffle import Swap
 from shardalg.spmd.instructions import (
     AllGather,
@@ -37,7 +37,7 @@ MOST = 1000
 """Layouts after which the search on unequal links gives up."""
 State = tuple[Dims, Digits]
 """Digits per dimension, and those along which partial sums are pending."""
-Move = AllGather | AllReduce | AllToAll | CollectivePermute | DynamicSlice | ReduceScatter
+Move = AllGather | AllReduce | AllToAll | CollectivePermute | DynamicSlice | ReduceScatter | Retile
 
 
 class Step(NamedTuple):
@@ -47,7 +47,7 @@ class Step(NamedTuple):
       shape: of the tensor then, where blocks are padded.
     """
 
-    move: Move | Retile
+    move: Move
     state: State
     sent: Any
     shape: Shape | None = None
@@ -95,7 +95,8 @@ def cheaper(
 
 
 def _plain_state(state: State) -> State:
-    return plain(state[0]), *plain(state[1:])
+    (pending,) = plain(state[1:])
+    return plain(state[0]), pending
 
 
 Moved = tuple[Cost, State, list[Step]]
@@ -131,9 +132,9 @@ class EvenBlocks:
     def moves(self, state: State) -> Iterator[Moved]:
         """Every next move while sums are to be added, and then the way to the goal."""
         if state[1] == self.goal[1]:
-            steps = _moves(self.shape, state, self.goal, self.digits)
-            price = sum([step.sent for step in steps]), sum([step.sent > 0 for step in steps])
-            yield price, self.goal, steps
+            way = _moves(self.shape, state, self.goal, self.digits)
+            price = sum([step.sent for step in way]), sum([step.sent > 0 for step in way])
+            yield price, self.goal, way
             return
         steps = (*additions(self.shape, state, self.goal), *_slices(self.shape, state, self.goal))
         for step in (*steps, *(_swaps(self.shape, state) if self.goal[1] else ())):
@@ -322,11 +323,6 @@ def local_elements(shape: Shape, dims: Dims) -> int:
     for size, digits in zip(shape, dims, strict=True):
         total *= tile(size, parts(digits))
     return total
-
-
-def replaced(dims: Dims, dim: int, digits: Digits) -> Dims:
-    """The layout with other digits on one dimension."""
-    return (*dims[:dim], digits, *dims[dim + 1 :])
 
 
 def bound(shape: Shape, start: State, goal: State) -> object:

@@ -14,6 +14,8 @@ from itertools import permutations
 from math import inf, prod
 from typing import NamedTuple
 
+from shardalg.reshard.route import replaced
+
 Labels = tuple[int, ...]
 """Digits of prime size by their numbers, major first."""
 Rows = tuple[Labels, ...]
@@ -106,10 +108,8 @@ class Shares:
         """All moves from a layout, those that lose least first."""
         found = self._known.get(layout)
         if found is None:
-            ways, here = (
-                [(hop, self.left(hop[1])) for hop in self._forward(*layout)],
-                self.left(layout),
-            )
+            here = self.least[self._sorted(layout)]
+            ways = [(hop, self.left(hop[1])) for hop in self._forward(*layout)]
             every = [
                 Move(hop[0] + left - here, left, *hop[1:]) for hop, left in ways if left is not None
             ]
@@ -140,13 +140,13 @@ class Shares:
 
     def _forward(self, rows: Rows, pending: Labels) -> Iterator[Hop]:
         yield from self._sums(rows, pending)
-        named, seen = {d for row in self.goal[0] for d in row}, set()
+        named, seen = {d for row in self.goal[0] for d in row}, set[int]()
         for digit in self._free((rows, pending)):
             # of digits that the goal does not name one of each size is as good as another
             if digit in named or self.sizes[digit] not in seen:
                 seen.update(() if digit in named else (self.sizes[digit],))
                 for dim, row in enumerate(rows):
-                    after = put(rows, dim, (*row, digit)), pending
+                    after = replaced(rows, dim, (*row, digit)), pending
                     yield 0, after, "slice", (dim,), (digit,), ()
         if not self._may_send(pending):
             return
@@ -154,12 +154,12 @@ class Shares:
         for dim, row in enumerate(rows):
             for keep in range(len(row)):
                 moved, n = row[keep:], self.parts(row[keep:])
-                left = put(rows, dim, row[:keep])
+                left = replaced(rows, dim, row[:keep])
                 yield local * (n - 1), (left, pending), "all_gather", (dim,), moved, ()
-        for price, after, *how in self._swaps(rows, local):
-            yield price, (after, pending), "all_to_all", *how
-        for after in () if pending else self._arranged(rows):
-            yield local, (after, pending), "collective_permute", (), (), ()
+        for price, made, dims, moved, arriving in self._swaps(rows, local):
+            yield price, (made, pending), "all_to_all", dims, moved, arriving
+        for made in () if pending else self._arranged(rows):
+            yield local, (made, pending), "collective_permute", (), (), ()
 
     def _sums(self, rows: Rows, pending: Labels) -> Iterator[Hop]:
         todo, local = tuple(d for d in pending if d not in self.goal[1]), self._local(rows)
@@ -169,7 +169,7 @@ class Shares:
         for digit in todo:
             n, rest = self.sizes[digit], tuple(d for d in pending if d != digit)
             for dim, row in enumerate(rows):
-                after = put(rows, dim, (*row, digit)), rest
+                after = replaced(rows, dim, (*row, digit)), rest
                 yield local // n * (n - 1), after, "reduce_scatter", (dim,), (digit,), ()
 
     def _swaps(self, rows: Rows, local: int) -> Iterator[tuple[int, Rows, tuple, Labels, Labels]]:
@@ -177,10 +177,10 @@ class Shares:
         for source, row in enumerate(rows):
             for keep in range(len(row)):
                 moved, n = row[keep:], self.parts(row[keep:])
-                left = put(rows, source, row[:keep])
+                left = replaced(rows, source, row[:keep])
                 for dim, held in enumerate(rows):
                     for arriving in permutations(moved) if dim != source else ():
-                        after = put(left, dim, held + arriving)
+                        after = replaced(left, dim, held + arriving)
                         yield local // n * (n - 1), after, (dim, source), moved, arriving
 
     def _arranged(self, rows: Rows) -> list[Rows]:
@@ -222,10 +222,10 @@ class Shares:
         local, free = self._local(rows), self._free(layout)
         for dim, row in enumerate(rows):
             if row:
-                yield 0, (put(rows, dim, row[:-1]), pending)
+                yield 0, (replaced(rows, dim, row[:-1]), pending)
             for digit in free if self._may_send(pending) else ():
                 n = self.sizes[digit]
-                yield local // n * (n - 1), (put(rows, dim, (*row, digit)), pending)
+                yield local // n * (n - 1), (replaced(rows, dim, (*row, digit)), pending)
         yield from self._unsummed(layout, local, free)
         for price, before, *_ in self._swaps(rows, local) if self._may_send(pending) else ():
             yield price, (before, pending)
@@ -245,17 +245,12 @@ class Shares:
                 yield local // n * 2 * (n - 1), (rows, before)
         for dim, row in enumerate(rows):
             if row and row[-1] in added:
-                n, before = self.sizes[row[-1]], {*pending, row[-1]}
-                left = put(rows, dim, row[:-1])
-                yield local * (n - 1), (left, tuple(d for d in self.pending if d in before))
+                n, held = self.sizes[row[-1]], {*pending, row[-1]}
+                left = replaced(rows, dim, row[:-1])
+                yield local * (n - 1), (left, tuple(d for d in self.pending if d in held))
 
 
 @lru_cache(maxsize=1 << 10)
 def shares(sizes: Labels, overlaps: tuple[Labels, ...], goal: Layout, pending: Labels) -> Shares:
     """One object for all tensors."""
     return Shares(sizes, overlaps, goal, pending)
-
-
-def put(rows: tuple, dim: int, row: object) -> tuple:
-    """The rows with another one in its place."""
-    return (*rows[:dim], row, *rows[dim + 1 :])

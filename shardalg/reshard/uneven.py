@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from shardalg.algebra.digits import Digits, overlap
-from shardalg.reshard.grids import Hop, Labels, Puzzle, solve
+from shardalg.reshard.best_first import Cost
+from shardalg.reshard.grids import Dims as Blocks
+from shardalg.reshard.grids import Hop, Puzzle, solve
 from shardalg.reshard.grids import State as Found
 from shardalg.reshard.padded import gathered, padded_path
 from shardalg.reshard.retile import Retile
 from shardalg.reshard.route import primes, unused
 from shardalg.reshard.search import Move, Shape, State, Step, plain
+from shardalg.reshard.shares import Labels, Layout
 from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
@@ -37,21 +40,21 @@ def search(shape: Shape, start: State, goal: State, axes: Digits, *, padded: boo
       axes: of the mesh.
       padded: whether there are other blocks than those of `ceil(D/n)`, whose bytes are formulas.
     """
-    ends = [
-        (tuple(map(primes, plain(dims))), *map(primes, plain((p,)))) for dims, p in (start, goal)
-    ]
-    names = _named(reversed(ends), *plain((axes,)))
+    first, last = _in_primes(start), _in_primes(goal)
+    names = _named((last, first), plain((axes,))[0])
     named = any(type(n) is not int for n in shape)
     few = len(names) <= PIECES
-    best = None
+    best: list[Step] | None = None
     if named or not (few and padded):
-        ways = padded_path(shape, start, goal, axes), gathered(shape, start, goal)
+        whole = gathered(shape, start, goal)
+        ways = [way for way in (padded_path(shape, start, goal, axes), whole) if way is not None]
         if not padded:
             ways = [way for way in ways if way and all(step.shape == shape for step in way)]
-        best = min([way for way in ways if way is not None], key=_price)
-    if not few:
-        return best
-    puzzle, limit = _puzzle(shape, ends, names, padded=padded), _price(best) if best else None
+        best = min(ways, key=_price)
+        if not few:
+            return best
+    puzzle = _puzzle(shape, (first, last), names, padded=padded)
+    limit = _price(best) if best else None
     # recorded sizes note what is asked of them, so they are asked every time
     hops = (solve.__wrapped__ if named else solve)(puzzle, limit)
     if hops is None:
@@ -59,7 +62,12 @@ def search(shape: Shape, start: State, goal: State, axes: Digits, *, padded: boo
     return [_step(shape, before, hop, names) for before, hop in hops]
 
 
-def _price(way: Iterable[Step]) -> tuple[object, int]:
+def _in_primes(state: State) -> State:
+    dims, pending = state
+    return tuple(map(primes, plain(dims))), primes(plain((pending,))[0])
+
+
+def _price(way: Iterable[Step]) -> Cost:
     """Elements that are sent, and moves that send."""
     sent = [step.sent for step in way]
     return sum(sent), sum([elements > 0 for elements in sent])
@@ -72,18 +80,17 @@ def _named(ends: Iterable[State], axes: Digits) -> Digits:
     return (*known, *unused(known, axes))
 
 
-def _puzzle(shape: Shape, ends: Iterable[State], names: Digits, *, padded: bool) -> Puzzle:
+def _puzzle(shape: Shape, ends: tuple[State, State], names: Digits, *, padded: bool) -> Puzzle:
     number = {digit: k for k, digit in enumerate(names)}
-    numbered = [
-        (
-            tuple(tuple(number[d] for d in digits) for digits in dims),
-            tuple(map(number.get, pending)),
-        )
-        for dims, pending in ends
-    ]
+
+    def numbered(state: State) -> Layout:
+        labels = tuple(tuple(number[d] for d in digits) for digits in (*state[0], state[1]))
+        return labels[:-1], labels[-1]
+
+    start, goal = map(numbered, ends)
     sizes = tuple(digit.size for digit in names)
     overlaps = tuple(tuple(k for k, b in enumerate(names) if overlap(a, b)) for a in names)
-    return Puzzle(shape, sizes, overlaps, *numbered, padded=padded)
+    return Puzzle(shape, sizes, overlaps, start, goal, padded)
 
 
 def _step(shape: Shape, before: Found, hop: Hop, names: Digits) -> Step:
@@ -92,33 +99,34 @@ def _step(shape: Shape, before: Found, hop: Hop, names: Digits) -> Step:
     def named(labels: Labels) -> Digits:
         return tuple([names[k] for k in labels])
 
-    (after, pending), made = hop.after, hop.move
+    after, pending = hop.after
     dims = tuple([named(held.digits) for held in after])
     padded = tuple(
         size if held.block == -(-size // held.count) else held.block * held.count
         for size, held in zip(shape, after, strict=True)
     )
-    if made.kind == "retile":
-        (dim,) = made.dims
-        blocks = before[0][dim].block, after[dim].block
-        move = Retile(dim, dims[dim], shape[dim], *blocks)
-    elif made.kind == "collective_permute":
-        pairs = zip(before[0], after, strict=True)
-        changed = {k for a, b in pairs if a.digits != b.digits for k in (*a.digits, *b.digits)}
-        move = CollectivePermute(tuple(sorted(named(tuple(changed)), reverse=True)), ())
-    else:
-        move = _MOVES[made.kind](hop, named(made.leaving), named(made.arriving))
+    move = _move(shape, before[0], hop, named)
     return Step(move, (dims, named(pending)), hop.sent, padded)
 
 
-_MOVES: dict[str, Callable[[Hop, Digits, Digits], Move]] = {
-    "all_gather": lambda hop, leaving, _: AllGather(*hop.move.dims, leaving),
-    "all_reduce": lambda _, leaving, __: AllReduce(leaving),
-    "reduce_scatter": lambda hop, leaving, _: ReduceScatter(*hop.move.dims, leaving),
-    "slice": lambda hop, leaving, _: DynamicSlice(
-        *hop.move.dims, leaving, hop.after[0][hop.move.dims[0]].block
-    ),
-    "all_to_all": lambda hop, leaving, arriving: AllToAll(
-        *hop.move.dims, leaving, () if arriving == leaving else arriving
-    ),
-}
+def _move(shape: Shape, before: Blocks, hop: Hop, named: Callable[[Labels], Digits]) -> Move:
+    after, made = hop.after[0], hop.move
+    dim, leaving = made.dims[0] if made.dims else -1, named(made.leaving)
+    match made.kind:
+        case "all_gather":
+            return AllGather(dim, leaving)
+        case "all_reduce":
+            return AllReduce(leaving)
+        case "reduce_scatter":
+            return ReduceScatter(dim, leaving)
+        case "slice":
+            return DynamicSlice(dim, leaving, after[dim].block)
+        case "all_to_all":
+            order = () if made.arriving == made.leaving else named(made.arriving)
+            return AllToAll(dim, made.dims[1], leaving, order)
+        case "retile":
+            digits = named(after[dim].digits)
+            return Retile(dim, digits, shape[dim], before[dim].block, after[dim].block)
+    pairs = [(a.digits, b.digits) for a, b in zip(before, after, strict=True)]
+    changed = {label for a, b in pairs if a != b for label in (*a, *b)}
+    return CollectivePermute(tuple(sorted(named(tuple(changed)), reverse=True)), ())
