@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from typing import Any
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
@@ -106,8 +107,9 @@ def _leaving(context: PartitionContext, node: Node) -> Iterator[int]:
         for n in graph.users[value]:
             if n < node.index and (keeps or graph.nodes[n].phase == node.phase):
                 yield n
-        if value in context.deferrable:
-            yield graph.producer[value]
+        made = graph.producer[value]
+        if value in context.deferrable and made is not None:
+            yield made
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,11 +137,11 @@ class _Pricer:
                     fewer, more = self.devices(other), self.devices(best)
                     yield Condition(fewer, more, f"{what} (devices)")
                 elif part.weighs:
-                    times = (self.time(key, choice, shapes) for choice in (best, other))
-                    yield Condition(*times, f"{what} (time)")
+                    less, more = (self.time(key, choice, shapes) for choice in (best, other))
+                    yield Condition(less, more, f"{what} (time)")
                 else:
-                    prices = (self.price(key, choice, shapes) for choice in (best, other))
-                    yield Condition(*prices, f"{what} (bytes)")
+                    less, more = (self.price(key, choice, shapes) for choice in (best, other))
+                    yield Condition(less, more, f"{what} (bytes)")
 
     def time(self, key: NodeKey, choice: Choice, shapes: tuple[Shape, ...]) -> Formula:
         """Bytes and arithmetic of a device, in flops, as `assign.weight` counts them."""
@@ -192,9 +194,7 @@ class _Pricer:
             source = step.layout
         return total
 
-    def elements(
-        self, source: Sharding, shape: Shape, attributes: object, after: Sharding
-    ) -> Formula:
+    def elements(self, source: Sharding, shape: Shape, attributes: Any, after: Sharding) -> Formula:
         """Elements on a device before a collective, padded where the collective cuts."""
         blocks = [self.tile(source, shape, dim) for dim in range(len(shape))]
         cut = _CUTS.get(type(attributes))

@@ -133,8 +133,10 @@ class CostProblem:
         wanted = tuple(self._wanted())
         asked = {value for value, _ in wanted}
         alone = {v for v, users in enumerate(self.graph.users) if len(users) == 1} - asked
-        groups = {"alone": frozenset(alone), "still": frozenset(still)}
-        return Problem(tuple(units), given, homes, wanted, move=self._move, **groups)
+        return Problem(
+            tuple(units), given, homes, wanted,
+            move=self._move, alone=frozenset(alone), still=frozenset(still),
+        )  # fmt: skip
 
     def _option(self, node: Node, candidate: Candidate) -> Option:
         times = self.graph.trip_count(node)

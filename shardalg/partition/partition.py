@@ -185,7 +185,7 @@ class Partitioner:
     def _recipe(self, node: Node) -> Recipe:
         homes = tuple([self.homes[v] for v in node.results])
         made = recipe(self.context, node, self._planned(node, homes), homes)
-        return made._replace(is_remade=self.alike.remade[self.alike.numbers[node.index]])
+        return made._replace(is_remade=self.alike.remade[self.alike.number(node)])
 
     def _written(self, node: Node) -> None:
         """A collective of the user's, on whole values of each device."""
@@ -195,7 +195,9 @@ class Partitioner:
         given = context.demand(value, whole(self.homes[value]), cause)
         layout, dtype = whole(self.homes[result]), self.graph.values[result].type.dtype
         made = context.new_local(layout.shard_shape, dtype, layout, result)
-        context.emit(written(node.signature, self.sharded.mesh), (given,), (made,), cause)
+        asked = written(node.signature, self.sharded.mesh)
+        assert asked is not None, f"{node.primitive} is no collective of the user's"
+        context.emit(asked, (given,), (made,), cause)
         settle(context, node, (result, made, layout), self.homes[result])
 
     def key(self, node: Node, homes: tuple[Sharding, ...]) -> NodeKey:
@@ -203,7 +205,7 @@ class Partitioner:
         at_hand = tuple([self.context.sources(v) for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
         rates = self.rates(operand_type(node.signature))
-        number, options = self.alike.numbers[node.index], self.options
+        number, options = self.alike.number(node), self.options
         values, unread = self.alike.reads[number], self.alike.unread[number]
         how = options.switches.pad_blocks, options.switches.finite_sums
         return NodeKey(node.signature, values, at_hand, homes, rates, loops, unread, *how)
@@ -291,7 +293,9 @@ def _turned(layout: Sharding, order: Mesh | None) -> Sharding:
     """The layout in another order of the devices, in digits where they write it."""
     if order is None or layout.is_replicated:
         return layout
-    return in_order(replace(layout, mesh=order), layout.mesh)
+    found = in_order(replace(layout, mesh=order), layout.mesh)
+    assert found is not None, f"{order} is over the devices of {layout.mesh}"
+    return found
 
 
 def partition(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> SpmdProgram:

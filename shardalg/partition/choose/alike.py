@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Any
 
 from shardalg.graph.ir import Graph, Node
 from shardalg.graph.once import once_per_graph
@@ -36,27 +37,33 @@ class Kinds:
     remade: tuple[bool, ...]
     pick: tuple[itemgetter, ...]
 
+    def number(self, node: Node) -> int:
+        """The kind of an operator's node."""
+        number = self.numbers[node.index]
+        assert number is not None, f"{node.primitive} is no operator"
+        return number
+
 
 @once_per_graph
 def kinds(graph: Graph) -> Kinds:
     """The kinds of a graph's nodes."""
     inner = (v for region in graph.regions for v in region.results)
     outputs = frozenset([*graph.results, *inner])
-    found: dict[object, int] = {}
-    numbers = []
+    found: dict[tuple[Any, ...], int] = {}
+    numbers: list[int | None] = []
     for node in graph.nodes:
         if node.bodies or node.signature.primitive in WRITTEN:
             numbers.append(None)
         else:
             key = (node.signature, *_alike(graph, node, outputs))
             numbers.append(found.setdefault(key, len(found)))
-    parts = list(zip(*found, strict=True))[1:] or [()] * 3
+    reads, unread, remade = list(zip(*found, strict=True))[1:] or [()] * 3
     once = [v for v, users in enumerate(graph.users) if len(users) == 1]
     linear = [(v, *read) for v in once if (read := _read(graph, v, outputs))]
     always = frozenset(v for v, rule, k in linear if k in rule.passes(finite=False))
     finite = frozenset(v for v, rule, k in linear if k in rule.passes(finite=True))
-    deferrable = (always, finite)
-    return Kinds(deferrable, tuple(numbers), *parts, tuple(map(_pick, graph.nodes)))
+    pick = tuple(map(_pick, graph.nodes))
+    return Kinds((always, finite), tuple(numbers), reads, unread, remade, pick)
 
 
 def _alike(graph: Graph, node: Node, outputs: frozenset[int]) -> tuple[Alike, ...]:

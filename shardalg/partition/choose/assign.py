@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 from shardalg.algebra.derived_layouts import interned, whole
 from shardalg.algebra.digits import Digits, overlap, parts
@@ -110,7 +111,7 @@ def _undisputed(key: NodeKey, component: Component, options: Options) -> Choice 
     return None
 
 
-def _price(key: NodeKey, choice: Choice) -> object:
+def _price(key: NodeKey, choice: Choice) -> Any:
     return sent_bytes(key, choice, partial(reshard_price, padded=key.padded))
 
 
@@ -175,14 +176,14 @@ def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choic
             for number, c in enumerate(candidates)
         ]
     )
-    best: tuple[object, int, int] | None = None
+    best: list[tuple[Any, int, int]] = []
     for least, number in ordered:
-        if best is not None and least > best[0]:
+        if best and least > best[0][0]:
             break
         choice = candidates[number]
-        rank = (counts.time(choice, _price(key, choice)), -choice.devices, number)
-        best = rank if best is None else min(best, rank)
-    return candidates[best[2]]
+        rank = counts.time(choice, _price(key, choice)), -choice.devices, number
+        best = [min(*best, rank)] if best else [rank]
+    return candidates[best[0][2]]
 
 
 def _gather_all(key: NodeKey) -> Choice:
@@ -204,7 +205,7 @@ def _merge(first: Choice, second: Choice, component: Component) -> Choice:
         if tensor.operand is not None:
             demands[tensor.operand] = second.demands[tensor.operand]
         else:
-            produced[tensor.result] = second.produced[tensor.result]
+            produced[tensor.number] = second.produced[tensor.number]
     return Choice(first.loops + second.loops, tuple(demands), tuple(produced), first.devices)
 
 
@@ -348,7 +349,7 @@ def _layouts(
         dims, rule = tensor.digits(assigned, gathered=gathered), tensor.rule
         if tensor.operand is None:
             pending = reduced_digits(rule, assigned) if rule.combine in (SUM, PICK) else ()
-            produced[tensor.result] = _laid(key.homes[tensor.result], dims, pending)
+            produced[tensor.number] = _laid(key.homes[tensor.number], dims, pending)
             continue
         made = _laid(key.sources[tensor.operand][0], dims)
         if asked.setdefault(tensor.operand, made) != made:

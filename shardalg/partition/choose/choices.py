@@ -64,9 +64,9 @@ def candidates(
     """
     component = components(rules(signature))[place]
     count = len(signature.operands)
-    at_hand, made = tuple((h,) for h in homes[:count]), homes[count:]
+    at_hand, results = tuple((h,) for h in homes[:count]), homes[count:]
     rates = hardware.rates(operand_type(signature))
-    key = NodeKey(signature, tuple(range(count)), at_hand, made, rates, finite=finite)
+    key = NodeKey(signature, tuple(range(count)), at_hand, results, rates, finite=finite)
     found: dict[Candidate, None] = {}
     for choice in allowed_choices(key, component, list(_assignments(key, component))):
         for made in (choice, *_passing(choice, component, key)):
@@ -118,7 +118,7 @@ def _pending(layout: Sharding, digits: Digits) -> Sharding:
 def _candidate(key: NodeKey, component: Component, choice: Choice, hardware: Hardware) -> Candidate:
     tensors = component.tensors
     operands = dict.fromkeys(t.operand for t in tensors if t.operand is not None)
-    results = dict.fromkeys(t.result for t in tensors if t.operand is None)
+    results = dict.fromkeys(t.number for t in tensors if t.operand is None)
     demands = tuple((k, choice.demands[k]) for k in operands)
     produced = tuple((k, choice.produced[k]) for k in results)
     compute_s = _compute_s(key.signature, component, (choice, demands, produced), hardware)

@@ -39,14 +39,15 @@ class Tensor:
 
     Attributes:
       rule: the row.
-      operand, result: its number in the node; the other one is None.
+      operand: its number in the node; None for a result.
+      number: among the node's operands, or among its results.
       dims: per dimension its loops with extents, major first.
       windows: dimensions that are read through a window.
     """
 
     rule: Rule
     operand: int | None
-    result: int | None
+    number: int
     dims: tuple[Loops, ...]
     windows: tuple[int, ...] = ()
 
@@ -58,7 +59,7 @@ class Tensor:
         """
         found = [_joined(loops, assigned) for loops in self.dims]
         for dim in self.windows if not gathered else ():
-            found[dim] = owner(self.rule, (self.operand, dim), assigned)
+            found[dim] = owner(self.rule, (self.number, dim), assigned)
         return tuple(found)
 
     @cached_property
@@ -66,7 +67,7 @@ class Tensor:
         """Per dimension the loops that its digits may go to; of a window the widest one."""
         found = list(self.dims)
         for dim in self.windows:
-            index = self.rule.indices(self.operand)[dim]
+            index = self.rule.indices(self.number)[dim]
             extents = self.rule.extents
             name = max(index.terms, key=lambda term: abs(term[1]) * extents[term[0]])[0]
             found[dim] = ((name, extents[name]),)
@@ -116,7 +117,7 @@ class Component:
             name
             for t in self.tensors
             for dim in t.windows
-            for name in t.rule.indices(t.operand)[dim].variables
+            for name in t.rule.indices(t.number)[dim].variables
         )
 
     def fitted(self, operands: Sequence[Dims], results: Sequence[Dims]) -> Assigned | None:
@@ -125,16 +126,16 @@ class Component:
         None where no assignment says this of all of them.
         """
         found: dict[str, Digits] = {}
-        for operand, result, names in self.alone:
-            dims = results[result] if operand is None else operands[operand]
+        for operand, number, names in self.alone:
+            dims = results[number] if operand is None else operands[operand]
             for name, own in zip(names, dims, strict=True):
                 if own if name is None else found.setdefault(name, own) != own:
                     return None
         return {name: found[name] for name in self.loops if found.get(name)}
 
     @cached_property
-    def alone(self) -> tuple[tuple[int | None, int | None, tuple[str | None, ...]], ...]:
-        """(operand, result, loops) of each tensor: per dimension the one loop that may split it.
+    def alone(self) -> tuple[tuple[int | None, int, tuple[str | None, ...]], ...]:
+        """(operand, number, loops) of each tensor: per dimension the one loop that may split it.
 
         None where there are more loops, or what is split leaves something to combine.
         """
@@ -142,7 +143,7 @@ class Component:
         split = frozenset(self.loops) - reduced
         one = [[e[0][0] if len(e) == 1 else None for e in t.dims] for t in self.tensors]
         return tuple(
-            (t.operand, t.result, tuple([n if n in split else None for n in names]))
+            (t.operand, t.number, tuple([n if n in split else None for n in names]))
             for t, names in zip(self.tensors, one, strict=True)
         )
 
@@ -214,7 +215,7 @@ def _tensors(rule: Rule, number: int | None) -> Iterator[Tensor]:
         dims = tuple(dim_loops(rule, tensor, d) for d in range(len(rule.indices(tensor))))
         if tensor >= 0:
             through = tuple(d for d in range(len(dims)) if windowed(rule, tensor, d))
-            yield Tensor(rule, tensor, None, dims, through)
+            yield Tensor(rule, tensor, tensor, dims, through)
         else:
             yield Tensor(rule, None, ~tensor if number is None else number, dims)
 

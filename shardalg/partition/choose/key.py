@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
@@ -64,7 +64,7 @@ def at_hand(key: NodeKey, tensor: Tensor) -> tuple[Sharding, ...]:
     """The layouts of an operand, or the home of a result."""
     if tensor.operand is not None:
         return key.sources[tensor.operand]
-    return (key.homes[tensor.result],)
+    return (key.homes[tensor.number],)
 
 
 def devices_of(assigned: Assigned) -> int:
@@ -81,10 +81,10 @@ class Weight(NamedTuple):
     """
 
     byte: int
-    work: object
+    work: Any
     size: int
 
-    def time(self, choice: Choice, sent: object) -> object:
+    def time(self, choice: Choice, sent: Any) -> Any:
         """Args: sent: bytes that a device sends for the choice."""
         return sent * self.byte * self.size + self.work * (self.size // choice.devices)
 

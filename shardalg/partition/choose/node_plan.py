@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
@@ -51,12 +52,24 @@ Operator = Apply | Choose | Extract | Insert
 """What stands for the operator on a device."""
 
 
+class Before(NamedTuple):
+    """An instruction on an operand before the operator runs.
+
+    Attributes:
+      filler: the operand whose number fills places, if one does.
+    """
+
+    operand: int
+    attributes: Attributes
+    filler: int | None = None
+
+
 @dataclass(frozen=True)
 class NodePlan:
     """What every node of one key emits.
 
     Attributes:
-      before: (operand, attributes) on operands; after: attributes on every result.
+      before: what is done to operands; after: attributes on every result.
       apply: None where an exchange stands for it.
       indexed: (operand that was shifted, attributes) of the mask behind a gather.
       raw: layout of each result as the local operator leaves it, before `after`.
@@ -65,7 +78,7 @@ class NodePlan:
     """
 
     choice: Choice
-    before: tuple[tuple[int, Attributes], ...]
+    before: tuple[Before, ...]
     apply: Operator | None
     after: tuple[Attributes, ...]
     indexed: tuple[int, MaskIndexed] | None
@@ -80,6 +93,12 @@ class NodePlan:
         return self.apply is not None and not (
             self.before or self.windows or self.indexed or self.after
         )
+
+    @cached_property
+    def operator(self) -> Operator:
+        """What stands for the operator, where no exchange does."""
+        assert self.apply is not None, "an exchange stands for the operator"
+        return self.apply
 
     @cached_property
     def along(self) -> tuple[list[Window], ...]:
@@ -117,45 +136,50 @@ def node_plan(key: NodeKey) -> NodePlan:
     held = spans(found) | {(0, pick.dim): ELEMENT for pick in taken}
     emission = emit(key.signature, rows[0], blocks, held) if alone else Emission()
     before = (
-        *((0, pick) for pick in taken),
+        *(Before(0, pick) for pick in taken),
         *_masks(rows, loops),
         *_around(rows[0], emission, loops),
-        *shifts(emission, loops, blocks),
+        *_shifts(emission, loops, blocks),
     )
     if emission.first_member is not None:
         pending = reduced_digits(rows[0], loops)
         if pending:
-            before += ((emission.first_member, FirstMember(pending, rows[0].combine)),)
-    cut = (*kept(rows[0], found, blocks), *within_margins(rows[0], emission, blocks))
+            first = FirstMember(pending, rows[0].combine)
+            before = *before, Before(emission.first_member, first)
+    cut = (*kept(rows[0], found, blocks), *_within_margins(rows[0], emission, blocks))
     after = (
         *[k.cut for k in cut],
-        *result_shifts(emission, loops, blocks),
+        *_result_shifts(emission, loops, blocks),
         *_combines(rows[0], loops),
-        *carries(rows[0], loops),
+        *_carries(rows[0], loops),
     )
-    apply = _local(key.signature, emission, choice, blocks)
-    mask = indexed(emission, loops, blocks)
+    apply = _local(key.signature, rows[0], emission, choice, blocks)
+    mask = _indexed(emission, loops, blocks)
     return NodePlan(choice, before, apply, after, mask, _raw(rows[0], choice), why, found, cut)
 
 
 def _local(
-    signature: Signature, emission: Emission, choice: Choice, blocks: dict[str, int]
+    signature: Signature, rule: Rule, emission: Emission, choice: Choice, blocks: dict[str, int]
 ) -> Operator:
     """What stands for the operator on a device."""
     if emission.boxed:
-        return _box(signature, choice, blocks)
+        return _box(rule, choice, blocks)
     if emission.chosen is None:
         return Apply(signature.primitive, emission.params, choice.loops)
     dim, sizes = emission.chosen
-    (rule,) = rules(signature)
-    loop = rule.results[0][dim].loop
+    loop = _loop(rule.results[0][dim])
     start = Start(Index.of(loop) * blocks[loop], ((loop, dict(choice.loops)[loop]),))
     return Choose(dim, start, sizes, choice.loops)
 
 
-def _box(signature: Signature, choice: Choice, blocks: dict[str, int]) -> Extract | Insert:
+def _loop(index: Index) -> str:
+    """The loop that a dimension is."""
+    assert index.loop is not None, f"{index} is no loop"
+    return index.loop
+
+
+def _box(rule: Rule, choice: Choice, blocks: dict[str, int]) -> Extract | Insert:
     """What reads, or writes, a box at run-time starts."""
-    (rule,) = rules(signature)
     loops = dict(choice.loops)
     places = tuple((dim, loops[loop], high) for dim, loop, high in boxes(rule, loops))
     if rule.init is not None:
@@ -179,16 +203,17 @@ def _raw(rule: Rule, choice: Choice) -> tuple[Sharding, ...]:
     return tuple(replace(p, unreduced=p.unreduced + pending) for p in choice.produced)
 
 
-def _masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[tuple[int, Attributes], ...]:
+def _masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[Before, ...]:
     """Mask operands along a combined loop that does not divide: padding would be counted."""
-    found: dict[tuple[int, Attributes], None] = {}
+    found: dict[Before, None] = {}
     for rule in rows:
         split = [name for name in _joined(rule) if name in loops]
         for operand, dims in rule.operands.items() if split and rule.combine != PICK else ():
             for dim, index in enumerate(dims):
                 mask = _mask(rule, index.loop, loops) if index.loop in split else None
                 if mask:
-                    found[operand, _masking(rule, (operand, dim), mask)] = None
+                    made = _masking(rule, (operand, dim), mask)
+                    found[Before(operand, made, rule.filler(operand))] = None
     return tuple(found)
 
 
@@ -197,7 +222,7 @@ def _masking(rule: Rule, place: tuple[int, int], mask: tuple[Digits, int, int]) 
     (operand, dim), (digits, block, size) = place, mask
     if rule.filler(operand) is None:
         return Mask(dim, *mask, rule.combine)
-    loop = rule.operands[operand][dim].loop
+    loop = _loop(rule.operands[operand][dim])
     return MaskAt(dim, Start(Index.of(loop) * block, ((loop, digits),)), size, None)
 
 
@@ -206,9 +231,9 @@ def _joined(rule: Rule) -> tuple[str, ...]:
     return rule.reduced if rule.prefix is None or not rule.prefix[1] else (rule.prefix[0],)
 
 
-def carries(rule: Rule, loops: Mapping[str, Digits]) -> Iterator[Carry]:
+def _carries(rule: Rule, loops: Mapping[str, Digits]) -> Iterator[Carry]:
     """What joins the prefixes of the blocks of a sharded loop, along its dimension of a result."""
-    loop, reverse = rule.prefix or (None, False)
+    loop, reverse = rule.prefix or ("", False)
     if loops.get(loop):
         (dim,) = [d for d, index in enumerate(rule.results[0]) if index.loop == loop]
         yield Carry(dim, loops[loop], rule.combine, reverse)
@@ -220,15 +245,13 @@ def _mask(rule: Rule, loop: str, loops: dict[str, Digits]) -> tuple[Digits, int,
     return (digits, tile(extent, parts(digits)), extent) if extent % parts(digits) else None
 
 
-def _around(
-    rule: Rule, emission: Emission, loops: dict[str, Digits]
-) -> Iterator[tuple[int, Attributes]]:
+def _around(rule: Rule, emission: Emission, loops: dict[str, Digits]) -> Iterator[Before]:
     """Margins around a block that windows overlap; what is read there, or behind its end, is 0."""
     for dim, loop, width in emission.margins:
         mask = _mask(rule, loop, loops)
         if mask:
-            yield 0, Mask(dim, *mask, SUM)
-        yield 0, Dilate(dim, 1, width, width, SUM)
+            yield Before(0, Mask(dim, *mask, SUM))
+        yield Before(0, Dilate(dim, 1, width, width, SUM))
 
 
 def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
@@ -247,18 +270,18 @@ def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
     return (Best(dim, loops[loop], block, rule.combine),)
 
 
-def shifts(
+def _shifts(
     emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
-) -> tuple[tuple[int, Attributes], ...]:
+) -> tuple[Before, ...]:
     """(operand, instruction) where run-time numbers are shifted before the operator."""
     return tuple(
-        (s.operand, _offset(s, loops[s.loop], blocks[s.loop]))
+        Before(s.operand, _offset(s, loops[s.loop], blocks[s.loop]))
         for s in emission.shifts
         if s.operand is not None and loops.get(s.loop)
     )
 
 
-def result_shifts(
+def _result_shifts(
     emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
 ) -> tuple[Attributes, ...]:
     """Shifts of the result's numbers (positions)."""
@@ -275,7 +298,7 @@ def _offset(shift: IndexShift, digits: Digits, block: int) -> Offset:
     return Offset(digits, scale, shift.component, shift.clamp, shift.more, shift.within)
 
 
-def within_margins(rule: Rule, emission: Emission, blocks: Mapping[str, int]) -> tuple[Kept, ...]:
+def _within_margins(rule: Rule, emission: Emission, blocks: Mapping[str, int]) -> tuple[Kept, ...]:
     """The blocks of a result that was written with its margins."""
     found = []
     for _, loop, width in emission.margins if isinstance(rule.init, Access) else ():
@@ -285,7 +308,7 @@ def within_margins(rule: Rule, emission: Emission, blocks: Mapping[str, int]) ->
     return tuple(found)
 
 
-def indexed(
+def _indexed(
     emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
 ) -> tuple[int, MaskIndexed] | None:
     """(operand of the indices, what keeps of a gathered value what the own block holds)."""

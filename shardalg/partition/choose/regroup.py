@@ -147,7 +147,8 @@ def exchange(group: Group, held: Sharding, made: Sharding) -> Exchange:
     digits = made.dims[second]
     want = Interval(Index.of("p") * out_block if digits else Index(), out_block)
     ids = (("p", digits),) if digits else ()
-    return Exchange(want, *group.flat, block, held.dims[first], ids, held.mesh.size)
+    (size,) = group.flat
+    return Exchange(want, size, block, held.dims[first], ids, held.mesh.size)
 
 
 def moved(group: Group, dim: int, layouts: tuple[Sharding, Sharding]) -> DimProgram:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 from shardalg.algebra.digits import parts
 from shardalg.algebra.sharding import Sharding
@@ -22,9 +23,7 @@ GATHERED = (ARGMAX, ARGMIN, TOP, USER)
 """Ways to combine whose partial results are sent whole."""
 
 
-def sent_bytes(
-    key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], object]
-) -> object:
+def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], Any]) -> Any:
     """Bytes that a device sends to bring operands in and results home.
 
     Args:
@@ -47,7 +46,7 @@ def sent_bytes(
     return total
 
 
-def _joined_bytes(key: NodeKey, choice: Choice) -> object:
+def _joined_bytes(key: NodeKey, choice: Choice) -> Any:
     """Bytes that a device sends so that partial results other than sums become one."""
     signature, loops, total = key.signature, dict(choice.loops), 0
     for rule in rules(signature) or ():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from shardalg.partition.emit.context import Cause, PartitionContext
 from shardalg.spmd.instruction import Attributes
@@ -23,13 +23,14 @@ Given = tuple[int, ...]
 """A result and the operands of the operator that made it, as locals."""
 
 
-# Places of the dimension after an instruction that changes their number.
-RESIZING: dict[type, Callable[[Attributes, int], int]] = {
-    Dilate: lambda a, size: a.length(size),
-    Slice: lambda a, size: a.size,
-    SliceAt: lambda a, size: a.size,
-    Pick: lambda a, size: 1,
-}
+Resizing = Dilate | Slice | SliceAt | Pick
+
+
+def resized(attributes: Resizing, size: int) -> int:
+    """Places of the dimension after an instruction that changes their number."""
+    if isinstance(attributes, Pick):
+        return 1
+    return attributes.length(size) if isinstance(attributes, Dilate) else attributes.size
 
 
 def done_after(
@@ -50,11 +51,19 @@ def done_after(
         starts = operands[len(results) :] if isinstance(attributes, Fold) else ()
         context.emit(attributes, (*results, *starts), made, causes[0])
         return made
-    after = _AFTER.get(type(attributes), _apply_after)
     return tuple(
-        after(context, (result, *operands), attributes, cause)
+        _after(context, (result, *operands), attributes, cause)
         for result, cause in zip(results, causes, strict=True)
     )
+
+
+def _after(context: PartitionContext, given: Given, attributes: Attributes, cause: Cause) -> int:
+    """A result after one more step, which may take more than one instruction."""
+    if isinstance(attributes, Best):
+        return _best_on(context, given, attributes, cause)
+    if isinstance(attributes, Carry):
+        return _carry_on(context, given, attributes, cause)
+    return apply_on(context, given[0], attributes, cause)
 
 
 def apply_on(
@@ -63,8 +72,8 @@ def apply_on(
     """The local that an instruction on `local` (and `more`) makes."""
     like = context.locals[local]
     shape = list(like.shape)
-    if type(attributes) in RESIZING:
-        shape[attributes.dim] = RESIZING[type(attributes)](attributes, shape[attributes.dim])
+    if isinstance(attributes, Resizing):
+        shape[attributes.dim] = resized(attributes, shape[attributes.dim])
     made = context.new_local(tuple(shape), like.dtype, like.sharding)
     context.emit(attributes, (local, *more), (made,), cause)
     return made
@@ -73,12 +82,6 @@ def apply_on(
 def _like(context: PartitionContext, local: int) -> int:
     like = context.locals[local]
     return context.new_local(like.shape, like.dtype, like.sharding)
-
-
-def _apply_after(
-    context: PartitionContext, given: Given, attributes: Attributes, cause: Cause
-) -> int:
-    return apply_on(context, given[0], attributes, cause)
 
 
 def _carry_on(context: PartitionContext, given: Given, carry: Carry, cause: Cause) -> int:
@@ -98,10 +101,3 @@ def _best_on(context: PartitionContext, given: Given, best: Best, cause: Cause) 
     made = context.new_local(place.shape, place.dtype, place.sharding)
     context.emit(best, (value, given[0]), (made,), cause)
     return made
-
-
-# What is done to a result in more than one instruction.
-_AFTER: dict[type, Callable[[PartitionContext, Given, Attributes, Cause], int]] = {
-    Best: _best_on,
-    Carry: _carry_on,
-}

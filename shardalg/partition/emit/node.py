@@ -7,14 +7,12 @@ from dataclasses import replace
 from shardalg.algebra.derived_layouts import interned
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
-from shardalg.ops.rows import rules
 from shardalg.partition.choose.node_plan import NodePlan
 from shardalg.partition.choose.regroup import moved, regrouped
 from shardalg.partition.choose.windows import Window, brought, together
 from shardalg.partition.emit.after import apply_on, done_after
 from shardalg.partition.emit.context import Cause, PartitionContext
-from shardalg.spmd.instruction import Attributes
-from shardalg.spmd.instructions import MaskAt, Regroup
+from shardalg.spmd.instructions import Regroup
 from shardalg.spmd.why import Purpose, Why
 
 
@@ -46,10 +44,9 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     if plan.apply is None:
         layouts = plan.choice.demands[0], plan.choice.produced[0]
         return (regroup(context, node, operands[0], layouts),)
-    for position, attributes in plan.before:
+    for position, attributes, filler in plan.before:
         role = context.roles[node.operands[position]]
-        fill = rules(node.signature)[0].filler(position) if _fills(attributes) else None
-        more = () if fill is None else (operands[fill],)
+        more = () if filler is None else (operands[filler],)
         operands[position] = apply_on(
             context, operands[position], attributes, cause._replace(role=role), *more
         )
@@ -72,13 +69,8 @@ def _applied(
     made = zip(values, node.signature.results, plan.raw, plan.shapes, strict=True)
     new = context.new_local
     results = tuple([new(shape, t.dtype, layout, value) for value, t, layout, shape in made])
-    context.emit(plan.apply, operands, results, cause)
+    context.emit(plan.operator, operands, results, cause)
     return results
-
-
-def _fills(attributes: Attributes) -> bool:
-    """Whether places are filled with a number that is an operand."""
-    return isinstance(attributes, MaskAt) and attributes.fill is None
 
 
 def _bring(

@@ -69,7 +69,7 @@ def _bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
         local += 1
     results = (start,) if local == start + 1 else tuple(range(start, local))
     given = (tuple(operands), results, node.index, node.phase, "unknown", plan.why)
-    context.instructions.append(Instruction(plan.apply, *given))
+    context.instructions.append(Instruction(plan.operator, *given))
     for k in recipe.settled:
         first[node.results[k]] = UNMADE
         made = (node.results[k], results[k], plan.choice.produced[k])
