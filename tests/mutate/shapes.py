@@ -9,8 +9,8 @@ import numpy as np
 from shardalg.graph.evaluate import apply
 from shardalg.spmd.bound import bound
 from shardalg.spmd.host.blocks import item_type
-from shardalg.spmd.host.host_steps import HOST_STEPS
-from shardalg.spmd.instructions import Apply, Branches, Loop, While
+from shardalg.spmd.host.run import SIMULATE
+from shardalg.spmd.instructions import Apply, Branches, Control, Fetch, Fold, Loop, Top, While
 from tests.partition.planned import instructions
 
 
@@ -71,12 +71,12 @@ class Derivation:
         if isinstance(step.attributes, Apply):
             graph = self.graph
             return applied(Key(step.node, step.attributes, types, id(graph), graph, step))
-        if type(step.attributes) not in HOST_STEPS:
+        if isinstance(step.attributes, Control | Fetch | Fold | Top):
             return types
         stacks = [
             [np.zeros(shape, item_type(dtype))] * self.program.mesh.size for shape, dtype in types
         ]
-        made = HOST_STEPS[type(step.attributes)](step.attributes, *stacks)[0]
+        made = SIMULATE[type(step.attributes)](None, step, *stacks)[0][0]
         return [(made.shape, made.dtype.name)]
 
 

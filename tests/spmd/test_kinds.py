@@ -4,10 +4,13 @@ import pytest
 
 from shardalg.costs.collectives import RING_BYTES
 from shardalg.lower.emit import EMIT
+from shardalg.spmd.host.run import SIMULATE
+from shardalg.spmd.host.simulate import REGISTERED
 from shardalg.spmd.instruction import Along, Attributes, Collective
 from shardalg.spmd.instructions import Control, kinds
 
-ROOMS = {"lower/emit": EMIT}
+assert REGISTERED
+ROOMS = {"lower/emit": EMIT, "spmd/host": SIMULATE}
 
 
 def lacking(kinds_known):

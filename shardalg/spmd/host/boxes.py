@@ -1,16 +1,30 @@
-"""Boxes at run-time starts in numpy: the block of one position, place by place."""
+"""Boxes at run-time starts: the block of one position, place by place."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
 from shardalg.algebra.digits import partition_id
+from shardalg.spmd.host.blocks import Stack
+from shardalg.spmd.host.run import everywhere, on_blocks
 from shardalg.spmd.instructions import Extract, Insert, Places
 
 Shape = tuple[int, ...]
 
 
-def extracted(a: Extract, position: int, block: np.ndarray, *starts: np.ndarray) -> np.ndarray:
+@on_blocks(Extract)
+def _extract(a: Extract, x: Stack, *starts: Stack) -> Stack:
+    return everywhere(partial(_extracted, a), x, *starts)
+
+
+@on_blocks(Insert)
+def _insert(a: Insert, x: Stack, new: Stack, *starts: Stack) -> Stack:
+    return everywhere(partial(_inserted, a), x, new, *starts)
+
+
+def _extracted(a: Extract, position: int, block: np.ndarray, *starts: np.ndarray) -> np.ndarray:
     """What the block has of the box, 0 elsewhere."""
     result = block
     for dim, first in enumerate(_firsts(a.places, starts, block.shape, a.sizes, position)):
@@ -21,7 +35,7 @@ def extracted(a: Extract, position: int, block: np.ndarray, *starts: np.ndarray)
     return result
 
 
-def inserted(
+def _inserted(
     a: Insert, position: int, block: np.ndarray, update: np.ndarray, *starts: np.ndarray
 ) -> np.ndarray:
     """The block with what it has of the box written over."""

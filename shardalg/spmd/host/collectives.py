@@ -1,0 +1,88 @@
+"""Collectives of whole blocks, over the positions of a group."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardalg.algebra.digits import partition_id
+from shardalg.errors import ProgramError
+from shardalg.spmd.host.blocks import Stack, groups
+from shardalg.spmd.host.run import exchange, on_blocks
+from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, ReduceScatter
+
+
+@on_blocks(AllGather)
+def _all_gather(a: AllGather, x: Stack) -> Stack:
+    return exchange(a.digits, x, lambda blocks: [np.concatenate(blocks, a.dim)] * len(blocks))
+
+
+_UFUNCS = {
+    "sum": np.add,
+    "product": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "pick": np.add,
+    "logsumexp": np.logaddexp,
+}
+
+
+def combined(blocks: Stack, combine: str) -> np.ndarray:
+    """`blocks` joined elementwise; 2-byte floats are joined in f32 and rounded once."""
+    if combine not in _UFUNCS:
+        raise ProgramError(f"no collective joins by {combine!r}; known: {sorted(_UFUNCS)}.")
+    with np.errstate(invalid="ignore", over="ignore"):  # of garbage
+        return _combined(np.stack(blocks), combine)
+
+
+def _combined(array: np.ndarray, combine: str) -> np.ndarray:
+    if array.dtype == np.bool_ and combine in ("sum", "pick"):
+        combine = "or"
+    if array.dtype.itemsize == 2 and array.dtype.kind in "fV":
+        return _UFUNCS[combine].reduce(array.astype(np.float32)).astype(array.dtype)
+    if array.dtype.kind == "c" and combine == "logsumexp":
+        return _complex_logsumexp(array)
+    return _UFUNCS[combine].reduce(array, dtype=array.dtype)
+
+
+def _complex_logsumexp(array: np.ndarray) -> np.ndarray:
+    """As numpy's own, which has none of complex numbers."""
+    highest = array.real.max(0)
+    highest = np.where(np.isfinite(highest), highest, 0).astype(array.real.dtype)
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(array - highest).sum(0)) + highest
+
+
+@on_blocks(AllReduce)
+def _all_reduce(a: AllReduce, x: Stack) -> Stack:
+    return exchange(a.digits, x, lambda blocks: [combined(blocks, a.combine)] * len(blocks))
+
+
+@on_blocks(ReduceScatter)
+def _reduce_scatter(a: ReduceScatter, x: Stack) -> Stack:
+    def scattered(blocks: Stack) -> Stack:
+        return _pieces(combined(blocks, a.combine), a.dim, len(blocks))
+
+    return exchange(a.digits, x, scattered)
+
+
+def _pieces(block: np.ndarray, dim: int, n: int) -> Stack:
+    if block.shape[dim] % n:
+        raise ProgramError(
+            f"{block.shape[dim]} elements of dimension {dim} cannot be split among {n} devices. "
+            "Resize the dimension to a multiple first."
+        )
+    return np.split(block, n, dim)
+
+
+@on_blocks(AllToAll)
+def _all_to_all(a: AllToAll, x: Stack) -> Stack:
+    result: Stack = [x[0]] * len(x)
+    for group in groups(a.digits, len(x)):
+        sent = [_pieces(x[source], a.split_dim, len(group)) for source in group]
+        for position in group:
+            number = partition_id(a.arriving or a.digits, position)
+            result[position] = np.concatenate([pieces[number] for pieces in sent], a.concat_dim)
+    return result

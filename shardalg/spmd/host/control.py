@@ -1,0 +1,87 @@
+"""Loops, branches and manual regions: their blocks, run for all positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from shardalg.errors import ProgramError
+from shardalg.spmd.host.blocks import Stack, item_type
+from shardalg.spmd.host.run import Run, run_block, simulates
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import Branches, Loop, Manual, While
+
+
+@simulates(Loop)
+def _loop(run: Run, instruction: Instruction[Loop], *stacks: Stack) -> list[Stack]:
+    a = instruction.attributes
+    consts, rest = stacks[: a.num_consts], stacks[a.num_consts :]
+    carry, xs = list(rest[: a.num_carry]), rest[a.num_carry :]
+    order = range(a.length)[::-1] if a.reverse else range(a.length)
+    outputs: dict[int, list[Stack]] = {}
+    for step in order:
+        slices = [[block[step] for block in stack] for stack in xs]
+        results = run_block(run, a.body, (*consts, *carry, *slices))
+        carry, outputs[step] = results[: a.num_carry], results[a.num_carry :]
+    return [*carry, *_stacked(run, instruction, outputs)]
+
+
+@simulates(While)
+def _while(run: Run, instruction: Instruction[While], *stacks: Stack) -> list[Stack]:
+    a = instruction.attributes
+    first, both = a.num_consts[0], sum(a.num_consts)
+    carry = list(stacks[both:])
+    while True:
+        (says,) = run_block(run, a.condition, (*stacks[:first], *carry))
+        ways = _ways(run, instruction, says)
+        if not any(ways):
+            return carry
+        after = run_block(run, a.body, (*stacks[first:both], *carry))
+        carry = [_taken(ways, (old, new)) for old, new in zip(carry, after, strict=True)]
+
+
+@simulates(Branches)
+def _branches(
+    run: Run, instruction: Instruction[Branches], which: Stack, *stacks: Stack
+) -> list[Stack]:
+    blocks = instruction.attributes.blocks
+    ways = [min(max(way, 0), len(blocks) - 1) for way in _ways(run, instruction, which)]
+    made = {way: run_block(run, blocks[way], stacks) for way in set(ways)}
+    count = len(instruction.results)
+    return [_taken(ways, {way: made[way][k] for way in made}) for k in range(count)]
+
+
+def _ways(run: Run, instruction: Instruction, stack: Stack) -> list[int]:
+    """The number that each device holds: outside of manual regions all must go one way."""
+    ways = [int(block) for block in stack]
+    if len(set(ways)) > 1 and not run.manual:
+        raise ProgramError(
+            f"{run.place(instruction)}: devices go different ways: {sorted(set(ways))}."
+        )
+    return ways
+
+
+def _taken(ways: list[int], stacks: Mapping[int, Stack] | Sequence[Stack]) -> Stack:
+    """Per position the block of the stack that its way leads to."""
+    return [stacks[way][position] for position, way in enumerate(ways)]
+
+
+@simulates(Manual)
+def _manual(run: Run, instruction: Instruction[Manual], *stacks: Stack) -> list[Stack]:
+    return run_block(replace(run, manual=True), instruction.attributes.body, stacks)
+
+
+def _stacked(run: Run, instruction: Instruction, outputs: dict[int, list[Stack]]) -> list[Stack]:
+    """What a loop hands out per iteration, on a new leading dimension."""
+    a = instruction.attributes
+    indices = instruction.results[a.num_carry :]
+    if not a.length:
+        made = [run.program.locals[index] for index in indices]
+        empty = [np.zeros(local.shape, item_type(local.dtype)) for local in made]
+        return [[block] * len(run.positions) for block in empty]
+    return [
+        [np.stack([outputs[i][k][p] for i in range(a.length)]) for p in run.positions]
+        for k in range(len(indices))
+    ]

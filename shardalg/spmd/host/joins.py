@@ -1,0 +1,99 @@
+"""What devices found along a sharded loop becomes one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from shardalg.graph.evaluate import apply
+from shardalg.spmd.bound import bound, node_of
+from shardalg.spmd.host.apply import on_host
+from shardalg.spmd.host.blocks import Stack, groups
+from shardalg.spmd.host.collectives import combined
+from shardalg.spmd.host.run import Run, everywhere, on_blocks, simulates
+from shardalg.spmd.identity import identity
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import Best, Carry, Fold, Join, Top, ValueAt
+
+
+@on_blocks(Carry)
+def _carry(a: Carry, x: Stack) -> Stack:
+    """Block by block, from the first member of a group to the last, or the other way."""
+    neutral = np.full_like(x[0], identity(a.combine, x[0].dtype.name))
+    result = [neutral] * len(x)
+    for group in groups(a.digits, len(x)):
+        order = group[::-1] if a.reverse else group
+        for before, position in pairwise(order):
+            result[position] = combined([result[before], x[before]], a.combine)
+    return result
+
+
+@on_blocks(Best)
+def _best(a: Best, values: Stack, places: Stack) -> Stack:
+    """numpy, too, takes the first of what is equally good, and a NaN before all numbers."""
+    rank, result = getattr(np, a.combine), list(places)
+    for group in groups(a.digits, len(values)):
+        every = np.stack([places[p] + place * a.block for place, p in enumerate(group)])
+        winner = rank(np.stack([values[p] for p in group]), axis=0)
+        best = np.take_along_axis(every, winner[None], 0)[0].astype(places[0].dtype)
+        for position in group:
+            result[position] = best
+    return result
+
+
+@simulates(Top)
+def _top(run: Run, instruction: Instruction[Top], values: Stack, places: Stack) -> list[Stack]:
+    """By a stable sort: of what is equally good, what has the lower place stays first."""
+    a = instruction.attributes
+    found = list(values), list(places)
+    for group in groups(a.digits, len(values)):
+        every = np.concatenate([values[p] for p in group], a.dim)
+        moved = [places[p] + place * a.block for place, p in enumerate(group)]
+        joined = np.concatenate(moved, a.dim).astype(places[0].dtype)
+        order = np.argsort(~_in_total_order(every), axis=a.dim, kind="stable")
+        order = order.take(range(values[0].shape[a.dim]), a.dim)
+        for position in group:
+            found[0][position] = np.take_along_axis(every, order, a.dim)
+            found[1][position] = np.take_along_axis(joined, order, a.dim)
+    return list(found)
+
+
+def _in_total_order(x: np.ndarray) -> np.ndarray:
+    """Integers that are ordered as the numbers: of floats their bits, mirrored below 0."""
+    if x.dtype.kind in "iu":
+        return x
+    bits = x.view(f"int{8 * x.dtype.itemsize}")
+    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
+
+
+@on_blocks(ValueAt)
+def _value_at(a: ValueAt, places: Stack, x: Stack) -> Stack:
+    def at(_: int, place: np.ndarray, block: np.ndarray) -> np.ndarray:
+        index = np.expand_dims(place.astype(np.int64), a.dim)
+        return np.take_along_axis(block, index, a.dim).squeeze(a.dim)
+
+    return everywhere(at, places, x)
+
+
+@on_blocks(Join)
+def _join(a: Join, x: Stack, one: Stack) -> Stack:
+    def joined(_: int, block: np.ndarray, single: np.ndarray) -> np.ndarray:
+        return combined([block, np.broadcast_to(single, block.shape)], a.combine)
+
+    return everywhere(joined, x, one)
+
+
+@simulates(Fold)
+def _fold(run: Run, instruction: Instruction[Fold], *stacks: Stack) -> list[Stack]:
+    count, node = len(instruction.results), node_of(run.graph, instruction)
+    results = [list(stack) for stack in stacks[:count]]
+    binding, params = bound(run.graph, instruction)
+    for group in groups(instruction.attributes.digits, len(run.positions)):
+        every = [np.stack([stack[p] for p in group]) for stack in stacks[:count]]
+        numbers = [stack[group[0]] for stack in stacks[count:]]
+        joined = apply(node.primitive, binding, params, [*every, *numbers])
+        for result, one in zip(results, joined, strict=True):
+            for position in group:
+                result[position] = on_host(one)
+    return results

@@ -1,0 +1,57 @@
+"""Longer and shorter dimensions, and others in their place."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from shardalg.errors import ProgramError
+from shardalg.spmd.host.blocks import Stack
+from shardalg.spmd.host.run import everywhere, on_blocks
+from shardalg.spmd.identity import identity
+from shardalg.spmd.instructions import Concatenate, Dilate, Regroup, Resize
+
+
+@on_blocks(Regroup)
+def _regroup(a: Regroup, x: Stack) -> Stack:
+    def regrouped(_: int, block: np.ndarray) -> np.ndarray:
+        shape = a.shape(block.shape)
+        if prod(shape) != block.size or sum(n for n, _ in a.groups) != block.ndim:
+            raise ProgramError(f"blocks of {block.shape} are no {shape}. Name every dimension.")
+        return block.reshape(shape)
+
+    return everywhere(regrouped, x)
+
+
+@on_blocks(Concatenate)
+def _concatenate(a: Concatenate, *stacks: Stack) -> Stack:
+    return everywhere(lambda _, *blocks: np.concatenate(blocks, a.dim), *stacks)
+
+
+@on_blocks(Resize)
+def _resize(a: Resize, x: Stack) -> Stack:
+    def fit(_: int, block: np.ndarray) -> np.ndarray:
+        grow = [(0, max(a.size - n, 0) if i == a.dim else 0) for i, n in enumerate(block.shape)]
+        return np.pad(block, grow).take(range(a.size), a.dim)
+
+    return everywhere(fit, x)
+
+
+@on_blocks(Dilate)
+def _dilate(a: Dilate, x: Stack, *fill: Stack) -> Stack:
+    def spread(_: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
+        before = block.shape[a.dim]
+        value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)
+        shape = [a.length(n) if i == a.dim else n for i, n in enumerate(block.shape)]
+        result = np.full(shape, value, block.dtype)
+        held = tuple(
+            slice(a.low, a.low + (before - 1) * a.factor + 1, a.factor)
+            if i == a.dim
+            else slice(None)
+            for i in range(block.ndim)
+        )
+        result[held] = block
+        return result
+
+    return everywhere(spread, x, *fill)

@@ -1,0 +1,165 @@
+"""A program that runs on the host: what its instructions are simulated with, one function each.
+
+Nothing is shared with the lowering but the program itself and JAX's primitives: collectives are
+plain numpy over the groups of positions that differ in the collective's digits alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+
+from shardalg.algebra.digits import Digits, partition_id
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import ProgramError
+from shardalg.graph.ir import Graph
+from shardalg.spmd.host.blocks import Stack, groups, ids, in_order, valid
+from shardalg.spmd.instruction import Attributes, Block, Instruction
+from shardalg.spmd.instructions import Control
+from shardalg.spmd.program import SpmdProgram
+
+A = TypeVar("A", bound=Attributes)
+Operands = ParamSpec("Operands")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The program that runs, and the graph whose primitives it applies.
+
+    Attributes:
+      constants: what the program and each of its blocks start with.
+      manual: whether it is in a manual region, where devices may differ in everything.
+    """
+
+    program: SpmdProgram
+    graph: Graph
+    constants: Mapping[int, Stack] = field(default_factory=dict)
+    manual: bool = False
+
+    @property
+    def positions(self) -> range:
+        """Every device position."""
+        return range(self.program.mesh.size)
+
+    def place(self, instruction: Instruction) -> str:
+        """The instruction in words, for messages."""
+        node = instruction.node
+        values = self.graph.nodes[node].results if node is not None else ()
+        name = f" for {self.graph.values[values[0]].name}" if values else ""
+        results = ", ".join(repr(self.program.locals[r]) for r in instruction.results)
+        said = (
+            "" if isinstance(instruction.attributes, Control) else f" ({instruction.attributes!r})"
+        )
+        return f"{type(instruction.attributes).__name__} -> {results}{name}{said}"
+
+
+SIMULATE: dict[type[Attributes], Callable[..., list[Stack]]] = {}
+"""Per kind of instruction what its results are: `(run, instruction, *stacks)`."""
+
+Simulate = Callable[Concatenate[Run, Instruction[A], Operands], list[Stack]]
+OnBlocks = Callable[Concatenate[A, Operands], Stack]
+
+
+def simulates(kind: type[A]) -> Callable[[Simulate[A, Operands]], Simulate[A, Operands]]:
+    """Register what simulates a kind of instruction."""
+
+    def register(simulate: Simulate[A, Operands]) -> Simulate[A, Operands]:
+        SIMULATE[kind] = simulate
+        return simulate
+
+    return register
+
+
+def on_blocks(kind: type[A]) -> Callable[[OnBlocks[A, Operands]], OnBlocks[A, Operands]]:
+    """Register what makes the one result of a kind from its attributes and the operands alone."""
+
+    def register(function: OnBlocks[A, Operands]) -> OnBlocks[A, Operands]:
+        def simulate(run: Run, instruction: Instruction[A], *stacks: Stack) -> list[Stack]:
+            try:
+                return [function(instruction.attributes, *stacks)]
+            except ProgramError as error:
+                raise ProgramError(f"{run.place(instruction)}: {error}") from None
+
+        SIMULATE[kind] = simulate
+        return function
+
+    return register
+
+
+def everywhere(function: Callable[..., np.ndarray], *stacks: Stack) -> Stack:
+    """`function(position, *blocks)` at every position."""
+    return [
+        function(position, *blocks) for position, blocks in enumerate(zip(*stacks, strict=True))
+    ]
+
+
+def exchange(digits: Digits, stack: Stack, function: Callable[[Stack], Stack]) -> Stack:
+    """`function(blocks of a group)` gives the blocks that its members hold afterwards."""
+    result: Stack = [stack[0]] * len(stack)
+    for group in groups(digits, len(stack)):
+        for position, block in zip(group, function([stack[p] for p in group]), strict=True):
+            result[position] = block
+    return result
+
+
+def run_block(run: Run, block: Block, arguments: Iterable[Stack]) -> list[Stack]:
+    """The results of a block on its arguments."""
+    env = {**run.constants, **dict(zip(block.arguments, arguments, strict=True))}
+    for instruction in block.instructions:
+        operands = [env[index] for index in instruction.operands]
+        stacks = SIMULATE[type(instruction.attributes)](run, instruction, *operands)
+        for index, stack in zip(instruction.results, stacks, strict=True):
+            _check_result(run, instruction, index, stack)
+            env[index] = stack
+    return [env[index] for index in block.results]
+
+
+def _check_result(run: Run, instruction: Instruction, index: int, stack: Stack) -> None:
+    local = run.program.locals[index]
+    if stack[0].shape != local.shape:
+        raise ProgramError(
+            f"{run.place(instruction)} makes blocks of shape {stack[0].shape}; the program "
+            f"declares {local.shape} for value {index}."
+        )
+    if local.origin is None or run.manual:  # a stage of an emission may differ between devices
+        return
+    check_copies(run, stack, local.sharding, f"{run.place(instruction)} leaves")
+
+
+def check_copies(run: Run, stack: Stack, sharding: Sharding, what: str) -> None:
+    """Devices that should hold copies of one block do.
+
+    Raises:
+      ProgramError: `what` leaves different ones.
+    """
+    stack = in_order(stack, run.program.mesh, sharding.mesh)
+    first: dict[tuple[int, ...], int] = {}
+    for position in run.positions:
+        key = (*ids(sharding, position), partition_id(sharding.unreduced, position))
+        other = first.setdefault(key, position)
+        inside = valid(sharding, position, stack[position].shape)
+        if not _agree(stack[other], stack[position], inside):
+            raise ProgramError(
+                f"{what} different copies of a value, laid out as {sharding.text()}: positions "
+                f"{other} and {position} should hold the same block and differ by up to "
+                f"{_difference(stack[other][inside], stack[position][inside])}."
+            )
+
+
+def _agree(first: np.ndarray, second: np.ndarray, inside: tuple[slice, ...]) -> bool:
+    if first is second:
+        return True
+    a, b = first[inside], second[inside]
+    if not isinstance(a.dtype, np.dtype):
+        return bool((a == b).all())
+    if a.dtype.kind in "biu" or np.array_equal(a, b):
+        return bool(np.array_equal(a, b))
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    return bool(np.allclose(a.astype(wide), b.astype(wide), rtol=1e-5, atol=1e-6, equal_nan=True))
+
+
+def _difference(first: np.ndarray, second: np.ndarray) -> float:
+    return float(np.nanmax(np.abs(first.astype(np.float64) - second.astype(np.float64))))
