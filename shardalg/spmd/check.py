@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from shardalg.errors import MeshError, ProgramError
 from shardalg.spmd.instruction import Block, Instruction, Type, derived
@@ -106,8 +107,8 @@ def _shown(first: Type, second: Type) -> tuple[str, str]:
     return first[1], second[1]
 
 
-def _check_loop(program: SpmdProgram, instruction: Instruction) -> None:
-    loop: Loop = instruction.attributes
+def _check_loop(program: SpmdProgram, instruction: Instruction[Loop]) -> None:
+    loop = instruction.attributes
     body = loop.body
     fixed = loop.num_consts + loop.num_carry
     _check_passed(program, instruction, (instruction.operands, body.arguments, fixed))
@@ -116,8 +117,8 @@ def _check_loop(program: SpmdProgram, instruction: Instruction) -> None:
     _check_carried(program, instruction, carries)
 
 
-def _check_while(program: SpmdProgram, instruction: Instruction) -> None:
-    loop: While = instruction.attributes
+def _check_while(program: SpmdProgram, instruction: Instruction[While]) -> None:
+    loop = instruction.attributes
     first, both = loop.num_consts[0], sum(loop.num_consts)
     operands, count = instruction.operands, len(instruction.operands)
     given = ((*operands[:first], *operands[both:]), loop.condition.arguments, count)
@@ -148,7 +149,7 @@ def _check_blocks(
         )
 
 
-_BORDERS: dict[type, Callable[[SpmdProgram, Instruction], None]] = {
+_BORDERS: dict[type, Callable[[SpmdProgram, Any], None]] = {
     Loop: _check_loop,
     While: _check_while,
     Branches: _check_branches,

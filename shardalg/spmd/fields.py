@@ -22,7 +22,7 @@ from shardalg.spmd.local import Start
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.why import Purpose, Why
 
-Test = Callable[[object], bool]
+Test = Callable[[Any], bool]
 Parameters = NewType("Parameters", tuple)
 _PLAIN = (int, float, bool, str, NoneType)
 
@@ -88,16 +88,18 @@ class Fitting:
                 and len(value) == len(args)
                 and all(map(self.fits, value, args))
             )
-        assert is_dataclass(hint), f"no test for fields of the type {hint}"
+        assert isinstance(hint, type) and is_dataclass(hint), (
+            f"no test for fields of the type {hint}"
+        )
         made = self._is_made_of(hint)
         return made if hint is not Start else lambda value: made(value) and _is_whole(value.index)
 
     def _is_one(self, args: tuple[Any, ...]) -> Test:
         """One of several types; classes are told apart by a look at the value's own."""
-        classes = {arg: arg for arg in args if is_dataclass(arg)}
+        classes: dict[type, Any] = {arg: arg for arg in args if is_dataclass(arg)}
         others = [arg for arg in args if not is_dataclass(arg)]
 
-        def test(value: object) -> bool:
+        def test(value: Any) -> bool:
             known = classes.get(type(value))
             if known is not None:
                 return self.fits(value, known)
@@ -132,7 +134,7 @@ class Fitting:
             below = stride * size
         return self.mesh.size % below == 0
 
-    def fault(self, value: object, hint: Any, where: str) -> str:
+    def fault(self, value: Any, hint: Any, where: str) -> str:
         """The innermost place at which a value does not fit, in words; "" if it fits.
 
         >>> from shardalg.spmd.instructions import Slice

@@ -65,10 +65,10 @@ def extreme(dtype: str, *, highest: bool) -> int | float | bool:
         return float("inf") if highest else float("-inf")
     bits = int(dtype.lstrip("uint"))
     if dtype.startswith("uint"):
-        return 2**bits - 1 if highest else 0
-    return 2 ** (bits - 1) - 1 if highest else -(2 ** (bits - 1))
+        return (1 << bits) - 1 if highest else 0
+    return (1 << (bits - 1)) - 1 if highest else -(1 << (bits - 1))
 
 
-def _ones(dtype: str) -> int:
+def _ones(dtype: str) -> int | float | bool:
     """All bits set."""
     return extreme(dtype, highest=True) if dtype.startswith("uint") else -1

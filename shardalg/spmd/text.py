@@ -51,8 +51,9 @@ class Printer:
 
     def _name(self, local: int) -> str:
         origin = self.locals[local].origin
-        named = self.graph is not None and origin is not None
-        return f" {self.graph.values[origin].name}" if named else ""
+        if self.graph is None or origin is None:
+            return ""
+        return f" {self.graph.values[origin].name}"
 
     def _lines(self, block: Block, indent: str) -> Iterator[str]:
         for instruction in block.instructions:
@@ -64,10 +65,11 @@ class Printer:
         yield indent + "return " + " ".join(f"%{r}" for r in block.results)
 
     def _comment(self, instruction: Instruction) -> str:
-        known = self.graph is not None and instruction.node is not None
-        source = self.graph.nodes[instruction.node].source if known else ""
-        moves = isinstance(instruction.attributes, Collective)
-        words = [word for word in (str(instruction.why) if moves else "", source) if word]
+        words = []
+        if isinstance(instruction.attributes, Collective) and str(instruction.why):
+            words.append(str(instruction.why))
+        if self.graph is not None and instruction.node is not None:
+            words += filter(None, (self.graph.nodes[instruction.node].source,))
         return f"  # {'; '.join(words)}" if words else ""
 
 

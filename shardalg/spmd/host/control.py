@@ -73,7 +73,9 @@ def _manual(run: Run, instruction: Instruction[Manual], *stacks: Stack) -> list[
     return run_block(replace(run, manual=True), instruction.attributes.body, stacks)
 
 
-def _stacked(run: Run, instruction: Instruction, outputs: dict[int, list[Stack]]) -> list[Stack]:
+def _stacked(
+    run: Run, instruction: Instruction[Loop], outputs: dict[int, list[Stack]]
+) -> list[Stack]:
     """What a loop hands out per iteration, on a new leading dimension."""
     a = instruction.attributes
     indices = instruction.results[a.num_carry :]

@@ -77,9 +77,14 @@ def on_blocks(kind: type[A]) -> Callable[[OnBlocks[A, Operands]], OnBlocks[A, Op
     """Register what makes the one result of a kind from its attributes and the operands alone."""
 
     def register(function: OnBlocks[A, Operands]) -> OnBlocks[A, Operands]:
-        def simulate(run: Run, instruction: Instruction[A], *stacks: Stack) -> list[Stack]:
+        def simulate(
+            run: Run,
+            instruction: Instruction[A],
+            *stacks: Operands.args,
+            **named: Operands.kwargs,
+        ) -> list[Stack]:
             try:
-                return [function(instruction.attributes, *stacks)]
+                return [function(instruction.attributes, *stacks, **named)]
             except ProgramError as error:
                 raise ProgramError(f"{run.place(instruction)}: {error}") from None
 

@@ -9,6 +9,7 @@ that should hold copies of one block are compared after every instruction.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ REGISTERED = (
 """The modules whose functions are in `SIMULATE` once they are imported."""
 
 
-def simulate(program: SpmdProgram, graph: Graph, *global_arrays: object) -> list[np.ndarray]:
+def simulate(program: SpmdProgram, graph: Graph, *global_arrays: Any) -> list[np.ndarray]:
     """The function's flattened results, computed device by device from its flattened arguments.
 
     Raises:
@@ -62,7 +63,7 @@ def simulate(program: SpmdProgram, graph: Graph, *global_arrays: object) -> list
     ]
 
 
-def _check_arguments(run: Run, arrays: Sequence[object]) -> None:
+def _check_arguments(run: Run, arrays: Sequence[Any]) -> None:
     shardings = run.program.argument_shardings
     if len(arrays) != len(shardings):
         raise ProgramError(f"the program takes {len(shardings)} arrays, got {len(arrays)}.")
