@@ -94,6 +94,17 @@ class Along(Attributes):
         return (self.dim,)
 
 
+class Operator(Attributes):
+    """What is run as the operator of a node; all other kinds move what it reads or makes.
+
+    Attributes:
+      loops: the digits on each sharded loop of the node's rule.
+    """
+
+    __slots__ = ()
+    loops: tuple[tuple[str, Digits], ...]
+
+
 class Collective(Attributes):
     """What moves blocks between the devices along `digits`.
 

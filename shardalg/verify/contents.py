@@ -46,7 +46,7 @@ class Held:
     size: int
     fill: Fill = None
     base: int = 1
-    gap: str | None = None
+    gap: Fill = None
     wanted: tuple[tuple[Number, int], ...] = ()
 
     def exists(self, element: Number) -> Formula:
@@ -77,7 +77,7 @@ class Selected:
     """
 
     mask: MaskIndexed
-    changes: tuple[Attributes, ...]
+    changes: tuple[Attributes | Selected, ...]
 
     @property
     def digits(self) -> Digits:
@@ -105,7 +105,7 @@ class Contents:
     dims: tuple[Held, ...]
     unreduced: Digits = ()
     combine: str = "sum"
-    changes: tuple[Attributes, ...] = ()
+    changes: tuple[Attributes | Selected, ...] = ()
     awaits: tuple[Attributes | Selected, ...] = ()
     viewed: bool = False
     number: int | float | bool | None = None

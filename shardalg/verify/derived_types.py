@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shardalg.errors import TraceError
 from shardalg.graph.abstract import result_types
 from shardalg.graph.ir import Graph, Signature, ValueType
 from shardalg.ops.local_parameters import local_shape
 from shardalg.ops.rows import rules
-from shardalg.spmd.bound import bound
+from shardalg.spmd.bound import bound, node_of
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.local import Local
@@ -26,10 +28,10 @@ def of_node(signature: Signature, read: list[Local], made: list[Local]) -> Decid
 
 
 def derived(
-    graph: Graph, instruction: Instruction, read: list[Local], made: list[Local]
+    graph: Graph, instruction: Instruction[Apply], read: list[Local], made: list[Local]
 ) -> Decided:
     """What an `Apply` makes is declared as what its primitive makes of what it reads."""
-    signature = graph.nodes[instruction.node].signature
+    signature = node_of(graph, instruction).signature
     operands, declared = _types(read), _types(made)
     try:
         found = _derived(graph, instruction, signature, operands)
@@ -49,10 +51,10 @@ def _has_a_source_per_window(signature: Signature, apply: Apply, operands: Types
     if signature.primitive not in _SOURCES:
         return True
     source = _SOURCES[signature.primitive]
-    param = dict(signature.params) | dict(apply.params)
-    names = ("window_dimensions", "window_strides", "padding")
-    rows = zip(operands[1 - source].shape, *(param[name] for name in names), strict=True)
-    windows = tuple((n + sum(pad) - taps) // stride + 1 for n, taps, stride, pad in rows)
+    param: dict[str, Any] = dict(signature.params) | dict(apply.params)
+    taps, strides = param["window_dimensions"], param["window_strides"]
+    rows = zip(operands[1 - source].shape, taps, strides, param["padding"], strict=True)
+    windows = tuple((n + sum(pad) - k) // stride + 1 for n, k, stride, pad in rows)
     return operands[source].shape == windows
 
 
@@ -61,7 +63,7 @@ _SOURCES = {"select_and_scatter_add": 0, "select_and_scatter": 1}
 
 
 def _derived(
-    graph: Graph, instruction: Instruction, signature: Signature, operands: Types
+    graph: Graph, instruction: Instruction[Apply], signature: Signature, operands: Types
 ) -> Types:
     if operands == signature.operands and not instruction.attributes.params:
         return signature.results

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from shardalg.algebra.digits import Digits, overlap, partition_ids
 from shardalg.algebra.halos.classes import Runs
 from shardalg.algebra.mesh import Mesh
-from shardalg.merge.proofs.integers import Formula, IntegerClaim, Number, equal, implies, within
-from shardalg.spmd import instructions as p
-from shardalg.spmd.instruction import Attributes, Collective
+from shardalg.merge.proofs.integers import (
+    Formula,
+    IntegerClaim,
+    Number,
+    PartitionId,
+    equal,
+    implies,
+    within,
+)
+from shardalg.spmd.instruction import A_co, Attributes, Collective
+from shardalg.spmd.instructions import CollectivePermute, Fetch, Pairs
 from shardalg.verify.contents import Contents, Held, Made, at_member, fill_number, laid_out
 from shardalg.verify.report import Decided, Statement
 
@@ -22,7 +31,7 @@ Stated = tuple[str, Statement]
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Generic[A_co]):
     """An instruction with what its operands hold and the local that it makes.
 
     Attributes:
@@ -32,7 +41,7 @@ class Step:
     """
 
     mesh: Mesh
-    attributes: Attributes
+    attributes: A_co
     operands: tuple[Contents, ...]
     made: Made
     filler: str = ""
@@ -49,12 +58,40 @@ class Step:
         """What the program says that the result holds."""
         return laid_out(self.made.sharding, self.made.shape, None)
 
-    def claim(self, words: str, goal: Formula, **more: object) -> IntegerClaim:
+    def claim(self, words: str, goal: Formula, **more: Any) -> IntegerClaim:
         """A claim about this instruction."""
         return IntegerClaim(words, self.mesh, goal, **more)
 
 
 Result = tuple[Contents, list[Stated]]
+"""What a result holds, and the claims on which that rests."""
+Results = tuple[list[Result], list[Stated]]
+"""The same of every result, and claims of all of them."""
+MOVES: dict[type[Attributes], Callable[[Any], Results]] = {}
+"""Per kind of instruction that is no operator and holds no blocks, what it makes of a step."""
+A = TypeVar("A", bound=Attributes)
+
+
+def moves(kind: type[A]) -> Callable[[Callable[[Step[A]], Result]], Callable[[Step[A]], Result]]:
+    """Register what the one result of a kind holds."""
+
+    def register(claim: Callable[[Step[A]], Result]) -> Callable[[Step[A]], Result]:
+        MOVES[kind] = lambda step: ([claim(step)], [])
+        return claim
+
+    return register
+
+
+def moves_each(
+    kind: type[A],
+) -> Callable[[Callable[[Step[A]], Results]], Callable[[Step[A]], Results]]:
+    """Register what the results of a kind hold."""
+
+    def register(claim: Callable[[Step[A]], Results]) -> Callable[[Step[A]], Results]:
+        MOVES[kind] = claim
+        return claim
+
+    return register
 
 
 def with_dim(contents: Contents, dim: int, held: Held) -> Contents:
@@ -86,15 +123,17 @@ def crosses(attributes: Attributes, digits: Digits) -> bool:
     """Whether what a device gets comes from devices that differ from it in some of the digits.
 
     >>> from shardalg.algebra.digits import Digit
-    >>> swap = p.CollectivePermute((Digit(1, 2),), ((0, 1), (1, 0), (2, 2), (3, 3)))
+    >>> from shardalg.spmd.instructions import CollectivePermute
+    >>> swap = CollectivePermute((Digit(1, 2),), ((0, 1), (1, 0), (2, 2), (3, 3)))
     >>> crosses(swap, (Digit(1, 2),)), crosses(swap, (Digit(2, 2),))
     (True, False)
     """
     if not digits or not isinstance(attributes, Collective):
         return False
-    if isinstance(attributes, p.CollectivePermute):
+    routes: list[Pairs | Runs] = []
+    if isinstance(attributes, CollectivePermute):
         routes = [attributes.pairs]
-    elif isinstance(attributes, p.Fetch):
+    elif isinstance(attributes, Fetch):
         routes = [pairs for reading in attributes.readings for pairs in reading.permutes]
     else:
         return any(overlap(a, b) for a in attributes.digits for b in digits)
@@ -102,7 +141,7 @@ def crosses(attributes: Attributes, digits: Digits) -> bool:
     return any(bool((sources != targets).any()) for sources, targets in ends)
 
 
-def positions(pairs: Iterable[tuple[int, ...]]) -> np.ndarray:
+def positions(pairs: Iterable[tuple[int, ...]] | Runs) -> np.ndarray:
     """Pairs, or edges, as rows of numbers: sources, targets, and what they are of."""
     found = pairs.arrays if isinstance(pairs, Runs) else np.array(list(pairs), int)
     return found.T if found.size else np.zeros((2, 0), int)
@@ -148,3 +187,15 @@ def nothing_beyond(step: Step, held: Held) -> Iterator[Stated]:
         goal = implies(within(held.start + X, 0, held.size), held.exists(held.start + X))
         words = "every element that exists at these places was wanted"
         yield "delivers", step.claim(words, goal, unknowns=(("x", held.length),))
+
+
+def said_along(step: Step, dim: int) -> Held:
+    """Where the result's layout begins; of a padded layout no more elements exist for that."""
+    return replace(step.said.dims[dim], size=step.given.dims[dim].size)
+
+
+def numbers_at(number: Number, positions: np.ndarray) -> np.ndarray:
+    """A number on the devices at some positions."""
+    ids = (atom for atom in number.atoms() if isinstance(atom, PartitionId))
+    found = number.at({atom: partition_ids(atom.digits, positions) for atom in ids})
+    return np.broadcast_to(found, positions.shape)

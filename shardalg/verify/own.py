@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardalg.graph.ir import Graph, Node
-from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instruction import Instruction, Operator
 from shardalg.spmd.instructions import (
-    Apply,
     Best,
-    Choose,
     Concatenate,
-    Extract,
     Fold,
-    Insert,
     Join,
     MaskIndexed,
     Regroup,
     Top,
     ValueAt,
+    kinds,
 )
 
 Values = tuple[int | None, ...]
-OPERATORS = (Apply, Choose, Extract, Insert)
-"""Instructions that are the operator of a node; all others move what it reads or makes."""
 
 
 def of_its_own(graph: Graph, instruction: Instruction, given: Values) -> bool:
@@ -48,7 +43,7 @@ def _is_view(node: Node, given: Values) -> bool:
 
 _OF_ONE_VALUE = (Best, Concatenate, Join)
 _OF_NODE: dict[type, Callable[[Node, Values], bool]] = {
-    **dict.fromkeys(OPERATORS, lambda node, given: given == node.operands),
+    **dict.fromkeys(kinds(Operator), lambda node, given: given == node.operands),
     Fold: lambda node, given: given == (*node.results, *node.operands[len(node.results) :]),
     MaskIndexed: lambda node, given: given == (node.results[0], node.operands[1]),
     Regroup: _is_view,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits
@@ -117,8 +118,8 @@ class Number:
             else:
                 yield atom
 
-    def at(self, values: Mapping[Atom, int]) -> int:
-        """The value, given those of its unknowns and partition ids."""
+    def at(self, values: Mapping[Atom, Any]) -> Any:
+        """The value, given those of its unknowns and partition ids: ints, or arrays of them."""
         total = self.constant
         for atom, coefficient in self.terms:
             if isinstance(atom, Quotient):

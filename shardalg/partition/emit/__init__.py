@@ -32,7 +32,7 @@ is an all-to-all there and back.
 Reshapes: Dimensions that nest keep their digits (loops). Where the borders of blocks move (uneven,
 or not nested), the dimensions that hold the same elements become one (`Regroup`), an exchange
 brings every device the flat interval of its block of the result, and the new dimensions follow
-(`partition/emit/regroup.py`); `verify/views.py` proves it.
+(`partition/emit/regroup.py`); `verify/moves/regroup.py` proves it.
 
 Numbers are made, not sent: A value made from numbers alone (zeros, an iota) is made again in the
 layout in which it is wanted.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Params
-from shardalg.spmd.instruction import Attributes
+from shardalg.spmd.instruction import Operator
 from shardalg.spmd.local import axes_text
 
 
 @dataclass(frozen=True, slots=True)
-class Apply(Attributes):
+class Apply(Operator):
     """Run a JAX primitive on local operands.
 
     Its results are what the primitive makes: the locals say which types those are.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
-from shardalg.spmd.instruction import Attributes, Shape
+from shardalg.spmd.instruction import Operator, Shape
 from shardalg.spmd.local import axes_text
 
 Places = tuple[tuple[int, Digits, int], ...]
@@ -19,7 +19,7 @@ clamped to what is there, as XLA does.
 
 
 @dataclass(frozen=True, slots=True)
-class Extract(Attributes):
+class Extract(Operator):
     """A box of the first operand at the starts that the others are: 0 where the block lacks it.
 
     Attributes:
@@ -48,7 +48,7 @@ class Extract(Attributes):
 
 
 @dataclass(frozen=True, slots=True)
-class Insert(Attributes):
+class Insert(Operator):
     """The first operand with the second in its box, as far as the block has a part of that.
 
     Operands are a block, what is written, and a start per dimension.

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
-from shardalg.spmd.instruction import Along, Attributes, Shape
+from shardalg.spmd.instruction import Along, Attributes, Operator, Shape
 from shardalg.spmd.local import Start, axes_text
 from shardalg.spmd.shapes import alike
 
@@ -69,7 +69,7 @@ class MaskAt(Along):
 
 
 @dataclass(frozen=True, slots=True)
-class Choose(Along):
+class Choose(Along, Operator):
     """A block of the operands' tensors side by side along `dim`, from a piece of each.
 
     All pieces are as long as the block; place `x` is that of the operand in whose elements

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Signature
 from shardalg.ops.local_parameters import Emission
-from shardalg.spmd.instructions import Apply, Choose, Extract, Insert
+from shardalg.spmd.instruction import Operator
+from shardalg.spmd.instructions import Apply
 from shardalg.verify.contents import Contents, Made
 from shardalg.verify.move import Stated
 from shardalg.verify.operators.local_rows import local_signature
@@ -24,8 +26,11 @@ PROMISES = ("indices_are_sorted", "unique_indices")
 """What an operator may rely on; it is right without."""
 
 
+O_co = TypeVar("O_co", bound=Operator, covariant=True)
+
+
 @dataclass(frozen=True)
-class Applied:
+class Applied(Generic[O_co]):
     """An operator that a device runs.
 
     Attributes:
@@ -37,22 +42,41 @@ class Applied:
 
     mesh: Mesh
     signature: Signature
-    apply: Apply | Choose | Extract | Insert
+    apply: O_co
     operands: tuple[Contents, ...]
     made: tuple[Made, ...]
     finite: bool = False
 
-    @property
-    def local(self) -> Signature:
-        """The operator on local shapes."""
-        shapes = (
-            *(tuple(d.length for d in held.dims) for held in self.operands),
-            *(made.shape for made in self.made),
-        )
-        return local_signature(self.signature, dict(self.apply.params), shapes)
+
+Outcome = tuple[tuple[Contents, ...], list[Stated]]
+"""What the results hold, and the claims on which that rests."""
+APPLIED: dict[type[Operator], Callable[[Any], Outcome]] = {}
+"""Per kind of operator what is claimed of it."""
+O = TypeVar("O", bound=Operator)
 
 
-def ready(what: Applied) -> Iterator[Stated]:
+def applies(
+    kind: type[O],
+) -> Callable[[Callable[[Applied[O]], Outcome]], Callable[[Applied[O]], Outcome]]:
+    """Register what is claimed of a kind of operator."""
+
+    def register(claim: Callable[[Applied[O]], Outcome]) -> Callable[[Applied[O]], Outcome]:
+        APPLIED[kind] = claim
+        return claim
+
+    return register
+
+
+def on_blocks(what: Applied[Apply]) -> Signature:
+    """The operator on local shapes."""
+    shapes = (
+        *(tuple(d.length for d in held.dims) for held in what.operands),
+        *(made.shape for made in what.made),
+    )
+    return local_signature(what.signature, dict(what.apply.params), shapes)
+
+
+def ready(what: Applied[Apply]) -> Iterator[Stated]:
     """The primitive is the node's own, and nothing is left to be done to its operands."""
     bare = not any(held.awaits or held.viewed for held in what.operands)
     restated = {name for name, _ in what.apply.params} <= RESTATED & dict(
@@ -65,7 +89,7 @@ def ready(what: Applied) -> Iterator[Stated]:
     )
 
 
-def semantics(what: Applied, emission: Emission) -> Stated:
+def semantics(what: Applied[Apply], emission: Emission) -> Stated:
     """What a device says and no size shows is what the emission says; a promise may be dropped."""
     said, own = dict(what.apply.params), dict(what.signature.params)
     wanted = own | dict(emission.params)

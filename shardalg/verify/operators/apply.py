@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache, reduce
+from functools import lru_cache
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
@@ -33,11 +33,19 @@ from shardalg.ops.rule import (
 from shardalg.ops.windows import windowed
 from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Attributes
-from shardalg.spmd.instructions import Choose, Extract, Insert
+from shardalg.spmd.instructions import Apply, Choose, Extract, Insert
 from shardalg.verify.contents import Contents, Made, Selected, as_set, laid_out, partition_number
-from shardalg.verify.masks import chosen
-from shardalg.verify.move import Step
-from shardalg.verify.operators.applied import Applied, ready, semantics
+from shardalg.verify.move import Result, Stated, Step
+from shardalg.verify.moves.masks import chosen
+from shardalg.verify.operators.applied import (
+    APPLIED,
+    Applied,
+    Outcome,
+    applies,
+    on_blocks,
+    ready,
+    semantics,
+)
 from shardalg.verify.operators.fills import Filling
 from shardalg.verify.operators.local_rows import (
     Run,
@@ -50,21 +58,22 @@ from shardalg.verify.operators.local_rows import (
     row_major,
     writes,
 )
-from shardalg.verify.report import Decided, Statement
+from shardalg.verify.report import Decided
 
 IDEMPOTENT = (MAX, MIN, AND, OR)
 """Ways to combine in which it does not matter how often one number enters."""
-Stated = tuple[str, Statement]
-Outcome = tuple[tuple[Contents, ...], list[Stated]]
 
 
 # Pure, and the same instruction stands in many programs.
 @lru_cache(maxsize=1 << 12)
 def applied(what: Applied) -> Outcome:
     """What the results of an operator hold, and the claims on which that rests."""
-    special = _SPECIAL.get(type(what.apply))
-    if special is not None:
-        return special(what)
+    return APPLIED[type(what.apply)](what)
+
+
+@applies(Apply)
+def _apply(what: Applied[Apply]) -> Outcome:
+    """Its row against the row of the operator that a device runs."""
     stated = [*ready(what), *_iterations(what)]
     rows = rules(what.signature)
     if rows is None:
@@ -79,15 +88,16 @@ def applied(what: Applied) -> Outcome:
         emission = _emission(what, rule, run) if alone else Emission()
         stated += [*claims, semantics(what, emission), *_operator(what, run, emission)]
         for nth, made in enumerate(what.made if alone else what.made[number : number + 1]):
-            contents, claims = _result(what, run, (emission, nth, made))
-            results.append(contents)
+            held, claims = _result(what, run, (emission, nth, made))
+            results.append(held)
             stated += claims
     return tuple(results), stated
 
 
-def _chosen(what: Applied) -> Outcome:
+@applies(Choose)
+def _chosen(what: Applied[Choose]) -> Outcome:
     """Each place is that of the one alternative which exists: as if the others were masked."""
-    (rule,) = rules(what.signature)
+    rule = _row(what)
     run = Run(what.mesh, rule, rule, _loops(what, rule))
     made = rule.results[0]
     pieces = tuple(tuple(replace(a, dims=made) for a in term) for term in rule.terms)
@@ -104,9 +114,19 @@ def _chosen(what: Applied) -> Outcome:
     return (contents,), [*stated, *claims]
 
 
-def _boxed(what: Applied) -> Outcome:
+@applies(Extract)
+def _extract(what: Applied[Extract]) -> Outcome:
+    return _boxed(what)
+
+
+@applies(Insert)
+def _insert(what: Applied[Insert]) -> Outcome:
+    return _boxed(what)
+
+
+def _boxed(what: Applied[Extract | Insert]) -> Outcome:
     """A box at run-time starts: in which blocks, up to where, and how large, is the row's."""
-    (rule,) = rules(what.signature)
+    rule = _row(what)
     run = Run(what.mesh, rule, rule, _loops(what, rule))
     run = replace(run, local=by_blocks(rule, run.blocks))
     cut = {name for name, digits in run.digits.items() if digits}
@@ -115,7 +135,7 @@ def _boxed(what: Applied) -> Outcome:
     wanted = Extract(local_shape(rule, 0, run.blocks), places) if reads_box else Insert(places)
     right = replace(what.apply, loops=()) == wanted
     read = tuple(dim.length for dim in what.operands[0].dims)
-    blocks = read == tuple(run.blocks[index.loop] for index in rule.operands[0])
+    blocks = read == tuple(run.blocks[i.loop] for i in rule.operands[0] if i.loop is not None)
     ready = not any(held.awaits or held.viewed for held in what.operands)
     stated: list[Stated] = [
         *_iterations(what),
@@ -126,11 +146,10 @@ def _boxed(what: Applied) -> Outcome:
     return (contents,), [*stated, *claims]
 
 
-_SPECIAL: dict[type, Callable[[Applied], Outcome]] = {
-    Choose: _chosen,
-    Extract: _boxed,
-    Insert: _boxed,
-}
+def _row(what: Applied) -> Rule:
+    """The one row of an operator that an instruction of its own runs."""
+    (rule,) = rules(what.signature) or ()
+    return rule
 
 
 def _emission(what: Applied, rule: Rule, run: Run) -> Emission:
@@ -177,10 +196,15 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
         for k in range(len(loops))
     ]
     joint = Sharding(mesh, shape, tuple(d for _, d in loops))
-    return MergeClaim(reduce(lambda a, b: merge(a, b).sharding, single[:-1]), single[-1], joint)
+    first = single[0]
+    for other in single[1:-1]:
+        merged = merge(first, other).sharding
+        assert merged is not None, "loops are different dimensions, whose splits do not clash"
+        first = merged
+    return MergeClaim(first, single[-1], joint)
 
 
-def _by_everyone(what: Applied, stated: list[Stated]) -> Outcome:
+def _by_everyone(what: Applied[Apply], stated: list[Stated]) -> Outcome:
     """A primitive without a row: every device computes the whole of it from whole operands."""
     results = _as_said(what)
     whole = all(
@@ -193,14 +217,16 @@ def _by_everyone(what: Applied, stated: list[Stated]) -> Outcome:
     return results, [*stated, ("reads", Decided(words, whole and plain))]
 
 
-def _run(what: Applied, rule: Rule, number: int) -> tuple[Run, list[Stated]]:
+def _run(what: Applied[Apply], rule: Rule, number: int) -> tuple[Run, list[Stated]]:
     loops = _loops(what, rule)
     if what.signature.param("new_sizes") is not None:
         run = Run(what.mesh, rule, rule, loops)
         run = replace(run, local=by_blocks(rule, run.blocks))
-        return run, [row_major(run, what.signature, what.local)]
-    local = rules(what.local)
-    assert local is not None, f"{what.local.primitive} has a row for one shape and not for another"
+        return run, [row_major(run, what.signature, on_blocks(what))]
+    local = rules(on_blocks(what))
+    assert local is not None, (
+        f"{on_blocks(what).primitive} has a row for one shape and not for another"
+    )
     dtypes = tuple(type_.dtype for type_ in what.signature.operands)
     run = Run(what.mesh, rule, local[number], loops, dtypes=dtypes)
     run = replace(run, wider=tuple(_wider(what, run)))
@@ -253,7 +279,7 @@ def _zeros(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
             yield "reads", Decided(words, found.fill == SUM and found.base == 1)
 
 
-def _comparable(attributes: Attributes) -> Attributes:
+def _comparable(attributes: Attributes | Selected) -> Attributes | Selected:
     """Digits whose order does not matter, in one order."""
     if isinstance(attributes, p.FirstMember):
         return replace(attributes, digits=as_set(attributes.digits))
@@ -331,6 +357,7 @@ def _overlap(run: Run, guard: Guard, shift: IndexShift) -> IntegerClaim:
     drops its update: the window then has no place of the block.
     """
     name = guard.loop.loop
+    assert name is not None, "a guard is on a loop"
     (window,) = (v for v in guard.index.variables if v in run.rule.extents)
     block, extent, width = run.blocks[name], run.rule.extents[name], run.rule.extents[window]
     own = partition_number(run.digits[name]) * block
@@ -347,13 +374,17 @@ def _overlap(run: Run, guard: Guard, shift: IndexShift) -> IntegerClaim:
     return IntegerClaim(words, run.mesh, goal, unknowns)
 
 
-def _result(what: Applied, run: Run, place: tuple[Emission, int, Made]) -> Outcome:
+def _result(what: Applied, run: Run, place: tuple[Emission, int, Made]) -> Result:
     emission, nth, made = place
     digits, _ = pending(run, {k: what.operands[k] for k in run.rule.operands})
     said = _more(run, nth, laid_out(made.sharding, made.shape, None))
+    awaits: tuple[Attributes | Selected, ...]
     awaits = (*_masked(run, emission), *_expected(run, emission, None))
     words = "just the digits of the combined loops are pending"
-    stated = [*writes(run, nth, said), ("combine", Decided(words, said.unreduced == digits))]
+    stated: list[Stated] = [
+        *writes(run, nth, said),
+        ("combine", Decided(words, said.unreduced == digits)),
+    ]
     if made.named:
         words = "nothing is left to be done to a result that is named for its value"
         stated.append(("emitted", Decided(words, not awaits)))

@@ -46,9 +46,11 @@ class Filling:
         fills = {(k, dim): self.fill(k, dim, beside) for k, dim in places}
         return number_along(self.signature, along, numbers, fills)
 
-    def fill(self, operand: int, dim: int, beside: Held) -> Number | None:
+    def fill(self, operand: int, dim: int, beside: Held | None) -> Number | None:
         """What stands where an operand has no element, if it lies as the result does."""
         held = self.operands[operand].dims[dim]
+        if beside is None:
+            return None
         if replace(held, fill=beside.fill) != beside or held.base != 1 or held.wanted:
             return None
         return fill_number(held.fill, self.signature.operands[operand].dtype)

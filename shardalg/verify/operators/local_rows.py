@@ -15,7 +15,7 @@ from functools import cached_property
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
-from shardalg.graph.ir import Signature, ValueType
+from shardalg.graph.ir import Plain, Signature, ValueType
 from shardalg.merge.proofs.integers import (
     All,
     Either,
@@ -118,7 +118,7 @@ class Run:
 
 
 def local_signature(
-    signature: Signature, params: Mapping[str, object], shapes: tuple[tuple[int, ...], ...]
+    signature: Signature, params: Mapping[str, Plain], shapes: tuple[tuple[int, ...], ...]
 ) -> Signature:
     """The operator that a device runs: other shapes, some other parameters."""
     types = (*signature.operands, *signature.results)
@@ -216,7 +216,7 @@ def _is_empty(run: Run, of: tuple[int, Held], read: tuple[Formula, Number]) -> F
     """A local read that finds nothing: outside the buffer, or at a place that is filled."""
     (operand, held), (inside, position) = of, read
     at = position + held.start
-    found = [Not(inside)]
+    found: list[Formula] = [Not(inside)]
     if _absorbs(run, operand, held.gap):
         found.append(Not(equal(at % held.base, 0)))
     if _absorbs(run, operand, held.fill):

@@ -5,22 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardalg.algebra.digits import parts
-from shardalg.spmd import instructions as p
+from shardalg.spmd.instructions import Best, Carry, Fold, Join, Top, ValueAt
 from shardalg.verify.contents import partition_number, without
 from shardalg.verify.move import (
     Result,
+    Results,
     Stated,
     Step,
     filled_with,
     finished,
     members_agree,
+    moves,
+    moves_each,
     undisturbed,
     with_dim,
 )
 from shardalg.verify.report import Decided
 
 
-def carry(step: Step) -> Result:
+@moves(Carry)
+def _carry(step: Step[Carry]) -> Result:
     """What the blocks before come to is no element: it is what a prefix waits for."""
     a, given = step.attributes, step.given
     words = f"what is carried are ends of blocks that wait for {a}, and for nothing else"
@@ -36,12 +40,15 @@ def carry(step: Step) -> Result:
     return replace(given, changes=(*given.changes, a)), stated
 
 
-def join(step: Step) -> Result:
+@moves(Join)
+def _join(step: Step[Join]) -> Result:
     """The prefix of a block is joined with the ends of all prefixes before it."""
     a, (given, carried) = step.attributes, step.operands
     held = given.dims[a.dim]
     wanted = next(iter(given.awaits), None)
-    carry = p.Carry(a.dim, getattr(wanted, "digits", ()), a.combine, getattr(wanted, "reverse", 0))
+    carry = Carry(
+        a.dim, getattr(wanted, "digits", ()), a.combine, getattr(wanted, "reverse", False)
+    )
     end = held.start + (0 if carry.reverse else held.length - 1)
     last = with_dim(given, a.dim, replace(held, start=end, length=1, fill=None))
     same = carried == replace(last, changes=(carry,)) and given.awaits == (carry,)
@@ -52,15 +59,16 @@ def join(step: Step) -> Result:
     return replace(filled_with(step, None), awaits=()), stated
 
 
-def value_at(step: Step) -> Result:
+@moves(ValueAt)
+def _value_at(step: Step[ValueAt]) -> Result:
     """The values at the best places of the blocks that the places were looked for in."""
     a, (place, block) = step.attributes, step.operands
     best = next(iter(place.awaits), None)
     own = [(d.start, d.length, d.size) for d in block.dims]
     found = own.pop(a.dim)
     alike = own == [(d.start, d.length, d.size) for d in place.dims]
-    wanted = isinstance(best, p.Best) and best.dim == a.dim
-    if wanted:
+    wanted = False
+    if isinstance(best, Best) and best.dim == a.dim:
         count = parts(best.digits) * best.block
         start = partition_number(best.digits) * best.block
         masked = count == found[2] or block.dims[a.dim].fill == best.combine
@@ -71,19 +79,20 @@ def value_at(step: Step) -> Result:
     return replace(place, changes=(*place.changes, a)), stated
 
 
-def best(step: Step) -> Result:
+@moves(Best)
+def _best(step: Step[Best]) -> Result:
     """The places of the blocks' best become one, by their values."""
     a, (value, place) = step.attributes, step.operands
     rest = without(place.unreduced, a.digits)
     right = rest is not None and place.awaits == (a,) and not place.changes
-    right = right and value == replace(place, changes=(p.ValueAt(a.dim),))
+    right = right and value == replace(place, changes=(ValueAt(a.dim),))
     words = f"the best of {a.combine} is chosen by the values of the blocks' best"
     stated: list[Stated] = [("combine", Decided(words, right)), *members_agree(step, a.digits, ())]
     made = replace(place, unreduced=place.unreduced if rest is None else rest)
     return replace(made, awaits=place.awaits[1:]), stated
 
 
-def together(step: Step) -> Result:
+def _together(step: Step[Top | Fold]) -> Result:
     """Partial results that wait for one another become one, each from all of them."""
     a, given = step.attributes, step.given
     rest = without(given.unreduced, a.digits)
@@ -96,3 +105,17 @@ def together(step: Step) -> Result:
     stated: list[Stated] = [("combine", Decided(words, right)), *members_agree(step, a.digits, ())]
     made = replace(given, unreduced=given.unreduced if rest is None else rest)
     return replace(made, awaits=given.awaits[1:]), stated
+
+
+@moves_each(Top)
+def _top(step: Step[Top]) -> Results:
+    return _each(step)
+
+
+@moves_each(Fold)
+def _folded(step: Step[Fold]) -> Results:
+    return _each(step)
+
+
+def _each(step: Step[Top | Fold]) -> Results:
+    return [_together(replace(step, number=number)) for number in range(step.count)], []

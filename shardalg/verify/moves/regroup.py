@@ -1,4 +1,4 @@
-"""Views: the elements of a value in row-major order, under other dimensions."""
+"""Other dimensions of the same elements: as one, and cut again."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from dataclasses import replace
 from math import prod
 
 from shardalg.merge.proofs.integers import Number, equal
-from shardalg.spmd.instructions import leading
+from shardalg.spmd.instructions import Regroup, leading
 from shardalg.verify.contents import Held
-from shardalg.verify.move import Result, Stated, Step, nothing_beyond
+from shardalg.verify.move import Result, Stated, Step, moves, nothing_beyond
 from shardalg.verify.report import Decided
 
 
-def regroup(step: Step) -> Result:
+@moves(Regroup)
+def _regroup(step: Step[Regroup]) -> Result:
     """Flat elements of each group of dimensions, and then those of the ones in their place."""
     dims: list[Held] = []
     words = "what becomes other dimensions waits for nothing in its own"

@@ -1,0 +1,183 @@
+"""Instructions that hold blocks: what goes in, around and out is one value in one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardalg.algebra.sharding import Sharding
+from shardalg.merge.proofs.integers import Number
+from shardalg.spmd.bound import node_of
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import Branches, Loop, Manual, While
+from shardalg.spmd.manual import manual_layouts
+from shardalg.verify import contents
+from shardalg.verify.contents import Contents, laid_out
+from shardalg.verify.report import MANUAL, TRUSTED, Claim, Decided
+from shardalg.verify.verifier import Held, Verifier, claims
+
+WHILE_PARAMS = ("cond_nconsts", "body_nconsts")
+LOOP_PARAMS = ("num_consts", "num_carry", "length", "reverse")
+
+
+@claims(Loop)
+def _loop(verifier: Verifier, instruction: Instruction[Loop], held: Held) -> Iterator[Claim]:
+    """A scan: what goes in, around and out has one layout on both sides of each border."""
+    loop, graph = instruction.attributes, verifier.graph
+    node = node_of(graph, instruction)
+    region = graph.regions[node.bodies[0]]
+    name, fixed = verifier.name(instruction), loop.num_consts + loop.num_carry
+    inner = verifier.constants()
+    said = tuple(node.signature.param(n) for n in LOOP_PARAMS)
+    runs = (loop.num_consts, loop.num_carry, loop.length, loop.reverse)
+    words = f"the loop runs {loop.length} times over what the scan carries"
+    yield verifier.judged(name, "carry", Decided(words, tuple(map(int, said)) == runs))
+    pairs = zip(loop.body.arguments, region.arguments, strict=True)
+    for number, (local, value) in enumerate(pairs):
+        inner[local] = verifier.said(local)
+        yield verifier.named("carry", local, value)
+        outer = held[instruction.operands[number]]
+        wanted = _around(inner[local], node.operands[number], loop, number >= fixed)
+        yield _alike(verifier, name, outer, wanted)
+    yield from verifier.block(loop.body, inner)
+    pairs = zip(loop.body.results, region.results, strict=True)
+    for number, (local, value) in enumerate(pairs):
+        carry = number < loop.num_carry
+        layout = (
+            _carried(verifier, loop, number) if carry else verifier.program.locals[local].sharding
+        )
+        yield from verifier.handed("carry", inner[local], (value, layout))
+        made = verifier.said(instruction.results[number])
+        body = laid_out(layout, layout.shard_shape, value)
+        held[instruction.results[number]] = made
+        yield _alike(verifier, name, made, _around(body, node.results[number], loop, not carry))
+
+
+@claims(While)
+def _while(verifier: Verifier, instruction: Instruction[While], held: Held) -> Iterator[Claim]:
+    """A while loop: its condition and its body read one carry, laid out alike."""
+    loop, name = instruction.attributes, verifier.name(instruction)
+    node = node_of(verifier.graph, instruction)
+    counts = tuple(node.signature.param(n) for n in WHILE_PARAMS)
+    words = f"{counts} constants stand before what the loop carries"
+    yield verifier.judged(name, "carry", Decided(words, counts == loop.num_consts))
+    first, both = loop.num_consts[0], sum(loop.num_consts)
+    pairs = list(zip(instruction.operands, node.operands, strict=True))
+    condition = (loop.condition, node.bodies[0], [*pairs[:first], *pairs[both:]])
+    body = (loop.body, node.bodies[1], pairs[first:])
+    carried = [verifier.layout(local) for local in loop.body.arguments[loop.num_consts[1] :]]
+    says = [verifier.layout(local) for local in loop.condition.results]
+    yield _same_everywhere(verifier, instruction, says)
+    yield from _inside(verifier, instruction, condition, held, says)
+    yield from _inside(verifier, instruction, body, held, carried)
+    reads = [verifier.layout(local) for local in loop.condition.arguments[first:]]
+    words = "the condition reads the carry as the body does"
+    yield verifier.judged(name, "carry", Decided(words, reads == carried))
+    yield from _outside(verifier, instruction, held, carried)
+
+
+@claims(Branches)
+def _branches(
+    verifier: Verifier, instruction: Instruction[Branches], held: Held
+) -> Iterator[Claim]:
+    """Branches: all read the same operands and hand on their results in one layout."""
+    blocks, name = instruction.attributes.blocks, verifier.name(instruction)
+    node = node_of(verifier.graph, instruction)
+    words = f"the blocks are the {len(node.bodies)} branches"
+    yield verifier.judged(name, "carry", Decided(words, len(blocks) == len(node.bodies)))
+    number = instruction.operands[0]
+    yield _same_everywhere(verifier, instruction, [verifier.layout(number)])
+    yield from verifier.handed("carry", held[number], (node.operands[0], verifier.layout(number)))
+    pairs = list(zip(instruction.operands[1:], node.operands[1:], strict=True))
+    results = [verifier.layout(local) for local in instruction.results]
+    for block, region in zip(blocks, node.bodies, strict=True):
+        yield from _inside(verifier, instruction, (block, region, pairs), held, results)
+    yield from _outside(verifier, instruction, held, results)
+
+
+@claims(Manual)
+def _manual(verifier: Verifier, instruction: Instruction[Manual], held: Held) -> Iterator[Claim]:
+    """A manual region: blocks go in and out as its specs say, and it runs as it is written."""
+    name, body = verifier.name(instruction), instruction.attributes.body
+    node = node_of(verifier.graph, instruction)
+    operands, results = manual_layouts(node, verifier.program.mesh)
+    for local, value, layout in zip(instruction.operands, node.operands, operands, strict=True):
+        yield from verifier.handed("manual", held[local], (value, layout))
+    region = verifier.graph.regions[node.bodies[0]]
+    inner = verifier.constants()
+    inner |= {local: verifier.said(local) for local in body.arguments}
+    for local, value in zip(body.arguments, region.arguments, strict=True):
+        yield verifier.named("manual", local, value)
+    own = verifier.program.mesh.digits(axis for axis, _ in node.signature.param("axes"))
+    words = f"{node.primitive} is manual along its own axes"
+    yield verifier.judged(name, "manual", Decided(words, instruction.attributes.digits == own))
+    outside, verifier.manual_digits = verifier.manual_digits, own
+    yield from verifier.block(body, inner)
+    verifier.manual_digits = outside
+    for local, value in zip(body.results, region.results, strict=True):
+        yield from verifier.handed("manual", inner[local], (value, verifier.whole(local)))
+    yield from _outside(verifier, instruction, held, list(results))
+    yield Claim(name, "manual", TRUSTED, words=MANUAL)
+
+
+def _inside(
+    verifier: Verifier,
+    instruction: Instruction,
+    body: tuple[Block, int, list[tuple[int, int]]],
+    held: Held,
+    layouts: list[Sharding],
+) -> Iterator[Claim]:
+    """A body on (locals, values) from outside, its results in these layouts."""
+    block, index, pairs = body
+    region, name = verifier.graph.regions[index], verifier.name(instruction)
+    inner = verifier.constants()
+    for local, value, (outer, read) in zip(block.arguments, region.arguments, pairs, strict=True):
+        inner[local] = verifier.said(local)
+        yield verifier.named("carry", local, value)
+        yield _alike(verifier, name, held[outer], replace(inner[local], value=read))
+    yield from verifier.block(block, inner)
+    for local, value, layout in zip(block.results, region.results, layouts, strict=True):
+        yield from verifier.handed("carry", inner[local], (value, layout))
+
+
+def _outside(
+    verifier: Verifier, instruction: Instruction, held: Held, layouts: list[Sharding]
+) -> Iterator[Claim]:
+    """Results are the node's own, in the layouts in which the bodies hand them on."""
+    node, name = node_of(verifier.graph, instruction), verifier.name(instruction)
+    for local, value, layout in zip(instruction.results, node.results, layouts, strict=True):
+        held[local] = verifier.said(local)
+        yield _alike(verifier, name, held[local], laid_out(layout, layout.shard_shape, value))
+
+
+def _same_everywhere(
+    verifier: Verifier, instruction: Instruction, layouts: list[Sharding]
+) -> Claim:
+    """All devices hold one number, so that they go the same way."""
+    name = verifier.name(instruction)
+    if verifier.graph.manual_axes(node_of(verifier.graph, instruction).region):
+        return Claim(name, "manual", TRUSTED, words=MANUAL)
+    right = all(not layout.shape and not layout.unreduced for layout in layouts)
+    return verifier.judged(name, "carry", Decided("all devices go the same way", right))
+
+
+def _carried(verifier: Verifier, loop: Loop, number: int) -> Sharding:
+    """The layout in which a carry enters the body."""
+    return verifier.program.locals[loop.body.arguments[loop.num_consts + number]].sharding
+
+
+def _around(inner: Contents, value: int, loop: Loop, stacked: bool) -> Contents:
+    """What stands outside a loop for a value inside: itself, or all iterations' stacked."""
+    leading = (contents.Held(Number(), loop.length, loop.length),) if stacked else ()
+    return replace(inner, value=value, dims=(*leading, *inner.dims))
+
+
+def _alike(verifier: Verifier, name: str, found: Contents, wanted: Contents) -> Claim:
+    """Both sides of a loop's border hold the same elements."""
+    bare = replace(
+        found,
+        dims=tuple(replace(d, fill=None) for d in found.dims),
+        combine=found.combine if found.unreduced else wanted.combine,
+        number=None,
+    )
+    return verifier.judged(name, "carry", Decided("both sides of the border agree", bare == wanted))

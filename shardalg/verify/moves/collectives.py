@@ -1,0 +1,113 @@
+"""Collectives of whole blocks: which member's block arrives at which place.
+
+A collective is claimed from its definition. The claim compares, at every place, the element that
+arrives with the one that the result's layout puts there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.merge.proofs.integers import Number, equal, implies, within
+from shardalg.spmd.instruction import Collective
+from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, ReduceScatter
+from shardalg.verify.contents import Held, at_member, fill_number, partition_number, without
+from shardalg.verify.move import (
+    MEMBER,
+    Result,
+    Stated,
+    Step,
+    X,
+    bare,
+    filled_with,
+    members_agree,
+    moves,
+    said_along,
+    undisturbed,
+    with_dim,
+)
+from shardalg.verify.moves.slices import cut
+from shardalg.verify.report import Decided
+
+
+def _arrives(
+    step: Step[Collective], arriving: Number, said: Held, length: int, place: Number
+) -> Stated:
+    """The element at place `x` of what a member sends stands at `place` of the result."""
+    digits = step.attributes.digits
+    here = within(said.start + place, 0, said.size)
+    goal = implies(here, equal(arriving + X, said.start + place))
+    words = f"place {place} receives element {arriving}+x"
+    members = ((MEMBER, digits),)
+    return "delivers", step.claim(words, goal, unknowns=(("x", length),), members=members)
+
+
+def _member_id(digits: Digits) -> Number:
+    own = partition_number(digits)
+    return at_member(own, digits, MEMBER)
+
+
+@moves(AllGather)
+def _all_gather(step: Step[AllGather]) -> Result:
+    a = step.attributes
+    held, said = step.given.dims[a.dim], said_along(step, a.dim)
+    count = parts(a.digits)
+    arriving = at_member(held.start, a.digits, MEMBER)
+    place = _member_id(a.digits) * held.length + X
+    stated = [
+        _arrives(step, arriving, said, held.length, place),
+        ("delivers", Decided("blocks of all members", said.length == held.length * count)),
+        *members_agree(step, a.digits, (a.dim,)),
+        undisturbed(step),
+    ]
+    return with_dim(step.given, a.dim, said), stated
+
+
+def _summed(step: Step[AllReduce | ReduceScatter]) -> Result:
+    """The digits of the collective are pending, and joined as they should be; they are then not."""
+    a, given = step.attributes, step.given
+    rest = without(given.unreduced, a.digits)
+    words = f"{a.combine} joins what is pending: {given.combine}"
+    stated = [
+        ("combine", Decided(words, rest is not None and a.combine == given.combine)),
+        bare(given),
+        *members_agree(step, a.digits, ()),
+    ]
+    neutral = filled_with(step, fill_number(a.combine, step.made.dtype))
+    return replace(neutral, unreduced=given.unreduced if rest is None else rest), stated
+
+
+@moves(AllReduce)
+def _all_reduce(step: Step[AllReduce]) -> Result:
+    return _summed(step)
+
+
+@moves(ReduceScatter)
+def _reduce_scatter(step: Step[ReduceScatter]) -> Result:
+    a = step.attributes
+    made, stated = _summed(step)
+    size = made.dims[a.dim].length // parts(a.digits)
+    own, more = cut(step, partition_number(a.digits) * size, size)
+    return replace(made, dims=own.dims), [*stated, *more]
+
+
+@moves(AllToAll)
+def _all_to_all(step: Step[AllToAll]) -> Result:
+    a = step.attributes
+    said = {dim: said_along(step, dim) for dim in (a.split_dim, a.concat_dim)}
+    split, joined = step.given.dims[a.split_dim], step.given.dims[a.concat_dim]
+    piece = split.length // parts(a.digits)
+    piece_number = partition_number(a.arriving or a.digits)
+    sent = at_member(split.start, a.digits, MEMBER) + piece_number * piece
+    place = _member_id(a.digits) * joined.length + X
+    arriving = at_member(joined.start, a.digits, MEMBER)
+    stated = [
+        _arrives(step, sent, said[a.split_dim], piece, X),
+        _arrives(step, arriving, said[a.concat_dim], joined.length, place),
+        *members_agree(step, a.digits, (a.split_dim, a.concat_dim)),
+        undisturbed(step),
+    ]
+    fill = split.fill if split.start == Number() and said[a.split_dim].start == sent else None
+    made = with_dim(step.given, a.split_dim, replace(said[a.split_dim], fill=fill))
+    return with_dim(made, a.concat_dim, said[a.concat_dim]), stated

@@ -1,0 +1,60 @@
+"""Numbers that are changed, and changed back: shifted indices, what they select, one member."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from shardalg.merge.proofs.integers import Number
+from shardalg.spmd.instruction import Attributes
+from shardalg.spmd.instructions import FirstMember, MaskIndexed, Offset
+from shardalg.verify.contents import Contents, Held, Selected, fill_number
+from shardalg.verify.move import Result, Stated, Step, filled_with, moves
+from shardalg.verify.report import Decided
+
+
+@moves(Offset)
+def _offset(step: Step[Offset]) -> Result:
+    """What stands where there is no element is shifted, too."""
+    dims = tuple(replace(held, fill=None) for held in step.given.dims)
+    return _changed(step, step.attributes, replace(step.given, dims=dims))
+
+
+@moves(FirstMember)
+def _first_member(step: Step[FirstMember]) -> Result:
+    stays = fill_number(step.attributes.combine, step.made.dtype)
+    return _changed(step, step.attributes, filled_with(step, stays))
+
+
+@moves(MaskIndexed)
+def _mask_indexed(step: Step[MaskIndexed]) -> Result:
+    task = Selected(step.attributes, step.operands[1].changes)
+    return _changed(step, task, filled_with(step, 0), _by_same_indices(step))
+
+
+def _changed(
+    step: Step, task: Attributes | Selected, made: Contents, claims: Iterable[Stated] = ()
+) -> Result:
+    """A change of numbers, which is what the value waits for, or what its reader expects."""
+    given = step.given
+    if given.awaits and given.awaits[0] == task:
+        return replace(made, awaits=given.awaits[1:]), list(claims)
+    if given.awaits:
+        return given, [("combine", Decided(f"{given.awaits[0]} comes first", holds=False))]
+    return replace(made, changes=(*given.changes, task)), []
+
+
+def _by_same_indices(step: Step[MaskIndexed]) -> Iterator[Stated]:
+    """What selects places of a gathered value are whole indices, laid out as the value is."""
+    for indices in step.operands[1:]:
+        *spanned, components = indices.dims
+        rows = list(zip(step.attributes.batch_dims, spanned, strict=True))
+        alike = [_place(step.given.dims[dim]) == _place(held) for dim, held in rows]
+        whole = components.start == Number() and components.length == components.size
+        ready = not (indices.awaits or indices.unreduced or indices.viewed)
+        words = "the indices are those of the gather, laid out as its value is"
+        yield "selected", Decided(words, all(alike) and whole and ready)
+
+
+def _place(held: Held) -> Held:
+    return replace(held, fill=None, gap=None)

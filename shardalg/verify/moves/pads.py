@@ -1,0 +1,89 @@
+"""Longer and shorter dimensions: which elements they then hold, and what stands elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardalg.algebra.digits import parts
+from shardalg.merge.proofs.integers import Compare, Number, PartitionId, equal, implies
+from shardalg.ops.rule import SUM
+from shardalg.spmd.instructions import Concatenate, Dilate, Resize
+from shardalg.verify.contents import Held, fill_number
+from shardalg.verify.move import Result, Stated, Step, X, moves, with_dim
+from shardalg.verify.moves.masks import fillers
+from shardalg.verify.report import Decided
+
+
+@moves(Resize)
+def _resize(step: Step[Resize]) -> Result:
+    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    if a.size <= held.length:
+        return with_dim(step.given, a.dim, replace(held, length=a.size)), []
+    whole = held.start == Number() and held.length == held.size and not held.wanted
+    zeros = SUM if whole or fill_number(held.fill, step.made.dtype) == 0 else None
+    made = with_dim(step.given, a.dim, replace(held, length=a.size, fill=zeros))
+    beyond = held.start + held.length + X
+    goal = implies(held.exists(beyond), Compare(Number.of(-1), ">="))
+    words = f"padding from {held.length} to {a.size} places covers no element that is held"
+    return made, [("delivers", step.claim(words, goal, unknowns=(("x", a.size - held.length),)))]
+
+
+@moves(Concatenate)
+def _concatenate(step: Step[Concatenate]) -> Result:
+    dim = step.attributes.dim
+    first = step.given.dims[dim]
+    length = first.length
+    asked = {found.dims[dim].wanted for found in step.operands} - {()}
+    words = "the pieces were fetched for one window"
+    stated: list[Stated] = [("delivers", Decided(words, len(asked) <= 1))]
+    for other in step.operands[1:]:
+        held = other.dims[dim]
+        at = first.start + length
+        wanted = held.wanted or first.wanted
+        first = replace(first, wanted=wanted)
+        goal = implies(first.exists(at + X), equal(held.start, at))
+        words = f"the piece from place {length} on follows the one before it"
+        stated.append(("delivers", step.claim(words, goal, unknowns=(("x", held.length),))))
+        same = replace(other, dims=step.given.dims) == replace(step.given, dims=step.given.dims)
+        alike = all(replace(a, fill=b.fill) == b for i, (a, b) in enumerate(
+            zip(other.dims, step.given.dims, strict=True)) if i != dim)  # fmt: skip
+        stated.append(("delivers", Decided("the pieces are of one value", same and alike)))
+        length += held.length
+    fills = zip(*([held.fill for held in found.dims] for found in step.operands), strict=True)
+    dims = tuple(
+        replace(held, fill=held.fill if len(set(each)) == 1 else None)
+        for held, each in zip(step.given.dims, fills, strict=True)
+    )
+    made = replace(step.given, dims=dims)
+    return with_dim(made, dim, replace(first, length=length, fill=None)), stated
+
+
+@moves(Dilate)
+def _dilate(step: Step[Dilate]) -> Result:
+    """Filled places between the elements, and around them."""
+    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    fill = a.fill or step.filler
+    # as many places around it as there are between two neighbours would be an element's
+    plain = held.base == 1 and max(a.low, a.high) < a.factor and min(a.low, a.high) >= 0
+    if a.factor == held.base == 1 and held.start == Number() and held.length == held.size:
+        held, plain = replace(held, fill=fill), True
+    elif a.factor == held.base == 1 and (held.fill == fill or _full(held)) and not held.wanted:
+        # beside a block, places that others hold are as good as none
+        held, plain = replace(held, fill=fill, wanted=((held.start, held.length),)), True
+    made = replace(
+        held,
+        start=held.start * a.factor - a.low,
+        length=a.length(held.length),
+        base=a.factor,
+        gap=fill,
+    )
+    words = "the places that are filled are no element's, of a value that waits for nothing"
+    plain = plain and not step.given.awaits
+    return with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain)), *fillers(step)]
+
+
+def _full(held: Held) -> bool:
+    """Whether every place holds an element, on the last device too."""
+    ids = (atom for atom in held.start.atoms() if isinstance(atom, PartitionId))
+    last = held.start.at({atom: parts(atom.digits) - 1 for atom in ids})
+    return last + held.length <= held.size

@@ -1,0 +1,67 @@
+"""Parts of a block, which lie inside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+from shardalg.algebra.digits import overlap, parts
+from shardalg.merge.proofs.integers import All, Compare, Number, equal, implies
+from shardalg.ops.rule import SUM
+from shardalg.spmd.instruction import Along
+from shardalg.spmd.instructions import DynamicSlice, Pick, Slice, SliceAt
+from shardalg.verify.contents import Held, as_set, partition_number, start_number
+from shardalg.verify.move import Result, Stated, Step, filled_with, members_agree, moves, with_dim
+from shardalg.verify.report import Decided
+
+
+def _inside(step: Step[Along], start: Number, size: int) -> Stated:
+    length = step.given.dims[step.attributes.dim].length
+    goal = All((Compare(start, ">="), Compare(Number.of(length - size) - start, ">=")))
+    return "delivers", step.claim(f"[{start}, +{size}) lies inside {length} places", goal)
+
+
+def cut(step: Step[Along], start: Number, size: int) -> Result:
+    """Places `[start, start + size)` of the dimension, which lie inside."""
+    held = step.given.dims[step.attributes.dim]
+    made = with_dim(step.given, step.attributes.dim, held.part(start, size))
+    return made, [_inside(step, start, size)]
+
+
+@moves(DynamicSlice)
+def _dynamic_slice(step: Step[DynamicSlice]) -> Result:
+    a = step.attributes
+    return cut(step, partition_number(a.digits) * a.block, a.block)
+
+
+@moves(Slice)
+def _slice(step: Step[Slice]) -> Result:
+    return cut(step, Number((), step.attributes.start), step.attributes.size)
+
+
+@moves(SliceAt)
+def _slice_at(step: Step[SliceAt]) -> Result:
+    return cut(step, start_number(step.attributes.start), step.attributes.size)
+
+
+@moves(Pick)
+def _pick(step: Step[Pick]) -> Result:
+    """One element, on the one partition that has it; the others have 0, so that the sum is it."""
+    a, given = step.attributes, step.given
+    held, own = given.dims[a.dim], partition_number(a.digits)
+    here = All((equal(held.start + a.place, a.index * held.base), held.exists(Number.of(a.index))))
+    goal = implies(equal(own, a.owner), here)
+    words = f"element {a.index} is place {a.place} on partition {a.owner}"
+    inside = 0 <= a.place < held.length and 0 <= a.owner < parts(a.digits)
+    fresh = not any(overlap(*pair) for pair in product(a.digits, given.unreduced))
+    added = given.combine == SUM or not given.unreduced  # of what is whole, how does not matter
+    sums = added and not given.changes and not given.awaits
+    stated: list[Stated] = [
+        ("delivers", step.claim(words, goal)),
+        ("delivers", Decided("one partition has the place", inside)),
+        ("combine", Decided("what is made are partial sums of the value", fresh and sums)),
+        *members_agree(step, a.digits, (a.dim,)),
+    ]
+    pending = as_set((*given.unreduced, *a.digits))
+    made = replace(filled_with(step, 0), unreduced=pending, combine=SUM, number=None)
+    return with_dim(made, a.dim, Held(Number.of(a.index), 1, held.size)), stated
