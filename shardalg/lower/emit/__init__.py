@@ -13,9 +13,9 @@ from shardalg.lower.emit import (
     slices,
 )
 from shardalg.lower.emit.control import body
-from shardalg.lower.emit.emitter import EMIT, Emitter
+from shardalg.lower.emit.emitter import EMIT, Emitter, emits
 
 REGISTERED = (apply, boxes, collectives, control, indices, joins, masks, pads, permute, slices)
 """The modules whose functions are in `EMIT` once they are imported."""
 
-__all__ = ["EMIT", "REGISTERED", "Emitter", "body"]
+__all__ = ["EMIT", "REGISTERED", "Emitter", "body", "emits"]
