@@ -50,7 +50,8 @@ PROGRAMS = {
 def planned(name, **options):
     fn, arguments, given, wanted = PROGRAMS[name]
     made = {"mesh": MESH, "in_shardings": given, "out_shardings": wanted}
-    return sa.plan(fn, *arguments, **made, options=sa.Options.of(options))
+    roles = ("parameters", *["data"] * (len(arguments) - 1))
+    return sa.plan(fn, *arguments, **made, roles=roles, options=sa.Options.of(options))
 
 
 def sent(plan):

@@ -32,6 +32,7 @@ GATHER_COLUMNS = (
 def switch_table(stages: Stages, options: Options) -> Table:
     """A row for the plan, and one per switch with that switch alone the other way."""
     rows, settings = [("as planned", *_outcome(stages))], options.settings
+    settings["keep_gathers"] = options.keeping(stages.traced.roles)
     for name in FLIPPED if stages.traced.symbols is None else FLIPPED_OF_NAMED:
         flipped = not settings[name]
         other = Options.of({**settings, name: flipped})

@@ -2,11 +2,13 @@
 
 Lifetime of gathers: A gathered copy is shared by its users within one phase (forward, backward,
 update) and not kept from one to the other: weights are gathered on demand and freed (paper,
-section 5.1). Copies no larger than the value where it lies are kept: freeing them would free
+section 5.1) where roles of arguments are told. Without roles copies are kept, as XLA keeps them
+(`Options.keeping`). Copies no larger than the value where it lies are kept: freeing them would free
 nothing. `plan.gathers()` lists what is gathered again with its price in bytes and memory
 (`partition/emit/gathers.py`); `Options(keep_gathers=True)` keeps all of it, a number what fits in
-so many bytes, `hoist_gathers=True` gathers the constants of a loop before it. `plan.switches()`
-says what every switch is worth in a plan.
+so many bytes, `hoist_gathers=True` gathers the constants of a loop before it; what a loop brings
+home anyway lies in it as its body reads it. `plan.switches()` says what every switch is worth in a
+plan.
 
 By cost: `Options(policy="cost")` starts from completion and lets any axis serve any loop
 (`partition/by_cost.py`): every node has all its candidates (`choices.py`), every value pays from

@@ -65,7 +65,7 @@ class Partitioner:
         self.alike = kinds(self.graph)
         self.kinds = self._kinds()
         self.recipes: list[dict[tuple[int, ...], Recipe]] = [{} for _ in set(self.kinds)]
-        self.options = options
+        self.options = options = replace(options, keep_gathers=options.keeping(roles))
         moving = tuple([MOVING.get(r, r) for r in roles])
         chip = load(options.hardware) if options.policy == "cost" else None
         links = links_on(sharded.mesh, chip)
@@ -309,7 +309,7 @@ def partition(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> 
       roles: of every graph value, for the table of collectives.
     """
     kept = NONE
-    if not isinstance(options.keep_gathers, bool):
+    if not isinstance(options.keep_gathers, bool | None):
         first = Partitioner(sharded, roles, options)
         first.run()
         found = gathers.gather_choices(sharded.graph, first.context.repeated())

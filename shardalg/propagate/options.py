@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -108,7 +108,8 @@ class Options:
         serve any loop, as takes the fewest seconds (`partition.by_cost`).
       strict: a primitive without a rule, or a broken condition, is an error rather than a warning.
       keep_gathers: gathered operands of the forward pass stay for the backward pass: all, none, or
-        as many as a device may hold in that number of bytes, what saves most per byte first.
+        as many as a device may hold in that number of bytes, what saves most per byte first. None:
+        all, as XLA keeps them, where no argument's role is told; where roles are, none.
       hoist_gathers: what a loop gathers in every trip, and no trip changes, is gathered before it.
       hardware: the chip, as `Plan.cost` takes it: whose seconds "cost" counts, and by whose rates
         every policy weighs bytes sent against work that is repeated.
@@ -125,7 +126,7 @@ class Options:
     policy: str = "gspmd"
     strict: bool = False
     _: KW_ONLY
-    keep_gathers: bool | int = False
+    keep_gathers: bool | int | None = None
     hoist_gathers: bool = False
     hardware: str = "tpu_v3"
     switches: Switches = Switches()
@@ -174,11 +175,28 @@ class Options:
             raise StrategyError(
                 f"switches are a Switches, as in Switches(defer_sums=False), got {self.switches!r}."
             )
-        if not isinstance(self.keep_gathers, int) or self.keep_gathers < 0:
+        if not isinstance(self.keep_gathers, int | None) or (self.keep_gathers or 0) < 0:
             raise StrategyError(
                 f"keep_gathers is {self.keep_gathers!r}. Give True, False, or the bytes that a "
-                "device may hold for copies that outlive the forward pass."
+                "device may hold for copies that outlive the forward pass, or leave it out."
             )
+
+    def keeping(self, roles: Sequence[str]) -> bool | int:
+        """`keep_gathers` of a program, decided where it is left open.
+
+        Weights are gathered on demand and freed (GSPMD, arXiv:2105.04663, section 5.1), and what is
+        gathered of activations with them: that is for a step whose roles are told. A program
+        without roles is no step of training that anybody knows of: it keeps what it gathered.
+
+        Args:
+          roles: of all values of the graph.
+
+        >>> Options().keeping(("unknown", "unknown")), Options().keeping(("parameters", "data"))
+        (True, False)
+        """
+        if self.keep_gathers is None:
+            return all(role == "unknown" for role in roles)
+        return self.keep_gathers
 
     if not TYPE_CHECKING:  # a checker knows the names that stay
 

@@ -146,7 +146,7 @@ class BesideXla(Answer):
     def _gathered_once(self) -> Iterator[str]:
         """What it would send to keep gathered copies, as XLA does, where that is less."""
         trials, stages = self._trials, self._trials.stages
-        if trials.options.keep_gathers or self.wire_bytes <= self.xla_wire_bytes:
+        if trials.options.keeping(stages.traced.roles) or self.wire_bytes <= self.xla_wire_bytes:
             return
         options = replace(trials.options, keep_gathers=True)
         kept = Outcome.of(planned(stages.traced, stages.annotations, options))

@@ -7,8 +7,7 @@
 Of XLA's two partitioners the better one counts: fewer bytes, then fewer flops. It (on CPU devices)
 completes what has no annotation, the layouts of results and open arguments among it; ours is
 planned with both where it put them. A row says what a device sends and computes in a step, ours
-over XLA's, by default and with gathers kept from the forward pass for the backward pass, as XLA
-keeps them. Rows above tell the cause: what is sent otherwise, by kind and operator.
+over XLA's. Rows above tell the cause, and what is sent otherwise, by kind and operator.
 """
 
 import json
@@ -134,7 +133,7 @@ class Answers:
         return (min(found)[2], told) if found else None
 
 
-def plan(program, told, *, keep_gathers):
+def plan(program, told, **options):
     """Ours, its results and open arguments where XLA put them."""
     mesh = sa.Mesh(program.mesh)
     with jax.set_mesh(mesh.to_jax(jax.devices()[: mesh.size])):
@@ -145,7 +144,7 @@ def plan(program, told, *, keep_gathers):
         mesh=mesh,
         in_shardings=told.in_shardings(program.specs),
         out_shardings=jax.tree.unflatten(results, told.out_shardings),
-        options=sa.Options(keep_gathers=keep_gathers),
+        options=sa.Options(**options),
     )
 
 
@@ -156,24 +155,20 @@ def row(program, answers, partitioner="gspmd"):
       answers: of XLA's partitioners; partitioner: the one to compare with.
     """
     told = answers[partitioner]
-    again = plan(program, told, keep_gathers=False)
-    kept = plan(program, told, keep_gathers=True)
-    ours, default = (int(our_wire_bytes(p.program)) for p in (kept, again))
-    flops = our_product_flops(again.program, again.graph)
+    made = plan(program, told)
+    ours, flops = int(our_wire_bytes(made.program)), our_product_flops(made.program, made.graph)
     return {
         "program": program.name,
         "mesh": "x".join(map(str, program.mesh.values())),
         "beside": partitioner,
         "wire_bytes": ours,
-        "default_wire_bytes": default,
         "xla_wire_bytes": told.wire_bytes,
         "by_partitioner": {name: t.wire_bytes for name, t in answers.items() if t},
         "bytes_ratio": ratio(ours, told.wire_bytes),
-        "default_bytes_ratio": ratio(default, told.wire_bytes),
         "product_flops": flops,
         "xla_product_flops": told.product_flops,
         "flops_ratio": ratio(flops, told.product_flops),
-        "why": sent_otherwise(again, _by_kind(told.sent)) if told.sent else "",
+        "why": sent_otherwise(made, _by_kind(told.sent)) if told.sent else "",
     }
 
 
@@ -186,22 +181,20 @@ def _by_kind(sent):
 
 
 def is_above(row):
-    """Whether ours sends more by default, or computes more."""
-    return row["default_bytes_ratio"] > 1 or row["flops_ratio"] > 1
+    """Whether ours sends more, or computes more."""
+    return row["bytes_ratio"] > 1 or row["flops_ratio"] > 1
 
 
 def summary(table):
     """The figures of a table, in words."""
-    more, kept = (
-        [r for r in table if r[name] > 1] for name in ("default_bytes_ratio", "bytes_ratio")
-    )
+    more = [r for r in table if r["bytes_ratio"] > 1]
     ratios = [r["bytes_ratio"] for r in table if 0 < r["bytes_ratio"] < math.inf]
     return (
-        f"{len(table)} programs: {sum(not is_above(r) for r in table)} send no more by default "
+        f"{len(table)} programs: {sum(not is_above(r) for r in table)} send no more "
         f"and compute no more than XLA's, {len(more)} send more "
-        f"({sum(r['flops_ratio'] < 1 for r in more)} of them at fewer flops), {len(kept)} with "
-        f"gathers kept, {sum(r['flops_ratio'] > 1 for r in table)} compute more; geometric mean "
-        f"of the bytes {geometric_mean(ratios):.3f}"
+        f"({sum(r['flops_ratio'] < 1 for r in more)} of them at fewer flops), "
+        f"{sum(r['flops_ratio'] > 1 for r in table)} compute more; geometric mean of the bytes "
+        f"{geometric_mean(ratios):.3f}"
     )
 
 
@@ -243,7 +236,7 @@ def main(count, seed, path=None):
 
 def _line(row):
     yield f"{row['program']} on {row['mesh']}, beside {row['beside']}:"
-    yield f"bytes {row['default_bytes_ratio']:.3f} ({row['bytes_ratio']:.3f} gathers kept),"
+    yield f"bytes {row['bytes_ratio']:.3f},"
     yield f"flops {row['flops_ratio']:.3f}; {'; '.join(causes(row))}; {row['why']}"
 
 
@@ -251,10 +244,8 @@ def causes(row):
     """Why a program is above, as far as its figures say."""
     gspmd = row["by_partitioner"].get("gspmd", math.inf)
     if row["flops_ratio"] > 1:
-        yield "fewer bytes at more flops" if row["default_bytes_ratio"] <= 1 else "more flops"
-    elif row["default_bytes_ratio"] > 1 >= row["bytes_ratio"]:
-        yield "gathered again in the backward pass"
-    elif row["beside"] == "shardy" and row["default_wire_bytes"] <= gspmd:
+        yield "fewer bytes at more flops" if row["bytes_ratio"] <= 1 else "more flops"
+    elif row["beside"] == "shardy" and row["wire_bytes"] <= gspmd:
         yield f"Shardy completes it better: XLA's GSPMD sends {gspmd}"
     elif row["flops_ratio"] < 1:
         yield "fewer flops at more bytes"

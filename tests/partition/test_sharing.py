@@ -97,6 +97,18 @@ def test_a_gather_is_shared_within_a_phase_and_not_across():
     assert gathers(kept) == [("forward", "weight")]
 
 
+def test_what_nobody_calls_a_weight_is_gathered_once():
+    """As XLA keeps it; where roles are told, a weight is freed after the forward pass."""
+    arguments = numbers(8, 8) / 8, numbers(16, 8)
+    made, kept, freed = (
+        checked(gradient, arguments, WEIGHT_GATHERED, options=o, out_shardings=P("X", None))
+        for o in (sa.Options(), sa.Options(keep_gathers=True), sa.Options(keep_gathers=False))
+    )
+    assert gathers(made) == [("forward", "unknown")]
+    assert made.program == kept.program
+    assert [phase for phase, _ in gathers(freed)] == ["forward", "backward"]
+
+
 def scanned(w, x, xs):
     """A constant, a carry, xs and ys."""
 

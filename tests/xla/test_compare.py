@@ -173,7 +173,8 @@ def test_copies_that_xla_keeps_are_told_with_the_option_that_keeps_them():
 
     x, w = struct(4096, 16), struct(16, 16)
     given = ([P("X"), P("X")], P("X"))
-    plan = sa.plan(jax.grad(loss), [w, w], x, mesh=sa.Mesh({"X": 4}), in_shardings=given)
+    more = {"mesh": sa.Mesh({"X": 4}), "in_shardings": given, "roles": ("parameters", "data")}
+    plan = sa.plan(jax.grad(loss), [w, w], x, **more)
     found = plan.compare_xla("shardy")
     kept = plan.replan(sa.Strategy(plan.mesh, given), options=sa.Options(keep_gathers=True))
     beside = kept.compare_xla("shardy")
