@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 
 from shardalg.algebra.derived_layouts import even_prefix, interned, whole
 from shardalg.algebra.mesh import Mesh
@@ -225,8 +226,8 @@ class Partitioner:
         context = self.context
         agreed = self.sharded.borders.get(node.index)
         if agreed is None:
-            if self.options.hoist_gathers and node.primitive == "scan":
-                self._hoist(node)
+            if node.primitive == "scan":
+                self._place_constants(node)
             agreed = border(self.graph, node, self.homes)
         cause = context.cause(node, Why(TAKES[node.primitive]))
         operands = tuple(
@@ -245,25 +246,37 @@ class Partitioner:
         for value, local, layout in zip(node.results, made, agreed.results, strict=True):
             settle(context, node, (value, local, layout), self.homes[value])
 
-    def _hoist(self, node: Node) -> None:
+    def _place_constants(self, node: Node) -> None:
         """Give the loop's constants, at its border, the layout in which alone its body reads them.
 
-        The body is planned once to see what it reads. A device then holds a gathered constant as
-        long as the loop runs, and gathers it once instead of in every trip.
+        Where a constant is brought home for the loop, and its body reads no larger blocks, that
+        saves a move per trip and holds no more. By `hoist_gathers` any constant: a device then
+        holds it gathered as long as the loop runs. The body is planned once to see what it reads.
         """
-        (body,), locals_ = node.bodies, self.context.locals
+        context, (body,) = self.context, node.bodies
         constants = self.graph.regions[body].arguments[: node.signature.param("num_consts")]
-        made = len(locals_)
-        _, copies = self._opened(node, body, border(self.graph, node, self.homes).bodies[0])
-        del locals_[made:]
-        for value in constants:
+        outer = zip(constants, node.operands, strict=False)
+        brought = {v for v, value in outer if self.homes[v] not in context.sources(value)}
+        if not (brought or self.options.hoist_gathers):
+            return
+        made = len(context.locals)
+        block, copies = self._opened(node, body, border(self.graph, node, self.homes).bodies[0])
+        del context.locals[made:]
+        read = Counter(local for each in block.instructions for local in each.operands)
+        for value, local in zip(constants, block.arguments, strict=False):
             home = self.homes[value]
-            read = {layout for v, layout, _ in copies if v == value and layout != home}
-            if len(read) == 1:
-                (self.homes[value],) = read
+            found = {layout for v, layout, _ in copies if v == value and layout != home}
+            if len(found) != 1:
+                continue
+            (layout,) = found
+            alone = value in brought and read[local] == 1 and local not in block.results
+            is_free = alone and prod(layout.shard_shape) <= prod(home.shard_shape)
+            if is_free or self.options.hoist_gathers:
+                self.homes[value] = layout
+            if self.options.hoist_gathers and not is_free:
                 once = self.graph.trip_count(node)
                 times = once * node.signature.param("length")
-                copied = Copied(value, home, self.homes[value], "hoist_gathers", times, once)
+                copied = Copied(value, home, layout, "hoist_gathers", times, once)
                 self.hoisted.append(copied)
 
     def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:

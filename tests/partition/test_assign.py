@@ -120,7 +120,7 @@ def taps(x, k):
 
 
 # einsum, shapes and specs of its operands, spec of the result; flops of a device and bytes that it
-# sends in what XLA's GSPMD makes of it (jax 0.10.2, mesh X=2, Y=2).
+# sends in what XLA's GSPMD makes of it (jax 0.10.2, mesh X=2, Y=2; Z=2, too, where it is last).
 MATCHES = {
     "idle axis": ("bsh,hm->bsm", (4, 8, 32), (32, 16), P("X"), P("X"), P("X"), 8192, 2048),
     "axis of the other": (
@@ -130,15 +130,23 @@ MATCHES = {
     "one operand's": (
         "abc,dbc->ad", (16, 16, 16), (32, 16, 16), P("Y", "X"), P(None, "Y"), P("Y"), 65536, 17408,
     ),
+    "one begins with the other's": (
+        "bsm,mh->bsh", (16, 16, 32), (32, 32), P(None, "Z", "X"), P(("X", "Y", "Z")), P(None, "Z"),
+        131072, 17920, "Z",
+    ),
+    "idle axis for both": (
+        "mk,kn->mn", (8, 32), (32, 32), P("Y", "X"), P("Y", "X"), P("Y", "X"), 2048, 1536, "Z",
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MATCHES)
 def test_a_product_computes_and_sends_no_more_than_xlas(name):
-    text, *shapes, first, second, made, flops, sent = MATCHES[name]
-    types = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    text, a, b, first, second, made, flops, sent, *third = MATCHES[name]
+    types = [jax.ShapeDtypeStruct(shape, "float32") for shape in (a, b)]
     plan = sa.plan(
-        lambda a, b: jnp.einsum(text, a, b), *types, mesh=sa.Mesh({"X": 2, "Y": 2}),
+        lambda a, b: jnp.einsum(text, a, b), *types,
+        mesh=sa.Mesh(dict.fromkeys(("X", "Y", *third), 2)),
         in_shardings=(first, second), out_shardings=made,
     )  # fmt: skip
     assert oracle_bytes.our_product_flops(plan.program, plan.graph) <= flops

@@ -119,6 +119,20 @@ def scanned(w, x, xs):
     return lax.scan(body, x, xs)
 
 
+def test_a_constant_lies_in_the_loop_as_its_body_reads_it():
+    """Brought into its home it would be sent on in every trip; either way a device has a block."""
+
+    def fn(w, v, x):
+        def step(carry, _):
+            return carry + jnp.tanh(carry @ w) @ v, None
+
+        return lax.scan(step, x, None, length=3)[0]
+
+    arguments = numbers(8, 16) / 8, numbers(16, 8) / 8, numbers(4, 8)
+    plan = checked(fn, arguments, (P(None, "Y"), P(), P(None, "Y")))
+    assert sorted(moves(plan)) == [(AG, "Y"), (RS, "Y")]
+
+
 SCANS = {
     "as inside": (P(None, "Y"), P("X", None), P(None, "X", None)),
     "constant": (P("Y", "X"), P("X", None), P(None, "X", None)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from math import prod
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
@@ -17,12 +18,12 @@ def demanded_devices(key: NodeKey, component: Component, assignments: list[Assig
     """How many devices a contraction is computed on at least.
 
     Loops are matched by digits that an operand and the result both put on them, contracted ones
-    where all operands put the same (a window's other operand has no digits on its taps), or where
-    one does and adding up the result sends less than gathering it. What matches splits the work as
-    it lies; besides, the result's digits may. The most devices of the assignments that use all
-    matches and no digits of one operand alone: so that less traffic never means more arithmetic
-    than in XLA's partitioner, which groups devices by the same matches (`dot_handler.cc`,
-    PartitionDotGroupOn*).
+    where all operands put the same (a window's other operand has no digits on its taps) or begin
+    with it, and the result has it nowhere, or where one does and adding up the result sends less
+    than gathering it. What matches splits the work as it lies; besides, the result's digits may.
+    The most devices of the assignments that use all matches and no digits of one operand alone:
+    so that less traffic never means more arithmetic than in XLA's partitioner, which groups
+    devices by the same matches (`dot_handler.cc`, PartitionDotGroupOn*).
     """
     if not (component.is_whole and contracts(key.signature)):
         return 1
@@ -36,9 +37,9 @@ def demanded_devices(key: NodeKey, component: Component, assignments: list[Assig
 
 
 def twins(key: NodeKey, component: Component) -> dict[str, Digits]:
-    """Axes that no tensor lies on, as large as the digits of one operand on a contracted loop.
+    """Axes that no tensor lies on, as large as the digits of the operands on a contracted loop.
 
-    Where those digits split another loop, the operand may be brought onto such an axis instead.
+    Where those digits split another loop, operands may be brought onto such an axis instead.
     """
     if not (component.is_whole and contracts(key.signature)):
         return {}
@@ -49,7 +50,7 @@ def twins(key: NodeKey, component: Component) -> dict[str, Digits]:
     found: dict[str, Digits] = {}
     for name, sides in _contracted(key, component).items() if idle else ():
         split = [tuple(own) for _, own in sides if own]
-        alike = [axis for axis in idle if len(split) == 1 and axis.size == parts(split[0])]
+        alike = [axis for axis in idle if split and all(axis.size == parts(own) for own in split)]
         if alike:
             found[name] = (alike[0],)
     return found
@@ -71,7 +72,11 @@ def _matches(key: NodeKey, component: Component) -> tuple[Held, Held]:
     sides = _contracted(key, component)
     left = {name: [digits - used for _, digits in found] for name, found in sides.items()}
     shared = {name: set.intersection(*found) for name, found in left.items()}
-    same = {name: shared[name] if _alike(found) else set() for name, found in left.items()}
+    first, asked_for = _first_digits(key, component), set().union(*home.values())
+    same = {
+        name: own if _alike(left[name]) or own == first.get(name, set()) - asked_for else set()
+        for name, own in shared.items()
+    }
     same |= _aligned(key, component, matched)
     contracted = {digit for digits in (*shared.values(), *same.values()) for digit in digits}
     usable = {name: own - contracted for name, own in home.items()}
@@ -158,6 +163,22 @@ def _readers(component: Component, loop: str) -> list[int]:
         for index in tensor.rule.indices(tensor.operand)
         if loop in index.variables
     ]
+
+
+def _first_digits(key: NodeKey, component: Component) -> Held:
+    """Per loop, the major digits that all operands' dimensions of this loop alone begin with."""
+    found: dict[str, list[Digits]] = {}
+    for tensor in component.tensors:
+        if tensor.operand is not None:
+            dims = zip(tensor.suggested, at_hand(key, tensor)[0].dims, strict=True)
+            for ((name, _), *_), digits in (pair for pair in dims if len(pair[0]) == 1):
+                found.setdefault(name, []).append(digits)
+    heads = {name: takewhile(_same, zip(*held, strict=False)) for name, held in found.items()}
+    return {name: {digit for digit, *_ in head} for name, head in heads.items()}
+
+
+def _same(digits: tuple[Digit, ...]) -> bool:
+    return len(set(digits)) == 1
 
 
 def _alike(held: list[set[Digit]]) -> bool:
