@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 
 from shardalg.algebra.derived_layouts import even_prefix, interned, whole
@@ -16,11 +16,12 @@ from shardalg.costs.compute import operand_type
 from shardalg.costs.hardware import load
 from shardalg.graph.ir import Node
 from shardalg.partition.choose import gathers
-from shardalg.partition.choose.alike import kinds
+from shardalg.partition.choose.alike import kinds, repeats
 from shardalg.partition.choose.gathers import Copied, GatherChoice
 from shardalg.partition.choose.key import NodeKey
 from shardalg.partition.choose.node_plan import NodePlan, node_plan
 from shardalg.partition.choose.regions import border
+from shardalg.partition.choose.sent import sent_bytes
 from shardalg.partition.emit.calls import TAKES, close_body, control, open_body
 from shardalg.partition.emit.context import UNMADE, Cause, PartitionContext
 from shardalg.partition.emit.node import remake, settle
@@ -30,6 +31,7 @@ from shardalg.propagate.options import Options
 from shardalg.propagate.orders import border_orders
 from shardalg.propagate.sharded import Layouts, ShardedGraph
 from shardalg.reshard.links import links_on
+from shardalg.reshard.paths import reshard_price
 from shardalg.spmd.check import check
 from shardalg.spmd.instruction import Block
 from shardalg.spmd.manual import written
@@ -71,6 +73,7 @@ class Partitioner:
         chip = load(options.hardware) if options.policy == "cost" else None
         links = links_on(sharded.mesh, chip)
         self.context = PartitionContext(self.graph, moving, options, kept=kept, links=links)
+        self.context.repeat = self._repeat
         self.hoisted: list[Copied] = []
         self.rates = lru_cache(maxsize=None)(load(options.hardware).rates)
 
@@ -221,6 +224,20 @@ class Partitioner:
                 self.context, node, self._planned(node, (layout,)), (layout, cause)
             ),
         )
+
+    def _repeat(self, value: int, layout: Sharding, cause: Cause) -> int | None:
+        """A value that repeats a smaller one, again in a layout where that sends less."""
+        producer, context = self.graph.producer[value], self.context
+        if producer is None or not repeats(self.graph.nodes[producer].signature):
+            return None
+        node = self.graph.nodes[producer]
+        key = self.key(node, (layout,))
+        plan, price = node_plan(key), partial(reshard_price, padded=key.padded)
+        least = min([price(source, layout) for source in context.sources(value)])
+        moved = least * self.graph.values[value].type.itemsize
+        if sent_bytes(key, plan.choice, price) < moved:
+            return remake(context, node, plan, (layout, cause))
+        return None
 
     def _call(self, node: Node) -> None:
         context = self.context

@@ -133,6 +133,15 @@ def test_a_constant_lies_in_the_loop_as_its_body_reads_it():
     assert sorted(moves(plan)) == [(AG, "Y"), (RS, "Y")]
 
 
+def test_what_repeats_a_smaller_value_is_repeated_rather_than_sent():
+    """A bias that lies otherwise than what it is added to: its own bytes, not those of the sum."""
+    arguments = numbers(8, 4), numbers(4, 16), numbers(16)
+    plan = checked(lambda x, w, b: x @ w + b, arguments, (P("X"), P(), P(("X", "Y"))))
+    assert moves(plan) == [(AG, "X,Y")]
+    (row,) = plan.collectives_table
+    assert row["wire_bytes"] == 16 * 4 * 7 // 8
+
+
 SCANS = {
     "as inside": (P(None, "Y"), P("X", None), P(None, "X", None)),
     "constant": (P("Y", "X"), P("X", None), P(None, "X", None)),

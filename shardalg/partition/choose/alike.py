@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
-from shardalg.graph.ir import Graph, Node
+from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.graph.once import once_per_graph
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import SUM, Rule
@@ -94,6 +96,23 @@ def _read(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rule, int]
 def _pick(node: Node) -> itemgetter:
     values = node.operands + node.results
     return itemgetter(*values, values[-1])  # of one value alone it would give no tuple
+
+
+@lru_cache(maxsize=1 << 12)
+def repeats(signature: Signature) -> bool:
+    """Whether a node without arithmetic makes its only result of fewer elements.
+
+    >>> from shardalg.graph.ir import ValueType
+    >>> row, table = ValueType((8,), "float32"), ValueType((4, 8), "float32")
+    >>> how = (("shape", (4, 8)), ("broadcast_dimensions", (1,)), ("sharding", None))
+    >>> repeats(Signature("broadcast_in_dim", how, (row,), (table,)))
+    True
+    """
+    rows = rules(signature)
+    if rows is None or len(rows) > 1 or len(signature.operands) > 1 or rows[0].flops:
+        return False
+    (read,), (made,) = signature.operands, signature.results
+    return not rows[0].reduced and math.prod(read.shape) < math.prod(made.shape)
 
 
 def is_remade(graph: Graph, node: Node) -> bool:

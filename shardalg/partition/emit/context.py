@@ -55,6 +55,8 @@ class PartitionContext(Listing):
       phase: of what is emitted; lasting: what is at hand in every phase of values with copies.
       deferrable: values whose partial sums may wait for whoever reads them.
       remade: values made from numbers alone, and how to make them in another layout.
+      repeat: makes a value again in a layout, from a smaller one that it repeats, where that sends
+        less than moving it; else None.
       kept: values, each with a layout, whose copy made in one phase may serve another.
       links: of the mesh's axes, where they differ and paths heed that.
     """
@@ -70,6 +72,7 @@ class PartitionContext(Listing):
     lasting: dict[int, int] = field(default_factory=dict)
     deferrable: frozenset[int] = frozenset()
     remade: dict[int, Callable[[Sharding, Cause], int]] = field(default_factory=dict)
+    repeat: Callable[[int, Sharding, Cause], int | None] = lambda value, layout, cause: None
 
     def hold(self, value: int, layout: Sharding, local: int) -> None:
         """`local` is `value` in `layout`, for any phase."""
@@ -154,6 +157,9 @@ class PartitionContext(Listing):
         cause = Cause(cause.node, cause.phase, self.roles[value], cause.why)
         if value in self.remade:
             return self.remade[value](layout, cause)
+        repeated = self.repeat(value, layout, cause)
+        if repeated is not None:
+            return repeated
         source, local = self._nearest(value, layout, cause.phase)
         return self.move(local, source, layout, cause)
 
