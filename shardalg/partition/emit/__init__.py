@@ -35,5 +35,6 @@ brings every device the flat interval of its block of the result, and the new di
 (`partition/emit/regroup.py`); `verify/moves/regroup.py` proves it.
 
 Numbers are made, not sent: A value made from numbers alone (zeros, an iota) is made again in the
-layout in which it is wanted. What repeats a smaller
-value is repeated again from it where that sends less (`Partitioner._repeat`)."""
+layout in which it is wanted. What repeats a smaller value is repeated again from it where that
+sends less (`Partitioner._repeat`).
+"""
