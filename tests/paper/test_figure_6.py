@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.lower import emit as emission
+from shardalg.lower.emit import apply as emission
 from shardalg.lower.xla_dump.hlo_collectives import collectives
 from shardalg.spmd.host import simulate as simulation
 from shardalg.spmd.host.blocks import groups
