@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from shardalg.io.table import DataFrame
 
 TRUSTED = "trusted"
+NOT_HELD = "not_held"
+"""Of an annotation inside: the program never holds the value just so, which breaks nothing."""
 STATUSES = ("proved", TRUSTED, "not_claimed", "unknown", "refuted")
 
 
@@ -49,8 +51,9 @@ class Claim:
       claim: "merge", "iterations", "reads", "padding", "writes", "combine", "emitted", "selected",
         "mask", "delivers", "carry", "manual", "border", "types" or "well formed"; of what is
         trusted "normalisation", "rows", "emission", "collectives", "monoids", "arithmetic" and, by
-        an option, "finite".
-      status: "proved", "refuted", "unknown", "trusted" (tested instead) or "not_claimed".
+        an option, "finite". Of annotations inside (`Report.sites`) "site".
+      status: "proved", "refuted", "unknown", "trusted" (tested instead) or "not_claimed";
+        of a site "proved" or "not_held".
       words: the statement; witness: of a refuted one, a case in which it fails.
     """
 
@@ -90,11 +93,15 @@ class Report:
 
     Attributes:
       hints: the sizes at which a plan of named sizes was verified, in words.
+      sites: of each annotation inside whether the program holds the value just so at some point:
+        "proved", or "not_held" and how it is held instead. An annotation inside is a wish, so that
+        these are notes: they are none of the claims, and `ok` does not ask for them.
     """
 
     claims: tuple[Claim, ...]
     merges: tuple[Proof, ...] = ()
     hints: str = ""
+    sites: tuple[Claim, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -125,7 +132,9 @@ class Report:
 
     def __repr__(self) -> str:
         at = f", at the hints {self.hints}" if self.hints else ""
-        return f"Report({'ok' if self.ok else 'open'}: {self.summary()}{at})"
+        apart = sum(site.status == NOT_HELD for site in self.sites)
+        notes = f"; {apart} of {len(self.sites)} sites not held" if apart else ""
+        return f"Report({'ok' if self.ok else 'open'}: {self.summary()}{notes}{at})"
 
 
 def refuse_refuted(report: Report) -> None:

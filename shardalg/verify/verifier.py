@@ -36,6 +36,7 @@ from shardalg.verify.moves.moved import moved
 from shardalg.verify.operators.apply import Applied, applied
 from shardalg.verify.own import of_its_own
 from shardalg.verify.report import Claim, Decided, Statement
+from shardalg.verify.sites import Seen
 
 Held = dict[int, Contents]
 
@@ -51,6 +52,7 @@ class Verifier:
 
     def __init__(self, graph: Graph, program: SpmdProgram, *, finite: bool = False) -> None:
         self.graph, self.program, self.finite = graph, program, finite
+        self.seen = Seen(program)
         self.proofs: dict[IntegerClaim | MergeClaim, Proof] = {}
         self.outcomes: dict[Applied | Step, tuple[tuple[Contents, ...], list[Claim]]] = {}
         self.types: dict[object, Decided] = {}
@@ -71,6 +73,7 @@ class Verifier:
         Args:
           mesh: that was asked for; sharded: with the annotations, if there are any.
         """
+        self.seen = Seen(self.program, sharded)
         try:
             fault = misfit(self.program, mesh)
             if not fault:
@@ -152,6 +155,7 @@ class Verifier:
             if self.is_written(instruction):
                 claim = Verifier.written
             yield from claim(self, instruction, held)
+        self.seen.add(held.items())
 
     def instruction(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
         """Claims of one instruction; what does not depend on its values is stated once."""

@@ -36,4 +36,4 @@ def verify(sharded: ShardedGraph, program: SpmdProgram, *, finite: bool = False)
     ]
     claims = (*merges, *verifier.judge(sharded.mesh, sharded))
     merged = tuple(p for c, p in verifier.proofs.items() if isinstance(c, MergeClaim))
-    return Report((*claims, *FACTS), merged)
+    return Report((*claims, *FACTS), merged, sites=tuple(verifier.seen.claims()))

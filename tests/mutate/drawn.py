@@ -55,6 +55,7 @@ def drawn_case(name):
         arguments = tuple(_narrow(np.asarray(x)) for x in drawn.arguments)
         flat = _flat(drawn.fn)
         try:
+            flat(*arguments)
             whole = sa.plan(flat, *arguments, mesh=sa.Mesh({"X": 1}))
         except (TypeError, ValueError):  # it has numbers of a wide type of its own
             continue
