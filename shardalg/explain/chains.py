@@ -141,8 +141,8 @@ def annotated(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
     """The annotation that a step is, or (of a result) took its layout from; None for another."""
     graph, given = sharded.graph, sharded.annotations
     if reason.kind == "completed" and reason.node is None:
-        at = [j for j, v in enumerate(graph.results) if v == reason.value and given.results[j]]
-        return Annotated("result", graph.result_paths[at[0]], at[0]) if at else None
+        places = [j for j, v in enumerate(graph.results) if v == reason.value and given.results[j]]
+        return Annotated("result", graph.result_paths[places[0]], places[0]) if places else None
     if reason.kind == "annotated" and reason.value in graph.arguments:
         at = graph.arguments.index(reason.value)
         return Annotated("argument", graph.argument_paths[at], at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
@@ -90,7 +91,8 @@ def filled(given: Annotations, slots: tuple[Slot, ...], layout: Sharding) -> Ann
     for name, at in slots:
         shape = layout.shape if sides[name][at] is None else sides[name][at].shape
         sides[name][at] = replace(layout, shape=shape)
-    return replace(given, **{name: tuple(side) for name, side in sides.items()})
+    made: dict[str, Any] = {name: tuple(side) for name, side in sides.items()}
+    return replace(given, **made)
 
 
 def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[Change]:

@@ -214,8 +214,9 @@ def _by_number(stages: Stages, table: Table, which: Any) -> int | None:
 def _by_row(stages: Stages, table: Table, which: Any) -> int | None:
     """A row of the DataFrame: its label, if its content is still that of the table's row."""
     at = _by_number(stages, table, which.name)
-    known = at is not None and 0 <= at < len(table)
-    return at if known and tuple(which) == table.rows[at] else None
+    if at is None or not 0 <= at < len(table):
+        return None
+    return at if tuple(which) == table.rows[at] else None
 
 
 def _by_instruction(stages: Stages, table: Table, which: Any) -> int | None:

@@ -17,7 +17,7 @@ from shardalg.partition.alternatives import Decision
 from shardalg.planning.stages import Stages
 from shardalg.sizes.conditions import Condition
 from shardalg.sizes.formula import Formula
-from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instruction import Collective, Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 from shardalg.symbolic.retrace import Alignment, Difference
@@ -79,6 +79,7 @@ def conditions(named: Symbolised, choices: Sequence[Decision], memory: Liveness)
       choices: the nearest at the hints first.
     """
     graph, hints = named.graph, named.sizes.hints
+    rows: list[tuple[object, ...]]
     rows = [("choice", *_inequality(d.condition, hints), *_decided(graph, d)) for d in choices]
     rows += [(one.kind, str(one), None, "", "", one.decides, "") for one in named.conditions]
     place = _alive_at(graph, memory)
@@ -155,24 +156,25 @@ def _shardings(hints: Stages, here: Stages) -> Iterator[Row]:
 def _collectives(hints: Stages, here: Stages) -> Iterator[Row]:
     first, second = _moved(hints.program), _moved(here.program)
     for number in sorted(first.keys() | second.keys()):
-        pair = tuple("; ".join(side.get(number, ())) for side in (first, second))
-        if pair[0] != pair[1]:
+        one, other = ("; ".join(side.get(number, ())) for side in (first, second))
+        if one != other:
             place = ("border", "") if number == BORDER else _place(hints.graph, number)
-            yield ("collectives", *place, *pair)
+            yield ("collectives", *place, one, other)
 
 
 def _moved(program: SpmdProgram) -> Mapping[int, list[str]]:
     found: dict[int, list[str]] = {}
     for step in walk(program):
         instruction = step.instruction
-        if is_collective(instruction.attributes):
+        attributes = instruction.attributes
+        if is_collective(attributes):
             node = BORDER if instruction.node is None else instruction.node
-            found.setdefault(node, []).append(_words(program, instruction))
+            words = f"{_words(program, attributes)} ({instruction.role})"
+            found.setdefault(node, []).append(words)
     return found
 
 
-def _words(program: SpmdProgram, instruction: Instruction) -> str:
-    attributes = instruction.attributes
+def _words(program: SpmdProgram, attributes: Collective) -> str:
     of = f" of dimension {' to '.join(map(str, attributes.dims))}" if attributes.dims else ""
     axes = _axes(program, attributes.digits)
-    return f"{attributes.sent_as}{of} along {axes} ({instruction.role})"
+    return f"{attributes.sent_as}{of} along {axes}"

@@ -100,7 +100,8 @@ def _collectives(this: Stages, other: Stages) -> Table:
 
 def _sent(plan: Stages) -> dict[tuple[object, ...], tuple[int, float]]:
     """Executions and wire bytes of a step, per group of collectives."""
-    counts, sent = Counter(), Counter()
+    counts: Counter[tuple[object, ...]] = Counter()
+    sent: Counter[tuple[object, ...]] = Counter()
     for row in collectives(plan.program, plan.graph):
         key = tuple(row[name] for name in KEYS)
         counts[key] += row["count"]

@@ -106,9 +106,9 @@ class _Reading:
         attributes = self.moved.step.instruction.attributes
         what = _PARTS.get(getattr(attributes, "combine", "sum"), "a result")
         name = self.graph.values[self.moved.value].name
-        node = None if made is None else self.graph.nodes[made.node]
-        own = node is None or self.moved.value in node.results
-        return f"{name} is {what} in parts" + ("" if own else f", made by {_operator(node)}")
+        node = None if made is None or made.node is None else self.graph.nodes[made.node]
+        other = "" if node is None or self.moved.value in node.results else _operator(node)
+        return f"{name} is {what} in parts" + (f", made by {other}" if other else "")
 
     def needs(self) -> Side:
         """The layout that is asked for: by the operator's loops, a result, a loop's border."""
@@ -152,7 +152,8 @@ class _Reading:
 
         For what no completed layout asks for: loops chosen by cost, collectives in a `shard_map`.
         """
-        digits, fallback = self.moved.digits, ()
+        digits = self.moved.digits
+        fallback: tuple[Annotated, ...] = ()
         for value in self._around():
             own = held(self.sharded.shardings[value], digits)
             found = annotations_of(self.sharded, value, own or None)
@@ -195,7 +196,7 @@ class _Reading:
         made = self.traffic.made_by.get(local)
         if made is None or isinstance(made.attributes, Control):
             return
-        found = [*self._on_loops(made, digits)] if type(made.attributes) is Apply else []
+        found = [*self._on_loops(made, digits)]
         yield from found
         for operand in () if found else made.operands:
             if set(digits) & set(self.traffic.program.locals[operand].sharding.unreduced):
@@ -206,7 +207,7 @@ class _Reading:
         made = self.traffic.made_by.get(local)
         while made is not None and isinstance(made.attributes, MOVES):
             made = self.traffic.made_by.get(made.operands[0])
-        if made is not None and type(made.attributes) is Apply:
+        if made is not None:
             yield from self._on_loops(made, digits)
 
     def _on_loops(self, instruction: Instruction, digits: Digits) -> Iterator[Asker]:
@@ -214,8 +215,11 @@ class _Reading:
 
         Only loops that the operator was split along count.
         """
+        apply = instruction.attributes
+        if not isinstance(apply, Apply) or instruction.node is None:
+            return
         node = self.graph.nodes[instruction.node]
-        for name, own in instruction.attributes.loops:
+        for name, own in apply.loops:
             shared = tuple([d for d in own if any(d == o or overlap(d, o) for o in digits)])
             for value, dims in self._tensors(node) if shared else ():
                 layout = self.sharded.shardings[value]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
@@ -52,7 +53,7 @@ def _remedy(trials: Trials, one: Idle) -> str:
     """The annotation that uses the axes, in words, with what it does to the plan."""
     stages = trials.stages
     before = redundant_flops(idle(stages.program, stages.graph))
-    best: tuple[tuple[float, float], str] | None = None
+    best: tuple[tuple[Any, Any], str] | None = None
     for value, layout in _layouts(stages, one):
         other = trials.under(annotated_as(stages, value, layout))
         outcome, left = Outcome.of(other), redundant_flops(idle(other.program, other.graph))
@@ -70,7 +71,7 @@ def _remedy(trials: Trials, one: Idle) -> str:
 def _layouts(stages: Stages, one: Idle) -> Iterator[tuple[int, Sharding]]:
     """Layouts of the result, then of operands, in which the idle axes split a dimension evenly."""
     node = stages.graph.nodes[one.node]
-    (rule, *_) = rules(node.signature)
+    (rule, *_) = rules(node.signature) or ()
     for value, dim in _places(node, rule):
         layout = stages.sharded.shardings[value]
         for digits in _choices(one.digits):

@@ -93,7 +93,8 @@ def pairs(trials: Trials, moved: Moved, tried: tuple[Trial, ...]) -> tuple[Trial
 
 def _pairs(trials: Trials, moved: Moved, tried: tuple[Trial, ...]) -> Iterator[Changes]:
     """Pairs, the second change of each first one in turn, so that all get some."""
-    seconds = [_second(trials, moved, trial.change) for trial in tried[:MOST_FIRST]]
+    first = [one.change for one in tried[:MOST_FIRST] if isinstance(one.change, Change)]
+    seconds = [_second(trials, moved, change) for change in first]
     while seconds:
         for found in tuple(seconds):
             pair = next(found, None)

@@ -40,7 +40,8 @@ class Outcome:
     @staticmethod
     def of(stages: Stages) -> Outcome:
         """The figures of a plan."""
-        sent, runs = Counter(), Counter()
+        sent: Counter[tuple[int | None, int]] = Counter()
+        runs: Counter[tuple[str, Digits]] = Counter()
         for moved in stages.traffic.collectives:
             sent[moved.place] += moved.step.count * moved.wire_bytes
             runs[moved.alike] += moved.step.count

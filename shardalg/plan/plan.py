@@ -191,7 +191,8 @@ def plan(
     [['all_gather', 'Y', 1536], ['all_gather', 'X', 512]]
     """
     if strategy is None:
-        strategy = Strategy(mesh, in_shardings=in_shardings, out_shardings=out_shardings)
+        # None until the arguments are read: then it is the mesh that they bring.
+        strategy = Strategy(mesh, in_shardings, out_shardings)  # type: ignore[arg-type]
     elif not (mesh is None and in_shardings is None and out_shardings is None):
         raise StrategyError(
             "plan() takes a strategy, or mesh and shardings, not both: put them into the Strategy."

@@ -157,19 +157,20 @@ class Reshard(Answer):
 
     def _seconds(self, step: Instruction) -> float:
         mesh = self.source.mesh
+        assert self.hardware is not None, "without a chip nothing takes time"
         return seconds(step.attributes, self._held(step), mesh=mesh, hardware=self.hardware)
 
     def _row(self, step: Instruction) -> tuple[Any, ...]:
         attributes, made = step.attributes, self.program.locals[step.results[0]]
-        moves = isinstance(attributes, Collective)
-        named = self.source.mesh.texts(attributes.digits) if moves else ()
         timed = () if self.hardware is None else (self._seconds(step),)
+        kind, axes, size = re.sub(r"\B([A-Z])", r"_\1", type(attributes).__name__).lower(), "", None
+        if isinstance(attributes, Collective):
+            axes = ",".join(self.source.mesh.texts(attributes.digits))
+            kind, size = attributes.sent_as, group_size(attributes)
         return (
-            attributes.sent_as
-            if moves
-            else re.sub(r"\B([A-Z])", r"_\1", type(attributes).__name__).lower(),
-            ",".join(named),
-            group_size(attributes) if moves else None,
+            kind,
+            axes,
+            size,
             self._held(step),
             made.bytes,
             _whole(self._sent(step)),

@@ -152,5 +152,6 @@ class _Sizes:
         assert self.second is not None, "parameters are formulas by a second trace"
         points = self.sizes.hints, {**self.sizes.hints, **self.second.values}
         gaps = ((size, here - size.at(points[0]), there - size.at(points[1])) for size in known)
+        found: list[tuple[Any, Size]]
         found = [(abs(gap), size + gap) for size, gap, other in gaps if gap == other]
-        return min(found, key=lambda pair: pair[0], default=(0, None))[1]
+        return min(found, key=lambda pair: pair[0])[1] if found else None

@@ -127,7 +127,7 @@ def parts(content: Mapping[str, Any]) -> tuple[Traced, Annotations, Options]:
 _SIDES = ("arguments", "results", "sites")
 _MESH = ("axes", "device_ids", "symbolic")
 # What a file holds of a layout: all of it but the mesh, which is that of all layouts.
-_Layout = records.without(Sharding, "mesh")
+_Layout: Any = records.without(Sharding, "mesh")
 # Switches stand beside the other options in a file: versions that had them there read it too.
 _Settings = records.joined(records.without(Options, "switches"), Switches)
 _Saved = make_dataclass(
@@ -166,9 +166,11 @@ def read_annotations(data: object, graph: Graph, home: Mesh | None) -> Annotatio
     """
     saved = records.read(_Saved, data, "annotations")
     mesh = Mesh(saved.axes, saved.device_ids, symbolic=saved.symbolic)
-    sides = (tuple(_layout(mesh, layout) for layout in getattr(saved, side)) for side in _SIDES)
-    orders = ((side, at, Mesh(saved.axes, ids)) for side, at, ids in saved.orders)
-    annotations = Annotations(mesh, *sides, orders=tuple(orders))
+    arguments, results, sites = (
+        tuple(_layout(mesh, layout) for layout in getattr(saved, side)) for side in _SIDES
+    )
+    orders = tuple((side, at, Mesh(saved.axes, ids)) for side, at, ids in saved.orders)
+    annotations = Annotations(mesh, arguments, results, sites, orders=orders)
     check_fit(graph, annotations, home)
     return annotations
 

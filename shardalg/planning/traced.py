@@ -69,10 +69,10 @@ class Traced:
         Raises:
           StrategyError: they are to be wide, and sizes have names.
         """
-        if wide == (self.narrow is not None):
-            return self
         if not wide:
-            return replace(self, graph=self.narrow, narrow=None)
+            return self if self.narrow is None else replace(self, graph=self.narrow, narrow=None)
+        if self.narrow is not None:
+            return self
         if self.symbols is not None:
             raise StrategyError(
                 "wide_sums=True is for plans in numbers, and sizes of this one have names. Leave "
@@ -98,7 +98,9 @@ class Traced:
         """
         from shardalg.graph.arguments import donated_by_jit, planned_arguments
 
-        given = planned_arguments(self.graph, args, self.symbols and self.symbols.dims)
+        given = planned_arguments(
+            self.graph, args, None if self.symbols is None else self.symbols.dims
+        )
         try:
             made = trace_arguments(fn, tuple(given), axes, border=(None, ()))
         except TypeError as error:

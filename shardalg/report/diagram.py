@@ -140,8 +140,8 @@ class _Reader:
         """The box of an instruction."""
         attributes = instruction.attributes
         made = self.program.locals[instruction.results[0]]
-        kind = attributes.sent_as if is_collective(attributes) else None
-        if kind:
+        if is_collective(attributes):
+            kind = attributes.sent_as
             moved = wire_bytes(attributes, sent_bytes(self.program, instruction))
             axes = axis_names(self.program.mesh, attributes.digits)
             label = (Token(SHORT_KINDS[kind], axes),)

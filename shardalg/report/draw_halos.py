@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.halos.exchange import Exchange
@@ -122,7 +122,7 @@ def picture(read: Halo | Exchange, *, kernel_placement: bool = False) -> Picture
     >>> picture(halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4)).rows[3]
     Row(partition=3, start=11, limit=16, windows=(11, 12, 13, 14), outputs=4, zeros=(0, 0))
     """
-    if type(read) is Exchange:
+    if isinstance(read, Exchange):
         return _of_exchange(read)
     window = read.window
     rows = tuple(_row(read, p, kernel_placement) for p in range(read.parts))
@@ -226,9 +226,9 @@ class _Panel:
         """Of the elements `[first, end)`."""
         return self.x((first + end - 1) / 2 * self.shown.dilation + 0.5)
 
-    def text(self, x: float, y: float, text: str, **style: object) -> None:
+    def text(self, x: float, y: float, text: str, **style: Any) -> None:
         """Write text at a point of the drawing."""
-        defaults = {"ha": "center", "va": "center", "fontsize": 8, "color": INK}
+        defaults: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": INK}
         self.axes.text(x, y, text, **defaults | style)
 
     def paint(self, title: str) -> None:
@@ -279,7 +279,8 @@ class _Panel:
         for k in range(start, limit):
             exists = 0 <= k < self.shown.size
             face = HOLDERS[k // self.shown.block % len(HOLDERS)] if exists else "white"
-            style = {"fc": face, "ec": FAINT, "lw": 0.5, "hatch": None if exists else "/////"}
+            style: dict[str, Any] = {"fc": face, "ec": FAINT, "lw": 0.5}
+            style["hatch"] = None if exists else "/////"
             at = (self.x(k * self.shown.dilation), y)
             self.axes.add_patch(Rectangle(at, scale, CELL, alpha=alpha, **style))
             # A number may reach into the holes of a dilation.
@@ -303,7 +304,7 @@ class _Panel:
         last = first + shown.span
         ends = self.x(first - before + 0.15), self.x(last + after - 0.15)
         self.axes.plot(ends, (y, y), color=color, lw=0.8, ls="-" if exists else ":")
-        dots = {"color": color, "ls": "none", "marker": "o", "ms": 3}
+        dots: dict[str, Any] = {"color": color, "ls": "none", "marker": "o", "ms": 3}
         taps = [self.x(first + tap + 0.5) for tap in shown.taps]
         places = [*range(first - before, first), *range(last, last + after)]
         rings = [self.x(place + 0.5) for place in places]
@@ -316,8 +317,8 @@ def _key(figure: Figure, shown: Sequence[Picture]) -> None:
     from matplotlib.patches import Patch
 
     rows = [row for panel in shown for row in panel.rows]
-    dots = {"color": INK, "marker": "o", "ms": 3, "lw": 0.8}
-    past = {"color": FAINT, "marker": "o", "ms": 3, "lw": 0.8, "ls": ":"}
+    dots: dict[str, Any] = {"color": INK, "marker": "o", "ms": 3, "lw": 0.8}
+    past: dict[str, Any] = {"color": FAINT, "marker": "o", "ms": 3, "lw": 0.8, "ls": ":"}
     keys = [
         (True, Patch(fc="none", ec=INK, lw=1.6, label="own block")),
         (

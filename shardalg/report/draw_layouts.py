@@ -66,8 +66,8 @@ def _draw(axes: Axes, sharding: Sharding) -> None:
     colors = colormaps["Pastel1"]
     for nth, (((top, bottom), (left, right)), devices) in enumerate(blocks.items()):
         size = right - left, bottom - top
-        fill = {"fc": colors(nth % colors.N), "ec": INK, "lw": 0.8}
-        axes.add_patch(Rectangle((left, top), *size, **fill))
+        face = colors(nth % colors.N)
+        axes.add_patch(Rectangle((left, top), *size, fc=face, ec=INK, lw=0.8))
         place = (left + right) / 2, (top + bottom) / 2
         axes.text(*place, _listed(devices), ha="center", va="center", fontsize=7, color=INK)
     height, width = (1, *sharding.shape)[-2:]

@@ -13,6 +13,7 @@ from shardalg.report.diagram import Box, Token, boxes
 from shardalg.spmd.program import SpmdProgram
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -105,7 +106,8 @@ def _span(found: Sequence[Box]) -> tuple[int, int, int]:
 
 def _paint(axes: Axes, panel: Panel, found: Sequence[Box], span: tuple[int, int, int]) -> None:
     _, low, high = span
-    figure = axes.get_figure()
+    figure = axes.get_figure(root=True)
+    assert figure is not None, "axes stand in a figure"
     axes.set_xlim(0, figure.get_figwidth())
     axes.set_ylim((low - 0.62) * LANE, (high + 0.38) * LANE + 0.45)
     axes.axis("off")
@@ -151,7 +153,7 @@ def _tokens(
     """A line of tokens centred on a point, axis names as coloured subscripts."""
     from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea
 
-    pieces = []
+    pieces: list[Artist] = []
     for token in tokens:
         color = colors.get(token.axes[0], INK) if token.axes else INK
         below = "".join(token.axes)
@@ -192,7 +194,9 @@ def _legend(figure: Figure, panels: Sequence[Panel], drawn: Sequence[Sequence[Bo
 
     kinds = {box.kind for found in drawn for box in found}
     shown = [k for k in KIND_COLORS if k in kinds and k != "local"]
-    handles = [Patch(fc=KIND_COLORS[k], ec=INK, lw=0.6, label=k.replace("_", " ")) for k in shown]
+    handles: list[Artist] = [
+        Patch(fc=KIND_COLORS[k], ec=INK, lw=0.6, label=k.replace("_", " ")) for k in shown
+    ]
     axes = {name: color for panel in panels for name, color in _axis_colors(panel).items()}
     handles += [Line2D([], [], color=c, lw=3, label=f"mesh axis {n}") for n, c in axes.items()]
     figure.legend(

@@ -31,7 +31,7 @@ def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> 
     """
     inside = fused(program, graph)
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
-    whole = [0, 0, 0]
+    whole: list[float] = [0, 0, 0]
     for step in walk(program):
         if isinstance(step.instruction.attributes, Control):
             continue

@@ -70,7 +70,8 @@ def _family(module: ModuleType) -> str:
         names = [name for name, own in module.ROWS.items() if own is builder]
         lines += [f"`{'` `'.join(names)}`", "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
         found = [case for case in CASES if BUILDERS[case[0]] is builder]
-        shown = {_line(_cells(rule)): None for case in found for rule in rules(signature(case))}
+        rows = [rule for case in found for rule in rules(signature(case)) or ()]
+        shown = dict.fromkeys(_line(_cells(rule)) for rule in rows)
         lines += [*shown, ""]
     return "\n".join(lines)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from shardalg.io.table import Table
 
 STATUSES = ("proved", "trusted", "unknown", "refuted", "not_claimed")
@@ -34,10 +36,12 @@ def by_claim(claims: Table) -> Table:
 
 def statements(claims: Table) -> Table:
     """Each distinct statement once, with the claims that rest on it; the slowest first."""
-    shown: dict[str, list[object]] = {}
-    for row in claims:
-        if row["smt2"]:
-            first = [row["claim"], row["node"], 0, row["status"], float(row["ms"]), row["smt2"]]
-            shown.setdefault(row["smt2"], first)[2] += 1
-    rows = sorted(shown.values(), key=lambda row: -row[4])
+    stated = [row for row in claims if row["smt2"]]
+    resting = Counter(row["smt2"] for row in stated)
+    first = {row["smt2"]: row for row in reversed(stated)}
+    shown = sorted((first[smt2] for smt2 in resting), key=lambda row: -float(row["ms"]))
+    rows = (
+        (r["claim"], r["node"], resting[r["smt2"]], r["status"], float(r["ms"]), r["smt2"])
+        for r in shown
+    )
     return Table(("claim", "first_node", "claims", "status", "ms", "smt2"), tuple(rows))

@@ -20,6 +20,7 @@ from shardalg.spmd.program import SpmdProgram
 if TYPE_CHECKING:
     from shardalg.costs.symbolic import Symbolised
     from shardalg.propagate import ShardedGraph
+    from shardalg.spmd.instruction import Collective
 
 COLLECTIVE_COLUMNS = (
     "kind", "axes", "group_size", "count", "operand_bytes", "result_bytes", "wire_bytes",
@@ -40,23 +41,23 @@ def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = N
       named: the program with formulas for its sizes; the numbers of a row are then formulas.
     """
     priced = program if named is None else named.program
-    pairs = zip(walk(program), walk(priced), strict=True)
-    chosen = [pair for pair in pairs if is_collective(pair[0].instruction.attributes)]
-    rows = (
-        (*_what(program, step), *_prices(priced, other, named), *_whose(graph, step))
-        for step, other in chosen
-    )
+    rows = []
+    for step, other in zip(walk(program), walk(priced), strict=True):
+        what = step.instruction.attributes
+        if is_collective(what):
+            prices = _prices(priced, other, named)
+            rows.append((*_what(program, what), *prices, *_whose(graph, step)))
     return Table(COLLECTIVE_COLUMNS, tuple(rows))
 
 
-def _what(program: SpmdProgram, step: Step) -> tuple[object, ...]:
-    attributes = step.instruction.attributes
+def _what(program: SpmdProgram, attributes: Collective) -> tuple[object, ...]:
     return attributes.sent_as, ",".join(program.mesh.texts(attributes.digits))
 
 
 def _prices(program: SpmdProgram, step: Step, named: Symbolised | None) -> tuple[object, ...]:
     """Group size, count and bytes; formulas as users read them."""
     instruction, attributes = step.instruction, step.instruction.attributes
+    assert is_collective(attributes), "prices are those of what is sent"
     held = sent_bytes(program, instruction)
     left = local_bytes(program, instruction.results)
     amounts = (group_size(attributes), step.count, held, left, wire_bytes(attributes, held))
@@ -112,7 +113,7 @@ def strategies(tables: Mapping[str, Table]) -> Table:
     strategy  phase    kind        axes  role        count  wire_bytes
     final     forward  all_gather  Y     activation      4          96
     """
-    sums: dict[tuple[object, ...], list[float]] = {}
+    sums: dict[tuple[Any, ...], list[float]] = {}
     for name, table in tables.items():
         for row in table:
             key = (name, row["phase"], row["kind"], row["axes"], row["role"])

@@ -43,7 +43,7 @@ def _row(held: Local, value: Value, layout: Sharding) -> tuple[object, ...]:
     return (*what, held.bytes, left.bytes, sent, *NOBODYS, why)
 
 
-def _sent(layout: Sharding, even: Sharding) -> object:
+def _sent(layout: Sharding, even: Sharding) -> int:
     """Elements that a device sends where the dimensions that change are gathered and cut."""
     rows = [
         (size, held, kept) if held != kept else (block, (), ())
