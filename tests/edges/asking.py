@@ -1,4 +1,4 @@
-"""XLA is asked in a process of its own, which it may end: it aborts on some programs."""
+"""What may end its process is run in one of its own: XLA aborts on some programs."""
 
 import multiprocessing
 from contextlib import suppress

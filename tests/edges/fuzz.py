@@ -1,13 +1,14 @@
 """`python -m tests.edges.fuzz COUNT [SEED]`: programs at the edges in random layouts, all judged.
 
 Each program is planned five times: on a random small mesh, with a layout for every argument and
-result. Its claims are judged, its program is simulated, and of one layout it is lowered. What is
-farther from what one device gives than rounding can take it (`rounding.py`) is held against XLA's
-own partition of the same function in the same layouts, in a process that it may abort: what it gets
-wrong as well is counted ("as XLA"), what it has no answer to as well, the rest is wrong. What some
-order of the sums gives (one that overflows, a decision by a rounded number) is counted ("by the
-order of sums"). What is refused is refused by an error of ours; any other exception is a crash.
-Words of what is not right are printed, figures last.
+result. Its claims are judged, its program is simulated, and of one layout it is lowered, in a
+process that XLA may abort. What is farther from what one device gives than rounding can take it
+(`rounding.py`) is held against XLA's own partition of the same function in the same layouts, in
+that process too: what it gets wrong as well is counted ("as XLA"), what it has no answer to as
+well, the rest is wrong. What some order of the sums gives (one that overflows, a decision by a
+rounded number), or padding that is multiplied or not, is counted ("by order or algorithm"). What is
+refused is refused by an error of ours; any other exception is a crash. Words of what is not right
+are printed, figures last.
 """
 
 import sys
@@ -33,7 +34,7 @@ from tests.partition.fuzz import layouts
 LAYOUTS = 5
 KEPT = 25
 """Programs after which compiled operators are forgotten."""
-RIGHT, BY_ORDER, REFUSED = "right", "by the order of sums", "refused"
+RIGHT, BY_ORDER, REFUSED = "right", "by order or algorithm", "refused"
 AS_XLA, NO_ANSWER = "as XLA", "XLA does not answer"
 UNPROVED, WRONG, CRASH = "unproved", "wrong", "crash"
 FAULTS = (UNPROVED, WRONG, CRASH)
@@ -80,9 +81,12 @@ class Case:
             return UNPROVED, "\n  ".join(f"{c.status} {c.node}: {c.claim}: {c.words}" for c in bad)
         ways = {"simulated": lambda: simulate(plan.program, plan.graph, *self.drawn.arguments)}
         if lowered:
-            ways["lowered"] = lambda: plan.lower()(*self.drawn.arguments)
+            ways["lowered"] = lambda: XLA.ask(ours, self.drawn.seed, strategy)
         for name, run in ways.items():
-            got = list(map(np.asarray, run()))
+            answer = run()
+            if answer is None or isinstance(answer, str):
+                return CRASH, f"{name}: {answer or 'the process ends, or does not'}"
+            got = list(map(np.asarray, answer))
             if not self.is_right(got):
                 words = f"{name}:\n{got}\none device:\n{self.compiled}"
                 return self.wherefore(got, strategy), words
@@ -122,6 +126,15 @@ class Case:
             all(near(*of_each, within) for of_each in zip(got, answer, self.bounds, strict=True))
             for answer in self.answers()
         )
+
+
+def ours(seed, strategy):
+    """What our lowered program of a seed gives; where it raises, in which words."""
+    case = Case(program(seed))
+    try:
+        return list(map(np.asarray, case.plan.replan(strategy).lower()(*case.drawn.arguments)))
+    except Exception:  # whatever goes wrong is what is looked for
+        return traceback.format_exc(limit=-4)
 
 
 def partitioned(seed, strategy):

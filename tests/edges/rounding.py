@@ -8,7 +8,8 @@ from the exact one in every order of every sum. With `u` the unit roundoff of th
     pointwise and monotone functions: the farthest of f(a + e), f(a - e), and `ULPS` of f(a).
 Every rounding may also lose the smallest normal number. Sums of whole numbers below 1/u are exact.
 Unbounded is what goes by the order: a decision (a comparison, a floor) that the error may turn, and
-a sum that overflows in some order, as its addends without their signs do.
+a sum that overflows in some order. So is what a kernel that is not finite meets beside its image:
+XLA multiplies padding or leaves it out, by the number of features.
 """
 
 import itertools
@@ -23,6 +24,7 @@ from shardalg.errors import TraceError
 from shardalg.graph.evaluate import apply
 from shardalg.graph.plain import SCATTERS
 from shardalg.ops.families import pointwise
+from shardalg.ops.families.building import record
 
 ULPS = 8
 """What elementary functions of XLA may be off, in units in the last place."""
@@ -264,6 +266,8 @@ class _Node:
         largest = self.applied(self._numbers([x.magnitude for x in self.operands]), MAGNITUDES)
         before = self.applied(self._numbers([x.bare for x in self.operands]), MAGNITUDES)
         errors = list(map(self._of_magnitude, self.made, largest, before))
+        if self.name == "conv_general_dilated":
+            errors[0] = np.where(self._meets_padding(), np.inf, errors[0])
         if self.name not in PRODUCTS & REORDERED:
             return errors
         # Of some of the factors: those above 1 alone, or those below.
@@ -274,6 +278,14 @@ class _Node:
         info = jnp.finfo(self.made[0].dtype)
         is_between = (high <= float(info.max)) & ((low >= float(info.tiny)) | (before[0] == 0))
         return [np.where(is_between, errors[0], np.inf)]
+
+    def _meets_padding(self):
+        """Where a number of the kernel that is infinite or NaN meets no element of the image."""
+        dims = record(self.signature.param("dimension_numbers"), "image kernel result").values()
+        _, (_, *summed), (batch, _, *places) = dims
+        image, kernel = (np.isfinite(x.value) for x in self.operands)
+        met, odd = self.applied([np.ones(image.shape), 1.0 - kernel])[0], ~kernel
+        return met < np.expand_dims(odd.sum(tuple(summed)), (batch, *places))
 
     def _numbers(self, numbers):
         """With what decides as it is."""

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.spmd.host.simulate import simulate
+from tests.edges.asking import Child
 from tests.partition.fuzz import some_spec
 from tests.partition.planned import check_equal, numbers, planned
 
@@ -204,3 +205,29 @@ def test_boxes_of_a_scalar_in_one_another():
     plan = planned(fn, (numbers(8),), (P("X"),))
     assert plan.verify().ok
     check_equal(plan, fn, (numbers(8),))
+
+
+def product(n, x, y):
+    """In a branch in a loop, of complex numbers, of nothing."""
+
+    def body(i, made):
+        return lax.cond(i % 2 == 0, lambda z: x[:, ::-1] @ y, lambda z: z[::-1], made)
+
+    return lax.fori_loop(0, n, body, jnp.zeros((8, 7), x.dtype))
+
+
+def lowered_product():
+    """Our program of a product over nothing, whose operands are split there."""
+    arguments = np.int32(3), np.zeros((8, 0), np.complex64), np.zeros((0, 7), np.complex64)
+    split = (P(), P(None, "X"), P("X", None))
+    plan = sa.plan(product, *arguments, mesh=sa.Mesh({"X": 8}), in_shardings=split)
+    assert plan.verify().ok
+    return np.asarray(plan.lower()(*arguments))
+
+
+def test_a_product_over_nothing_is_not_split_there():
+    """Found by seed 20501: XLA aborted when it compiled what masked and added up nothing."""
+    child = Child()
+    made = child.ask(lowered_product)
+    child.end()
+    np.testing.assert_array_equal(made, np.zeros((8, 7), np.complex64))

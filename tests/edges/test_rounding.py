@@ -123,3 +123,18 @@ def test_what_xla_does_not_answer_is_neither_right_nor_wrong(monkeypatch):
     for verdict, answer in answers.items():
         monkeypatch.setattr(fuzz.Case, "of_xla", lambda self, strategy, answer=answer: answer)
         assert case.wherefore(off, None) == verdict
+
+
+@pytest.mark.parametrize("features", [1, 2, 3, 8])
+def test_whether_padding_is_multiplied_is_unbounded(features):
+    """Found by seeds 20681, 20732: XLA gives 0 for two features, and NaN for three (jax 0.10.2)."""
+    x, kernel = np.ones((1, 3, 4), np.float32), np.ones((features, 3, 2), np.float32)
+    kernel[-1, :, 0] = np.inf
+
+    def fn(x, kernel):
+        return lax.conv_general_dilated(x, kernel, (1,), [(1, 0)])
+
+    bound = bound_of(fn, x, kernel)
+    beside = np.zeros(bound.error.shape, bool)
+    beside[0, -1, 0] = True
+    np.testing.assert_array_equal(np.isinf(bound.error), beside)

@@ -221,13 +221,17 @@ def _tensors(rule: Rule, number: int | None) -> Iterator[Tensor]:
 
 
 def _barred(rule: Rule) -> Iterator[str]:
-    """Loops in a dimension whose blocks they do not make, and those that nothing combines."""
+    """Loops in a dimension whose blocks they do not make, and those that nothing combines.
+
+    Nor is a loop split to be combined that has no iterations: there is nothing to send.
+    """
     for tensor in rule.tensors:
         for dim, index in enumerate(rule.indices(tensor)):
             if windowed(rule, tensor, dim):
                 continue
             names = {name for name, _ in dim_loops(rule, tensor, dim)}
             yield from (name for name in index.variables if name not in names)
+    yield from (n for n in rule.reduced if not rule.extents[n])
     picked = rule.combine == PICK and bool(rule.guards)
     if not (rule.combine in COMBINABLE or picked):
         yield from rule.reduced
