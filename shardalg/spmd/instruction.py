@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeGuard, TypeVar
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
@@ -164,6 +164,14 @@ class Instruction(Generic[A_co]):
     phase: str = "forward"
     role: str = "unknown"
     why: Why = UNSTATED
+
+
+A = TypeVar("A", bound=Attributes)
+
+
+def is_a(instruction: Instruction, kind: type[A]) -> TypeGuard[Instruction[A]]:
+    """Whether an instruction is of a kind."""
+    return type(instruction.attributes) is kind
 
 
 @dataclass(frozen=True)

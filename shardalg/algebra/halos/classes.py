@@ -26,7 +26,7 @@ from shardalg.algebra.digits import Digits, canonical, complement, overlap, part
 from shardalg.algebra.halos.exchange import Exchange, once_each, piece
 from shardalg.algebra.halos.transfers import Pairs, Permute, Round
 
-Label = tuple[int, int, int]
+Label = tuple[int, ...]
 """Numbers of the classes of source and target, and by how many steps the source is further on."""
 
 
@@ -116,7 +116,7 @@ class Classes:
         found = self._of(exchange, number)
         return self.step == self.period and bool((found.source == found.target).all())
 
-    def lifted(self, exchange: Exchange, number: int, labels: Sequence[Label]) -> Runs:
+    def lifted(self, exchange: Exchange, number: int, labels: Pairs) -> Runs:
         """The devices that pairs of classes stand for, in a round of an exchange."""
         sends = self._of(exchange, number).sends
         return Runs(self, tuple(run for label in labels for run in sends[label].runs))

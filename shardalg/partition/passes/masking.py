@@ -15,7 +15,7 @@ from dataclasses import replace
 from shardalg.costs.fusion import materialised
 from shardalg.graph.ir import Graph
 from shardalg.partition.passes.padding_values import FILLS, Fills, Known, filled_by
-from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instruction import Block, Instruction, is_a
 from shardalg.spmd.instructions import Apply, Control, Mask, kinds
 from shardalg.spmd.local import Local
 from shardalg.spmd.program import SpmdProgram
@@ -116,8 +116,7 @@ class _Masking:
             made = len(self.locals)
             self.locals.append(like)
         self.locals[made] = replace(like, index=made)
-        mask = replace(maker, attributes=mask, operands=(local,), results=(made,), why=UNSTATED)
-        self.keep(mask)
+        self.keep(replace(maker, attributes=mask, operands=(local,), results=(made,), why=UNSTATED))
         return made
 
     def reading(self, instruction: Instruction) -> Instruction:
@@ -125,8 +124,8 @@ class _Masking:
         operands = tuple([self.stands.get(local, local) for local in instruction.operands])
         blocks = instruction.attributes.bodies
         if blocks:
-            blocks = [_Masking(self.graph, self.locals, self.numbers).run(b) for b in blocks]
-            attributes = instruction.attributes.with_bodies(blocks)
+            made = [_Masking(self.graph, self.locals, self.numbers).run(b) for b in blocks]
+            attributes = instruction.attributes.with_bodies(made)
             return replace(instruction, attributes=attributes, operands=operands)
         if operands == instruction.operands:
             return instruction
@@ -137,15 +136,16 @@ class _Masking:
         self.stored = materialised(block, self.graph)
         lifted: Lifted = defaultdict(Counter)
         for instruction in reversed(block.instructions):
-            kind, results = type(instruction.attributes), instruction.results
-            if kind is Mask:
+            results = instruction.results
+            if is_a(instruction, Mask):
                 (value,), (made,) = instruction.operands, results
-                self.wishes[value] = {instruction.attributes: made} | self.wishes[value]
+                wished: dict[Mask, int | None] = {instruction.attributes: made}
+                self.wishes[value] = wished | self.wishes[value]
             for result in results:
                 for mask, count in lifted[result].items() if result in lifted else ():
                     if count > 1:
                         self.wishes[result].setdefault(mask)
-            if kind is Apply and len(results) == 1 and results[0] in self.wishes:
+            if is_a(instruction, Apply) and len(results) == 1 and results[0] in self.wishes:
                 for mask in self.wishes[results[0]]:
                     for operand, above in self.fills.above(instruction, mask):
                         lifted[operand][above] += 1

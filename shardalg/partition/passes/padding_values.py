@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.graph.ir import Graph, Signature
@@ -41,7 +42,7 @@ class Known:
         """Whether a mask would change nothing."""
         return self.fills.get(mask.dim) == filled_by(mask, dtype)
 
-    def fill(self, dim: int, padding: Padding) -> Number | None:
+    def fill(self, dim: int, padding: Padding | None) -> Number | None:
         """The number at a padding; None where it is not known."""
         found, number = self.fills.get(dim, (None, None))
         return number if found == padding else None
@@ -81,6 +82,11 @@ class Fills:
         """What is known of a local."""
         return self.known.get(local, NOTHING)
 
+    def signature(self, instruction: Instruction) -> Signature:
+        """Of the node that an operator was emitted for."""
+        assert instruction.node is not None, f"{instruction} is of no node"
+        return self.graph.nodes[instruction.node].signature
+
     def note(self, instruction: Instruction) -> None:
         """Learn what an instruction makes."""
         kind = type(instruction.attributes)
@@ -93,21 +99,24 @@ class Fills:
             if known.fills or known.number is not None:
                 self.known[local] = known
 
-    def applied(self, instruction: Instruction) -> Iterator[Known]:
+    def applied(self, instruction: Instruction[p.Apply]) -> Iterator[Known]:
         """The results of an operator: pointwise ones and layouts make numbers of numbers."""
         known, results = self.known.keys(), instruction.results
         even = all(self.locals[result].sharding.is_even for result in results)
         if even and not known >= set(instruction.operands):
             return  # without padding it makes numbers of nothing but numbers
-        signature = self.graph.nodes[instruction.node].signature
+        signature = self.signature(instruction)
         for nth in range(len(results)):
             places = _places(signature, instruction.attributes.loops, nth)
-            found = [
-                (dim, padding, self.made_of(instruction, along, padding))
-                for dim, padding, along in places
-            ]
-            fills = {d: (padding, n) for d, padding, n in found if d is not None and n is not None}
-            yield Known(fills, next((n for d, _, n in found if d is None), None))
+            fills: dict[int, tuple[Padding, Number]] = {}
+            everywhere = None
+            for dim, padding, along in places:
+                number = self.made_of(instruction, along, padding)
+                if dim is None or padding is None:
+                    everywhere = number
+                elif number is not None:
+                    fills[dim] = padding, number
+            yield Known(fills, everywhere)
 
     def made_of(
         self, instruction: Instruction, along: Mapping[int, int | None], padding: Padding | None
@@ -116,19 +125,24 @@ class Fills:
         operands = {k: self.of(instruction.operands[k]) for k in along}
         numbers = {k: known.number for k, known in operands.items()}
         fills = {(k, d): operands[k].fill(d, padding) for k, d in along.items() if d is not None}
-        signature = self.graph.nodes[instruction.node].signature
+        signature = self.signature(instruction)
         return number_along(signature, along, numbers, fills)
 
-    def above(self, instruction: Instruction, mask: p.Mask) -> Iterator[tuple[int, p.Mask]]:
+    def above(
+        self, instruction: Instruction[p.Apply], mask: p.Mask
+    ) -> Iterator[tuple[int, p.Mask]]:
         """The operand whose mask would serve for that of an operator's result, if one does."""
-        signature = self.graph.nodes[instruction.node].signature
+        signature = self.signature(instruction)
         rows = rules(signature)
         if not rows or len(rows) > 1 or not moves_none(rows[0]):
             return
         loop = row_of(rows, 0)[1][mask.dim].loop
-        along = operands_along(rows[0], loop) if loop is not None else None
-        places = [(k, dim) for k, dim in (along or {}).items() if dim is not None]
-        if len(places) == 1 and dict(instruction.attributes.loops).get(loop, ()) == mask.digits:
+        along = (operands_along(rows[0], loop) if loop is not None else None) or {}
+        places = [(k, dim) for k, dim in along.items() if dim is not None]
+        if (
+            len(places) == 1
+            and dict(instruction.attributes.loops).get(loop or "", ()) == mask.digits
+        ):
             ((operand, dim),) = places
             read = self.locals[instruction.operands[operand]]
             same = {places[0]: identity(mask.fill, read.dtype)}
@@ -137,7 +151,7 @@ class Fills:
             if made == identity(mask.fill, signature.results[0].dtype):
                 yield read.index, replace(mask, dim=dim)
 
-    def resized(self, instruction: Instruction) -> Iterator[Known]:
+    def resized(self, instruction: Instruction[p.Resize]) -> Iterator[Known]:
         """A whole dimension is padded with zeros."""
         a, (operand,) = instruction.attributes, instruction.operands
         local, known = self.locals[operand], self.of(operand)
@@ -149,33 +163,33 @@ class Fills:
             found = None
         yield known.but(a.dim, found)
 
-    def cut(self, instruction: Instruction) -> Iterator[Known]:
+    def cut(self, instruction: Instruction[p.DynamicSlice]) -> Iterator[Known]:
         """The own block of a dimension that is padded as a whole."""
         a = instruction.attributes
         yield _block(self.of(instruction.operands[0]), a.dim, (a.digits, a.block))
 
-    def scattered(self, instruction: Instruction) -> Iterator[Known]:
+    def scattered(self, instruction: Instruction[p.ReduceScatter]) -> Iterator[Known]:
         """The same of a sum."""
         a = instruction.attributes
         (reduced,) = self.reduced(instruction)
         block = self.locals[instruction.results[0]].shape[a.dim]
         yield _block(reduced, a.dim, (a.digits, block))
 
-    def exchanged(self, instruction: Instruction) -> Iterator[Known]:
+    def exchanged(self, instruction: Instruction[p.AllToAll]) -> Iterator[Known]:
         """The same of one dimension; another has the padding of all blocks."""
         a = instruction.attributes
         block = self.locals[instruction.results[0]].shape[a.split_dim]
         known = self.of(instruction.operands[0]).but(a.concat_dim)
         yield _block(known, a.split_dim, (a.arriving or a.digits, block))
 
-    def reduced(self, instruction: Instruction) -> Iterator[Known]:
+    def reduced(self, instruction: Instruction[p.AllReduce | p.ReduceScatter]) -> Iterator[Known]:
         """What every member has at its padding is combined: an identity stays."""
         (operand,), a = instruction.operands, instruction.attributes
         neutral = identity(a.combine, self.locals[operand].dtype)
         fills = self.of(operand).fills.items()
         yield Known({dim: fill for dim, fill in fills if fill[1] == neutral})
 
-    def masked(self, instruction: Instruction) -> Iterator[Known]:
+    def masked(self, instruction: Instruction[p.Mask]) -> Iterator[Known]:
         """A mask fills the padding of its dimension, and leaves that of the others."""
         mask, operand = instruction.attributes, instruction.operands[0]
         fill = filled_by(mask, self.locals[operand].dtype)
@@ -183,7 +197,9 @@ class Fills:
         alike = {dim: found for dim, found in self.of(operand).fills.items() if found[1] == fill[1]}
         yield Known(alike).but(mask.dim, fill)
 
-    def others(self, instruction: Instruction) -> Iterator[Known]:
+    def others(
+        self, instruction: Instruction[p.AllGather | p.Slice | p.SliceAt]
+    ) -> Iterator[Known]:
         """Padding of dimensions that an instruction does not touch."""
         yield self.of(instruction.operands[0]).but(instruction.attributes.dim)
 
@@ -198,13 +214,16 @@ def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[Place
     rule, indices = row_of(rows, result) if rows else (None, ())
     if rule is None or not moves_none(rule):
         return ()
-    split, found = dict(loops), [(None, None, operands_along(rule, ""))]
+    split, every = dict(loops), operands_along(rule, "")
+    found: list[Place] = [] if every is None else [(None, None, every)]
     for dim, index in enumerate(indices):
-        digits, extent = split.get(index.loop, ()), rule.extents.get(index.loop, 1)
-        if index.loop is not None and extent % parts(digits):
-            padding = digits, -(-extent // parts(digits)), extent
-            found.append((dim, padding, operands_along(rule, index.loop)))
-    return tuple([place for place in found if place[-1] is not None])
+        if index.loop is None:
+            continue
+        digits, extent = split.get(index.loop, ()), rule.extents[index.loop]
+        along = operands_along(rule, index.loop) if extent % parts(digits) else None
+        if along is not None:
+            found.append((dim, (digits, -(-extent // parts(digits)), extent), along))
+    return tuple(found)
 
 
 def _block(known: Known, dim: int, own: tuple[Digits, int]) -> Known:
@@ -216,7 +235,7 @@ def _block(known: Known, dim: int, own: tuple[Digits, int]) -> Known:
 
 FILLS = frozenset({p.Mask, p.Resize})
 """What fills padding by itself; all else makes known numbers of known ones."""
-_MAKES: Mapping[type, Callable[[Fills, Instruction], Iterator[Known]]] = {
+_MAKES: Mapping[type, Callable[[Fills, Any], Iterator[Known]]] = {
     p.AllGather: Fills.others,
     p.AllReduce: Fills.reduced,
     p.AllToAll: Fills.exchanged,

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
 
 from shardalg.algebra.digits import Digits
-from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instruction import Block, Instruction, is_a
 from shardalg.spmd.instructions import AllReduce, Control, DynamicSlice, ReduceScatter, Resize
 from shardalg.spmd.local import Local
 from shardalg.spmd.program import SpmdProgram
@@ -34,8 +35,8 @@ class Cut:
     """What reads a local alone and keeps a block of it, behind its padding if it needs any."""
 
     number: int
-    slice: Instruction
-    pad: Instruction | None
+    slice: Instruction[DynamicSlice]
+    pad: Instruction[Resize] | None
 
 
 def _scattered(block: Block, locals_: list[Local]) -> Block:
@@ -74,10 +75,9 @@ def _has_cuts(instructions: Sequence[Instruction]) -> bool:
     )
 
 
-def _combines(instruction: Instruction) -> bool:
+def _combines(instruction: Instruction) -> TypeGuard[Instruction[AllReduce]]:
     """Whether it is a reduction, but for a sum, which went to the layout that was wanted of it."""
-    attributes = instruction.attributes
-    return type(attributes) is AllReduce and attributes.combine != "sum"
+    return is_a(instruction, AllReduce) and instruction.attributes.combine != "sum"
 
 
 def _inside(instruction: Instruction, locals_: list[Local]) -> Instruction:
@@ -86,7 +86,9 @@ def _inside(instruction: Instruction, locals_: list[Local]) -> Instruction:
 
 
 def _cuts(
-    instructions: Sequence[Instruction], readers: dict[int, list[int]], first: Instruction
+    instructions: Sequence[Instruction],
+    readers: dict[int, list[int]],
+    first: Instruction[AllReduce],
 ) -> Iterator[Cut]:
     """The cuts of a reduction along its own axes, one after the other."""
     left, local = first.attributes.digits, first.results[0]
@@ -101,14 +103,14 @@ def _cuts(
 def _cut(
     instructions: Sequence[Instruction], readers: dict[int, list[int]], local: int
 ) -> Cut | None:
-    pad = None
+    pad: Instruction[Resize] | None = None
     while len(readers[local]) == 1 and readers[local] != [RESULT]:
         (number,) = readers[local]
         reader = instructions[number]
-        if type(reader.attributes) is DynamicSlice:
+        if is_a(reader, DynamicSlice):
             return Cut(number, reader, pad)
         after = instructions[number + 1 : number + 2]
-        if pad or type(reader.attributes) is not Resize or not after:
+        if pad or not is_a(reader, Resize) or not after:
             return None
         if after[0].operands != reader.results:
             return None
@@ -120,7 +122,9 @@ def _without(digits: Digits, gone: Digits) -> Digits:
     return tuple(d for d in digits if d not in gone)
 
 
-def _joined(first: Instruction, cuts: Sequence[Cut], locals_: list[Local]) -> Iterator[Instruction]:
+def _joined(
+    first: Instruction[Any], cuts: Sequence[Cut], locals_: list[Local]
+) -> Iterator[Instruction]:
     """The reduction with its cuts: scattered along each, and combined over the axes that are left.
 
     What is padded now is partial, and so is what is scattered before the last axes are joined.

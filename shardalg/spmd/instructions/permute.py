@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardalg.algebra.digits import Digits
-from shardalg.algebra.halos.classes import Runs
+from shardalg.algebra.halos.transfers import Pairs
 from shardalg.algebra.mesh import Mesh
 from shardalg.spmd.instruction import Along, Collective, Shape
 from shardalg.spmd.local import Start, axes_text
 from shardalg.spmd.shapes import alike
-
-Pairs = tuple[tuple[int, int], ...]
-"""(source, target) positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ class Reading:
 
     operand: int
     source: Start
-    permutes: tuple[Pairs | Runs, ...]
+    permutes: tuple[Pairs, ...]
     wanted: Start
     length: int
     places: tuple[int, int]
