@@ -34,9 +34,9 @@ ABOUT = f"""The train step of the paper's 64-billion-parameter model (embedding,
 cross entropy, Adafactor), its sizes B S M H N D V L and X Y named, under the finalized strategy.
 `lift` names every dimension from the arguments' (tracing, twice, comes before it and is not
 counted); `plan` completes and partitions at the hints; `symbolise` puts formulas for the sizes;
-then come the table of collectives and every quantity of the cost in sympy, the orders of Table 1
-and the conditions of all choices. `guards` records, once per plan, all that planning asks of the
-sizes; `at` is the plan at twice one of {", ".join(TWICE)}, checked against that: the same plan, or
+then come the table of collectives, every quantity of the cost in sympy and the orders of Table 1.
+`guards` records, once per plan, all that planning asks of the sizes; `conditions` is the table of
+that; `at` is the plan at twice one of {", ".join(TWICE)}, checked against that: the same plan, or
 traced and planned again; `its program` is the same plan traced and planned when asked for.
 `first_ms` is on the first mesh, with nothing remembered, `ms` the median of the meshes
 {MESHES[1:]}, each seen for the first time; processor time. A sweep evaluates one formula of that
@@ -107,8 +107,8 @@ def priced(first: sa.Plan, config: Config, shape: tuple[int, int]) -> Iterator[t
     _, shown = timed(cost.formulas)
     yield "cost formulas", Seconds(estimated.wall + shown.wall, estimated.cpu + shown.cpu)
     yield "orders of Table 1", timed(lambda: costs_of(plan, per="L"))[1]
-    yield "conditions", timed(lambda: plan.conditions_table)[1]
     yield "guards", timed(plan.holds)[1]
+    yield "conditions", timed(lambda: plan._conditions_table)[1]
     for name in TWICE:
         sizes = {name: 2 * getattr(config, name)}
         there, seconds = timed(lambda: plan.at(**sizes))  # noqa: B023

@@ -2,7 +2,11 @@
 
 import copy
 import importlib
+import math
+import re
+from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -225,3 +229,60 @@ def test_what_is_not_known_of_other_sizes_is_said(monkeypatch):
     other = planned(jnp.sin).program
     monkeypatch.setattr(module, "_planned_again", lambda *_: other)
     assert "gives %1 = " in planned(jnp.tanh).unguarded
+
+
+def so(text, values):
+    """A condition as the table prints it, at numbers."""
+    if "divide" in text:
+        parts, size = re.split(" divides | does not divide ", text)
+        return (value(size, values) % value(parts, values) == 0) == (" divides " in text)
+    return value(text.replace(" = ", " == "), values)
+
+
+def value(text, values):
+    exact = {name: Fraction(size) for name, size in values.items()}
+    return eval(text, {"__builtins__": {}, "ceil": math.ceil}, exact)
+
+
+def test_conditions_are_what_planning_found_of_its_sizes(layer):
+    """So at the hints, the nearest first, each with who asked and what else could have been."""
+    rows, hints = layer._conditions_table, {n: size.hint for n, size in layer.sizes.items()}
+    assert all(so(row["condition"], hints) for row in rows)
+    near = [row["margin"] for row in rows if row["margin"] is not None]
+    assert near == sorted(near)
+    assert Counter(rows["kind"])["peak"] == 1
+    names = {v.name for v in layer.graph.values}
+    weighed = [row for row in rows if "rather than" in row["decides"]]
+    assert len(weighed) > 10
+    assert {row["kind"] for row in weighed} == {"choice"}
+    assert {row["where"] for row in weighed} <= names
+    assert {row["where"].split(":")[0] for row in weighed} > {"dot_general", "reduce_sum"}
+
+
+def test_a_choice_turns_where_its_condition_does(layer, show):
+    """At the sizes that the table names, and, where it splits as before, another one is made."""
+    rows, hints = layer._conditions_table, {n: size.hint for n, size in layer.sizes.items()}
+    splits = [row["condition"] for row in rows if row["decides"] == "the size of blocks"]
+    turned = {}
+    for row in rows:
+        for name, side, size in map(str.split, filter(None, row["flips"].split(", "))):
+            assert not so(row["condition"], hints | {name: int(size)})
+            beyond = range(int(size), 1, -1) if side == "<=" else range(int(size), 999)
+            points = (hints | {name: n} for n in beyond)
+            even = next((p for p in points if all(so(split, p) for split in splits)), None)
+            if even and "rather than" in row["decides"]:
+                turned.setdefault((row["where"], name), (row, even))
+    for row, point in turned.values():
+        changed = layer.at(**point).changes.where(kind="choice")
+        assert {row["where"], *row["rests_on"].split(", ")} & set(changed["where"]), (row, point)
+    show(f"{len(turned)} choices turned")
+    assert len(turned) >= 6
+
+
+def test_where_the_questions_are_not_known_the_splits_still_are():
+    x = jax.ShapeDtypeStruct((B, S), "float32")
+    plan = sa.plan(
+        jnp.tanh, x, mesh=MESH, in_shardings=(P("X"),), options=sa.Options(policy="cost")
+    )
+    assert plan.unguarded
+    assert [row[:2] for row in plan._conditions_table.rows] == [("divides", "X divides B")]

@@ -1,11 +1,12 @@
-"""What a plan decided, and what another plan of the same function decided otherwise."""
+"""What another plan of the same function decided otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache, partial
 
 from shardalg.algebra.digits import Digits
+from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.memory import Liveness
@@ -13,19 +14,14 @@ from shardalg.costs.symbolic import Symbolised
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
-from shardalg.partition.alternatives import Decision
 from shardalg.planning.stages import Stages
-from shardalg.sizes.conditions import Condition
-from shardalg.sizes.formula import Formula
 from shardalg.spmd.instruction import Collective, Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 from shardalg.symbolic.retrace import Alignment, Difference
 
 CHANGE_COLUMNS = ("kind", "where", "source", "at_hints", "here")
-CONDITION_COLUMNS = ("kind", "condition", "margin", "where", "source", "decides", "rests_on")
 NO_CHANGES = Table(CHANGE_COLUMNS, ())
-NO_CONDITIONS = Table(CONDITION_COLUMNS, ())
 Row = tuple[str, str, str, str, str]
 BORDER = -1
 """Stands for the node of what moves at the program's border."""
@@ -57,11 +53,12 @@ def changes(
 
 def _peak(hints: Stages, here: Stages) -> Iterator[Row]:
     if hints.memory.place != here.memory.place:
-        first, second = (_alive_at(plan.graph, plan.memory) for plan in (hints, here))
+        first, second = (alive_at(plan.graph, plan.memory) for plan in (hints, here))
         yield "peak", first[0], first[1], first[0], second[0]
 
 
-def _alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
+def alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
+    """Name and source line of what runs at the peak."""
     peak = memory.instruction
     return ("the arguments", "") if peak is None else _whose(graph, peak)
 
@@ -72,37 +69,8 @@ def _splits(named: Symbolised | None, point: Mapping[str, int]) -> Iterator[Row]
             yield fact.kind, fact.where, "", str(fact), fact.otherwise(point)
 
 
-def conditions(named: Symbolised, choices: Sequence[Decision], memory: Liveness) -> Table:
-    """What ties the formulas of a plan to its hints: choices by margin, splits, the peak's place.
-
-    Args:
-      choices: the nearest at the hints first.
-    """
-    graph, hints = named.graph, named.sizes.hints
-    rows: list[tuple[object, ...]]
-    rows = [("choice", *_inequality(d.condition, hints), *_decided(graph, d)) for d in choices]
-    rows += [(one.kind, str(one), None, "", "", one.decides, "") for one in named.conditions]
-    place = _alive_at(graph, memory)
-    rows.append(("peak", "the most bytes are alive there", None, *place, "peak_memory_bytes", ""))
-    return Table(CONDITION_COLUMNS, tuple(rows))
-
-
-def _decided(graph: Graph, choice: Decision) -> tuple[str, str, str, str]:
-    """Where a choice is made, what it is, and the choices on which it rests."""
-    before = ", ".join(_place(graph, node)[0] for node in choice.rests_on)
-    return *_place(graph, choice.node), choice.condition.what, before
-
-
 def _whose(graph: Graph, instruction: Instruction) -> tuple[str, str]:
-    return ("border", "") if instruction.node is None else _place(graph, instruction.node)
-
-
-def _inequality(condition: Condition, hints: Mapping[str, int]) -> tuple[str, float]:
-    """The condition without what both sides share, and its margin at the hints."""
-    terms = condition.difference.terms.items()
-    left = Formula({m: -c for m, c in terms if c < 0})
-    right = Formula({m: c for m, c in terms if c > 0})
-    return f"{left} <= {right}", condition.margin(hints)
+    return ("border", "") if instruction.node is None else place(graph, instruction.node)
 
 
 def _choices(hints: Stages, here: Stages) -> Iterator[Row]:
@@ -110,12 +78,12 @@ def _choices(hints: Stages, here: Stages) -> Iterator[Row]:
     for number in sorted(first.keys() | second.keys()):
         pair = first.get(number, ""), second.get(number, "")
         if pair[0] != pair[1]:
-            yield ("choice", *_place(hints.graph, number), *pair)
+            yield ("choice", *place(hints.graph, number), *pair)
 
 
 def _assignments(program: SpmdProgram) -> dict[int, str]:
     """Per node the loops that are split, with their axes; several where it is made again."""
-    words = cache(partial(_loops, program))
+    words = cache(partial(loops_over, program.mesh))
     found: dict[int, list[str]] = {}
     for step in walk(program):
         attributes, node = step.instruction.attributes, step.instruction.node
@@ -124,16 +92,17 @@ def _assignments(program: SpmdProgram) -> dict[int, str]:
     return {node: "; ".join(dict.fromkeys(made)) for node, made in found.items()}
 
 
-def _loops(program: SpmdProgram, loops: tuple[tuple[str, Digits], ...]) -> str:
-    split = sorted((name, _axes(program, digits)) for name, digits in loops)
+def loops_over(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> str:
+    """The axes on the loops of an operator, in words."""
+    split = sorted((name, _axes(mesh, digits)) for name, digits in loops)
     return ", ".join(f"{name} over {axes}" for name, axes in split if axes)
 
 
-def _axes(program: SpmdProgram, digits: Digits) -> str:
-    return ",".join(program.mesh.texts(digits))
+def _axes(mesh: Mesh, digits: Digits) -> str:
+    return ",".join(mesh.texts(digits))
 
 
-def _place(graph: Graph, node: int) -> tuple[str, str]:
+def place(graph: Graph, node: int) -> tuple[str, str]:
     """Name of a node's first result, and its source line."""
     found = graph.nodes[node]
     return graph.values[found.results[0]].name, found.source
@@ -158,8 +127,8 @@ def _collectives(hints: Stages, here: Stages) -> Iterator[Row]:
     for number in sorted(first.keys() | second.keys()):
         one, other = ("; ".join(side.get(number, ())) for side in (first, second))
         if one != other:
-            place = ("border", "") if number == BORDER else _place(hints.graph, number)
-            yield ("collectives", *place, one, other)
+            where = ("border", "") if number == BORDER else place(hints.graph, number)
+            yield ("collectives", *where, one, other)
 
 
 def _moved(program: SpmdProgram) -> Mapping[int, list[str]]:
@@ -176,5 +145,5 @@ def _moved(program: SpmdProgram) -> Mapping[int, list[str]]:
 
 def _words(program: SpmdProgram, attributes: Collective) -> str:
     of = f" of dimension {' to '.join(map(str, attributes.dims))}" if attributes.dims else ""
-    axes = _axes(program, attributes.digits)
+    axes = _axes(program.mesh, attributes.digits)
     return f"{attributes.sent_as}{of} along {axes}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import prod
@@ -328,7 +328,12 @@ def _turned(layout: Sharding, order: Mesh | None) -> Sharding:
     return found
 
 
-def partition(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> SpmdProgram:
+def partition(
+    sharded: ShardedGraph,
+    roles: Sequence[str],
+    options: Options,
+    partitioner: Callable[..., Partitioner] = Partitioner,
+) -> SpmdProgram:
     """Turn completed shardings into the program that every device runs.
 
     Each node is computed where its operands and results suggest, on the most devices and then with
@@ -337,14 +342,15 @@ def partition(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> 
 
     Args:
       roles: of every graph value, for the table of collectives.
+      partitioner: a kind of `Partitioner`.
     """
     kept = NONE
     if not isinstance(options.keep_gathers, bool | None):
-        first = Partitioner(sharded, roles, options)
+        first = partitioner(sharded, roles, options)
         first.run()
         found = gathers.gather_choices(sharded.graph, first.context.repeated())
         kept = gathers.within(found, options.keep_gathers)
-    return Partitioner(sharded, roles, options, kept=kept).run()
+    return partitioner(sharded, roles, options, kept=kept).run()
 
 
 def gather_choices(

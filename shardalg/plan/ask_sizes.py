@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardalg.explain import decisions
 from shardalg.io.table import Table
+from shardalg.plan import ties
 from shardalg.plan.planned import Planned
 from shardalg.renamed import also_without_call
 
@@ -45,17 +45,21 @@ class SizeAnswers(Planned):
 
     @also_without_call
     def conditions(self) -> DataFrame:
-        """What ties the formulas to the hints, to read: where one fails, `at` gives another plan.
+        """What planning found of its sizes: where a row fails, `at` may give another plan.
 
-        A choice is held against what its operator could do instead, along the paths of the hints,
-        so that choices may change before their condition fails; `holds` asks everything.
+        The rows are the facts that `holds` asks, comparisons first, the nearest at the hints before
+        others; of where memory peaks the nearest alone. A choice "rather than" another one turns as
+        its row says, as long as the paths are those of the hints. Other rows of choices, and those
+        of paths ("collectives"), are questions of a search, whose outcome may stay the same without
+        them: `holds` asks again there.
 
-        Columns: kind, condition, margin, where, source, decides, rests_on (earlier operators whose
-        choices decide which copies are at hand: where one is another choice, the condition says
-        nothing). Kinds: "choice" (of an operator, the nearest at the hints first; `margin` is what
-        it saves of the dearer's bytes or devices), "divides" (an even or an uneven split), "part"
-        (an axis of which a collective uses a part, held at its hint), "peak" (of memory, without a
-        margin).
+        Columns: kind (the part of `changes` in which another answer shows: "choice" of an operator,
+        "sharding", "collectives", "peak", "divides" for an even or an uneven split, "part" for a
+        size held at its hint), condition, margin (by how much of its larger side it holds), where,
+        source, decides (what was chosen, rather than what, by time or by bytes), rests_on (earlier
+        operators whose choices decide which copies are at hand: where one is another choice, the
+        condition says nothing), flips (per size where it turns, the others at their hints). Where
+        `unguarded` says that questions are not known, the rows are what the formulas rest on.
         """
         return self._conditions_table.df
 
@@ -63,11 +67,9 @@ class SizeAnswers(Planned):
     def _conditions_table(self) -> Table:
         """The table behind `conditions`; empty in a plan in numbers."""
         if self._symbolised is None:
-            return decisions.NO_CONDITIONS
-        from shardalg.partition.alternatives import decisions as choices
-
-        found = choices(self._sharded, self._traced.roles, self.options, named=self._symbolised)
-        return decisions.conditions(self._symbolised, found, self._stages.memory)
+            return ties.NO_CONDITIONS
+        memory = self._stages.memory
+        return ties.conditions(self._symbolised, self._guards, self.options, memory)
 
     @property
     def unguarded(self) -> str:

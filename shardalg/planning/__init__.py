@@ -11,6 +11,12 @@ compares more than its outcome needs, so a function marked `decided` (`reshard_p
 is recorded call by call, behind caches of its own; where a fact of a call fails, the call is made
 again in numbers, and stands if it gives the same (`sizes/decided.py`).
 
+A fact knows who asked: the call, the node that was planned, and of a choice what was weighed
+against what (`Recorder.about`). On recorded sizes a choice prices all candidates and notes just
+what makes the best one the best (`first_least`): of a scanned train step 570 facts instead of 704,
+each of them the condition under which a choice stays. `plan.conditions` (`plan/ties.py`)
+shows them, the nearest first, each with its margin and the size at which it turns.
+
 Saved plans hold the graph as data, the annotations and the options. Every value is read as the
 type that a dataclass declares for it (`io/records.py`); the graph must be one that tracing makes
 (`graph/loaded.py`), its operators ones that JAX takes and gives these types (`graph/judged.py`:

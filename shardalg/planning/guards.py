@@ -8,22 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
 from shardalg.costs.memory import peak_place
 from shardalg.costs.symbolic import Size, Sizes, Symbolised
 from shardalg.graph.ir import Graph, Node, Params, Signature, ValueType
-from shardalg.partition.partition import partition
+from shardalg.partition.emit.recipe import Recipe
+from shardalg.partition.partition import Partitioner, partition
 from shardalg.pause import collection_paused
 from shardalg.planning.stages import Stages
 from shardalg.propagate import propagate
 from shardalg.propagate.options import Options
+from shardalg.propagate.sharded import Layouts
 from shardalg.sizes.decided import Guards, recorder
 from shardalg.sizes.facts import ZERO, Fact
 from shardalg.sizes.formula import Formula, FormulaError, symbol
 from shardalg.sizes.recorded import Recorder
+from shardalg.spmd.instruction import Block
 from shardalg.spmd.program import SpmdProgram
 from shardalg.symbolic.retrace import Retrace
 from shardalg.symbolic.symbols import annotations_at
@@ -69,15 +74,61 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
     return Guards(recorded, facts), ""
 
 
+class Asked(NamedTuple):
+    """What a question is about that the run itself asks: the part of `plan.changes` and the node.
+
+    Attributes:
+      kind: "sharding", "collectives" or "peak".
+      node: None at the program's border, and of what is not about one node.
+    """
+
+    kind: str
+    node: int | None = None
+
+
 def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgram:
     """All of planning that `at` compares, on recorded sizes."""
-    size, axes = sizes.recorded.size, sizes.sizes.axes
-    mesh = stages.mesh.resized({name: size(axis) for name, axis in axes.items()})
+    recorded, axes = sizes.recorded, sizes.sizes.axes
+    recorded.about = Asked("sharding")
+    mesh = stages.mesh.resized({name: recorded.size(axis) for name, axis in axes.items()})
     graph = sizes.graph()
     sharded = propagate(graph, annotations_at(stages.annotations, graph, mesh), options)
-    program = partition(sharded, stages.traced.roles, options)
+    program = partition(sharded, stages.traced.roles, options, partial(_Telling, recorded))
+    recorded.about = Asked("peak")
     peak_place(program, graph, stages.traced.donated)
     return program
+
+
+class _Telling(Partitioner):
+    """A partitioner that tells the recorder which node it asks for."""
+
+    def __init__(self, recorder: Recorder, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.recorder = recorder
+
+    def _tell(self, node: Node | None) -> None:
+        self.recorder.about = Asked("collectives", None if node is None else node.index)
+
+    def _entered(self, value: int, order: Mesh | None) -> int:
+        self._tell(None)
+        return super()._entered(value, order)
+
+    def _left(self, value: int, layout: Sharding) -> int:
+        self._tell(None)
+        return super()._left(value, layout)
+
+    def _recipe(self, node: Node) -> Recipe:
+        self._tell(node)
+        return super()._recipe(node)
+
+    def _call(self, node: Node) -> None:
+        self._tell(node)
+        super()._call(node)
+
+    def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:
+        made = super()._body(node, body, layouts)
+        self._tell(node)
+        return made
 
 
 @dataclass(eq=False)

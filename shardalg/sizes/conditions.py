@@ -1,22 +1,18 @@
-"""When a choice that was made at the hints stays the cheaper one at other sizes."""
+"""What was found of sizes at the hints, for people: in words, how near it is, where it flips."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from shardalg.sizes.facts import BROKEN, NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact
 from shardalg.sizes.formula import Ceil, Formula, FormulaError, Number, symbol
 from shardalg.sizes.growth import Shardings, without_ceilings
-
-if TYPE_CHECKING:
-    import sympy
 
 
 def always(difference: Formula, *, shardings: Shardings = ()) -> bool:
@@ -83,90 +79,6 @@ def _nonnegative(polynomial: Formula) -> bool:
     return all(c >= 0 for c in shifted.terms.values())
 
 
-@dataclass(frozen=True)
-class Bound:
-    """A condition solved for one size: `name >= threshold`, or `<=`.
-
-    Where the divisor of the threshold is 0 (`B <= H/(X - 1)` on one device), the condition does
-    not depend on that size, and the bound says nothing.
-    """
-
-    name: str
-    relation: str
-    threshold: sympy.Expr
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.relation} {self.threshold}"
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A choice made at the hints: it stays the cheaper one while `chosen <= alternative`.
-
-    Attributes:
-      chosen, alternative: the costs of both, in one unit.
-      what: the choice in words.
-
-    >>> from shardalg.sizes.formula import symbols
-    >>> B, H, M, S, X = symbols("B H M S X")
-    >>> gather = Condition(M * H / X, 2 * B * S * M / X, "gather the weight")
-    >>> print(gather), print(gather.bounds()[0])
-    gather the weight: H*M/X <= 2*B*M*S/X
-    B >= H/(2*S)
-    (None, None)
-    """
-
-    chosen: Formula
-    alternative: Formula
-    what: str = ""
-
-    @cached_property
-    def difference(self) -> Formula:
-        """`alternative - chosen` without common factors: the condition is that it is >= 0."""
-        return primitive(self.alternative - self.chosen)
-
-    def holds(self, values: Mapping[str, Number]) -> bool:
-        """Whether the choice is right at these sizes."""
-        return self.difference.at(values) >= 0
-
-    def margin(self, values: Mapping[str, Number]) -> float:
-        """What the choice saves, as a share of the dearer of the two: 0 at a tie, at most 1."""
-        chosen, alternative = self.chosen.at(values), self.alternative.at(values)
-        dearer = max(chosen, alternative)
-        return float(Fraction(alternative - chosen) / dearer) if dearer else 0.0
-
-    def bounds(self) -> tuple[Bound, ...]:
-        """The condition solved for each size that stands in it to one power only."""
-        found = (_bound(self.difference, name) for name in sorted(self.difference.names))
-        return tuple(bound for bound in found if bound is not None)
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.chosen} <= {self.alternative}".removeprefix(": ")
-
-
-def conditions(
-    candidates: Iterable[Condition],
-    *,
-    hints: Mapping[str, Number],
-    shardings: Shardings = (),
-) -> tuple[Condition, ...]:
-    """The distinct conditions that may fail at other sizes, the closest at the hints first.
-
-    >>> from shardalg.sizes.formula import symbols
-    >>> B, M, X = symbols("B M X")
-    >>> pairs = [(M, M * X), (M, 3 * B), (M, 2 * B), (X * M, 2 * B * X)]
-    >>> found = conditions(
-    ...     [Condition(chosen, other) for chosen, other in pairs], hints={"B": 8, "M": 10, "X": 2}
-    ... )
-    >>> for condition in found: print(condition)
-    M <= 2*B
-    M <= 3*B
-    """
-    known, distinct = tuple(shardings), {c.difference: c for c in reversed([*candidates])}
-    open_ones = [c for c in distinct.values() if not always(c.difference, shardings=known)]
-    return tuple(sorted(open_ones, key=lambda c: (c.margin(hints), str(c))))
-
-
 def primitive(formula: Formula) -> Formula:
     """The formula divided by its largest common product, so that proportional ones are equal.
 
@@ -217,28 +129,6 @@ def _by_power(formula: Formula, name: str) -> dict[int, Formula]:
     return found
 
 
-def _bound(difference: Formula, name: str) -> Bound | None:
-    """`a * name**k + b >= 0` solved, for an `a` whose sign is known."""
-    powers = _by_power(difference, name)
-    inside = any(name in atom.ratio.names for atom in difference.atoms)
-    if inside or len(powers) != 2 or 0 not in powers:
-        return None
-    power = max(powers)
-    factor, rest = powers[power], powers[0]
-    for relation, sign in ((">=", 1), ("<=", -1)):
-        # A root needs a radicand that is never negative.
-        if always(factor * sign) and (power == 1 or always(rest * -sign)):
-            return Bound(name, relation, _root(-rest.sympy() / factor.sympy(), power))
-    return None
-
-
-def _root(radicand: sympy.Expr, power: int) -> sympy.Expr:
-    import sympy
-
-    product = sympy.factor(radicand)
-    return product if power == 1 else sympy.root(product, power)
-
-
 def crossovers(
     difference: Formula, name: str, *, values: Mapping[str, Number] | None = None
 ) -> tuple[float, ...]:
@@ -271,3 +161,132 @@ def crossovers(
     between = [1.0, *real, 2 * real[-1]] if real else []
     signs = [np.polyval(numbers, (low + high) / 2) > 0 for low, high in pairwise(between)]
     return tuple(root for root, (a, b) in zip(real, pairwise(signs), strict=True) if a != b)
+
+
+def words(fact: Fact) -> str:
+    """A fact as people write it: an inequality of sums, or what divides what.
+
+    >>> from shardalg.sizes.formula import ceiling, symbols
+    >>> B, M, X = symbols("B M X")
+    >>> [words(Fact(formula, NONNEGATIVE)) for formula in (2 * B * X - M, B - 1)]
+    ['M <= 2*B*X', '1 <= B']
+    >>> words(Fact(M / (2 * X), WHOLE)), words(Fact(M - X * ceiling(M / X), NONZERO))
+    ('2*X divides M', 'X does not divide M')
+    """
+    divided = split_of(fact)
+    if divided is not None:
+        verb = "divides" if fact.relation in (WHOLE, ZERO) else "does not divide"
+        return f"{divided[1]} {verb} {divided[0]}"
+    left, right = sides(fact.formula)
+    if fact.relation in (ZERO, NONZERO) and left.number is not None:
+        left, right = right, left
+    return f"{left} {_SIGNS[fact.relation]} {right}"
+
+
+_SIGNS = {POSITIVE: "<", NONNEGATIVE: "<=", ZERO: "=", NONZERO: "!="}
+
+
+def split_of(fact: Fact) -> tuple[Formula, Formula] | None:
+    """The size and the number of parts of a fact about a split; None of another fact.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> M, X = symbols("M X")
+    >>> split_of(Fact(M / X, WHOLE)), split_of(Fact(M - X, ZERO))
+    ((M, X), None)
+    """
+    if fact.relation in (WHOLE, BROKEN):
+        return fact.formula.fraction
+    return _rest_of(fact.formula) if fact.relation in (ZERO, NONZERO) else None
+
+
+def _rest_of(formula: Formula) -> tuple[Formula, Formula] | None:
+    """`(a, b)` of `a - b * ceil(a / b)`, up to signs: what a split leaves over, or lacks."""
+    for monomial, coefficient in formula.terms.items():
+        for atom in (f for f, e in monomial if type(f) is Ceil and e == 1):
+            parts = Formula({monomial - {(atom, 1)}: -coefficient})
+            size = parts * atom.ratio
+            if formula + parts * Formula({frozenset([(atom, 1)]): 1}) == size:
+                return _positive(size), _positive(parts)
+    return None
+
+
+def _positive(product: Formula) -> Formula:
+    return product if is_positive(product) else -product
+
+
+def sides(difference: Formula) -> tuple[Formula, Formula]:
+    """The terms below 0 and those above it, both as positive sums: right - left is the formula."""
+    terms = difference.terms.items()
+    left = Formula({m: -c for m, c in terms if c < 0})
+    return left, Formula({m: c for m, c in terms if c > 0})
+
+
+def margin(fact: Fact, hints: Mapping[str, Number]) -> float | None:
+    """How far apart both sides are, as a share of the larger one; None where nothing is compared.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> M, X = symbols("M X")
+    >>> margin(Fact(M - 2 * X, POSITIVE), {"M": 12, "X": 3})
+    0.5
+    """
+    if fact.relation not in (POSITIVE, NONNEGATIVE, NONZERO) or split_of(fact) is not None:
+        return None
+    left, right = (Fraction(side.at(hints)) for side in sides(fact.formula))
+    return float(abs(right - left) / max(left, right, 1))
+
+
+def is_open(fact: Fact, *, shardings: Shardings = ()) -> bool:
+    """Whether a fact may fail at some sizes >= 1 that keep D >= n for each sharding.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> M, X = symbols("M X")
+    >>> facts = [Fact(M * X - M, NONNEGATIVE), Fact(M * X - M, POSITIVE), Fact(M + X, NONZERO)]
+    >>> [is_open(fact) for fact in facts]
+    [False, True, False]
+    """
+    found, known = fact.formula, tuple(shardings)
+    if fact.relation == NONNEGATIVE:
+        return not always(found, shardings=known)
+    if fact.relation == POSITIVE:
+        return not always(found - 1, shardings=known)
+    if fact.relation == NONZERO:
+        return not any(always(side - 1, shardings=known) for side in (found, -found))
+    return True
+
+
+def flips(fact: Fact, hints: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Per size the numbers nearest to its hint, below and above, at which a comparison turns.
+
+    The other sizes stay at their hints.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> B, M, X = symbols("B M X")
+    >>> flips(Fact(B * X - M, POSITIVE), {"B": 8, "M": 12, "X": 4})
+    {'B': (3,), 'M': (32,), 'X': (1,)}
+    """
+    if fact.relation not in (POSITIVE, NONNEGATIVE):
+        return {}
+    found = ((name, _flips(fact, name, hints)) for name in sorted(fact.formula.names))
+    return {name: sizes for name, sizes in found if sizes}
+
+
+def _flips(fact: Fact, name: str, hints: Mapping[str, int]) -> tuple[int, ...]:
+    hint, roots = hints[name], crossovers(fact.formula, name, values=hints)
+    low, high = (math.floor(r) for r in reversed(roots)), (math.ceil(r) for r in roots)
+    # Of ceilings the root is right up to a block.
+    below = [n for root in low if root <= hint for n in (root, root - 1, root // 2)]
+    above = [n for root in high if root >= hint for n in (root, root + 1, root * 2)]
+
+    def holds(size: int) -> bool:
+        return fact.holds({**hints, name: size})
+
+    ends = (next((n for n in side if not holds(n)), None) for side in ((*below, 1), above))
+    return tuple(_turn(holds, hint, end) for end in ends if end is not None)
+
+
+def _turn(holds: Callable[[int], bool], inside: int, outside: int) -> int:
+    """The first number that fails, on the way from one that holds to one that does not."""
+    while abs(outside - inside) > 1:
+        middle = (inside + outside) // 2
+        inside, outside = (middle, outside) if holds(middle) else (inside, middle)
+    return outside

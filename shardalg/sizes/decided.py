@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from shardalg.algebra.mesh import Mesh
 from shardalg.sizes.facts import Fact, Facts
 from shardalg.sizes.formula import Formula, Number
-from shardalg.sizes.recorded import Answers, Recorded, Recorder
+from shardalg.sizes.recorded import Answers, Recorded, Recorder, recorder_of
 
 Result = TypeVar("Result")
 
@@ -27,14 +27,15 @@ class Call:
 
     Attributes:
       function, args, result: of the call, in recorded numbers; None for the run.
-      facts: what it found of its sizes. uses: the calls inside of it, whose results it read.
+      facts: what it found of its sizes, each with what was being decided (`Recorder.about`).
+      uses: the calls inside of it, whose results it read, each with what was being decided.
     """
 
     function: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
     result: Any = None
-    facts: tuple[Fact, ...] = ()
-    uses: dict[Call, None] = field(default_factory=dict)
+    facts: Mapping[Fact, Any] = field(default_factory=dict)
+    uses: dict[Call, Any] = field(default_factory=dict)
 
 
 class Calls:
@@ -76,10 +77,8 @@ def decided(
         @lru_cache(maxsize=maxsize)
         @wraps(function)
         def cached(*args: Any) -> Result:
-            for number in numbers(*args):
-                if type(number) is Recorded:
-                    return _recorded(number.recorder, (cached, function), args)
-            return function(*args)
+            asks = recorder_of(numbers(*args))
+            return function(*args) if asks is None else _recorded(asks, (cached, function), args)
 
         return cached
 
@@ -98,9 +97,9 @@ def _recorded(
         call = Call(function, args)
         inside = Recorder(asks.answers, host=_Host(call, calls))
         call.result = moved(bare(*moved(args, inside)), calls.keys)
-        call.facts = tuple(inside.facts)
+        call.facts = dict(inside.facts)
         calls.found[function, args] = call
-    asks.host.call.uses[call] = None
+    asks.host.call.uses.setdefault(call, asks.about)
     return moved(call.result, asks)
 
 
@@ -154,7 +153,7 @@ class Guards:
 
     def __init__(self, whole: Recorder, more: Iterable[Fact] = ()) -> None:
         host: _Host = whole.host
-        host.call.facts = (*whole.facts, *more)
+        host.call.facts = {**dict.fromkeys(more), **whole.facts}
         self.calls = (*host.calls.found.values(), host.call)
         self.asked: dict[Fact, list[Call]] = {}
         for call in self.calls:

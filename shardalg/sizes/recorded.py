@@ -8,7 +8,7 @@ again: they are complete by construction, for no number leaves a `Recorded` with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -61,12 +61,14 @@ class Recorder:
 
     Attributes:
       answers: of the plan.
-      facts: what was found, in that order.
+      facts: what was found, in that order, each with what was first being decided then.
+      about: what is being decided, as whoever asks says it; None where nobody does.
       host: what the run keeps of the calls inside of it; see `sizes.decided`.
     """
 
     answers: Answers
-    facts: dict[Fact, None] = field(default_factory=dict)
+    facts: dict[Fact, Any] = field(default_factory=dict)
+    about: Any = None
     host: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -88,8 +90,14 @@ class Recorder:
     def ask(self, name: str, a: Side, b: Side | Number) -> Any:
         """What an operation gives, in numbers of this recorder; what it finds is noted."""
         result, facts = self.answers.ask(name, a, b)
-        self.facts.update(dict.fromkeys(facts))
+        self.note(facts)
         return self._of(result) if type(result) is tuple else result
+
+    def note(self, facts: tuple[Fact, ...]) -> None:
+        """Keep what was found, and what it was asked for."""
+        for fact in facts:
+            if self.facts.get(fact) is None:
+                self.facts[fact] = self.about
 
 
 def _operator(name: str) -> Callable[[Recorded, Any], Any]:
@@ -248,7 +256,7 @@ class Recorded:
         return self if self >= 0 else -self
 
     def __index__(self) -> int:
-        self.recorder.facts.update(dict.fromkeys(_stays(*self.side)))
+        self.recorder.note(_stays(*self.side))
         return int(self.value)
 
     __int__ = __index__
@@ -298,6 +306,50 @@ def first_largest(amounts: Sequence[Any]) -> int:
         before = all(most > amount for amount in amounts[:place])
         assert before and all(most >= amount for amount in amounts[place:])
     return place
+
+
+def first_least(
+    ranks: Sequence[tuple[Any, ...]], recorder: Recorder, about: Callable[[int, int], Any]
+) -> int:
+    """The place of the first of the least ranks.
+
+    Each rank is compared with the least one alone, so that no more is noted than makes it the
+    least, and what else it could have been.
+
+    Args:
+      about: of the places of the least rank and of another one, what lies between them.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> recorder = Recorder(Answers({"M": 12, "X": 4}))
+    >>> M, X = (recorder.size(size) for size in symbols("M X"))
+    >>> first_least([(M, 0), (2 * X, 1), (M - X, 2)], recorder, lambda *places: places)
+    1
+    >>> recorder.facts
+    {M - 2*X > 0: (1, 0), M - 3*X >= 0: (1, 2)}
+    """
+    bare = [tuple(map(_bare, rank)) for rank in ranks]
+    least = min(range(len(ranks)), key=bare.__getitem__)
+    before = recorder.about
+    for place, rank in enumerate(ranks):
+        if place != least:
+            recorder.about = about(least, place)
+            _follows(ranks[least], rank)
+    recorder.about = before
+    return least
+
+
+def _follows(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
+    """Note what makes one rank come after another one: where amounts are equal, the next does."""
+    for low, high in zip(first, second, strict=True):
+        if _bare(low) != _bare(high):
+            assert low < high
+            return
+        assert low <= high
+
+
+def recorder_of(numbers: Iterable[Any]) -> Recorder | None:
+    """Whose numbers these are; None where none of them is recorded."""
+    return next((number.recorder for number in numbers if type(number) is Recorded), None)
 
 
 def _bare(amount: Any) -> Number:

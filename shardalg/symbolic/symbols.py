@@ -1,7 +1,7 @@
 """Named sizes of a traced function: its second trace, the point of `at`, and what is decided there.
 
 A symbolic plan is made at its hints; its symbols enter afterwards, as prices. What ties the plan to
-the hints is listed by `decisions`, and compared at other sizes.
+the hints is asked of planning itself (`planning.guards`), and compared at other sizes.
 """
 
 from __future__ import annotations

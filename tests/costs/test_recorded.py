@@ -10,7 +10,7 @@ import pytest
 from shardalg.sizes.decided import Guards, decided, recorder
 from shardalg.sizes.facts import BROKEN, NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact, Facts
 from shardalg.sizes.formula import Formula, ceiling, symbols
-from shardalg.sizes.recorded import Answers, Recorded, Recorder, first_largest
+from shardalg.sizes.recorded import Answers, Recorded, Recorder, first_largest, first_least
 
 NAMES = ("B", "M", "X")
 ARITHMETIC = (
@@ -129,6 +129,38 @@ def test_the_largest_notes_only_what_makes_it_the_largest():
     made, held = sizes({"B": 4, "M": 9, "X": 3})
     assert first_largest([held["B"], held["X"], held["M"], 5]) == 2
     assert sorted(map(str, made.facts)) == ["-B + M > 0", "M - 5 >= 0", "M - X > 0"]
+
+
+def test_the_least_is_noted_with_what_else_it_could_have_been(show):
+    """Wherever all that was noted holds, the least rank is the same one."""
+    rng, same = random.Random(9), 0
+    for _ in range(200):
+        hints = {name: rng.randint(2, 9) for name in NAMES}
+        made, held = sizes(hints)
+        drawn = [(rng.choice(NAMES), rng.choice(NAMES), rng.choice(NAMES)) for _ in range(4)]
+        ranks = [(held[a] * held[b], -held[c], i) for i, (a, b, c) in enumerate(drawn)]
+        least = first_least(ranks, made, lambda best, other: (best, other))
+        assert {best for best, _ in made.facts.values()} <= {least}
+        assert made.about is None
+        for _ in range(20):
+            point = {name: rng.randint(1, 12) for name in NAMES}
+            there = [(point[a] * point[b], -point[c], i) for i, (a, b, c) in enumerate(drawn)]
+            if all(fact.holds(point) for fact in made.facts):
+                assert least == min(range(4), key=there.__getitem__), (drawn, hints, point)
+                same += 1
+    show(f"{same} points at which all holds")
+    assert same > 200
+
+
+def test_a_fact_knows_what_it_was_asked_for_first():
+    made, held = sizes({"B": 8, "M": 4})
+    assert held["B"] > 3
+    for made.about in ("first", "second"):
+        assert held["B"] > held["M"] + (made.about == "second")
+        assert range(held["M"])
+    assert {str(fact): about for fact, about in made.facts.items()} == {
+        "B - 3 > 0": None, "B - M > 0": "first", "M - 4 == 0": "first", "B - M - 1 > 0": "second",
+    }  # fmt: skip
 
 
 @decided(16, lambda *numbers: numbers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.scaling import Scaling
@@ -48,8 +49,8 @@ Adafactor's, whose statistics of each weight are reduced over the mesh."""
 ANNOTATIONS = """A strategy annotates {found} tensors per layer, {share:.2%} of the {tensors}
 that one more layer adds to the XLA graph of the train step (the paper: 7, and 0.7 %)."""
 CHOICES = """A plan is made at its hints; where another choice becomes the cheaper one, a layer has
-another program, and other formulas. These conditions are the nearest: `margin` is what the choice
-saves at the hints, as a share of what the dearer one costs."""
+another program, and other formulas. These conditions are the nearest: `margin` is by how much they
+hold at the hints, as a share of the larger side, `flips` the sizes at which they turn."""
 MOST_CHOICES = 3
 CURVES = """The same formulas over the size of one mesh axis, the other one at its hint, as far as
 their conditions hold: on these scales a cost of order 1/X is a straight line that falls."""
@@ -120,12 +121,11 @@ def _choices(layers: Mapping[str, Plan]) -> Section:
 
 def nearest(plans: Mapping[str, Plan], count: int = MOST_CHOICES) -> Table:
     """Per plan, the choices that other sizes would change first."""
-    columns = ("condition", "margin", "where", "decides")
-    rows = (
-        (name, *row)
-        for name, made in plans.items()
-        for row in made._conditions_table.where(kind="choice").select(*columns).rows[:count]
-    )
+    columns = ("condition", "margin", "where", "decides", "flips")
+    rows = []
+    for name, made in plans.items():
+        weighed = (row for row in made._conditions_table if "rather than" in row["decides"])
+        rows += [(name, *(row[c] for c in columns)) for row in islice(weighed, count)]
     return Table(("strategy", *columns), tuple(rows))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,11 +23,20 @@ from shardalg.partition.choose.component import (
     components,
     reduced_digits,
 )
-from shardalg.partition.choose.key import Choice, NodeKey, Weight, at_hand, devices_of, weight
+from shardalg.partition.choose.key import (
+    Choice,
+    NodeKey,
+    Weighed,
+    Weight,
+    at_hand,
+    devices_of,
+    weight,
+)
 from shardalg.partition.choose.matches import demanded_devices, twins
 from shardalg.partition.choose.picks import elements, picked
 from shardalg.partition.choose.sent import GATHERED, sent_bytes
 from shardalg.reshard.paths import reshard_bound, reshard_price
+from shardalg.sizes.recorded import Recorder, first_least, recorder_of
 
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """Of the operands and of the results."""
@@ -117,11 +125,16 @@ def _price(key: NodeKey, choice: Choice) -> Any:
 
 def _disputed(key: NodeKey, component: Component, options: Options) -> Choice:
     """The best of all candidates."""
+    return _best(key, candidates(key, component, options)[0], component)
+
+
+def candidates(key: NodeKey, component: Component, options: Options) -> tuple[list[Choice], int]:
+    """What is weighed: all that lies on enough devices, and how many are enough."""
     assignments = list(_assignments(component, options))
     least = demanded_devices(key, component, assignments)
     if least > 1:
         assignments = [a for a in assignments if devices_of(a) >= least]
-    return _best(key, _candidates(key, component, assignments), component)
+    return _candidates(key, component, assignments), least
 
 
 def allowed_choices(
@@ -135,33 +148,6 @@ def allowed_choices(
             yield choice
 
 
-@dataclass(frozen=True)
-class Alternatives:
-    """What a part of a node that is decided alone could do.
-
-    Attributes:
-      best: what was chosen; others: all that could be, but exchanges, which have no formula.
-      least: devices that it is computed on at least.
-      weighs: whether time is compared, else bytes.
-    """
-
-    best: Choice
-    others: tuple[Choice, ...]
-    least: int
-    weighs: bool
-
-
-def alternatives(key: NodeKey) -> Iterator[Alternatives]:
-    """Per part of a node that is decided alone, what was chosen and what else could be."""
-    for component in components(rules(key.signature) or ()):
-        assignments = list(_assignments(component, _options(key, component)))
-        found = _candidates(key, component, assignments)
-        least = demanded_devices(key, component, assignments)
-        best = _best(key, [choice for choice in found if choice.devices >= least], component)
-        others = tuple(choice for choice in found if not choice.regrouped)
-        yield Alternatives(best, others, least, component.rule.flops != 0)
-
-
 def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choice:
     """The first of the least time, or of the fewest bytes; then of the most devices.
 
@@ -169,7 +155,11 @@ def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choic
     """
     if len(candidates) == 1:
         return candidates[0]
-    counts = weight(key) if component.rule.flops != 0 else Weight(1, 0, 1)
+    weighs = component.rule.flops != 0
+    counts = weight(key) if weighs else Weight(1, 0, 1)
+    recorder = recorder_of(n for home in key.homes for n in home.numbers)
+    if recorder is not None:
+        return _best_recorded(key, candidates, counts, (recorder, "time" if weighs else "bytes"))
     ordered = sorted(
         [
             (counts.time(c, sent_bytes(key, c, reshard_bound)), number)
@@ -184,6 +174,22 @@ def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choic
         rank = counts.time(choice, _price(key, choice)), -choice.devices, number
         best = [min(*best, rank)] if best else [rank]
     return candidates[best[0][2]]
+
+
+def _best_recorded(
+    key: NodeKey, candidates: list[Choice], counts: Weight, noted: tuple[Recorder, str]
+) -> Choice:
+    """The same of recorded sizes: all are priced, so that exactly what makes it best is noted."""
+    ranks = [
+        (counts.time(choice, _price(key, choice)), -choice.devices, number)
+        for number, choice in enumerate(candidates)
+    ]
+    recorder, by = noted
+
+    def about(best: int, other: int) -> Weighed:
+        return Weighed(candidates[best], candidates[other], by)
+
+    return candidates[first_least(ranks, recorder, about)]
 
 
 def _gather_all(key: NodeKey) -> Choice:

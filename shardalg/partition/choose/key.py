@@ -60,6 +60,14 @@ class Choice:
     regrouped: bool = False
 
 
+class Weighed(NamedTuple):
+    """What was chosen, what else could have been, and what was compared: time or bytes."""
+
+    chosen: Choice
+    other: Choice
+    by: str
+
+
 def at_hand(key: NodeKey, tensor: Tensor) -> tuple[Sharding, ...]:
     """The layouts of an operand, or the home of a result."""
     if tensor.operand is not None:
