@@ -32,8 +32,9 @@ class Switches:
         of several are reduced once; else each is reduced where it is made.
       finite_sums: they wait behind products and quotients too. That is right where all numbers are
         finite and no product of a part overflows, which `verify` then takes on trust.
-      wide_sums: partial sums of bfloat16 and float16 are sent in float32, in which a device adds
-        them up, and rounded after; else in their own type, as XLA sends them. In numbers only.
+      wide_sums: partial sums of bfloat16 and float16 (prefixes and rows added to a table, too) are
+        sent in float32, in which a device adds them up, and rounded after; else in their own type,
+        as XLA sends them. Not of products by groups (`ragged_dot`). In numbers only.
       join_formatting: masks, slices and permutes of one value that repeat or undo each other are
         one.
       pad_blocks: blocks whose sizes do not divide are padded on the way between two layouts; else

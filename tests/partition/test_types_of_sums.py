@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import reduce
 from math import prod
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -150,6 +151,54 @@ def test_wide_sums_are_sent_in_float32_and_rounded_once(name, show):
 
 def strategy():
     return sa.Strategy(MESH, in_shardings=BOTH, out_shardings=P())
+
+
+TABLE_ROWS = 4
+
+
+def rows_added(x, w):
+    """4,096 rows added to a table of four: 1,024 to each."""
+    ids = np.arange(TALL) % TABLE_ROWS
+    return jnp.zeros((TABLE_ROWS, 4), x.dtype).at[ids].add(w)
+
+
+def looked_up(x, w):
+    """The same as a gradient: of rows looked up in the table."""
+    ids = np.arange(TALL) % TABLE_ROWS
+    given = jnp.zeros((TABLE_ROWS, 4), x.dtype)
+    return jax.grad(lambda table: (table[ids] * w).astype(F32).sum())(given)
+
+
+# Name to function, and its sums in float64.
+SENT_IN_PARTS = {
+    "prefixes": (lambda x, w: jnp.cumsum(w, 0), lambda x, w: np.cumsum(w, 0)),
+    "rows": (rows_added, lambda x, w: w.reshape(-1, TABLE_ROWS, 4).sum(0)),
+    "gradient": (looked_up, lambda x, w: w.reshape(-1, TABLE_ROWS, 4).sum(0)),
+}
+
+
+@pytest.mark.parametrize("name", SENT_IN_PARTS)
+def test_other_sums_are_wide_too(name, show):
+    """Rounded once: within half a unit in the last place, but for float32's own additions."""
+    fn, exact = SENT_IN_PARTS[name]
+    wide, arguments = planned(fn, BF16, wide_sums=True)
+    narrow, _ = planned(fn, BF16)
+    assert wide.verify().ok
+    parts, narrow_parts = (plan.collectives()["wire_bytes"][0] for plan in (wide, narrow))
+    assert parts == 2 * narrow_parts
+    given = tuple(np.asarray(a).astype(np.float64) for a in arguments)
+    want, added = exact(*given), exact(*map(np.abs, given))
+    bound = np.abs(want) * float(jnp.finfo(BF16).eps) / 2 * (1 + 1e-3)
+    bound += TALL * float(jnp.finfo(F32).eps) / 2 * added
+    apart = [
+        np.abs(np.asarray(made).astype(np.float64) - want)
+        for plan in (wide, narrow)
+        for made in (simulate(plan.program, plan.graph, *map(np.asarray, arguments))[0],
+                     plan.lower()(*arguments))
+    ]  # fmt: skip
+    show(f"{name}: errors {[float(f'{a.max():.2g}') for a in apart]}, simulated and lowered")
+    assert all((a <= bound).all() for a in apart[:2])
+    assert all(a.mean() < b.mean() for a, b in zip(apart[:2], apart[2:], strict=True))
 
 
 def test_a_saved_plan_keeps_its_wide_sums(tmp_path):

@@ -15,7 +15,7 @@ from shardalg.ops.canonicalize.cuts import cuts_joined
 from shardalg.ops.canonicalize.ends import ends_joined
 from shardalg.ops.canonicalize.fold import folded, numbers
 from shardalg.ops.canonicalize.index_parallel import indices_paired
-from shardalg.ops.canonicalize.wide import wide_steps
+from shardalg.ops.canonicalize.wide import Wide, wide_sum
 from shardalg.ops.families.joining import joined_operands
 from shardalg.ops.families.pointwise import broadcast_operands
 from shardalg.pause import collection_paused
@@ -182,14 +182,14 @@ class _Rewrite:
         self.bindings.append(self.old.bindings[node.index] if bound else None)
         self.node_of[node.index] = range(first, len(self.nodes))
 
-    def _steps(self, signature: Signature) -> Sequence[Signature]:
+    def _wide(self, signature: Signature) -> Wide | None:
         """What stands for an operator; nothing where it stays."""
-        return wide_steps(signature) if self.wide_sums else ()
+        return wide_sum(signature) if self.wide_sums else None
 
     def _is_kept(self, signature: Signature) -> bool:
         """Whether nodes of a signature stay as they are, but for their numbers."""
         whole = len(joined_operands(signature)) == len(signature.operands)
-        return whole and not broadcast_operands(signature) and not self._steps(signature)
+        return whole and not broadcast_operands(signature) and not self._wide(signature)
 
     def _explicit(self, node: Node, operands: list[int]) -> tuple[Signature, list[int]]:
         """The last operator that stands for a node, and its operands; those before it are made."""
@@ -201,10 +201,12 @@ class _Rewrite:
         operands = [operands[k] for k in joined]
         if repeated or len(joined) < len(node.operands):
             signature = self._signature(signature, operands)
-        steps = self._steps(signature)
-        for step in steps[:-1]:
-            operands = [self._made(node, step, operands, "float32")]
-        return steps[-1] if steps else signature, operands
+        wide = self._wide(signature)
+        if wide is None:
+            return signature, operands
+        rows = zip(wide.reads, operands, strict=True)
+        read = [self._made(node, w, [v], "float32") if w else v for w, v in rows]
+        return wide.rounded, [self._made(node, wide.added, read, "float32")]
 
     def _made(self, node: Node, signature: Signature, operands: Sequence[int], kind: str) -> int:
         """The result of a new node beside `node`, named for its kind."""
