@@ -6,7 +6,7 @@ the same one on that interval: only its padding (and the limits of a slice) are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardalg.algebra.affine import Index
@@ -72,8 +72,22 @@ def local_params(
     """Parameters of the local operator that differ: those of the dimensions in `spans`."""
     for name, place in _PLACED.items():
         if signature.param(name) is not None:
-            return place(signature, rule, blocks, spans)
+            return place(_Windowed(signature, rule, blocks, spans))
     return ()
+
+
+@dataclass(frozen=True)
+class _Windowed:
+    """An operator that reads through windows, with its loops cut to the blocks of a device."""
+
+    signature: Signature
+    rule: Rule
+    blocks: Mapping[str, int]
+    spans: Mapping[Place, Span]
+
+    def reach(self, dim: int) -> int:
+        """Numerators that the blocks need of a dimension of the first operand."""
+        return reach(self.rule.operands[0][dim], self.blocks)
 
 
 def _padding(needed: int, span: Span) -> tuple[int, int]:
@@ -81,73 +95,58 @@ def _padding(needed: int, span: Span) -> tuple[int, int]:
     return span.phase, needed - span.phase - max((span.length - 1) * span.base + 1, 0)
 
 
-def _convolution(
-    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[Place, Span]
-) -> Params:
-    layout, *_ = record(signature.param("dimension_numbers"), "lhs rhs out").values()
-    return _of_dims(signature, rule, blocks, spans, (layout[2:], "lhs_dilation"))
+def _convolution(on: _Windowed) -> Params:
+    layout, *_ = record(on.signature.param("dimension_numbers"), "lhs rhs out").values()
+    return _of_dims(on, layout[2:], "lhs_dilation")
 
 
-def _reduction(
-    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[Place, Span]
-) -> Params:
-    dims = tuple(range(len(signature.operands[0].shape)))
-    return _of_dims(signature, rule, blocks, spans, (dims, "base_dilation"))
+def _reduction(on: _Windowed) -> Params:
+    return _of_dims(on, range(len(on.signature.operands[0].shape)), "base_dilation")
 
 
-def _of_dims(
-    signature: Signature,
-    rule: Rule,
-    blocks: Mapping[str, int],
-    spans: Mapping[Place, Span],
-    where: tuple[tuple[int, ...], str],
-) -> Params:
-    """Args: where: the operand's dimension of each window dimension, and the dilation's name."""
-    dims, dilation = where
-    padding, base = list(signature.param("padding")), list(signature.param(dilation))
+def _of_dims(on: _Windowed, dims: Sequence[int], dilation: str) -> Params:
+    """`dims`: the operand's dimension of each window dimension; `dilation`: what it is called."""
+    padding, base = list(on.signature.param("padding")), list(on.signature.param(dilation))
     for k, dim in enumerate(dims):
-        span = spans.get((0, dim))
+        span = on.spans.get((0, dim))
         if span is not None:
-            padding[k] = _padding(reach(rule.operands[0][dim], blocks), span)
+            padding[k] = _padding(on.reach(dim), span)
             base[k] = span.base
     return (("padding", tuple(padding)), (dilation, tuple(base)))
 
 
-def _pad(
-    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[Place, Span]
-) -> Params:
-    config = list(signature.param("padding_config"))
-    for (_, dim), span in spans.items():
-        low, high = _padding(reach(rule.operands[0][dim], blocks), span)
+def _pad(on: _Windowed) -> Params:
+    config = list(on.signature.param("padding_config"))
+    for (_, dim), span in on.spans.items():
+        low, high = _padding(on.reach(dim), span)
         config[dim] = (low, high, span.base - 1)
     return (("padding_config", tuple(config)),)
 
 
-def _selection(
-    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[Place, Span]
-) -> Params:
+def _selection(on: _Windowed) -> Params:
     """The first window starts with the operand's first place: nothing is padded."""
-    padding = list(signature.param("padding"))
-    for _, dim in spans:
+    padding = list(on.signature.param("padding"))
+    for _, dim in on.spans:
         padding[dim] = (0, 0)
     return (("padding", tuple(padding)),)
 
 
-def _slice(
-    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[Place, Span]
-) -> Params:
+def _slice(on: _Windowed) -> Params:
     """A dimension that is cut starts at its first element; a whole one keeps its limits."""
-    starts, limits = list(signature.param("start_indices")), list(signature.param("limit_indices"))
-    for dim, index in enumerate(rule.results[0]):
+    starts, limits = (
+        list(on.signature.param("start_indices")),
+        list(on.signature.param("limit_indices")),
+    )
+    for dim, index in enumerate(on.rule.results[0]):
         loop = index.variables[0]
-        if (0, dim) in spans:
-            starts[dim], limits[dim] = 0, reach(rule.operands[0][dim], blocks)
-        elif blocks[loop] != rule.extents[loop]:
-            limits[dim] = blocks[loop]
+        if (0, dim) in on.spans:
+            starts[dim], limits[dim] = 0, on.reach(dim)
+        elif on.blocks[loop] != on.rule.extents[loop]:
+            limits[dim] = on.blocks[loop]
     return (("start_indices", tuple(starts)), ("limit_indices", tuple(limits)))
 
 
-_PLACED: dict[str, Callable[..., Params]] = {
+_PLACED: dict[str, Callable[[_Windowed], Params]] = {
     "rhs_dilation": _convolution,
     "base_dilation": _reduction,
     "padding_config": _pad,

@@ -10,7 +10,7 @@ from shardalg.algebra.digits import Digit, partition_id, parts
 from shardalg.algebra.halos.exchange import Exchange, exchange
 from shardalg.algebra.halos.halo import halo
 from shardalg.algebra.halos.interval import Interval, touched
-from shardalg.algebra.halos.realignment import concatenate, reshape, reverse, rotate
+from shardalg.algebra.halos.realignment import concatenate, reshape, reverse
 from shardalg.algebra.halos.window import pad_window, slice_window
 from shardalg.errors import ShardingError
 
@@ -61,14 +61,6 @@ def reversed_(values, n, rng):
     return step, [row[::-1] for row in rows], values[::-1]
 
 
-def rotated(values, n, rng):
-    shift = int(rng.integers(0, len(values) + 1))
-    held = [delivered(want, values, n) for want in rotate(len(values), n, shift=shift)]
-    rows = [list(existing(step.want, rows, len(values))) for step, rows in held]
-    joined = [np.where(np.isnan(a), b, a) for a, b in zip(*rows, strict=True)]
-    return held[0][0], joined, np.roll(values, -shift)
-
-
 def concatenated(values, n, rng):
     cut = sorted({int(x) for x in rng.integers(1, len(values) + 1, 2)} | {len(values)})
     pieces = np.split(values, cut[:-1])
@@ -96,7 +88,7 @@ def reshaped(values, n, rng):
     return *delivered(found.interval, flat, n, found.block), flat
 
 
-REALIGNED = [sliced, padded, reversed_, rotated, concatenated, reshaped]
+REALIGNED = [sliced, padded, reversed_, concatenated, reshaped]
 
 
 @pytest.mark.parametrize("realigned", REALIGNED)

@@ -7,7 +7,6 @@ from shardalg.io.table import Table
 from shardalg.report.diagram import boxes
 from shardalg.report.figures import (
     Panel,
-    draw_program,
     draw_programs,
     measured_times,
     png,
@@ -62,8 +61,8 @@ def width_and_height(image):
 
 
 def test_figures_are_painted():
-    one = draw_program(ffn_program(), ffn_graph(), dim_names=NAMES, title="one")
     panels = [Panel(str(i), ffn_program(), ffn_graph(), None, NAMES) for i in range(3)]
+    one = draw_programs(panels[:1])
     three = draw_programs(panels)
     single, triple = width_and_height(png(one)), width_and_height(png(three))
     assert triple[0] == single[0] > 800

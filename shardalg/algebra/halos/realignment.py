@@ -35,20 +35,6 @@ def reverse(size: int, parts: int) -> Interval:
     return Interval(_P * -block + (size - block), block)
 
 
-def rotate(size: int, parts: int, *, shift: int) -> tuple[Interval, Interval]:
-    """What `concatenate(x[shift:], x[:shift])` reads: the part before the wrap and the one after.
-
-    Output `o` is element `(o + shift) mod size`: of the two intervals, the one in which element x
-    exists has the output.
-
-    >>> rotate(10, 4, shift=2)
-    (Interval([3*p+2, +3)), Interval([3*p-8, +3)))
-    """
-    block = _block(size, parts)
-    start = _P * block + shift % size
-    return Interval(start, block), Interval(start - size, block)
-
-
 def concatenate(sizes: Sequence[int], parts: int) -> tuple[Interval, ...]:
     """What a concatenation reads of each operand; where element x exists, it is the output.
 

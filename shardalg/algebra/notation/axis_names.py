@@ -54,7 +54,7 @@ def from_axes(
             "the last dimension."
         )
     names = [_axis_names(entry, mesh) for entry in entries]
-    _check_axis_names(names, held, entries=entries, where=(mesh, shape))
+    _check_axis_names(names, held, entries=entries, mesh=mesh, shape=shape)
     names += [()] * (len(shape) - len(names))
     dims = tuple(mesh.digits(name for name in axes if name != "?") for axes in names)
     unspecified = tuple(i for i, axes in enumerate(names) if "?" in axes)
@@ -86,10 +86,10 @@ def _check_axis_names(
     held: Mapping[str, tuple[str, ...]],
     *,
     entries: tuple[Entry, ...],
-    where: tuple[Mesh, tuple[int, ...]],
+    mesh: Mesh,
+    shape: tuple[int, ...],
 ) -> None:
     """Every unknown axis, and every axis used twice, in one message."""
-    mesh, shape = where
     place = f"the spec {entries_text(entries)} of shape {shape} on {mesh!r}"
     uses: dict[str, list[str]] = {}
     for i, axes in enumerate(names):

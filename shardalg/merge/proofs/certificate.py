@@ -108,16 +108,20 @@ def _agreement(script: _Script, claim: MergeClaim, result: Sharding) -> None:
             held = list(claim.operands)
         for operand in held:
             for device in result.mesh.order:
-                script.show(_agrees(script, (operand, result), (place, device, claim.policy)))
+                prefixes = claim.policy == "shardy" and isinstance(place, int)
+                agrees = _is_prefix if prefixes else _agrees
+                script.show(agrees(script, (operand, result), place, device))
 
 
-def _agrees(script: _Script, pair: tuple[Sharding, Sharding], at: tuple[Place, int, str]) -> str:
-    """Equal offsets; under the shardy policy the operand's partition id is the major part."""
-    place, device, policy = at
-    if policy == "shardy" and isinstance(place, int):
-        ratio, rest = divmod(pair[1].parts[place], pair[0].parts[place])
-        a, b = (script.partition_id(s, place, device) for s in pair)
-        return "false" if rest else _equals(a, b if ratio == 1 else f"(div {b} {ratio})")
+def _is_prefix(script: _Script, pair: tuple[Sharding, Sharding], dim: int, device: int) -> str:
+    """The first one's partition id is the major part of the second one's: policy "shardy"."""
+    ratio, rest = divmod(pair[1].parts[dim], pair[0].parts[dim])
+    a, b = (script.partition_id(s, dim, device) for s in pair)
+    return "false" if rest else _equals(a, b if ratio == 1 else f"(div {b} {ratio})")
+
+
+def _agrees(script: _Script, pair: tuple[Sharding, Sharding], place: Place, device: int) -> str:
+    """Equal offsets."""
     return _equals(*(script.offset(s, place, device) for s in pair))
 
 

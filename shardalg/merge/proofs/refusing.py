@@ -53,14 +53,13 @@ def _no_prefixes(verdict: Verdict, devices: Devices) -> list[Obligation]:
     return [
         obligation
         for nth, (coarse, fine) in enumerate((rows, rows[::-1]))
-        for obligation in _no_prefix(verdict, devices, (coarse, fine, f"prefix{nth}"))
+        for obligation in _no_prefix(verdict, devices, coarse, fine, group=f"prefix{nth}")
     ]
 
 
 def _no_prefix(
-    verdict: Verdict, devices: Devices, rows: tuple[Digits, Digits, str]
+    verdict: Verdict, devices: Devices, coarse: Digits, fine: Digits, *, group: str
 ) -> list[Obligation]:
-    coarse, fine, group = rows
     found = devices.space
     if found is not None and found.symbolic:
         first, second = (found.atoms_of(digits) for digits in (coarse, fine))

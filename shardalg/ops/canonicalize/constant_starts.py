@@ -58,7 +58,7 @@ def _dynamic_update_slice(known: Known, node: Node) -> Node | None:
     if found is None:
         return None
     starts = _clamped(node, found, node.signature.operands[1].shape)
-    return _pad(known, node, (node.operands[1], starts))
+    return _pad(known, node, node.operands[1], starts)
 
 
 def _scatter(known: Known, node: Node) -> Node | None:
@@ -67,12 +67,11 @@ def _scatter(known: Known, node: Node) -> Node | None:
     if len(numbers(node.signature).window) != len(node.signature.results[0].shape):
         return None
     clips = scatter_mode(node.signature.param("mode")) == CLIP
-    return _pad(known, node, (node.operands[2], _starts(known, node, update, clips=clips)))
+    return _pad(known, node, node.operands[2], _starts(known, node, update, clips=clips))
 
 
-def _pad(known: Known, node: Node, put: tuple[int, Starts]) -> Node | None:
+def _pad(known: Known, node: Node, update: int, starts: Starts) -> Node | None:
     """What is put into a fill stands between its numbers."""
-    update, starts = put
     fill = known.fill(node.operands[0], node.region)
     if fill is None or starts is None:
         return None
