@@ -8,7 +8,7 @@ like the value; under `vmap` the new dimension is left open, not replicated.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jax.extend.core import Primitive
@@ -22,7 +22,10 @@ from shardalg.errors import NotationError, ShardingError, TraceError
 Spec = tuple[tuple[str, ...], ...]
 
 
-def annotate(x: object, name: str) -> object:
+Value = TypeVar("Value")
+
+
+def annotate(x: Value, name: str) -> Value:
     """`x`, marked as a site that a strategy may shard; its cotangent carries the same name.
 
     Args:
@@ -45,7 +48,7 @@ def annotate(x: object, name: str) -> object:
 
 def mesh_split_value(
     x: Any, mesh: Mesh, dims_mapping: Sequence[int], unspecified_dims: Sequence[int] = ()
-) -> object:
+) -> Any:
     """`x`, annotated as tiled by `dims_mapping`: the paper's `mesh_split` on a value.
 
     Args:
@@ -128,7 +131,7 @@ def _axis_names(mesh: Mesh, entry: object, dims_mapping: Sequence[int]) -> tuple
     return tuple(names[position] for position in positions)
 
 
-def _bind(x: object, **params: object) -> object:
+def _bind(x: Any, **params: object) -> Any:
     if not hasattr(x, "dtype"):
         try:
             x = jnp.asarray(x)

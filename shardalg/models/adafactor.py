@@ -66,7 +66,8 @@ def init_state(params: Any, factoring: Any) -> dict[str, Any]:
 def apply(params: Any, grads: Any, state: Any, factoring: Any) -> tuple[Any, dict[str, Any]]:
     """One step: parameters and state after it."""
     step = state["step"] + 1
-    weights, tree = jax.tree.flatten(params)
+    weights = jax.tree.leaves(params)
+    tree: Any = jax.tree.structure(params)
     moments, factors = tree.flatten_up_to(state["moments"]), tree.flatten_up_to(factoring)
     made = [
         _update(w, g, moment, step=step, factors=f)

@@ -99,7 +99,8 @@ class Part:
         hints = [getattr(config, letter) for letter in letters]
         unlike = range(10_007, 10_007 + len(letters))  # numbers that tell the letters apart
         named = dict(zip(unlike, dims(" ".join(letters), hint=hints), strict=True))
-        apart = replace(config, **dict(zip(letters, unlike, strict=True)))
+        sizes: dict[str, Any] = dict(zip(letters, unlike, strict=True))
+        apart = replace(config, **sizes)
 
         def name(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(tuple(named.get(n, n) for n in leaf.shape), leaf.dtype)

@@ -179,7 +179,7 @@ def layer(config: Config, weights: Weights, x: Array) -> Array:
 
 
 def _layers(config: Config, layers: Any, x: Array) -> Array:
-    step = jax.jit(partial(layer, config)) if config.jit else partial(layer, config)
+    step: Any = jax.jit(partial(layer, config)) if config.jit else partial(layer, config)
     if config.remat:
         step = jax.checkpoint(step)
     if config.scan:

@@ -76,6 +76,8 @@ _SITES_OF = {
 def _strategy(row: Activations, mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
     spec = _speller(mesh)
     chosen = training.part(part)
+    arguments: tuple[Any, ...]
+    results: Any
     weights = jax.tree.map(spec, _weight_dims(config, chosen), is_leaf=_is_dims)
     if chosen.forward is None:
         state = _state_specs(config, spec)
@@ -123,7 +125,8 @@ def count_annotations(config: Config, strategy: Strategy) -> int:
     >>> count_annotations(Config(), finalized(Mesh({"X": 2, "Y": 4}), Config()))
     7
     """
-    layers = strategy.in_shardings[0]["layers"]
+    arguments: Any = strategy.in_shardings
+    layers = arguments[0]["layers"]
     weights = layers if config.scan else layers[0]
     given = {name: spec for name, spec in weights.items() if spec is not None}
     shared = {given.pop(name) for name in ("w_q", "w_k", "w_v") if name in given}
@@ -140,7 +143,8 @@ def tensors_per_layer(config: Config) -> int:
     def tensors(layers: int) -> int:
         sized = replace(config, L=layers, scan=False)
         lowered = jax.jit(step.function(sized)).lower(*step.arguments(sized))
-        return lowered.compiler_ir("hlo").as_hlo_text().count(" = ")
+        program: Any = lowered.compiler_ir("hlo")
+        return program.as_hlo_text().count(" = ")
 
     return tensors(2) - tensors(1)
 
@@ -156,7 +160,7 @@ def _speller(mesh: Mesh) -> Callable[[Dims], PartitionSpec]:
 
 
 def _spell(names: Mapping[str, str], dims: Dims) -> PartitionSpec:
-    return PartitionSpec(*(names.get(axis) for axis in dims))
+    return PartitionSpec(*(axis and names.get(axis) for axis in dims))
 
 
 def _is_dims(tree: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from shardalg.graph.ir import Graph
 from shardalg.ops.rows import rules
@@ -19,7 +20,7 @@ from shardalg.propagate.shardy.worklist import Worklist
 from shardalg.propagate.strategy import Annotations
 
 DEFAULT = Options()
-WAYS = {"gspmd": (index, Fixpoint), "shardy": (edge_index, Worklist)}
+WAYS: dict[str, tuple[Any, Any]] = {"gspmd": (index, Fixpoint), "shardy": (edge_index, Worklist)}
 """Per policy the graph as it is visited, and the order of visits."""
 
 

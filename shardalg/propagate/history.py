@@ -50,7 +50,8 @@ def _reasons(record: Record) -> Iterator[Reason]:
             if change.value < count:
                 yield Reason(change.value, known[change.number], kind)
         elif change.value < count:
-            value, number, step, direction, sources, level = change
+            value, number, _, direction, sources, level = change
+            step = change.step
             node, role = steps.nodes[step], steps.kinds[steps.kind_of_step[step]].role
             taken = _inside(steps.tensors[step], sources, count)
             layout = known[number]

@@ -105,7 +105,7 @@ class Layouts:
         """The common refinement of two layouts of one tensor; None where there is none."""
         both = (interned(self.mesh, shape, dims, ()) for dims in (first, second))
         verdict = merge(*both, policy=self.policy)
-        return verdict.sharding.dims if verdict else None
+        return verdict.sharding.dims if verdict.sharding is not None else None
 
     def _even(self, number: int) -> int:
         """The layout as the border of a program may have it, where all sizes divide.

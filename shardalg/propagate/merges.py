@@ -33,7 +33,8 @@ def _replayed(record: Record) -> Iterator[Merge]:
             shape = layouts.shapes[numbers[value]]
             named = value if value < count else steps.tensors[change.step][0]
             for parts in MERGED[layouts.policy](kind, key, layouts, (target, change)):
-                yield named, *(Sharding(layouts.mesh, shape, dims) for dims in parts)
+                first, second, both = (Sharding(layouts.mesh, shape, dims) for dims in parts)
+                yield named, first, second, both
         numbers[value] = change.number
 
 
@@ -50,7 +51,8 @@ def _merged(
     number = key[target]
     for dims, origin in _taken(kind, key, layouts, where):
         if len(origin) == 2:
-            yield (*(kind.project(k, target, layouts.dims[key[k]]) for k in origin), dims)
+            first, second = (kind.project(k, target, layouts.dims[key[k]]) for k in origin)
+            yield first, second, dims
         free = layouts.open[number]
         asked = tuple(d if i in free else () for i, d in enumerate(dims)) if free else dims
         new = layouts.improve(number, dims, True, False)

@@ -14,7 +14,7 @@ POLICIES = ("gspmd", "shardy", "cost")
 _Class = TypeVar("_Class")
 
 
-def _check_switches(owner: object) -> None:
+def _check_switches(owner: Any) -> None:
     """Raise unless every field declared as a bool is one."""
     for switch in fields(owner):
         value = getattr(owner, switch.name)

@@ -71,7 +71,14 @@ def placed(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
             "named sizes do not describe. State it on a mesh over these devices, in their order."
         )
     held = {name: _on_axes(getattr(here, name), here, mesh) for name in CLASSES}
-    return replace(here, dims=tuple(_on_axes(d, here, mesh) for d in here.dims), **held)
+    dims = tuple(_on_axes(digits, here, mesh) for digits in here.dims)
+    return replace(
+        here,
+        dims=dims,
+        unreduced=held["unreduced"],
+        manual=held["manual"],
+        replicated=held["replicated"],
+    )
 
 
 def _on_axes(digits: Digits, sharding: Sharding, mesh: Mesh) -> Digits:

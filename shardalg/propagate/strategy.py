@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import chain
+from typing import Any
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
@@ -64,7 +65,8 @@ class Annotations:
         """Of arguments, results and sites; those in another order of the devices are noted."""
         split = [apart(*row, mesh) for row in zip(SIDES, sides, strict=True)]
         more = chain.from_iterable(found for _, found in split)
-        return Annotations(mesh, *(plain for plain, _ in split), orders=(*orders, *more))
+        arguments, results, sites = (plain for plain, _ in split)
+        return Annotations(mesh, arguments, results, sites, orders=(*orders, *more))
 
 
 def strategy_from(given: object) -> Strategy:
@@ -172,7 +174,7 @@ def layout_of(graph: Graph, mesh: Mesh, value: int, spec: object) -> Sharding:
     return made
 
 
-def _flat(prefix: object, tree: object, where: tuple[Sequence[str], str]) -> list[object]:
+def _flat(prefix: object, tree: Any, where: tuple[Sequence[str], str]) -> list[object]:
     """One spec per leaf; `where` is the leaves' paths and the name of the parameter."""
     paths, what = where
     if prefix is None:
@@ -228,7 +230,7 @@ def _from_entries(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
     return Sharding.from_spec(spec, mesh, shape)
 
 
-def _from_axes(spec: Sequence[object], mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+def _from_axes(spec: Any, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
     return Sharding.from_axes(spec, mesh, shape)
 
 
@@ -236,7 +238,7 @@ def _from_named(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
     return placed(Sharding.from_named(spec, shape), mesh, shape)
 
 
-_READERS: Mapping[str, Callable[[object, Mesh, tuple[int, ...]], Sharding]] = {
+_READERS: Mapping[str, Callable[[Any, Mesh, tuple[int, ...]], Sharding]] = {
     "NamedSharding": _from_named,
     "Sharding": placed,
     "tuple": _from_axes,
@@ -278,13 +280,12 @@ def _read_site(
 
 def _own_spec(reader: _Reader, site: Site, home: Mesh) -> object:
     """What a site carries: axes by name, or a layout on the mesh that it brings."""
-    opened = [
-        (*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(site.spec)
-    ]
+    spec = site.spec or ()
+    opened = [(*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(spec)]
     entries = tuple(axes or None for axes in opened)
     if site.mesh is None:
         return entries
-    other, axes = Mesh(*site.mesh), {name for names in site.spec for name in names}
+    other, axes = Mesh(*site.mesh), {name for names in spec for name in names}
     if not is_another(other, reader.mesh, axes=axes, home=home):
         return entries
     shape = reader.graph.values[reader.graph.nodes[site.node].results[0]].type.shape

@@ -119,8 +119,8 @@ class _Reader:
         summed = {e.left[0] for e in sums}
         kept = [shift for shift in shifts if shift.target not in summed]
         kept += [*repeats, *self._selected(), *self._taps(), *self._blocks()]
-        parts = (self.equal, products + sums, kept, self.inner)
-        return Extents(*map(tuple, parts))
+        equations = (*products, *sums)
+        return Extents(tuple(self.equal), equations, tuple(kept), tuple(self.inner))
 
     def _products(self) -> Iterator[Equation]:
         for place, loops in self.nested:

@@ -46,9 +46,10 @@ class Names:
                 "outside the function."
             )
         numbers: list[int | None] = []
+        values = self.aligned.second.values
         for value, other in zip(self.graph.values, self.aligned.partner, strict=True):
             rank = len(value.type.shape)
-            numbers += self.second.graph.values[other].type.shape if other >= 0 else [None] * rank
+            numbers += values[other].type.shape if other >= 0 else [None] * rank
         return numbers
 
     def _trip(self, region: int) -> int:

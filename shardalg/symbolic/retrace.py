@@ -55,8 +55,8 @@ class Alignment:
     def partner(self) -> tuple[int, ...]:
         """Per value of the first graph, its value in the second; -1 without one."""
         found = [-1] * len(self.first.values)
-        for ours, theirs in self._pairs():
-            for a, b in zip(ours, theirs, strict=False):
+        for pair in self._pairs():
+            for a, b in zip(*pair, strict=False):
                 found[a] = b
         constant = {i for i, _ in self.second.constants}
         for ours, theirs in zip(self.first.nodes, self.second.nodes, strict=False):
@@ -68,8 +68,8 @@ class Alignment:
     def _pairs(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         first, second = self.first, self.second
         yield first.arguments, second.arguments
-        for ours, theirs in zip(first.regions, second.regions, strict=False):
-            yield ours.arguments, theirs.arguments
+        for here, there in zip(first.regions, second.regions, strict=False):
+            yield here.arguments, there.arguments
         for ours, theirs in zip(first.nodes, second.nodes, strict=False):
             yield ours.results, theirs.results
 

@@ -153,7 +153,7 @@ def _check_hints(graph: Graph, dims: Sequence[Shape]) -> None:
 
 def _second_trace(sizes: Sequence[Size], tracer: Tracer) -> tuple[Retrace | None, list[str]]:
     """The first trace at other sizes that succeeds, and why the ones before it did not."""
-    faults = []
+    faults: list[str] = []
     for values in _points(sizes):
         try:
             return Retrace(tracer(values), values), faults
@@ -227,7 +227,7 @@ def point_of(named: Mapping[str, Size], given: Mapping[str, int]) -> dict[str, i
 
 def _is_size(value: object) -> bool:
     """Whether it counts elements or devices: a number of numpy does too."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def mesh_at(mesh: Mesh, point: Mapping[str, int]) -> Mesh:
@@ -247,14 +247,14 @@ def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annota
         (annotations.results, graph.results),
         (annotations.sites, sites),
     )
-    moved = (
+    arguments, results, marked = (
         tuple(
             None if sharding is None else _restated(sharding, mesh, graph.values[value].type.shape)
             for sharding, value in zip(given, values, strict=True)
         )
         for given, values in sides
     )
-    return Annotations(mesh, *moved)
+    return Annotations(mesh, arguments, results, marked)
 
 
 def _restated(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
@@ -267,7 +267,9 @@ def _restated(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Shardin
         shape,
         tuple(digits(group) for group in sharding.dims),
         sharding.unspecified_dims,
-        *(digits(group) for group in (sharding.unreduced, sharding.replicated, sharding.manual)),
+        digits(sharding.unreduced),
+        digits(sharding.replicated),
+        digits(sharding.manual),
     )
 
 

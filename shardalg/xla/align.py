@@ -9,7 +9,7 @@ by the layout that it demands. Equal signatures are the same value.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shardalg.algebra.mesh import Mesh
@@ -73,9 +73,10 @@ def _inside(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
     for value, instruction in aligned(done, module):
         theirs = layout_of(instruction, done.mesh)
         if theirs is not None and _is_free(done, value):
-            node = done.graph.nodes[done.graph.producer[value]]
-            name, kind = done.graph.values[value].name, graph_kind(node)
-            ours = done.shardings[value]
+            producer = done.graph.producer[value]
+            kind = None if producer is None else graph_kind(done.graph.nodes[producer])
+            assert kind is not None  # an anchor is made by a node of some kind
+            name, ours = done.graph.values[value].name, done.shardings[value]
             yield Match(value, kind, name, ours, theirs, instruction.name)
 
 
@@ -83,9 +84,11 @@ def _arguments(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
     entry = module.computations[module.entry].values()
     numbered = {int(i.literal): i for i in entry if i.opcode == "parameter"}
     for number, value in enumerate(done.graph.arguments):
-        instruction = numbered.get(number)
-        theirs = None if instruction is None else layout_of(instruction, done.mesh)
-        if theirs is not None and _is_free(done, value):
+        if number not in numbered or not _is_free(done, value):
+            continue
+        instruction = numbered[number]
+        theirs = layout_of(instruction, done.mesh)
+        if theirs is not None:
             name = done.graph.values[value].name
             yield Match(value, "argument", name, done.shardings[value], theirs, instruction.name)
 
@@ -142,7 +145,8 @@ def _told_apart(
     module: HloModule, demanded: Mapping[int, object], mesh: Mesh
 ) -> dict[tuple[str, str], object]:
     """Constraint instruction to its layout, where some annotation demands that one."""
-    wanted, found = set(demanded.values()) - {None}, {}
+    wanted = set(demanded.values()) - {None}
+    found: dict[tuple[str, str], object] = {}
     for name, computation in module.computations.items():
         for instruction in computation.values():
             if instruction.op_name.endswith("sharding_constraint"):
@@ -153,13 +157,14 @@ def _told_apart(
 
 
 def _paired(
-    ours: Mapping[int, object], theirs: list[tuple[HloInstruction, object]]
+    ours: Mapping[int, object], theirs: Iterable[tuple[HloInstruction, object]]
 ) -> tuple[list[tuple[int, HloInstruction]], list[int]]:
     """Values and instructions of equal signatures, and the values without."""
     rows: dict[object, list[HloInstruction]] = defaultdict(list)
     for instruction, signature in theirs:
         rows[signature].append(instruction)
-    counts, turn = Counter(ours.values()), Counter()
+    counts = Counter(ours.values())
+    turn: Counter[object] = Counter()
     pairs, rest = [], []
     for value, signature in ours.items():
         here = rows.get(signature, [])

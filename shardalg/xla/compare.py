@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.cost import number
@@ -221,7 +222,7 @@ def _held(shape: Iterable[int]) -> int:
     return size
 
 
-def _verdict(ours: object, theirs: object) -> str:
+def _verdict(ours: Any, theirs: Any) -> str:
     return "even" if ours == theirs else "ours better" if ours < theirs else "XLA better"
 
 
@@ -272,7 +273,7 @@ def _line(graph: Graph, node: int | None) -> Line:
     return ("", "") if node is None else (graph.nodes[node].source, graph.nodes[node].phase)
 
 
-def _order(graph: Graph) -> object:
+def _order(graph: Graph) -> Callable[[Line], int]:
     places: dict[Line, int] = {}
     for node in graph.walk():
         places.setdefault((node.source, node.phase), len(places))
@@ -294,7 +295,7 @@ def _named(names: Iterable[str]) -> str:
     >>> _named(["all_gather X", "all_reduce Y", "all_gather X"])
     '2 all_gather X, all_reduce Y'
     """
-    counts: Mapping[str, int] = {}
+    counts: dict[str, int] = {}
     for name in names:
         counts[name] = counts.get(name, 0) + 1
     return ", ".join(f"{n} {name}" if n > 1 else name for name, n in sorted(counts.items()))

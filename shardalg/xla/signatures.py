@@ -78,9 +78,9 @@ class GraphSide:
         for tie in graph.ties:
             if tie.kind != "carry":
                 self._sources[tie.target].append(tie.source)
-            start = starts.get(carried.get((tie.call, tie.source)))
-            if tie.kind == "result" and start is not None:
-                self._sources[tie.target].append(start)
+            target = carried.get((tie.call, tie.source), -1)
+            if tie.kind == "result" and target in starts:
+                self._sources[tie.target].append(starts[target])
         for number, value in enumerate(graph.arguments):
             self._above[value] = frozenset([_numbered(("argument", number), self.numbers)])
 
@@ -100,7 +100,8 @@ class GraphSide:
     def shapes(self, values: list[int]) -> dict[int, tuple[object, ...]]:
         """Value to kind and shape."""
         graph = self.graph
-        kinds = {v: graph_kind(graph.nodes[graph.producer[v]]) for v in values}
+        made = {v: p for v in values if (p := graph.producer[v]) is not None}
+        kinds = {v: graph_kind(graph.nodes[p]) for v, p in made.items()}
         return {v: (kind, graph.values[v].type.shape) for v, kind in kinds.items()}
 
     def _kind(self, node: Node) -> str | None:

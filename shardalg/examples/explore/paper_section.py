@@ -47,10 +47,11 @@ def section(settings: Settings = UNROLLED) -> Section:
 
 
 def _op(made: Plan, peak: Liveness) -> str:
-    node = None if peak.instruction is None else peak.instruction.node
-    found = None if node is None else made.graph.nodes[node]
-    phase = "" if found is None else f" ({peak.instruction.phase})"
-    return "" if found is None else f"{found.primitive} at {found.source}{phase}"
+    at = peak.instruction
+    if at is None or at.node is None:
+        return ""
+    found = made.graph.nodes[at.node]
+    return f"{found.primitive} at {found.source} ({at.phase})"
 
 
 def beside_paper(cost: Cost) -> Table:

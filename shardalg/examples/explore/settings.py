@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.notation.command_line import assignments
@@ -103,7 +104,7 @@ def config_of(model: str, sizes: str = "") -> Config:
     """
     if model not in MODELS:
         raise StrategyError(f"no model {model!r}; the models are {', '.join(MODELS)}.")
-    found = assignments(sizes, "sizes", "B=8,S=64")
+    found: dict[str, Any] = {**assignments(sizes, "sizes", "B=8,S=64")}
     unknown = [name for name in found if name not in SIZES]
     if unknown:
         raise StrategyError(

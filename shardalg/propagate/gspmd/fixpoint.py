@@ -222,7 +222,8 @@ class Fixpoint:
         if ahead is None:
             return outcome
         fits = [extends(ahead, dims) for dims in outcome.wanted]
-        return outcome.other if fits == [False, True] else outcome
+        other = outcome.other if fits == [False, True] else None
+        return outcome if other is None else other
 
     def _ahead(self, value: int) -> Dims | None:
         """What a chain of single readers that ends in a partitioned value wants for `value`."""
@@ -280,7 +281,10 @@ def _after(kind: Kind, key: Numbers, outcome: Outcome, direction: str) -> Number
     return outcome.layouts + key[count:]
 
 
-def _either(first: bytes, second: bytes) -> bytearray:
+Bytes = bytes | bytearray
+
+
+def _either(first: Bytes, second: Bytes) -> bytearray:
     """Bytewise or, as one long integer."""
     number = int.from_bytes(first, "little") | int.from_bytes(second, "little")
     return bytearray(number.to_bytes(len(first), "little"))

@@ -64,8 +64,8 @@ class Index:
         """Per role, a byte for every step that has it, and for every place of their operands."""
         found: dict[str, tuple[bytearray, bytearray]] = {}
         for kind, steps in zip(self.kinds, self.steps_of_kind, strict=True):
-            sizes = len(self.tensors), len(self.order)
-            here, places = found.setdefault(kind.role, tuple(map(bytearray, sizes)))
+            empty = bytearray(len(self.tensors)), bytearray(len(self.order))
+            here, places = found.setdefault(kind.role, empty)
             for step in steps:
                 here[step] = 1
                 for value in self.tensors[step][: kind.num_operands]:
@@ -129,6 +129,7 @@ class _Kinds:
     results_given: bool
     found: dict[Kind, int] = field(default_factory=dict)
     numbers: dict[object, int | None] = field(default_factory=dict)
+    across: dict[object, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.single = _single_readers(self.graph, self.results_given)
@@ -148,22 +149,22 @@ class _Kinds:
             rows = self.rules(signature) if signature.operands else None
             flags = tuple(single[v] for v in results)
             kind = kind_of(signature, rows, flags) if rows else None
-            self.numbers[key] = self._add(None if kind is None or kind.is_closed else kind)
+            self.numbers[key] = None if kind is None or kind.is_closed else self._add(kind)
         return self.numbers[key]
 
     def of_tie(self, shape: tuple[int, ...], single: bool, drop: tuple[int, int] = (0, 0)) -> int:
         """The number of the edge that relates a value to itself across a region border."""
         key = (shape, single, drop)
-        if key not in self.numbers:
-            self.numbers[key] = self._add(pass_through(shape, single, drop))
-        return self.numbers[key]
+        if key not in self.across:
+            self.across[key] = self._add(pass_through(shape, single, drop))
+        return self.across[key]
 
     def of_zeros(self, shape: tuple[int, ...]) -> int:
         """The number of the edge of a value that starts as zeros."""
         return self._add(edge(shape, 1, 1, role=ZEROS, alone=False))
 
-    def _add(self, kind: Kind | None) -> int | None:
-        return None if kind is None else self.found.setdefault(kind, len(self.found))
+    def _add(self, kind: Kind) -> int:
+        return self.found.setdefault(kind, len(self.found))
 
 
 def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
@@ -224,8 +225,8 @@ def post_order(graph: Graph, number: int) -> list[int]:
         if not waiting[node]:
             todo.pop()
             continue
-        before = [producer[value] for value in nodes[node].operands[::-1]]
-        before = [p for p in before if p is not None and waiting[p]]
+        made = [producer[value] for value in nodes[node].operands[::-1]]
+        before = [p for p in made if p is not None and waiting[p]]
         todo += before
         if not before:
             waiting[todo.pop()] = 0

@@ -120,7 +120,7 @@ def _tiles(dims: Dims) -> int:
 
 def offers(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
     """What each operand asks of the result `target`, in the order of the kind."""
-    found = []
+    found: list[Offer] = []
     for source in kind.first:
         if layouts.tiles[numbers[source]] > 1:
             dims = _followed(kind, source, target, numbers, layouts)
@@ -169,7 +169,7 @@ def _matrix_forward(
     first = _in_turn(number, useful, layouts, how)
     outcome = _outcome((number,), [first])
     second = _in_turn(number, useful[::-1], layouts, how)
-    if len(useful) != 2 or first[0] == second[0]:
+    if outcome is None or len(useful) != 2 or first[0] == second[0]:
         return outcome
     alone = [layouts.improve(number, dims, *how) for dims, _ in useful]
     return replace(

@@ -39,6 +39,7 @@ class _Builder:
     rules: Rules
     found: dict[Kind, int] = field(default_factory=dict)
     numbers: dict[object, int | None] = field(default_factory=dict)
+    across: dict[object, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -78,8 +79,9 @@ class _Builder:
         key = (node.signature, absent, self._is_alone(node.operands))
         if key not in self.numbers:
             self.numbers[key] = self._kind(node, absent, key[2])
-        if self.numbers[key] is not None:
-            yield self.numbers[key], node.operands + node.results, node.index
+        number = self.numbers[key]
+        if number is not None:
+            yield number, node.operands + node.results, node.index
 
     def _kind(self, node: Node, absent: tuple[bool, ...], alone: bool) -> int | None:
         rows = self.rules(node.signature) if node.signature.operands else None
@@ -117,20 +119,20 @@ class _Builder:
         shape = self.graph.values[tie.source].type.shape[drop[0] :]
         alone = self._is_alone((tie.source,))
         key = (shape, drop, alone)
-        if key not in self.numbers:
+        if key not in self.across:
             kind = replace(pass_through(shape, False, drop), alone=alone)
             through = frozenset(f"d{i}" for i in range(len(shape)))
-            self.numbers[key] = self._add(replace(kind, through=through))
-        yield self.numbers[key], (tie.source, tie.target), tie.call
+            self.across[key] = self._add(replace(kind, through=through))
+        yield self.across[key], (tie.source, tie.target), tie.call
 
     def _edge_kind(
         self, shape: tuple[int, ...], sources: int, targets: int, role: tuple[str, bool]
     ) -> int:
         key = (shape, sources, targets, role)
-        if key not in self.numbers:
+        if key not in self.across:
             made = edge(shape, sources, targets, role=role[0], alone=role[1])
-            self.numbers[key] = self._add(made)
-        return self.numbers[key]
+            self.across[key] = self._add(made)
+        return self.across[key]
 
     def _add(self, kind: Kind) -> int:
         return self.found.setdefault(kind, len(self.found))

@@ -68,7 +68,7 @@ def step(
     sources = {loop: _source(kind, tensors, loop, digits) for loop, digits in axes.items()}
     order = sorted(kind.sizes, key=lambda loop: _rank(kind, sources[loop], axes[loop]))
     held = [layouts.held[number] for number in numbers]
-    after = [(number, ()) for number in numbers]
+    after: list[tuple[int, Numbers]] = [(number, ()) for number in numbers]
     for k in (*kind.results, *kind.operands):
         limits = [tensors[r] for r in kind.results] if _is_sideways(kind, k) else []
         sources_of = _extend(tensors[k], kind, order, (axes, held[k], limits))
@@ -123,7 +123,8 @@ def _agreed(kind: Kind, tensors: Sequence[Tensor], loop: str, direction: int) ->
     if not direction:
         return ()
     sides = (kind.operands, kind.results)
-    found, may_extend = (), True
+    found: Digits = ()
+    may_extend = True
     for side in sides[::-1] if direction == BACKWARD else sides:
         for k in side:
             if loop in tensors[k]:
@@ -222,7 +223,7 @@ def _without(digits: Digits, used: Sequence[Digit]) -> Digits:
     """The digits up to the first that overlaps a used one, with that one's major part above it."""
     kept: list[Digit] = []
     for digit in digits:
-        left = digit
+        left: Digit | None = digit
         for other in used:
             top = other.stride * other.size
             if left is not None and overlap(left, other):

@@ -82,9 +82,11 @@ class Worklist:
         if outcome is UNKNOWN:
             kind = self.index.kind(position)
             outcome = memo[key] = step(kind, key, self.layouts, ways) if ways else None
+        if outcome is None:
+            return
         values = self.index.tensors[position]
         # Of a value that is read twice the last place decides, as in Shardy.
-        last = {values[k]: k for k, (new, _) in enumerate(outcome or ()) if new != key[k]}
+        last = {values[k]: k for k, (new, _) in enumerate(outcome) if new != key[k]}
         for k in last.values():
             self._write(position, k, *outcome[k])
 
