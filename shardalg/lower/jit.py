@@ -37,8 +37,8 @@ class Twin:
     donated: tuple[int, ...] = ()
 
     def _function(self, *leaves: jax.Array) -> tuple[jax.Array, ...]:
-        leaves = [self._uneven(b, x) for b, x in zip(self.arguments, leaves, strict=True)]
-        results = evaluate(self.graph, *leaves, annotate=self._constrain)
+        given = [self._uneven(b, x) for b, x in zip(self.arguments, leaves, strict=True)]
+        results = evaluate(self.graph, *given, annotate=self._constrain)
         return tuple(self._uneven(b, x) for b, x in zip(self.results, results, strict=True))
 
     def _uneven(self, border: Border, x: jax.Array) -> jax.Array:

@@ -97,10 +97,10 @@ class Measurement:
 
     def table(self) -> Table:
         """One row per executable."""
-        rows = [
+        rows = (
             _row("shardalg", self.ours, self.memory),
             _row("xla", self.xla, self.xla_memory),
-        ]
+        )
         return Table(_COLUMNS, rows)
 
     def __repr__(self) -> str:
@@ -190,5 +190,5 @@ def relative_error(first: Any, second: Any) -> float:
     a, b = (np.asarray(x).astype(np.complex128) for x in (first, second))
     if a.size == 0:
         return 0.0
-    scale = max(float(np.max(np.abs(b))), np.finfo(np.float32).tiny)
+    scale = max(float(np.max(np.abs(b))), float(np.finfo(np.float32).tiny))
     return float(np.max(np.abs(a - b))) / scale

@@ -106,8 +106,8 @@ def _groups(instruction: HloInstruction, kind: str, mesh: Mesh) -> tuple[tuple[s
         axes = moved_axes(pairs, mesh)
         return axes, 2 if axes else 1
     groups = parse_groups(attributes.get("replica_groups", ""), mesh.size)
-    axes = group_axes(groups, mesh)
-    return ("?",) if axes is None else axes, len(groups[0])
+    found = group_axes(groups, mesh)
+    return ("?",) if found is None else found, len(groups[0])
 
 
 def _scatter_fusions(module: HloModule) -> dict[str, int]:
