@@ -1,4 +1,4 @@
-"""A program as a graph of boxes on a grid: what `figures.draw_program` paints."""
+"""A program as a graph of boxes on a grid: what `figures.draw_programs` paints."""
 
 from __future__ import annotations
 

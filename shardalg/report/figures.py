@@ -62,25 +62,13 @@ def png(figure: Figure, *, dpi: int = 144) -> bytes:
     return out.getvalue()
 
 
-def draw_program(
-    program: SpmdProgram,
-    graph: Graph,
-    *,
-    nodes: Collection[int] | None = None,
-    dim_names: Mapping[int, str] | None = None,
-    title: str = "",
-) -> Figure:
-    """A partitioned program, left to right: local values, einsums, collectives.
+def draw_programs(panels: Sequence[Panel]) -> Figure:
+    """Programs one below the other, to compare strategies (GSPMD, figure 7); each left to right.
 
     A dimension is written as in the paper's figures: a capital letter whole, a small one with its
     mesh axes below where partitioned, `Σ` for sums still pending along axes. Below a collective
     stand the bytes that each device sends.
     """
-    return draw_programs((Panel(title, program, graph, nodes, dim_names),))
-
-
-def draw_programs(panels: Sequence[Panel]) -> Figure:
-    """Several programs one below the other, to compare strategies (GSPMD, figure 7)."""
     from matplotlib.figure import Figure
 
     drawn = [panel.boxes for panel in panels]
