@@ -5,7 +5,7 @@ update) and not kept from one to the other: weights are gathered on demand and f
 section 5.1) where roles of arguments are told. Without roles copies are kept, as XLA keeps them
 (`Options.keeping`). Copies no larger than the value where it lies are kept: freeing them would free
 nothing. `plan.gathers()` lists what is gathered again with its price in bytes and memory
-(`partition/emit/gathers.py`); `Options(keep_gathers=True)` keeps all of it, a number what fits in
+(`partition/choose/gathers.py`); `Options(keep_gathers=True)` keeps all of it, a number what fits in
 so many bytes, `hoist_gathers=True` gathers the constants of a loop before it; what a loop brings
 home anyway lies in it as its body reads it. `plan.switches()` says what every switch is worth in a
 plan.

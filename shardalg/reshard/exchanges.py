@@ -6,15 +6,16 @@ side by side, one slice at a start in closed form (`algebra.halos.exchange`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
 from shardalg.algebra.affine import Index
-from shardalg.algebra.halos.classes import Classes, classes_of
+from shardalg.algebra.halos.classes import Classes, Runs, classes_of
 from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.transfers import Piece, Reader, Round, Transfer, transfers
 from shardalg.reshard.dim_program import DimBuilder, DimStep
-from shardalg.spmd.instructions import Concatenate, Fetch, Reading, SliceAt
+from shardalg.spmd.instructions import Concatenate, Fetch, Pairs, Reading, SliceAt
 from shardalg.spmd.local import Start
 
 
@@ -100,11 +101,16 @@ def _reading(
     return Reading(
         number,
         start_of(exchange, source, piece.number),
-        permutes,
+        tuple(map(positions, permutes)),
         start_of(exchange, start),
         exchange.want.length,
         (piece.lower - first, piece.upper - first),
     )
+
+
+def positions(pairs: Iterable[tuple[int, ...]]) -> Pairs | Runs:
+    """(source, target) positions as an instruction has them."""
+    return pairs if isinstance(pairs, Runs) else tuple([(pair[0], pair[1]) for pair in pairs])
 
 
 def _cut(along: DimBuilder, exchange: Exchange, pieces: list[int]) -> int:

@@ -20,6 +20,7 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.halos.classes import neighbours
 from shardalg.reshard.dim_program import DimBuilder, DimProgram
+from shardalg.reshard.exchanges import positions
 from shardalg.spmd.instructions import Concatenate, Fetch, Reading, Resize, SliceAt
 from shardalg.spmd.local import Start
 
@@ -68,7 +69,7 @@ class Retile:
         pairs = neighbours(self.digits, step, devices)
         wanted = self.number(self.after)
         places = (0, self.margin)
-        reading = Reading(0, self.number(1, step), (pairs,), wanted, self.after, places)
+        reading = Reading(0, self.number(1, step), (positions(pairs),), wanted, self.after, places)
         return Fetch(self.dim, self.digits, (reading,))
 
 

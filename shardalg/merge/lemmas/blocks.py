@@ -64,7 +64,7 @@ BLOCKS = (
     Lemma(
         "mask_exact",
         "i*s + x < D holds exactly for the positions x of a block that exist",
-        used="partition/emit/padding.py: masks of padded loops",
+        used="partition/choose/node_plan.py: masks of padded loops",
         given=f"{BLOCK}, 0 <= x < s",
         shows="(i*s + x < D) == (x < clip(D - i*s, 0, s))",
         mutants=(("i*s + x < D", "i*s + x <= D"), ("i*s + x < D", "i*s < D")),

@@ -2,7 +2,7 @@
 
 Windows: A dimension that sharded loops read through a window (`ops/windows.py`: strided, shifted,
 dilated, reversed) is held in the blocks of its widest loop, and every device fetches the interval
-that its iterations read (`partition/emit/windows.py`, `reshard/exchanges.py`): rounds whose
+that its iterations read (`partition/choose/windows.py`, `reshard/exchanges.py`): rounds whose
 devices send at different times share a permute (`algebra/halos/transfers.py`), also those of
 several windows and tensors, so that a rotation is one permute and a device sends of each operand
 of a concatenation when it is its turn; a `Fetch` has a result per round, the pieces side by side,
@@ -32,7 +32,7 @@ is an all-to-all there and back.
 Reshapes: Dimensions that nest keep their digits (loops). Where the borders of blocks move (uneven,
 or not nested), the dimensions that hold the same elements become one (`Regroup`), an exchange
 brings every device the flat interval of its block of the result, and the new dimensions follow
-(`partition/emit/regroup.py`); `verify/moves/regroup.py` proves it.
+(`partition/choose/regroup.py`); `verify/moves/regroup.py` proves it.
 
 Numbers are made, not sent: A value made from numbers alone (zeros, an iota) is made again in the
 layout in which it is wanted. What repeats a smaller value is repeated again from it where that

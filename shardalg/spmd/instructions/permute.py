@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardalg.algebra.digits import Digits
-from shardalg.algebra.halos.transfers import Pairs
+from shardalg.algebra.halos.classes import Runs
 from shardalg.algebra.mesh import Mesh
 from shardalg.spmd.instruction import Along, Collective, Shape
 from shardalg.spmd.local import Start, axes_text
 from shardalg.spmd.shapes import alike
+
+Pairs = tuple[tuple[int, int], ...]
+"""(source, target) positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Reading:
 
     operand: int
     source: Start
-    permutes: tuple[Pairs, ...]
+    permutes: tuple[Pairs | Runs, ...]
     wanted: Start
     length: int
     places: tuple[int, int]
