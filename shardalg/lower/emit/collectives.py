@@ -86,6 +86,21 @@ _FOLDS: dict[str, Callable[..., Array]] = {
 }
 
 
+_OF_COMPLEX: dict[str, Callable[[Array, Array], Array]] = {"max": lax.max, "min": lax.min}
+
+
+def _in_pairs(blocks: Array, join: Callable[[Array, Array], Array]) -> Array:
+    """Blocks along the leading dimension joined two by two, from no number but their own.
+
+    What JAX reduces complex numbers from, `-inf + 0j`, is larger than `-inf - inf*1j`.
+    """
+    while len(blocks) > 1:
+        half = len(blocks) // 2
+        joined = join(blocks[:half], blocks[half : 2 * half])
+        blocks = jnp.concatenate([joined, blocks[2 * half :]])
+    return blocks[0]
+
+
 def folded(blocks: Array, combine: str) -> Array:
     """Blocks along the leading dimension as one.
 
@@ -94,6 +109,8 @@ def folded(blocks: Array, combine: str) -> Array:
     """
     if combine not in _FOLDS:
         raise LoweringError(f"no collective joins by {combine!r}; known: {sorted(_FOLDS)}.")
+    if blocks.dtype.kind == "c" and combine in _OF_COMPLEX:
+        return _in_pairs(blocks, _OF_COMPLEX[combine])
     if blocks.dtype == jnp.bool_:
         combine = {"sum": "or", "pick": "or", "max": "or", "min": "and"}.get(combine, combine)
     return _FOLDS[combine](blocks, axis=0).astype(blocks.dtype)
