@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import Hardware, over, times
+from shardalg.costs.walk import Step
 from shardalg.sizes.formula import Formula
 from shardalg.spmd.instruction import Attributes, Collective
 
@@ -77,6 +78,11 @@ def quotient(above: Any, below: Any) -> Any:
 def is_collective(attributes: Attributes) -> TypeGuard[Collective]:
     """Whether an instruction moves bytes between devices: no fetch from nobody, no group of one."""
     return isinstance(attributes, Collective) and attributes.sends > 0
+
+
+def moves(step: Step) -> TypeGuard[Step[Collective]]:
+    """Whether a step of a program moves bytes between devices."""
+    return is_collective(step.instruction.attributes)
 
 
 def group_size(attributes: Collective) -> Any:

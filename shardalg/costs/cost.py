@@ -103,7 +103,7 @@ class Cost:
 
     def _shown(self, value: Any) -> Any:
         """A number as it is, a formula in sympy."""
-        return self.sizes.sympy(value) if type(value) is Formula else value
+        return self.sizes.sympy(value) if self.sizes and type(value) is Formula else value
 
     @property
     def items(self) -> tuple[Item, ...]:

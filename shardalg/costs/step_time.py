@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from shardalg.costs.collectives import axis_names, is_collective, seconds, wire_bytes
+from shardalg.costs.collectives import axis_names, moves, seconds, wire_bytes
 from shardalg.costs.compute import (
     Shapes,
     contracts,
@@ -28,7 +28,7 @@ from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.pause import collection_paused
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.sums import summed, total
-from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instruction import Collective, Instruction
 from shardalg.spmd.instructions import Apply, Control
 from shardalg.spmd.program import SpmdProgram
 
@@ -55,8 +55,8 @@ def estimate(
       roles: per graph value, for the classes of memory; None reads "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
     """
-    named = program if type(program) is Symbolised else None
-    hints = program.hints if named else program
+    named = program if isinstance(program, Symbolised) else None
+    hints = program.hints if isinstance(program, Symbolised) else program
     held = liveness(hints, graph, roles=roles, donated=donated, rebuild=hardware.rebuilds)
     numbers = _Pricing(hints, graph, hardware, fused(hints, graph))
     formulas = replace(numbers, program=named.program, sizes=named.sizes) if named else numbers
@@ -147,9 +147,13 @@ class _Pricing:
         """
         found = []
         for place, side in zip_longest(runs, sides):
-            instruction = self.steps[place].instruction
-            moves = is_collective(instruction.attributes)
-            found.append(self.moved(instruction) if moves else self.computed(instruction, side))
+            step = self.steps[place]
+            price = (
+                self.moved(step.instruction)
+                if moves(step)
+                else self.computed(step.instruction, side)
+            )
+            found.append(price)
         return found
 
     def items(self, runs: Mapping[int, int], prices: Sequence[_Price]) -> tuple[Item, ...]:
@@ -164,15 +168,16 @@ class _Pricing:
 
     def item(self, key: _Key, sums: dict[str | float, Any]) -> Item:
         """The sums of one kind; amounts that something is done to at a rate become seconds."""
-        found = [sums.pop(name, 0) for name in ("count", "flops", "wire_bytes", "time_s")]
-        return Item(*key, *found[:-1], total([found[-1], *self.seconds(sums)]))
+        names = ("count", "flops", "wire_bytes", "time_s")
+        count, flops, sent, time_s = (sums.pop(name, 0) for name in names)
+        return Item(*key, count, flops, sent, total([time_s, *self.seconds(sums)]))
 
-    def seconds(self, sums: Mapping[float, Any]) -> list[Any]:
+    def seconds(self, sums: Mapping[Any, Any]) -> list[Any]:
         """Seconds of amounts by rates; a formula also of a number, where prices are formulas."""
         exact = self.sizes is not None
         return [over(Formula.of(n) if exact else n, rate) for rate, n in sums.items()]
 
-    def moved(self, instruction: Instruction) -> _Price:
+    def moved(self, instruction: Instruction[Collective]) -> _Price:
         """The price of a collective."""
         attributes, mesh = instruction.attributes, self.program.mesh
         size = sent_bytes(self.program, instruction)
@@ -191,6 +196,7 @@ class _Pricing:
             by_traffic = over(sum(moved), speed) > over(flops, peak)
         sizes, rate = self.traffic(instruction) if by_traffic else ((flops,), peak)
         key = _Key(self.sort(instruction), (), "", instruction.phase)
+        amounts: tuple[tuple[str | float, Any], ...]
         amounts = (("count", 1), ("flops", flops), *((rate, size) for size in sizes))
         return _Price(key, amounts, by_traffic)
 
@@ -217,7 +223,7 @@ class _Pricing:
 
     def useful(self) -> tuple[Any, Any]:
         """Flops on global shapes, and their seconds at the peak of one device."""
-        tally: Counter[tuple[float, Any, Any]] = Counter()
+        tally: Counter[tuple[Hashable, Any, Any]] = Counter()
         nodes = Counter(map(self.whole, self.graph.walk()))
         for (signature, shapes, trips), times in nodes.items():
             flops = shaped_flops(signature, shapes) if shapes else signature_flops(signature)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
@@ -17,13 +17,14 @@ from shardalg.sizes.assumed import Assumed, Divides, Exactly, Size
 from shardalg.sizes.formula import Formula, FormulaError, ceiling
 from shardalg.sizes.read_sympy import from_sympy
 from shardalg.sizes.tile import is_whole, multiple
-from shardalg.spmd.instruction import Attributes, Block, Collective, Instruction
+from shardalg.spmd.instruction import Along, Attributes, Block, Collective, Instruction
 from shardalg.spmd.instructions import (
     Apply,
     Choose,
     Concatenate,
     Control,
     Dilate,
+    DynamicSlice,
     Extract,
     Fetch,
     Insert,
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 
     from shardalg.symbolic.lift import Lifted
 
-Shape = tuple[Size, ...]
+Shape = tuple[Any, ...]
+"""Sizes: formulas, or the ints that they would be in a program in numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +143,8 @@ def symbolise(program: SpmdProgram, graph: Graph, sizes: Sizes) -> Symbolised:
         work.enter(local)
     block = work.block(program.block)
     held = tuple(
-        v if shape is None else Local(v.index, shape, v.dtype, v.sharding, v.origin)
-        for v, shape in zip(program.locals, work.shapes, strict=True)
+        replace(v, shape=work.shapes[v.index]) if v.index in work.shapes else v
+        for v in program.locals
     )
     priced = replace(program, locals=held, block=block)
     return Symbolised(graph, sizes, program, priced, tuple(work.facts))
@@ -156,7 +158,7 @@ class _Symboliser:
         self.wholes: list[Shape] = [
             () if local.origin is None else sizes.dims[local.origin] for local in program.locals
         ]
-        self.shapes: list[Shape | None] = [None] * len(program.locals)
+        self.shapes: dict[int, Shape] = {}
         self.facts: dict[Assumed, None] = {}
         self.known: dict[Digits, Digits] = {}
         self.tiles: dict[tuple[Size, int, Digits], Size] = {}
@@ -168,8 +170,9 @@ class _Symboliser:
             mesh, axes = self.program.mesh, self.sizes.axes
             self.known[digits] = formula_digits(mesh, axes, digits)
             for ref in (ref for digit in digits for ref in mesh.axis_refs(digit)):
-                if ref.size is not None and type(axes[ref.name]) is Formula:
-                    self.facts[Exactly(axes[ref.name], mesh.digit(ref.name).size)] = None
+                axis = axes[ref.name]
+                if ref.size is not None and isinstance(axis, Formula):
+                    self.facts[Exactly(axis, mesh.digit(ref.name).size)] = None
         return self.known[digits]
 
     def enter(self, index: int) -> None:
@@ -195,11 +198,12 @@ class _Symboliser:
         attributes = instruction.attributes
         if isinstance(attributes, Control):
             inside = attributes.with_bodies([self.inside(b) for b in attributes.bodies])
-            if type(inside) is Loop:
-                return replace(inside, length=self.length(instruction))
+            if isinstance(inside, Loop):
+                return replace(inside, length=self.length(inside, instruction.node))
             return inside
         if isinstance(attributes, Collective):
-            return replace(attributes, digits=self.digits(attributes.digits))
+            moves: Any = attributes  # every kind is a dataclass, its base is none
+            return replace(moves, digits=self.digits(attributes.digits))
         return attributes
 
     def inside(self, block: Block) -> Block:
@@ -208,29 +212,30 @@ class _Symboliser:
             self.enter(argument)
         return self.block(block)
 
-    def length(self, instruction: Instruction) -> Size:
+    def length(self, loop: Loop, node: int | None) -> Any:
         """Iterations of a loop: executions of its body per execution of the region around it."""
-        if instruction.node is None:
-            return instruction.attributes.length
-        region = self.graph.regions[self.graph.nodes[instruction.node].bodies[0]]
+        if node is None:
+            return loop.length
+        region = self.graph.regions[self.graph.nodes[node].bodies[0]]
         outer = self.sizes.trips[region.parent or 0]
         return _plain(share(self.sizes.trips[region.index], outer))
 
     def whole(self, instruction: Instruction, position: int) -> Shape:
         """Global shape of an intermediate: of the node's result, else of what it is made from."""
-        if type(instruction.attributes) in OPERATORS and instruction.node is not None:
+        if isinstance(instruction.attributes, OPERATORS) and instruction.node is not None:
             return self.sizes.dims[self.graph.nodes[instruction.node].results[position]]
-        before = self.wholes[instruction.operands[0]]
-        if type(instruction.attributes) is Regroup:
-            return self.regrouped(instruction, before, instruction.attributes.sizes)
+        before, attributes = self.wholes[instruction.operands[0]], instruction.attributes
+        if isinstance(attributes, Regroup):
+            return self.regrouped(instruction, attributes, (before, attributes.sizes))
         return before
 
     def regrouped(
-        self, instruction: Instruction, before: Shape, numbers: tuple[int, ...]
-    ) -> tuple[Size, ...]:
+        self, instruction: Instruction, regroup: Regroup, shapes: tuple[Shape, tuple[int, ...]]
+    ) -> Shape:
         """Dimensions that stay keep their formulas; the others are numbers, or have no formula."""
-        found: list[Size] = []
-        for count, sizes in instruction.attributes.groups:
+        found: list[Any] = []
+        before, numbers = shapes
+        for count, sizes in regroup.groups:
             group, before = before[:count], before[count:]
             if any(type(size) is not int for size in group) and (count, len(sizes)) != (1, 1):
                 raise FormulaError(self.unknown(instruction, list(group)))
@@ -242,29 +247,30 @@ class _Symboliser:
         """Local shape of a result; dimensions that are no plain block are padded for a move."""
         local, attributes = self.program.locals[result], instruction.attributes
         blocks = local.sharding.shard_shape
-        if type(attributes) is Resize:
-            return self.resized(instruction, result, after)
-        if type(attributes) is Regroup:
-            return self.regrouped(instruction, self.shapes[instruction.operands[0]], local.shape)
+        given = self.shapes.get(instruction.operands[0], ()) if instruction.operands else ()
+        if isinstance(attributes, Resize):
+            return self.resized(local, (attributes.dim, given), after)
+        if isinstance(attributes, Regroup):
+            return self.regrouped(instruction, attributes, (given, local.shape))
         if local.shape == blocks:
             return self.plain(local)
-        if type(attributes) in EXCHANGED:
-            return self.sized(instruction, local)
+        if isinstance(attributes, EXCHANGED):
+            return self.sized(instruction, attributes, local)
         # An uneven dimension that was joined still has the padding of every block.
-        given = self.shapes[instruction.operands[0]]
+        assert isinstance(attributes, Collective), "only collectives join blocks"
         count = math.prod(d.size for d in self.digits(attributes.digits))
         plain = self.tiled(local, [i for i, n in enumerate(local.shape) if n == blocks[i]])
         return tuple(n if n is not None else given[i] * count for i, n in enumerate(plain))
 
-    def sized(self, instruction: Instruction, local: Local) -> Shape:
+    def sized(self, instruction: Instruction, attributes: Along, local: Local) -> Shape:
         """The shape of a step of an exchange: its one dimension follows from the operands'."""
-        attributes, given = instruction.attributes, instruction.operands
+        given = instruction.operands
         shape = list(self.shapes[given[0]])
         sizes = [self.shapes[g][attributes.dim] for g in given]
-        if type(attributes) in CUT and any(type(size) is not int for size in sizes):
+        if isinstance(attributes, CUT) and any(type(size) is not int for size in sizes):
             raise FormulaError(self.unknown(instruction, sizes))
         made = sum(sizes) if type(attributes) is Concatenate else sizes[0]
-        if type(attributes) in (*CUT, Pick):
+        if isinstance(attributes, (*CUT, Pick)):
             made = local.shape[attributes.dim]
         shape[attributes.dim] = _plain(Formula.of(made))
         return tuple(shape)
@@ -279,13 +285,16 @@ class _Symboliser:
             "dimension, and the axes that split it, as numbers; or ask plan.at(...) for numbers."
         )
 
-    def resized(self, instruction: Instruction, result: int, after: Instruction | None) -> Shape:
+    def resized(self, local: Local, given: tuple[int, Shape], after: Instruction | None) -> Shape:
         """One dimension stripped to its block, or padded to the blocks that `after` cuts."""
-        local, dim = self.program.locals[result], instruction.attributes.dim
-        shape = list(self.shapes[instruction.operands[0]])
+        dim, before = given
+        shape = list(before)
         if local.shape[dim] == local.sharding.shard_shape[dim]:
             shape[dim] = self.tiled(local, [dim])[dim]
             return tuple(shape)
+        assert after is not None and isinstance(after.attributes, Collective | DynamicSlice), (
+            "what is padded is padded for the move after it"
+        )
         cut = self.program.locals[after.results[0]].sharding
         block = self.tile(self.wholes[local.index][dim], cut.shape[dim], cut.dims[dim])
         shape[dim] = block * math.prod(d.size for d in self.digits(after.attributes.digits))
@@ -298,7 +307,7 @@ class _Symboliser:
             self.blocks[key] = self.tiled(local, range(len(local.shape)))
         return self.blocks[key]
 
-    def tiled(self, local: Local, dims: Sequence[int]) -> tuple[Size | None, ...]:
+    def tiled(self, local: Local, dims: Sequence[int]) -> Shape:
         """Blocks of some dimensions of a local value, None for the others."""
         whole, sharding = self.wholes[local.index], local.sharding
         found: list[Size | None] = [None] * len(whole)
@@ -344,7 +353,7 @@ def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digi
         for ref in mesh.axis_refs(digit):
             axis = mesh.digit(ref.name)
             below //= ref.size or axis.size
-            size = axes[ref.name] if ref.size is None else ref.size
+            size: Any = axes[ref.name] if ref.size is None else ref.size
             found.append(Digit(digit.stride * below, size))
     return tuple(found)
 
@@ -367,7 +376,7 @@ def share(total: Size, count: Size) -> Size:
     return total / count if found is None else found
 
 
-def _plain(formula: Formula) -> Size:
+def _plain(formula: Size) -> Any:
     """An int where the formula is one."""
     number = formula.number if type(formula) is Formula else formula
     return formula if number is None else number

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardalg.algebra.digits import Digits
-from shardalg.costs.collectives import is_collective, wire_bytes
+from shardalg.costs.collectives import moves, wire_bytes
 from shardalg.costs.walk import Step, sent_bytes, walk
 from shardalg.graph.ir import Graph
+from shardalg.spmd.bound import node_of
 from shardalg.spmd.instruction import Collective, Instruction
 from shardalg.spmd.instructions import Apply, DynamicSlice, Resize, Slice
 from shardalg.spmd.local import Local
@@ -30,7 +31,7 @@ class Moved:
     """
 
     number: int
-    step: Step
+    step: Step[Collective]
     value: int
     wire_bytes: int | float
 
@@ -84,15 +85,15 @@ class Traffic:
     @cached_property
     def collectives(self) -> tuple[Moved, ...]:
         """Every collective, in the order of the table of collectives."""
-        chosen = [s for s in self.steps if is_collective(s.instruction.attributes)]
+        chosen = [step for step in self.steps if moves(step)]
         return tuple(self._moved(number, step) for number, step in enumerate(chosen))
 
-    def _moved(self, number: int, step: Step) -> Moved:
+    def _moved(self, number: int, step: Step[Collective]) -> Moved:
         instruction = step.instruction
         sent = wire_bytes(instruction.attributes, sent_bytes(self.program, instruction))
         value = self._origin(instruction.operands[0])
         if value is None:
-            value = self.graph.nodes[instruction.node].results[0]
+            value = node_of(self.graph, instruction).results[0]
         return Moved(number, step, value, sent)
 
     def _origin(self, local: int) -> int | None:
@@ -102,7 +103,7 @@ class Traffic:
             if made is None or not made.operands:
                 return None
             if self.program.locals[local].sharding.unreduced and type(made.attributes) is Apply:
-                return self.graph.nodes[made.node].results[made.results.index(local)]
+                return node_of(self.graph, made).results[made.results.index(local)]
             local = made.operands[0]
         return self.program.locals[local].origin
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 from shardalg.sizes.sums import total
-from shardalg.spmd.instruction import Block, Collective, Instruction
+from shardalg.spmd.instruction import A_co, Block, Collective, Instruction
 from shardalg.spmd.program import SpmdProgram
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(Generic[A_co]):
     """An instruction, how often it runs per call of the program, and what it runs inside of.
 
     Attributes:
       loops: the instructions of the loops and branches around it, outermost first.
     """
 
-    instruction: Instruction
+    instruction: Instruction[A_co]
     count: Any
     loops: tuple[Instruction, ...] = ()
 

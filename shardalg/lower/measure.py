@@ -18,8 +18,13 @@ from shardalg.io.table import Table
 class Executable(Protocol):
     """What can be measured: `Lowered` and its XLA twin."""
 
-    donated: tuple[int, ...]
-    compiled: Any
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """Flattened arguments that a call consumes."""
+
+    @property
+    def compiled(self) -> Any:
+        """What runs, on arguments as `place` gives them."""
 
     def place(self, *args: Any) -> list[jax.Array]:
         """The arguments as the executable takes them."""

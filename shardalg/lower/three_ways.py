@@ -86,11 +86,12 @@ def compare(
     """
     twin = DumpedTwin(lowered.jit(), lowered.program.mesh)
     wanted = jax.tree.leaves(expected)
-    errors = []
+    errors: list[float] = []
     for executable in (lowered, twin):
         placed = executable.place(*args)
         held = [x.copy() if i in executable.donated else x for i, x in enumerate(placed)]
         results = executable.leave(executable.compiled(*held))
         errors.append(max(map(relative_error, results, wanted), default=0.0))
     measured = measure(lowered, twin, args, repeats=repeats, verified=verified)
-    return Comparison(measured, *errors, twin.dump[1])
+    own, other = errors
+    return Comparison(measured, own, other, twin.dump[1])

@@ -96,7 +96,7 @@ class Fitting:
 
     def _is_one(self, args: tuple[Any, ...]) -> Test:
         """One of several types; classes are told apart by a look at the value's own."""
-        classes: dict[type, Any] = {arg: arg for arg in args if is_dataclass(arg)}
+        classes: dict[Any, Any] = {arg: arg for arg in args if is_dataclass(arg)}
         others = [arg for arg in args if not is_dataclass(arg)]
 
         def test(value: Any) -> bool:
@@ -141,6 +141,7 @@ class Fitting:
         >>> Fitting(Mesh({"X": 2})).fault((Slice(0, 1, 4), Slice(0, "1", 4)), tuple[Slice, ...], "")
         "[1].start is '1', which is no int"
         """
+        kind: type = type(value)
         if self.fits(value, hint):
             return ""
         if type(value) is tuple and type(hint) is GenericAlias and hint != Digits:
@@ -150,7 +151,7 @@ class Fitting:
             inner = (self.fault(v, h, f"{where}[{k}]") for k, (v, h) in pairs)
             return next(filter(None, inner), f"{where} has {len(value)} items, not as {hint}")
         if type(value) in (hint, *get_args(hint)) and is_dataclass(value):
-            rows = declared(type(value))
+            rows = declared(kind)
             inner = (self.fault(getattr(value, n), h, f"{where}.{n}") for n, h in rows)
             what = f"no {_named(hint)}" if type(value) is not Mesh else f"not {self.mesh!r}"
             return next(filter(None, inner), f"{where} is {value!r:.200}, which is {what}")

@@ -103,8 +103,8 @@ def _groups(instruction: HloInstruction, kind: str, mesh: Mesh) -> tuple[tuple[s
     if kind == "collective_permute":
         text = attributes.get("source_target_pairs", "")
         pairs = [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", text)]
-        axes = moved_axes(pairs, mesh)
-        return axes, 2 if axes else 1
+        moved = moved_axes(pairs, mesh)
+        return moved, 2 if moved else 1
     groups = parse_groups(attributes.get("replica_groups", ""), mesh.size)
     found = group_axes(groups, mesh)
     return ("?",) if found is None else found, len(groups[0])
