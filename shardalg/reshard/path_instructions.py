@@ -12,7 +12,7 @@ from shardalg.reshard.links import Links
 from shardalg.reshard.paths import reshard_path
 from shardalg.reshard.retile import Retile
 from shardalg.spmd.instruction import Attributes, Collective
-from shardalg.spmd.instructions import AllGather, AllToAll, DynamicSlice, ReduceScatter, Resize
+from shardalg.spmd.instructions import AllGather, AllToAll, Resize
 
 Shape = tuple[int, ...]
 
@@ -57,10 +57,9 @@ def padded_move(
     A dimension that is cut into `m` blocks of the target is padded to `m * block` first; one that
     becomes whole is stripped to its size.
     """
-    cut = _cut_dim(attributes)
-    if cut is not None:
-        dim, count = cut
-        padded = layout.shard_shape[dim] * count
+    if isinstance(attributes, Attributes) and attributes.cut is not None:
+        dim, digits = attributes.cut
+        padded = layout.shard_shape[dim] * parts(digits)
         if padded != shape[dim]:
             shape = _resized(shape, dim, padded)
             yield Resize(dim, padded), shape, source
@@ -73,14 +72,6 @@ def padded_move(
     yield attributes, whole, layout
     if whole != layout.shard_shape:
         yield Resize(dim, layout.shard_shape[dim]), layout.shard_shape, layout
-
-
-def _cut_dim(attributes: object) -> tuple[int, int] | None:
-    if isinstance(attributes, DynamicSlice | ReduceScatter):
-        return attributes.dim, parts(attributes.digits)
-    if isinstance(attributes, AllToAll):
-        return attributes.split_dim, parts(attributes.digits)
-    return None
 
 
 def _joined_dim(attributes: object) -> tuple[int, int] | None:

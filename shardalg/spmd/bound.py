@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
 from shardalg.errors import ProgramError
 from shardalg.graph.evaluate import Binding
 from shardalg.graph.ir import Graph, Node, Params
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import Apply, Fold
-
-
-def is_apply(instruction: Instruction) -> TypeGuard[Instruction[Apply]]:
-    """Whether an instruction runs a JAX primitive."""
-    return type(instruction.attributes) is Apply
 
 
 def node_of(graph: Graph, instruction: Instruction) -> Node:

@@ -14,10 +14,10 @@ from shardalg.graph.ir import Graph
 from shardalg.merge.proofs.integers import IntegerClaim
 from shardalg.merge.proofs.prove import MergeClaim, Proof, prove
 from shardalg.propagate.sharded import ShardedGraph
-from shardalg.spmd.bound import is_apply, node_of
+from shardalg.spmd.bound import node_of
 from shardalg.spmd.check import check
 from shardalg.spmd.fields import misfit
-from shardalg.spmd.instruction import Attributes, Block, Instruction, Operator
+from shardalg.spmd.instruction import Attributes, Block, Instruction, Operator, is_a
 from shardalg.spmd.instructions import (
     Apply,
     Fetch,
@@ -193,7 +193,7 @@ class Verifier:
             made = [self.program.locals[result] for result in instruction.results]
             signature = node_of(self.graph, instruction).signature
             yield self.judged("", "types", types.of_node(signature, read, made))
-            if is_apply(instruction):
+            if is_a(instruction, Apply):
                 yield self.judged("", "types", self.derived(instruction, read, made))
 
     def derived(
