@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.halos.classes import Classes, Runs, classes_of
@@ -95,7 +96,8 @@ def _reading(
     number, piece = place
     first, start = transfer.slots[number].lower, exchange.want.start
     source = Index(start.terms, start.constant, start.div * exchange.block)
-    permutes = transfer.bringing(number, piece)
+    # pairs of positions, as runs of classes on a large mesh
+    permutes: tuple[Any, ...] = transfer.bringing(number, piece)
     if classes is not None:
         permutes = tuple(classes.lifted(exchange, piece.number, each) for each in permutes)
     return Reading(

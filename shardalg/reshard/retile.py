@@ -15,6 +15,7 @@ Source: GSPMD (arXiv:2105.04663), section 4.2, "Halo exchange"; XLA: `PadFromPar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
@@ -66,7 +67,7 @@ class Retile:
     def fetch(self, devices: int) -> Fetch:
         """The neighbour's margin: of the next device where blocks grow, else of the one before."""
         step = 1 if self.after > self.before else -1
-        pairs = neighbours(self.digits, step, devices)
+        pairs: Any = neighbours(self.digits, step, devices)  # of positions, or runs of them
         wanted = self.number(self.after)
         places = (0, self.margin)
         reading = Reading(0, self.number(1, step), (positions(pairs),), wanted, self.after, places)
