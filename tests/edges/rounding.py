@@ -25,6 +25,7 @@ from shardalg.graph.evaluate import apply
 from shardalg.graph.plain import SCATTERS
 from shardalg.ops.families import pointwise
 from shardalg.ops.families.building import record
+from tests.edges.logs import of_running_log
 
 ULPS = 8
 """What elementary functions of XLA may be off, in units in the last place."""
@@ -224,6 +225,8 @@ def _errors(node):
     is_real = not any(_is_complex(x) for x in (*node.made, *(x.value for x in node.operands)))
     if is_real and (node.name in POINTWISE or (node.name in MONOTONE and len(node.operands) == 1)):
         return node.of_corners()
+    if node.name == "cumlogsumexp":
+        return node.of_logs()
     raise NotImplementedError(node.name)
 
 
@@ -325,6 +328,10 @@ class _Node:
             return float(max(np.prod([max(n, 1) for n in x.value.shape]) for x in self.operands))
         ones = [np.ones(x.value.shape) if _is_inexact(x.value) else x.value for x in self.operands]
         return self.applied(self._numbers(ones), MAGNITUDES)[0]
+
+    def of_logs(self):
+        (x,), (made,), param = self.operands, self.made, self.signature.param
+        return [of_running_log((x.value, x.error), made, param("axis"), reverse=param("reverse"))]
 
     def of_corners(self):
         signs = itertools.product(*(_signs(x) for x in self.operands))

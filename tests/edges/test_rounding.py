@@ -11,7 +11,7 @@ from jax import lax
 import shardalg as sa
 from tests.edges import fuzz
 from tests.edges.asking import Child
-from tests.edges.rounding import bounds, within
+from tests.edges.rounding import Rounded, bounds, within
 
 pytestmark = [pytest.mark.usefixtures("quick_compiles"), pytest.mark.filterwarnings("ignore")]
 
@@ -138,3 +138,24 @@ def test_whether_padding_is_multiplied_is_unbounded(features):
     beside = np.zeros(bound.error.shape, bool)
     beside[0, -1, 0] = True
     np.testing.assert_array_equal(np.isinf(bound.error), beside)
+
+
+def test_a_running_logarithm_of_complex_numbers_lies_within_in_every_order():
+    """Found by seed 20461: `a + b` that overflows makes a NaN of it, in some orders alone."""
+    rng = np.random.default_rng(2)
+    x = (rng.normal(size=(6, 20)) + 1j * rng.normal(size=(6, 20))).astype(np.complex64)
+    x[:2, 19] = float(jnp.finfo(np.float32).max)
+    bound = bound_of(lambda x: lax.cumlogsumexp(x, 0), x)
+    assert np.isinf(bound.error[:, 19]).all()
+    assert np.isfinite(bound.error[:, :19]).mean() > 0.9
+    known = np.isfinite(bound.error[-1])
+    for _ in range(30):
+        total, *rest = rng.permutation(x)
+        for number in rest:
+            total = jnp.logaddexp(total, number)
+        assert within(np.asarray(total)[known], of_last(bound, known)).all()
+    assert not within(np.asarray(bound.value[-1] + 0.01)[known], of_last(bound, known)).any()
+
+
+def of_last(bound, known):
+    return Rounded(bound.value[-1][known], bound.error[-1][known])

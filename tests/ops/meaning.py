@@ -136,9 +136,14 @@ def sign_of(rule, node):
     return 1 if node.binding[1]["select_prim"].name in ("ge", "gt") else -1
 
 
-def best(sign, result, at, found):
-    """For every index the payload of its best value, the first among equals."""
-    out, leader = result.reshape(-1).copy(), {}
+def best(sign, result, at, found, least=None):
+    """For every index the payload of its best value, the first among equals.
+
+    Args:
+      least: the value before the first one, whose payload stands in `result`.
+    """
+    out = result.reshape(-1).copy()
+    leader = {} if least is None else dict.fromkeys(range(out.size), least)
     beats = operator.gt if sign > 0 else operator.lt
     for key, value, position in zip(flat(result.shape, at, len(found[0])), *found, strict=True):
         if key not in leader or beats(value, leader[key]):
@@ -193,7 +198,8 @@ def meaning(rule, node, operands, types):
             at = tuple(values(index, points)[0][here] for index in rule.results[0])
             chosen = [value[here] for value in found]
             if rule.primitive == "select_and_gather_add":
-                return [best(sign_of(rule, node), results[0], at, (pairs[1][0][here], *chosen))]
+                sign, keys = sign_of(rule, node), pairs[1][0][here]
+                return [best(sign, results[0], at, (keys, *chosen), least=-sign * np.inf)]
             return folded(user_function(node), results, at, chosen)
         for number, dims in enumerate(rule.results):
             at = tuple(values(index, points)[0][here] for index in dims)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 import pytest
+from jax import lax
 
 from shardalg.graph import evaluate
 from shardalg.graph.tracing.trace import trace
@@ -204,3 +205,20 @@ def test_a_changed_row_is_caught(fn, args, mutations):
         for mutate in mutations:
             mutant = mutate(rule)
             assert not same(literal(run, (mutant,)), run.results), f"{mutate.__name__}: {mutant}"
+
+
+@pytest.mark.parametrize("pool", [(lax.max, -np.inf), (lax.min, np.inf)])
+def test_a_window_of_what_loses_gathers_nothing(pool):
+    """Found by seed 4: the infinity that a window starts from, with 0, wins every tie."""
+    how, worst = pool
+
+    def tangent(x, t):
+        def pooled(x):
+            return lax.reduce_window(x, worst, how, (2,), (2,), ((1, 1),))
+
+        return jax.jvp(pooled, (x,), (t,))[1]
+
+    x = np.array([0, 0, 1, worst, worst, worst, worst, 2], np.float32)
+    made = runs(tangent, (x, np.ones_like(x)))
+    run = next(r for r in made if r.signature.primitive == "select_and_gather_add")
+    assert same(literal(run, rules(run.signature)), run.results)

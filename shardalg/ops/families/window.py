@@ -125,6 +125,7 @@ def reduce_window_by(signature: Signature) -> tuple[Rule, ...]:
 def select_and_gather_add(signature: Signature) -> tuple[Rule, ...]:
     """`[2*o+r], [2*o+r] -> [o] user [r] local [r]`: the first operand where the second is best.
 
+    It starts from 0 and the infinity that loses, which a window of such infinities alone keeps.
     Nothing is better than a NaN by `ge`, and what comes after it takes its place: behind a NaN at
     the end of the tensor the padding of a partitioned window (0), on one device that element.
     """
