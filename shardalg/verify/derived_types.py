@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from shardalg.errors import TraceError
@@ -42,8 +43,16 @@ def derived(
         words = f"{signature.primitive} runs on {list(operands)} (JAX: {_first_line(error)})"
         return Decided(words, holds=False)
     words = f"{signature.primitive} makes {list(found)} of {list(operands)}"
-    sources = _has_a_source_per_window(signature, instruction.attributes, operands)
-    return Decided(words, found == declared and sources)
+    counts = _has_a_source_per_window(signature, instruction.attributes, operands)
+    counts = counts and _keeps_elements(signature, operands, found)
+    return Decided(words, found == declared and counts)
+
+
+def _keeps_elements(signature: Signature, operands: Types, results: Types) -> bool:
+    """As many as a reshape reads: JAX's abstract evaluation leaves that to the compiler for 0."""
+    if signature.primitive != "reshape":
+        return True
+    return math.prod(operands[0].shape) == math.prod(results[0].shape)
 
 
 def _has_a_source_per_window(signature: Signature, apply: Apply, operands: Types) -> bool:

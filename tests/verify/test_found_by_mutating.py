@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import shardalg as sa
 from shardalg.spmd import instructions as p
+from shardalg.verify.derived_types import derived
 from tests.partition.planned import MESH, numbers
 from tests.verify import test_moving_mutations as moving
 from tests.verify.mutating import Case, judged_both_ways
@@ -43,6 +46,16 @@ MUTATIONS = {
 
 
 test_verify_refutes_it, test_simulate_sees_it = judged_both_ways(CASES, MUTATIONS)
+
+
+@pytest.mark.parametrize(("shape", "right"), [((0, 4), True), ((3, 4), False)])
+def test_a_reshape_makes_as_many_elements_as_it_reads(shape, right):
+    """JAX's abstract evaluation makes none of any; its compiler refuses that."""
+    x = jax.ShapeDtypeStruct((0, 4), "float32")
+    plan = sa.plan(lambda x: x.reshape(3, 0), x, mesh=MESH)
+    (reshape,) = plan.program.block.instructions
+    read, made = plan.program.locals
+    assert derived(plan.graph, reshape, [replace(read, shape=shape)], [made]).holds == right
 
 
 @pytest.mark.parametrize("side", ["argument_shardings", "result_shardings"])
