@@ -74,7 +74,11 @@ FACTS = tuple(
         ("emission", "run-time indices are shifted where it says: tests/partition run it"),
         ("collectives", "JAX's collectives do what their names say: tests/lower run each of them"),
         ("monoids", "a reducing function of the user and its start form a monoid, as JAX asks"),
-        ("arithmetic", "sums may be reassociated, and 0 times a number of the user is 0"),
+        (
+            "arithmetic",
+            "sums may be reassociated, a sum that is zero is +0, and 0 times a number of the user "
+            "is 0",
+        ),
     )
 )
 """What no claim shows, and what stands in for it."""

@@ -2,7 +2,8 @@
 
 A box that straddles blocks is met where the block has most of it, at `clip(start, 0, block - box)`,
 and what is read or written there is shifted by what the clip took: `lax.dynamic_slice` between
-zeros.
+zeros. The sum over devices behind a read gives +0 for -0, also where XLA gathers the whole operand,
+and so keeps the sign.
 """
 
 from __future__ import annotations
