@@ -171,8 +171,11 @@ def _decides(tie: Tie) -> str:
     if type(result) is NodePlan:
         return _loops(result.choice)
     source, target = tie.call.args[:2]
-    steps = result.steps if type(result) is Path else result
-    moves = (step.attributes if type(result) is Path else step.move for step in steps)
+    moves: Iterable[object]
+    if isinstance(result, Path):
+        moves = (step.attributes for step in result.steps)
+    else:
+        moves = (step.move for step in result)
     made = ", ".join(move.sent_as for move in moves if isinstance(move, Collective))
     return f"{source.text()} to {target.text()}: {made or 'slices'}"
 
@@ -230,5 +233,6 @@ class _Before:
             for n in graph.users[value]:
                 if n < node.index and (self.keeps or graph.nodes[n].phase == node.phase):
                     yield n
-            if value in self.deferrable:
-                yield graph.producer[value]
+            producer = graph.producer[value]
+            if value in self.deferrable and producer is not None:
+                yield producer
