@@ -232,7 +232,7 @@ def margin(fact: Fact, hints: Mapping[str, Number]) -> float | None:
     if fact.relation not in (POSITIVE, NONNEGATIVE, NONZERO) or split_of(fact) is not None:
         return None
     left, right = (Fraction(side.at(hints)) for side in sides(fact.formula))
-    return float(abs(right - left) / max(left, right, 1))
+    return float(abs(right - left) / max(left, right, Fraction(1)))
 
 
 def is_open(fact: Fact, *, shardings: Shardings = ()) -> bool:
