@@ -61,7 +61,8 @@ def conditions(
     assumed = {one.fact: (one.kind, one.decides) for one in named.conditions}
     ties = [*_ties(guards)] if guards else [Tie(fact, Asked("")) for fact in assumed]
     shardings = [pair for one in named.conditions for pair in one.divided]
-    weighed = {graph.nodes[t.asked.node].signature for t in ties if t.about}
+    nodes = (tie.asked.node for tie in ties if tie.about)
+    weighed = {graph.nodes[node].signature for node in nodes if node is not None}
     before = _Before(graph, options, weighed)
     rows: dict[str, tuple] = {}
     for tie in _open(_nearest(ties, hints), shardings):
@@ -213,9 +214,9 @@ class _Before:
         self.keeps = options.keep_gathers is not False
         self.deferrable = kinds(graph).deferrable[options.switches.finite_sums]
 
-    def names(self, node: int) -> str:
+    def names(self, node: int | None) -> str:
         """Their names: where one of them chooses otherwise, a condition here says nothing."""
-        nodes, found, left = self.graph.nodes, set[int](), {node}
+        nodes, found, left = self.graph.nodes, set[int](), set() if node is None else {node}
         while left:
             direct = {n for index in left for n in self.leaving(nodes[index])} - found
             found |= direct
