@@ -137,16 +137,17 @@ def sign_of(rule, node):
 
 
 def best(sign, result, at, found, least=None):
-    """For every index the payload of its best value, the first among equals.
+    """For every index the payload of its best value, the first among equals; a NaN is best.
 
     Args:
-      least: the value before the first one, whose payload stands in `result`.
+      least: where a NaN is not, the value before the first one, whose payload stands in `result`.
     """
     out = result.reshape(-1).copy()
     leader = {} if least is None else dict.fromkeys(range(out.size), least)
     beats = operator.gt if sign > 0 else operator.lt
     for key, value, position in zip(flat(result.shape, at, len(found[0])), *found, strict=True):
-        if key not in leader or beats(value, leader[key]):
+        first = least is None and value != value and leader.get(key) == leader.get(key)
+        if key not in leader or first or beats(value, leader[key]):
             leader[key] = value
             out[key] = position
     return out.reshape(result.shape)

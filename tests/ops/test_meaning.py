@@ -222,3 +222,11 @@ def test_a_window_of_what_loses_gathers_nothing(pool):
     made = runs(tangent, (x, np.ones_like(x)))
     run = next(r for r in made if r.signature.primitive == "select_and_gather_add")
     assert same(literal(run, rules(run.signature)), run.results)
+
+
+@pytest.mark.parametrize("find", [lax.argmin, lax.argmax])
+def test_a_nan_is_the_best_value_wherever_it_stands(find):
+    """Found by seed 4: the NaN came behind a number."""
+    x = np.array([[1, 2, np.nan, np.nan], [np.nan, 1, 2, 0], [1, 0, 3, 2]], np.float32)
+    (run,) = runs(lambda x: find(x, 1, np.int32), (x,))
+    assert same(literal(run, rules(run.signature)), run.results)
