@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import Hardware, over, times
-from shardalg.costs.walk import Step
+from shardalg.costs.walk import Execution
 from shardalg.sizes.formula import Formula
 from shardalg.spmd.instruction import Attributes, Collective
 
@@ -80,7 +80,7 @@ def is_collective(attributes: Attributes) -> TypeGuard[Collective]:
     return isinstance(attributes, Collective) and attributes.sends > 0
 
 
-def moves(step: Step) -> TypeGuard[Step[Collective]]:
+def moves(step: Execution) -> TypeGuard[Execution[Collective]]:
     """Whether a step of a program moves bytes between devices."""
     return is_collective(step.instruction.attributes)
 

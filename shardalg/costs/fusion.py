@@ -14,14 +14,14 @@ from shardalg.spmd.instructions import (
     Control,
     DynamicSlice,
     Loop,
-    Pick,
+    OwnerSelect,
     Slice,
     SliceAt,
     kinds,
 )
 from shardalg.spmd.program import SpmdProgram
 
-SLICES = frozenset({DynamicSlice, Pick, Slice, SliceAt})
+SLICES = frozenset({DynamicSlice, OwnerSelect, Slice, SliceAt})
 APART = frozenset({*kinds(Collective), *kinds(Control)})
 """What writes its results to memory, and reads what it takes from there."""
 

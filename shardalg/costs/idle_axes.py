@@ -9,7 +9,7 @@ from fractions import Fraction
 from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.costs.collectives import quotient
 from shardalg.costs.compute import contracts, signature_local_flops
-from shardalg.costs.walk import Step, walk
+from shardalg.costs.walk import Execution, walk
 from shardalg.graph.ir import Graph
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
@@ -50,7 +50,7 @@ def redundant_flops(found: Iterable[Idle]) -> int | Fraction:
     return sum(one.redundant_flops for one in found)
 
 
-def _idle(program: SpmdProgram, graph: Graph, step: Step) -> Idle | None:
+def _idle(program: SpmdProgram, graph: Graph, step: Execution) -> Idle | None:
     attributes, node = step.instruction.attributes, step.instruction.node
     if type(attributes) is not Apply or node is None:
         return None

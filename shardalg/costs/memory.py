@@ -32,7 +32,7 @@ _CLASS = {
 }
 
 
-Place = tuple[int, ...]
+ProgramPoint = tuple[int, ...]
 """An instruction: its number in the program, then in the body of that loop, ...; () the start."""
 
 
@@ -69,7 +69,7 @@ class Liveness:
     alive: tuple[Alive, ...]
     argument_bytes: Any
     result_bytes: Any
-    place: Place = ()
+    place: ProgramPoint = ()
 
     @cached_property
     def by_class(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def liveness(
     return scan.liveness(lives, scan.peak(program.block, lives).peak[1])
 
 
-def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) -> Place:
+def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) -> ProgramPoint:
     """The instruction at which `liveness` finds its peak."""
     scan = _Scan(program, graph, ())
     return scan.peak(program.block, scan.lives(donated, _last_uses(program.block))).peak[1]
@@ -170,7 +170,7 @@ class _Timeline:
     alive: dict[int, _Held]
     total: int = 0
     inner: dict[int, _Held] = field(default_factory=dict)
-    totals: list[tuple[int, Place]] = field(default_factory=list)
+    totals: list[tuple[int, ProgramPoint]] = field(default_factory=list)
 
     def add(self, value: int, held: _Held) -> None:
         """Count a value as held from here on, in place of what was counted for it."""
@@ -178,7 +178,7 @@ class _Timeline:
         self.alive[value] = held
 
     @cached_property
-    def peak(self) -> tuple[int, Place]:
+    def peak(self) -> tuple[int, ProgramPoint]:
         """The first of the largest totals, and where it is."""
         return self.totals[first_largest([total for total, _ in self.totals])]
 
@@ -235,7 +235,7 @@ class _Scan:
         written = materialised(block, self.graph) if self.graph else frozenset()
         return _Lives(start, pinned, last, written)
 
-    def liveness(self, lives: _Lives, place: Place) -> Liveness:
+    def liveness(self, lives: _Lives, place: ProgramPoint) -> Liveness:
         """What is alive at a place."""
         program, block = self.program, self.program.block
         line = self.peak(block, lives, stop=place)
@@ -256,7 +256,7 @@ class _Scan:
         """Per local value, its own bytes."""
         return tuple(_Held(v.bytes, (v.index,)) for v in self.program.locals)
 
-    def peak(self, block: Block, lives: _Lives, stop: Place | None = None) -> _Timeline:
+    def peak(self, block: Block, lives: _Lives, stop: ProgramPoint | None = None) -> _Timeline:
         """The peak of a block; with `stop`, what is alive at that place."""
         line = _Timeline(dict(lives.start), sum(held.bytes for held in lives.start.values()))
         line.totals.append((line.total, ()))
@@ -280,7 +280,9 @@ class _Scan:
                 line.drop(value)
         return line
 
-    def inside(self, instruction: Instruction, stop: Place | None = None) -> _Timeline | None:
+    def inside(
+        self, instruction: Instruction, stop: ProgramPoint | None = None
+    ) -> _Timeline | None:
         """What the largest body holds beyond the instruction's own operands and results."""
         control = instruction.attributes
         blocks = control.bodies
@@ -291,7 +293,9 @@ class _Scan:
         largest = first_largest([line.peak[0] for line in lines])
         return lines[largest] if stop is None else self.body(blocks[largest], outside, stop)
 
-    def body(self, block: Block, outside: int | None, stop: Place | None = None) -> _Timeline:
+    def body(
+        self, block: Block, outside: int | None, stop: ProgramPoint | None = None
+    ) -> _Timeline:
         """What a body holds; its arguments up to `outside` are held around it."""
         start = dict.fromkeys(block.arguments[:outside], _NOTHING)
         pinned = frozenset(start)

@@ -23,7 +23,7 @@ from shardalg.costs.fusion import fused, traffic
 from shardalg.costs.hardware import Hardware, over
 from shardalg.costs.memory import liveness
 from shardalg.costs.symbolic import Sizes, Symbolised
-from shardalg.costs.walk import Step, sent_bytes, walk
+from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.pause import collection_paused
 from shardalg.sizes.formula import Formula
@@ -107,7 +107,7 @@ class _Pricing:
     sizes: Sizes | None = None
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[Execution, ...]:
         """Every instruction but loops and branches, whose bodies are priced."""
         steps = walk(self.program)
         return tuple(s for s in steps if not isinstance(s.instruction.attributes, Control))

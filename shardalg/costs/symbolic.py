@@ -26,11 +26,11 @@ from shardalg.spmd.instructions import (
     Dilate,
     DynamicSlice,
     Extract,
-    Fetch,
+    HaloExchange,
     Insert,
     Loop,
     MaskAt,
-    Pick,
+    OwnerSelect,
     Regroup,
     Resize,
     Slice,
@@ -270,7 +270,7 @@ class _Symboliser:
         if isinstance(attributes, CUT) and any(type(size) is not int for size in sizes):
             raise FormulaError(self.unknown(instruction, sizes))
         made = sum(sizes) if type(attributes) is Concatenate else sizes[0]
-        if isinstance(attributes, (*CUT, Pick)):
+        if isinstance(attributes, (*CUT, OwnerSelect)):
             made = local.shape[attributes.dim]
         shape[attributes.dim] = _plain(Formula.of(made))
         return tuple(shape)
@@ -334,7 +334,7 @@ OPERATORS = (Apply, Extract, Insert)
 """Instructions whose results are those of their node."""
 # Steps of an exchange; of the first three the result is a part of the operand.
 CUT = (Slice, SliceAt, Dilate)
-EXCHANGED = (*CUT, Pick, Fetch, MaskAt, Choose, Concatenate)
+EXCHANGED = (*CUT, OwnerSelect, HaloExchange, MaskAt, Choose, Concatenate)
 
 
 def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digits:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from shardalg.algebra.digits import Digits
 from shardalg.costs.collectives import moves, wire_bytes
-from shardalg.costs.walk import Step, sent_bytes, walk
+from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.spmd.bound import node_of
 from shardalg.spmd.instruction import Collective, Instruction
@@ -21,7 +21,7 @@ MOVES = (Collective, DynamicSlice, Slice, Resize)
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedValue:
     """A collective of a program.
 
     Attributes:
@@ -31,7 +31,7 @@ class Moved:
     """
 
     number: int
-    step: Step[Collective]
+    step: Execution[Collective]
     value: int
     wire_bytes: int | float
 
@@ -64,7 +64,7 @@ class Traffic:
     graph: Graph
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[Execution, ...]:
         """Every instruction in order of execution."""
         return tuple(walk(self.program))
 
@@ -83,18 +83,18 @@ class Traffic:
         return found
 
     @cached_property
-    def collectives(self) -> tuple[Moved, ...]:
+    def collectives(self) -> tuple[MovedValue, ...]:
         """Every collective, in the order of the table of collectives."""
         chosen = [step for step in self.steps if moves(step)]
         return tuple(self._moved(number, step) for number, step in enumerate(chosen))
 
-    def _moved(self, number: int, step: Step[Collective]) -> Moved:
+    def _moved(self, number: int, step: Execution[Collective]) -> MovedValue:
         instruction = step.instruction
         sent = wire_bytes(instruction.attributes, sent_bytes(self.program, instruction))
         value = self._origin(instruction.operands[0])
         if value is None:
             value = node_of(self.graph, instruction).results[0]
-        return Moved(number, step, value, sent)
+        return MovedValue(number, step, value, sent)
 
     def _origin(self, local: int) -> int | None:
         """The graph value that a local value is a layout of, a part of, or was made from."""
@@ -112,7 +112,7 @@ class Traffic:
         """Bytes that a device sends in a step of the program."""
         return sum(moved.step.count * moved.wire_bytes for moved in self.collectives)
 
-    def ends(self, moved: Moved) -> tuple[Local, Local]:
+    def ends(self, moved: MovedValue) -> tuple[Local, Local]:
         """The first and the last local value of the chain of moves around a collective."""
         instruction = moved.step.instruction
         first, last = instruction.operands[0], instruction.results[0]

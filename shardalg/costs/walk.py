@@ -12,7 +12,7 @@ from shardalg.spmd.program import SpmdProgram
 
 
 @dataclass(frozen=True, slots=True)
-class Step(Generic[A_co]):
+class Execution(Generic[A_co]):
     """An instruction, how often it runs per call of the program, and what it runs inside of.
 
     Attributes:
@@ -24,17 +24,17 @@ class Step(Generic[A_co]):
     loops: tuple[Instruction, ...] = ()
 
 
-def walk(program: SpmdProgram) -> Iterator[Step]:
+def walk(program: SpmdProgram) -> Iterator[Execution]:
     """Every instruction that runs; a loop's body comes before the loop itself."""
     yield from _walk(program.block, 1, ())
 
 
-def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[Step]:
+def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[Execution]:
     for instruction in block.instructions:
         attributes = instruction.attributes
         for body in attributes.bodies:
             yield from _walk(body, count * attributes.executions, (*loops, instruction))
-        yield Step(instruction, count, loops)
+        yield Execution(instruction, count, loops)
 
 
 def local_bytes(program: SpmdProgram, values: Iterable[int]) -> Any:

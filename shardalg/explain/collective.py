@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from shardalg.costs.cost import number
-from shardalg.costs.traffic import Moved
+from shardalg.costs.traffic import MovedValue
 from shardalg.errors import StrategyError
 from shardalg.explain.chains import Annotated
 from shardalg.explain.changes import Change, Changes
@@ -36,7 +36,7 @@ class CollectiveExplanation(Answer):
       has, needs: the two sides that disagree.
     """
 
-    moved: Moved
+    moved: MovedValue
     has: Side
     needs: Side
     _trials: Trials = field(repr=False)
@@ -154,7 +154,7 @@ def _other(trial: Trial) -> str:
     return f" The one that sends least, {number(trial.outcome.wire_bytes):,}: {trial.change}."
 
 
-def _headline(moved: Moved, stages: Stages) -> str:
+def _headline(moved: MovedValue, stages: Stages) -> str:
     kind, instruction, graph = moved.alike[0], moved.step.instruction, stages.graph
     axes = ",".join(stages.mesh.texts(moved.digits))
     name = graph.values[moved.value].name

@@ -22,7 +22,7 @@ from shardalg.symbolic.retrace import Alignment, Difference
 
 CHANGE_COLUMNS = ("kind", "where", "source", "at_hints", "here")
 NO_CHANGES = Table(CHANGE_COLUMNS, ())
-Row = tuple[str, str, str, str, str]
+ChangeRow = tuple[str, str, str, str, str]
 BORDER = -1
 """Stands for the node of what moves at the program's border."""
 
@@ -51,7 +51,7 @@ def changes(
     return Table(CHANGE_COLUMNS, (*rows, *_collectives(hints, here), *_peak(hints, here)))
 
 
-def _peak(hints: Stages, here: Stages) -> Iterator[Row]:
+def _peak(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
     if hints.memory.place != here.memory.place:
         first, second = (alive_at(plan.graph, plan.memory) for plan in (hints, here))
         yield "peak", first[0], first[1], first[0], second[0]
@@ -63,7 +63,7 @@ def alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
     return ("the arguments", "") if peak is None else _whose(graph, peak)
 
 
-def _splits(named: Symbolised | None, point: Mapping[str, int]) -> Iterator[Row]:
+def _splits(named: Symbolised | None, point: Mapping[str, int]) -> Iterator[ChangeRow]:
     for fact in named.conditions if named else ():
         if not fact.holds(point):
             yield fact.kind, fact.where, "", str(fact), fact.otherwise(point)
@@ -73,7 +73,7 @@ def _whose(graph: Graph, instruction: Instruction) -> tuple[str, str]:
     return ("border", "") if instruction.node is None else place(graph, instruction.node)
 
 
-def _choices(hints: Stages, here: Stages) -> Iterator[Row]:
+def _choices(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
     first, second = _assignments(hints.program), _assignments(here.program)
     for number in sorted(first.keys() | second.keys()):
         pair = first.get(number, ""), second.get(number, "")
@@ -108,7 +108,7 @@ def place(graph: Graph, node: int) -> tuple[str, str]:
     return graph.values[found.results[0]].name, found.source
 
 
-def _shardings(hints: Stages, here: Stages) -> Iterator[Row]:
+def _shardings(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
     graph = hints.graph
     partner = Alignment(graph, here.graph).partner
     text = cache(Sharding.text)
@@ -122,7 +122,7 @@ def _shardings(hints: Stages, here: Stages) -> Iterator[Row]:
                 yield ("sharding", value.name, source, *pair)
 
 
-def _collectives(hints: Stages, here: Stages) -> Iterator[Row]:
+def _collectives(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
     first, second = _moved(hints.program), _moved(here.program)
     for number in sorted(first.keys() | second.keys()):
         one, other = ("; ".join(side.get(number, ())) for side in (first, second))

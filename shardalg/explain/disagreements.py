@@ -16,7 +16,7 @@ from functools import cached_property
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, overlap
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.traffic import MOVES, Moved, Traffic
+from shardalg.costs.traffic import MOVES, MovedValue, Traffic
 from shardalg.explain.chains import Annotated, annotations_of, dims_of, held
 from shardalg.graph.ir import Graph, Node
 from shardalg.ops.rows import rules
@@ -48,7 +48,7 @@ class Side:
     annotations: tuple[Annotated, ...]
 
 
-def disagreement(sharded: ShardedGraph, traffic: Traffic, moved: Moved) -> tuple[Side, Side]:
+def disagreement(sharded: ShardedGraph, traffic: Traffic, moved: MovedValue) -> tuple[Side, Side]:
     """What the value has, and what is needed of it, each with the annotations behind it."""
     reading = _Reading(sharded, traffic, moved)
     has, needs = reading.has(), reading.needs()
@@ -67,7 +67,7 @@ class _Reading:
 
     sharded: ShardedGraph
     traffic: Traffic
-    moved: Moved
+    moved: MovedValue
 
     @cached_property
     def ends(self) -> tuple[Local, Local]:
@@ -90,8 +90,8 @@ class _Reading:
             words, own = f"{name} is laid out so", held(first.sharding, digits)
             home = self.sharded.shardings[value]
             # An axis on another dimension than at home came from the operator, not by completion.
-            at_home = tuple(d for d in own if dims_of(home, d) == dims_of(first.sharding, d))
-            askers = [(value, at_home)] if at_home else [*self._made(first.index, own)]
+            at_result = tuple(d for d in own if dims_of(home, d) == dims_of(first.sharding, d))
+            askers = [(value, at_result)] if at_result else [*self._made(first.index, own)]
         found = self._annotations(askers) or self._annotations([(value, None)])
         return Side(first.sharding, words, found)
 
@@ -165,7 +165,7 @@ class _Reading:
     def _around(self) -> Iterator[int]:
         """Values by their distance from the collective's, also across the borders of regions."""
         graph, tied = self.graph, defaultdict(list)
-        for tie in graph.ties:
+        for tie in graph.region_arguments:
             tied[tie.source].append(tie.target)
             tied[tie.target].append(tie.source)
         waiting, seen = deque([self.moved.value]), {self.moved.value}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from shardalg.costs.traffic import Moved
+from shardalg.costs.traffic import MovedValue
 from shardalg.explain.changes import Change, Changes, changes, drops
 from shardalg.explain.disagreements import Side, disagreement
 from shardalg.explain.trials import Outcome, Trials
@@ -78,20 +78,20 @@ def _figures(trial: Trial) -> tuple[int | float, ...]:
     return trial.change.changed_dims, outcome.wire_bytes, outcome.peak_memory_bytes
 
 
-def singles(trials: Trials, moved: Moved, sides: tuple[Side, Side]) -> tuple[Trial, ...]:
+def singles(trials: Trials, moved: MovedValue, sides: tuple[Side, Side]) -> tuple[Trial, ...]:
     """Changes of one of the annotations behind a collective."""
     found = changes(trials.stages, sides, moved.digits)
     return ranked(_tried(trials, moved, change) for change in found)
 
 
-def pairs(trials: Trials, moved: Moved, tried: tuple[Trial, ...]) -> tuple[Trial, ...]:
+def pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Changes of two, the first of them one that was tried alone."""
     most = min(MOST_PAIRS, MOST_NODES // max(1, len(trials.stages.graph.nodes)))
     found = dict.fromkeys(islice(_pairs(trials, moved, tried), most))
     return ranked(_tried(trials, moved, pair) for pair in found)
 
 
-def _pairs(trials: Trials, moved: Moved, tried: tuple[Trial, ...]) -> Iterator[Changes]:
+def _pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> Iterator[Changes]:
     """Pairs, the second change of each first one in turn, so that all get some."""
     first = [one.change for one in tried[:MOST_FIRST] if isinstance(one.change, Change)]
     seconds = [_second(trials, moved, change) for change in first]
@@ -104,7 +104,7 @@ def _pairs(trials: Trials, moved: Moved, tried: tuple[Trial, ...]) -> Iterator[C
                 yield pair
 
 
-def _second(trials: Trials, moved: Moved, first: Change) -> Iterator[Changes]:
+def _second(trials: Trials, moved: MovedValue, first: Change) -> Iterator[Changes]:
     """What is left of a collective after a change, explained and changed too."""
     stages = trials.under(first.applied(trials.stages.annotations))
     for left in _left(trials.stages, stages, moved, MOST_LEFT):
@@ -114,7 +114,7 @@ def _second(trials: Trials, moved: Moved, first: Change) -> Iterator[Changes]:
                 yield Changes((first, second))
 
 
-def together(trials: Trials, moved: Moved) -> tuple[Trial, ...]:
+def together(trials: Trials, moved: MovedValue) -> tuple[Trial, ...]:
     """A set of changes, none of which can be left out; empty where axes stay without annotation."""
     most = MOST_NODES // max(1, len(trials.stages.graph.nodes))
     found: tuple[Change, ...] = ()
@@ -131,7 +131,7 @@ def together(trials: Trials, moved: Moved) -> tuple[Trial, ...]:
 
 
 def _dropped(
-    trials: Trials, stages: Stages, moved: Moved, found: tuple[Change, ...]
+    trials: Trials, stages: Stages, moved: MovedValue, found: tuple[Change, ...]
 ) -> tuple[Change, ...]:
     """Changes, and those of what brings the axes along which something still moves under them."""
     known = {change.slots: change for change in found}
@@ -144,7 +144,7 @@ def _dropped(
     return tuple(known.values())
 
 
-def _fewest(trials: Trials, moved: Moved, trial: Trial, order: tuple[Change, ...]) -> Trial:
+def _fewest(trials: Trials, moved: MovedValue, trial: Trial, order: tuple[Change, ...]) -> Trial:
     """The trial without changes that can be left out, tried one after the other."""
     kept = None
     while kept != trial:
@@ -156,7 +156,7 @@ def _fewest(trials: Trials, moved: Moved, trial: Trial, order: tuple[Change, ...
     return trial
 
 
-def _left(before: Stages, after: Stages, moved: Moved, most: int) -> list[Moved]:
+def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[MovedValue]:
     """What moves in a plan instead: alike at a new place, or the value at the same operator.
 
     At most so many of either sort; where there is neither, what is alike.
@@ -169,14 +169,14 @@ def _left(before: Stages, after: Stages, moved: Moved, most: int) -> list[Moved]
     return [*new[:most], *same[:most]] or alike[:most]
 
 
-def _tried(trials: Trials, moved: Moved, change: Change | Changes) -> Trial:
+def _tried(trials: Trials, moved: MovedValue, change: Change | Changes) -> Trial:
     outcome = trials.outcome(change.applied(trials.stages.annotations))
     removes = _removes(moved, trials.now, outcome)
     more = outcome.wire_bytes > trials.now.wire_bytes
     return Trial(change, outcome, removes, outcome.sent.get(moved.place, 0), more)
 
 
-def _removes(moved: Moved, now: Outcome, then: Outcome) -> bool:
+def _removes(moved: MovedValue, now: Outcome, then: Outcome) -> bool:
     """Whether a plan lacks a collective that another has, and does not do the same elsewhere.
 
     Nothing moves the value at that operator, and collectives of its kind along its axes run fewer

@@ -6,7 +6,7 @@ from collections import Counter
 
 from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.cost import number
-from shardalg.costs.walk import Step, sent_bytes, walk
+from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node
 from shardalg.io.table import Table
 from shardalg.ops.excluded import EXCLUDED
@@ -29,7 +29,7 @@ def warnings(program: SpmdProgram, graph: Graph) -> Table:
     gathered. Both give right results. `wire_bytes` is per device and step, over all `count`
     executions and all collectives that the operator causes.
     """
-    gathers: dict[int, list[Step]] = {}
+    gathers: dict[int, list[Execution]] = {}
     for step in walk(program):
         if step.instruction.node is not None:
             gathers.setdefault(step.instruction.node, []).append(step)
@@ -59,7 +59,7 @@ def left_out(graph: Graph) -> Table:
 
 
 def _warning(
-    program: SpmdProgram, graph: Graph, node: Node, steps: list[Step]
+    program: SpmdProgram, graph: Graph, node: Node, steps: list[Execution]
 ) -> tuple[object, ...] | None:
     rows = None if node.bodies else rules(node.signature)
     if (
@@ -89,12 +89,12 @@ def _split_later(rule: Rule) -> frozenset[str]:
     return unsupported_loops(rule) - rule.whole - rule.local
 
 
-def _sent(program: SpmdProgram, step: Step) -> int | float:
+def _sent(program: SpmdProgram, step: Execution) -> int | float:
     held = sent_bytes(program, step.instruction)
     return wire_bytes(step.instruction.attributes, held)
 
 
-def _along(program: SpmdProgram, node: Node, rule: Rule, step: Step) -> bool:
+def _along(program: SpmdProgram, node: Node, rule: Rule, step: Execution) -> bool:
     """Whether a step gathers an operand of the node along a loop that is split later."""
     attributes = step.instruction.attributes
     if type(attributes) is not AllGather:

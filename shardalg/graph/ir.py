@@ -159,7 +159,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Tie:
+class RegionArgument:
     """Two values on the two sides of a region's border that share a sharding.
 
     `target = source` but for `drop` leading dimensions that one side lacks. Kinds: "const" and
@@ -251,7 +251,7 @@ class Graph:
     values: tuple[Value, ...]
     nodes: tuple[Node, ...]
     regions: tuple[Region, ...]
-    ties: tuple[Tie, ...]
+    region_arguments: tuple[RegionArgument, ...]
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     argument_paths: tuple[str, ...]
@@ -384,7 +384,13 @@ def _short(graph: Graph, index: int) -> str:
 
 def _problems(graph: Graph) -> Iterator[str]:
     """What is wrong, in the order in which later checks rely on earlier ones."""
-    for check in (_wrong_numbers, _wrong_types, _wrong_order, _wrong_regions, _wrong_ties):
+    for check in (
+        _wrong_numbers,
+        _wrong_types,
+        _wrong_order,
+        _wrong_regions,
+        _wrong_region_arguments,
+    ):
         found = list(check(graph))
         yield from found
         if found:
@@ -456,9 +462,9 @@ def _wrong_regions(graph: Graph) -> Iterator[str]:
         yield "region 0 has other arguments or results than the graph"
 
 
-def _wrong_ties(graph: Graph) -> Iterator[str]:
-    tied = {tie.target for tie in graph.ties}
-    for tie in (t for t in graph.ties if not t.is_manual):
+def _wrong_region_arguments(graph: Graph) -> Iterator[str]:
+    tied = {tie.target for tie in graph.region_arguments}
+    for tie in (t for t in graph.region_arguments if not t.is_manual):
         source, target = graph.values[tie.source], graph.values[tie.target]
         if source.type.shape[tie.source_drop :] != target.type.shape[tie.target_drop :]:
             sides = [(value.name, value.type) for value in (source, target)]

@@ -35,11 +35,11 @@ def check_types(graph: Graph) -> None:
     found: list[str] = []
 
     def ask(*arrays: Any) -> None:
-        at_hand = dict(zip(known, arrays, strict=True))
+        available = dict(zip(known, arrays, strict=True))
         for signature, source in asked.items():
-            if all(kind in at_hand for kind in signature.operands):
+            if all(kind in available for kind in signature.operands):
                 place = f"{signature.primitive} ({source or 'an unknown line'})"
-                found.extend(f"{place} {fault}" for fault in _faults(signature, at_hand))
+                found.extend(f"{place} {fault}" for fault in _faults(signature, available))
 
     with jax.enable_x64(True):
         jax.make_jaxpr(ask, axis_env=list(axes.items()))(*known.values())
@@ -49,9 +49,9 @@ def check_types(graph: Graph) -> None:
         )
 
 
-def _faults(signature: Signature, at_hand: Mapping[ValueType, Any]) -> Iterator[str]:
+def _faults(signature: Signature, available: Mapping[ValueType, Any]) -> Iterator[str]:
     name = signature.primitive
-    operands = [at_hand[kind] for kind in signature.operands if name not in _WITHOUT_OPERANDS]
+    operands = [available[kind] for kind in signature.operands if name not in _WITHOUT_OPERANDS]
     try:
         results = apply(name, None, signature.params, operands)
     except TraceError:  # JAX cannot be asked

@@ -21,8 +21,8 @@ from shardalg.graph.ir import (
     Params,
     Plain,
     Region,
+    RegionArgument,
     Site,
-    Tie,
     ValueType,
 )
 from shardalg.graph.tracing.control_flow import CALLS, Call
@@ -69,7 +69,7 @@ def loaded(graph: Graph) -> Graph:
     """
     for check in (_wrong_ranges, _wrong_tree, _wrong_values, _wrong_calls, _wrong_collectives):
         _refuse(check(graph))
-    return replace(graph, ties=tuple(_ties(graph)))
+    return replace(graph, region_arguments=tuple(_region_arguments(graph)))
 
 
 def item_type(name: str) -> np.dtype | None:
@@ -249,10 +249,10 @@ def _wrong_call(graph: Graph, node: Node) -> str:
     if sum(call.counts) > len(node.operands) or min(call.counts, default=0) < 0:
         return f"has {len(node.operands)} operands, {call.counts} of them are constants or carried"
     try:
-        ties = list(CALLS[node.primitive](call))
+        region_arguments = list(CALLS[node.primitive](call))
     except ValueError:  # of a strict zip
         return "has another border than its bodies"
-    return _wrong_border(graph, node, ties)
+    return _wrong_border(graph, node, region_arguments)
 
 
 def _check_params(params: Params, kinds: Mapping[str, Any]) -> None:
@@ -278,16 +278,16 @@ def _wrong_collective(graph: Graph, node: Node) -> str:
     return "" if once else f"has pairs {given['perm']} of {count} devices"
 
 
-def _wrong_border(graph: Graph, node: Node, ties: list[Tie]) -> str:
+def _wrong_border(graph: Graph, node: Node, region_arguments: list[RegionArgument]) -> str:
     """Types on the two sides of a call that do not fit; `Graph.check` compares shapes of ties."""
     values, length = graph.values, node.signature.param("length")
-    for tie in ties:
+    for tie in region_arguments:
         ends = values[tie.source].type, values[tie.target].type
         stacked = {"xs": ends[:1], "ys": ends[1:]}.get(tie.kind, ())
         if ends[0].dtype != ends[1].dtype or any(t.shape[:1] != (length,) for t in stacked):
             return f"ties {ends[0]} to {ends[1]} as {tie.kind}"
     if node.primitive == "shard_map":
-        return _wrong_blocks(graph, node, ties)
+        return _wrong_blocks(graph, node, region_arguments)
     if node.primitive == "while":
         said = [values[v].type for v in graph.regions[node.bodies[0]].results]
         return "" if said == [ValueType((), "bool")] else f"has the condition {said}"
@@ -297,13 +297,16 @@ def _wrong_border(graph: Graph, node: Node, ties: list[Tie]) -> str:
     return ""
 
 
-def _wrong_blocks(graph: Graph, node: Node, ties: list[Tie]) -> str:
+def _wrong_blocks(graph: Graph, node: Node, region_arguments: list[RegionArgument]) -> str:
     """Blocks of a manual region that are not what its axes cut from the values around it."""
     sizes = dict(node.signature.param("axes"))
     specs = (*node.signature.param("in_axes"), *node.signature.param("out_axes"))
-    if len(specs) != len(ties) or not {n for s in specs for d in s for n in d} <= sizes.keys():
-        return f"has {len(specs)} specs of {sorted(sizes)} for {len(ties)} values"
-    for spec, tie in zip(specs, ties, strict=True):
+    if (
+        len(specs) != len(region_arguments)
+        or not {n for s in specs for d in s for n in d} <= sizes.keys()
+    ):
+        return f"has {len(specs)} specs of {sorted(sizes)} for {len(region_arguments)} values"
+    for spec, tie in zip(specs, region_arguments, strict=True):
         ends = (tie.source, tie.target) if tie.kind == "block" else (tie.target, tie.source)
         whole, block = (graph.values[end].type.shape for end in ends)
         cut = [math.prod(sizes[name] for name in names) for names in spec]
@@ -325,7 +328,7 @@ def _call(graph: Graph, node: Node) -> Call:
     )
 
 
-def _ties(graph: Graph) -> Iterator[Tie]:
+def _region_arguments(graph: Graph) -> Iterator[RegionArgument]:
     """The ties of all calls, inner ones first, as tracing meets them."""
     for node in graph.nodes:
         if node.bodies:

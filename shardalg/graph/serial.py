@@ -198,7 +198,7 @@ def _graph(saved: _Saved) -> Graph:
             values=tuple(values),
             nodes=tuple(nodes),
             regions=tuple(Region(i, *row) for i, row in enumerate(saved.regions)),
-            ties=(),
+            region_arguments=(),
             sites=tuple(Site(*row) for row in saved.sites),
             left_out=tuple(LeftOut(*row) for row in saved.left_out),
             constants=tuple((i, _RESTORE[kind](*rest)) for i, kind, *rest in saved.constants),

@@ -33,7 +33,7 @@ Array = Any
 
 
 @dataclass(frozen=True)
-class Border:
+class ArrayBorder:
     """One flattened argument or result.
 
     Attributes:
@@ -121,7 +121,9 @@ class Border:
 
 
 def without_empty(
-    function: Callable[..., Sequence[Array]], arguments: Sequence[Border], results: Sequence[Border]
+    function: Callable[..., Sequence[Array]],
+    arguments: Sequence[ArrayBorder],
+    results: Sequence[ArrayBorder],
 ) -> Callable[..., list[Array]]:
     """`function` of blocks, from and to those that have elements; it makes the others itself."""
 
@@ -134,7 +136,9 @@ def without_empty(
 
 
 def with_empty(
-    function: Callable[..., Sequence[Array]], arguments: Sequence[Border], results: Sequence[Border]
+    function: Callable[..., Sequence[Array]],
+    arguments: Sequence[ArrayBorder],
+    results: Sequence[ArrayBorder],
 ) -> Callable[..., list[Array]]:
     """`function` of global arrays with elements, from and to all of them."""
 
@@ -150,14 +154,16 @@ def _empty(shape: tuple[int, ...], dtype: str) -> Array:
     return lax.full(shape, 0, item_type(dtype))
 
 
-def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) -> Border:
+def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) -> ArrayBorder:
     """The border of one value: over the user's mesh where its axes can say it."""
     held = whole(sharding) if 0 in sharding.shape else sharding
     outer = even_prefix(sharding)
-    return Border(path, dtype, sharding, _named(held, run, user), _named(outer, run, user))
+    return ArrayBorder(path, dtype, sharding, _named(held, run, user), _named(outer, run, user))
 
 
-def turned(plain: Border, sharding: Sharding, mesh: Mesh, *, run: Axes, user: Axes) -> Border:
+def turned(
+    plain: ArrayBorder, sharding: Sharding, mesh: Mesh, *, run: Axes, user: Axes
+) -> ArrayBorder:
     """The border of a value that lies in another order of the devices of the program's mesh."""
     places = sharding.mesh.places(mesh)
     there = {"run": run.turned(places), "user": user.turned(places)}
@@ -187,7 +193,7 @@ def put(array: Any, target: NamedSharding) -> jax.Array:
 
 
 def place(
-    graph: Graph, borders: Sequence[Border], args: Sequence[Any], *, padded: bool = True
+    graph: Graph, borders: Sequence[ArrayBorder], args: Sequence[Any], *, padded: bool = True
 ) -> list[jax.Array]:
     """`args` flattened, checked, padded unless told otherwise, and laid out as `borders` say.
 

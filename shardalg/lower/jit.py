@@ -12,7 +12,7 @@ import jax
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph, Node
-from shardalg.lower.arrays import Border, filled, place
+from shardalg.lower.arrays import ArrayBorder, filled, place
 from shardalg.lower.axes import Axes
 
 
@@ -30,8 +30,8 @@ class Twin:
     """
 
     graph: Graph
-    arguments: tuple[Border, ...]
-    results: tuple[Border, ...]
+    arguments: tuple[ArrayBorder, ...]
+    results: tuple[ArrayBorder, ...]
     axes: Axes
     sites: Mapping[int, Sharding]
     donated: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class Twin:
         results = evaluate(self.graph, *given, annotate=self._constrain)
         return tuple(self._uneven(b, x) for b, x in zip(self.results, results, strict=True))
 
-    def _uneven(self, border: Border, x: jax.Array) -> jax.Array:
+    def _uneven(self, border: ArrayBorder, x: jax.Array) -> jax.Array:
         if border.sharding.is_even:
             return x
         return jax.lax.with_sharding_constraint(x, self.axes.named(border.sharding))

@@ -14,7 +14,15 @@ from jax.sharding import Mesh as JaxMesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
 from shardalg.graph.ir import Graph
-from shardalg.lower.arrays import Border, border, filled, place, turned, with_empty, without_empty
+from shardalg.lower.arrays import (
+    ArrayBorder,
+    border,
+    filled,
+    place,
+    turned,
+    with_empty,
+    without_empty,
+)
 from shardalg.lower.axes import Axes, on_whole_axes, run_axes, user_axes
 from shardalg.lower.emit import Emitter, body
 from shardalg.lower.jit import Twin
@@ -42,20 +50,20 @@ class Lowered:
     verified: str = "not verified"
 
     @cached_property
-    def arguments(self) -> tuple[Border, ...]:
+    def arguments(self) -> tuple[ArrayBorder, ...]:
         """One border per flattened argument."""
         dtypes = [self.program.locals[index].dtype for index in self.program.block.arguments]
         return self._borders(self.graph.argument_paths, dtypes, self.program.argument_shardings)
 
     @cached_property
-    def results(self) -> tuple[Border, ...]:
+    def results(self) -> tuple[ArrayBorder, ...]:
         """One border per flattened result."""
         dtypes = [self.program.locals[index].dtype for index in self.program.block.results]
         return self._borders(self.graph.result_paths, dtypes, self.program.result_shardings)
 
     def _borders(
         self, paths: Sequence[str], dtypes: Sequence[str], shardings: Sequence[Sharding]
-    ) -> tuple[Border, ...]:
+    ) -> tuple[ArrayBorder, ...]:
         mesh, found = self.program.mesh, []
         for path, dtype, sharding in zip(paths, dtypes, shardings, strict=True):
             plain = replace(sharding, mesh=mesh)

@@ -25,14 +25,14 @@ from shardalg.algebra.digits import canonical, parts
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import ProofError
 from shardalg.merge.merged import from_table, on_mesh, united
-from shardalg.merge.places import Place, block_of, digits_at, offset_at
+from shardalg.merge.places import DimOrClass, block_of, digits_at, offset_at
 from shardalg.merge.position_tables import Rows, rows_of
 from shardalg.merge.verdict import Verdict
 from shardalg.merge.witness import Failure
 
 TIMEOUT_S = 60.0
 # A place of the unknown sharding: a dimension, a class, or the replicated class of one operand.
-Unknown = tuple[Place, int | None]
+Unknown = tuple[DimOrClass, int | None]
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _read(question: _Question, model: z3.ModelRef) -> Rows:
     def number(name: str) -> int:
         return values[name].as_long() if name in values else 0
 
-    keys: list[Place] = list(range(len(question.places)))
+    keys: list[DimOrClass] = list(range(len(question.places)))
     size = len(question.devices)
     ids = {k: np.array([number(f"id{k}_{d}") for d in range(size)]) for k in keys}
     return Rows(size, {k: number(f"n{k}") for k in keys}, ids)
@@ -236,7 +236,7 @@ def _sharding(question: _Question, found: Rows) -> Sharding:
 
 
 def _named(question: _Question, found: Rows) -> Rows:
-    names: Mapping[int, Place] = {
+    names: Mapping[int, DimOrClass] = {
         k: place for k, (place, _) in enumerate(question.places) if found.parts[k] > 1
     }
     return Rows(

@@ -21,7 +21,7 @@ from shardalg.algebra.restate import restate
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import ShardingError
 from shardalg.merge.merged import from_table
-from shardalg.merge.places import Place, escape
+from shardalg.merge.places import DimOrClass, escape
 from shardalg.merge.position_tables import Rows, join, rows_of
 from shardalg.merge.verdict import Verdict
 from shardalg.merge.witness import Failure
@@ -218,7 +218,7 @@ def _is_chain(sharding: Sharding) -> bool:
     return all(nested(a, b) for i, a in enumerate(digits) for b in digits[:i])
 
 
-def _unbalanced(places: dict[Place, Digits]) -> Failure | None:
+def _unbalanced(places: dict[DimOrClass, Digits]) -> Failure | None:
     """Digits of three meshes: pairs do not decide, so the tiles are counted over one period."""
     period = math.lcm(*(d.stride * d.size for digits in places.values() for d in digits))
     positions = np.arange(period)

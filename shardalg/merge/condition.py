@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardingError
 from shardalg.merge.monomial import ONE, Monomial, NamedDigit, device_count, named_places
-from shardalg.merge.places import Place
+from shardalg.merge.places import DimOrClass
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def condition_of(operands: tuple[Sharding, ...], relation: str, policy: str) -> 
     return Condition(facts, counted) if facts else None
 
 
-Places = Mapping[Place, tuple[NamedDigit, ...]]
+Places = Mapping[DimOrClass, tuple[NamedDigit, ...]]
 Given = tuple[tuple[int, ...], str]
 
 

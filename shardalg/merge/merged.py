@@ -10,7 +10,7 @@ import numpy as np
 from shardalg.algebra.digits import Digit, Digits, Table, overlap
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import CLASSES, Sharding
-from shardalg.merge.places import Place
+from shardalg.merge.places import DimOrClass
 from shardalg.merge.position_tables import Rows
 
 
@@ -71,7 +71,7 @@ def on_own_order(rows: Rows, like: Sharding) -> Sharding:
     return _sharding(like, Mesh.unnamed(rows.size, ids.tolist()), held)
 
 
-def _sharding(like: Sharding, mesh: Mesh, held: Mapping[Place, Digits]) -> Sharding:
+def _sharding(like: Sharding, mesh: Mesh, held: Mapping[DimOrClass, Digits]) -> Sharding:
     dims = tuple(held.get(i, ()) for i in range(len(like.shape)))
     classes = {name: held.get(name, ()) for name in CLASSES}
     return Sharding(mesh, like.shape, dims, like.unspecified_dims).holding(classes)

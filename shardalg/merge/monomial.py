@@ -12,7 +12,7 @@ from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import MeshError
-from shardalg.merge.places import Place
+from shardalg.merge.places import DimOrClass
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def device_count(mesh: Mesh) -> Monomial:
     return _product(Monomial.named(name) for name in mesh.axis_names)
 
 
-def named_places(sharding: Sharding) -> dict[Place, tuple[NamedDigit, ...]] | None:
+def named_places(sharding: Sharding) -> dict[DimOrClass, tuple[NamedDigit, ...]] | None:
     """The digits of every place in the names of the mesh; None if they are not its axes."""
     try:
         cuts = _cuts(sharding)

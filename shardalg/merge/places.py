@@ -5,17 +5,17 @@ from __future__ import annotations
 from shardalg.algebra.digits import Digits, partition_id
 from shardalg.algebra.sharding import CLASSES, Sharding
 
-Place = int | str
+DimOrClass = int | str
 
 
-def digits_at(sharding: Sharding, place: Place) -> Digits:
+def digits_at(sharding: Sharding, place: DimOrClass) -> Digits:
     """The canonical digits of a dimension or a class."""
     if isinstance(place, int):
         return sharding.canonical_dims[place]
     return sharding.classes[CLASSES.index(place)]
 
 
-def block_of(sharding: Sharding, place: Place) -> int:
+def block_of(sharding: Sharding, place: DimOrClass) -> int:
     """What one step of the partition id is worth: the block size; 1 for a class.
 
     A dimension of size 0 has no offsets to compare, so its partition ids are compared.
@@ -23,7 +23,7 @@ def block_of(sharding: Sharding, place: Place) -> int:
     return max(1, sharding.shard_shape[place]) if isinstance(place, int) else 1
 
 
-def offset_at(sharding: Sharding, place: Place, device: int) -> int:
+def offset_at(sharding: Sharding, place: DimOrClass, device: int) -> int:
     """Offset of a dimension, or partition id of a class, on the device with id `device`."""
     position = sharding.mesh.position(device)
     return partition_id(digits_at(sharding, place), position) * block_of(sharding, place)

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardalg.algebra.digits import partition_ids, parts
 from shardalg.algebra.sharding import CLASSES, Sharding
-from shardalg.merge.places import Place
+from shardalg.merge.places import DimOrClass
 
 Ids = np.ndarray
 
@@ -26,20 +26,20 @@ class Rows:
     """
 
     size: int
-    parts: Mapping[Place, int]
-    ids: Mapping[Place, Ids]
+    parts: Mapping[DimOrClass, int]
+    ids: Mapping[DimOrClass, Ids]
 
-    def only(self, places: Iterable[Place]) -> Rows:
+    def only(self, places: Iterable[DimOrClass]) -> Rows:
         """The table of some of the places."""
         held = tuple(places)
         return Rows(self.size, {p: self.parts[p] for p in held}, {p: self.ids[p] for p in held})
 
-    def is_balanced(self, places: tuple[Place, ...]) -> bool:
+    def is_balanced(self, places: tuple[DimOrClass, ...]) -> bool:
         """Whether every tile of these places is held by the same number of devices."""
         counts = self.counts(places)
         return bool((counts == counts[0]).all()) if len(counts) else False
 
-    def counts(self, places: tuple[Place, ...]) -> Ids:
+    def counts(self, places: tuple[DimOrClass, ...]) -> Ids:
         """Number of devices of each tile, tiles in row-major order; empty if there are too many."""
         total = math.prod(self.parts[place] for place in places)
         if total > self.size:
@@ -64,7 +64,7 @@ def rows_of(sharding: Sharding) -> Rows:
     )
 
 
-Clash = tuple[str, tuple[Place, ...]]
+Clash = tuple[str, tuple[DimOrClass, ...]]
 
 
 def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
@@ -92,7 +92,7 @@ def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
     return both if both.is_balanced(tuple(both.parts)) else ("joint", tuple(both.parts))
 
 
-def _agree(place: Place, coarse: Rows, fine: Rows, *, prefixes: bool) -> bool:
+def _agree(place: DimOrClass, coarse: Rows, fine: Rows, *, prefixes: bool) -> bool:
     """Equal ids; with `prefixes` the coarse ones may be the major part of the fine ones."""
     ratio, rest = divmod(fine.parts[place], coarse.parts[place])
     if rest or (ratio > 1 and not prefixes):

@@ -9,7 +9,7 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.condition import Condition, condition_of
 from shardalg.merge.merged import united
-from shardalg.merge.places import Place
+from shardalg.merge.places import DimOrClass
 from shardalg.merge.witness import Failure, Witness, find
 
 
@@ -135,7 +135,7 @@ def _fact_at(sharding: Sharding, witness: Witness, value: int) -> str:
     return f"{text}, up to {end}" if end > value else f"{text}, empty"
 
 
-def _place(place: Place | None) -> str:
+def _place(place: DimOrClass | None) -> str:
     return f"dimension {place}" if isinstance(place, int) else f"the {place} digits"
 
 

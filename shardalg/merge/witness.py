@@ -10,7 +10,7 @@ import numpy as np
 
 from shardalg.algebra.digits import parts
 from shardalg.algebra.sharding import Sharding
-from shardalg.merge.places import Place, digits_at, escape, offset_at
+from shardalg.merge.places import DimOrClass, digits_at, escape, offset_at
 from shardalg.merge.position_tables import rows_of
 
 Pair = tuple[Sharding, Sharding]
@@ -29,7 +29,7 @@ class Failure:
     """
 
     kind: str
-    dims: tuple[Place, ...]
+    dims: tuple[DimOrClass, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Witness:
     """
 
     device: int | None = None
-    dim: Place | None = None
+    dim: DimOrClass | None = None
     offsets: tuple[int, int] | None = None
-    dims: tuple[Place, ...] = ()
+    dims: tuple[DimOrClass, ...] = ()
     tile: tuple[int, ...] = ()
     count: int | None = None
     expected: int | None = None
@@ -65,7 +65,7 @@ def _offset_witness(pair: Pair, failure: Failure) -> Witness:
     raise AssertionError("a refused dimension lies alike on every device")
 
 
-def _likely_first(pair: Pair, place: Place) -> Iterator[int]:
+def _likely_first(pair: Pair, place: DimOrClass) -> Iterator[int]:
     """All devices, those at the strides of the digits first."""
     for s in pair:
         for digit in digits_at(s, place):

@@ -9,7 +9,7 @@ from shardalg.graph.ir import Signature
 from shardalg.ops.families.numbers import Number, at_numbers
 from shardalg.ops.rule import Rule
 
-Place = tuple[int, int]
+OperandDim = tuple[int, int]
 """A dimension of an operand."""
 
 
@@ -50,7 +50,7 @@ def number_along(
     signature: Signature,
     along: Mapping[int, int | None],
     numbers: Mapping[int, Number | None],
-    fills: Mapping[Place, Number | None],
+    fills: Mapping[OperandDim, Number | None],
 ) -> Number | None:
     """What stands in the result where operands have no element along a loop.
 

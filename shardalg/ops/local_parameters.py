@@ -13,10 +13,10 @@ from shardalg.graph.ir import Params, Signature
 from shardalg.ops.families.indexing import numbers, scatter_mode
 from shardalg.ops.loops import dim_loops, moved
 from shardalg.ops.rule import CLIP, PRODUCT, SUM, USER, Access, Guard, Rule, Symbol
-from shardalg.ops.windows import Place, Span, local_params, windowed
+from shardalg.ops.windows import OperandDim, Span, local_params, windowed
 
 Blocks = Mapping[str, int]
-NO_SPANS: Mapping[Place, Span] = MappingProxyType({})
+NO_SPANS: Mapping[OperandDim, Span] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ PLAIN = Emission()
 
 
 def emit(
-    signature: Signature, rule: Rule, blocks: Blocks, spans: Mapping[Place, Span] = NO_SPANS
+    signature: Signature, rule: Rule, blocks: Blocks, spans: Mapping[OperandDim, Span] = NO_SPANS
 ) -> Emission:
     """Local configuration of the operator when loop `l` runs over `blocks[l]` on each device.
 

@@ -82,7 +82,7 @@ def _dependencies(graph: Graph) -> list[list[int]]:
     for node in graph.nodes:
         for value in node.operands if not node.bodies else ():
             edges[value].extend(node.results)
-    for tie in graph.ties:
+    for tie in graph.region_arguments:
         edges[tie.source].append(tie.target)
     return edges
 
@@ -155,7 +155,7 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
             one, other = base[at[i]] + d, base[at[j]] + e
             if parent[one] != parent[other]:
                 classes.join(one, other)
-    for tie in graph.ties:
+    for tie in graph.region_arguments:
         rank = len(graph.values[tie.source].type.shape) - tie.source_drop
         for d in range(rank):
             source = base[tie.source] + tie.source_drop + d

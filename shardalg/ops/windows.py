@@ -15,7 +15,7 @@ from shardalg.ops.families.building import record
 from shardalg.ops.loops import dim_loops
 from shardalg.ops.rule import Rule
 
-Place = tuple[int, int]
+OperandDim = tuple[int, int]
 """Operand and dimension."""
 
 
@@ -67,7 +67,7 @@ def reach(index: Index, blocks: Mapping[str, int]) -> int:
 
 
 def local_params(
-    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[Place, Span]
+    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[OperandDim, Span]
 ) -> Params:
     """Parameters of the local operator that differ: those of the dimensions in `spans`."""
     for name, place in _PLACED.items():
@@ -83,7 +83,7 @@ class _Windowed:
     signature: Signature
     rule: Rule
     blocks: Mapping[str, int]
-    spans: Mapping[Place, Span]
+    spans: Mapping[OperandDim, Span]
 
     def reach(self, dim: int) -> int:
         """Numerators that the blocks need of a dimension of the first operand."""

@@ -3,12 +3,12 @@
 Lifetime of gathers: A gathered copy is shared by its users within one phase (forward, backward,
 update) and not kept from one to the other: weights are gathered on demand and freed (paper,
 section 5.1) where roles of arguments are told. Without roles copies are kept, as XLA keeps them
-(`Options.keeping`). Copies no larger than the value where it lies are kept: freeing them would free
-nothing. `plan.gathers()` lists what is gathered again with its price in bytes and memory
-(`partition/choose/gathers.py`); `Options(keep_gathers=True)` keeps all of it, a number what fits in
-so many bytes, `hoist_gathers=True` gathers the constants of a loop before it; what a loop brings
-home anyway lies in it as its body reads it. `plan.switches()` says what every switch is worth in a
-plan.
+(`Options.keeping`). Copies no larger than the value where it lies are kept: freeing them would
+free nothing. `plan.gathers()` lists what is gathered again with its price in bytes and memory
+(`partition/choose/gathers.py`); `Options(keep_gathers=True)` keeps all of it, a number what fits
+in so many bytes, `hoist_gathers=True` gathers the constants of a loop before it; what a loop
+brings home anyway lies in it as its body reads it. `plan.switches()` says what every switch is
+worth in a plan.
 
 By cost: `Options(policy="cost")` starts from completion and lets any axis serve any loop
 (`partition/by_cost.py`): every node has all its candidates (`choices.py`), every value pays from
@@ -16,7 +16,7 @@ where it is made to its home and from there to each distinct layout that is aske
 of a chip, and coordinate descent (`descent.py`) with random starts and changes of neighbours
 together finds the least; scipy's HiGHS judges it in the tests. What is tied across the border of a
 loop or of branches (a carry wherever it appears, a constant, a stacked value) is one unit of the
-descent, whose options are layouts (`ties.py`). What is chosen are homes, loops and borders;
+descent, whose options are layouts (`regions.py`). What is chosen are homes, loops and borders;
 programs come of them as always. Arguments, results and annotations stay as completed, and
 completion itself stands where its program is no slower. Memory is not limited.
 

@@ -12,15 +12,15 @@ from shardalg.costs.hardware import Hardware, load
 from shardalg.costs.step_time import estimate
 from shardalg.graph.ir import Graph, Node
 from shardalg.ops.rows import rules
-from shardalg.partition.choose.alike import is_remade
 from shardalg.partition.choose.choices import Candidate, candidates, move_s
 from shardalg.partition.choose.component import components
 from shardalg.partition.choose.descent import Asked, Option, Problem, best_of
 from shardalg.partition.choose.key import LoopDigits
-from shardalg.partition.choose.regions import Tied, border, laid, layouts, tied
+from shardalg.partition.choose.node_classes import is_remade
+from shardalg.partition.choose.regions import TiedArguments, border, laid, layouts, tied
 from shardalg.partition.partition import partition
 from shardalg.propagate.options import Options
-from shardalg.propagate.sharded import Border, Reason, ShardedGraph
+from shardalg.propagate.sharded import Reason, RegionBorder, ShardedGraph
 
 STARTS = 8
 """Random starts beside the one from completion, where they take seconds at most."""
@@ -73,7 +73,7 @@ class CostProblem:
         return self.sharded.graph
 
     @cached_property
-    def homes(self) -> tuple[Sharding, ...]:
+    def value_shardings(self) -> tuple[Sharding, ...]:
         """The completed layouts alone, of axes that split something."""
         found = []
         for given in self.sharded.shardings:
@@ -97,27 +97,33 @@ class CostProblem:
         return tuple(self._candidates(node, place) for node, place in self.places)
 
     @cached_property
-    def ties(self) -> tuple[tuple[Tied, tuple[Sharding, ...]], ...]:
+    def region_arguments(self) -> tuple[tuple[TiedArguments, tuple[Sharding, ...]], ...]:
         """What lies alike across borders, each with its layouts: one of its own if annotated."""
         found = []
         for one in tied(self.graph):
             entering = self._entering(one)
-            fixed = [self.homes[v] for v in entering if v in self.sharded.fixed]
-            free = layouts(self.homes[(entering or one.plain)[0]])
+            fixed = [self.value_shardings[v] for v in entering if v in self.sharded.fixed]
+            free = layouts(self.value_shardings[(entering or one.plain)[0]])
             found.append((one, tuple(dict.fromkeys(fixed or free))))
         return tuple(found)
 
-    def _entering(self, one: Tied) -> list[int]:
+    def _entering(self, one: TiedArguments) -> list[int]:
         """What are arguments of bodies among these."""
         return [v for v, _ in one.makes if self.graph.producer[v] is None]
 
     def _candidates(self, node: Node, place: int) -> tuple[Candidate, ...]:
-        homes = tuple(self.homes[v] for v in (*node.operands, *node.results))
+        value_shardings = tuple(self.value_shardings[v] for v in (*node.operands, *node.results))
         if rules(node.signature):
-            return candidates(node.signature, homes, place, self.hardware, finite=self.finite)
+            return candidates(
+                node.signature, value_shardings, place, self.hardware, finite=self.finite
+            )
         count = len(node.operands)
-        asks = tuple((k, whole(home)) for k, home in enumerate(homes[:count]))
-        makes = tuple((k, whole(home)) for k, home in enumerate(homes[count:]))
+        asks = tuple(
+            (k, whole(result_sharding)) for k, result_sharding in enumerate(value_shardings[:count])
+        )
+        makes = tuple(
+            (k, whole(result_sharding)) for k, result_sharding in enumerate(value_shardings[count:])
+        )
         return (Candidate((), asks, makes, 0.0),)
 
     @cached_property
@@ -127,34 +133,40 @@ class CostProblem:
             tuple(self._option(node, candidate) for candidate in found)
             for (node, _), found in zip(self.places, self.found, strict=True)
         ]
-        units += [tuple(_agreed(one, layout) for layout in found) for one, found in self.ties]
-        still = {v for one, _ in self.ties for v in self._entering(one)} - self.sharded.fixed
-        given, homes = self._fixed()
+        units += [
+            tuple(_agreed(one, layout) for layout in found) for one, found in self.region_arguments
+        ]
+        still = {
+            v for one, _ in self.region_arguments for v in self._entering(one)
+        } - self.sharded.fixed
+        given, value_shardings = self._fixed()
         wanted = tuple(self._wanted())
         asked = {value for value, _ in wanted}
         alone = {v for v, users in enumerate(self.graph.users) if len(users) == 1} - asked
         return Problem(
-            tuple(units), given, homes, wanted,
+            tuple(units), given, value_shardings, wanted,
             move=self._move, alone=frozenset(alone), still=frozenset(still),
         )  # fmt: skip
 
     def _option(self, node: Node, candidate: Candidate) -> Option:
         times = self.graph.trip_count(node)
-        asks = tuple((node.operands[k], layout) for k, layout in candidate.demands)
+        asks = tuple((node.operands[k], layout) for k, layout in candidate.required_shardings)
         makes = tuple((node.results[k], layout) for k, layout in candidate.produced)
         return Option(asks, makes, candidate.compute_s * times)
 
     def _fixed(self) -> tuple[dict[int, Sharding], dict[int, Sharding]]:
         """What no unit makes, and what keeps its completed home."""
-        graph, homes = self.graph, self.homes
-        made = {v for one, _ in self.ties for v, _ in one.makes}
+        graph, value_shardings = self.graph, self.value_shardings
+        made = {v for one, _ in self.region_arguments for v, _ in one.makes}
         entering = (v for region in graph.regions for v in region.arguments)
         left = (v for node in graph.walk() if node.bodies for v in node.results)
-        given = {v: homes[v] for v in (*entering, *graph.arguments) if v not in made}
-        given |= {v: whole(homes[v]) for v, _ in graph.constants}
-        given |= {v: homes[v] for v in left if v not in made}
-        kept = {v: homes[v] for v in (*given, *self.sharded.fixed) if v < len(homes)}
-        return given, kept | {v: whole(homes[v]) for v, _ in graph.constants}
+        given = {v: value_shardings[v] for v in (*entering, *graph.arguments) if v not in made}
+        given |= {v: whole(value_shardings[v]) for v, _ in graph.constants}
+        given |= {v: value_shardings[v] for v in left if v not in made}
+        kept = {
+            v: value_shardings[v] for v in (*given, *self.sharded.fixed) if v < len(value_shardings)
+        }
+        return given, kept | {v: whole(value_shardings[v]) for v, _ in graph.constants}
 
     def _wanted(self) -> Iterator[Asked]:
         """What the function gives back, and what no tie says of what calls take and hand on."""
@@ -162,7 +174,7 @@ class CostProblem:
         for value, given in zip(graph.results, self.sharded.results, strict=True):
             dims = tuple(tuple(d for d in dim if d.size > 1) for dim in given.dims)
             yield value, interned(given.mesh, given.shape, dims, ())
-        said = {(one.call, v) for one, _ in self.ties for v, _ in one.asks}
+        said = {(one.call, v) for one, _ in self.region_arguments for v, _ in one.asks}
         for node in graph.walk():
             if node.bodies:
                 asked = self._border_asks(node)
@@ -170,7 +182,7 @@ class CostProblem:
 
     def _border_asks(self, node: Node) -> Iterator[Asked]:
         """What the completed border of a call asks of its operands and of its bodies' results."""
-        agreed = border(self.graph, node, self.homes)
+        agreed = border(self.graph, node, self.value_shardings)
         yield from zip(node.operands, agreed.operands, strict=True)
         for body, (_, results) in zip(node.bodies, agreed.bodies, strict=True):
             yield from zip(self.graph.regions[body].results, results, strict=True)
@@ -208,8 +220,8 @@ class CostProblem:
 
     def _apart(self, option: Option) -> float:
         """Seconds of an option alone, from and to the completed layouts."""
-        asks = sum(self._move(v, self.homes[v], layout) for v, layout in option.asks)
-        makes = sum(self._move(v, layout, self.homes[v]) for v, layout in option.makes)
+        asks = sum(self._move(v, self.value_shardings[v], layout) for v, layout in option.asks)
+        makes = sum(self._move(v, layout, self.value_shardings[v]) for v, layout in option.makes)
         return option.seconds + asks + makes
 
     def applied(self, taken: Sequence[int]) -> ShardedGraph:
@@ -219,31 +231,37 @@ class CostProblem:
         for (node, _), found, k in zip(self.places, self.found, taken, strict=False):
             if rules(node.signature):
                 loops[node.index] = (*loops.get(node.index, ()), found[k].loops)
-        homes, changed = list(self.sharded.shardings), []
+        value_shardings, changed = list(self.sharded.shardings), []
         for value in problem.makers:
-            if value not in problem.homes:
-                at = problem.home(value, taken)[1]
-                homes[value] = interned(at.mesh, at.shape, at.dims, ())
-                if homes[value].dims != self.homes[value].dims:
-                    changed.append(Reason(value, homes[value], "chosen by cost"))
+            if value not in problem.value_shardings:
+                at = problem.result_sharding(value, taken)[1]
+                value_shardings[value] = interned(at.mesh, at.shape, at.dims, ())
+                if value_shardings[value].dims != self.value_shardings[value].dims:
+                    changed.append(Reason(value, value_shardings[value], "chosen by cost"))
         history = partial(_history, self.sharded, tuple(changed))
         borders = self._borders(taken[len(self.places) :])
         return replace(
-            self.sharded, shardings=tuple(homes), loops=loops, borders=borders, _history=history
+            self.sharded,
+            shardings=tuple(value_shardings),
+            loops=loops,
+            borders=borders,
+            _history=history,
         )
 
-    def _borders(self, taken: Sequence[int]) -> dict[int, Border]:
+    def _borders(self, taken: Sequence[int]) -> dict[int, RegionBorder]:
         """The borders of calls with these layouts of what is tied."""
-        homes: dict[int, list[Sharding]] = {}
-        for (one, found), k in zip(self.ties, taken, strict=True):
-            here = homes.setdefault(one.call, list(self.homes))
+        value_shardings: dict[int, list[Sharding]] = {}
+        for (one, found), k in zip(self.region_arguments, taken, strict=True):
+            here = value_shardings.setdefault(one.call, list(self.value_shardings))
             for value in one.plain:
                 here[value] = found[k]
         nodes = self.graph.nodes
-        return {call: border(self.graph, nodes[call], here) for call, here in homes.items()}
+        return {
+            call: border(self.graph, nodes[call], here) for call, here in value_shardings.items()
+        }
 
 
-def _agreed(one: Tied, layout: Sharding) -> Option:
+def _agreed(one: TiedArguments, layout: Sharding) -> Option:
     """What is tied in this layout."""
     asks, makes = (tuple(laid(place, layout) for place in side) for side in (one.asks, one.makes))
     return Option(asks, makes, 0.0)

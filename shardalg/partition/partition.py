@@ -16,9 +16,9 @@ from shardalg.costs.compute import operand_type
 from shardalg.costs.hardware import load
 from shardalg.graph.ir import Node
 from shardalg.partition.choose import gathers
-from shardalg.partition.choose.alike import kinds, repeats
 from shardalg.partition.choose.gathers import Copied, GatherChoice
 from shardalg.partition.choose.key import NodeKey
+from shardalg.partition.choose.node_classes import kinds, repeats
 from shardalg.partition.choose.node_plan import NodePlan, node_plan
 from shardalg.partition.choose.regions import border
 from shardalg.partition.choose.sent import sent_bytes
@@ -63,7 +63,7 @@ class Partitioner:
     ) -> None:
         self.sharded = sharded
         self.graph = sharded.graph
-        self.homes = list(self._plain(sharded.shardings))
+        self.value_shardings = list(self._plain(sharded.shardings))
         self._hand_out()
         self.alike = kinds(self.graph)
         self.kinds = self._kinds()
@@ -80,8 +80,10 @@ class Partitioner:
     def run(self) -> SpmdProgram:
         """The whole program."""
         graph, context = self.graph, self.context
-        context.at_hand = [context.tuples.number((home,)) for home in self.homes]
-        context.first = [UNMADE] * len(self.homes)
+        context.available = [
+            context.tuples.number((result_sharding,)) for result_sharding in self.value_shardings
+        ]
+        context.first = [UNMADE] * len(self.value_shardings)
         given, wanted = self.sharded.annotations, self.sharded.annotations.results
         entering, leaving = border_orders(graph, given.sites, wanted, given.orders)
         arguments = tuple(
@@ -89,7 +91,7 @@ class Partitioner:
         )
         constants = tuple((self._constant(v), v) for v, _ in graph.constants)
         context.deferrable = self.alike.deferrable[self.options.switches.finite_sums]
-        self.begin = list(context.at_hand), list(context.first)
+        self.begin = list(context.available), list(context.first)
         self._region(0)
         results_at = self._plain(self.sharded.results)
         results_at = tuple(
@@ -108,22 +110,26 @@ class Partitioner:
 
     def _entered(self, value: int, order: Mesh | None) -> int:
         """An argument; one in another order of the devices is permuted first."""
-        home, context = self.homes[value], self.context
-        lies = _turned(home, order)
-        if lies is home:
-            return context.given(value, home)
+        result_sharding, context = self.value_shardings[value], self.context
+        lies = _turned(result_sharding, order)
+        if lies is result_sharding:
+            return context.given(value, result_sharding)
         dtype = self.graph.values[value].type.dtype
-        first = context.new_local(home.shard_shape, dtype, lies, value)
+        first = context.new_local(result_sharding.shard_shape, dtype, lies, value)
         cause = Cause(None, "forward", context.roles[value], Why(Purpose.ARGUMENT_ORDER))
-        context.hold(value, home, context.turn(first, home, home.mesh, cause))
+        context.hold(
+            value,
+            result_sharding,
+            context.turn(first, result_sharding, result_sharding.mesh, cause),
+        )
         return first
 
     def _left(self, value: int, layout: Sharding) -> int:
         """A result; one in another order of the devices is permuted at last."""
         mesh, cause = self.sharded.mesh, Cause(None, self._phase(value), why=Why(Purpose.RESULT))
         if layout.mesh == mesh:
-            return self.context.demand(value, layout, cause)
-        local = self.context.demand(value, replace(layout, mesh=mesh), cause)
+            return self.context.required(value, layout, cause)
+        local = self.context.required(value, replace(layout, mesh=mesh), cause)
         last = cause._replace(why=Why(Purpose.RESULT_ORDER))
         return self.context.turn(local, layout, mesh, last)
 
@@ -144,21 +150,21 @@ class Partitioner:
 
         As it would without an annotation (`propagate.border`): XLA replicates such a result.
         """
-        graph, homes = self.graph, self.homes
+        graph, value_shardings = self.graph, self.value_shardings
         handed = Counter(graph.results)
         results = zip(graph.results, self._plain(self.sharded.results), strict=True)
         for value, result in results:
             free = value not in self.sharded.fixed and graph.producer[value] is not None
             alone = free and not graph.users[value] and handed[value] == 1
-            if alone and even_prefix(homes[value]) != homes[value]:
-                homes[value] = result
+            if alone and even_prefix(value_shardings[value]) != value_shardings[value]:
+                value_shardings[value] = result
 
     def _phase(self, value: int) -> str:
         producer = self.graph.producer[value]
         return "forward" if producer is None else self.graph.nodes[producer].phase
 
     def _constant(self, value: int) -> int:
-        return self.context.given(value, whole(self.homes[value]))
+        return self.context.given(value, whole(self.value_shardings[value]))
 
     def _kinds(self) -> list[int | None]:
         numbers, loops = self.alike.numbers, self.sharded.loops
@@ -178,7 +184,7 @@ class Partitioner:
             if kind is None:
                 self._call(node) if node.bodies else self._written(node)
                 continue
-            key = pick[number](context.at_hand)
+            key = pick[number](context.available)
             found = recipes[kind].get(key)
             if found is None:
                 found = recipes[kind][key] = self._recipe(node)
@@ -187,8 +193,8 @@ class Partitioner:
                 self._hold_remade(node)
 
     def _recipe(self, node: Node) -> Recipe:
-        homes = tuple([self.homes[v] for v in node.results])
-        made = recipe(self.context, node, self._planned(node, homes), homes)
+        value_shardings = tuple([self.value_shardings[v] for v in node.results])
+        made = recipe(self.context, node, self._planned(node, value_shardings), value_shardings)
         return made._replace(is_remade=self.alike.remade[self.alike.number(node)])
 
     def _written(self, node: Node) -> None:
@@ -196,26 +202,28 @@ class Partitioner:
         context, (value,), (result,) = self.context, node.operands, node.results
         why = Why(Purpose.WRITTEN)
         cause = context.cause(node, why)._replace(role=context.roles[value])
-        given = context.demand(value, whole(self.homes[value]), cause)
-        layout, dtype = whole(self.homes[result]), self.graph.values[result].type.dtype
+        given = context.required(value, whole(self.value_shardings[value]), cause)
+        layout, dtype = whole(self.value_shardings[result]), self.graph.values[result].type.dtype
         made = context.new_local(layout.shard_shape, dtype, layout, result)
         asked = written(node.signature, self.sharded.mesh)
         assert asked is not None, f"{node.primitive} is no collective of the user's"
         context.emit(asked, (given,), (made,), cause)
-        settle(context, node, (result, made, layout), self.homes[result])
+        settle(context, node, (result, made, layout), self.value_shardings[result])
 
-    def key(self, node: Node, homes: tuple[Sharding, ...]) -> NodeKey:
+    def key(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodeKey:
         """What the choice at a node depends on, as the program stands."""
-        at_hand = tuple([self.context.sources(v) for v in node.operands])
+        available = tuple([self.context.sources(v) for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
         rates = self.rates(operand_type(node.signature))
         number, options = self.alike.number(node), self.options
         values, unread = self.alike.reads[number], self.alike.unread[number]
         how = options.switches.pad_blocks, options.switches.finite_sums
-        return NodeKey(node.signature, values, at_hand, homes, rates, loops, unread, *how)
+        return NodeKey(
+            node.signature, values, available, value_shardings, rates, loops, unread, *how
+        )
 
-    def _planned(self, node: Node, homes: tuple[Sharding, ...]) -> NodePlan:
-        return node_plan(self.key(node, homes))
+    def _planned(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodePlan:
+        return node_plan(self.key(node, value_shardings))
 
     def _hold_remade(self, node: Node) -> None:
         self.context.hold_remade(
@@ -245,10 +253,10 @@ class Partitioner:
         if agreed is None:
             if node.primitive == "scan":
                 self._place_constants(node)
-            agreed = border(self.graph, node, self.homes)
+            agreed = border(self.graph, node, self.value_shardings)
         cause = context.cause(node, Why(TAKES[node.primitive]))
         operands = tuple(
-            context.demand(v, layout, cause)
+            context.required(v, layout, cause)
             for v, layout in zip(node.operands, agreed.operands, strict=True)
         )
         blocks = [
@@ -261,7 +269,7 @@ class Partitioner:
         )
         context.emit(control(node, blocks, self.sharded.mesh), operands, made, cause)
         for value, local, layout in zip(node.results, made, agreed.results, strict=True):
-            settle(context, node, (value, local, layout), self.homes[value])
+            settle(context, node, (value, local, layout), self.value_shardings[value])
 
     def _place_constants(self, node: Node) -> None:
         """Give the loop's constants, at its border, the layout in which alone its body reads them.
@@ -273,27 +281,29 @@ class Partitioner:
         context, (body,) = self.context, node.bodies
         constants = self.graph.regions[body].arguments[: node.signature.param("num_consts")]
         outer = zip(constants, node.operands, strict=False)
-        brought = {v for v, value in outer if self.homes[v] not in context.sources(value)}
+        brought = {v for v, value in outer if self.value_shardings[v] not in context.sources(value)}
         if not (brought or self.options.hoist_gathers):
             return
         made = len(context.locals)
-        block, copies = self._opened(node, body, border(self.graph, node, self.homes).bodies[0])
+        block, copies = self._opened(
+            node, body, border(self.graph, node, self.value_shardings).bodies[0]
+        )
         del context.locals[made:]
         read = Counter(local for each in block.instructions for local in each.operands)
         for value, local in zip(constants, block.arguments, strict=False):
-            home = self.homes[value]
-            found = {layout for v, layout, _ in copies if v == value and layout != home}
+            result_sharding = self.value_shardings[value]
+            found = {layout for v, layout, _ in copies if v == value and layout != result_sharding}
             if len(found) != 1:
                 continue
             (layout,) = found
             alone = value in brought and read[local] == 1 and local not in block.results
-            is_free = alone and prod(layout.shard_shape) <= prod(home.shard_shape)
+            is_free = alone and prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
             if is_free or self.options.hoist_gathers:
-                self.homes[value] = layout
+                self.value_shardings[value] = layout
             if self.options.hoist_gathers and not is_free:
                 once = self.graph.trip_count(node)
                 times = once * node.signature.param("length")
-                copied = Copied(value, home, layout, "hoist_gathers", times, once)
+                copied = Copied(value, result_sharding, layout, "hoist_gathers", times, once)
                 self.hoisted.append(copied)
 
     def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:
@@ -305,16 +315,16 @@ class Partitioner:
     ) -> tuple[Block, Copies]:
         """A planned body, and the layouts in which it has its values."""
         context, region = self.context, self.graph.regions[body]
-        outer = context.at_hand, context.first, context.copies, context.instructions
+        outer = context.available, context.first, context.copies, context.instructions
         found = context.brought, context.fetched, context.lasting, context.phase
-        context.at_hand, context.first = map(list, self.begin)
+        context.available, context.first = map(list, self.begin)
         context.copies, context.instructions = {}, []
         context.brought, context.fetched, context.lasting = {}, {}, {}
         arguments = open_body(context, region, layouts[0])
         self._region(body)
         results = close_body(context, node, region, layouts[1])
         block, copies = Block(arguments, tuple(context.instructions), results), context.copies
-        context.at_hand, context.first, context.copies, context.instructions = outer
+        context.available, context.first, context.copies, context.instructions = outer
         context.brought, context.fetched, context.lasting, context.phase = found
         return block, copies
 

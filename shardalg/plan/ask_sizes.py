@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardalg.io.table import Table
-from shardalg.plan import ties
+from shardalg.plan import plan_conditions
 from shardalg.plan.planned import Planned
 from shardalg.renamed import also_without_call
 
@@ -67,9 +67,9 @@ class SizeAnswers(Planned):
     def _conditions_table(self) -> Table:
         """The table behind `conditions`; empty in a plan in numbers."""
         if self._symbolised is None:
-            return ties.NO_CONDITIONS
+            return plan_conditions.NO_CONDITIONS
         memory = self._stages.memory
-        return ties.conditions(self._symbolised, self._guards, self.options, memory)
+        return plan_conditions.conditions(self._symbolised, self._guards, self.options, memory)
 
     @property
     def unguarded(self) -> str:

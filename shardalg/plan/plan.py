@@ -202,11 +202,11 @@ def plan(
     traced = trace_arguments(fn, args, axes, border=(roles, donate_argnums))
     if strategy.mesh is None:
         strategy = replace(strategy, mesh=own_mesh(traced))
-    return _planned(replace(traced, home=strategy.mesh), strategy, options)
+    return _planned(replace(traced, first_mesh=strategy.mesh), strategy, options)
 
 
 def _planned(traced: Traced, strategy: Strategy, options: Options) -> Plan:
-    annotations = with_own(resolve(traced.graph, strategy, traced.home), traced)
+    annotations = with_own(resolve(traced.graph, strategy, traced.first_mesh), traced)
     return from_annotations(traced, annotations, options)
 
 

@@ -14,7 +14,7 @@ again in numbers, and stands if it gives the same (`sizes/decided.py`).
 A fact knows who asked: the call, the node that was planned, and of a choice what was weighed
 against what (`Recorder.about`). On recorded sizes a choice prices all candidates and notes just
 what makes the best one the best (`first_least`): of a scanned train step 570 facts instead of 704,
-each of them the condition under which a choice stays. `plan.conditions` (`plan/ties.py`)
+each of them the condition under which a choice stays. `plan.conditions` (`plan/plan_conditions.py`)
 shows them, the nearest first, each with its margin and the size at which it turns.
 
 Saved plans hold the graph as data, the annotations and the options. Every value is read as the

@@ -119,7 +119,7 @@ def parts(content: Mapping[str, Any]) -> tuple[Traced, Annotations, Options]:
       ShardalgError: what cannot be of layouts, meshes, options and sizes.
     """
     traced = read_traced(content)
-    annotations = read_annotations(content["annotations"], traced.graph, traced.home)
+    annotations = read_annotations(content["annotations"], traced.graph, traced.first_mesh)
     settings = records.read(_Settings, content["options"], "options")
     return traced, annotations, Options.of(records.values(settings, _Settings))
 
@@ -154,7 +154,7 @@ def _plain(layout: Sharding | None) -> dict[str, Any] | None:
     return records.values(layout, _Layout)
 
 
-def read_annotations(data: object, graph: Graph, home: Mesh | None) -> Annotations:
+def read_annotations(data: object, graph: Graph, first_mesh: Mesh | None) -> Annotations:
     """The annotations that `annotations_json` wrote, if they are those of the graph.
 
     Args:
@@ -171,7 +171,7 @@ def read_annotations(data: object, graph: Graph, home: Mesh | None) -> Annotatio
     )
     orders = tuple((side, at, Mesh(saved.axes, ids)) for side, at, ids in saved.orders)
     annotations = Annotations(mesh, arguments, results, sites, orders=orders)
-    check_fit(graph, annotations, home)
+    check_fit(graph, annotations, first_mesh)
     return annotations
 
 

@@ -49,7 +49,7 @@ class Traced:
     donated: tuple[int, ...] = ()
     fn: Callable[..., Any] | None = None
     symbols: Symbols | None = None
-    home: Mesh | None = None
+    first_mesh: Mesh | None = None
     narrow: Graph | None = None
 
     def __post_init__(self) -> None:
@@ -134,7 +134,7 @@ class Traced:
             "symbols": None if self.symbols is None else self.symbols.to_json(),
             "argument_roles": list(self.argument_roles),
             "donated": list(self.donated),
-            "home": self.home and values(self.home, Mesh),
+            "home": self.first_mesh and values(self.first_mesh, Mesh),
         }
 
 
@@ -196,8 +196,8 @@ def read_traced(content: Mapping[str, Any]) -> Traced:
     donated = read(tuple[int, ...], content["donated"], "donated")
     if len(argument_roles) != len(graph.arguments) or len(set(donated)) != len(donated):
         raise PlanFileError(f"{argument_roles}, {donated}: a role per argument, each donated once.")
-    home = read(Mesh | None, content["home"], "home")
-    made = Traced(graph, argument_roles, donated=donated, home=home)
+    first_mesh = read(Mesh | None, content["home"], "home")
+    made = Traced(graph, argument_roles, donated=donated, first_mesh=first_mesh)
     if named is None:
         return made
     from shardalg.symbolic import symbols
@@ -227,17 +227,19 @@ def with_own(annotations: Annotations, traced: Traced) -> Annotations:
     arguments = tuple(
         given
         if given is not None or carried is None
-        else _own_layout(carried, type_.shape, annotations.mesh, home=traced.home)
+        else _own_layout(carried, type_.shape, annotations.mesh, first_mesh=traced.first_mesh)
         for given, carried, type_ in zip(annotations.arguments, own, types, strict=True)
     )
     sides = (arguments, annotations.results, annotations.sites)
     return Annotations.of(annotations.mesh, *sides, orders=annotations.orders)
 
 
-def _own_layout(carried: Any, shape: tuple[int, ...], mesh: Mesh, *, home: Mesh | None) -> Sharding:
+def _own_layout(
+    carried: Any, shape: tuple[int, ...], mesh: Mesh, *, first_mesh: Mesh | None
+) -> Sharding:
     """By the names of its axes, or on the mesh that it is on where that is another one."""
     there = Sharding.from_named(carried, shape)
     axes = {ref.name for dim in there.dims for ref in there.mesh.refs(dim)}
-    if is_another(there.mesh, mesh, axes=axes, home=home or mesh):
+    if is_another(there.mesh, mesh, axes=axes, first_mesh=first_mesh or mesh):
         return placed(there, mesh, shape)
     return Sharding.from_named(carried, shape, mesh)

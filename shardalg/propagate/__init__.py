@@ -3,8 +3,8 @@
 Annotations are an identity primitive that carries names, and the mesh that a `mesh_split` or a
 constraint brings. One trace serves every mesh and every strategy, but that a `shard_map` fixes the
 sizes of its axes; `plan.replan` never traces. What brings the mesh on which the function was
-planned first (`Traced.home`: sizes and device order) follows the plan to every mesh on which it is
-planned again. Every other mesh is itself, whatever the names of its axes
+planned first (`Traced.first_mesh`: sizes and device order) follows the plan to every mesh on which
+it is planned again. Every other mesh is itself, whatever the names of its axes
 (`propagate/other_mesh.py`): over the same devices in any order, its axes become axes and sub-axes
 of the plan's; over others it is refused. An order of the devices that no digits of the mesh write
 (a reversed ring, a snake) is the same axes on a mesh with other device ids (`restate.in_order`):
@@ -17,13 +17,13 @@ Arguments' own NamedShardings are read by the same rule.
 Completion follows a table (role class of the row, direction) to a level, and a handful of rules
 about merging (`propagate/gspmd/priority.py`, `step.py`). Each step is a pure function of (row,
 layouts) and is looked up by integers, so a deep model costs one dictionary lookup per visit;
-operators that it cannot tell apart are one `Kind` (`kinds.py`), found once per function. Policy
-`shardy` has another step (`factors.py`: loop by loop, all tensors at once), another table
-(`schedule.py`) and another order (`worklist.py`: what changed is followed first) on another view
-of the graph (`edges.py`: a loop's carry is one edge). Both visit operators from the results down,
-as XLA orders instructions (`index.post_order`): where layouts conflict, the first wins. Under
-gspmd an annotated argument is refined on the way like any value as soon as another argument is
-open, and has its annotation again at the end (`border.settle`).
+operators that it cannot tell apart are one `OperatorClass` (`operator_classes.py`), found once per
+function. Policy `shardy` has another step (`factors.py`: loop by loop, all tensors at once),
+another table (`schedule.py`) and another order (`worklist.py`: what changed is followed first) on
+another view of the graph (`edges.py`: a loop's carry is one edge). Both visit operators from the
+results down, as XLA orders instructions (`index.post_order`): where layouts conflict, the first
+wins. Under gspmd an annotated argument is refined on the way like any value as soon as another
+argument is open, and has its annotation again at the end (`border.settle`).
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def _loose_arguments(graph: Graph, annotations: Annotations, policy: str) -> lis
     saved_parameter_shardings at the end).
     """
     pairs = [*zip(graph.arguments, annotations.arguments, strict=True)]
-    used = {tie.source for tie in graph.ties} | set(graph.results)
+    used = {tie.source for tie in graph.region_arguments} | set(graph.results)
     free = [v for v, s in pairs if s is None and (graph.users[v] or v in used)]
     if policy != "gspmd" or not free:
         return []
@@ -236,11 +236,13 @@ def _settle_loops(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[tu
     Returns:
       (value changed, body argument whose layout it took).
     """
-    carried = {(tie.call, tie.source): tie.target for tie in graph.ties if tie.kind == "carry"}
+    carried = {
+        (tie.call, tie.source): tie.target for tie in graph.region_arguments if tie.kind == "carry"
+    }
     repairs = [(source, argument) for (_, source), argument in carried.items()]
     repairs += [
         (tie.target, carried[tie.call, tie.source])
-        for tie in graph.ties
+        for tie in graph.region_arguments
         if tie.kind == "result" and (tie.call, tie.source) in carried
     ]
     changed = []

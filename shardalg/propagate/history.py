@@ -9,8 +9,8 @@ from shardalg.graph.ir import Graph
 from shardalg.propagate.border import Settled
 from shardalg.propagate.gspmd.fixpoint import Fixpoint
 from shardalg.propagate.gspmd.step import Numbers
-from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import extends
+from shardalg.propagate.operator_classes import Dims, OperatorClass
 from shardalg.propagate.sharded import Conflict, Reason
 
 
@@ -100,7 +100,7 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
 
 
 def _refused(
-    kind: Kind, numbers: Numbers, fixpoint: Fixpoint
+    kind: OperatorClass, numbers: Numbers, fixpoint: Fixpoint
 ) -> Iterator[tuple[int, str, Dims, Numbers]]:
     """(target, direction, layout asked for, sources) that a target's free dimensions lack."""
     layouts = fixpoint.layouts

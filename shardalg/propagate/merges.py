@@ -9,8 +9,8 @@ from shardalg.propagate.gspmd import priority
 from shardalg.propagate.gspmd.fixpoint import Change
 from shardalg.propagate.gspmd.step import Numbers, Offer, offers, wishes
 from shardalg.propagate.history import Record
-from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import Layouts
+from shardalg.propagate.operator_classes import Dims, OperatorClass
 from shardalg.propagate.sharded import Merge
 
 
@@ -38,13 +38,13 @@ def _replayed(record: Record) -> Iterator[Merge]:
         numbers[value] = change.number
 
 
-def _target(tensors: Numbers, kind: Kind, change: Change) -> int:
+def _target(tensors: Numbers, kind: OperatorClass, change: Change) -> int:
     side = kind.results if change.direction == priority.FORWARD else kind.operands
     return next(k for k in side if tensors[k] == change.value)
 
 
 def _merged(
-    kind: Kind, key: Numbers, layouts: Layouts, where: tuple[int, Change]
+    kind: OperatorClass, key: Numbers, layouts: Layouts, where: tuple[int, Change]
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
     """(first, second, merged) of the offers that a change took, in that order."""
     target, _ = where
@@ -64,7 +64,7 @@ def _merged(
 
 
 def _extended(
-    kind: Kind, key: Numbers, layouts: Layouts, where: tuple[int, Change]
+    kind: OperatorClass, key: Numbers, layouts: Layouts, where: tuple[int, Change]
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
     """What Shardy's step added to other dimensions of a tensor that was partitioned already.
 
@@ -82,7 +82,9 @@ MERGED = {"gspmd": _merged, "shardy": _extended}
 """Per policy, (first, second, merged) of what a change took."""
 
 
-def _taken(kind: Kind, key: Numbers, layouts: Layouts, where: tuple[int, Change]) -> list[Offer]:
+def _taken(
+    kind: OperatorClass, key: Numbers, layouts: Layouts, where: tuple[int, Change]
+) -> list[Offer]:
     target, change = where
     asks = offers if change.direction == priority.FORWARD else wishes
     order = change.sources

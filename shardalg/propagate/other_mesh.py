@@ -19,7 +19,7 @@ from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import MeshError, StrategyError
 
 
-def is_another(other: Mesh, mesh: Mesh, *, axes: Collection[str], home: Mesh) -> bool:
+def is_another(other: Mesh, mesh: Mesh, *, axes: Collection[str], first_mesh: Mesh) -> bool:
     """Whether a layout by `axes` of `other` means that mesh, not the plan's axes of these names.
 
     What brings the mesh on which the function was planned first follows the plan wherever it is
@@ -38,8 +38,10 @@ def is_another(other: Mesh, mesh: Mesh, *, axes: Collection[str], home: Mesh) ->
     """
     if not set(axes) <= set(mesh.axis_names):
         return True
-    nameless = other.device_ids is None and _elsewhere(home)
-    follows = other.axes == home.axes and (nameless or other.device_ids == home.device_ids)
+    nameless = other.device_ids is None and _elsewhere(first_mesh)
+    follows = other.axes == first_mesh.axes and (
+        nameless or other.device_ids == first_mesh.device_ids
+    )
     return bool(axes) and not follows
 
 

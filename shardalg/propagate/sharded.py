@@ -70,7 +70,7 @@ Layouts = tuple[Sharding, ...]
 
 
 @dataclass(frozen=True)
-class Border:
+class RegionBorder:
     """The layouts on which the two sides of a call agree.
 
     Attributes:
@@ -106,7 +106,7 @@ class ShardedGraph:
     _conflicts: Callable[[], tuple[Conflict, ...]] = field(repr=False)
     _merges: Callable[[], tuple[Merge, ...]] = field(repr=False)
     loops: Mapping[int, tuple[tuple[tuple[str, Digits], ...], ...]] = field(default_factory=dict)
-    borders: Mapping[int, Border] = field(default_factory=dict)
+    borders: Mapping[int, RegionBorder] = field(default_factory=dict)
 
     @cached_property
     def history(self) -> tuple[Reason, ...]:

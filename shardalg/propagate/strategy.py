@@ -82,7 +82,7 @@ def strategy_from(given: object) -> Strategy:
     return given
 
 
-def resolve(graph: Graph, strategy: Strategy, home: Mesh | None = None) -> Annotations:
+def resolve(graph: Graph, strategy: Strategy, first_mesh: Mesh | None = None) -> Annotations:
     """The strategy's annotations, one per flat argument, result and site of the graph.
 
     Args:
@@ -118,15 +118,15 @@ def resolve(graph: Graph, strategy: Strategy, home: Mesh | None = None) -> Annot
     ]
     reader.faults += _unknown_sites(graph.sites, strategy.sites)
     reader.faults += _other_regions(graph, strategy.mesh)
-    home = home or strategy.mesh
-    sites = [_read_site(reader, site, strategy.sites, home) for site in graph.sites]
+    first_mesh = first_mesh or strategy.mesh
+    sites = [_read_site(reader, site, strategy.sites, first_mesh) for site in graph.sites]
     if reader.faults:
         where = f"the annotations do not fit the function on {strategy.mesh!r}:"
         raise StrategyError("\n  ".join([where, *dict.fromkeys(reader.faults)]))
     return Annotations.of(strategy.mesh, arguments, results, sites)
 
 
-def check_fit(graph: Graph, annotations: Annotations, home: Mesh | None = None) -> None:
+def check_fit(graph: Graph, annotations: Annotations, first_mesh: Mesh | None = None) -> None:
     """Raise unless annotations are such as `resolve` gives for the graph.
 
     Args:
@@ -150,7 +150,7 @@ def check_fit(graph: Graph, annotations: Annotations, home: Mesh | None = None) 
     for number, (site, layout) in enumerate(zip(graph.sites, annotations.sites, strict=False)):
         if layout is not None and number in turned:
             layout = replace(layout, mesh=turned[number])
-        if site.name is None and layout != _read_site(reader, site, {}, home or mesh):
+        if site.name is None and layout != _read_site(reader, site, {}, first_mesh or mesh):
             faults.append(f"{layout!r} is not what the site {site.spec} says")
     if faults:
         raise StrategyError(f"the annotations do not fit on {mesh!r}: {'; '.join(faults[:5])}.")
@@ -267,18 +267,18 @@ def _other_regions(graph: Graph, mesh: Mesh) -> Iterator[str]:
 
 
 def _read_site(
-    reader: _Reader, site: Site, given: Mapping[str, object], home: Mesh
+    reader: _Reader, site: Site, given: Mapping[str, object], first_mesh: Mesh
 ) -> Sharding | None:
     """The strategy's spec for a site's name, else the one that the site carries."""
     node = reader.graph.nodes[site.node]
     spec = given.get(site.name) if site.name is not None else None
     if spec is None and site.spec is not None:
-        spec = _own_spec(reader, site, home)
+        spec = _own_spec(reader, site, first_mesh)
     at = f" at {node.source}" if node.source else ""
     return reader.read(spec, node.results[0], f"site {site.name or '(no name)'}{at}")
 
 
-def _own_spec(reader: _Reader, site: Site, home: Mesh) -> object:
+def _own_spec(reader: _Reader, site: Site, first_mesh: Mesh) -> object:
     """What a site carries: axes by name, or a layout on the mesh that it brings."""
     spec = site.spec or ()
     opened = [(*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(spec)]
@@ -286,7 +286,7 @@ def _own_spec(reader: _Reader, site: Site, home: Mesh) -> object:
     if site.mesh is None:
         return entries
     other, axes = Mesh(*site.mesh), {name for names in spec for name in names}
-    if not is_another(other, reader.mesh, axes=axes, home=home):
+    if not is_another(other, reader.mesh, axes=axes, first_mesh=first_mesh):
         return entries
     shape = reader.graph.values[reader.graph.nodes[site.node].results[0]].type.shape
     return Sharding.from_axes(entries, other, shape)

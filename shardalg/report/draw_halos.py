@@ -33,7 +33,7 @@ HEAD, KEY = 0.52, 0.55
 
 
 @dataclass(frozen=True)
-class Row:
+class PartitionRow:
     """One partition: the elements `[start, limit)` that it reads, and where its windows start.
 
     Attributes:
@@ -61,13 +61,13 @@ class Picture:
 
     size: int
     block: int
-    rows: tuple[Row, ...]
+    rows: tuple[PartitionRow, ...]
     note: str
     dilation: int = 1
     taps: tuple[int, ...] = ()
     stride: int = 1
 
-    def sent(self, row: Row) -> Iterator[tuple[int, int, int]]:
+    def sent(self, row: PartitionRow) -> Iterator[tuple[int, int, int]]:
         """(first element, end, holder) of what a partition reads, block by block.
 
         >>> from shardalg.algebra.halos.halo import halo
@@ -134,11 +134,11 @@ def picture(read: Halo | Exchange, *, kernel_placement: bool = False) -> Picture
     return Picture(read.size, read.block, rows, note, window.base_dilation, taps, window.stride)
 
 
-def _row(halo: Halo, p: int, kernel_placement: bool) -> Row:
+def _row(halo: Halo, p: int, kernel_placement: bool) -> PartitionRow:
     window = halo.window
     most, low = (halo.max_padding_low, halo.padding_low(p)) if kernel_placement else (0, 0)
     outputs = range(p * halo.out_block, (p + 1) * halo.out_block)
-    return Row(
+    return PartitionRow(
         p,
         halo.start.at(p),
         halo.limit.at(p),
@@ -156,7 +156,7 @@ def _of_exchange(read: Exchange) -> Picture:
             f"{row} is drawn, one row of devices. Build it by `shardalg.exchange`."
         )
     spans = [read.want.at({name: p for name, _ in read.ids}) for p in range(read.devices)]
-    rows = tuple(Row(p, *span) for p, span in enumerate(spans))
+    rows = tuple(PartitionRow(p, *span) for p, span in enumerate(spans))
     note = (
         f"p reads {read.want.length} elements from {read.want.quotient!r} on;   a device sends "
         f"{read.elements} in rounds, {read.hop_elements} by hops, {read.gather_elements} to gather"
@@ -246,7 +246,7 @@ class _Panel:
         for row in shown.rows:
             self.row(row, HEAD + TOP + CELL + GAP + _band(shown) * row.partition)
 
-    def row(self, row: Row, top: float) -> None:
+    def row(self, row: PartitionRow, top: float) -> None:
         """A partition: what it reads, from whom, and its windows."""
         shown, y, own = self.shown, top + TOP, row.partition * self.shown.block
         self.text(LEFT - 0.12, y + CELL / 2, f"p = {row.partition}", ha="right", weight="bold")
@@ -297,7 +297,7 @@ class _Panel:
         at = (self.x(p * self.shown.block * self.shown.dilation), y)
         self.axes.add_patch(Rectangle(at, width, CELL, fc="none", ec=INK, lw=1.6))
 
-    def window(self, row: Row, first: int, y: float, *, exists: bool) -> None:
+    def window(self, row: PartitionRow, first: int, y: float, *, exists: bool) -> None:
         """A window of one output; FAINT if the unpartitioned operator has no such output."""
         color, shown = INK if exists else FAINT, self.shown
         before, after = row.zeros

@@ -7,14 +7,14 @@ from collections import defaultdict
 from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.cost import Cost, number
 from shardalg.costs.fusion import fused, traffic
-from shardalg.costs.walk import Step, local_bytes, walk
+from shardalg.costs.walk import Execution, local_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
 from shardalg.spmd.instruction import Collective
-from shardalg.spmd.instructions import Apply, CollectivePermute, Control, Fetch
+from shardalg.spmd.instructions import Apply, CollectivePermute, Control, HaloExchange
 from shardalg.spmd.program import SpmdProgram
 
-MOVING = (Fetch, CollectivePermute)
+MOVING = (HaloExchange, CollectivePermute)
 """Collectives that move borders of blocks rather than change how a value is split."""
 
 
@@ -59,7 +59,7 @@ def _timed(table: Table, cost: Cost | None) -> Table:
     return Table((*table.columns, "memory_s", "step_share"), timed)
 
 
-def _is_users(step: Step) -> bool:
+def _is_users(step: Execution) -> bool:
     """Whether an instruction is an operator of the function, or changes how a value is split."""
     instruction = step.instruction
     kind = type(instruction.attributes)
@@ -68,11 +68,11 @@ def _is_users(step: Step) -> bool:
     return issubclass(kind, Collective) and kind not in MOVING
 
 
-def _name(step: Step) -> str:
+def _name(step: Execution) -> str:
     return type(step.instruction.attributes).__name__
 
 
-def _bytes(program: SpmdProgram, step: Step, inside: frozenset[int]) -> tuple[float, float]:
+def _bytes(program: SpmdProgram, step: Execution, inside: frozenset[int]) -> tuple[float, float]:
     instruction = step.instruction
     if isinstance(instruction.attributes, Collective):
         held = local_bytes(program, instruction.operands)

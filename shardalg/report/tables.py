@@ -11,7 +11,7 @@ from shardalg.costs.collectives import (
     wire_bytes,
 )
 from shardalg.costs.cost import number
-from shardalg.costs.walk import Step, local_bytes, sent_bytes, walk
+from shardalg.costs.walk import Execution, local_bytes, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node
 from shardalg.io.table import Table
 from shardalg.pause import collection_paused
@@ -54,7 +54,7 @@ def _what(program: SpmdProgram, attributes: Collective) -> tuple[object, ...]:
     return attributes.sent_as, ",".join(program.mesh.texts(attributes.digits))
 
 
-def _prices(program: SpmdProgram, step: Step, named: Symbolised | None) -> tuple[object, ...]:
+def _prices(program: SpmdProgram, step: Execution, named: Symbolised | None) -> tuple[object, ...]:
     """Group size, count and bytes; formulas as users read them."""
     instruction, attributes = step.instruction, step.instruction.attributes
     assert is_collective(attributes), "prices are those of what is sent"
@@ -65,7 +65,7 @@ def _prices(program: SpmdProgram, step: Step, named: Symbolised | None) -> tuple
     return tuple(show(amount) for amount in amounts)
 
 
-def _whose(graph: Graph, step: Step) -> tuple[object, ...]:
+def _whose(graph: Graph, step: Execution) -> tuple[object, ...]:
     instruction = step.instruction
     node = None if instruction.node is None else graph.nodes[instruction.node]
     return (

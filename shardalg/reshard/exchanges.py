@@ -16,7 +16,7 @@ from shardalg.algebra.halos.classes import Classes, Runs, classes_of
 from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.transfers import Piece, Reader, Round, Transfer, transfers
 from shardalg.reshard.dim_program import DimBuilder, DimStep
-from shardalg.spmd.instructions import Concatenate, Fetch, Pairs, Reading, SliceAt
+from shardalg.spmd.instructions import Concatenate, HaloExchange, Pairs, Reading, SliceAt
 from shardalg.spmd.local import Start
 
 
@@ -80,7 +80,7 @@ def _sent(
         _reading(exchanges[piece.reader], (k, piece), transfer, classes) for k, _, piece in placed
     )
     sizes = (slots[0].upper - slots[0].lower,) * len(readings)
-    fetch = Fetch(along.dim, exchanges[0].held, readings)
+    fetch = HaloExchange(along.dim, exchanges[0].held, readings)
     places = tuple((slot.lower, slot.upper) for slot in slots)
     made = along.results(DimStep(fetch, sources, sizes, places))
     return {

@@ -25,7 +25,7 @@ from shardalg.costs.collectives import step_wire_bytes
 from shardalg.reshard.best_first import Cost, best_first
 from shardalg.reshard.retile import margin
 from shardalg.reshard.route import replaced
-from shardalg.reshard.shares import Labels, Layout, Move, Shares, shares
+from shardalg.reshard.shares import Labels, Layout, ShareMove, Shares, shares
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -55,7 +55,7 @@ class Hop(NamedTuple):
 
     sent: Any
     after: State
-    move: Move
+    move: ShareMove
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def solve(puzzle: Puzzle, limit: Cost | None) -> tuple[tuple[State, Hop], ...] |
     left = table.left(puzzle.start)
     if left is None:
         return None
-    grids = _Grids(puzzle, table, Move(0, left, puzzle.start, "start"))
+    grids = _Grids(puzzle, table, ShareMove(0, left, puzzle.start, "start"))
     found = best_first(grids, (grids.start,), limit=limit, latest=True)
     return None if found is None else tuple(found[1])
 
@@ -92,7 +92,7 @@ def solve(puzzle: Puzzle, limit: Cost | None) -> tuple[tuple[State, Hop], ...] |
 class _Grids:
     """Moves on all grids, bounded by what a device lacks of the goal and what even blocks cost."""
 
-    def __init__(self, puzzle: Puzzle, shares: Shares, first: Move) -> None:
+    def __init__(self, puzzle: Puzzle, shares: Shares, first: ShareMove) -> None:
         self.shares, self.first = shares, first
         self.shape, self.sizes = puzzle.shape, puzzle.sizes
         self.padded, ends = puzzle.padded, (puzzle.start, puzzle.goal)
@@ -185,7 +185,7 @@ class _Grids:
             left = max(lacking, self.even(pending, units + move.beyond))
             yield left, self.made(move, dims, local)
 
-    def made(self, move: Move, dims: Dims, local: int) -> Iterator[tuple[Cost, State, Hop]]:
+    def made(self, move: ShareMove, dims: Dims, local: int) -> Iterator[tuple[Cost, State, Hop]]:
         """A move on every grid."""
         for price, after in _MADE[move.kind](self, move, dims, local):
             state = after, move.after[1]
@@ -196,19 +196,19 @@ class _Grids:
         dims, pending = state
         local = prod([held.block for held in dims])
         for dim, held in enumerate(dims):
-            move = Move(0, units, layout, "retile", (dim,))
+            move = ShareMove(0, units, layout, "retile", (dim,))
             for width, after in self.retiled(dim, held):
                 price, made = local // held.block * width, (replaced(dims, dim, after), pending)
                 yield (price, price > 0), made, Hop(price, made, move)
 
-    def gathered(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
+    def gathered(self, move: ShareMove, dims: Dims, local: int) -> Iterator[Any]:
         """Elements sent, and layouts after an all-gather."""
         (dim,) = move.dims
         stays = self.stays(dim, dims[dim], move)
         if stays:
             yield local * (dims[dim].count // stays.count - 1), replaced(dims, dim, stays)
 
-    def swapped(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
+    def swapped(self, move: ShareMove, dims: Dims, local: int) -> Iterator[Any]:
         """Elements sent, and layouts after an all-to-all."""
         dim, source = move.dims
         stays = self.stays(source, dims[source], move)
@@ -221,18 +221,18 @@ class _Grids:
             for after in self.cut(dim, held, move.arriving):
                 yield _grown(local, held, after) // n * (n - 1), replaced(left, dim, after)
 
-    def sliced(self, move: Move, dims: Dims, _: int) -> Iterator[Any]:
+    def sliced(self, move: ShareMove, dims: Dims, _: int) -> Iterator[Any]:
         """Layouts after a local slice, which sends nothing."""
         (dim,) = move.dims
         for after in self.cut(dim, dims[dim], move.leaving):
             yield 0, replaced(dims, dim, after)
 
-    def added(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
+    def added(self, move: ShareMove, dims: Dims, local: int) -> Iterator[Any]:
         """Elements sent, and the layout after an all-reduce."""
         n = self.parts(move.leaving)
         yield step_wire_bytes(move.kind, group_size=n, local_bytes=local), dims
 
-    def scattered(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
+    def scattered(self, move: ShareMove, dims: Dims, local: int) -> Iterator[Any]:
         """Elements sent, and layouts after a reduce-scatter."""
         (dim,), n = move.dims, self.parts(move.leaving)
         for after in self.cut(dim, dims[dim], move.leaving):
@@ -240,7 +240,7 @@ class _Grids:
             sent = step_wire_bytes(move.kind, group_size=n, local_bytes=padded)
             yield sent, replaced(dims, dim, after)
 
-    def permuted(self, move: Move, dims: Dims, local: int) -> Iterator[Any]:
+    def permuted(self, move: ShareMove, dims: Dims, local: int) -> Iterator[Any]:
         """Elements sent, and the layout after a collective permute."""
         pairs = zip(dims, move.after[0], strict=True)
         yield local, tuple([self.held(row, held.count, held.block) for held, row in pairs])
@@ -257,7 +257,7 @@ class _Grids:
             ]
         return found
 
-    def stays(self, dim: int, held: Held, move: Move) -> Held | None:
+    def stays(self, dim: int, held: Held, move: ShareMove) -> Held | None:
         """What stays of a dimension that digits leave; None where it is not on a grid."""
         keep = held.digits[: len(held.digits) - len(move.leaving)]
         n = self.parts(keep)

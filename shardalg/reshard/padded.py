@@ -17,7 +17,7 @@ from shardalg.algebra.digits import Digits, parts
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.reshard.retile import Retile, margin
 from shardalg.reshard.route import replaced
-from shardalg.reshard.search import Dims, Move, Shape, State, Step, tile
+from shardalg.reshard.search import Dims, Move, SearchStep, Shape, State, tile
 from shardalg.reshard.search import search as even_search
 from shardalg.sizes.formula import Formula
 from shardalg.spmd.instruction import Collective
@@ -34,7 +34,7 @@ class _Way:
     def __init__(self, shape: Shape, start: State) -> None:
         self.shape, self.state = shape, start
         self.now = [self.natural(dim, digits) for dim, digits in enumerate(start[0])]
-        self.steps: list[Step] = []
+        self.steps: list[SearchStep] = []
 
     def natural(self, dim: int, digits: Digits) -> int:
         """Elements of a dimension in blocks of `ceil(size / n)`, padding included."""
@@ -82,10 +82,10 @@ class _Way:
                 zip(self.shape, self.now, after[0], strict=True)
             )
         ]
-        self.steps.append(Step(move, after, sent, tuple(shape)))
+        self.steps.append(SearchStep(move, after, sent, tuple(shape)))
 
 
-def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step] | None:
+def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[SearchStep] | None:
     """The path of the padded tensor; None where a margin is wider than a block."""
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start[0], goal[0], strict=True)]
     grid = tuple(tile(size, n) * n for size, n in zip(shape, counts, strict=True))
@@ -110,7 +110,7 @@ def _changed(before: Dims, after: Dims) -> set[int]:
     return {dim for dim, (a, b) in pairs if a != b and parts(a) != parts(b)}
 
 
-def gathered(shape: Shape, start: State, goal: State) -> list[Step]:
+def gathered(shape: Shape, start: State, goal: State) -> list[SearchStep]:
     """All of it is gathered, and cut: what pads most first, since padding then goes soonest."""
     way, (dims, pending) = _Way(shape, start), start
     todo = tuple(d for d in pending if d not in goal[1])

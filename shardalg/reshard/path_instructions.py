@@ -17,7 +17,7 @@ from shardalg.spmd.instructions import AllGather, AllToAll, Resize
 Shape = tuple[int, ...]
 
 
-class Move(NamedTuple):
+class PathMove(NamedTuple):
     """One instruction on the way between two layouts, or a retile, and what it leaves.
 
     Attributes:
@@ -33,15 +33,15 @@ class Move(NamedTuple):
 @lru_cache(maxsize=1 << 16)
 def moves(
     source: Sharding, target: Sharding, links: Links | None = None, padded: bool = True
-) -> tuple[Move, ...]:
+) -> tuple[PathMove, ...]:
     """The cheapest path, with the padding and stripping that uneven sizes need around its steps."""
-    found: list[Move] = []
+    found: list[PathMove] = []
     shape = source.shard_shape
     for step in reshard_path(source, target, links, padded).steps:
         moving = isinstance(step.attributes, (Collective, Retile))
         path = (source, step.layout) if moving else None
         for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
-            found.append(Move(attributes, after, layout, path))
+            found.append(PathMove(attributes, after, layout, path))
             shape = after
         source = step.layout
     return tuple(found)

@@ -20,7 +20,7 @@ from shardalg.reshard.links import Links
 from shardalg.reshard.padded import gathered
 from shardalg.reshard.route import translated
 from shardalg.reshard.search import Dims, Move, Shape, State, bound, cheaper, is_direct, search
-from shardalg.reshard.search import Step as Hop
+from shardalg.reshard.search import SearchStep as Hop
 from shardalg.sizes.decided import decided
 from shardalg.spmd.instructions import (
     AllGather,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Step:
+class ReshardStep:
     """One move and the layout it leads to.
 
     Attributes:
@@ -54,7 +54,7 @@ class Step:
 class Path:
     """A chain of steps; `wire_elements` is their sum."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ReshardStep, ...]
     wire_elements: Any
 
     def on(self, links: Links) -> float:
@@ -98,7 +98,7 @@ def reshard_path(
         move = spell.move(move, before, dims)
         shape = source.shape if shape is None else shape
         layout = target if number == len(found) else spell.layout(shape, dims, pending)
-        steps.append(Step(move, layout, price))
+        steps.append(ReshardStep(move, layout, price))
         total, before = total + price, dims
     return Path(tuple(steps), total)
 
@@ -145,7 +145,7 @@ def _translated(sharding: Sharding, like: Sharding) -> Sharding:
 def _permuted(source: Sharding, target: Sharding) -> Path:
     axes, elements = _axes(source.mesh), math.prod(source.shard_shape)
     pairs = _permutation(source.dims, target.dims, source.mesh.size)
-    return Path((Step(CollectivePermute(axes, pairs), target, elements),), elements)
+    return Path((ReshardStep(CollectivePermute(axes, pairs), target, elements),), elements)
 
 
 def _axes(mesh: Mesh) -> Digits:

@@ -22,7 +22,7 @@ from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.halos.classes import neighbours
 from shardalg.reshard.dim_program import DimBuilder, DimProgram
 from shardalg.reshard.exchanges import positions
-from shardalg.spmd.instructions import Concatenate, Fetch, Reading, Resize, SliceAt
+from shardalg.spmd.instructions import Concatenate, HaloExchange, Reading, Resize, SliceAt
 from shardalg.spmd.local import Start
 
 
@@ -64,14 +64,14 @@ class Retile:
         """`p*scale + more`, of the partition id of the dimension."""
         return Start(Index.of("p") * scale, (("p", self.digits),), more)
 
-    def fetch(self, devices: int) -> Fetch:
+    def fetch(self, devices: int) -> HaloExchange:
         """The neighbour's margin: of the next device where blocks grow, else of the one before."""
         step = 1 if self.after > self.before else -1
         pairs: Any = neighbours(self.digits, step, devices)  # of positions, or runs of them
         wanted = self.number(self.after)
         places = (0, self.margin)
         reading = Reading(0, self.number(1, step), (positions(pairs),), wanted, self.after, places)
-        return Fetch(self.dim, self.digits, (reading,))
+        return HaloExchange(self.dim, self.digits, (reading,))
 
 
 def retiled(retile: Retile, devices: int) -> DimProgram:

@@ -40,7 +40,7 @@ State = tuple[Dims, Digits]
 Move = AllGather | AllReduce | AllToAll | CollectivePermute | DynamicSlice | ReduceScatter | Retile
 
 
-class Step(NamedTuple):
+class SearchStep(NamedTuple):
     """A move, the state it leads to, the elements that a device sends for it.
 
     Attributes:
@@ -53,7 +53,7 @@ class Step(NamedTuple):
     shape: Shape | None = None
 
 
-def search(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
+def search(shape: Shape, start: State, goal: State, axes: Digits) -> list[SearchStep]:
     """Fewest elements sent, then fewest communicating moves.
 
     Args:
@@ -68,8 +68,8 @@ def search(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
 
 
 def cheaper(
-    even: list[Step], ends: tuple[Shape, State, State], axes: Digits, links: Links
-) -> list[Step]:
+    even: list[SearchStep], ends: tuple[Shape, State, State], axes: Digits, links: Links
+) -> list[SearchStep]:
     """Fewest elements sent, each as often as its axis is slow, then fewest moves that send.
 
     Every buffer on the way is at most as large as at the larger end.
@@ -99,7 +99,7 @@ def _plain_state(state: State) -> State:
     return plain(state[0]), pending
 
 
-Moved = tuple[Cost, State, list[Step]]
+Reached = tuple[Cost, State, list[SearchStep]]
 """What some steps cost, and where they lead."""
 
 
@@ -119,17 +119,17 @@ class EvenBlocks:
         """Whether a way ends here."""
         return state == self.goal
 
-    def least(self, state: State, _: list[Step] | None) -> Any:
+    def least(self, state: State, _: list[SearchStep] | None) -> Any:
         """Elements that are sent from a state at least."""
         return bound(self.shape, state, self.goal)
 
     def onward(
-        self, state: State, _: list[Step] | None, __: Cost
-    ) -> Iterator[tuple[int, Iterator[Moved]]]:
+        self, state: State, _: list[SearchStep] | None, __: Cost
+    ) -> Iterator[tuple[int, Iterator[Reached]]]:
         """All moves; none is put off."""
         yield 0, self.moves(state)
 
-    def moves(self, state: State) -> Iterator[Moved]:
+    def moves(self, state: State) -> Iterator[Reached]:
         """Every next move while sums are to be added, and then the way to the goal."""
         if state[1] == self.goal[1]:
             way = _moves(self.shape, state, self.goal, self.digits)
@@ -153,14 +153,14 @@ class Linked(EvenBlocks):
     links: Links
     fitting: int
 
-    def moves(self, state: State) -> Iterator[Moved]:
+    def moves(self, state: State) -> Iterator[Reached]:
         """Every next move."""
         for step in self.steps(state):
             if local_elements(self.shape, step.state[0]) <= self.fitting:
                 sent = step.sent and step.sent * self.links.factor(step.move.digits)
                 yield (sent, sent > 0), step.state, [step]
 
-    def steps(self, state: State) -> Iterator[Step]:
+    def steps(self, state: State) -> Iterator[SearchStep]:
         """Every next move, with the elements that are sent."""
         shape, (dims, pending) = self.shape, state
         yield from additions(shape, state, self.goal)
@@ -203,7 +203,7 @@ def _exchanged(dims: Dims, names: Mapping[Digit, Digit]) -> Dims:
     return tuple([tuple([names.get(digit, digit) for digit in digits]) for digits in dims])
 
 
-def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
+def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[SearchStep]:
     """The cheapest route in moves."""
     (dims, pending), (wanted, _) = start, goal
     route = direct(shape, dims, wanted)
@@ -220,7 +220,7 @@ def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Step]:
     return [*steps[:-1], steps[-1]._replace(state=goal)]
 
 
-def _in_place(shape: Shape, start: State, goal: Dims, axes: Digits) -> list[Step]:
+def _in_place(shape: Shape, start: State, goal: Dims, axes: Digits) -> list[SearchStep]:
     """Sums that stay pending stay where they are: no permute, so slices may do better last."""
     dims, pending = start
     used = {digit for digits in dims for digit in digits}
@@ -234,7 +234,7 @@ def _in_place(shape: Shape, start: State, goal: Dims, axes: Digits) -> list[Step
     return min(ways, key=lambda way: sum([step.sent for step in way]))
 
 
-def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[Step]:
+def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[SearchStep]:
     """A route as moves with their prices."""
     way = Way(shape, *start)
     way.slices(route.first)
@@ -259,7 +259,7 @@ class Way:
 
     def __init__(self, shape: Shape, dims: Dims, pending: Digits) -> None:
         self.shape, self.dims, self.pending = shape, dims, pending
-        self.steps: list[Step] = []
+        self.steps: list[SearchStep] = []
 
     def add(self, move: Move, dims: Dims, kind: str = "") -> None:
         """A move that leads to `dims`, and sends as collectives of this kind do."""
@@ -269,7 +269,7 @@ class Way:
             size = 2 if kind == "collective_permute" else parts(move.digits)
             price = step_wire_bytes(kind, group_size=size, local_bytes=held)
         self.dims = dims
-        self.steps.append(Step(move, (dims, self.pending), price))
+        self.steps.append(SearchStep(move, (dims, self.pending), price))
 
     def slices(self, wanted: Dims) -> None:
         """Cut every dimension that the wanted layout cuts further, as far as digits are free."""
@@ -384,7 +384,7 @@ def is_direct(shape: Shape, start: State, goal: State) -> bool:
     return not pairs or (len(cut) == len(pairs) and len(scattered) == len(pending))
 
 
-def additions(shape: Shape, state: State, goal: State) -> Iterator[Step]:
+def additions(shape: Shape, state: State, goal: State) -> Iterator[SearchStep]:
     """Sums added everywhere, or each device its own block of them."""
     dims, pending = state
     local = local_elements(shape, dims)
@@ -392,17 +392,19 @@ def additions(shape: Shape, state: State, goal: State) -> Iterator[Step]:
     for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]) if todo else ():
         rest = tuple(d for d in pending if d not in digits)
         price = step_wire_bytes("all_reduce", group_size=parts(digits), local_bytes=local)
-        yield Step(AllReduce(digits), (dims, rest), price)
+        yield SearchStep(AllReduce(digits), (dims, rest), price)
     for digit in todo:
         rest = tuple(d for d in pending if d != digit)
         price = step_wire_bytes("reduce_scatter", group_size=digit.size, local_bytes=local)
         for dim, size in enumerate(shape):
             digits = (*dims[dim], digit)
             if size % parts(digits) == 0:
-                yield Step(ReduceScatter(dim, (digit,)), (replaced(dims, dim, digits), rest), price)
+                yield SearchStep(
+                    ReduceScatter(dim, (digit,)), (replaced(dims, dim, digits), rest), price
+                )
 
 
-def _slices(shape: Shape, state: State, goal: State) -> Iterator[Step]:
+def _slices(shape: Shape, state: State, goal: State) -> Iterator[SearchStep]:
     """Cut by digits that the goal has on the dimension: less is then added."""
     used = {d for digits in state[0] for d in digits} | set(state[1])
     for dim, wanted in enumerate(goal[0]):
@@ -411,15 +413,15 @@ def _slices(shape: Shape, state: State, goal: State) -> Iterator[Step]:
             yield from _slice(shape, state, dim, extra[:end])
 
 
-def _slice(shape: Shape, state: State, dim: int, digits: Digits) -> Iterator[Step]:
+def _slice(shape: Shape, state: State, dim: int, digits: Digits) -> Iterator[SearchStep]:
     dims, pending = state
     cut = dims[dim] + digits
     if shape[dim] % parts(cut) == 0:
         move = DynamicSlice(dim, digits, shape[dim] // parts(cut))
-        yield Step(move, (replaced(dims, dim, cut), pending), 0)
+        yield SearchStep(move, (replaced(dims, dim, cut), pending), 0)
 
 
-def _swaps(shape: Shape, state: State, every: int = 0) -> Iterator[Step]:
+def _swaps(shape: Shape, state: State, every: int = 0) -> Iterator[SearchStep]:
     """All-to-alls; before sums are added too: where others stay pending no permute mends it later.
 
     Args:

@@ -23,7 +23,7 @@ Layout = tuple[Rows, Labels]
 """Digits per dimension, and those along which sums are pending."""
 
 
-class Move(NamedTuple):
+class ShareMove(NamedTuple):
     """One move of even blocks.
 
     Attributes:
@@ -104,20 +104,22 @@ class Shares:
     def _whole(self) -> tuple[int, ...]:
         return tuple(dim for dim, row in enumerate(self.goal[0]) if not row)
 
-    def moves(self, layout: Layout) -> tuple[Move, ...]:
+    def moves(self, layout: Layout) -> tuple[ShareMove, ...]:
         """All moves from a layout, those that lose least first."""
         found = self._known.get(layout)
         if found is None:
             here = self.least[self._sorted(layout)]
             ways = [(hop, self.left(hop[1])) for hop in self._forward(*layout)]
             every = [
-                Move(hop[0] + left - here, left, *hop[1:]) for hop, left in ways if left is not None
+                ShareMove(hop[0] + left - here, left, *hop[1:])
+                for hop, left in ways
+                if left is not None
             ]
             found = self._known[layout] = tuple(sorted(every, key=lambda move: move.beyond))
         return found
 
     @cached_property
-    def _known(self) -> dict[Layout, tuple[Move, ...]]:
+    def _known(self) -> dict[Layout, tuple[ShareMove, ...]]:
         return {}
 
     def _local(self, rows: Rows) -> int:

@@ -15,7 +15,7 @@ from shardalg.reshard.grids import State as Found
 from shardalg.reshard.padded import gathered, padded_path
 from shardalg.reshard.retile import Retile
 from shardalg.reshard.route import primes, unused
-from shardalg.reshard.search import Move, Shape, State, Step, plain
+from shardalg.reshard.search import Move, SearchStep, Shape, State, plain
 from shardalg.reshard.shares import Labels, Layout
 from shardalg.spmd.instructions import (
     AllGather,
@@ -30,7 +30,9 @@ PIECES = 3
 """Digits of prime size among which is searched; with more of them there are too many states."""
 
 
-def search(shape: Shape, start: State, goal: State, axes: Digits, *, padded: bool) -> list[Step]:
+def search(
+    shape: Shape, start: State, goal: State, axes: Digits, *, padded: bool
+) -> list[SearchStep]:
     """Fewest elements sent, then fewest moves that send.
 
     What a search finds, which looks at every grid of few digits; of more digits, or where blocks
@@ -44,7 +46,7 @@ def search(shape: Shape, start: State, goal: State, axes: Digits, *, padded: boo
     names = _named((last, first), plain((axes,))[0])
     named = any(type(n) is not int for n in shape)
     few = len(names) <= PIECES
-    best: list[Step] | None = None
+    best: list[SearchStep] | None = None
     if named or not (few and padded):
         whole = gathered(shape, start, goal)
         ways = [way for way in (padded_path(shape, start, goal, axes), whole) if way is not None]
@@ -67,7 +69,7 @@ def _in_primes(state: State) -> State:
     return tuple(map(primes, plain(dims))), primes(plain((pending,))[0])
 
 
-def _price(way: Iterable[Step]) -> Cost:
+def _price(way: Iterable[SearchStep]) -> Cost:
     """Elements that are sent, and moves that send."""
     sent = [step.sent for step in way]
     return sum(sent), sum([elements > 0 for elements in sent])
@@ -93,7 +95,7 @@ def _puzzle(shape: Shape, ends: tuple[State, State], names: Digits, *, padded: b
     return Puzzle(shape, sizes, overlaps, start, goal, padded)
 
 
-def _step(shape: Shape, before: Found, hop: Hop, names: Digits) -> Step:
+def _step(shape: Shape, before: Found, hop: Hop, names: Digits) -> SearchStep:
     """A hop as a move of the mesh's digits."""
 
     def named(labels: Labels) -> Digits:
@@ -106,7 +108,7 @@ def _step(shape: Shape, before: Found, hop: Hop, names: Digits) -> Step:
         for size, held in zip(shape, after, strict=True)
     )
     move = _move(shape, before[0], hop, named)
-    return Step(move, (dims, named(pending)), hop.sent, padded)
+    return SearchStep(move, (dims, named(pending)), hop.sent, padded)
 
 
 def _move(shape: Shape, before: Blocks, hop: Hop, named: Callable[[Labels], Digits]) -> Move:

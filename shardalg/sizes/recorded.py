@@ -18,9 +18,9 @@ from shardalg.sizes.facts import NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fa
 from shardalg.sizes.formula import Formula, Number, ceiling
 from shardalg.sizes.tile import is_whole, multiple
 
-Side = tuple[Number, Formula]
+Compared = tuple[Number, Formula]
 Answer = tuple[Any, tuple[Fact, ...]]
-"""What an operation gives (a `Side`, a number or a truth), and what it found."""
+"""What an operation gives (a `Compared`, a number or a truth), and what it found."""
 
 
 class Answers:
@@ -32,17 +32,17 @@ class Answers:
 
     def __init__(self, hints: Mapping[str, int]) -> None:
         self.hints = dict(hints)
-        self.sides: dict[Formula, Side] = {}
+        self.sides: dict[Formula, Compared] = {}
         self.found: dict[Hashable, Answer] = {}
 
-    def side(self, formula: Formula) -> Side:
+    def side(self, formula: Formula) -> Compared:
         """The number at the hints and the formula; equal formulas are one object."""
         found = self.sides.get(formula)
         if found is None:
             found = self.sides[formula] = (formula.at(self.hints), formula)
         return found
 
-    def ask(self, name: str, a: Side, b: Side | Number) -> Answer:
+    def ask(self, name: str, a: Compared, b: Compared | Number) -> Answer:
         """What an operation gives on two sides of this table, or a number on the right."""
         number = None if isinstance(b, tuple) else b
         key = (name, id(a), id(b) if number is None else None, number)
@@ -81,13 +81,13 @@ class Recorder:
         number = formula.number
         return self._of(self.answers.side(formula)) if number is None else number
 
-    def _of(self, side: Side) -> Recorded:
+    def _of(self, side: Compared) -> Recorded:
         found = self.known.get(id(side))
         if found is None:
             found = self.known[id(side)] = Recorded(self, side)
         return found
 
-    def ask(self, name: str, a: Side, b: Side | Number) -> Any:
+    def ask(self, name: str, a: Compared, b: Compared | Number) -> Any:
         """What an operation gives, in numbers of this recorder; what it finds is noted."""
         result, facts = self.answers.ask(name, a, b)
         self.note(facts)
@@ -120,19 +120,19 @@ def _operator(name: str) -> Callable[[Recorded, Any], Any]:
     return method
 
 
-def _sum(a: Side, b: Side) -> Answer:
+def _sum(a: Compared, b: Compared) -> Answer:
     return a[1] + b[1], ()
 
 
-def _difference(a: Side, b: Side) -> Answer:
+def _difference(a: Compared, b: Compared) -> Answer:
     return a[1] - b[1], ()
 
 
-def _product(a: Side, b: Side) -> Answer:
+def _product(a: Compared, b: Compared) -> Answer:
     return a[1] * b[1], ()
 
 
-def _quotient(a: Side, b: Side) -> Answer:
+def _quotient(a: Compared, b: Compared) -> Answer:
     """`a / b`; where that is no formula, both stay the numbers that they are."""
     ratio = _ratio(a[1], b[1])
     if ratio is None:
@@ -140,7 +140,7 @@ def _quotient(a: Side, b: Side) -> Answer:
     return ratio, ()
 
 
-def _floor(a: Side, b: Side) -> Answer:
+def _floor(a: Compared, b: Compared) -> Answer:
     """`a // b`: without a floor where it comes out at the hints, which is noted."""
     ratio = _ratio(a[1], b[1])
     if ratio is None:
@@ -151,7 +151,7 @@ def _floor(a: Side, b: Side) -> Answer:
     return ratio, facts
 
 
-def _rest(a: Side, b: Side) -> Answer:
+def _rest(a: Compared, b: Compared) -> Answer:
     floor, facts = _floor(a, b)
     return (a[1] - b[1] * floor if a[0] % b[0] else 0), facts
 
@@ -167,12 +167,12 @@ def _stays(value: Number, formula: Formula) -> tuple[Fact, ...]:
     return () if formula.number is not None else (Fact(primitive(formula - value), ZERO),)
 
 
-def _is_above(a: Side, b: Side) -> Answer:
+def _is_above(a: Compared, b: Compared) -> Answer:
     """`a > b`."""
     return _signed(a[1] - b[1], True, a[0] > b[0])
 
 
-def _is_at_least(a: Side, b: Side) -> Answer:
+def _is_at_least(a: Compared, b: Compared) -> Answer:
     return _signed(a[1] - b[1], False, a[0] >= b[0])
 
 
@@ -184,7 +184,7 @@ def _signed(difference: Formula, strict: bool, outcome: bool) -> Answer:
     return outcome, () if known else (Fact(found, POSITIVE if strict else NONNEGATIVE),)
 
 
-def _is_equal(a: Side, b: Side) -> Answer:
+def _is_equal(a: Compared, b: Compared) -> Answer:
     outcome, found = a[0] == b[0], primitive(a[1] - b[1])
     known = not outcome and (is_positive(found) or is_positive(-found))
     if known or found.number is not None:
@@ -192,11 +192,11 @@ def _is_equal(a: Side, b: Side) -> Answer:
     return outcome, (Fact(found, ZERO if outcome else NONZERO),)
 
 
-def _swapped(act: Callable[[Side, Side], Answer]) -> Callable[..., Answer]:
+def _swapped(act: Callable[[Compared, Compared], Answer]) -> Callable[..., Answer]:
     return lambda a, b: act(b, a)
 
 
-_DO: dict[str, Callable[[Side, Side], Answer]] = {
+_DO: dict[str, Callable[[Compared, Compared], Answer]] = {
     "add": _sum,
     "sub": _difference,
     "rsub": _swapped(_difference),
@@ -231,7 +231,7 @@ class Recorded:
 
     __slots__ = ("_hash", "formula", "recorder", "side", "value")
 
-    def __init__(self, recorder: Recorder, side: Side) -> None:
+    def __init__(self, recorder: Recorder, side: Compared) -> None:
         self.recorder, self.side = recorder, side
         self.value, self.formula = side
         # Of its run too: what one run found must not answer another one from a cache.

@@ -12,7 +12,7 @@ from shardalg.ops.loops import dim_loops
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import Rule
 
-Place = tuple[int, int]
+TensorDim = tuple[int, int]
 """(position, dimension); operands count first, then results. (-1, k) is the k-th inner loop."""
 PRODUCT, SUM = "product", "sum"
 
@@ -22,8 +22,8 @@ class Equation:
     """The product, or the sum, of the sizes on both sides is one number."""
 
     kind: str
-    left: tuple[Place, ...]
-    right: tuple[Place, ...]
+    left: tuple[TensorDim, ...]
+    right: tuple[TensorDim, ...]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Shift:
     `start`: where the target begins in the source, if it walks over it element by element.
     """
 
-    source: Place
-    target: Place
+    source: TensorDim
+    target: TensorDim
     stride: int = 1
     base: int = 1
     slack: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ class Extents:
       inner: extents of loops that are no dimension of their own; (-1, k) names the k-th.
     """
 
-    equal: tuple[tuple[Place, Place], ...]
+    equal: tuple[tuple[TensorDim, TensorDim], ...]
     equations: tuple[Equation, ...]
     shifts: tuple[Shift, ...]
     inner: tuple[int, ...]
@@ -81,11 +81,11 @@ class _Reader:
 
     def __init__(self, signature: Signature) -> None:
         self.count = len(signature.operands)
-        self.loop_at: dict[str, Place] = {}
-        self.equal: list[tuple[Place, Place]] = []
-        self.nested: list[tuple[Place, tuple[tuple[str, int], ...]]] = []
-        self.folded: dict[str, dict[int, list[Place]]] = {}
-        self.moved: list[tuple[Place, Index, Rule]] = []
+        self.loop_at: dict[str, TensorDim] = {}
+        self.equal: list[tuple[TensorDim, TensorDim]] = []
+        self.nested: list[tuple[TensorDim, tuple[tuple[str, int], ...]]] = []
+        self.folded: dict[str, dict[int, list[TensorDim]]] = {}
+        self.moved: list[tuple[TensorDim, Index, Rule]] = []
         self.inner: list[int] = []
         self.rules = rules(signature) or ()
         for number, rule in enumerate(self.rules):
@@ -94,7 +94,7 @@ class _Reader:
                 for dim in range(len(rule.indices(tensor))):
                     self._index(rule, tensor, dim, (position, dim))
 
-    def _index(self, rule: Rule, tensor: int, dim: int, place: Place) -> None:
+    def _index(self, rule: Rule, tensor: int, dim: int, place: TensorDim) -> None:
         index = rule.indices(tensor)[dim]
         loops = dim_loops(rule, tensor, dim)
         if len(loops) == 1 or _is_reversed(rule, index, (tensor, dim)):
@@ -126,7 +126,7 @@ class _Reader:
         for place, loops in self.nested:
             yield Equation(PRODUCT, (place,), tuple(self._loop(*loop) for loop in loops))
 
-    def _loop(self, name: str, extent: int) -> Place:
+    def _loop(self, name: str, extent: int) -> TensorDim:
         if name not in self.loop_at:
             self.loop_at[name] = (-1, len(self.inner))
             self.inner.append(extent)
@@ -183,7 +183,7 @@ class _Reader:
                         ends = self.loop_at[read], self.loop_at[made]
                         yield from (Shift(*ends, *by, free=True) for by in ((2, 1), (1, 2)))
 
-    def _sizes(self) -> dict[Place, int]:
+    def _sizes(self) -> dict[TensorDim, int]:
         found = {}
         for number, rule in enumerate(self.rules):
             for tensor in rule.tensors:
@@ -208,7 +208,7 @@ def _slack(index: Index, rule: Rule, stride: int) -> tuple[int, ...]:
     return low - span + stride, 2 * low - span + stride, stride - 1
 
 
-def _is_reversed(rule: Rule, index: Index, at: Place) -> bool:
+def _is_reversed(rule: Rule, index: Index, at: TensorDim) -> bool:
     """`n-1-d` over all of a dimension."""
     shape = rule.shape(at[0])
     if len(index.terms) != 1 or index.mod or index.div > 1 or shape is None:
@@ -218,9 +218,9 @@ def _is_reversed(rule: Rule, index: Index, at: Place) -> bool:
     return coefficient == -1 and rule.extents.get(name) == size == index.constant + 1
 
 
-def _tilings(shifts: list[Shift], sizes: dict[Place, int]) -> Iterator[Equation]:
+def _tilings(shifts: list[Shift], sizes: dict[TensorDim, int]) -> Iterator[Equation]:
     """Pieces that fill one dimension without a gap: concatenate, by their starts."""
-    groups: dict[Place, list[tuple[int, Place]]] = {}
+    groups: dict[TensorDim, list[tuple[int, TensorDim]]] = {}
     for shift in shifts:
         if shift.start is not None:
             groups.setdefault(shift.target, []).append((-shift.start, shift.source))

@@ -132,7 +132,7 @@ class Names:
     def join_regions(self) -> None:
         """Both sides of a region's border; what a loop walks over is as long as its trip count."""
         graph, base = self.graph, self.base
-        for tie in graph.ties:
+        for tie in graph.region_arguments:
             node = graph.nodes[tie.call]
             if tie.is_manual:
                 raise SymbolError(

@@ -21,7 +21,7 @@ from shardalg.merge.proofs.integers import (
     within,
 )
 from shardalg.spmd.instruction import A_co, Attributes, Collective
-from shardalg.spmd.instructions import CollectivePermute, Fetch, Pairs
+from shardalg.spmd.instructions import CollectivePermute, HaloExchange, Pairs
 from shardalg.verify.contents import Contents, Held, Made, at_member, fill_number, laid_out
 from shardalg.verify.report import Decided, Statement
 
@@ -31,7 +31,7 @@ Stated = tuple[str, Statement]
 
 
 @dataclass(frozen=True)
-class Step(Generic[A_co]):
+class CheckedInstruction(Generic[A_co]):
     """An instruction with what its operands hold and the local that it makes.
 
     Attributes:
@@ -72,10 +72,16 @@ MOVES: dict[type[Attributes], Callable[[Any], Results]] = {}
 A = TypeVar("A", bound=Attributes)
 
 
-def moves(kind: type[A]) -> Callable[[Callable[[Step[A]], Result]], Callable[[Step[A]], Result]]:
+def moves(
+    kind: type[A],
+) -> Callable[
+    [Callable[[CheckedInstruction[A]], Result]], Callable[[CheckedInstruction[A]], Result]
+]:
     """Register what the one result of a kind holds."""
 
-    def register(claim: Callable[[Step[A]], Result]) -> Callable[[Step[A]], Result]:
+    def register(
+        claim: Callable[[CheckedInstruction[A]], Result],
+    ) -> Callable[[CheckedInstruction[A]], Result]:
         MOVES[kind] = lambda step: ([claim(step)], [])
         return claim
 
@@ -84,10 +90,14 @@ def moves(kind: type[A]) -> Callable[[Callable[[Step[A]], Result]], Callable[[St
 
 def moves_each(
     kind: type[A],
-) -> Callable[[Callable[[Step[A]], Results]], Callable[[Step[A]], Results]]:
+) -> Callable[
+    [Callable[[CheckedInstruction[A]], Results]], Callable[[CheckedInstruction[A]], Results]
+]:
     """Register what the results of a kind hold."""
 
-    def register(claim: Callable[[Step[A]], Results]) -> Callable[[Step[A]], Results]:
+    def register(
+        claim: Callable[[CheckedInstruction[A]], Results],
+    ) -> Callable[[CheckedInstruction[A]], Results]:
         MOVES[kind] = claim
         return claim
 
@@ -99,7 +109,7 @@ def with_dim(contents: Contents, dim: int, held: Held) -> Contents:
     return replace(contents, dims=(*contents.dims[:dim], held, *contents.dims[dim + 1 :]))
 
 
-def filled_with(step: Step, number: int | float | bool | None) -> Contents:
+def filled_with(step: CheckedInstruction, number: int | float | bool | None) -> Contents:
     """What is given, of its fills those with a number: where two paddings meet, the last counts."""
     dtype = step.made.dtype
     dims = tuple(
@@ -109,7 +119,9 @@ def filled_with(step: Step, number: int | float | bool | None) -> Contents:
     return replace(step.given, dims=dims)
 
 
-def members_agree(step: Step, digits: Digits, dims: tuple[int, ...]) -> Iterator[Stated]:
+def members_agree(
+    step: CheckedInstruction, digits: Digits, dims: tuple[int, ...]
+) -> Iterator[Stated]:
     """Dimensions that a collective does not touch lie alike on the members of its group."""
     for dim, held in enumerate(step.given.dims):
         other = at_member(held.start, digits, MEMBER)
@@ -133,7 +145,7 @@ def crosses(attributes: Attributes, digits: Digits) -> bool:
     routes: list[Pairs | Runs] = []
     if isinstance(attributes, CollectivePermute):
         routes = [attributes.pairs]
-    elif isinstance(attributes, Fetch):
+    elif isinstance(attributes, HaloExchange):
         routes = [pairs for reading in attributes.readings for pairs in reading.permutes]
     else:
         return any(overlap(a, b) for a in attributes.digits for b in digits)
@@ -147,7 +159,7 @@ def positions(pairs: Iterable[tuple[int, ...]] | Runs) -> np.ndarray:
     return found.T if found.size else np.zeros((2, 0), int)
 
 
-def undisturbed(step: Step) -> Stated:
+def undisturbed(step: CheckedInstruction) -> Stated:
     """Nothing moves over digits on which its meaning depends.
 
     What members hold partial sums of, numbers that were shifted by the partition id, and what has
@@ -181,7 +193,7 @@ def finished(contents: Contents) -> bool:
     return not (contents.tasks or contents.unreduced or contents.viewed)
 
 
-def nothing_beyond(step: Step, held: Held) -> Iterator[Stated]:
+def nothing_beyond(step: CheckedInstruction, held: Held) -> Iterator[Stated]:
     """Windows that were cut to what is wanted hold nothing else that exists."""
     if held.wanted:
         goal = implies(within(held.start + X, 0, held.size), held.exists(held.start + X))
@@ -189,7 +201,7 @@ def nothing_beyond(step: Step, held: Held) -> Iterator[Stated]:
         yield "delivers", step.claim(words, goal, unknowns=(("x", held.length),))
 
 
-def said_along(step: Step, dim: int) -> Held:
+def said_along(step: CheckedInstruction, dim: int) -> Held:
     """Where the result's layout begins; of a padded layout no more elements exist for that."""
     return replace(step.said.dims[dim], size=step.given.dims[dim].size)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from shardalg.graph.ir import Graph, Node
 from shardalg.spmd.instruction import Instruction, Operator
 from shardalg.spmd.instructions import (
-    Best,
+    ArgReduce,
     Concatenate,
     Fold,
     Join,
@@ -41,7 +41,7 @@ def _is_view(node: Node, given: Values) -> bool:
     return bool(row_major) and given[0] == node.operands[0]
 
 
-_OF_ONE_VALUE = (Best, Concatenate, Join)
+_OF_ONE_VALUE = (ArgReduce, Concatenate, Join)
 _OF_NODE: dict[type, Callable[[Node, Values], bool]] = {
     **dict.fromkeys(kinds(Operator), lambda node, given: given == node.operands),
     Fold: lambda node, given: given == (*node.results, *node.operands[len(node.results) :]),

@@ -20,8 +20,8 @@ from shardalg.spmd.fields import misfit
 from shardalg.spmd.instruction import Attributes, Block, Instruction, Operator, is_a
 from shardalg.spmd.instructions import (
     Apply,
-    Fetch,
     Fold,
+    HaloExchange,
     Regroup,
     Top,
 )
@@ -31,7 +31,7 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.verify import derived_types as types
 from shardalg.verify.asked import asked
 from shardalg.verify.contents import Contents, Made, anonymous, laid_out
-from shardalg.verify.move import Step, crosses
+from shardalg.verify.move import CheckedInstruction, crosses
 from shardalg.verify.moves.moved import moved
 from shardalg.verify.operators.apply import Applied, applied
 from shardalg.verify.own import of_its_own
@@ -54,7 +54,9 @@ class Verifier:
         self.graph, self.program, self.finite = graph, program, finite
         self.seen = Seen(program)
         self.proofs: dict[IntegerClaim | MergeClaim, Proof] = {}
-        self.outcomes: dict[Applied | Step, tuple[tuple[Contents, ...], list[Claim]]] = {}
+        self.outcomes: dict[
+            Applied | CheckedInstruction, tuple[tuple[Contents, ...], list[Claim]]
+        ] = {}
         self.types: dict[object, Decided] = {}
         self.manual_digits: Digits = ()
         self.place = "the border"
@@ -209,7 +211,7 @@ class Verifier:
 
     def keyed(
         self, instruction: Instruction, held: Held
-    ) -> tuple[Applied | Step, tuple[int | None, ...]]:
+    ) -> tuple[Applied | CheckedInstruction, tuple[int | None, ...]]:
         """The instruction without its values, and the values that its results are."""
         reads = () if instruction.node is None else self.graph.nodes[instruction.node].operands
         operands = tuple(anonymous(held[operand], reads) for operand in instruction.operands)
@@ -221,10 +223,12 @@ class Verifier:
             what = Applied(mesh, node.signature, attributes, operands, made, self.finite)
             return what, node.results
         given = tuple(held[operand].value for operand in instruction.operands)
-        step = Step(mesh, attributes, operands, made[0], f"value {given[-1]}", count=len(made))
+        step = CheckedInstruction(
+            mesh, attributes, operands, made[0], f"value {given[-1]}", count=len(made)
+        )
         if isinstance(attributes, Top | Fold):
             return step, given[: len(made)]
-        if isinstance(attributes, Fetch):
+        if isinstance(attributes, HaloExchange):
             return step, tuple(given[reading.operand] for reading in attributes.readings)
         if isinstance(attributes, Regroup) and made[0].named:
             return step, node_of(self.graph, instruction).results[:1]

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.cost import number
-from shardalg.costs.traffic import Moved
+from shardalg.costs.traffic import MovedValue
 from shardalg.errors import ShardalgError
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.explain.why_not import annotated_as
@@ -252,7 +252,7 @@ def _grouped(pairs: Iterable[tuple[Line, object]]) -> dict[Line, list]:
     return found
 
 
-def _node(stages: Stages, moved: Moved) -> int | None:
+def _node(stages: Stages, moved: MovedValue) -> int | None:
     """The operator that a collective is for, as XLA sees it.
 
     A sum in parts belongs to what made the parts, wherever they are added up; what happens at the
@@ -280,7 +280,7 @@ def _order(graph: Graph) -> Callable[[Line], int]:
     return lambda line: places.get(line, len(places))
 
 
-def _ours(stages: Stages, moved: Moved) -> str:
+def _ours(stages: Stages, moved: MovedValue) -> str:
     return f"{moved.alike[0]} {','.join(stages.mesh.texts(moved.digits))}"
 
 

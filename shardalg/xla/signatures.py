@@ -12,7 +12,7 @@ from shardalg.propagate.gspmd.index import post_order
 
 Above = frozenset[int]
 """Numbers of the nearest anchors above a value."""
-Place = tuple[str, str]
+AnchorKey = tuple[str, str]
 """Computation and name of an instruction."""
 NOTHING: Above = frozenset()
 
@@ -73,9 +73,11 @@ class GraphSide:
     def __post_init__(self) -> None:
         graph = self.graph
         self._sources: dict[int, list[int]] = defaultdict(list)
-        starts = {t.target: t.source for t in graph.ties if t.kind == "init"}
-        carried = {(t.call, t.source): t.target for t in graph.ties if t.kind == "carry"}
-        for tie in graph.ties:
+        starts = {t.target: t.source for t in graph.region_arguments if t.kind == "init"}
+        carried = {
+            (t.call, t.source): t.target for t in graph.region_arguments if t.kind == "carry"
+        }
+        for tie in graph.region_arguments:
             if tie.kind != "carry":
                 self._sources[tie.target].append(tie.source)
             target = carried.get((tie.call, tie.source), -1)
@@ -142,9 +144,9 @@ class HloSide:
     """
 
     module: HloModule
-    demanded: Mapping[Place, object]
+    demanded: Mapping[AnchorKey, object]
     numbers: dict[object, int]
-    _above: dict[tuple[Place, int | None], Above] = field(default_factory=dict)
+    _above: dict[tuple[AnchorKey, int | None], Above] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._caller: dict[str, HloInstruction] = {}

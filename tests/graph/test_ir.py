@@ -66,9 +66,12 @@ BROKEN = {
     "results in two versions": (replace(GRAPH, results=()), "other arguments or results"),
     "a foreign region": (changed_node("sin", region=0), "before it is made|not in its region"),
     "a trip count": (changed_region(1, trip_count=5), "runs 5 times"),
-    "a loose border": (replace(GRAPH, ties=GRAPH.ties[1:]), "without a tie"),
+    "a loose border": (
+        replace(GRAPH, region_arguments=GRAPH.region_arguments[1:]),
+        "without a tie",
+    ),
     "a crooked tie": (
-        replace(GRAPH, ties=edit(GRAPH.ties, 0, source=GRAPH.arguments[1])),
+        replace(GRAPH, region_arguments=edit(GRAPH.region_arguments, 0, source=GRAPH.arguments[1])),
         "the tie const joins",
     ),
 }

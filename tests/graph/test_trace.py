@@ -242,14 +242,14 @@ def test_every_border_of_a_scan_is_tied(name):
     for node in graph.nodes:
         assert bool(node.bodies) == (node.primitive in CALLS)
         for body in (graph.regions[i] for i in node.bodies if node.primitive == "scan"):
-            ties = [t for t in graph.ties if t.call == node.index]
+            region_arguments = [t for t in graph.region_arguments if t.call == node.index]
             inner = {"const", "init", "xs"}
-            assert [t.target for t in ties if t.kind in inner] == [*body.arguments]
-            assert [t.source for t in ties if t.kind in inner] == [*node.operands]
-            outer = [(t.source, t.target) for t in ties if t.kind in ("result", "ys")]
+            assert [t.target for t in region_arguments if t.kind in inner] == [*body.arguments]
+            assert [t.source for t in region_arguments if t.kind in inner] == [*node.operands]
+            outer = [(t.source, t.target) for t in region_arguments if t.kind in ("result", "ys")]
             assert outer == list(zip(body.results, node.results, strict=True))
             carried = node.signature.param("num_carry")
-            assert sum(t.kind == "carry" for t in ties) == carried
+            assert sum(t.kind == "carry" for t in region_arguments) == carried
 
 
 def test_structs_trace_without_arrays():

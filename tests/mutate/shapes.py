@@ -10,7 +10,16 @@ from shardalg.graph.evaluate import apply
 from shardalg.spmd.bound import bound
 from shardalg.spmd.host.blocks import item_type
 from shardalg.spmd.host.run import SIMULATE
-from shardalg.spmd.instructions import Apply, Branches, Control, Fetch, Fold, Loop, Top, While
+from shardalg.spmd.instructions import (
+    Apply,
+    Branches,
+    Control,
+    Fold,
+    HaloExchange,
+    Loop,
+    Top,
+    While,
+)
 from tests.partition.planned import instructions
 
 
@@ -71,7 +80,7 @@ class Derivation:
         if isinstance(step.attributes, Apply):
             graph = self.graph
             return applied(Key(step.node, step.attributes, types, id(graph), graph, step))
-        if isinstance(step.attributes, Control | Fetch | Fold | Top):
+        if isinstance(step.attributes, Control | HaloExchange | Fold | Top):
             return types
         stacks = [
             [np.zeros(shape, item_type(dtype))] * self.program.mesh.size for shape, dtype in types

@@ -77,10 +77,10 @@ def test_a_dead_loop_goes_with_its_region_and_ties():
     clean = normalise(graph)
     assert (primitives(graph).count("scan"), primitives(clean).count("scan")) == (2, 1)
     assert (len(graph.regions), len(clean.regions)) == (3, 2)
-    assert len(clean.ties) == len(graph.ties) // 2
+    assert len(clean.region_arguments) == len(graph.region_arguments) // 2
     (scan,) = [node for node in clean.nodes if node.bodies]
     assert clean.regions[1].node == scan.index
-    assert {tie.call for tie in clean.ties} == {scan.index}
+    assert {tie.call for tie in clean.region_arguments} == {scan.index}
 
 
 def test_names_sources_phases_and_regions_stay():

@@ -59,27 +59,33 @@ def _value(model, problem, value, takes):
     made, asked = _made(problem, value, takes), _asked(problem, value, takes)
     direct = set()
     known = [*made, *asked, *problem.outside.get(value, ())]
-    homes = problem.places(known[0], known[1:])
-    if value in problem.homes:
-        homes = (problem.homes[value],)
+    value_shardings = problem.places(known[0], known[1:])
+    if value in problem.value_shardings:
+        value_shardings = (problem.value_shardings[value],)
     if value in problem.alone:  # its user may take it as it is made, and no more is done with it
-        direct = set(made) - set(homes)
-        homes = tuple(dict.fromkeys((*homes, *made)))
+        direct = set(made) - set(value_shardings)
+        value_shardings = tuple(dict.fromkeys((*value_shardings, *made)))
     lies = defaultdict(list)
     for layout, units in made.items():
         found = []
-        for home in (layout,) if value in problem.still else homes:
-            cost = problem.move(value, layout, home)
-            if math.isfinite(cost) and (home not in direct or home == layout):
+        for result_sharding in (layout,) if value in problem.still else value_shardings:
+            cost = problem.move(value, layout, result_sharding)
+            if math.isfinite(cost) and (result_sharding not in direct or result_sharding == layout):
                 found.append(model.variable(cost))
-                lies[home].append(found[-1])
+                lies[result_sharding].append(found[-1])
         model.row([*((y, 1) for y in found), *((x, -1) for x in units)], *_equal(units))
-    for home in homes:
-        if value not in problem.homes and home not in problem.outside.get(value, ()):
-            near = [x for s, xs in made.items() if home in problem.places(s, ()) for x in xs]
-            near += [x for xs in asked.get(home, {}).values() for x in xs]
-            if not _always(near, made, home, problem):
-                model.row([*((y, 1) for y in lies[home]), *((x, -1) for x in near)], -np.inf, 0)
+    for result_sharding in value_shardings:
+        if value not in problem.value_shardings and result_sharding not in problem.outside.get(
+            value, ()
+        ):
+            near = [
+                x for s, xs in made.items() if result_sharding in problem.places(s, ()) for x in xs
+            ]
+            near += [x for xs in asked.get(result_sharding, {}).values() for x in xs]
+            if not _always(near, made, result_sharding, problem):
+                model.row(
+                    [*((y, 1) for y in lies[result_sharding]), *((x, -1) for x in near)], -np.inf, 0
+                )
     for goal in dict.fromkeys((*asked, *problem.outside.get(value, ()))):
         always = goal in problem.outside.get(value, ())
         _brought(model, problem, (value, goal, always, direct), asked, lies)
@@ -88,9 +94,9 @@ def _value(model, problem, value, takes):
 def _brought(model, problem, wanted, asked, lies):
     value, goal, always, direct = wanted
     ways = []
-    for home, ys in lies.items():
-        cost = problem.move(value, home, goal)
-        if math.isfinite(cost) and (home not in direct or home == goal):
+    for result_sharding, ys in lies.items():
+        cost = problem.move(value, result_sharding, goal)
+        if math.isfinite(cost) and (result_sharding not in direct or result_sharding == goal):
             ways.append(model.variable(cost))
             model.row([(ways[-1], 1), *((y, -1) for y in ys)], -np.inf, 0)
     if always:
@@ -99,7 +105,7 @@ def _brought(model, problem, wanted, asked, lies):
         model.row([*((z, 1) for z in ways), *((x, -1) for x in xs)], 0, np.inf)
 
 
-def _always(near, made, home, problem):
+def _always(near, made, result_sharding, problem):
     """Whether the value is given, so that where it is made is no choice."""
     return not near and any(not units for units in made.values())
 

@@ -39,8 +39,8 @@ class Keys(Partitioner):
         super().run()
         return self.found
 
-    def key(self, node, homes):
-        self.found.append(super().key(node, homes))
+    def key(self, node, value_shardings):
+        self.found.append(super().key(node, value_shardings))
         return self.found[-1]
 
 

@@ -31,7 +31,7 @@ def test_a_block_sends_a_value_and_its_place(function, dtype):
     assert moves(plan) == [("all_gather", "Y")]
     (row,) = plan.collectives_table
     assert row["operand_bytes"] == 2 * (x.itemsize + 4)
-    assert {"Mask", "ValueAt", "Best"} == kinds(plan)
+    assert {"Mask", "ValueAt", "ArgReduce"} == kinds(plan)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from benchmarks.halos import AXES, PROGRAMS
 from shardalg.algebra.halos.classes import Runs
-from shardalg.spmd.instructions import Fetch
+from shardalg.spmd.instructions import HaloExchange
 from shardalg.verify.verify import verify
 from tests.partition.planned import check_equal, numbers
 
@@ -27,7 +27,7 @@ def planned(name, mesh, axes):
 
 
 def fetches(plan):
-    return [i for i in plan.program.block.instructions if isinstance(i.attributes, Fetch)]
+    return [i for i in plan.program.block.instructions if isinstance(i.attributes, HaloExchange)]
 
 
 @pytest.mark.parametrize("axes", [("a", "b", "c"), ("b",), ("c", "a")])

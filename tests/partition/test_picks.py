@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.spmd.instructions import Pick
+from shardalg.spmd.instructions import OwnerSelect
 from tests.partition.planned import MESH, check_equal, checked, instructions, kinds, moves, numbers
 
 BOTH, NONE = P(("X", "Y")), P()
@@ -29,7 +29,7 @@ def test_the_holder_hands_it_on(name):
     fn, shape, spec, out, sent = CASES[name]
     plan = checked(fn, (numbers(*shape),), (spec,), out_shardings=out)
     assert sorted(moves(plan)) == sorted(sent)
-    assert ("Pick" in kinds(plan)) == bool(sent)
+    assert ("OwnerSelect" in kinds(plan)) == bool(sent)
     assert plan.verify().ok
     x = numbers(*shape)
     if shape[0] % 2 == 0:
@@ -47,7 +47,7 @@ def test_its_gradient_sends_nothing():
 
 def test_booleans_are_no_sums():
     plan = checked(lambda x: x[0], (numbers(16, 8) > 0,), (P("Y"),), out_shardings=NONE)
-    assert "Pick" not in kinds(plan)
+    assert "OwnerSelect" not in kinds(plan)
     assert plan.verify().ok
 
 
@@ -69,5 +69,5 @@ def test_any_elements(seed):
     check_equal(plan, lambda x: jnp.sum((x * 2)[at] ** 2, keepdims=True), (x,))
     assert plan.verify().ok, (seed, at, mapping)
     for step in instructions(plan.program.block):
-        if isinstance(step.attributes, Pick):
+        if isinstance(step.attributes, OwnerSelect):
             assert plan.program.locals[step.results[0]].shape[step.attributes.dim] == 1

@@ -54,7 +54,7 @@ def test_gradient_of_a_running_sum():
         return (jnp.cumsum(x, 0) ** 2).sum()
 
     plan = checked(jax.grad(loss), (numbers(9, 3),), (P("Y"),), out_shardings=P("Y"))
-    assert {"Carry", "Mask"} <= kinds(plan)
+    assert {"ExclusiveScan", "Mask"} <= kinds(plan)
     assert plan.verify().ok
 
 

@@ -125,7 +125,9 @@ def test_behind_products_it_waits_where_numbers_are_said_to_be_finite(name):
 @pytest.mark.parametrize("finite", [False, True])
 def test_by_cost_a_sum_waits_as_little(finite):
     x = ValueType((8, 4), "float32")
-    homes = (Sharding(MESH, x.shape, ((), ())),) * 3
-    found = candidates(Signature("mul", (), (x, x), (x,)), homes, 0, load("tpu_v3"), finite=finite)
-    waits = [layout.unreduced for one in found for _, layout in one.demands]
+    value_shardings = (Sharding(MESH, x.shape, ((), ())),) * 3
+    found = candidates(
+        Signature("mul", (), (x, x), (x,)), value_shardings, 0, load("tpu_v3"), finite=finite
+    )
+    waits = [layout.unreduced for one in found for _, layout in one.required_shardings]
     assert any(waits) == finite

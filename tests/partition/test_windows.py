@@ -150,7 +150,7 @@ def test_windows_are_right_proved_and_fetched(name):
     report = plan.verify()
     assert report.ok, report.refuted
     assert not len(plan.warnings())
-    assert "Fetch" in kinds(plan)
+    assert "HaloExchange" in kinds(plan)
     assert {kind for kind, _ in moves(plan)} <= {"collective_permute", "all_reduce"}
 
 
@@ -180,7 +180,7 @@ def test_windows_that_do_not_meet_are_selected_from_in_place():
     check_equal(plan, fn, arguments)
     assert plan.verify().ok
     assert not moves(plan)
-    assert not kinds(plan) & {"Fetch", "MaskAt", "SliceAt"}
+    assert not kinds(plan) & {"HaloExchange", "MaskAt", "SliceAt"}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.graph.ir import Graph, Node, Region, Signature, Site, Tie, Value, ValueType
+from shardalg.graph.ir import Graph, Node, Region, RegionArgument, Signature, Site, Value, ValueType
 from shardalg.propagate.strategy import Annotations
 
 MESH = Mesh({"x": 2, "y": 4})
@@ -24,7 +24,7 @@ class Builder:
     """Appends values and nodes; `graph()` freezes them."""
 
     def __init__(self):
-        self.values, self.nodes, self.sites, self.ties = [], [], [], []
+        self.values, self.nodes, self.sites, self.region_arguments = [], [], [], []
         self.arguments, self.constants = [], []
         self.spans = [[]]
         self.regions = {0: ("root", None, None, (), (), 1)}
@@ -100,7 +100,7 @@ class Builder:
         pairs += [("carry", a, b) for a, b in zip(made, carries, strict=True)]
         pairs += [("result", a, b) for a, b in zip(made, results, strict=True)]
         pairs += [("ys", a, b) for a, b in zip(ys, stacks, strict=True)]
-        self.ties += [Tie(call, *pair) for pair in pairs]
+        self.region_arguments += [RegionArgument(call, *pair) for pair in pairs]
         return results, stacks, carries, made
 
     def graph(self, *results):
@@ -112,7 +112,7 @@ class Builder:
             regions.append(Region(number, kind, parent, node, arguments, made, tuple(span), trips))
         paths = tuple(f"a{i}" for i in range(len(self.arguments)))
         return Graph(
-            tuple(self.values), tuple(self.nodes), tuple(regions), tuple(self.ties),
+            tuple(self.values), tuple(self.nodes), tuple(regions), tuple(self.region_arguments),
             tuple(self.arguments), tuple(results), paths,
             tuple(f"[{i}]" for i in range(len(results))), tuple(self.sites),
             constants=tuple(self.constants),
@@ -148,8 +148,8 @@ def behind(value, *runs):
         near = {v for reason in reasons for v in reason.sources}
         near |= {v for n in through if not n.bodies for v in n.operands + n.results}
         loops = {n.index for n in through if n.bodies}
-        ties = [{t.source, t.target} for t in graph.ties if t.call in loops]
-        near |= {v for tie in ties if last in tie for v in tie}
+        region_arguments = [{t.source, t.target} for t in graph.region_arguments if t.call in loops]
+        near |= {v for tie in region_arguments if last in tie for v in tie}
         todo += near - seen
         seen |= near
     return seen

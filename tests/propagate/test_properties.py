@@ -114,7 +114,7 @@ def test_annotations_stand_and_every_change_is_told(problem):
 def test_a_carry_has_one_layout(problem):
     graph, given = problem
     done = propagate(graph, given)
-    for tie in graph.ties:
+    for tie in graph.region_arguments:
         if tie.kind == "carry" and tie.source not in done.fixed:
             assert axes(done.shardings[tie.source]) == axes(done.shardings[tie.target])
 

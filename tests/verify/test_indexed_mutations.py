@@ -78,12 +78,12 @@ MUTATIONS = {
     "read from the own block": ("read", p.Extract, lambda a: replace(a, places=())),
     "what others read left out": ("read", p.AllReduce, None),
     "an element of another place": (
-        "element", p.Pick, lambda a: replace(a, index=a.index + 1),
+        "element", p.OwnerSelect, lambda a: replace(a, index=a.index + 1),
     ),
     "an element of another partition": (
-        "element", p.Pick, lambda a: replace(a, index=a.index + a.block),
+        "element", p.OwnerSelect, lambda a: replace(a, index=a.index + a.block),
     ),
-    "an element of another axis": ("element", p.Pick, lambda a: replace(a, digits=X)),
+    "an element of another axis": ("element", p.OwnerSelect, lambda a: replace(a, digits=X)),
     "an element of a block": ("element", p.AllReduce, None),
     "the best of a block": ("best", p.Top, None),
     "the best of longer blocks": ("best", p.Top, lambda a: replace(a, block=a.block + 1)),

@@ -120,7 +120,7 @@ def test_a_start_is_a_whole_number_on_every_device(wrong):
     """An exact division gives none where it does not come out: the lowering died of it."""
     case = CASES["joined"]
     program = case.mutated(
-        p.Fetch,
+        p.HaloExchange,
         lambda a: replace(a, readings=tuple(shifted(one, wrong) for one in a.readings)),
     )
     (claim,) = case.verified(program).refuted

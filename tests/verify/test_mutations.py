@@ -114,8 +114,8 @@ MUTATIONS = {
     "all-to-all the other way": (
         "moved", p.AllToAll, lambda a: p.AllToAll(a.concat_dim, a.split_dim, a.digits), -1,
     ),
-    "margin not fetched": ("moved", p.Fetch, None, 0),
-    "margin of the other neighbour": ("moved", p.Fetch, lambda a: turned(a), 0),
+    "margin not fetched": ("moved", p.HaloExchange, None, 0),
+    "margin of the other neighbour": ("moved", p.HaloExchange, lambda a: turned(a), 0),
     "margin one place on": ("moved", p.Slice, lambda a: replace(a, start=a.start + 1), 0),
     "block one place on": (
         "moved", p.SliceAt, lambda a: replace(a, start=replace(a.start, more=1)), 0,

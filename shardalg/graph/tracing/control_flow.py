@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from shardalg.graph.ir import Tie
+from shardalg.graph.ir import RegionArgument
 
 # Calls that are their body.
 INDEXED = ("gather", *(f"scatter{how}" for how in ("", "-add", "-sub", "-mul", "-min", "-max")))
@@ -39,7 +39,7 @@ class Call:
     results: Sequence[int]
 
 
-def scan_ties(call: Call) -> Iterator[Tie]:
+def scan_arguments(call: Call) -> Iterator[RegionArgument]:
     """The ties of a scan, in the order constants, carries (each with its three), xs, ys.
 
     >>> call = Call(9, (1, 1), (0, 1, 2), [(3, 4, 5)], [(6, 7)], (8, 9))
@@ -50,18 +50,18 @@ def scan_ties(call: Call) -> Iterator[Tie]:
     pairs = list(zip(call.operands, call.arguments[0], strict=True))
     outs = list(zip(call.body_results[0], call.results, strict=True))
     for outer, inner in pairs[:constants]:
-        yield Tie(call.node, "const", outer, inner)
+        yield RegionArgument(call.node, "const", outer, inner)
     for (outer, inner), (made, result) in zip(pairs[constants:], outs[:carried], strict=False):
-        yield Tie(call.node, "init", outer, inner)
-        yield Tie(call.node, "carry", made, inner)
-        yield Tie(call.node, "result", made, result)
+        yield RegionArgument(call.node, "init", outer, inner)
+        yield RegionArgument(call.node, "carry", made, inner)
+        yield RegionArgument(call.node, "result", made, result)
     for outer, inner in pairs[constants + carried :]:
-        yield Tie(call.node, "xs", outer, inner)
+        yield RegionArgument(call.node, "xs", outer, inner)
     for made, result in outs[carried:]:
-        yield Tie(call.node, "ys", made, result)
+        yield RegionArgument(call.node, "ys", made, result)
 
 
-def while_ties(call: Call) -> Iterator[Tie]:
+def while_arguments(call: Call) -> Iterator[RegionArgument]:
     """The ties of a while loop, whose bodies are its condition and its body.
 
     The condition reads what enters the body: its carry is a constant to it.
@@ -75,17 +75,17 @@ def while_ties(call: Call) -> Iterator[Tie]:
     carried = body[second:]
     constants = (*condition[:first], *body[:second])
     for outer, inner in zip(call.operands[: first + second], constants, strict=True):
-        yield Tie(call.node, "const", outer, inner)
+        yield RegionArgument(call.node, "const", outer, inner)
     for outer, inner in zip(call.operands[first + second :], carried, strict=True):
-        yield Tie(call.node, "init", outer, inner)
+        yield RegionArgument(call.node, "init", outer, inner)
     for outer, inner in zip(carried, condition[first:], strict=True):
-        yield Tie(call.node, "const", outer, inner)
+        yield RegionArgument(call.node, "const", outer, inner)
     for inner, made, result in zip(carried, call.body_results[1], call.results, strict=True):
-        yield Tie(call.node, "carry", made, inner)
-        yield Tie(call.node, "result", made, result)
+        yield RegionArgument(call.node, "carry", made, inner)
+        yield RegionArgument(call.node, "result", made, result)
 
 
-def branch_ties(call: Call) -> Iterator[Tie]:
+def branch_arguments(call: Call) -> Iterator[RegionArgument]:
     """The ties of branches: all read the same operands, behind the number of the branch.
 
     >>> call = Call(9, (), (0, 1), [(2,), (3,)], [(4,), (5,)], (6,))
@@ -94,13 +94,13 @@ def branch_ties(call: Call) -> Iterator[Tie]:
     """
     for arguments in call.arguments:
         for outer, inner in zip(call.operands[1:], arguments, strict=True):
-            yield Tie(call.node, "const", outer, inner)
+            yield RegionArgument(call.node, "const", outer, inner)
     for made in call.body_results:
         for inner, outer in zip(made, call.results, strict=True):
-            yield Tie(call.node, "result", inner, outer)
+            yield RegionArgument(call.node, "result", inner, outer)
 
 
-def manual_ties(call: Call) -> Iterator[Tie]:
+def manual_arguments(call: Call) -> Iterator[RegionArgument]:
     """The ties of a manual region: a block of each operand enters, of each result leaves.
 
     >>> call = Call(9, (), (0,), [(1,)], [(2,)], (3,))
@@ -108,15 +108,15 @@ def manual_ties(call: Call) -> Iterator[Tie]:
     [('block', 0, 1), ('blocks', 2, 3)]
     """
     for outer, inner in zip(call.operands, call.arguments[0], strict=True):
-        yield Tie(call.node, "block", outer, inner)
+        yield RegionArgument(call.node, "block", outer, inner)
     for made, result in zip(call.body_results[0], call.results, strict=True):
-        yield Tie(call.node, "blocks", made, result)
+        yield RegionArgument(call.node, "blocks", made, result)
 
 
 # A call with bodies, and its ties. Calls that are not listed stay opaque nodes without bodies.
-CALLS: dict[str, Callable[[Call], Iterator[Tie]]] = {
-    "scan": scan_ties,
-    "while": while_ties,
-    "cond": branch_ties,
-    "shard_map": manual_ties,
+CALLS: dict[str, Callable[[Call], Iterator[RegionArgument]]] = {
+    "scan": scan_arguments,
+    "while": while_arguments,
+    "cond": branch_arguments,
+    "shard_map": manual_arguments,
 }

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardalg.errors import TraceError
-from shardalg.graph.ir import Graph, LeftOut, Node, Plain, PlainMesh, Region, Site, Tie, ValueType
+from shardalg.graph.ir import Graph, LeftOut, Node, Plain, PlainMesh, Region, Site, ValueType
 from shardalg.graph.phase import Draft, phases
 from shardalg.graph.source import Sources
 from shardalg.graph.tracing.control_flow import BODY_PARAMS, CALLS, INDEXED, INLINED, Call
 from shardalg.graph.tracing.parts import Parts
+
+if TYPE_CHECKING:
+    from shardalg.graph.ir import RegionArgument
 
 # Parameters of a call that stay beside its bodies.
 _KEPT = {
@@ -43,7 +46,7 @@ class _Span:
         return Region(self.index, self.kind, self.parent, *ends, tuple(self.nodes), self.trip_count)
 
 
-class Place(NamedTuple):
+class Scope(NamedTuple):
     """Where an equation stands.
 
     Attributes:
@@ -60,7 +63,7 @@ class Place(NamedTuple):
     opened: frozenset[object] = frozenset()
 
 
-Placing = Callable[["Builder", Any, list[int], Place], Sequence[int]]
+Placing = Callable[["Builder", Any, list[int], Scope], Sequence[int]]
 """(builder, equation, operands, place) -> results."""
 
 
@@ -88,7 +91,7 @@ class Builder:
         self.written_out = written_out
         self.mesh_of = mesh_of
         self.parts = Parts()
-        self.ties: list[Tie] = []
+        self.region_arguments: list[RegionArgument] = []
         self.sites: list[Site] = []
         self.left_out: list[LeftOut] = []
         self._sources = Sources()
@@ -105,12 +108,12 @@ class Builder:
         types = [self.parts.type_of(var.aval) for var in variables]
         named = zip(types, argument_paths, strict=True)
         root.arguments = tuple(self.parts.value(t, "argument", path) for t, path in named)
-        root.results = tuple(self.run(closed, root.arguments, Place((root,))))
+        root.results = tuple(self.run(closed, root.arguments, Scope((root,))))
         return Graph(
             values=tuple(self.parts.values),
             nodes=self._nodes(),
             regions=tuple(span.region() for span in self._spans),
-            ties=tuple(self.ties),
+            region_arguments=tuple(self.region_arguments),
             arguments=root.arguments,
             results=root.results,
             argument_paths=tuple(argument_paths),
@@ -128,7 +131,7 @@ class Builder:
             for i, (d, phase) in enumerate(zip(self._drafts, found, strict=True))
         )
 
-    def run(self, body: Any, arguments: Iterable[int], place: Place) -> list[int]:
+    def run(self, body: Any, arguments: Iterable[int], place: Scope) -> list[int]:
         """Read the equations of a body, closed or open; the values of its results."""
         jaxpr = getattr(body, "jaxpr", body)
         env = dict(zip(jaxpr.invars, arguments, strict=True))
@@ -161,7 +164,7 @@ class Builder:
         operands: Sequence[int],
         results: tuple[int, ...],
         *,
-        place: Place,
+        place: Scope,
         bodies: tuple[int, ...] = (),
     ) -> int:
         """A node of the primitive in `binding`, with parameters as plain data."""
@@ -178,7 +181,7 @@ class Builder:
         return index
 
 
-def plain_node(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def plain_node(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """An equation that is one node."""
     parts, primitive = builder.parts, equation.primitive
     types = [parts.type_of(var.aval) for var in equation.outvars]
@@ -187,12 +190,12 @@ def plain_node(builder: Builder, equation: Any, operands: list[int], place: Plac
     return results
 
 
-def _inline(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _inline(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     params = equation.params
     return builder.run(next(params[n] for n in BODY_PARAMS if n in params), operands, place)
 
 
-def _write_out(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _write_out(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     body = builder.written_out(equation)
     if body is None:
         return plain_node(builder, equation, operands, place)
@@ -200,7 +203,7 @@ def _write_out(builder: Builder, equation: Any, operands: list[int], place: Plac
 
 
 def _linear_solve(
-    builder: Builder, equation: Any, operands: list[int], place: Place
+    builder: Builder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """A linear solve is its solver; the other functions are for its derivatives."""
     counts, bodies = equation.params["const_lengths"], equation.params["jaxprs"]
@@ -209,7 +212,7 @@ def _linear_solve(
     return builder.run(bodies.solve, given, place)
 
 
-def _jit(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _jit(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """A jitted function is its body; the shardings it was given are constraints."""
     params = equation.params
     operands = _placed(builder, operands, params.get("in_shardings", ()), place)
@@ -218,7 +221,7 @@ def _jit(builder: Builder, equation: Any, operands: list[int], place: Place) -> 
 
 
 def _placed(
-    builder: Builder, values: Sequence[int], shardings: Sequence[object], place: Place
+    builder: Builder, values: Sequence[int], shardings: Sequence[object], place: Scope
 ) -> list[int]:
     """The values behind a site each, where a sharding names axes."""
     placed = []
@@ -229,7 +232,7 @@ def _placed(
     return placed
 
 
-def _scan(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _scan(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """A loop: its body once, in a region of its own."""
     params = equation.params
     counts = _scan_counts(params)
@@ -240,7 +243,7 @@ def _scan(builder: Builder, equation: Any, operands: list[int], place: Place) ->
     return call(builder, equation, operands, place, Bodies(bodies, counts, counted))
 
 
-def _while(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _while(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """A loop of unknown length: its condition and its body, each in a region of its own."""
     params = equation.params
     if params["cond_jaxpr"].out_avals[0].shape:
@@ -259,7 +262,7 @@ def _while(builder: Builder, equation: Any, operands: list[int], place: Place) -
     return call(builder, equation, operands, place, Bodies(bodies, counts))
 
 
-def _cond(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _cond(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """Branches: each in a region of its own."""
     branches = equation.params["branches"]
     labels = range(len(operands) - 1)
@@ -282,7 +285,7 @@ class Bodies(NamedTuple):
 
 
 def call(
-    builder: Builder, equation: Any, operands: list[int], place: Place, inside: Bodies
+    builder: Builder, equation: Any, operands: list[int], place: Scope, inside: Bodies
 ) -> Sequence[int]:
     """A node whose bodies are regions, tied to what is around it."""
     parts, params, kind = builder.parts, equation.params, equation.primitive.name
@@ -304,7 +307,7 @@ def call(
         span.node = node
     borders = [span.arguments for span in spans], [span.results for span in spans]
     call = Call(node, inside.counts, operands, *borders, results)
-    builder.ties.extend(CALLS[kind](call))
+    builder.region_arguments.extend(CALLS[kind](call))
     return results
 
 
@@ -326,7 +329,7 @@ def _border_labels(constants: int, carried: int, *, total: int) -> list[str]:
     return [f"{kind}{i}" for kind, count in runs for i in range(count)]
 
 
-def _remat(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _remat(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """A recomputation in the backward pass: a region, behind a barrier that holds off CSE."""
     params = equation.params
     if not params.get("differentiated", True):
@@ -340,7 +343,7 @@ def _remat(builder: Builder, equation: Any, operands: list[int], place: Place) -
     return builder.run(params["jaxpr"], inner, place._replace(spans=(span, *place.spans)))
 
 
-def _barrier(builder: Builder, operands: Sequence[int], place: Place) -> dict[int, int]:
+def _barrier(builder: Builder, operands: Sequence[int], place: Scope) -> dict[int, int]:
     """Operand to what a barrier hands on; constants need none."""
     parts = builder.parts
     held = [v for v in dict.fromkeys(operands) if parts.values[v].kind != "constant"]
@@ -354,14 +357,14 @@ def _barrier(builder: Builder, operands: Sequence[int], place: Place) -> dict[in
 
 
 def _annotation(
-    builder: Builder, equation: Any, operands: list[int], place: Place
+    builder: Builder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """Our own identity: a site."""
     return site(builder, operands, equation.params, place)
 
 
 def _constraint(
-    builder: Builder, equation: Any, operands: list[int], place: Place
+    builder: Builder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """JAX's constraint: a site with the axis names of its spec, and the mesh that it brings."""
     params = equation.params
@@ -374,12 +377,12 @@ def _constraint(
     return _constrained(builder, operands[0], sharding, place)
 
 
-def _constrained(builder: Builder, value: int, sharding: Any, place: Place) -> Sequence[int]:
+def _constrained(builder: Builder, value: int, sharding: Any, place: Scope) -> Sequence[int]:
     params = site_params(sharding.spec, len(builder.parts.values[value].type.shape))
     return site(builder, [value], params, place, mesh=builder.mesh_of(sharding))
 
 
-def _reshard(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _reshard(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """A constraint; nothing where JAX's own broadcasting, or its transpose, adds it.
 
     That is on a mesh of automatic axes, or on none.
@@ -392,7 +395,7 @@ def _reshard(builder: Builder, equation: Any, operands: list[int], place: Place)
 
 
 def _device_put(
-    builder: Builder, equation: Any, operands: list[int], place: Place
+    builder: Builder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """A placement inside the function: a constraint if it names axes, else nothing."""
     return _placed(builder, operands, equation.params["devices"], place)
@@ -414,7 +417,7 @@ def site(
     builder: Builder,
     operands: list[int],
     params: Mapping[str, Any],
-    place: Place,
+    place: Scope,
     *,
     mesh: PlainMesh | None = None,
 ) -> Sequence[int]:

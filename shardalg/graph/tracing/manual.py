@@ -10,8 +10,8 @@ from shardalg.graph.ir import ValueType
 from shardalg.graph.tracing.jaxpr import (
     Bodies,
     Builder,
-    Place,
     Placing,
+    Scope,
     call,
     plain_node,
     site,
@@ -19,7 +19,7 @@ from shardalg.graph.tracing.jaxpr import (
 )
 
 
-def _region(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _region(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """The operands and results behind sites that lay them out as the region's specs say."""
     axes, sides = region_axes(equation.params, place.source)
     inner = place._replace(manual=place.manual | dict(axes).keys())
@@ -57,7 +57,7 @@ def region_axes(params: Mapping[str, Any], source: str) -> tuple[Axes, Sides]:
 
 
 def _laid_out(
-    builder: Builder, values: Sequence[int], specs: Sequence[Sequence[object]], place: Place
+    builder: Builder, values: Sequence[int], specs: Sequence[Sequence[object]], place: Scope
 ) -> list[int]:
     """Each value behind a site with its spec."""
     made = []
@@ -69,14 +69,14 @@ def _laid_out(
 
 
 def _collective(
-    builder: Builder, equation: Any, operands: list[int], place: Place
+    builder: Builder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """A collective of the user's over whole axes."""
     _check(equation, place)
     return plain_node(builder, equation, operands, place)
 
 
-def _check(equation: Any, place: Place) -> None:
+def _check(equation: Any, place: Scope) -> None:
     params, name = equation.params, equation.primitive.name
     axes = params.get("axes", params.get("axis_name"))
     named = axes if isinstance(axes, tuple) else (axes,)
@@ -90,7 +90,7 @@ def _check(equation: Any, place: Place) -> None:
 
 
 def _axis_index(
-    builder: Builder, equation: Any, operands: list[int], place: Place
+    builder: Builder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """A number of the device: 0, to which its place is added."""
     zero = builder.parts.constant(equation.outvars[0].aval, 0)
@@ -98,7 +98,7 @@ def _axis_index(
 
 
 def _all_gather(
-    builder: Builder, equation: Any, operands: list[int], place: Place
+    builder: Builder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """Blocks on a new dimension are blocks side by side along one of size 1."""
     _check(equation, place)
@@ -111,7 +111,7 @@ def _all_gather(
 
 
 def _reduce_scatter(
-    builder: Builder, equation: Any, operands: list[int], place: Place
+    builder: Builder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """A dimension that is scattered entirely is left with size 1, and dropped."""
     _check(equation, place)
@@ -121,7 +121,7 @@ def _reduce_scatter(
     return _reshaped(builder, made, tuple(map(int, equation.outvars[0].aval.shape)), place)
 
 
-def _tiled(builder: Builder, equation: Any, operands: Sequence[int], place: Place) -> Sequence[int]:
+def _tiled(builder: Builder, equation: Any, operands: Sequence[int], place: Scope) -> Sequence[int]:
     """The tiled form of a gather or a scatter."""
     parts, params = builder.parts, {**equation.params, "tiled": True}
     kind, size = parts.values[operands[0]].type, int(params["axis_size"])
@@ -137,7 +137,7 @@ def _tiled(builder: Builder, equation: Any, operands: Sequence[int], place: Plac
 
 
 def _reshaped(
-    builder: Builder, value: int, shape: tuple[int, ...], place: Place
+    builder: Builder, value: int, shape: tuple[int, ...], place: Scope
 ) -> tuple[int, ...]:
     parts = builder.parts
     kind = ValueType(shape, parts.values[value].type.dtype)
@@ -147,12 +147,12 @@ def _reshaped(
     return results
 
 
-def _alike(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _alike(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """What JAX's types say about copies: nothing happens to the value."""
     return operands
 
 
-def _refused(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _refused(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     raise TraceError(
         f"{equation.primitive.name} at {place.source or 'an unknown line'} has no plan: inside "
         f"shard_map these are planned: {', '.join(sorted(PLANNED))}. Write it with them."

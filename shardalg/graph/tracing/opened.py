@@ -18,7 +18,7 @@ from jax.interpreters import mlir
 from shardalg.errors import TraceError
 from shardalg.graph.evaluate import primitives
 from shardalg.graph.ir import LeftOut
-from shardalg.graph.tracing.jaxpr import HANDLERS, Builder, Place, Placing, plain_node
+from shardalg.graph.tracing.jaxpr import HANDLERS, Builder, Placing, Scope, plain_node
 from shardalg.graph.tracing.manual import MANUAL_HANDLERS
 
 READERS: dict[str, Placing] = {**HANDLERS, **MANUAL_HANDLERS}
@@ -71,7 +71,7 @@ def _lowered(primitive: Any) -> Callable[..., Any] | None:
     return inspect.getclosurevars(rule).nonlocals.get("fun") if made else None
 
 
-def _opened(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _opened(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """A body of a primitive, where JAX traces it; else one node.
 
     Inside a `shard_map` it stays a node: there a body may ask for the axes that are manual.
@@ -119,7 +119,7 @@ def _type(aval: Any) -> tuple[object, object]:
     return getattr(aval, "shape", None), getattr(aval, "dtype", aval)
 
 
-def _leaf(builder: Builder, equation: Any, operands: list[int], place: Place) -> Sequence[int]:
+def _leaf(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """One node; what has an effect and no result is left out, and noted.
 
     Raises:

@@ -13,11 +13,13 @@ from shardalg.lower.emit.emitter import Array, Emitter, emits
 from shardalg.spmd.bound import bound, node_of
 from shardalg.spmd.identity import identity
 from shardalg.spmd.instruction import Instruction
-from shardalg.spmd.instructions import Best, Carry, Fold, Join, Top, ValueAt
+from shardalg.spmd.instructions import ArgReduce, ExclusiveScan, Fold, Join, Top, ValueAt
 
 
-@emits(Carry)
-def _carry(emitter: Emitter, instruction: Instruction[Carry], x: Array) -> list[Array]:
+@emits(ExclusiveScan)
+def _exclusive_scan(
+    emitter: Emitter, instruction: Instruction[ExclusiveScan], x: Array
+) -> list[Array]:
     """All blocks' on a new leading dimension; those of the members before are folded."""
     a = instruction.attributes
     every = lax.all_gather(x, emitter.axes.names(a.digits), axis=0, tiled=False)
@@ -27,9 +29,9 @@ def _carry(emitter: Emitter, instruction: Instruction[Carry], x: Array) -> list[
     return [folded(jnp.where(before, every, neutral), a.combine)]
 
 
-@emits(Best)
-def _best(
-    emitter: Emitter, instruction: Instruction[Best], value: Array, place: Array
+@emits(ArgReduce)
+def _arg_reduce(
+    emitter: Emitter, instruction: Instruction[ArgReduce], value: Array, place: Array
 ) -> list[Array]:
     """The best of the members' best: what is best of a block, once more."""
     a = instruction.attributes

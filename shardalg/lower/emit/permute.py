@@ -9,7 +9,7 @@ from jax import lax
 from shardalg.algebra.digits import partition_id
 from shardalg.lower.emit.emitter import Array, Emitter, emits
 from shardalg.spmd.instruction import Instruction
-from shardalg.spmd.instructions import CollectivePermute, Fetch, Reading
+from shardalg.spmd.instructions import CollectivePermute, HaloExchange, Reading
 
 
 @emits(CollectivePermute)
@@ -19,8 +19,10 @@ def _permute(
     return [lax.ppermute(x, emitter.axes.all_names, instruction.attributes.pairs)]
 
 
-@emits(Fetch)
-def _fetch(emitter: Emitter, instruction: Instruction[Fetch], *xs: Array) -> list[Array]:
+@emits(HaloExchange)
+def _halo_exchange(
+    emitter: Emitter, instruction: Instruction[HaloExchange], *xs: Array
+) -> list[Array]:
     """What arrives is sent once; a reading takes it where it is served, and else its own block."""
     a, names = instruction.attributes, emitter.axes.all_names
     arrived = []
@@ -33,7 +35,9 @@ def _fetch(emitter: Emitter, instruction: Instruction[Fetch], *xs: Array) -> lis
     return [_read(emitter, (a, reading), xs[reading.operand], arrived) for reading in a.readings]
 
 
-def _read(emitter: Emitter, which: tuple[Fetch, Reading], x: Array, arrived: list[Array]) -> Array:
+def _read(
+    emitter: Emitter, which: tuple[HaloExchange, Reading], x: Array, arrived: list[Array]
+) -> Array:
     """The block that a device wants; who is neither served nor wants its own wants nothing."""
     fetch, reading = which
     everyone = range(emitter.program.mesh.size)

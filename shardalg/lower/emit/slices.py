@@ -9,7 +9,7 @@ from shardalg.lower.emit.emitter import Array, Emitter, emits
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import (
     DynamicSlice,
-    Pick,
+    OwnerSelect,
     Slice,
     SliceAt,
 )
@@ -46,8 +46,8 @@ def _slice_at(emitter: Emitter, instruction: Instruction[SliceAt], x: Array) -> 
     return [lax.dynamic_slice_in_dim(x, emitter.start(a.start), a.size, a.dim)]
 
 
-@emits(Pick)
-def _pick(emitter: Emitter, instruction: Instruction[Pick], x: Array) -> list[Array]:
+@emits(OwnerSelect)
+def _owner_select(emitter: Emitter, instruction: Instruction[OwnerSelect], x: Array) -> list[Array]:
     a = instruction.attributes
     found = lax.slice_in_dim(x, a.place, a.place + 1, axis=a.dim)
     return [jnp.where(emitter.partition_id(a.digits) == a.owner, found, jnp.zeros_like(found))]

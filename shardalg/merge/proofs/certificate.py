@@ -19,7 +19,7 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import ProofError
 from shardalg.merge.compatible import equal, merge
-from shardalg.merge.places import Place, block_of, digits_at, offset_at
+from shardalg.merge.places import DimOrClass, block_of, digits_at, offset_at
 from shardalg.merge.proofs.claims import EqualClaim, MergeClaim, RefineClaim
 from shardalg.merge.verdict import Verdict
 from shardalg.merge.witness import Witness, owners
@@ -34,13 +34,13 @@ class _Script:
     functions: dict[Digits, str] = field(default_factory=dict)
     facts: dict[str, None] = field(default_factory=dict)
 
-    def offset(self, sharding: Sharding, place: Place, device: int) -> str:
+    def offset(self, sharding: Sharding, place: DimOrClass, device: int) -> str:
         """The term for an offset: a block times a partition id."""
         block = block_of(sharding, place)
         term = self.partition_id(sharding, place, device)
         return term if block == 1 else f"(* {block} {term})"
 
-    def partition_id(self, sharding: Sharding, place: Place, device: int) -> str:
+    def partition_id(self, sharding: Sharding, place: DimOrClass, device: int) -> str:
         """The term for a partition id: a function of the device's position."""
         digits = digits_at(sharding, place)
         if not digits:
@@ -120,7 +120,9 @@ def _is_prefix(script: _Script, pair: tuple[Sharding, Sharding], dim: int, devic
     return "false" if rest else _equals(a, b if ratio == 1 else f"(div {b} {ratio})")
 
 
-def _agrees(script: _Script, pair: tuple[Sharding, Sharding], place: Place, device: int) -> str:
+def _agrees(
+    script: _Script, pair: tuple[Sharding, Sharding], place: DimOrClass, device: int
+) -> str:
     """Equal offsets."""
     return _equals(*(script.offset(s, place, device) for s in pair))
 
@@ -147,7 +149,7 @@ def _balance(script: _Script, result: Sharding) -> None:
                 script.show(f"(= {script.partition_id(result, place, device)} {number})")
 
 
-def _id(sharding: Sharding, place: Place, device: int) -> int:
+def _id(sharding: Sharding, place: DimOrClass, device: int) -> int:
     position, number = sharding.mesh.position(device), 0
     for digit in digits_at(sharding, place):
         number = number * digit.size + digit.at(position)
@@ -183,11 +185,11 @@ def _forced(script: _Script, verdict: Verdict) -> None:
                 script.show(_equals(*(script.offset(s, place, device) for s in (held, merged))))
 
 
-def _alike(first: Sharding, second: Sharding, place: Place) -> bool:
+def _alike(first: Sharding, second: Sharding, place: DimOrClass) -> bool:
     return all(offset_at(first, place, d) == offset_at(second, place, d) for d in first.mesh.order)
 
 
-def _no_prefix(script: _Script, pair: tuple[Sharding, Sharding], place: Place) -> str:
+def _no_prefix(script: _Script, pair: tuple[Sharding, Sharding], place: DimOrClass) -> str:
     """The first one's partition id is not the major part of the second one's on some device."""
     coarse, fine = pair
     assert isinstance(place, int)

@@ -9,7 +9,7 @@ import z3
 
 from shardalg.algebra.digits import Digits, complement, partition_id, parts
 from shardalg.algebra.sharding import CLASSES, Sharding
-from shardalg.merge.places import Place, block_of, digits_at, offset_at
+from shardalg.merge.places import DimOrClass, block_of, digits_at, offset_at
 from shardalg.merge.proofs.claims import MergeClaim
 from shardalg.merge.proofs.devices import Devices, Obligation, Unprovable, Values
 from shardalg.merge.proofs.encode import Number
@@ -28,7 +28,7 @@ def merging(claim: MergeClaim, devices: Devices) -> list[Obligation]:
 def _agreement(claim: MergeClaim, devices: Devices) -> Obligation:
     """The result has the offsets of each operand where the operand splits, and splits no more."""
     assert claim.result is not None
-    pairs: list[tuple[Sharding, Place]] = []
+    pairs: list[tuple[Sharding, DimOrClass]] = []
     for place in (*range(len(claim.result.shape)), *CLASSES[:2]):
         operands = [s for s in claim.operands if digits_at(s, place)]
         if not operands or not isinstance(place, int):
@@ -41,7 +41,9 @@ def _agreement(claim: MergeClaim, devices: Devices) -> Obligation:
     return Obligation(bounds, goal, _differs(claim, pairs, devices))
 
 
-def _agrees(claim: MergeClaim, operand: Sharding, place: Place, devices: Devices) -> z3.BoolRef:
+def _agrees(
+    claim: MergeClaim, operand: Sharding, place: DimOrClass, devices: Devices
+) -> z3.BoolRef:
     """Equal offsets; under the shardy policy the operand's partition id is the major part."""
     assert claim.result is not None
     mine, theirs = digits_at(operand, place), digits_at(claim.result, place)
@@ -67,7 +69,7 @@ def major_part(coarse: Digits, fine: Digits, devices: Devices) -> z3.BoolRef:
 
 
 def _differs(
-    claim: MergeClaim, pairs: list[tuple[Sharding, Place]], devices: Devices
+    claim: MergeClaim, pairs: list[tuple[Sharding, DimOrClass]], devices: Devices
 ) -> Callable[[Values], object]:
     """The device of a model, with the offsets of an operand and of the result there."""
     result = claim.result

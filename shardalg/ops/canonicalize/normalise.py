@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from shardalg.graph.ir import SHORT, Graph, Node, Region, Signature, Site, Tie, Value, ValueType
+from shardalg.graph.ir import (
+    SHORT,
+    Graph,
+    Node,
+    Region,
+    RegionArgument,
+    Signature,
+    Site,
+    Value,
+    ValueType,
+)
 from shardalg.ops.canonicalize.constant_starts import starts_written
 from shardalg.ops.canonicalize.cuts import cuts_joined
 from shardalg.ops.canonicalize.ends import ends_joined
@@ -107,7 +117,7 @@ class _Rewrite:
             values=tuple(self.values),
             nodes=tuple(self.nodes),
             regions=regions,
-            ties=tuple(self._ties()),
+            region_arguments=tuple(self._region_arguments()),
             arguments=tuple(self.value_of[v] for v in old.arguments),
             results=tuple(self.value_of[v] for v in old.results),
             sites=tuple(self._sites()),
@@ -280,11 +290,11 @@ class _Rewrite:
         bodies = tuple(region_of[b] for b in node.bodies)
         return replace(node, region=region_of[node.region], bodies=bodies)
 
-    def _ties(self) -> Iterator[Tie]:
-        for tie in self.old.ties:
+    def _region_arguments(self) -> Iterator[RegionArgument]:
+        for tie in self.old.region_arguments:
             if self.live[tie.call]:
                 source, target = self.value_of[tie.source], self.value_of[tie.target]
-                yield Tie(self.node_of[tie.call][-1], tie.kind, source, target)
+                yield RegionArgument(self.node_of[tie.call][-1], tie.kind, source, target)
 
     def _sites(self) -> Iterator[Site]:
         for site in self.old.sites:

@@ -9,7 +9,7 @@ groups devices. Candidates are the digits that completion put on its operands an
 choice is a pure function of (row, layouts at hand, completed results, rates), decided once per
 distinct key; where everything lies as one assignment computes it, no other is looked at
 (`Component.fitted`). What a node emits is a `Recipe` (`partition/emit/recipe.py`): worked out once
-per kind of node (`alike.py`, found once per function) and layouts at hand, then looked up by
+per kind of node (`node_classes.py`, found once per function) and layouts at hand, then looked up by
 integers. `make xla-bytes` holds it against XLA on programs that a seed draws. What was brought for
 one operator is at hand where the next one of its phase is chosen (`PartitionContext.enter`): a
 gather that serves several costs the first one alone. Partial sums stay pending while their only

@@ -28,12 +28,12 @@ from shardalg.partition.choose.key import (
     NodeKey,
     Weighed,
     Weight,
-    at_hand,
+    available,
     devices_of,
     weight,
 )
-from shardalg.partition.choose.matches import demanded_devices, twins
-from shardalg.partition.choose.picks import elements, picked
+from shardalg.partition.choose.matches import required_devices, twins
+from shardalg.partition.choose.owner_select import elements, picked
 from shardalg.partition.choose.sent import GATHERED, sent_bytes
 from shardalg.reshard.paths import reshard_bound, reshard_price
 from shardalg.sizes.recorded import Recorder, first_least, recorder_of
@@ -49,7 +49,7 @@ def choose(key: NodeKey) -> Choice:
 
     Time is what a device sends, computes and writes, each at the rate of the hardware; an operator
     without arithmetic (layout changes, copies) takes the fewest bytes first. A contraction is
-    computed on no fewer devices than its layouts match on (`demanded_devices`). Candidates are the
+    computed on no fewer devices than its layouts match on (`required_devices`). Candidates are the
     digits that the operands' and results' shardings put on a loop, and none.
     """
     rows = rules(key.signature)
@@ -59,7 +59,7 @@ def choose(key: NodeKey) -> Choice:
     for place, component in enumerate(components(rows)):
         if key.loops:
             given = _candidates(key, component, [dict(key.loops[place])])
-            best = _best(key, given, component)
+            best = _arg_reduce(key, given, component)
         else:
             best = _fitting(key, component) or _least_time(key, component)
         merged = best if merged is None else _merge(merged, best, component)
@@ -72,18 +72,18 @@ def _fitting(key: NodeKey, component: Component) -> Choice | None:
 
     All digits at hand divide the work and nothing is sent, so that no other choice is better.
     """
-    given = tuple([at_hand[0] for at_hand in key.sources])
-    if not component.is_whole or any(s.unreduced for s in (*given, *key.homes)):
+    given = tuple([available[0] for available in key.sources])
+    if not component.is_whole or any(s.unreduced for s in (*given, *key.value_shardings)):
         return None
-    if any(any(s.dims) for at_hand in key.sources for s in at_hand[1:]):
+    if any(any(s.dims) for available in key.sources for s in available[1:]):
         return None
-    assigned = component.fitted([s.dims for s in given], [s.dims for s in key.homes])
+    assigned = component.fitted([s.dims for s in given], [s.dims for s in key.value_shardings])
     if assigned is None or regroup.regrouped(key.signature):
         return None
     digits = tuple([digit for own in assigned.values() for digit in own])
     if _meet(digits) or not component.allows(assigned) or component.moves(assigned):
         return None
-    return Choice(tuple(assigned.items()), given, key.homes, parts(digits))
+    return Choice(tuple(assigned.items()), given, key.value_shardings, parts(digits))
 
 
 def _least_time(key: NodeKey, component: Component) -> Choice:
@@ -112,7 +112,7 @@ def _undisputed(key: NodeKey, component: Component, options: Options) -> Choice 
     found = _candidates(key, component, [assigned])
     if not found:
         return None
-    if demanded_devices(key, component, [assigned]) == found[0].devices > 1:
+    if required_devices(key, component, [assigned]) == found[0].devices > 1:
         return found[0]
     if sent_bytes(key, found[0], reshard_bound) == 0 == _price(key, found[0]):
         return found[0]
@@ -125,13 +125,13 @@ def _price(key: NodeKey, choice: Choice) -> Any:
 
 def _disputed(key: NodeKey, component: Component, options: Options) -> Choice:
     """The best of all candidates."""
-    return _best(key, candidates(key, component, options)[0], component)
+    return _arg_reduce(key, candidates(key, component, options)[0], component)
 
 
 def candidates(key: NodeKey, component: Component, options: Options) -> tuple[list[Choice], int]:
     """What is weighed: all that lies on enough devices, and how many are enough."""
     assignments = list(_assignments(component, options))
-    least = demanded_devices(key, component, assignments)
+    least = required_devices(key, component, assignments)
     if least > 1:
         assignments = [a for a in assignments if devices_of(a) >= least]
     return _candidates(key, component, assignments), least
@@ -142,13 +142,13 @@ def allowed_choices(
 ) -> Iterator[Choice]:
     """What follows from those of the assignments that the rows allow, and from those at hand."""
     allowed = [found for found in assignments if component.allows(found)]
-    at_hand = _assignments(component, _options(key, component))
-    for choice in _candidates(key, component, [*at_hand, *allowed]):
+    available = _assignments(component, _options(key, component))
+    for choice in _candidates(key, component, [*available, *allowed]):
         if not choice.regrouped:
             yield choice
 
 
-def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choice:
+def _arg_reduce(key: NodeKey, candidates: list[Choice], component: Component) -> Choice:
     """The first of the least time, or of the fewest bytes; then of the most devices.
 
     Candidates are priced in the order of what they cost at least, until the rest cost more.
@@ -157,7 +157,9 @@ def _best(key: NodeKey, candidates: list[Choice], component: Component) -> Choic
         return candidates[0]
     weighs = component.rule.flops != 0
     counts = weight(key) if weighs else Weight(1, 0, 1)
-    recorder = recorder_of(n for home in key.homes for n in home.numbers)
+    recorder = recorder_of(
+        n for result_sharding in key.value_shardings for n in result_sharding.numbers
+    )
     if recorder is not None:
         return _best_recorded(key, candidates, counts, (recorder, "time" if weighs else "bytes"))
     ordered = sorted(
@@ -194,8 +196,8 @@ def _best_recorded(
 
 def _gather_all(key: NodeKey) -> Choice:
     """A primitive without a row: every device computes the whole of it."""
-    demands = tuple(whole(sources[0]) for sources in key.sources)
-    return Choice((), demands, tuple(map(whole, key.homes)), 1)
+    required_shardings = tuple(whole(sources[0]) for sources in key.sources)
+    return Choice((), required_shardings, tuple(map(whole, key.value_shardings)), 1)
 
 
 def _laid(like: Sharding, dims: tuple[Digits, ...], unreduced: Digits = ()) -> Sharding:
@@ -206,25 +208,29 @@ def _laid(like: Sharding, dims: tuple[Digits, ...], unreduced: Digits = ()) -> S
 
 def _merge(first: Choice, second: Choice, component: Component) -> Choice:
     """Put the operands and results of `component` from `second` into `first`."""
-    demands, produced = list(first.demands), list(first.produced)
+    required_shardings, produced = list(first.required_shardings), list(first.produced)
     for tensor in component.tensors:
         if tensor.operand is not None:
-            demands[tensor.operand] = second.demands[tensor.operand]
+            required_shardings[tensor.operand] = second.required_shardings[tensor.operand]
         else:
             produced[tensor.number] = second.produced[tensor.number]
-    return Choice(first.loops + second.loops, tuple(demands), tuple(produced), first.devices)
+    return Choice(
+        first.loops + second.loops, tuple(required_shardings), tuple(produced), first.devices
+    )
 
 
 def _candidates(
     key: NodeKey, component: Component, assignments: Iterable[Assigned]
 ) -> list[Choice]:
     passed, adds = _passed(key, component), not contracts(key.signature)
-    demands = [_laid(sources[0], sources[0].dims) for sources in key.sources]
-    produced = [_laid(home, home.dims) for home in key.homes]
+    required_shardings = [_laid(sources[0], sources[0].dims) for sources in key.sources]
+    produced = [
+        _laid(result_sharding, result_sharding.dims) for result_sharding in key.value_shardings
+    ]
     found: list[Choice] = []
     for assigned in assignments:
         for gathered in (False, True) if component.moves(assigned) else (False,):
-            layouts = _layouts(key, component, assigned, (demands, produced), gathered)
+            layouts = _layouts(key, component, assigned, (required_shardings, produced), gathered)
             if layouts is not None:
                 for laid in (layouts, *_picked(key, component, layouts)):
                     found += _choices(tuple(assigned.items()), laid, passed, adds=adds)
@@ -235,19 +241,19 @@ def _picked(key: NodeKey, component: Component, layouts: Layouts) -> Iterator[La
     """The same where single elements of dimensions are picked from blocks as they lie."""
     dims = elements(key.signature, component.rule) if component.is_whole else ()
     if dims:
-        (demand,), (made,) = layouts
-        for blocks, partial_ in picked(dims, key.sources[0], (demand, made)):
+        (required,), (made,) = layouts
+        for blocks, partial_ in picked(dims, key.sources[0], (required, made)):
             yield (blocks,), (partial_,)
 
 
 def _regrouped(key: NodeKey) -> Iterator[Choice]:
     """Reshapes by an exchange of flat elements."""
     if regroup.regrouped(key.signature):
-        (home,) = key.homes
-        for dims, out in regroup.layouts(key.signature, key.sources[0], home):
-            demand, made = _laid(key.sources[0][0], dims), _laid(home, out)
+        (result_sharding,) = key.value_shardings
+        for dims, out in regroup.layouts(key.signature, key.sources[0], result_sharding):
+            required, made = _laid(key.sources[0][0], dims), _laid(result_sharding, out)
             devices = math.prod([parts(digits) for digits in out])
-            yield Choice((), (demand,), (made,), devices, regrouped=True)
+            yield Choice((), (required,), (made,), devices, regrouped=True)
 
 
 def _assignments(component: Component, options: Options) -> Iterator[Assigned]:
@@ -277,7 +283,7 @@ def _options(key: NodeKey, component: Component) -> Options:
     options: Options = {name: [()] for name in component.loops}
     moved: dict[Digits, None] = {}
     for tensor in component.tensors:
-        for sharding in at_hand(key, tensor):
+        for sharding in available(key, tensor):
             for loops, digits in zip(tensor.suggested, sharding.dims, strict=True):
                 if digits and _elsewhere(component, loops):
                     moved[digits] = None
@@ -349,19 +355,19 @@ def _layouts(
       others: layouts of what the component does not touch.
       gathered: whether dimensions behind windows are held whole.
     """
-    demands, produced = list(others[0]), list(others[1])
+    required_shardings, produced = list(others[0]), list(others[1])
     asked: dict[int, Sharding] = {}
     for tensor in component.tensors:
         dims, rule = tensor.digits(assigned, gathered=gathered), tensor.rule
         if tensor.operand is None:
             pending = reduced_digits(rule, assigned) if rule.combine in (SUM, PICK) else ()
-            produced[tensor.number] = _laid(key.homes[tensor.number], dims, pending)
+            produced[tensor.number] = _laid(key.value_shardings[tensor.number], dims, pending)
             continue
         made = _laid(key.sources[tensor.operand][0], dims)
         if asked.setdefault(tensor.operand, made) != made:
             return None
-        demands[tensor.operand] = made
-    return tuple(demands), tuple(produced)
+        required_shardings[tensor.operand] = made
+    return tuple(required_shardings), tuple(produced)
 
 
 def _choices(
@@ -381,13 +387,17 @@ def _choices(
     yield Choice(loops, *layouts, devices)
     if passed:
         digits = next(iter(passed.values()))
-        demands, produced = layouts
-        used = {d for one in (*demands, *produced) for dim in one.dims for d in dim}
+        required_shardings, produced = layouts
+        used = {d for one in (*required_shardings, *produced) for dim in one.dims for d in dim}
         used.update(d for made in produced for d in made.unreduced)
         if not any(overlap(*pair) for pair in itertools.product(used, digits)):
-            demands = tuple(_laid(w, w.dims, passed.get(i, ())) for i, w in enumerate(demands))
+            required_shardings = tuple(
+                _laid(w, w.dims, passed.get(i, ())) for i, w in enumerate(required_shardings)
+            )
             produced = tuple(_laid(m, m.dims, as_set(m.unreduced + digits)) for m in produced)
-            yield Choice(loops, demands, produced, devices * (parts(digits) if adds else 1))
+            yield Choice(
+                loops, required_shardings, produced, devices * (parts(digits) if adds else 1)
+            )
 
 
 def _passed(key: NodeKey, component: Component) -> Mapping[int, Digits]:

@@ -39,7 +39,7 @@ class Candidate:
     """
 
     loops: tuple[tuple[str, Digits], ...]
-    demands: tuple[tuple[int, Sharding], ...]
+    required_shardings: tuple[tuple[int, Sharding], ...]
     produced: tuple[tuple[int, Sharding], ...]
     compute_s: float
 
@@ -47,7 +47,7 @@ class Candidate:
 @lru_cache(maxsize=1 << 12)
 def candidates(
     signature: Signature,
-    homes: tuple[Sharding, ...],
+    value_shardings: tuple[Sharding, ...],
     place: int,
     hardware: Hardware,
     *,
@@ -64,9 +64,9 @@ def candidates(
     """
     component = components(rules(signature))[place]
     count = len(signature.operands)
-    at_hand, results = tuple((h,) for h in homes[:count]), homes[count:]
+    available, results = tuple((h,) for h in value_shardings[:count]), value_shardings[count:]
     rates = hardware.rates(operand_type(signature))
-    key = NodeKey(signature, tuple(range(count)), at_hand, results, rates, finite=finite)
+    key = NodeKey(signature, tuple(range(count)), available, results, rates, finite=finite)
     found: dict[Candidate, None] = {}
     for choice in allowed_choices(key, component, list(_assignments(key, component))):
         for made in (choice, *_passing(choice, component, key)):
@@ -75,7 +75,7 @@ def candidates(
 
 
 def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
-    mesh = key.homes[0].mesh
+    mesh = key.value_shardings[0].mesh
     digits = [mesh.digit(name) for name, size in mesh.axes if size > 1]
     extents = {name: extent for rule in component.rules for name, extent in rule.loops}
     for picked in itertools.product((None, *component.loops), repeat=len(digits)):
@@ -93,9 +93,12 @@ def _passing(choice: Choice, component: Component, key: NodeKey) -> Iterator[Cho
     rule, linear = component.rule, component.rule.passes(finite=key.finite)
     if rule.combine != SUM or not component.is_whole or not linear:
         return
-    layouts = (*choice.demands, *choice.produced)  # of what is regrouped or picked no loop is split
+    layouts = (
+        *choice.required_shardings,
+        *choice.produced,
+    )  # of what is regrouped or picked no loop is split
     used = [d for x in layouts for digits in (*x.dims, x.unreduced) for d in digits]
-    mesh = key.homes[0].mesh
+    mesh = key.value_shardings[0].mesh
     axes = [mesh.digit(n) for n, size in mesh.axes if size > 1]
     free = [axis for axis in axes if not any(overlap(axis, d) for d in used)]
     groups = [rule.addends] if rule.addends else []
@@ -103,11 +106,12 @@ def _passing(choice: Choice, component: Component, key: NodeKey) -> Iterator[Cho
     for size in range(1, len(free) + 1):
         for digits in itertools.combinations(free, size):
             for group in groups:
-                demands = tuple(
-                    _pending(d, digits) if k in group else d for k, d in enumerate(choice.demands)
+                required_shardings = tuple(
+                    _pending(d, digits) if k in group else d
+                    for k, d in enumerate(choice.required_shardings)
                 )
                 produced = tuple(_pending(m, digits) for m in choice.produced)
-                yield Choice(choice.loops, demands, produced, choice.devices)
+                yield Choice(choice.loops, required_shardings, produced, choice.devices)
 
 
 def _pending(layout: Sharding, digits: Digits) -> Sharding:
@@ -119,10 +123,12 @@ def _candidate(key: NodeKey, component: Component, choice: Choice, hardware: Har
     tensors = component.tensors
     operands = dict.fromkeys(t.operand for t in tensors if t.operand is not None)
     results = dict.fromkeys(t.number for t in tensors if t.operand is None)
-    demands = tuple((k, choice.demands[k]) for k in operands)
+    required_shardings = tuple((k, choice.required_shardings[k]) for k in operands)
     produced = tuple((k, choice.produced[k]) for k in results)
-    compute_s = _compute_s(key.signature, component, (choice, demands, produced), hardware)
-    return Candidate(choice.loops, demands, produced, compute_s)
+    compute_s = _compute_s(
+        key.signature, component, (choice, required_shardings, produced), hardware
+    )
+    return Candidate(choice.loops, required_shardings, produced, compute_s)
 
 
 Held = tuple[tuple[int, Sharding], ...]
@@ -132,7 +138,7 @@ def _compute_s(
     signature: Signature, component: Component, made: tuple[Choice, Held, Held], hardware: Hardware
 ) -> float:
     """The longer of arithmetic and traffic; what is fused writes its result and reads nothing."""
-    choice, demands, produced = made
+    choice, required_shardings, produced = made
     split = {name: parts(digits) for name, digits in choice.loops}
     work = sum(
         flops(rule, {n: -(-e // split[n]) for n, e in rule.loops if n in split})
@@ -140,7 +146,7 @@ def _compute_s(
     )
     moved = sum(local_bytes(signature.results[k], layout) for k, layout in produced)
     if contracts(signature):
-        moved += sum(local_bytes(signature.operands[k], layout) for k, layout in demands)
+        moved += sum(local_bytes(signature.operands[k], layout) for k, layout in required_shardings)
         return max(work / hardware.peak(operand_type(signature)), moved / hardware.hbm_bytes_per_s)
     return moved / hardware.hbm_bytes_per_s
 

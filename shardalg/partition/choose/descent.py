@@ -63,7 +63,7 @@ class Problem:
 
     units: tuple[tuple[Option, ...], ...]
     given: Mapping[int, Layout]
-    homes: Mapping[int, Layout]
+    value_shardings: Mapping[int, Layout]
     wanted: tuple[Asked, ...]
     alone: frozenset[int]
     move: Callable[[int, Layout, Layout], float]
@@ -110,7 +110,7 @@ class Problem:
         asks = [layout for n in users for layout in units[n][taken[n]].asked[value]]
         return tuple(dict.fromkeys([*asks, *self.outside.get(value, ())]))
 
-    def home(self, value: int, taken: Sequence[int]) -> tuple[float, Layout]:
+    def result_sharding(self, value: int, taken: Sequence[int]) -> tuple[float, Layout]:
         """Seconds of all moves of a value, and the home that makes them fewest."""
         key = (value, self.made(value, taken), self.asked(value, taken))
         found = self.known.get(key)
@@ -119,14 +119,21 @@ class Problem:
         return found
 
     def nearest(self, value: int, made: Layout, asked: tuple[Layout, ...]) -> tuple[float, Layout]:
-        """`home` of a value that is made and asked for so."""
+        """`result_sharding` of a value that is made and asked for so."""
         if value in self.alone and asked == (made,):
             return 0.0, made
         others = () if value in self.still else asked
-        homes = (self.homes[value],) if value in self.homes else self.places(made, others)
-        prices = [self.price(value, made, (home, *asked)) for home in homes]
+        value_shardings = (
+            (self.value_shardings[value],)
+            if value in self.value_shardings
+            else self.places(made, others)
+        )
+        prices = [
+            self.price(value, made, (result_sharding, *asked))
+            for result_sharding in value_shardings
+        ]
         least = min(prices)
-        return least, homes[prices.index(least)]
+        return least, value_shardings[prices.index(least)]
 
     def places(self, made: Layout, asked: Sequence[Layout]) -> tuple[Layout, ...]:
         """Where a value may lie: as made, without its partial sums, or as a user asks for it."""
@@ -135,13 +142,15 @@ class Problem:
 
     def price(self, value: int, made: Layout, stops: Sequence[Layout]) -> float:
         """Seconds from where a value is made to its home, the first stop, and from there on."""
-        home, *asked = stops
-        return self.move(value, made, home) + sum(self.move(value, home, d) for d in asked)
+        result_sharding, *asked = stops
+        return self.move(value, made, result_sharding) + sum(
+            self.move(value, result_sharding, d) for d in asked
+        )
 
     def total(self, taken: Sequence[int]) -> float:
         """Seconds of everything."""
         compute = sum(options[k].seconds for options, k in zip(self.units, taken, strict=True))
-        return compute + sum(self.home(value, taken)[0] for value in self.values)
+        return compute + sum(self.result_sharding(value, taken)[0] for value in self.values)
 
     @cached_property
     def near(self) -> tuple[tuple[int, ...], ...]:
@@ -153,7 +162,7 @@ class Problem:
 
     def around(self, unit: int, taken: Sequence[int]) -> float:
         """Seconds of a unit and of the moves that depend on its option."""
-        moves = sum(self.home(value, taken)[0] for value in self.near[unit])
+        moves = sum(self.result_sharding(value, taken)[0] for value in self.near[unit])
         return self.units[unit][taken[unit]].seconds + moves
 
 

@@ -34,7 +34,7 @@ class NodeKey(NamedTuple):
     signature: Signature
     values: tuple[int, ...]
     sources: tuple[tuple[Sharding, ...], ...]
-    homes: tuple[Sharding, ...]
+    value_shardings: tuple[Sharding, ...]
     rates: Rates
     loops: tuple[LoopDigits, ...] = ()
     unread: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ class Choice:
     """
 
     loops: tuple[tuple[str, Digits], ...]
-    demands: tuple[Sharding, ...]
+    required_shardings: tuple[Sharding, ...]
     produced: tuple[Sharding, ...]
     devices: int
     regrouped: bool = False
@@ -68,11 +68,11 @@ class Weighed(NamedTuple):
     by: str
 
 
-def at_hand(key: NodeKey, tensor: Tensor) -> tuple[Sharding, ...]:
+def available(key: NodeKey, tensor: Tensor) -> tuple[Sharding, ...]:
     """The layouts of an operand, or the home of a result."""
     if tensor.operand is not None:
         return key.sources[tensor.operand]
-    return (key.homes[tensor.number],)
+    return (key.value_shardings[tensor.number],)
 
 
 def devices_of(assigned: Assigned) -> int:
@@ -102,4 +102,4 @@ def weight(key: NodeKey) -> Weight:
     signature, rates = key.signature, key.rates
     written = sum([math.prod(type_.shape) * type_.itemsize for type_ in signature.results])
     work = signature_flops(signature) + written * rates.written_flops
-    return Weight(rates.sent_flops, work, key.homes[0].mesh.size)
+    return Weight(rates.sent_flops, work, key.value_shardings[0].mesh.size)

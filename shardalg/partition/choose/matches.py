@@ -8,13 +8,13 @@ from math import prod
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.costs.compute import contracts
 from shardalg.partition.choose.component import Assigned, Component, Tensor
-from shardalg.partition.choose.key import NodeKey, at_hand, devices_of
+from shardalg.partition.choose.key import NodeKey, available, devices_of
 
 Held = dict[str, set[Digit]]
 """Digits per loop."""
 
 
-def demanded_devices(key: NodeKey, component: Component, assignments: list[Assigned]) -> int:
+def required_devices(key: NodeKey, component: Component, assignments: list[Assigned]) -> int:
     """How many devices a contraction is computed on at least.
 
     Loops are matched by digits that an operand and the result both put on them, contracted ones
@@ -44,7 +44,7 @@ def twins(key: NodeKey, component: Component) -> dict[str, Digits]:
     if not (component.is_whole and contracts(key.signature)):
         return {}
     lying = {digit for tensor in component.tensors for digit in _digits(key, tensor)}
-    mesh = key.homes[0].mesh
+    mesh = key.value_shardings[0].mesh
     axes = [mesh.digit(name) for name, size in mesh.axes if size > 1]
     idle = [axis for axis in axes if not any(overlap(axis, digit) for digit in lying)]
     found: dict[str, Digits] = {}
@@ -66,20 +66,22 @@ def _is_matched(assigned: Assigned, matched: Held, usable: Held) -> bool:
 def _matches(key: NodeKey, component: Component) -> tuple[Held, Held]:
     """Per loop the digits on which its tensors agree, and those that may split it besides."""
     asked, held = _held(key, component, of_result=True), _held(key, component, of_result=False)
-    home = {name: set().union(*found) for name, found in asked.items()}
-    matched = {name: own & set().union(*held.get(name, ())) for name, own in home.items()}
+    result_sharding = {name: set().union(*found) for name, found in asked.items()}
+    matched = {
+        name: own & set().union(*held.get(name, ())) for name, own in result_sharding.items()
+    }
     used = {digit for digits in matched.values() for digit in digits}
     sides = _contracted(key, component)
     left = {name: [digits - used for _, digits in found] for name, found in sides.items()}
     shared = {name: set.intersection(*found) for name, found in left.items()}
-    first, asked_for = _first_digits(key, component), set().union(*home.values())
+    first, asked_for = _first_digits(key, component), set().union(*result_sharding.values())
     same = {
         name: own if _alike(left[name]) or own == first.get(name, set()) - asked_for else set()
         for name, own in shared.items()
     }
     same |= _aligned(key, component, matched)
     contracted = {digit for digits in (*shared.values(), *same.values()) for digit in digits}
-    usable = {name: own - contracted for name, own in home.items()}
+    usable = {name: own - contracted for name, own in result_sharding.items()}
     return matched | same, usable | same
 
 
@@ -128,7 +130,7 @@ def _outweighs(key: NodeKey, component: Component, operand: int, matched: Held) 
 
 
 def _elements(key: NodeKey, tensor: Tensor, matched: Held) -> int:
-    layout = at_hand(key, tensor)[0]
+    layout = available(key, tensor)[0]
     split = {
         digit
         for loops, digits in zip(tensor.suggested, layout.dims, strict=True)
@@ -140,7 +142,7 @@ def _elements(key: NodeKey, tensor: Tensor, matched: Held) -> int:
 
 def _digits(key: NodeKey, tensor: Tensor) -> set[Digit]:
     """All that splits a tensor as it lies."""
-    return {digit for digits in at_hand(key, tensor)[0].dims for digit in digits}
+    return {digit for digits in available(key, tensor)[0].dims for digit in digits}
 
 
 def _contracted(key: NodeKey, component: Component) -> dict[str, list[tuple[int, set[Digit]]]]:
@@ -170,7 +172,7 @@ def _first_digits(key: NodeKey, component: Component) -> Held:
     found: dict[str, list[Digits]] = {}
     for tensor in component.tensors:
         if tensor.operand is not None:
-            dims = zip(tensor.suggested, at_hand(key, tensor)[0].dims, strict=True)
+            dims = zip(tensor.suggested, available(key, tensor)[0].dims, strict=True)
             for ((name, _), *_), digits in (pair for pair in dims if len(pair[0]) == 1):
                 found.setdefault(name, []).append(digits)
     heads = {name: takewhile(_same, zip(*held, strict=False)) for name, held in found.items()}
@@ -190,7 +192,7 @@ def _held(key: NodeKey, component: Component, *, of_result: bool) -> dict[str, l
     found: dict[str, list[set[Digit]]] = {}
     for tensor in component.tensors:
         if (tensor.operand is None) == of_result:
-            layouts = at_hand(key, tensor)[:1]
+            layouts = available(key, tensor)[:1]
             pending = {d for layout in layouts for d in layout.unreduced}
             for dim, loops in enumerate(tensor.suggested):
                 digits = pending.union(*(layout.dims[dim] for layout in layouts))

@@ -21,7 +21,7 @@ from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Access, Rule
 from shardalg.partition.choose.assign import choose
 from shardalg.partition.choose.component import reduced_digits
 from shardalg.partition.choose.key import Choice, NodeKey
-from shardalg.partition.choose.picks import ELEMENT, picks
+from shardalg.partition.choose.owner_select import ELEMENT, picks
 from shardalg.partition.choose.sent import through_windows
 from shardalg.partition.choose.windows import Kept, Window, kept, spans, windows
 from shardalg.reshard.search import tile
@@ -30,10 +30,10 @@ from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import (
     AllReduce,
     Apply,
-    Best,
-    Carry,
+    ArgReduce,
     Choose,
     Dilate,
+    ExclusiveScan,
     Extract,
     FirstMember,
     Fold,
@@ -116,7 +116,10 @@ class NodePlan:
         )
 
 
-@decided(1 << 14, lambda key: (n for home in key.homes for n in home.numbers))
+@decided(
+    1 << 14,
+    lambda key: (n for result_sharding in key.value_shardings for n in result_sharding.numbers),
+)
 def node_plan(key: NodeKey) -> NodePlan:
     """Choose the assignment and derive from the row what stands around the local operator."""
     choice = choose(key)
@@ -191,8 +194,8 @@ def _windows(key: NodeKey, rows: tuple[Rule, ...], choice: Choice) -> tuple[Wind
     """What a device needs of dimensions that are read through windows (of one row)."""
     if len(rows) > 1 or not choice.loops or not through_windows(key.signature):
         return ()
-    held = tuple((k, choice.demands[k].dims) for k in rows[0].operands)
-    return windows(rows[0], choice.loops, held, key.homes[0].mesh.size)
+    held = tuple((k, choice.required_shardings[k].dims) for k in rows[0].operands)
+    return windows(rows[0], choice.loops, held, key.value_shardings[0].mesh.size)
 
 
 def _raw(rule: Rule, choice: Choice) -> tuple[Sharding, ...]:
@@ -231,12 +234,12 @@ def _joined(rule: Rule) -> tuple[str, ...]:
     return rule.reduced if rule.prefix is None or not rule.prefix[1] else (rule.prefix[0],)
 
 
-def _carries(rule: Rule, loops: Mapping[str, Digits]) -> Iterator[Carry]:
+def _carries(rule: Rule, loops: Mapping[str, Digits]) -> Iterator[ExclusiveScan]:
     """What joins the prefixes of the blocks of a sharded loop, along its dimension of a result."""
     loop, reverse = rule.prefix or ("", False)
     if loops.get(loop):
         (dim,) = [d for d, index in enumerate(rule.results[0]) if index.loop == loop]
-        yield Carry(dim, loops[loop], rule.combine, reverse)
+        yield ExclusiveScan(dim, loops[loop], rule.combine, reverse)
 
 
 def _mask(rule: Rule, loop: str, loops: dict[str, Digits]) -> tuple[Digits, int, int] | None:
@@ -267,7 +270,7 @@ def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
     block = tile(rule.extents[loop], parts(loops[loop]))
     if rule.combine == TOP:
         return (Top(dim, loops[loop], block),)
-    return (Best(dim, loops[loop], block, rule.combine),)
+    return (ArgReduce(dim, loops[loop], block, rule.combine),)
 
 
 def _shifts(

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from shardalg.algebra.derived_layouts import interned, whole
 from shardalg.algebra.digits import parts
 from shardalg.algebra.sharding import Sharding
-from shardalg.graph.ir import Graph, Node, Region, Tie
-from shardalg.propagate.sharded import Border
+from shardalg.graph.ir import Graph, Node, Region, RegionArgument
+from shardalg.propagate.sharded import RegionBorder
 from shardalg.spmd.manual import manual_layouts
 
 
@@ -23,55 +23,70 @@ def stacked(sharding: Sharding, length: int) -> Sharding:
     return interned(sharding.mesh, shape, dims, sharding.unreduced)
 
 
-def border(graph: Graph, node: Node, homes: Sequence[Sharding]) -> Border:
+def border(graph: Graph, node: Node, value_shardings: Sequence[Sharding]) -> RegionBorder:
     """The border of a call whose values have these homes."""
     regions = [graph.regions[body] for body in node.bodies]
-    return _BORDERS[node.primitive](node, regions, homes)
+    return _BORDERS[node.primitive](node, regions, value_shardings)
 
 
-def _scan(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> Border:
+def _scan(
+    node: Node, regions: Sequence[Region], value_shardings: Sequence[Sharding]
+) -> RegionBorder:
     """A carry has the layout of the body's argument wherever it appears.
 
     Stacked values have their body's layout behind a leading dimension.
     """
     (region,) = regions
     consts, carry, length = (node.signature.param(n) for n in ("num_consts", "num_carry", "length"))
-    arguments = tuple(homes[v] for v in region.arguments)
-    results = arguments[consts : consts + carry] + tuple(homes[v] for v in region.results[carry:])
+    arguments = tuple(value_shardings[v] for v in region.arguments)
+    results = arguments[consts : consts + carry] + tuple(
+        value_shardings[v] for v in region.results[carry:]
+    )
     outer_in = tuple(
         s if i < consts + carry else stacked(s, length) for i, s in enumerate(arguments)
     )
     outer_out = tuple(s if i < carry else stacked(s, length) for i, s in enumerate(results))
-    return Border(outer_in, ((arguments, results),), outer_out)
+    return RegionBorder(outer_in, ((arguments, results),), outer_out)
 
 
-def _while(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> Border:
+def _while(
+    node: Node, regions: Sequence[Region], value_shardings: Sequence[Sharding]
+) -> RegionBorder:
     """The condition's carry has the layout of the body's; what it says is whole everywhere."""
     condition, body = regions
     first, second = (node.signature.param(n) for n in ("cond_nconsts", "body_nconsts"))
-    own = tuple(homes[v] for v in condition.arguments[:first])
-    arguments = tuple(homes[v] for v in body.arguments)
+    own = tuple(value_shardings[v] for v in condition.arguments[:first])
+    arguments = tuple(value_shardings[v] for v in body.arguments)
     carry = arguments[second:]
-    says = tuple(whole(homes[v]) for v in condition.results)
-    return Border(own + arguments, (((*own, *carry), says), (arguments, carry)), carry)
+    says = tuple(whole(value_shardings[v]) for v in condition.results)
+    return RegionBorder(own + arguments, (((*own, *carry), says), (arguments, carry)), carry)
 
 
-def _branches(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> Border:
+def _branches(
+    node: Node, regions: Sequence[Region], value_shardings: Sequence[Sharding]
+) -> RegionBorder:
     """All branches take the operands as they are, and give the results in one layout."""
-    which, rest = homes[node.operands[0]], [homes[v] for v in regions[0].arguments]
-    results = tuple(homes[v] for v in node.results)
-    return Border((whole(which), *rest), ((tuple(rest), results),) * len(regions), results)
+    which, rest = (
+        value_shardings[node.operands[0]],
+        [value_shardings[v] for v in regions[0].arguments],
+    )
+    results = tuple(value_shardings[v] for v in node.results)
+    return RegionBorder((whole(which), *rest), ((tuple(rest), results),) * len(regions), results)
 
 
-def _manual(node: Node, regions: Sequence[Region], homes: Sequence[Sharding]) -> Border:
+def _manual(
+    node: Node, regions: Sequence[Region], value_shardings: Sequence[Sharding]
+) -> RegionBorder:
     """Operands and results as the specs say; inside, a device has all of its own values."""
     (region,) = regions
-    operands, results = manual_layouts(node, homes[0].mesh)
-    arguments = tuple(whole(homes[v]) for v in region.arguments)
-    return Border(operands, ((arguments, tuple(whole(homes[v]) for v in region.results)),), results)
+    operands, results = manual_layouts(node, value_shardings[0].mesh)
+    arguments = tuple(whole(value_shardings[v]) for v in region.arguments)
+    return RegionBorder(
+        operands, ((arguments, tuple(whole(value_shardings[v]) for v in region.results)),), results
+    )
 
 
-_BORDERS: dict[str, Callable[[Node, Sequence[Region], Sequence[Sharding]], Border]] = {
+_BORDERS: dict[str, Callable[[Node, Sequence[Region], Sequence[Sharding]], RegionBorder]] = {
     "scan": _scan,
     "while": _while,
     "cond": _branches,
@@ -79,12 +94,12 @@ _BORDERS: dict[str, Callable[[Node, Sequence[Region], Sequence[Sharding]], Borde
 }
 
 
-Place = tuple[int, int]
+BorderSlot = tuple[int, int]
 """A value, and the length of a leading dimension that it has beside the layout; 0: it has none."""
 
 
 @dataclass(frozen=True)
-class Tied:
+class TiedArguments:
     """Values of one layout: what a loop carries, a constant of it, what a branch reads or gives.
 
     Attributes:
@@ -93,8 +108,8 @@ class Tied:
     """
 
     call: int
-    asks: tuple[Place, ...]
-    makes: tuple[Place, ...]
+    asks: tuple[BorderSlot, ...]
+    makes: tuple[BorderSlot, ...]
 
     @property
     def plain(self) -> tuple[int, ...]:
@@ -102,7 +117,7 @@ class Tied:
         return tuple(v for v, length in (*self.makes, *self.asks) if not length)
 
 
-def tied(graph: Graph) -> tuple[Tied, ...]:
+def tied(graph: Graph) -> tuple[TiedArguments, ...]:
     """All of a graph but those of manual regions, whose specs say how values lie.
 
     >>> import jax, jax.numpy as jnp
@@ -112,8 +127,8 @@ def tied(graph: Graph) -> tuple[Tied, ...]:
     >>> [(len(one.asks), len(one.makes)) for one in tied(graph)]
     [(2, 2)]
     """
-    classes: dict[int, list[Tie]] = {}
-    for tie in graph.ties:
+    classes: dict[int, list[RegionArgument]] = {}
+    for tie in graph.region_arguments:
         if not tie.is_manual:
             near = {id(c): c for v in _joined(graph, tie) for c in [classes.get(v, [])]}
             one = [t for c in near.values() for t in c] + [tie]
@@ -122,21 +137,21 @@ def tied(graph: Graph) -> tuple[Tied, ...]:
     return tuple(_tied(graph, one) for one in {id(c): c for c in classes.values()}.values())
 
 
-def _joined(graph: Graph, tie: Tie) -> tuple[int, ...]:
+def _joined(graph: Graph, tie: RegionArgument) -> tuple[int, ...]:
     """The values of a tie that are inside of the call or its results: not what it is given."""
     given = tie.source in graph.nodes[tie.call].operands
     return (tie.target,) if given else (tie.source, tie.target)
 
 
-def _tied(graph: Graph, ties: list[Tie]) -> Tied:
-    call = ties[0].call
+def _tied(graph: Graph, region_arguments: list[RegionArgument]) -> TiedArguments:
+    call = region_arguments[0].call
     length = dict(graph.nodes[call].signature.params).get("length", 0)
-    makes = {t.target: length * (t.kind == "ys") for t in ties}
-    asks = {t.source: length * (t.kind == "xs") for t in ties if t.source not in makes}
-    return Tied(call, tuple(asks.items()), tuple(makes.items()))
+    makes = {t.target: length * (t.kind == "ys") for t in region_arguments}
+    asks = {t.source: length * (t.kind == "xs") for t in region_arguments if t.source not in makes}
+    return TiedArguments(call, tuple(asks.items()), tuple(makes.items()))
 
 
-def laid(place: Place, layout: Sharding) -> tuple[int, Sharding]:
+def laid(place: BorderSlot, layout: Sharding) -> tuple[int, Sharding]:
     """A value with its layout, from that of its group."""
     value, length = place
     return value, stacked(layout, length) if length else layout

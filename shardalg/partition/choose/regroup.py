@@ -91,7 +91,7 @@ def _joined(first: Group, second: Group) -> Group:
 
 
 def layouts(
-    signature: Signature, sources: tuple[Sharding, ...], home: Sharding
+    signature: Signature, sources: tuple[Sharding, ...], result_sharding: Sharding
 ) -> Iterator[tuple[Dims, Dims]]:
     """Digits of the operand and of the result between which an exchange may stand."""
     every = regrouped(signature)
@@ -101,8 +101,8 @@ def layouts(
         pair
         for source in sources
         for kept in (source.dims, None)
-        for led in (home.dims, None)
-        for pair in [_layout(every, source.dims, (home.dims, kept, led))]
+        for led in (result_sharding.dims, None)
+        for pair in [_layout(every, source.dims, (result_sharding.dims, kept, led))]
     }
     yield from sorted(pair for pair in tried if _moves(every, *pair) and all(map(_apart, pair)))
 
@@ -116,13 +116,13 @@ def _layout(
       others: digits of the home; of dimensions that stay, the home's if None; of leading
         dimensions of the result, the operand's if None.
     """
-    home, kept, led = others
+    result_sharding, kept, led = others
     dims: list[Digits] = [()] * sum(len(group.sizes) for group in every)
     out: list[Digits] = [()] * sum(len(group.out_sizes) for group in every)
     for group in every:
         first, second = group.leads
         if group.is_kept:
-            dims[first] = out[second] = home[second] if kept is None else kept[first]
+            dims[first] = out[second] = result_sharding[second] if kept is None else kept[first]
         else:
             dims[first] = held[first]
             out[second] = (led[second] if led and held[first] else ()) or held[first]

@@ -30,19 +30,19 @@ def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding
       price: elements sent from one layout to another.
     """
     signature, total = key.signature, 0
-    for number, demand in dict.fromkeys(zip(key.values, choice.demands, strict=True)):
-        at_hand = key.sources[number]
-        if demand not in at_hand:
-            least = min([price(source, demand) for source in at_hand])
+    for number, required in dict.fromkeys(zip(key.values, choice.required_shardings, strict=True)):
+        available = key.sources[number]
+        if required not in available:
+            least = min([price(source, required) for source in available])
             total += least * signature.operands[number].itemsize
     total += _window_bytes(key, choice) + _joined_bytes(key, choice)
     if choice.regrouped:
-        sent = regroup.elements(signature, choice.demands[0], choice.produced[0])
+        sent = regroup.elements(signature, choice.required_shardings[0], choice.produced[0])
         total += sent * signature.operands[0].itemsize
-    ends = zip(choice.produced, key.homes, signature.results, strict=True)
-    for number, (made, home, type_) in enumerate(ends):
-        if made is not home and number not in key.unread:
-            total += price(made, home) * type_.itemsize
+    ends = zip(choice.produced, key.value_shardings, signature.results, strict=True)
+    for number, (made, result_sharding, type_) in enumerate(ends):
+        if made is not result_sharding and number not in key.unread:
+            total += price(made, result_sharding) * type_.itemsize
     return total
 
 
@@ -66,16 +66,16 @@ def _window_bytes(key: NodeKey, choice: Choice) -> int:
     total = 0
     for rule in through_windows(key.signature):
         loops = tuple((n, d) for n, d in choice.loops if n in rule.extents)
-        held = tuple((k, choice.demands[k].dims) for k in rule.operands)
-        devices = key.homes[0].mesh.size
+        held = tuple((k, choice.required_shardings[k].dims) for k in rule.operands)
+        devices = key.value_shardings[0].mesh.size
         found = windows(rule, loops, held, devices) if loops else ()
 
-        pairs = zip(key.signature.operands, choice.demands, strict=True)
-        blocks = [(type_.dtype, demand.shard_shape) for type_, demand in pairs]
+        pairs = zip(key.signature.operands, choice.required_shardings, strict=True)
+        blocks = [(type_.dtype, required.shard_shape) for type_, required in pairs]
         for group in together(found, blocks):
             number = group[0].operand
             shape, itemsize = (
-                choice.demands[number].shard_shape,
+                choice.required_shardings[number].shard_shape,
                 key.signature.operands[number].itemsize,
             )
             total += elements(group, key.values, shape) * itemsize

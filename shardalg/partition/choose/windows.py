@@ -19,7 +19,7 @@ from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.interval import Interval, touched
 from shardalg.algebra.halos.spans import extremes, residues
 from shardalg.ops.rule import Rule
-from shardalg.ops.windows import Place, Span, reach, windowed
+from shardalg.ops.windows import OperandDim, Span, reach, windowed
 from shardalg.reshard.dim_program import DimBuilder, DimProgram
 from shardalg.reshard.exchanges import deliver, start_of, transfers_of
 from shardalg.spmd.instructions import Dilate, MaskAt, Slice, SliceAt
@@ -100,7 +100,7 @@ def windows(
 
 
 def _window(
-    rule: Rule, place: Place, assigned: Mapping[str, Digits], where: tuple[Digits, int]
+    rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], where: tuple[Digits, int]
 ) -> Window:
     operand, dim = place
     held, devices = where
@@ -145,7 +145,7 @@ def _filling(rule: Rule, operand: int) -> tuple[int | None, str | None]:
 
 
 def _derived(
-    rule: Rule, place: Place, assigned: Mapping[str, Digits], where: tuple[Digits, int]
+    rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], where: tuple[Digits, int]
 ) -> Window:
     if rule.whole & set(rule.operands[place[0]][place[1]].variables):
         return _selected(rule, place, assigned, where)
@@ -155,7 +155,7 @@ def _derived(
 
 
 def _selected(
-    rule: Rule, place: Place, assigned: Mapping[str, Digits], where: tuple[Digits, int]
+    rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], where: tuple[Digits, int]
 ) -> Window:
     """All places of the windows, as a block begins with the first of them.
 
@@ -192,7 +192,7 @@ def _selected(
     )
 
 
-def _read_once(rule: Rule, index: Index) -> Place:
+def _read_once(rule: Rule, index: Index) -> OperandDim:
     """Where the operand is read that has one element per window of `index`."""
     loops = {n for n in index.variables if n not in rule.whole}
     places = ((k, d) for k, dims in rule.operands.items() for d in range(len(dims)))
@@ -247,14 +247,14 @@ def _inside(index: Index, extents: Mapping[str, int], size: int) -> bool:
     return low >= 0 and high <= (size - 1) * index.div
 
 
-def owner(rule: Rule, place: Place, assigned: Mapping[str, Digits]) -> Digits:
+def owner(rule: Rule, place: OperandDim, assigned: Mapping[str, Digits]) -> Digits:
     """The digits in which a windowed dimension is best held: those of the loop that spans most."""
     index = rule.operands[place[0]][place[1]]
     split = [(abs(c) * rule.extents[n], assigned[n]) for n, c in index.terms if n in assigned]
     return max(split, key=lambda pair: pair[0])[1] if split else ()
 
 
-def spans(found: tuple[Window, ...]) -> dict[Place, Span]:
+def spans(found: tuple[Window, ...]) -> dict[OperandDim, Span]:
     """What the local operator has of each windowed dimension."""
     return {(w.operand, w.dim): w.span for w in found}
 

@@ -5,13 +5,13 @@ dilated, reversed) is held in the blocks of its widest loop, and every device fe
 that its iterations read (`partition/choose/windows.py`, `reshard/exchanges.py`): rounds whose
 devices send at different times share a permute (`algebra/halos/transfers.py`), also those of
 several windows and tensors, so that a rotation is one permute and a device sends of each operand
-of a concatenation when it is its turn; a `Fetch` has a result per round, the pieces side by side,
-a slice at a start in closed form, a mask where places hold no element, and a dilation written out
-where its phase depends on the device. The local operator is the same one with its own padding. Of
-a selection (the gradient of a max pooling) a device runs all windows that touch its block, and
-cuts the block out of what they write. What is fetched of a neighbour's block serves every operator
-that reads the same window, in the backward pass too. Holding the dimension whole is another
-candidate, taken where it sends less.
+of a concatenation when it is its turn; a `HaloExchange` has a result per round, the pieces side by
+side, a slice at a start in closed form, a mask where places hold no element, and a dilation
+written out where its phase depends on the device. The local operator is the same one with its own
+padding. Of a selection (the gradient of a max pooling) a device runs all windows that touch its
+block, and cuts the block out of what they write. What is fetched of a neighbour's block serves
+every operator that reads the same window, in the backward pass too. Holding the dimension whole is
+another candidate, taken where it sends less.
 
 Boxes: A box at run-time starts (`spmd/instructions/boxes.py`: `dynamic_slice`,
 `dynamic_update_slice`) is read and written where it lies: starts are clamped for all devices
@@ -19,13 +19,13 @@ alike, then counted from the own block. What is read is 0 where the block lacks 
 Gathers and scatters of many starts (`ops/emit.selections`) run as they are: their indices are
 counted from the block, and where a window may straddle its border a margin stands around it, as
 wide as the window; indices of windows that miss the block are masked or drop their update. One
-element of a dimension (`x[0]`, `x[:, -1]`) is picked where it lies (`partition/choose/picks.py`,
-`Pick`): a partial sum of its holder, 0 on the others, so that it is added up or scattered as
-whoever reads it wants it.
+element of a dimension (`x[0]`, `x[:, -1]`) is picked where it lies
+(`partition/choose/owner_select.py`, `OwnerSelect`): a partial sum of its holder, 0 on the others,
+so that it is added up or scattered as whoever reads it wants it.
 
 Joins: Partial results that no all-reduce joins are sent whole and joined on every member
-(`spmd/instructions/joins.py`): a best value and its place (`Best`), the best k (`Top`), what a
-function of the user made (`Fold`). A dimension that an operator needs as one block, or whose
+(`spmd/instructions/joins.py`): a best value and its place (`ArgReduce`), the best k (`Top`), what
+a function of the user made (`Fold`). A dimension that an operator needs as one block, or whose
 partial results are sent whole, may also hand its split to another loop (`assign._places`): a sort
 is an all-to-all there and back.
 

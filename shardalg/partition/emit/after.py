@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from shardalg.partition.emit.context import Cause, PartitionContext
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import (
-    Best,
-    Carry,
+    ArgReduce,
     Dilate,
+    ExclusiveScan,
     Fold,
     Join,
-    Pick,
+    OwnerSelect,
     Slice,
     SliceAt,
     Top,
@@ -23,12 +23,12 @@ Given = tuple[int, ...]
 """A result and the operands of the operator that made it, as locals."""
 
 
-Resizing = Dilate | Slice | SliceAt | Pick
+Resizing = Dilate | Slice | SliceAt | OwnerSelect
 
 
 def resized(attributes: Resizing, size: int) -> int:
     """Places of the dimension after an instruction that changes their number."""
-    if isinstance(attributes, Pick):
+    if isinstance(attributes, OwnerSelect):
         return 1
     return attributes.length(size) if isinstance(attributes, Dilate) else attributes.size
 
@@ -59,9 +59,9 @@ def done_after(
 
 def _after(context: PartitionContext, given: Given, attributes: Attributes, cause: Cause) -> int:
     """A result after one more step, which may take more than one instruction."""
-    if isinstance(attributes, Best):
+    if isinstance(attributes, ArgReduce):
         return _best_on(context, given, attributes, cause)
-    if isinstance(attributes, Carry):
+    if isinstance(attributes, ExclusiveScan):
         return _carry_on(context, given, attributes, cause)
     return apply_on(context, given[0], attributes, cause)
 
@@ -84,7 +84,7 @@ def _like(context: PartitionContext, local: int) -> int:
     return context.new_local(like.shape, like.dtype, like.sharding)
 
 
-def _carry_on(context: PartitionContext, given: Given, carry: Carry, cause: Cause) -> int:
+def _carry_on(context: PartitionContext, given: Given, carry: ExclusiveScan, cause: Cause) -> int:
     """The prefix of a block after that of all blocks before it."""
     local = given[0]
     size = context.locals[local].shape[carry.dim]
@@ -93,7 +93,7 @@ def _carry_on(context: PartitionContext, given: Given, carry: Carry, cause: Caus
     return apply_on(context, local, Join(carry.dim, carry.combine), cause, before)
 
 
-def _best_on(context: PartitionContext, given: Given, best: Best, cause: Cause) -> int:
+def _best_on(context: PartitionContext, given: Given, best: ArgReduce, cause: Cause) -> int:
     """The best place of all blocks, by its value in each."""
     place, block = (context.locals[local] for local in given)
     value = context.new_local(place.shape, block.dtype, place.sharding)

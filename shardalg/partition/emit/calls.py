@@ -27,7 +27,7 @@ def close_body(
     """Locals of the body's results in the layouts of the border."""
     cause = context.cause(node, Why(Purpose.BODY_RESULT))
     return tuple(
-        context.demand(value, layout, cause)
+        context.required(value, layout, cause)
         for value, layout in zip(region.results, results, strict=True)
     )
 

@@ -64,7 +64,7 @@ class PartitionContext(Listing):
     kept: frozenset[tuple[int, Sharding]] = frozenset()
     links: Links | None = None
     tuples: Tuples = field(default_factory=Tuples)
-    at_hand: list[int] = field(default_factory=list)
+    available: list[int] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
     copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
     brought: dict[tuple[int, str], list[Sharding]] = field(default_factory=dict)
@@ -77,24 +77,24 @@ class PartitionContext(Listing):
     def hold(self, value: int, layout: Sharding, local: int) -> None:
         """`local` is `value` in `layout`, for any phase."""
         if self.first[value] == UNMADE:
-            self.at_hand[value], self.first[value] = self.tuples.number((layout,)), local
+            self.available[value], self.first[value] = self.tuples.number((layout,)), local
         else:
-            self.at_hand[value] = self.tuples.number((*self.sources(value), layout))
+            self.available[value] = self.tuples.number((*self.sources(value), layout))
             self.copies[value, layout, ANY_PHASE] = local
 
     def sources(self, value: int) -> tuple[Sharding, ...]:
         """The layouts that a value is at hand in."""
-        return self.tuples.known[self.at_hand[value]]
+        return self.tuples.known[self.available[value]]
 
     def lasting_sources(self, value: int) -> tuple[Sharding, ...]:
         """The layouts that a value is at hand in for any phase."""
-        return self.tuples.known[self.lasting.get(value, self.at_hand[value])]
+        return self.tuples.known[self.lasting.get(value, self.available[value])]
 
     def hold_remade(self, value: int, make: Callable[[Sharding, Cause], int]) -> None:
         """`value` can be had in every layout for nothing, as a slice of the whole would be."""
-        home = self.sources(value)[0]
+        result_sharding = self.sources(value)[0]
         self.remade[value] = make
-        self.at_hand[value] = self.tuples.number((home, whole(home)))
+        self.available[value] = self.tuples.number((result_sharding, whole(result_sharding)))
 
     def given(self, value: int, layout: Sharding) -> int:
         """A new local that holds `value` from the start of the current block."""
@@ -107,26 +107,26 @@ class PartitionContext(Listing):
         """Go on with what is of this phase: copies made in another one are not at hand."""
         self.phase = phase
         for value, number in self.lasting.items():
-            self.at_hand[value] = number
+            self.available[value] = number
             for layout in self.brought.get((value, phase), ()):
                 self._add(value, layout)
 
     def _add(self, value: int, layout: Sharding) -> None:
         known = self.sources(value)
         if layout not in known:
-            self.at_hand[value] = self.tuples.number((*known, layout))
+            self.available[value] = self.tuples.number((*known, layout))
 
     def _share(self, value: int, layout: Sharding, phase: str) -> None:
         """A copy serves whoever comes next in its phase, and is at hand where that is chosen."""
         self.brought.setdefault((value, phase), []).append(layout)
         if phase != ANY_PHASE:
-            self.lasting.setdefault(value, self.at_hand[value])
+            self.lasting.setdefault(value, self.available[value])
         elif value in self.lasting:
             known = self.tuples.known[self.lasting[value]]
             self.lasting[value] = self.tuples.number((*known, layout))
         self._add(value, layout)
 
-    def demand(self, value: int, layout: Sharding, cause: Cause) -> int:
+    def required(self, value: int, layout: Sharding, cause: Cause) -> int:
         """A local with `value` in `layout`, moved there from the nearest layout at hand."""
         if layout == self.sources(value)[0]:
             return self.first[value]
@@ -150,8 +150,8 @@ class PartitionContext(Listing):
         on would have: only what is gathered is gathered again.
         """
         keeps = self.options.keep_gathers is True or (value, layout) in self.kept
-        home = self.sources(value)[0]
-        return keeps or prod(layout.shard_shape) <= prod(home.shard_shape)
+        result_sharding = self.sources(value)[0]
+        return keeps or prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
 
     def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
         cause = Cause(cause.node, cause.phase, self.roles[value], cause.why)
@@ -212,5 +212,5 @@ class PartitionContext(Listing):
         for (value, layout), found in phases.items():
             if len(found) > 1 and value not in self.remade:
                 known, padded = self.lasting_sources(value), self.options.switches.pad_blocks
-                home = nearest(known, layout, self.links, padded=padded)
-                yield Copied(value, home, layout, "keep_gathers", len(found), 1)
+                result_sharding = nearest(known, layout, self.links, padded=padded)
+                yield Copied(value, result_sharding, layout, "keep_gathers", len(found), 1)

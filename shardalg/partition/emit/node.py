@@ -17,13 +17,15 @@ from shardalg.spmd.why import Purpose, Why
 
 
 def partition_node(
-    context: PartitionContext, node: Node, plan: NodePlan, homes: tuple[Sharding, ...]
+    context: PartitionContext, node: Node, plan: NodePlan, value_shardings: tuple[Sharding, ...]
 ) -> None:
     """Emit `node` by its plan and hold its results, at home unless their sums are deferred."""
     results = emit_node(context, node, plan, node.phase)
     produced = plan.choice.produced
-    for value, local, layout, home in zip(node.results, results, produced, homes, strict=True):
-        settle(context, node, (value, local, layout), home)
+    for value, local, layout, result_sharding in zip(
+        node.results, results, produced, value_shardings, strict=True
+    ):
+        settle(context, node, (value, local, layout), result_sharding)
 
 
 def remake(
@@ -38,11 +40,11 @@ def remake(
 def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str) -> tuple[int, ...]:
     """Bring the operands, run the local operator; locals of the results in the chosen layouts."""
     cause = Cause(node.index, phase, "unknown", plan.why)
-    demand = context.demand
-    pairs = zip(node.operands, plan.choice.demands, strict=True)
-    operands = [demand(value, layout, cause) for value, layout in pairs]
+    required = context.required
+    pairs = zip(node.operands, plan.choice.required_shardings, strict=True)
+    operands = [required(value, layout, cause) for value, layout in pairs]
     if plan.apply is None:
-        layouts = plan.choice.demands[0], plan.choice.produced[0]
+        layouts = plan.choice.required_shardings[0], plan.choice.produced[0]
         return (regroup(context, node, operands[0], layouts),)
     for position, attributes, filler in plan.before:
         role = context.roles[node.operands[position]]
@@ -106,19 +108,22 @@ def _finished(
 
 
 def settle(
-    context: PartitionContext, node: Node, made: tuple[int, int, Sharding], home: Sharding
+    context: PartitionContext,
+    node: Node,
+    made: tuple[int, int, Sharding],
+    result_sharding: Sharding,
 ) -> None:
     """Bring a result home; leave its partial sums pending where its only user can pass them on."""
     value, local, layout = made
-    if layout == home:
-        context.hold(value, home, local)
+    if layout == result_sharding:
+        context.hold(value, result_sharding, local)
         return
     if layout.unreduced and context.options.switches.defer_sums and value in context.deferrable:
         context.hold(value, layout, local)
         return
     why = Why(Purpose.LEAVES_SUMS if layout.unreduced else Purpose.GIVES, node.primitive)
     cause = Cause(node.index, node.phase, context.roles[value], why)
-    context.hold(value, home, context.move(local, layout, home, cause))
+    context.hold(value, result_sharding, context.move(local, layout, result_sharding, cause))
     if not layout.unreduced:
         context.hold(value, layout, local)
 

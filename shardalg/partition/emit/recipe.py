@@ -27,7 +27,7 @@ class Recipe(NamedTuple):
     """
 
     plan: NodePlan
-    homes: tuple[Sharding, ...]
+    value_shardings: tuple[Sharding, ...]
     emit: Callable[[PartitionContext, Node, Recipe], None]
     moved: tuple[int, ...] = ()
     made: tuple[tuple[tuple[int, ...], str, Sharding, int], ...] = ()
@@ -36,36 +36,43 @@ class Recipe(NamedTuple):
 
 
 def recipe(
-    context: PartitionContext, node: Node, plan: NodePlan, homes: tuple[Sharding, ...]
+    context: PartitionContext, node: Node, plan: NodePlan, value_shardings: tuple[Sharding, ...]
 ) -> Recipe:
     """The recipe of all nodes like `node`, as their values are at hand."""
     if not plan.is_bare:
-        return Recipe(plan, homes, _around)
-    demands = zip(node.operands, plan.choice.demands, strict=True)
-    moved = [k for k, (v, layout) in enumerate(demands) if layout != context.sources(v)[0]]
-    sides = zip(plan.shapes, node.signature.results, plan.raw, homes, strict=True)
+        return Recipe(plan, value_shardings, _around)
+    required_shardings = zip(node.operands, plan.choice.required_shardings, strict=True)
+    moved = [
+        k for k, (v, layout) in enumerate(required_shardings) if layout != context.sources(v)[0]
+    ]
+    sides = zip(plan.shapes, node.signature.results, plan.raw, value_shardings, strict=True)
     number = context.tuples.number
-    made = [(shape, t.dtype, layout, number((home,))) for shape, t, layout, home in sides]
-    away = [k for k, home in enumerate(homes) if made[k][2] != home]
-    return Recipe(plan, homes, _bare, tuple(moved), tuple(made), tuple(away))
+    made = [
+        (shape, t.dtype, layout, number((result_sharding,)))
+        for shape, t, layout, result_sharding in sides
+    ]
+    away = [k for k, result_sharding in enumerate(value_shardings) if made[k][2] != result_sharding]
+    return Recipe(plan, value_shardings, _bare, tuple(moved), tuple(made), tuple(away))
 
 
 def _around(context: PartitionContext, node: Node, recipe: Recipe) -> None:
-    partition_node(context, node, recipe.plan, recipe.homes)
+    partition_node(context, node, recipe.plan, recipe.value_shardings)
 
 
 def _bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
     """Nothing but the operator: by far most nodes, so that every look-up here is felt."""
-    first, at_hand, locals_, plan = context.first, context.at_hand, context.locals, recipe.plan
+    first, available, locals_, plan = context.first, context.available, context.locals, recipe.plan
     operands = [first[value] for value in node.operands]
     if recipe.moved:
         cause = context.cause(node, plan.why)
         for k in recipe.moved:
-            operands[k] = context.demand(node.operands[k], plan.choice.demands[k], cause)
+            operands[k] = context.required(
+                node.operands[k], plan.choice.required_shardings[k], cause
+            )
     local = start = len(locals_)
     for value, (shape, dtype, layout, number) in zip(node.results, recipe.made, strict=False):
         locals_.append(Local(local, shape, dtype, layout, value))
-        at_hand[value], first[value] = number, local
+        available[value], first[value] = number, local
         local += 1
     results = (start,) if local == start + 1 else tuple(range(start, local))
     given = (tuple(operands), results, node.index, node.phase, "unknown", plan.why)
@@ -73,4 +80,4 @@ def _bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
     for k in recipe.settled:
         first[node.results[k]] = UNMADE
         made = (node.results[k], results[k], plan.choice.produced[k])
-        settle(context, node, made, recipe.homes[k])
+        settle(context, node, made, recipe.value_shardings[k])

@@ -53,7 +53,7 @@ class Known:
         return Known(others | ({dim: fill} if fill else {}))
 
 
-Place = tuple[int | None, Padding | None, Mapping[int, int | None]]
+PaddedDim = tuple[int | None, Padding | None, Mapping[int, int | None]]
 """A dimension with its padding, and per operand the dimension read along it (`operands_along`).
 
 All elements where no dimension is named.
@@ -205,7 +205,7 @@ class Fills:
 
 
 @lru_cache(maxsize=1 << 14)
-def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[Place, ...]:
+def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[PaddedDim, ...]:
     """Where a result may hold numbers: at the padding of its dimensions, and everywhere.
 
     None where its row moves what it reads.
@@ -215,7 +215,7 @@ def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[Place
     if rule is None or not moves_none(rule):
         return ()
     split, every = dict(loops), operands_along(rule, "")
-    found: list[Place] = [] if every is None else [(None, None, every)]
+    found: list[PaddedDim] = [] if every is None else [(None, None, every)]
     for dim, index in enumerate(indices):
         if index.loop is None:
             continue

@@ -15,8 +15,8 @@ from shardalg.propagate.gspmd import priority
 from shardalg.propagate.gspmd.index import Index
 from shardalg.propagate.gspmd.priority import BACKWARD, FORWARD
 from shardalg.propagate.gspmd.step import Numbers, Outcome, asks, settled, step, wishes
-from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import Layouts, extends
+from shardalg.propagate.operator_classes import Dims, OperatorClass
 
 Memo = dict[Numbers, Outcome | None]
 LONGEST_CHAIN = 20
@@ -273,7 +273,7 @@ UNKNOWN: Outcome = Outcome((), (), ())
 NOTHING = Outcome((), (), ())
 
 
-def _after(kind: Kind, key: Numbers, outcome: Outcome, direction: str) -> Numbers:
+def _after(kind: OperatorClass, key: Numbers, outcome: Outcome, direction: str) -> Numbers:
     """All layouts of a step after an outcome."""
     count = kind.num_operands
     if direction == FORWARD:

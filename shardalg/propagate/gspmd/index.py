@@ -11,14 +11,14 @@ from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 
-from shardalg.graph.ir import Graph, Signature, Tie, ValueType
+from shardalg.graph.ir import Graph, RegionArgument, Signature, ValueType
 from shardalg.graph.once import once_per_graph
 from shardalg.ops.rule import Rule
 from shardalg.propagate.gspmd.priority import ZEROS
-from shardalg.propagate.kinds import Kind, edge, kind_of, pass_through
+from shardalg.propagate.operator_classes import OperatorClass, edge, kind_of, pass_through
 
 Rules = Callable[[Signature], tuple[Rule, ...] | None]
-Step = tuple[int, tuple[int, ...], int | None]
+Visit = tuple[int, tuple[int, ...], int | None]
 """(number of its kind, its values: operands then results, its node or call)."""
 ENTER = ("const", "init", "xs")
 """Ties by which values enter a loop's body; the others leave it."""
@@ -44,7 +44,7 @@ class Index:
       result_count: of the function.
     """
 
-    kinds: list[Kind]
+    kinds: list[OperatorClass]
     kind_of_step: list[int]
     steps_of_kind: list[list[int]]
     tensors: list[tuple[int, ...]]
@@ -72,7 +72,7 @@ class Index:
                     places[self.place[value]] = 1
         return {role: (bytes(here), bytes(places)) for role, (here, places) in found.items()}
 
-    def kind(self, step: int) -> Kind:
+    def kind(self, step: int) -> OperatorClass:
         """The kind of a step."""
         return self.kinds[self.kind_of_step[step]]
 
@@ -91,7 +91,7 @@ def index(graph: Graph, rules: Rules, results_given: bool = True) -> Index:
     return assembled(graph, list(kinds.found), steps)
 
 
-def assembled(graph: Graph, found: list[Kind], steps: list[Step]) -> Index:
+def assembled(graph: Graph, found: list[OperatorClass], steps: list[Visit]) -> Index:
     """The index of steps in sweep order, each of a numbered kind."""
     count = len(graph.values) + len(graph.results)
     tensors = [values for _, values, _ in steps]
@@ -127,16 +127,16 @@ class _Kinds:
     graph: Graph
     rules: Rules
     results_given: bool
-    found: dict[Kind, int] = field(default_factory=dict)
+    found: dict[OperatorClass, int] = field(default_factory=dict)
     numbers: dict[object, int | None] = field(default_factory=dict)
     across: dict[object, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.single = _single_readers(self.graph, self.results_given)
-        self.ties: dict[int, list[Tie]] = {}
-        for tie in self.graph.ties:
+        self.region_arguments: dict[int, list[RegionArgument]] = {}
+        for tie in self.graph.region_arguments:
             if not tie.is_manual:
-                self.ties.setdefault(tie.call, []).append(tie)
+                self.region_arguments.setdefault(tie.call, []).append(tie)
 
     def of_node(self, signature: Signature, results: tuple[int, ...]) -> int | None:
         """The number of the edge that a node is; None where it relates nothing."""
@@ -163,7 +163,7 @@ class _Kinds:
         """The number of the edge of a value that starts as zeros."""
         return self._add(edge(shape, 1, 1, role=ZEROS, alone=False))
 
-    def _add(self, kind: Kind) -> int:
+    def _add(self, kind: OperatorClass) -> int:
         return self.found.setdefault(kind, len(self.found))
 
 
@@ -173,14 +173,14 @@ def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
     for node in graph.nodes:
         for value in set(node.operands) if node.bodies else ():
             counts[value] -= 1
-    for tie in graph.ties:
+    for tie in graph.region_arguments:
         counts[tie.source] += 1
     for value in set(graph.results) if results_given else ():
         counts[value] += 1
     return [n == 1 for n in counts]
 
 
-def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
+def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Visit]:
     """Steps in order of execution: a call's incoming ties, its body, its outgoing ties."""
     for position in post_order(graph, number):
         node = graph.nodes[position]
@@ -189,18 +189,18 @@ def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Step]:
             if kind is not None:
                 yield kind, node.operands + node.results, position
             continue
-        ties = kinds.ties.get(position, [])
-        yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind in ENTER)
+        region_arguments = kinds.region_arguments.get(position, [])
+        yield from (_tied(graph, kinds, tie) for tie in region_arguments if tie.kind in ENTER)
         for body in node.bodies:
             yield from _region(graph, kinds, body)
-        yield from (_tied(graph, kinds, tie) for tie in ties if tie.kind not in ENTER)
+        yield from (_tied(graph, kinds, tie) for tie in region_arguments if tie.kind not in ENTER)
 
 
-def _zeros(graph: Graph, kinds: _Kinds) -> Iterator[Step]:
+def _zeros(graph: Graph, kinds: _Kinds) -> Iterator[Visit]:
     """Stacks of equal type that loops of a region make, each with the first of them."""
     first: dict[tuple[int, ValueType], int] = {}
-    for position, ties in sorted(kinds.ties.items()):
-        for tie in ties:
+    for position, region_arguments in sorted(kinds.region_arguments.items()):
+        for tie in region_arguments:
             if tie.kind == "ys":
                 kind = graph.values[tie.target].type
                 other = first.setdefault((graph.nodes[position].region, kind), tie.target)
@@ -234,20 +234,20 @@ def post_order(graph: Graph, number: int) -> list[int]:
     return order
 
 
-def _tied(graph: Graph, kinds: _Kinds, tie: Tie) -> Step:
+def _tied(graph: Graph, kinds: _Kinds, tie: RegionArgument) -> Visit:
     drop = (tie.source_drop, tie.target_drop)
     shape = graph.values[tie.source].type.shape[drop[0] :]
     return kinds.of_tie(shape, kinds.single[tie.target], drop), (tie.source, tie.target), tie.call
 
 
-def _exits(graph: Graph, kinds: _Kinds) -> Iterator[Step]:
+def _exits(graph: Graph, kinds: _Kinds) -> Iterator[Visit]:
     for number, value in enumerate(graph.results, len(graph.values)):
         shape = graph.values[value].type.shape
         if shape:
             yield kinds.of_tie(shape, False), (value, number), None
 
 
-def _by_kind(steps: list[Step], count: int) -> list[list[int]]:
+def _by_kind(steps: list[Visit], count: int) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in range(count)]
     for position, (kind, _, _) in enumerate(steps):
         found[kind].append(position)
@@ -255,7 +255,7 @@ def _by_kind(steps: list[Step], count: int) -> list[list[int]]:
 
 
 def _neighbours(
-    kinds: list[Kind], steps: list[Step], count: int
+    kinds: list[OperatorClass], steps: list[Visit], count: int
 ) -> tuple[list[list[tuple[int, int]]], list[list[int]]]:
     readers: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     touching: list[list[int]] = [[] for _ in range(count)]
@@ -271,7 +271,7 @@ def _neighbours(
 
 
 def _near(
-    kinds: list[Kind], steps: list[Step], where: tuple[list[list[int]], list[int]]
+    kinds: list[OperatorClass], steps: list[Visit], where: tuple[list[list[int]], list[int]]
 ) -> list[Collection[int]]:
     touching, place = where
     count = [kind.num_operands for kind in kinds]

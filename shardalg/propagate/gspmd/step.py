@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import parts
 from shardalg.propagate.gspmd import priority
-from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import Layouts, extends
+from shardalg.propagate.operator_classes import Dims, OperatorClass
 
 Numbers = tuple[int, ...]
 Offer = tuple[Dims, Numbers]
@@ -42,7 +42,7 @@ class Outcome:
 
 
 def step(
-    kind: Kind, numbers: Numbers, layouts: Layouts, *, direction: str, merging: bool
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts, *, direction: str, merging: bool
 ) -> Outcome | None:
     """The outcome of one node that is not `settled`; None where nothing changes.
 
@@ -52,7 +52,7 @@ def step(
     return DIRECTIONS[direction](kind, numbers, layouts, merging)
 
 
-def settled(kind: Kind, numbers: Numbers, layouts: Layouts, direction: str) -> bool:
+def settled(kind: OperatorClass, numbers: Numbers, layouts: Layouts, direction: str) -> bool:
     """Whether nothing can change, now or with merging, as seen at a glance.
 
     No tensor is partitioned; or all are alike in layout and loops; or all targets are annotated
@@ -68,7 +68,9 @@ def settled(kind: Kind, numbers: Numbers, layouts: Layouts, direction: str) -> b
     return all(fixed[number] and not free[number] for number in targets)
 
 
-def forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome | None:
+def forward(
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts, merging: bool
+) -> Outcome | None:
     """Results from operands: with merging each in turn, else from the one with most tiles."""
     if kind.role in priority.MATRIX:
         return _matrix_forward(kind, numbers, layouts, merging)
@@ -82,7 +84,9 @@ def forward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Ou
     return _outcome(numbers[kind.num_operands :], after)
 
 
-def backward(kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool) -> Outcome | None:
+def backward(
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts, merging: bool
+) -> Outcome | None:
     """Operands from results, each by itself; for a contraction from the other operand too."""
     after = [
         _in_turn(numbers[k], wishes(kind, numbers, layouts, k), layouts, (merging, False))
@@ -118,7 +122,7 @@ def _tiles(dims: Dims) -> int:
     return math.prod(parts(digits) for digits in dims)
 
 
-def offers(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
+def offers(kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
     """What each operand asks of the result `target`, in the order of the kind."""
     found: list[Offer] = []
     for source in kind.first:
@@ -129,7 +133,9 @@ def offers(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[
     return found
 
 
-def _followed(kind: Kind, source: int, target: int, numbers: Numbers, layouts: Layouts) -> Dims:
+def _followed(
+    kind: OperatorClass, source: int, target: int, numbers: Numbers, layouts: Layouts
+) -> Dims:
     """What the result `target` takes of an operand: little where a window slides.
 
     A sort along a sharded dimension is followed where another dimension could take its tiles too
@@ -147,7 +153,7 @@ def _followed(kind: Kind, source: int, target: int, numbers: Numbers, layouts: L
     return kind.project(source, target, dims)
 
 
-def _is_movable(kind: Kind, source: int, dims: Dims) -> bool:
+def _is_movable(kind: OperatorClass, source: int, dims: Dims) -> bool:
     rows = [*zip(kind.shapes[source], dims, kind.maps[source], strict=True)]
     tiles = math.prod(parts(d) for _, d, entry in rows if entry and entry[0][0] in kind.blocks)
     others = [(n, d) for n, d, entry in rows if not (entry and entry[0][0] in kind.blocks)]
@@ -155,7 +161,7 @@ def _is_movable(kind: Kind, source: int, dims: Dims) -> bool:
 
 
 def _matrix_forward(
-    kind: Kind, numbers: Numbers, layouts: Layouts, merging: bool
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts, merging: bool
 ) -> Outcome | None:
     """Of two operands that would each improve the result the larger goes first."""
     (target,) = kind.results
@@ -179,12 +185,12 @@ def _matrix_forward(
     )
 
 
-def _larger_first(kind: Kind, found: list[Offer]) -> list[Offer]:
+def _larger_first(kind: OperatorClass, found: list[Offer]) -> list[Offer]:
     return sorted(found, key=lambda offer: -kind.bytes[offer[1][0]])
 
 
 def asks(
-    kind: Kind, numbers: Numbers, layouts: Layouts
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts
 ) -> Iterator[tuple[int, str, Dims, Numbers]]:
     """(target, direction, layout, sources) of all that a node asks of its results and operands."""
     for targets, direction in (
@@ -197,7 +203,7 @@ def asks(
                 yield target, direction, dims, sources
 
 
-def _claims(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
+def _claims(kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
     """What a node wants for an operand, and what it would want if another tensor had not spoken.
 
     Of a result and another operand that disagree, one is heard: which, may be a matter of order.
@@ -210,7 +216,7 @@ def _claims(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list
     ]
 
 
-def wishes(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
+def wishes(kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
     """What a node wants for its operand `target`: nothing through a convolution's window."""
     if target in kind.deaf:
         return []
@@ -221,7 +227,9 @@ def wishes(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> list[
     return found
 
 
-def _of_results(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> Iterator[Offer]:
+def _of_results(
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int
+) -> Iterator[Offer]:
     """What each result alone wants of an operand."""
     for source in () if _is_slid(kind) else kind.results:
         if layouts.tiles[numbers[source]] > 1:
@@ -230,11 +238,13 @@ def _of_results(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> 
                 yield dims, (source,)
 
 
-def _is_slid(kind: Kind) -> bool:
+def _is_slid(kind: OperatorClass) -> bool:
     return kind.image is not None and bool(kind.image.window_dims)
 
 
-def _of_operands(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) -> Iterator[Offer]:
+def _of_operands(
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int
+) -> Iterator[Offer]:
     """What each other operand alone wants of an operand, along loops that they share.
 
     Of a contraction all loops; of a scatter's indices and updates those that no result has.
@@ -250,7 +260,9 @@ def _of_operands(kind: Kind, numbers: Numbers, layouts: Layouts, target: int) ->
             yield side, (other,)
 
 
-def _with_side(kind: Kind, found: list[Offer], side: Offer, both: Dims | None) -> list[Offer]:
+def _with_side(
+    kind: OperatorClass, found: list[Offer], side: Offer, both: Dims | None
+) -> list[Offer]:
     """Wishes after another operand's: merged; else, of a contraction, the one of more tiles."""
     if not found:
         return [side]

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from shardalg.graph.ir import Graph, Node, Tie
+from shardalg.graph.ir import Graph, Node, RegionArgument
 from shardalg.graph.once import once_per_graph
 from shardalg.propagate.gspmd import priority
-from shardalg.propagate.gspmd.index import Index, Rules, Step, assembled, post_order
-from shardalg.propagate.kinds import Kind, edge, kind_of, pass_through
+from shardalg.propagate.gspmd.index import Index, Rules, Visit, assembled, post_order
+from shardalg.propagate.operator_classes import OperatorClass, edge, kind_of, pass_through
 
 JOINED = ("init", "carry", "result")
 """Ties that are one edge where they share a value; the others are an edge each."""
@@ -37,23 +37,23 @@ def _edge_index(graph: Graph, rules: Rules) -> Index:
 class _Builder:
     graph: Graph
     rules: Rules
-    found: dict[Kind, int] = field(default_factory=dict)
+    found: dict[OperatorClass, int] = field(default_factory=dict)
     numbers: dict[object, int | None] = field(default_factory=dict)
     across: dict[object, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.graph
         self.made_of_numbers = _made_of_numbers(graph)
-        self.ties: dict[int, list[Tie]] = {}
-        for tie in graph.ties:
+        self.region_arguments: dict[int, list[RegionArgument]] = {}
+        for tie in graph.region_arguments:
             if not tie.is_manual:
-                self.ties.setdefault(tie.call, []).append(tie)
+                self.region_arguments.setdefault(tie.call, []).append(tie)
         uses = Counter(v for node in graph.nodes if not node.bodies for v in node.operands)
         uses.update(graph.results)
-        uses.update(tie.source for tie in graph.ties if tie.kind != "result")
+        uses.update(tie.source for tie in graph.region_arguments if tie.kind != "result")
         self.uses = uses
 
-    def region(self, number: int) -> Iterator[Step]:
+    def region(self, number: int) -> Iterator[Visit]:
         """Steps in order of execution, a call's edges behind its bodies."""
         for position in post_order(self.graph, number):
             node = self.graph.nodes[position]
@@ -64,7 +64,7 @@ class _Builder:
             else:
                 yield from self._operator(node)
 
-    def exits(self) -> Iterator[Step]:
+    def exits(self) -> Iterator[Visit]:
         """One per result of the function: the value, and the stand-in of its annotation."""
         for stand_in, value in enumerate(self.graph.results, len(self.graph.values)):
             shape = self.graph.values[value].type.shape
@@ -72,7 +72,7 @@ class _Builder:
                 kind = self._edge_kind(shape, 1, 1, (priority.EXIT, True))
                 yield kind, (value, stand_in), None
 
-    def _operator(self, node: Node) -> Iterator[Step]:
+    def _operator(self, node: Node) -> Iterator[Visit]:
         if all(value in self.made_of_numbers for value in node.results):
             return
         absent = tuple(value in self.made_of_numbers for value in node.operands)
@@ -101,12 +101,12 @@ class _Builder:
             if shapes[value].type.shape and value not in self.made_of_numbers
         )
 
-    def _edges(self, call: int) -> Iterator[Step]:
-        ties = self.ties.get(call, [])
-        for tie in ties:
+    def _edges(self, call: int) -> Iterator[Visit]:
+        region_arguments = self.region_arguments.get(call, [])
+        for tie in region_arguments:
             if tie.kind not in JOINED and tie.source not in self.made_of_numbers:
                 yield from self._single(tie)
-        for sources, targets in _joined([tie for tie in ties if tie.kind in JOINED]):
+        for sources, targets in _joined([tie for tie in region_arguments if tie.kind in JOINED]):
             shape = self.graph.values[targets[0]].type.shape
             known = tuple(value for value in sources if value not in self.made_of_numbers)
             if shape and known:
@@ -114,7 +114,7 @@ class _Builder:
                 kind = self._edge_kind(shape, len(known), len(targets), role)
                 yield kind, known + targets, call
 
-    def _single(self, tie: Tie) -> Iterator[Step]:
+    def _single(self, tie: RegionArgument) -> Iterator[Visit]:
         drop = (tie.source_drop, tie.target_drop)
         shape = self.graph.values[tie.source].type.shape[drop[0] :]
         alone = self._is_alone((tie.source,))
@@ -134,7 +134,7 @@ class _Builder:
             self.across[key] = self._add(made)
         return self.across[key]
 
-    def _add(self, kind: Kind) -> int:
+    def _add(self, kind: OperatorClass) -> int:
         return self.found.setdefault(kind, len(self.found))
 
 
@@ -149,17 +149,19 @@ def _made_of_numbers(graph: Graph) -> set[int]:
     return found
 
 
-def _joined(ties: list[Tie]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _joined(
+    region_arguments: list[RegionArgument],
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """(sources, targets) of each edge: ties that share a value are one."""
     groups: list[set[int]] = []
-    for tie in ties:
+    for tie in region_arguments:
         here = {tie.source, tie.target}
         for group in [g for g in groups if g & here]:
             here |= group
             groups.remove(group)
         groups.append(here)
-    order = dict.fromkeys(v for tie in ties for v in (tie.source, tie.target))
-    targets = {tie.target for tie in ties}
+    order = dict.fromkeys(v for tie in region_arguments for v in (tie.source, tie.target))
+    targets = {tie.target for tie in region_arguments}
     return [
         (
             tuple(v for v in order if v in group and v not in targets),

@@ -22,8 +22,8 @@ from shardalg.algebra.digits import (
     take,
 )
 from shardalg.propagate.gspmd import priority
-from shardalg.propagate.kinds import Dims, Kind
 from shardalg.propagate.layouts import Layouts
+from shardalg.propagate.operator_classes import Dims, OperatorClass
 
 Numbers = tuple[int, ...]
 FORWARD, BACKWARD, BOTH = 1, 2, 3
@@ -49,7 +49,7 @@ Extended = tuple[tuple[int, Numbers], ...]
 
 
 def step(
-    kind: Kind, numbers: Numbers, layouts: Layouts, directions: Mapping[str, int]
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts, directions: Mapping[str, int]
 ) -> Extended | None:
     """The layouts of all tensors of a node after the step; None where nothing changes.
 
@@ -81,7 +81,7 @@ def step(
 
 
 def asks(
-    kind: Kind, numbers: Numbers, layouts: Layouts
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts
 ) -> Iterator[tuple[int, str, Dims, Numbers]]:
     """(target, direction, layout, source) of what each tensor would ask of each other one."""
     for target in (*kind.results, *kind.operands):
@@ -93,11 +93,11 @@ def asks(
                     yield target, direction, dims, (source,)
 
 
-def _is_sideways(kind: Kind, tensor: int) -> bool:
+def _is_sideways(kind: OperatorClass, tensor: int) -> bool:
     return kind.role == priority.POINTWISE and tensor < kind.num_operands
 
 
-def _parts(kind: Kind, tensor: int, layouts: Layouts, number: int) -> Tensor:
+def _parts(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Tensor:
     """A layout loop by loop; digits are split where a loop takes only their major part."""
     found: Tensor = {}
     is_fixed, free = layouts.fixed[number], layouts.open[number]
@@ -118,7 +118,7 @@ def _parts(kind: Kind, tensor: int, layouts: Layouts, number: int) -> Tensor:
     return found
 
 
-def _agreed(kind: Kind, tensors: Sequence[Tensor], loop: str, direction: int) -> Digits:
+def _agreed(kind: OperatorClass, tensors: Sequence[Tensor], loop: str, direction: int) -> Digits:
     """The digits on which all tensors agree, extended by the sides that `direction` allows."""
     if not direction:
         return ()
@@ -147,7 +147,9 @@ def _compatible(old: Digits, new: Digits, may_extend: bool) -> tuple[Digits, boo
     return (new if may_extend and len(new) > len(old) else old), may_extend
 
 
-def _source(kind: Kind, tensors: Sequence[Tensor], loop: str, digits: Digits) -> tuple[int, int]:
+def _source(
+    kind: OperatorClass, tensors: Sequence[Tensor], loop: str, digits: Digits
+) -> tuple[int, int]:
     """(negated size, number) of the largest tensor that has all these digits on the loop."""
     best = (1, -1)
     for k, tensor in enumerate(tensors) if digits else ():
@@ -156,7 +158,7 @@ def _source(kind: Kind, tensors: Sequence[Tensor], loop: str, digits: Digits) ->
     return best
 
 
-def _rank(kind: Kind, source: tuple[int, int], digits: Digits) -> tuple[int, int, int]:
+def _rank(kind: OperatorClass, source: tuple[int, int], digits: Digits) -> tuple[int, int, int]:
     """Larger sources first; of a pointwise operator then the most partitioned loops."""
     split = parts(digits) if kind.role == priority.POINTWISE else 0
     return (source[0], -split, source[1])
@@ -164,7 +166,7 @@ def _rank(kind: Kind, source: tuple[int, int], digits: Digits) -> tuple[int, int
 
 def _extend(
     tensor: Tensor,
-    kind: Kind,
+    kind: OperatorClass,
     order: Sequence[str],
     what: tuple[Mapping[str, Digits], Digits, Sequence[Tensor]],
 ) -> list[str]:
@@ -236,7 +238,7 @@ def _without(digits: Digits, used: Sequence[Digit]) -> Digits:
     return tuple(kept)
 
 
-def _joined(kind: Kind, tensor: int, found: Tensor, layouts: Layouts) -> Dims:
+def _joined(kind: OperatorClass, tensor: int, found: Tensor, layouts: Layouts) -> Dims:
     """A tensor's dimensions from its loops; one that is not filled ends its dimension."""
     return tuple(
         layouts.fused(tuple(_in_turn(kind, entry, found))) if entry else found[f"dim {dim}"].digits
@@ -244,7 +246,9 @@ def _joined(kind: Kind, tensor: int, found: Tensor, layouts: Layouts) -> Dims:
     )
 
 
-def _in_turn(kind: Kind, entry: Sequence[tuple[str, int]], found: Tensor) -> Iterator[Digit]:
+def _in_turn(
+    kind: OperatorClass, entry: Sequence[tuple[str, int]], found: Tensor
+) -> Iterator[Digit]:
     for loop, _ in entry:
         part = found[loop]
         yield from part.digits

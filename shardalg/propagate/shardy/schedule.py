@@ -8,7 +8,7 @@ operand, 3 all loops, 4 broadcasts forward too.
 from __future__ import annotations
 
 from shardalg.propagate.gspmd import priority
-from shardalg.propagate.kinds import Kind
+from shardalg.propagate.operator_classes import OperatorClass
 from shardalg.propagate.shardy.factors import BACKWARD, BOTH, FORWARD
 
 Directions = dict[str, int]
@@ -23,10 +23,10 @@ PASSING = {
 LAST_STAGE = 4
 
 
-def directions(kind: Kind, stage: int) -> Directions:
+def directions(kind: OperatorClass, stage: int) -> Directions:
     """Per loop of a kind which sides may extend it at this stage; loops that none may are left out.
 
-    >>> from shardalg.propagate.kinds import edge
+    >>> from shardalg.propagate.operator_classes import edge
     >>> kind = edge((8,), 1, 1, role="loop", alone=False)
     >>> directions(kind, 0), directions(kind, 1)
     ({}, {'d0': 3})
@@ -39,7 +39,7 @@ def directions(kind: Kind, stage: int) -> Directions:
     return {loop: way for loop, way in found.items() if way}
 
 
-def _direction(kind: Kind, loop: str, stage: int) -> int:
+def _direction(kind: OperatorClass, loop: str, stage: int) -> int:
     towards_operand = BACKWARD if kind.role == priority.BROADCAST else BOTH
     way = PASSING.get(kind.role, 0) if stage >= 1 or kind.alone else 0
     if stage >= 1 and kind.role == priority.STACK:

@@ -14,11 +14,11 @@ from shardalg.spmd.host.collectives import combined
 from shardalg.spmd.host.run import Run, everywhere, on_blocks, simulates
 from shardalg.spmd.identity import identity
 from shardalg.spmd.instruction import Instruction
-from shardalg.spmd.instructions import Best, Carry, Fold, Join, Top, ValueAt
+from shardalg.spmd.instructions import ArgReduce, ExclusiveScan, Fold, Join, Top, ValueAt
 
 
-@on_blocks(Carry)
-def _carry(a: Carry, x: Stack) -> Stack:
+@on_blocks(ExclusiveScan)
+def _exclusive_scan(a: ExclusiveScan, x: Stack) -> Stack:
     """Block by block, from the first member of a group to the last, or the other way."""
     neutral = np.full_like(x[0], identity(a.combine, x[0].dtype.name))
     result = [neutral] * len(x)
@@ -29,8 +29,8 @@ def _carry(a: Carry, x: Stack) -> Stack:
     return result
 
 
-@on_blocks(Best)
-def _best(a: Best, values: Stack, places: Stack) -> Stack:
+@on_blocks(ArgReduce)
+def _arg_reduce(a: ArgReduce, values: Stack, places: Stack) -> Stack:
     """numpy, too, takes the first of what is equally good, and a NaN before all numbers."""
     rank, result = getattr(np, a.combine), list(places)
     for group in groups(a.digits, len(values)):

@@ -9,7 +9,7 @@ import numpy as np
 from shardalg.spmd.host.blocks import Stack
 from shardalg.spmd.host.run import Run, on_blocks, simulates
 from shardalg.spmd.instruction import Instruction
-from shardalg.spmd.instructions import CollectivePermute, Fetch, Reading
+from shardalg.spmd.instructions import CollectivePermute, HaloExchange, Reading
 
 
 @on_blocks(CollectivePermute)
@@ -20,8 +20,8 @@ def _permute(a: CollectivePermute, x: Stack) -> Stack:
     return result
 
 
-@simulates(Fetch)
-def _fetch(run: Run, instruction: Instruction[Fetch], *stacks: Stack) -> list[Stack]:
+@simulates(HaloExchange)
+def _halo_exchange(run: Run, instruction: Instruction[HaloExchange], *stacks: Stack) -> list[Stack]:
     """Per reading its blocks. What is nobody's is garbage: the own one is as good as any."""
     return [_read(reading, stacks[reading.operand]) for reading in instruction.attributes.readings]
 

@@ -8,7 +8,7 @@ from shardalg.algebra.digits import partition_id
 from shardalg.errors import ProgramError
 from shardalg.spmd.host.blocks import Stack
 from shardalg.spmd.host.run import everywhere, on_blocks
-from shardalg.spmd.instructions import DynamicSlice, Pick, Slice, SliceAt
+from shardalg.spmd.instructions import DynamicSlice, OwnerSelect, Slice, SliceAt
 
 
 @on_blocks(DynamicSlice)
@@ -48,8 +48,8 @@ def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
     return block.take(range(start, start + size), dim)
 
 
-@on_blocks(Pick)
-def _pick(a: Pick, x: Stack) -> Stack:
+@on_blocks(OwnerSelect)
+def _owner_select(a: OwnerSelect, x: Stack) -> Stack:
     def own(position: int, block: np.ndarray) -> np.ndarray:
         found = _cut(block, a.dim, a.place, 1)
         return found if partition_id(a.digits, position) == a.owner else np.zeros_like(found)

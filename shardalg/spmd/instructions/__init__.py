@@ -14,19 +14,20 @@ from shardalg.spmd.instructions.apply import Apply
 from shardalg.spmd.instructions.boxes import Extract, Insert, Places
 from shardalg.spmd.instructions.control import Branches, Control, Loop, Manual, While
 from shardalg.spmd.instructions.indices import MaskIndexed, Offset
-from shardalg.spmd.instructions.joins import Best, Carry, Fold, Join, Top, ValueAt
+from shardalg.spmd.instructions.joins import ArgReduce, ExclusiveScan, Fold, Join, Top, ValueAt
 from shardalg.spmd.instructions.masks import Choose, FirstMember, Mask, MaskAt
 from shardalg.spmd.instructions.pads import Concatenate, Dilate, Resize
-from shardalg.spmd.instructions.permute import CollectivePermute, Fetch, Pairs, Reading
+from shardalg.spmd.instructions.permute import CollectivePermute, HaloExchange, Pairs, Reading
 from shardalg.spmd.instructions.regroup import Regroup, leading
-from shardalg.spmd.instructions.slices import DynamicSlice, Pick, Slice, SliceAt
+from shardalg.spmd.instructions.slices import DynamicSlice, OwnerSelect, Slice, SliceAt
 
 __all__ = [
-    "AllGather", "AllReduce", "AllToAll", "Apply", "Best", "Branches", "Carry", "Choose",
-    "CollectivePermute", "Concatenate", "Control", "Dilate", "DynamicSlice", "Extract", "Fetch",
-    "FirstMember", "Fold", "Insert", "Join", "Loop", "Manual", "Mask", "MaskAt", "MaskIndexed",
-    "Offset", "Pairs", "Pick", "Places", "Reading", "ReduceScatter", "Regroup", "Resize", "Slice",
-    "SliceAt", "Top", "ValueAt", "While", "kinds", "leading",
+    "AllGather", "AllReduce", "AllToAll", "Apply", "ArgReduce", "Branches", "Choose",
+    "CollectivePermute", "Concatenate", "Control", "Dilate", "DynamicSlice", "ExclusiveScan",
+    "Extract", "FirstMember", "Fold", "HaloExchange", "Insert", "Join", "Loop", "Manual", "Mask",
+    "MaskAt", "MaskIndexed", "Offset", "OwnerSelect", "Pairs", "Places", "Reading",
+    "ReduceScatter", "Regroup", "Resize", "Slice", "SliceAt", "Top", "ValueAt", "While", "kinds",
+    "leading",
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from shardalg.spmd.shapes import alike, sized
 
 
 @dataclass(frozen=True, slots=True)
-class Carry(Along, Collective):
+class ExclusiveScan(Along, Collective):
     """What all blocks before the device's own come to, from what each of them comes to.
 
     An exclusive scan over the members of a group in the order of their partition ids, from the
@@ -30,7 +30,7 @@ class Carry(Along, Collective):
 
     def text(self, mesh: Mesh) -> str:
         axes, turned = axes_text(mesh, self.digits), " in reverse" if self.reverse else ""
-        return f"carry {self.combine} dim={self.dim} axes={axes}{turned}"
+        return f"exclusive_scan {self.combine} dim={self.dim} axes={axes}{turned}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Join(Along):
 
 
 @dataclass(frozen=True, slots=True)
-class Best(Along, Collective):
+class ArgReduce(Along, Collective):
     """Position of the best element of a dimension cut in blocks, from the best of every block.
 
     Operands are the best value of the device's block and its place in there; the member of lowest
@@ -72,7 +72,7 @@ class Best(Along, Collective):
 
     def text(self, mesh: Mesh) -> str:
         axes = axes_text(mesh, self.digits)
-        return f"best {self.combine} axes={axes} in blocks of {self.block}"
+        return f"arg_reduce {self.combine} axes={axes} in blocks of {self.block}"
 
     def arity(self, rank: int, count: int) -> int:
         return 2

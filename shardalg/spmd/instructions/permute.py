@@ -37,7 +37,7 @@ class CollectivePermute(Collective):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The block of the device whose partition id is `source(p)`: a result of a `Fetch`.
+    """The block of the device whose partition id is `source(p)`: a result of a `HaloExchange`.
 
     What arrives counts only at `places`, lower and upper of the block, and as far as it is among
     the `length` elements from `wanted(p)` on; the rest is garbage.
@@ -57,7 +57,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch(Along, Collective):
+class HaloExchange(Along, Collective):
     """Blocks along `dim` of devices that differ along `digits`: one result per reading.
 
     The operands are as long as each other. In a permute a device sends the block of one operand,
@@ -72,7 +72,7 @@ class Fetch(Along, Collective):
 
     def text(self, mesh: Mesh) -> str:
         sources = " and ".join(reading.source.text(mesh) for reading in self.readings)
-        return f"fetch dim={self.dim} axes={axes_text(mesh, self.digits)} of p = {sources}"
+        return f"halo_exchange dim={self.dim} axes={axes_text(mesh, self.digits)} of p = {sources}"
 
     @property
     def permutes(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:

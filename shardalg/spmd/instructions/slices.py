@@ -74,7 +74,7 @@ class SliceAt(Along):
 
 
 @dataclass(frozen=True, slots=True)
-class Pick(Along):
+class OwnerSelect(Along):
     """Element `index` of `dim` alone: on the device that has it, and 0 on the others.
 
     What a device makes is a partial sum over all that hold a block.
@@ -100,7 +100,7 @@ class Pick(Along):
 
     def text(self, mesh: Mesh) -> str:
         axes = axes_text(mesh, self.digits)
-        return f"pick dim={self.dim} element {self.index} of axes={axes}"
+        return f"owner_select dim={self.dim} element {self.index} of axes={axes}"
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
         return sized(first, self.dim, 1) if first[self.dim] == self.block else None

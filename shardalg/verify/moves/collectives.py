@@ -15,9 +15,9 @@ from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, ReduceSca
 from shardalg.verify.contents import Held, at_member, fill_number, partition_number, without
 from shardalg.verify.move import (
     MEMBER,
+    CheckedInstruction,
     Result,
     Stated,
-    Step,
     X,
     bare,
     filled_with,
@@ -32,7 +32,7 @@ from shardalg.verify.report import Decided
 
 
 def _arrives(
-    step: Step[Collective], arriving: Number, said: Held, length: int, place: Number
+    step: CheckedInstruction[Collective], arriving: Number, said: Held, length: int, place: Number
 ) -> Stated:
     """The element at place `x` of what a member sends stands at `place` of the result."""
     digits = step.attributes.digits
@@ -49,7 +49,7 @@ def _member_id(digits: Digits) -> Number:
 
 
 @moves(AllGather)
-def _all_gather(step: Step[AllGather]) -> Result:
+def _all_gather(step: CheckedInstruction[AllGather]) -> Result:
     a = step.attributes
     held, said = step.given.dims[a.dim], said_along(step, a.dim)
     count = parts(a.digits)
@@ -64,7 +64,7 @@ def _all_gather(step: Step[AllGather]) -> Result:
     return with_dim(step.given, a.dim, said), stated
 
 
-def _summed(step: Step[AllReduce | ReduceScatter]) -> Result:
+def _summed(step: CheckedInstruction[AllReduce | ReduceScatter]) -> Result:
     """The digits of the collective are pending, and joined as they should be; they are then not."""
     a, given = step.attributes, step.given
     rest = without(given.unreduced, a.digits)
@@ -79,12 +79,12 @@ def _summed(step: Step[AllReduce | ReduceScatter]) -> Result:
 
 
 @moves(AllReduce)
-def _all_reduce(step: Step[AllReduce]) -> Result:
+def _all_reduce(step: CheckedInstruction[AllReduce]) -> Result:
     return _summed(step)
 
 
 @moves(ReduceScatter)
-def _reduce_scatter(step: Step[ReduceScatter]) -> Result:
+def _reduce_scatter(step: CheckedInstruction[ReduceScatter]) -> Result:
     a = step.attributes
     made, stated = _summed(step)
     size = made.dims[a.dim].length // parts(a.digits)
@@ -93,7 +93,7 @@ def _reduce_scatter(step: Step[ReduceScatter]) -> Result:
 
 
 @moves(AllToAll)
-def _all_to_all(step: Step[AllToAll]) -> Result:
+def _all_to_all(step: CheckedInstruction[AllToAll]) -> Result:
     a = step.attributes
     said = {dim: said_along(step, dim) for dim in (a.split_dim, a.concat_dim)}
     split, joined = step.given.dims[a.split_dim], step.given.dims[a.concat_dim]

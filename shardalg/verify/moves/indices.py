@@ -9,31 +9,34 @@ from shardalg.merge.proofs.integers import Number
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import FirstMember, MaskIndexed, Offset
 from shardalg.verify.contents import Contents, Held, Selected, fill_number
-from shardalg.verify.move import Result, Stated, Step, filled_with, moves
+from shardalg.verify.move import CheckedInstruction, Result, Stated, filled_with, moves
 from shardalg.verify.report import Decided
 
 
 @moves(Offset)
-def _offset(step: Step[Offset]) -> Result:
+def _offset(step: CheckedInstruction[Offset]) -> Result:
     """What stands where there is no element is shifted, too."""
     dims = tuple(replace(held, fill=None) for held in step.given.dims)
     return _changed(step, step.attributes, replace(step.given, dims=dims))
 
 
 @moves(FirstMember)
-def _first_member(step: Step[FirstMember]) -> Result:
+def _first_member(step: CheckedInstruction[FirstMember]) -> Result:
     stays = fill_number(step.attributes.combine, step.made.dtype)
     return _changed(step, step.attributes, filled_with(step, stays))
 
 
 @moves(MaskIndexed)
-def _mask_indexed(step: Step[MaskIndexed]) -> Result:
+def _mask_indexed(step: CheckedInstruction[MaskIndexed]) -> Result:
     task = Selected(step.attributes, step.operands[1].changes)
     return _changed(step, task, filled_with(step, 0), _by_same_indices(step))
 
 
 def _changed(
-    step: Step, task: Attributes | Selected, made: Contents, claims: Iterable[Stated] = ()
+    step: CheckedInstruction,
+    task: Attributes | Selected,
+    made: Contents,
+    claims: Iterable[Stated] = (),
 ) -> Result:
     """A change of numbers, which is what the value waits for, or what its reader expects."""
     given = step.given
@@ -44,7 +47,7 @@ def _changed(
     return replace(made, changes=(*given.changes, task)), []
 
 
-def _by_same_indices(step: Step[MaskIndexed]) -> Iterator[Stated]:
+def _by_same_indices(step: CheckedInstruction[MaskIndexed]) -> Iterator[Stated]:
     """What selects places of a gathered value are whole indices, laid out as the value is."""
     for indices in step.operands[1:]:
         *spanned, components = indices.dims

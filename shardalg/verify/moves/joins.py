@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardalg.algebra.digits import parts
-from shardalg.spmd.instructions import Best, Carry, Fold, Join, Top, ValueAt
+from shardalg.spmd.instructions import ArgReduce, ExclusiveScan, Fold, Join, Top, ValueAt
 from shardalg.verify.contents import partition_number, without
 from shardalg.verify.move import (
+    CheckedInstruction,
     Result,
     Results,
     Stated,
-    Step,
     filled_with,
     finished,
     members_agree,
@@ -23,8 +23,8 @@ from shardalg.verify.move import (
 from shardalg.verify.report import Decided
 
 
-@moves(Carry)
-def _carry(step: Step[Carry]) -> Result:
+@moves(ExclusiveScan)
+def _exclusive_scan(step: CheckedInstruction[ExclusiveScan]) -> Result:
     """What the blocks before come to is no element: it is what a prefix waits for."""
     a, given = step.attributes, step.given
     words = f"what is carried are ends of blocks that wait for {a}, and for nothing else"
@@ -41,12 +41,12 @@ def _carry(step: Step[Carry]) -> Result:
 
 
 @moves(Join)
-def _join(step: Step[Join]) -> Result:
+def _join(step: CheckedInstruction[Join]) -> Result:
     """The prefix of a block is joined with the ends of all prefixes before it."""
     a, (given, carried) = step.attributes, step.operands
     held = given.dims[a.dim]
     wanted = next(iter(given.awaits), None)
-    carry = Carry(
+    carry = ExclusiveScan(
         a.dim, getattr(wanted, "digits", ()), a.combine, getattr(wanted, "reverse", False)
     )
     end = held.start + (0 if carry.reverse else held.length - 1)
@@ -60,7 +60,7 @@ def _join(step: Step[Join]) -> Result:
 
 
 @moves(ValueAt)
-def _value_at(step: Step[ValueAt]) -> Result:
+def _value_at(step: CheckedInstruction[ValueAt]) -> Result:
     """The values at the best places of the blocks that the places were looked for in."""
     a, (place, block) = step.attributes, step.operands
     best = next(iter(place.awaits), None)
@@ -68,7 +68,7 @@ def _value_at(step: Step[ValueAt]) -> Result:
     found = own.pop(a.dim)
     alike = own == [(d.start, d.length, d.size) for d in place.dims]
     wanted = False
-    if isinstance(best, Best) and best.dim == a.dim:
+    if isinstance(best, ArgReduce) and best.dim == a.dim:
         count = parts(best.digits) * best.block
         start = partition_number(best.digits) * best.block
         masked = count == found[2] or block.dims[a.dim].fill == best.combine
@@ -79,8 +79,8 @@ def _value_at(step: Step[ValueAt]) -> Result:
     return replace(place, changes=(*place.changes, a)), stated
 
 
-@moves(Best)
-def _best(step: Step[Best]) -> Result:
+@moves(ArgReduce)
+def _arg_reduce(step: CheckedInstruction[ArgReduce]) -> Result:
     """The places of the blocks' best become one, by their values."""
     a, (value, place) = step.attributes, step.operands
     rest = without(place.unreduced, a.digits)
@@ -92,7 +92,7 @@ def _best(step: Step[Best]) -> Result:
     return replace(made, awaits=place.awaits[1:]), stated
 
 
-def _together(step: Step[Top | Fold]) -> Result:
+def _together(step: CheckedInstruction[Top | Fold]) -> Result:
     """Partial results that wait for one another become one, each from all of them."""
     a, given = step.attributes, step.given
     rest = without(given.unreduced, a.digits)
@@ -108,14 +108,14 @@ def _together(step: Step[Top | Fold]) -> Result:
 
 
 @moves_each(Top)
-def _top(step: Step[Top]) -> Results:
+def _top(step: CheckedInstruction[Top]) -> Results:
     return _each(step)
 
 
 @moves_each(Fold)
-def _folded(step: Step[Fold]) -> Results:
+def _folded(step: CheckedInstruction[Fold]) -> Results:
     return _each(step)
 
 
-def _each(step: Step[Top | Fold]) -> Results:
+def _each(step: CheckedInstruction[Top | Fold]) -> Results:
     return [_together(replace(step, number=number)) for number in range(step.count)], []

@@ -10,9 +10,9 @@ from shardalg.ops.rule import USER
 from shardalg.spmd.instructions import Choose, Dilate, Mask, MaskAt
 from shardalg.verify.contents import fill_number, partition_number, start_number
 from shardalg.verify.move import (
+    CheckedInstruction,
     Result,
     Stated,
-    Step,
     X,
     filled_with,
     finished,
@@ -23,7 +23,7 @@ from shardalg.verify.move import (
 from shardalg.verify.report import Decided
 
 
-def _masked(step: Step[Mask | MaskAt], inside: Formula, fill: str) -> Result:
+def _masked(step: CheckedInstruction[Mask | MaskAt], inside: Formula, fill: str) -> Result:
     a, held = step.attributes, step.given.dims[step.attributes.dim]
     stated = [*nothing_beyond(step, held), *fillers(step)]
     held = replace(held, wanted=())
@@ -35,7 +35,7 @@ def _masked(step: Step[Mask | MaskAt], inside: Formula, fill: str) -> Result:
     return with_dim(given, a.dim, replace(held, fill=fill)), [*stated, ("mask", claim)]
 
 
-def fillers(step: Step[Mask | MaskAt | Dilate]) -> Iterator[Stated]:
+def fillers(step: CheckedInstruction[Mask | MaskAt | Dilate]) -> Iterator[Stated]:
     """What fills is the identity of a way to combine, or a number that waits for nothing."""
     named = step.attributes.fill != USER
     ready = all(finished(held) and not held.dims for held in step.operands[1:])
@@ -43,7 +43,7 @@ def fillers(step: Step[Mask | MaskAt | Dilate]) -> Iterator[Stated]:
 
 
 @moves(Mask)
-def _mask(step: Step[Mask]) -> Result:
+def _mask(step: CheckedInstruction[Mask]) -> Result:
     """A mask behind the last element of a block."""
     a = step.attributes
     place = partition_number(a.digits) * a.block + X
@@ -51,14 +51,14 @@ def _mask(step: Step[Mask]) -> Result:
 
 
 @moves(MaskAt)
-def _mask_at(step: Step[MaskAt]) -> Result:
+def _mask_at(step: CheckedInstruction[MaskAt]) -> Result:
     """A mask before the first and behind the last element."""
     a = step.attributes
     inside = within(start_number(a.start) + X, 0, a.size)
     return _masked(step, inside, a.fill or step.filler)
 
 
-def chosen(step: Step[Choose], number: int) -> Result:
+def chosen(step: CheckedInstruction[Choose], number: int) -> Result:
     """What is left of the piece of an operand: the places at which it is the one to be taken."""
     a = step.attributes
     end = a.ends[number]

@@ -9,7 +9,7 @@ from functools import lru_cache
 from shardalg.merge.proofs.integers import All, equal, implies, less, within
 from shardalg.spmd.instructions import Regroup
 from shardalg.verify.contents import Contents, Held
-from shardalg.verify.move import MOVES, Result, Stated, Step, X
+from shardalg.verify.move import MOVES, CheckedInstruction, Result, Stated, X
 from shardalg.verify.moves import collectives, indices, joins, masks, pads, permute, regroup, slices
 from shardalg.verify.report import Decided
 
@@ -19,7 +19,7 @@ REGISTERED = (collectives, indices, joins, masks, pads, permute, regroup, slices
 
 # Pure, and the same instruction stands in many programs.
 @lru_cache(maxsize=1 << 12)
-def moved(step: Step) -> tuple[tuple[Contents, ...], list[Stated]]:
+def moved(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[Stated]]:
     """What the results hold, and the claims on which that rests.
 
     A local that a graph value is named for holds what its layout says; the claims show it.
@@ -33,7 +33,7 @@ def moved(step: Step) -> tuple[tuple[Contents, ...], list[Stated]]:
     ]
 
 
-def _settled(step: Step, made: Contents, stated: list[Stated]) -> Result:
+def _settled(step: CheckedInstruction, made: Contents, stated: list[Stated]) -> Result:
     """The result is what the program says of it: its layout, its partial sums, nothing to do."""
     said = step.said
     # only a regrouping itself ends a view, on the dimensions of the value that it makes
@@ -57,7 +57,7 @@ def _settled(step: Step, made: Contents, stated: list[Stated]) -> Result:
     return replace(said, dims=fills, combine=made.combine), stated
 
 
-def agreement(step: Step, held: Held, said: Held, words: str) -> Iterator[Stated]:
+def agreement(step: CheckedInstruction, held: Held, said: Held, words: str) -> Iterator[Stated]:
     """`held` has every element that `said` puts somewhere, there; nothing to show if alike."""
     if (held.start, held.length, held.wanted) == (said.start, said.length, ()):
         return

@@ -9,13 +9,13 @@ from shardalg.merge.proofs.integers import Compare, Number, PartitionId, equal, 
 from shardalg.ops.rule import SUM
 from shardalg.spmd.instructions import Concatenate, Dilate, Resize
 from shardalg.verify.contents import Held, fill_number
-from shardalg.verify.move import Result, Stated, Step, X, moves, with_dim
+from shardalg.verify.move import CheckedInstruction, Result, Stated, X, moves, with_dim
 from shardalg.verify.moves.masks import fillers
 from shardalg.verify.report import Decided
 
 
 @moves(Resize)
-def _resize(step: Step[Resize]) -> Result:
+def _resize(step: CheckedInstruction[Resize]) -> Result:
     a, held = step.attributes, step.given.dims[step.attributes.dim]
     if a.size <= held.length:
         return with_dim(step.given, a.dim, replace(held, length=a.size)), []
@@ -29,7 +29,7 @@ def _resize(step: Step[Resize]) -> Result:
 
 
 @moves(Concatenate)
-def _concatenate(step: Step[Concatenate]) -> Result:
+def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
     dim = step.attributes.dim
     first = step.given.dims[dim]
     length = first.length
@@ -59,7 +59,7 @@ def _concatenate(step: Step[Concatenate]) -> Result:
 
 
 @moves(Dilate)
-def _dilate(step: Step[Dilate]) -> Result:
+def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     """Filled places between the elements, and around them."""
     a, held = step.attributes, step.given.dims[step.attributes.dim]
     fill = a.fill or step.filler

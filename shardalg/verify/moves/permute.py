@@ -10,13 +10,13 @@ import numpy as np
 from shardalg.algebra.digits import canonical
 from shardalg.algebra.mesh import Mesh
 from shardalg.merge.proofs.integers import Number, PartitionId
-from shardalg.spmd.instructions import CollectivePermute, Fetch, Reading
+from shardalg.spmd.instructions import CollectivePermute, HaloExchange, Reading
 from shardalg.verify.contents import Contents, start_number
 from shardalg.verify.move import (
+    CheckedInstruction,
     Result,
     Results,
     Stated,
-    Step,
     moves,
     moves_each,
     numbers_at,
@@ -29,7 +29,7 @@ from shardalg.verify.report import Decided
 
 
 @moves(CollectivePermute)
-def _permute(step: Step[CollectivePermute]) -> Result:
+def _permute(step: CheckedInstruction[CollectivePermute]) -> Result:
     """Each device receives once, from a device that held what it should hold."""
     said, devices = step.said, np.arange(step.mesh.size)
     sources, targets = positions(step.attributes.pairs)
@@ -58,7 +58,7 @@ def _places(mesh: Mesh, contents: Contents) -> np.ndarray:
     return mesh.places(Mesh(mesh.axes, contents.order))
 
 
-def _read(step: Step[Fetch], reading: Reading) -> Result:
+def _read(step: CheckedInstruction[HaloExchange], reading: Reading) -> Result:
     """The permutes bring every device what a reading wants of the block that it names."""
     a, held = step.attributes, step.given.dims[step.attributes.dim]
     source, wanted = start_number(reading.source), start_number(reading.wanted)
@@ -86,7 +86,7 @@ def _read(step: Step[Fetch], reading: Reading) -> Result:
 
 
 def _serves(
-    step: Step[Fetch],
+    step: CheckedInstruction[HaloExchange],
     pair: tuple[np.ndarray, np.ndarray],
     reading: Reading,
     forms: tuple[Number, Number],
@@ -101,7 +101,7 @@ def _serves(
     return bool(((low >= high) | (numbers_at(held.start, sources) == start)).all())
 
 
-def _sent_once(step: Step[Fetch]) -> Stated:
+def _sent_once(step: CheckedInstruction[HaloExchange]) -> Stated:
     """For all readings together a permute takes one block of a device, and brings it one."""
     readings = step.attributes.readings
     operands = [reading.operand for reading in readings]
@@ -126,8 +126,8 @@ def _once(
     return all(np.bincount(side, minlength=1).max() <= 1 for side in sides)
 
 
-@moves_each(Fetch)
-def _fetch(step: Step[Fetch]) -> Results:
+@moves_each(HaloExchange)
+def _halo_exchange(step: CheckedInstruction[HaloExchange]) -> Results:
     given, readings = step.operands, step.attributes.readings
     found = [_read(replace(step, operands=(given[r.operand],)), r) for r in readings]
     return found, [_sent_once(step)]

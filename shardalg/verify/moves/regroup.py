@@ -8,12 +8,12 @@ from math import prod
 from shardalg.merge.proofs.integers import Number, equal
 from shardalg.spmd.instructions import Regroup, leading
 from shardalg.verify.contents import Held
-from shardalg.verify.move import Result, Stated, Step, moves, nothing_beyond
+from shardalg.verify.move import CheckedInstruction, Result, Stated, moves, nothing_beyond
 from shardalg.verify.report import Decided
 
 
 @moves(Regroup)
-def _regroup(step: Step[Regroup]) -> Result:
+def _regroup(step: CheckedInstruction[Regroup]) -> Result:
     """Flat elements of each group of dimensions, and then those of the ones in their place."""
     dims: list[Held] = []
     words = "what becomes other dimensions waits for nothing in its own"
@@ -33,7 +33,7 @@ def _regroup(step: Step[Regroup]) -> Result:
     return replace(step.given, dims=tuple(dims), viewed=True), stated
 
 
-def _flat(step: Step, group: list[Held]) -> tuple[Held, list[Stated]]:
+def _flat(step: CheckedInstruction, group: list[Held]) -> tuple[Held, list[Stated]]:
     """The dimensions of a group as one."""
     first = leading(tuple(held.size for held in group))
     inner, led = prod(held.size for held in group[first + 1 :]), group[first]
@@ -46,7 +46,9 @@ def _flat(step: Step, group: list[Held]) -> tuple[Held, list[Stated]]:
     return Held(led.start * inner, led.length * inner, led.size * inner), stated
 
 
-def _rows(step: Step, flat: Held, sizes: tuple[int, ...]) -> tuple[list[Held], list[Stated]]:
+def _rows(
+    step: CheckedInstruction, flat: Held, sizes: tuple[int, ...]
+) -> tuple[list[Held], list[Stated]]:
     """Flat elements as dimensions of which the first that is longer than 1 is held in part."""
     first = leading(sizes)
     inner = prod(sizes[first + 1 :])

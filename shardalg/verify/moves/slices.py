@@ -9,19 +9,27 @@ from shardalg.algebra.digits import overlap, parts
 from shardalg.merge.proofs.integers import All, Compare, Number, equal, implies
 from shardalg.ops.rule import SUM
 from shardalg.spmd.instruction import Along
-from shardalg.spmd.instructions import DynamicSlice, Pick, Slice, SliceAt
+from shardalg.spmd.instructions import DynamicSlice, OwnerSelect, Slice, SliceAt
 from shardalg.verify.contents import Held, as_set, partition_number, start_number
-from shardalg.verify.move import Result, Stated, Step, filled_with, members_agree, moves, with_dim
+from shardalg.verify.move import (
+    CheckedInstruction,
+    Result,
+    Stated,
+    filled_with,
+    members_agree,
+    moves,
+    with_dim,
+)
 from shardalg.verify.report import Decided
 
 
-def _inside(step: Step[Along], start: Number, size: int) -> Stated:
+def _inside(step: CheckedInstruction[Along], start: Number, size: int) -> Stated:
     length = step.given.dims[step.attributes.dim].length
     goal = All((Compare(start, ">="), Compare(Number.of(length - size) - start, ">=")))
     return "delivers", step.claim(f"[{start}, +{size}) lies inside {length} places", goal)
 
 
-def cut(step: Step[Along], start: Number, size: int) -> Result:
+def cut(step: CheckedInstruction[Along], start: Number, size: int) -> Result:
     """Places `[start, start + size)` of the dimension, which lie inside."""
     held = step.given.dims[step.attributes.dim]
     made = with_dim(step.given, step.attributes.dim, held.part(start, size))
@@ -29,23 +37,23 @@ def cut(step: Step[Along], start: Number, size: int) -> Result:
 
 
 @moves(DynamicSlice)
-def _dynamic_slice(step: Step[DynamicSlice]) -> Result:
+def _dynamic_slice(step: CheckedInstruction[DynamicSlice]) -> Result:
     a = step.attributes
     return cut(step, partition_number(a.digits) * a.block, a.block)
 
 
 @moves(Slice)
-def _slice(step: Step[Slice]) -> Result:
+def _slice(step: CheckedInstruction[Slice]) -> Result:
     return cut(step, Number((), step.attributes.start), step.attributes.size)
 
 
 @moves(SliceAt)
-def _slice_at(step: Step[SliceAt]) -> Result:
+def _slice_at(step: CheckedInstruction[SliceAt]) -> Result:
     return cut(step, start_number(step.attributes.start), step.attributes.size)
 
 
-@moves(Pick)
-def _pick(step: Step[Pick]) -> Result:
+@moves(OwnerSelect)
+def _owner_select(step: CheckedInstruction[OwnerSelect]) -> Result:
     """One element, on the one partition that has it; the others have 0, so that the sum is it."""
     a, given = step.attributes, step.given
     held, own = given.dims[a.dim], partition_number(a.digits)

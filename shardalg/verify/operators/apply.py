@@ -35,7 +35,7 @@ from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import Apply, Choose, Extract, Insert
 from shardalg.verify.contents import Contents, Made, Selected, as_set, laid_out, partition_number
-from shardalg.verify.move import Result, Stated, Step
+from shardalg.verify.move import CheckedInstruction, Result, Stated
 from shardalg.verify.moves.masks import chosen
 from shardalg.verify.operators.applied import (
     APPLIED,
@@ -106,7 +106,9 @@ def _chosen(what: Applied[Choose]) -> Outcome:
     stated: list[Stated] = [*_iterations(what), ("emitted", Decided("pieces are as read", bare))]
     kept = []
     for number, held in enumerate(what.operands):
-        alone, claims = chosen(Step(what.mesh, what.apply, (held,), what.made[0]), number)
+        alone, claims = chosen(
+            CheckedInstruction(what.mesh, what.apply, (held,), what.made[0]), number
+        )
         kept.append(alone)
         stated += claims
     stated += _operator(replace(what, operands=tuple(kept)), run, Emission())
@@ -300,7 +302,7 @@ def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Att
     if operand is None and run.rule.prefix and run.digits[run.rule.prefix[0]]:
         loop, reverse = run.rule.prefix
         (dim,) = [d for d, index in enumerate(run.rule.results[0]) if index.loop == loop]
-        yield p.Carry(dim, run.digits[loop], run.rule.combine, reverse)
+        yield p.ExclusiveScan(dim, run.digits[loop], run.rule.combine, reverse)
     if operand is None and _own_digits(run):
         yield from _joined(run)
     init = run.rule.init
@@ -319,7 +321,7 @@ def _joined(run: Run) -> Iterator[Attributes]:
         (loop,) = run.rule.reduced
         (dim,) = [d for d, index in enumerate(run.rule.operands[0]) if index.loop == loop]
         where = (dim, run.digits[loop], run.blocks[loop])
-        yield p.Top(*where) if combine == TOP else p.Best(*where, combine)
+        yield p.Top(*where) if combine == TOP else p.ArgReduce(*where, combine)
 
 
 def selected(run: Run, emission: Emission) -> Iterator[Stated]:

@@ -20,7 +20,7 @@ from shardalg.ops.windows import Span, reach, windowed
 from shardalg.partition.choose.component import as_set
 from shardalg.partition.choose.key import Choice
 from shardalg.reshard.search import tile
-from shardalg.spmd.instructions import Pick
+from shardalg.spmd.instructions import OwnerSelect
 
 ELEMENT = Span(1)
 """What a device then has of the dimension."""
@@ -57,27 +57,27 @@ def picked(
       dims: of `elements`; sources: layouts of the operand at hand.
       layouts: of operand and result where those dimensions are held whole.
     """
-    demand, made = layouts
-    used = [d for dim in (*demand.dims, *made.dims) for d in dim]
+    required, made = layouts
+    used = [d for dim in (*required.dims, *made.dims) for d in dim]
     for source in sources:
-        held = {dim: source.dims[dim] for dim in dims if not demand.dims[dim]}
+        held = {dim: source.dims[dim] for dim in dims if not required.dims[dim]}
         digits = tuple(d for own in held.values() for d in own)
         if digits and not any(overlap(*pair) for pair in product(digits, used)):
-            blocks = tuple(held.get(dim, own) for dim, own in enumerate(demand.dims))
+            blocks = tuple(held.get(dim, own) for dim, own in enumerate(required.dims))
             pending = as_set(made.unreduced + digits)
             yield (
-                interned(demand.mesh, demand.shape, blocks, demand.unreduced),
+                interned(required.mesh, required.shape, blocks, required.unreduced),
                 interned(made.mesh, made.shape, made.dims, pending),
             )
 
 
-def picks(signature: Signature, rule: Rule, choice: Choice) -> tuple[Pick, ...]:
+def picks(signature: Signature, rule: Rule, choice: Choice) -> tuple[OwnerSelect, ...]:
     """What takes the elements out of the blocks of the operand."""
     split = dict(choice.loops)
     found = []
     for dim in elements(signature, rule):
-        digits, index = choice.demands[0].dims[dim], rule.operands[0][dim]
+        digits, index = choice.required_shardings[0].dims[dim], rule.operands[0][dim]
         if digits and not any(name in split for name in index.variables):
             size = rule.operand_shapes[0][dim]
-            found.append(Pick(dim, index.constant, tile(size, parts(digits)), digits))
+            found.append(OwnerSelect(dim, index.constant, tile(size, parts(digits)), digits))
     return tuple(found)

@@ -64,7 +64,7 @@ def kinds(graph: Graph) -> Kinds:
     linear = [(v, *read) for v in once if (read := _read(graph, v, outputs))]
     always = frozenset(v for v, rule, k in linear if k in rule.passes(finite=False))
     finite = frozenset(v for v, rule, k in linear if k in rule.passes(finite=True))
-    pick = tuple(map(_pick, graph.nodes))
+    pick = tuple(map(_owner_select, graph.nodes))
     return Kinds((always, finite), tuple(numbers), reads, unread, remade, pick)
 
 
@@ -93,7 +93,7 @@ def _read(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rule, int]
     return (rows[0], positions[0]) if alone else None
 
 
-def _pick(node: Node) -> itemgetter:
+def _owner_select(node: Node) -> itemgetter:
     values = node.operands + node.results
     return itemgetter(*values, values[-1])  # of one value alone it would give no tuple
 

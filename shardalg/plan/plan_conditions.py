@@ -15,8 +15,8 @@ from shardalg.costs.symbolic import Symbolised
 from shardalg.explain.decisions import alive_at, loops_over, place
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.io.table import Table
-from shardalg.partition.choose.alike import kinds
 from shardalg.partition.choose.key import Choice, Weighed
+from shardalg.partition.choose.node_classes import kinds
 from shardalg.partition.emit.node import NodePlan
 from shardalg.planning.guards import Asked
 from shardalg.propagate.options import Options
@@ -33,7 +33,7 @@ NO_CONDITIONS = Table(COLUMNS, ())
 CHOICE, DIVIDES, PART, PEAK = "choice", "divides", "part", "peak"
 
 
-class Tie(NamedTuple):
+class RegionArgument(NamedTuple):
     """A fact, and who asked it.
 
     Attributes:
@@ -59,13 +59,17 @@ def conditions(
     """
     graph, hints = named.graph, named.sizes.hints
     assumed = {one.fact: (one.kind, one.decides) for one in named.conditions}
-    ties = [*_ties(guards)] if guards else [Tie(fact, Asked("")) for fact in assumed]
+    region_arguments = (
+        [*_region_arguments(guards)]
+        if guards
+        else [RegionArgument(fact, Asked("")) for fact in assumed]
+    )
     shardings = [pair for one in named.conditions for pair in one.divided]
-    nodes = (tie.asked.node for tie in ties if tie.about)
+    nodes = (tie.asked.node for tie in region_arguments if tie.about)
     weighed = {graph.nodes[node].signature for node in nodes if node is not None}
     before = _Before(graph, options, weighed)
     rows: dict[str, tuple] = {}
-    for tie in _open(_nearest(ties, hints), shardings):
+    for tie in _open(_nearest(region_arguments, hints), shardings):
         kind, decides = assumed.get(tie.fact) or (_kind(tie), _decides(tie))
         where = alive_at(graph, memory) if kind == PEAK else _place(graph, tie.asked.node)
         near, turns = margin(tie.fact, hints), _turns(tie.fact, hints)
@@ -75,20 +79,22 @@ def conditions(
     return Table(COLUMNS, tuple(rows.values()))
 
 
-def _ties(guards: Guards) -> Iterator[Tie]:
+def _region_arguments(guards: Guards) -> Iterator[RegionArgument]:
     """Every fact once: as what a choice was held against, else as the run or a call asked it."""
-    found = {f: Tie(f, asked or Asked("")) for f, asked in guards.whole.facts.items()}
+    found = {f: RegionArgument(f, asked or Asked("")) for f, asked in guards.whole.facts.items()}
     for call, asked in _askers(guards.whole).items():
         for fact, about in call.facts.items():
             if fact not in found or (about and not found[fact].about):
-                found[fact] = Tie(fact, asked, call, about)
+                found[fact] = RegionArgument(fact, asked, call, about)
     yield from found.values()
 
 
-def _open(ties: Iterable[Tie], shardings: Shardings) -> Iterator[Tie]:
+def _open(
+    region_arguments: Iterable[RegionArgument], shardings: Shardings
+) -> Iterator[RegionArgument]:
     """Those that may fail at some sizes; of the peak the nearest alone."""
     listed = False
-    for tie in ties:
+    for tie in region_arguments:
         is_peak = _kind(tie) == PEAK
         if not (is_peak and listed) and is_open(tie.fact, shardings=shardings):
             listed = listed or is_peak
@@ -108,17 +114,19 @@ def _askers(call: Call, asked: Asked | None = None) -> dict[Call, Asked]:
     return found
 
 
-def _nearest(ties: Iterable[Tie], hints: Mapping[str, int]) -> list[Tie]:
+def _nearest(
+    region_arguments: Iterable[RegionArgument], hints: Mapping[str, int]
+) -> list[RegionArgument]:
     """Comparisons by margin, then the rest; what follows from another fact is left out.
 
     So is an equality inside of a call: it says that the call is asked again at all other sizes.
     """
-    held = {name for tie in ties if _is_held(tie) for name in tie.fact.formula.names}
+    held = {name for tie in region_arguments if _is_held(tie) for name in tie.fact.formula.names}
     signs: dict[Formula, set[str]] = defaultdict(set)
-    for tie in ties:
+    for tie in region_arguments:
         signs[tie.fact.formula].add(tie.fact.relation)
     found = []
-    for tie in ties:
+    for tie in region_arguments:
         fact = _joined(tie.fact, signs)
         again = tie.call is not None and tie.fact.relation == ZERO
         implied = not _is_held(tie) and tie.fact.formula.names <= held
@@ -129,7 +137,7 @@ def _nearest(ties: Iterable[Tie], hints: Mapping[str, int]) -> list[Tie]:
     return [found[i] for i in order]
 
 
-def _is_held(tie: Tie) -> bool:
+def _is_held(tie: RegionArgument) -> bool:
     """Whether the run rests on one size being a number."""
     fact, formula = tie.fact, tie.fact.formula
     alone = len(formula.names) == 1 and not formula.atoms
@@ -150,7 +158,7 @@ def _joined(fact: Fact, signs: Mapping[Formula, Set[str]]) -> Fact | None:
     return fact
 
 
-def _kind(tie: Tie) -> str:
+def _kind(tie: RegionArgument) -> str:
     """The part of `Plan.changes` in which another answer would show first."""
     if split_of(tie.fact) is not None:
         return DIVIDES
@@ -161,7 +169,7 @@ def _kind(tie: Tie) -> str:
     return CHOICE if type(tie.call.result) is NodePlan else "collectives"
 
 
-def _decides(tie: Tie) -> str:
+def _decides(tie: RegionArgument) -> str:
     """What was chosen, and what else could have been where that is known."""
     if tie.about:
         chosen, other, by = tie.about
@@ -191,8 +199,12 @@ _RUN = {
 
 def _loops(choice: Choice) -> str:
     """The axes on the loops, and those along which operands are partial sums."""
-    mesh = (*choice.produced, *choice.demands)[0].mesh
-    pending = {axis: None for demand in choice.demands for axis in mesh.texts(demand.unreduced)}
+    mesh = (*choice.produced, *choice.required_shardings)[0].mesh
+    pending = {
+        axis: None
+        for required in choice.required_shardings
+        for axis in mesh.texts(required.unreduced)
+    }
     sums = f" of partial sums along {','.join(pending)}" if pending else ""
     return (loops_over(mesh, choice.loops) or "the whole") + sums
 

@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Kind:
+class OperatorClass:
     """All that a step depends on besides layouts. Tensors are numbered operands first.
 
     Operators of which all of this is the same are one kind: a step is decided once for all of them.
@@ -198,7 +198,9 @@ def _until(digits: Digits, tops: set[int]) -> Digits:
     return digits
 
 
-def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, ...]) -> Kind:
+def kind_of(
+    signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, ...]
+) -> OperatorClass:
     """The kind of a node."""
     rule = rules[0]
     deaf = frozenset(
@@ -212,7 +214,7 @@ def kind_of(signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, .
     role, operands = role_of(rule), range(len(signature.operands))
     sizes = tuple(math.prod(t.shape) * t.itemsize for t in types)
     indices = {symbol.operand for symbol in rule.symbols}
-    return Kind(
+    return OperatorClass(
         role,
         maps,
         tuple(t.shape for t in types),
@@ -247,22 +249,22 @@ def role_of(rule: Rule) -> str:
     return priority.CONTRACTION if role == priority.LAYOUT and len(read) > 1 else role
 
 
-def edge(shape: Shape, sources: int, targets: int, *, role: str, alone: bool) -> Kind:
+def edge(shape: Shape, sources: int, targets: int, *, role: str, alone: bool) -> OperatorClass:
     """The kind of values that share one layout across a border: all read, all written alike."""
     maps = tuple(((f"d{i}", 0),) for i in range(len(shape)))
     count, through = sources + targets, frozenset(f"d{i}" for i in range(len(shape)))
     single, zeros = (False,) * targets, (0,) * count
-    return Kind(
+    return OperatorClass(
         role, (maps,) * count, (shape,) * count, zeros, sources, single, None,
         tuple(range(sources)), through, alone,
     )  # fmt: skip
 
 
-def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> Kind:
+def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> OperatorClass:
     """The kind of a tie: one tensor on both sides, but for leading dimensions one side lacks."""
     rank = len(shape)
     inner = tuple(((f"d{i}", 0),) for i in range(rank))
     maps = tuple(((),) * extra + inner for extra in drop)
     shapes = tuple((0,) * extra + shape for extra in drop)
     role = priority.STACK if any(drop) else priority.LOOP
-    return Kind(role, maps, shapes, (0, 0), 1, (single,), None, (0,))
+    return OperatorClass(role, maps, shapes, (0, 0), 1, (single,), None, (0,))
