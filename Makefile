@@ -78,8 +78,10 @@ proofs: $(STAMP)
 	$(BIN)/python -m tests.merge.proofs
 	$(BIN)/shardalg lemmas --mutants --seeds 10 $(ARGS)
 
+# Style and types, as a commit runs them.
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 
 # The guides, the notebooks as committed and a page per public name, in out/docs; warnings are errors.
 docs: $(STAMP)

@@ -99,15 +99,12 @@ class Builder:
         self._bindings: list[object] = []
         self._spans = [_Span(0, "root", None, 1)]
 
-    def graph(
-        self, closed: Any, argument_paths: Sequence[str], result_paths: Sequence[str]
-    ) -> Graph:
-        """The graph of a closed jaxpr whose inputs and outputs have these paths."""
+    def graph(self, closed: Any, argument_paths: Sequence[str], paths: Sequence[str]) -> Graph:
+        """The graph of a closed jaxpr whose inputs, and outputs, have these paths."""
         root = self._spans[0]
-        variables = getattr(closed, "jaxpr", closed).invars
-        types = [self.parts.type_of(var.aval) for var in variables]
-        named = zip(types, argument_paths, strict=True)
-        root.arguments = tuple(self.parts.value(t, "argument", path) for t, path in named)
+        named = zip(getattr(closed, "jaxpr", closed).invars, argument_paths, strict=True)
+        types = [(self.parts.type_of(variable.aval), path) for variable, path in named]
+        root.arguments = tuple(self.parts.value(t, "argument", path) for t, path in types)
         root.results = tuple(self.run(closed, root.arguments, Scope((root,))))
         return Graph(
             values=tuple(self.parts.values),
@@ -117,7 +114,7 @@ class Builder:
             arguments=root.arguments,
             results=root.results,
             argument_paths=tuple(argument_paths),
-            result_paths=tuple(result_paths),
+            result_paths=tuple(paths),
             sites=tuple(self.sites),
             constants=tuple(self.parts.constants),
             bindings=tuple(self._bindings),
