@@ -22,7 +22,9 @@ class Sources:
 
     def __init__(self) -> None:
         self._hidden = _hidden_folders()
-        self._shown = (f"{_PACKAGE / 'models'}{os.sep}",)
+        self._shown = tuple(
+            f"{_PACKAGE / room}{os.sep}" for room in ("models", "paper", "examples")
+        )
         self._files: dict[str, str] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
         self._tracebacks: dict[int, str] = {}

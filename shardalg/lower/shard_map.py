@@ -14,6 +14,7 @@ from jax.sharding import Mesh as JaxMesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
 from shardalg.graph.ir import Graph
+from shardalg.graph.tracing.opened import bodies
 from shardalg.lower.arrays import (
     ArrayBorder,
     border,
@@ -122,7 +123,7 @@ class Lowered:
     def _foreign(self, error: Exception) -> LoweringError | None:
         """What to do about primitives of other packages; None where there are none."""
         pairs = zip(self.graph.nodes, self.graph.bindings, strict=False)
-        found = [n for n, bound in pairs if bound is not None and bound[0].bodies]
+        found = [n for n, bound in pairs if bound is not None and bodies(bound[0])]
         if not found:
             return None
         named = ", ".join(f"{n.primitive} at {n.source or 'an unknown line'}" for n in found)

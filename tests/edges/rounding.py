@@ -95,7 +95,7 @@ class Rounded:
 def bounds(graph, arrays):
     """A `Rounded` per result of a graph on flat arguments; None where no rule is for a primitive.
 
-    >>> from shardalg.graph.trace import trace
+    >>> from shardalg.graph.tracing.trace import trace
     >>> x = np.full(4, 0.1, np.float32)
     >>> (total,) = bounds(trace(lambda x: x.sum(), x), [x])
     >>> 4 * 0.4 * 2**-24 <= total.error <= 4.1 * 0.4 * 2**-24
