@@ -1,4 +1,4 @@
-"""Pointwise operators: each result element reads the operand elements at its own index."""
+"""Elementwise operators: each result element reads the operand elements at its own index."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.graph.ir import Graph, Signature
-from shardalg.ops.elementwise import moves_none, number_along, operands_along, row_of
 from shardalg.ops.families.numbers import Number
 from shardalg.ops.rows import rules
+from shardalg.ops.same_index import moves_none, number_along, operands_along, row_of
 from shardalg.partition.choose.key import LoopDigits
 from shardalg.spmd import instructions as p
 from shardalg.spmd.identity import identity

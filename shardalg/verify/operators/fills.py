@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shardalg.graph.ir import Signature
-from shardalg.ops.elementwise import moves_none, number_along, operands_along
 from shardalg.ops.families.numbers import Number
 from shardalg.ops.rule import SUM
+from shardalg.ops.same_index import moves_none, number_along, operands_along
 from shardalg.verify.contents import Contents, Fill, Held, fill_number
 from shardalg.verify.operators.local_rows import Run
 

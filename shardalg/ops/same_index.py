@@ -1,4 +1,4 @@
-"""Elementwise rows: a result element is made of the operands' elements of the same index."""
+"""Which rows make a result element of the operands' elements of one index; helpers, no operators."""
 
 from __future__ import annotations
 
