@@ -1,4 +1,4 @@
-"""Which rows make a result element of the operands' elements of one index; helpers, no operators."""
+"""Which rows make a result element of the operands' elements of one index: no operators here."""
 
 from __future__ import annotations
 
