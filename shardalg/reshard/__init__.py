@@ -6,8 +6,8 @@ first and gathers last, so blocks of `U` elements are exchanged in between, and 
 U*(1-x)` for a goal of `G` (`reshard/route.py`): no exchange, one all-to-all, or one permute are
 read off the digits; what sends more than `G` is a small puzzle of stacks (`reshard/shuffle.py`: A*
 over digits, those that need never part as one). Partial sums are added before, where A* over
-`partition/search.bound` says: a device sends at least what it lacks of the goal. Most prices need
-no path at all, and the choice prices candidates in the order of their bounds until the rest cost
+`reshard/search.bound` says: a device sends at least what it lacks of the goal. Most prices need no
+path at all, and the choice prices candidates in the order of their bounds until the rest cost
 more. Where links of axes differ (`reshard/links.py`) no normal form holds: A* over single moves,
 with the same bound. Where a size does not divide, blocks are padded so that it does
 (`reshard/padded.py`), the even path runs on them, and a retile (`reshard/retile.py`: one margin of
@@ -16,8 +16,8 @@ what is cheapest of all grids (`reshard/grids.py`), so that a detour by any layo
 it tries moves in the order of what they lose where blocks are even, which `reshard/shares.py`
 knows for all sizes at once. Dimensions too short for a margin from one neighbour are gathered
 whole, the one case in which a block is larger than those of both ends padded to multiples of the
-devices. Plans of named sizes go without padding (`Switches.pad_blocks`): blocks of `ceil(D/n)` have
-formulas. Digits of another mesh over the same devices are reached by a permute from as many parts
-on the axes of this one. `sa.reshard` shows a path (`plan/resharding.py`): priced, proved step by
-step, simulated, lowered.
+devices. Plans of named sizes go without padding (`Switches.pad_blocks`): blocks of `ceil(D/n)`
+have formulas. Digits of another mesh over the same devices are reached by a permute from as many
+parts on the axes of this one. `sa.reshard` shows a path (`plan/resharding.py`): priced, proved
+step by step, simulated, lowered.
 """

@@ -16,7 +16,7 @@ another candidate, taken where it sends less.
 Boxes: A box at run-time starts (`spmd/instructions/boxes.py`: `dynamic_slice`,
 `dynamic_update_slice`) is read and written where it lies: starts are clamped for all devices
 alike, then counted from the own block. What is read is 0 where the block lacks it, and summed.
-Gathers and scatters of many starts (`ops/emit.selections`) run as they are: their indices are
+Gathers and scatters of many starts (`ops/local_parameters.py`) run as they are: their indices are
 counted from the block, and where a window may straddle its border a margin stands around it, as
 wide as the window; indices of windows that miss the block are masked or drop their update. One
 element of a dimension (`x[0]`, `x[:, -1]`) is picked where it lies
