@@ -58,7 +58,7 @@ _COUNTS = {"scan": ("num_consts", "num_carry"), "while": ("cond_nconsts", "body_
 
 
 def loaded(graph: Graph) -> Graph:
-    """The graph with the ties that its calls make, if a trace could have made the graph.
+    """The graph with its calls' region arguments, if a trace could have made the graph.
 
     What `Graph.check` looks at is not looked at here.
 
@@ -279,7 +279,7 @@ def _wrong_collective(graph: Graph, node: Node) -> str:
 
 
 def _wrong_border(graph: Graph, node: Node, region_arguments: list[RegionArgument]) -> str:
-    """Types on the two sides of a call that do not fit; `Graph.check` compares shapes of ties."""
+    """Types on the two sides of a call that do not fit; `Graph.check` compares their shapes."""
     values, length = graph.values, node.signature.param("length")
     for tie in region_arguments:
         ends = values[tie.source].type, values[tie.target].type
@@ -329,7 +329,7 @@ def _call(graph: Graph, node: Node) -> Call:
 
 
 def _region_arguments(graph: Graph) -> Iterator[RegionArgument]:
-    """The ties of all calls, inner ones first, as tracing meets them."""
+    """The region arguments of all calls, inner ones first, as tracing meets them."""
     for node in graph.nodes:
         if node.bodies:
             yield from CALLS[node.primitive](_call(graph, node))

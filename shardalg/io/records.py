@@ -65,8 +65,8 @@ def row_of(record: type, *, without: Sequence[str] = (), **instead: Any) -> Gene
     Args:
       without: fields that a row leaves out. instead: other types, where the row holds a number.
 
-    >>> from shardalg.graph.ir import Tie
-    >>> row_of(Tie, kind=int, without=("call",))
+    >>> from shardalg.graph.ir import RegionArgument
+    >>> row_of(RegionArgument, kind=int, without=("call",))
     tuple[int, int, int]
     """
     hints = {**_types(record), **instead}

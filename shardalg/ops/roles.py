@@ -77,7 +77,7 @@ def _check(graph: Graph, argument_roles: Sequence[str | None]) -> None:
 
 
 def _dependencies(graph: Graph) -> list[list[int]]:
-    """Per value, the values that are computed from it; through bodies of calls by their ties."""
+    """Per value, the values that are computed from it; through bodies by region arguments."""
     edges: list[list[int]] = [[] for _ in graph.values]
     for node in graph.nodes:
         for value in node.operands if not node.bodies else ():

@@ -83,7 +83,7 @@ class CostProblem:
 
     @cached_property
     def places(self) -> tuple[tuple[Node, int], ...]:
-        """Per unit of a node the node, and the component of it; units of ties come after them."""
+        """Per unit of a node the node, and the component of it; region arguments come after."""
         return tuple(
             (node, place)
             for node in self.graph.walk()
@@ -225,7 +225,7 @@ class CostProblem:
         return option.seconds + asks + makes
 
     def applied(self, taken: Sequence[int]) -> ShardedGraph:
-        """The graph with the homes and the loops of these options."""
+        """The graph with the layouts and the loops of these options."""
         problem = self.problem
         loops: dict[int, tuple[LoopDigits, ...]] = {}
         for (node, _), found, k in zip(self.places, self.found, taken, strict=False):

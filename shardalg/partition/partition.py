@@ -50,11 +50,11 @@ Copies = dict[tuple[int, Sharding, str], int]
 
 
 class Partitioner:
-    """One run: the context, and the homes of all values.
+    """One run: the context, and the layouts of all values.
 
     Attributes:
       kinds: per node, the number of its kind, and of the loops that were chosen for it before.
-      recipes: per kind, by what is at hand of the operands and the homes of the results.
+      recipes: per kind, by what is at hand of the operands and the layouts of the results.
       hoisted: constants of loops that are gathered before the loop.
     """
 

@@ -158,7 +158,7 @@ def read_annotations(data: object, graph: Graph, first_mesh: Mesh | None) -> Ann
     """The annotations that `annotations_json` wrote, if they are those of the graph.
 
     Args:
-      home: of the traced function.
+      first_mesh: of the traced function.
 
     Raises:
       PlanFileError: a value that its type does not allow. StrategyError, ShardingError, MeshError:

@@ -39,7 +39,7 @@ class Traced:
       donated: indices of flattened arguments whose memory the step may reuse.
       fn: the function; None in a loaded plan.
       symbols: the formulas of its sizes; None where all are numbers.
-      home: the mesh on which it was planned first; layouts that bring this mesh follow the plan's.
+      first_mesh: on which it was planned first; layouts that bring this mesh follow the plan's.
       narrow: the graph as it was traced, where sums of `graph` were made wide.
     """
 

@@ -69,7 +69,7 @@ class OperatorClass:
 
         >>> from shardalg.algebra.digits import Digit
         >>> maps = ((("i", 4),), (("j", 8),)), ((("i", 4), ("j", 8)),)
-        >>> merge = Kind("layout", maps, ((4, 8), (32,)), (128, 128), 1, (True,))
+        >>> merge = OperatorClass("layout", maps, ((4, 8), (32,)), (128, 128), 1, (True,))
         >>> merge.project(0, 1, ((Digit(2, 4),), (Digit(1, 2),)))
         ((Digit(stride=2, size=4), Digit(stride=1, size=2)),)
         >>> merge.project(1, 0, ((Digit(1, 2),),))

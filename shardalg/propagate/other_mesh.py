@@ -28,12 +28,12 @@ def is_another(other: Mesh, mesh: Mesh, *, axes: Collection[str], first_mesh: Me
 
     Args:
       mesh: the plan's.
-      home: the mesh on which the function was planned first.
+      first_mesh: the mesh on which the function was planned first.
 
     >>> here, there = Mesh({"x": 2, "y": 4}), Mesh({"x": 4, "y": 2})
-    >>> is_another(here, there, axes=("x",), home=here)
+    >>> is_another(here, there, axes=("x",), first_mesh=here)
     False
-    >>> is_another(there, here, axes=("x",), home=here)
+    >>> is_another(there, here, axes=("x",), first_mesh=here)
     True
     """
     if not set(axes) <= set(mesh.axis_names):

@@ -86,7 +86,7 @@ def resolve(graph: Graph, strategy: Strategy, first_mesh: Mesh | None = None) ->
     """The strategy's annotations, one per flat argument, result and site of the graph.
 
     Args:
-      home: the mesh on which the function was planned first; None: the strategy's.
+      first_mesh: the mesh on which the function was planned first; None: the strategy's.
 
     Raises:
       StrategyError: trees that do not match, unknown sites, and every spec that does not fit its
@@ -130,7 +130,7 @@ def check_fit(graph: Graph, annotations: Annotations, first_mesh: Mesh | None = 
     """Raise unless annotations are such as `resolve` gives for the graph.
 
     Args:
-      home: as of `resolve`.
+      first_mesh: as of `resolve`.
 
     Raises:
       StrategyError: another number of layouts than of values, layouts of other shapes, manual

@@ -120,7 +120,7 @@ def picture(read: Halo | Exchange, *, kernel_placement: bool = False) -> Picture
     >>> from shardalg.algebra.halos.halo import halo
     >>> from shardalg.algebra.halos.window import Window
     >>> picture(halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4)).rows[3]
-    Row(partition=3, start=11, limit=16, windows=(11, 12, 13, 14), outputs=4, zeros=(0, 0))
+    PartitionRow(partition=3, start=11, limit=16, windows=(11, 12, 13, 14), outputs=4, zeros=(0, 0))
     """
     if isinstance(read, Exchange):
         return _of_exchange(read)

@@ -40,10 +40,10 @@ class Call:
 
 
 def scan_arguments(call: Call) -> Iterator[RegionArgument]:
-    """The ties of a scan, in the order constants, carries (each with its three), xs, ys.
+    """The region arguments of a scan: constants, carries (each with its three), xs, ys.
 
     >>> call = Call(9, (1, 1), (0, 1, 2), [(3, 4, 5)], [(6, 7)], (8, 9))
-    >>> [(tie.kind, tie.source, tie.target) for tie in scan_ties(call)]
+    >>> [(argument.kind, argument.source, argument.target) for argument in scan_arguments(call)]
     [('const', 0, 3), ('init', 1, 4), ('carry', 6, 4), ('result', 6, 8), ('xs', 2, 5), ('ys', 7, 9)]
     """
     constants, carried = call.counts
@@ -62,12 +62,12 @@ def scan_arguments(call: Call) -> Iterator[RegionArgument]:
 
 
 def while_arguments(call: Call) -> Iterator[RegionArgument]:
-    """The ties of a while loop, whose bodies are its condition and its body.
+    """The region arguments of a while loop, whose bodies are its condition and its body.
 
     The condition reads what enters the body: its carry is a constant to it.
 
     >>> call = Call(9, (1, 0), (0, 1), [(2, 3), (4,)], [(5,), (6,)], (7,))
-    >>> [(tie.kind, tie.source, tie.target) for tie in while_ties(call)]
+    >>> [(argument.kind, argument.source, argument.target) for argument in while_arguments(call)]
     [('const', 0, 2), ('init', 1, 4), ('const', 4, 3), ('carry', 6, 4), ('result', 6, 7)]
     """
     first, second = call.counts
@@ -86,10 +86,10 @@ def while_arguments(call: Call) -> Iterator[RegionArgument]:
 
 
 def branch_arguments(call: Call) -> Iterator[RegionArgument]:
-    """The ties of branches: all read the same operands, behind the number of the branch.
+    """The region arguments of branches: all read the same operands, behind the branch's number.
 
     >>> call = Call(9, (), (0, 1), [(2,), (3,)], [(4,), (5,)], (6,))
-    >>> [(tie.kind, tie.source, tie.target) for tie in branch_ties(call)]
+    >>> [(argument.kind, argument.source, argument.target) for argument in branch_arguments(call)]
     [('const', 1, 2), ('const', 1, 3), ('result', 4, 6), ('result', 5, 6)]
     """
     for arguments in call.arguments:
@@ -101,10 +101,10 @@ def branch_arguments(call: Call) -> Iterator[RegionArgument]:
 
 
 def manual_arguments(call: Call) -> Iterator[RegionArgument]:
-    """The ties of a manual region: a block of each operand enters, of each result leaves.
+    """The region arguments of a manual region: a block of each operand enters, of results leaves.
 
     >>> call = Call(9, (), (0,), [(1,)], [(2,)], (3,))
-    >>> [(tie.kind, tie.source, tie.target) for tie in manual_ties(call)]
+    >>> [(argument.kind, argument.source, argument.target) for argument in manual_arguments(call)]
     [('block', 0, 1), ('blocks', 2, 3)]
     """
     for outer, inner in zip(call.operands, call.arguments[0], strict=True):
@@ -113,7 +113,7 @@ def manual_arguments(call: Call) -> Iterator[RegionArgument]:
         yield RegionArgument(call.node, "blocks", made, result)
 
 
-# A call with bodies, and its ties. Calls that are not listed stay opaque nodes without bodies.
+# A call with bodies, and its region arguments. Others stay opaque nodes without bodies.
 CALLS: dict[str, Callable[[Call], Iterator[RegionArgument]]] = {
     "scan": scan_arguments,
     "while": while_arguments,

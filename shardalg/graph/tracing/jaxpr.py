@@ -68,7 +68,7 @@ Placing = Callable[["Builder", Any, list[int], Scope], Sequence[int]]
 
 
 class Builder:
-    """Reads equations into nodes; collects the regions, ties and sites among them.
+    """Reads equations into nodes; collects the regions, region arguments and sites among them.
 
     Args:
       primitives: JAX's objects of the nodes that stand for no equation ("annotate",

@@ -46,7 +46,7 @@ def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
     - What is joined is joined without its empty parts.
     - A rank-0 number made of literals alone is a constant.
 
-    Names, sources, phases, regions and ties of what stays are kept.
+    Names, sources, phases, regions and their arguments of what stays are kept.
 
     Args:
       wide_sums: whether sums of narrow floats are made in float32 and rounded after (`wide.py`).

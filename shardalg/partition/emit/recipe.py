@@ -18,7 +18,7 @@ class Recipe(NamedTuple):
     """What a node emits, and what it leaves at hand.
 
     Attributes:
-      homes: per result, its layout for whoever reads it.
+      result_shardings: per result, its layout for whoever reads it.
       emit: how it is emitted.
       moved: operands that are asked for in a layout that is not the first at hand.
       made: per result its shape, type and layout, and the number of what is at hand then.

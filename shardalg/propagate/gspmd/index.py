@@ -26,7 +26,7 @@ ENTER = ("const", "init", "xs")
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Steps (nodes with a rule, ties of control flow, then one per result) in sweep order.
+    """Steps (nodes with a rule, region arguments, then one per result) in sweep order.
 
     Each result of the function has a stand-in, a value numbered after the graph's: it carries the
     result's annotation, while the value itself stays free.
@@ -181,7 +181,7 @@ def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
 
 
 def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Visit]:
-    """Steps in order of execution: a call's incoming ties, its body, its outgoing ties."""
+    """Steps in order of execution: what enters a call, its body, what leaves it."""
     for position in post_order(graph, number):
         node = graph.nodes[position]
         if not node.bodies:

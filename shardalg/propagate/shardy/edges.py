@@ -152,7 +152,7 @@ def _made_of_numbers(graph: Graph) -> set[int]:
 def _joined(
     region_arguments: list[RegionArgument],
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(sources, targets) of each edge: ties that share a value are one."""
+    """(sources, targets) of each edge: region arguments that share a value are one."""
     groups: list[set[int]] = []
     for tie in region_arguments:
         here = {tie.source, tie.target}
