@@ -9,7 +9,8 @@ from the exact one in every order of every sum. With `u` the unit roundoff of th
 Every rounding may also lose the smallest normal number. Sums of whole numbers below 1/u are exact.
 Unbounded is what goes by the order: a decision (a comparison, a floor) that the error may turn, and
 a sum that overflows in some order. So is what a kernel that is not finite meets beside its image:
-XLA multiplies padding or leaves it out, by the number of features.
+XLA multiplies padding or leaves it out, by the number of features. (Taps that meet no element at
+any position are no part of a planned graph, if the kernel is larger than the image.)
 """
 
 import itertools

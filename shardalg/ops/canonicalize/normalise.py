@@ -25,6 +25,7 @@ from shardalg.ops.canonicalize.cuts import cuts_joined
 from shardalg.ops.canonicalize.ends import ends_joined
 from shardalg.ops.canonicalize.fold import folded, numbers
 from shardalg.ops.canonicalize.index_parallel import indices_paired
+from shardalg.ops.canonicalize.unread_taps import unread_cut
 from shardalg.ops.canonicalize.wide import Wide, wide_sum
 from shardalg.ops.families.joining import joined_operands
 from shardalg.ops.families.pointwise import broadcast_operands
@@ -44,6 +45,8 @@ def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
     - Indices that count along one of their dimensions pair it with the operand's
       (`index_parallel.py`).
     - What is joined is joined without its empty parts.
+    - A kernel larger than its image has no taps at its ends that read only padding
+      (`unread_taps.py`).
     - A rank-0 number made of literals alone is a constant.
 
     Names, sources, phases, regions and their arguments of what stays are kept.
@@ -188,7 +191,8 @@ class _Rewrite:
             signature, operands = self._explicit(node, operands)
         place = (node.source, node.phase, node.region, node.bodies)
         self.nodes.append(Node(len(self.nodes), signature, tuple(operands), results, *place))
-        bound = self.old.bindings and signature.primitive == node.primitive
+        same = (signature.primitive, signature.params) == (node.primitive, node.signature.params)
+        bound = self.old.bindings and same
         self.bindings.append(self.old.bindings[node.index] if bound else None)
         self.node_of[node.index] = range(first, len(self.nodes))
 
@@ -199,7 +203,8 @@ class _Rewrite:
     def _is_kept(self, signature: Signature) -> bool:
         """Whether nodes of a signature stay as they are, but for their numbers."""
         whole = len(joined_operands(signature)) == len(signature.operands)
-        return whole and not broadcast_operands(signature) and not self._wide(signature)
+        is_made = broadcast_operands(signature) or unread_cut(signature) or self._wide(signature)
+        return whole and not is_made
 
     def _explicit(self, node: Node, operands: list[int]) -> tuple[Signature, list[int]]:
         """The last operator that stands for a node, and its operands; those before it are made."""
@@ -211,6 +216,11 @@ class _Rewrite:
         operands = [operands[k] for k in joined]
         if repeated or len(joined) < len(node.operands):
             signature = self._signature(signature, operands)
+        cut = unread_cut(signature)
+        if cut is not None:
+            image, kernel = operands
+            signature = cut.rest
+            operands = [image, self._made(node, cut.kernel, [kernel], "slice")]
         wide = self._wide(signature)
         if wide is None:
             return signature, operands

@@ -44,7 +44,7 @@ class Groups:
 
 def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
     """`[n, i, o+r-1], [f, i, r] -> [n, f, o] sum [i, r]`; its gradients are of this form too."""
-    layout = DimensionNumbers(*record(signature.param("dimension_numbers"), "lhs rhs out").values())
+    layout = numbers_of(signature)
     kernel = signature.operands[1].shape
     result = signature.results[0].shape
     by_feature = signature.param("feature_group_count")
@@ -87,24 +87,34 @@ def _spatial(
     signature: Signature, layout: DimensionNumbers
 ) -> tuple[list[Index], list[Index], dict[str, dict[str, int]]]:
     """Image indices, kernel indices, and extents of the output and tap loops."""
-    param = dict(signature.params)
-    kernel, result = signature.operands[1].shape, signature.results[0].shape
+    result = signature.results[0].shape
     windows, taps = [], []
     extents: dict[str, dict[str, int]] = {"o": {}, "r": {}}
-    for k, (at_kernel, at_result) in enumerate(zip(layout.rhs[2:], layout.out[2:], strict=True)):
-        window = Taps(
-            kernel[at_kernel],
-            stride=param["window_strides"][k],
-            dilation=param["rhs_dilation"][k],
-            low=param["padding"][k][0],
-            base=param["lhs_dilation"][k],
-        )
+    for k, at_result in enumerate(layout.out[2:]):
+        window = window_of(signature, layout, k)
         windows.append(window_index(k, window))
         taps.append(Index.of(f"r{k}" if window.count > 1 else 0))
         extents["o"][f"o{k}"] = result[at_result]
         if window.count > 1:
             extents["r"][f"r{k}"] = window.count
     return windows, taps, extents
+
+
+def numbers_of(signature: Signature) -> DimensionNumbers:
+    """Where a convolution has its dimensions."""
+    return DimensionNumbers(*record(signature.param("dimension_numbers"), "lhs rhs out").values())
+
+
+def window_of(signature: Signature, layout: DimensionNumbers, k: int) -> Taps:
+    """The window along spatial dimension `k`."""
+    param = signature.param
+    return Taps(
+        signature.operands[1].shape[layout.rhs[2 + k]],
+        stride=param("window_strides")[k],
+        dilation=param("rhs_dilation")[k],
+        low=param("padding")[k][0],
+        base=param("lhs_dilation")[k],
+    )
 
 
 ROWS: dict[str, Builder] = {"conv_general_dilated": conv_general_dilated}
