@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardalg.errors import TraceError
@@ -43,32 +44,33 @@ def derived(
         words = f"{signature.primitive} runs on {list(operands)} (JAX: {_first_line(error)})"
         return Decided(words, holds=False)
     words = f"{signature.primitive} makes {list(found)} of {list(operands)}"
-    counts = _has_a_source_per_window(signature, instruction.attributes, operands)
-    counts = counts and _keeps_elements(signature, operands, found)
-    return Decided(words, found == declared and counts)
+    left = LEFT_TO_THE_COMPILER.get(signature.primitive)
+    params = {**dict(signature.params), **dict(instruction.attributes.params)}
+    return Decided(words, found == declared and (left is None or left(params, operands, found)))
 
 
-def _keeps_elements(signature: Signature, operands: Types, results: Types) -> bool:
-    """As many as a reshape reads: JAX's abstract evaluation leaves that to the compiler for 0."""
-    if signature.primitive != "reshape":
-        return True
+def _has_a_source_per_window(
+    params: Mapping[str, Any], source: ValueType, windowed: ValueType
+) -> bool:
+    """One element that is scattered for each window of the other operand."""
+    taps, strides = params["window_dimensions"], params["window_strides"]
+    rows = zip(windowed.shape, taps, strides, params["padding"], strict=True)
+    windows = tuple((n + sum(pad) - k) // stride + 1 for n, k, stride, pad in rows)
+    return source.shape == windows
+
+
+def _keeps_elements(params: Mapping[str, Any], operands: Types, results: Types) -> bool:
+    """As many elements as are read, also where there are none."""
     return math.prod(operands[0].shape) == math.prod(results[0].shape)
 
 
-def _has_a_source_per_window(signature: Signature, apply: Apply, operands: Types) -> bool:
-    """What JAX's abstract evaluation of a select-and-scatter leaves to the compiler."""
-    if signature.primitive not in _SOURCES:
-        return True
-    source = _SOURCES[signature.primitive]
-    param: dict[str, Any] = dict(signature.params) | dict(apply.params)
-    taps, strides = param["window_dimensions"], param["window_strides"]
-    rows = zip(operands[1 - source].shape, taps, strides, param["padding"], strict=True)
-    windows = tuple((n + sum(pad) - k) // stride + 1 for n, k, stride, pad in rows)
-    return operands[source].shape == windows
-
-
-_SOURCES = {"select_and_scatter_add": 0, "select_and_scatter": 1}
-"""Which operand is scattered: one element of it for each window of the other one."""
+LEFT_TO_THE_COMPILER: Mapping[str, Callable[[Mapping[str, Any], Types, Types], bool]] = {
+    "reshape": _keeps_elements,
+    "select_and_scatter_add": lambda p, o, _: _has_a_source_per_window(p, o[0], o[1]),
+    "select_and_scatter": lambda p, o, _: _has_a_source_per_window(p, o[1], o[0]),
+}
+"""Per primitive what JAX's abstract evaluation of it does not look at: a function of parameters,
+operands and results."""
 
 
 def _derived(
