@@ -1,6 +1,8 @@
-"""Layouts that follow from another one: the whole tensor, what divides."""
+"""Layouts that follow from another one: the whole tensor, what divides, more dimensions."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.interned import interned
@@ -22,6 +24,30 @@ def even_prefix(sharding: Sharding) -> Sharding:
     """
     dims = zip(sharding.shape, sharding.dims, strict=True)
     return sharding.with_dims(tuple(_prefix(size, digits) for size, digits in dims))
+
+
+def opened(sharding: Sharding, shape: tuple[int, ...], added: tuple[int, ...]) -> Sharding:
+    """`sharding` of a tensor of this shape, which has the dimensions `added` beside: open ones.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh = Mesh({"x": 2, "y": 3})
+    >>> opened(Sharding(mesh, (6, 4), (mesh.digits("y"), ())), (6, 8, 4), (1,)).text()
+    '[y, ?, None]'
+    """
+    if not added:
+        return sharding
+    places = [dim for dim in range(len(shape)) if dim not in added]
+    dims, rounds = (
+        dict(zip(places, sharding.dims, strict=True)),
+        dict(zip(places, sharding.priorities, strict=False)),  # none stand for 0
+    )
+    return replace(
+        sharding,
+        shape=shape,
+        dims=tuple([dims.get(dim, ()) for dim in range(len(shape))]),
+        unspecified_dims=tuple(sorted([*added, *(places[d] for d in sharding.unspecified_dims)])),
+        priorities=tuple([rounds.get(dim, 0) for dim in range(len(shape))]),
+    )
 
 
 def _prefix(size: int, digits: Digits) -> Digits:

@@ -30,7 +30,8 @@ def annotate(x: Value, name: str) -> Value:
 
     Args:
       x: a JAX value or an array, never a pytree.
-      name: what `Strategy(sites={name: ...})` refers to; several sites may share it.
+      name: what `Strategy(sites={name: ...})` refers to; several sites may share it. A spec there
+        is for the rank that `x` has here: dimensions that `vmap` adds are open.
 
     Raises:
       TraceError: `x` is no array, or the name is no text.

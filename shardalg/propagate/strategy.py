@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from itertools import chain
 from typing import Any
 
+from shardalg.algebra.derived_layouts import opened
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardalgError, StrategyError
@@ -203,15 +204,23 @@ class _Reader:
     def __post_init__(self) -> None:
         self._known: dict[object, Sharding] = {}
 
-    def read(self, spec: object, value: int, name: str) -> Sharding | None:
-        """A spec as a sharding of the value; None where there is none, or where it does not fit."""
+    def read(
+        self, spec: object, value: int, name: str, *, added: tuple[int, ...] = ()
+    ) -> Sharding | None:
+        """A spec as a sharding of the value; None where there is none, or where it does not fit.
+
+        Args:
+          added: dimensions that `vmap` gave the value, which the spec does not count: open.
+        """
         if spec is None:
             return None
         kind = self.graph.values[value].type
+        written = tuple([n for dim, n in enumerate(kind.shape) if dim not in added])
         try:
-            return self._made(spec, kind.shape)
+            return opened(self._made(spec, written), kind.shape, added)
         except (ShardalgError, TypeError) as error:
-            self.faults.append(f"{name} {kind!r}: {error}")
+            under = f", written for shape {written} under vmap" if added else ""
+            self.faults.append(f"{name} {kind!r}{under}: {error}")
             return None
 
     def _made(self, spec: object, shape: tuple[int, ...]) -> Sharding:
@@ -272,17 +281,19 @@ def _read_site(
     """The strategy's spec for a site's name, else the one that the site carries."""
     node = reader.graph.nodes[site.node]
     spec = given.get(site.name) if site.name is not None else None
+    added = site.unspecified_dims if site.spec is None else ()
     if spec is None and site.spec is not None:
         spec = _own_spec(reader, site, first_mesh)
     at = f" at {node.source}" if node.source else ""
-    return reader.read(spec, node.results[0], f"site {site.name or '(no name)'}{at}")
+    name = f"site {site.name or '(no name)'}{at}"
+    return reader.read(spec, node.results[0], name, added=added)
 
 
 def _own_spec(reader: _Reader, site: Site, first_mesh: Mesh) -> object:
     """What a site carries: axes by name, or a layout on the mesh that it brings."""
     spec = site.spec or ()
-    opened = [(*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(spec)]
-    entries = tuple(axes or None for axes in opened)
+    free = [(*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(spec)]
+    entries = tuple(axes or None for axes in free)
     if site.mesh is None:
         return entries
     other, axes = Mesh(*site.mesh), {name for names in spec for name in names}
