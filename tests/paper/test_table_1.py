@@ -4,10 +4,8 @@ Each strategy is planned on a traced layer whose sizes have names; its bytes are
 names, and the order of each price is the paper's.
 """
 
-import json
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -18,10 +16,10 @@ from shardalg.examples.explore.strategies import LAYER, TRAIN_STEP, plans_of
 from shardalg.examples.explore.table1_section import HINTS, costs_of, layer_costs
 from shardalg.models.transformer import Config
 from shardalg.paper import table1_strategies as table1
+from shardalg.paper.published import columns, tables
 from shardalg.paper.table1_costs import COLUMNS, paper_order, table
 
-PAPER = json.loads((Path(__file__).parent / "paper_tables.json").read_text())
-DENSE = {c["id"]: c for c in PAPER["columns"] if c["kind"] == "dense2d"}
+DENSE = {c.id: c for c in columns() if c.kind == "dense2d"}
 EXPECTED = {
     name: tuple(paper_order(axes) for axes in orders) for name, orders in table1.ORDERS.items()
 }
@@ -34,7 +32,7 @@ def read(text):
     return paper_order(tuple(parts))
 
 
-@pytest.mark.parametrize("row", PAPER["symbolic_table"]["rows"], ids=lambda row: row["name"])
+@pytest.mark.parametrize("row", tables()["symbolic_table"]["rows"], ids=lambda row: row["name"])
 def test_the_orders_to_reach_are_the_printed_ones(row):
     kinds = (row["memory"], row["communication"])
     printed = tuple(read(kind[of]) for kind in kinds for of in ("weight", "activation"))
@@ -46,9 +44,9 @@ def layers(column=None):
     """The layer with its gradient per strategy; at a column's sizes, or at the hints."""
     if column is None:
         return plans_of(HINTS, LAYER)
-    sizes = DENSE[column]
+    sizes = DENSE[column].facts
     config = Config(**{letter: sizes[letter] for letter in "BSMHNDVL"}, scan=True)
-    mesh = sa.Mesh(dict(zip("XY", sizes["mesh"], strict=True)), symbolic=True)
+    mesh = sa.Mesh(DENSE[column].mesh, symbolic=True)
     return plans_of(Settings(config, mesh), LAYER)
 
 

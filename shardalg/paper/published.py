@@ -1,0 +1,143 @@
+"""What the paper measured: 39 columns with 143 values, each with its configuration, as data.
+
+`paper_tables.json` beside this file holds every number of section 5 of GSPMD (arXiv:2105.04663),
+read from its LaTeX source: Table 1 under "symbolic_table", Tables 2 to 8 under "columns", figures
+of the text under "text_facts". What the paper does not state is null there; what follows from its
+numbers stands apart, under "derived", and what is doubtful under "caveats".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shardalg.errors import TableError
+
+PARAMETER_UNIT = 2**30
+"""What the paper calls a billion parameters; derived: 32 of its layers are 64 * 2**30 exactly."""
+NUMBERS = {
+    "dense-bench": 2,
+    "narrow-bench": 3,
+    "narrow-pipe-bench": 4,
+    "conformer-pipe-bench": 5,
+    "sparse-bench": 6,
+    "hybrid-bench": 7,
+    "unet-bench": 8,
+}
+"""The paper's table numbers, by the names of the tables in its source."""
+_UNITS = {"B": 1, "T": 1024}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of Tables 2 to 8: a configuration that was run, and what was measured of it.
+
+    Attributes:
+      id: "dense-bench.c1": the table's name in the paper's source, and the column's place in it.
+      facts: the configuration in the paper's letters; None where the paper does not state it.
+      measured: quantity to value, as printed: GB are 1e9 bytes, shares are in per cent.
+    """
+
+    id: str
+    facts: Mapping[str, Any]
+    measured: Mapping[str, float]
+
+    @property
+    def table(self) -> int:
+        """The number of its table.
+
+        >>> column("hybrid-bench.c1").table
+        7
+        """
+        return NUMBERS[self.facts["table"]]
+
+    @property
+    def kind(self) -> str:
+        """What is sharded: "dense2d", "pipeline", "moe1d", "hybrid" or "spatial"."""
+        return str(self.facts["kind"])
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """Mesh axes with their sizes; empty where the paper does not state them.
+
+        >>> column("narrow-pipe-bench.c4").mesh
+        {'L': 8, 'X': 16, 'Y': 2}
+        """
+        return dict(zip(self.facts.get("mesh_axes", ()), self.facts["mesh"] or (), strict=False))
+
+    @property
+    def mesh_text(self) -> str:
+        """The mesh as the paper prints it, "" where it does not: "(8,16)"."""
+        return f"({','.join(map(str, self.mesh.values()))})" if self.mesh else ""
+
+    @property
+    def stated_parameters(self) -> float | None:
+        """The parameter count of the table's head, its billions being `PARAMETER_UNIT`.
+
+        >>> column("dense-bench.c7").stated_parameters == 1024 * PARAMETER_UNIT
+        True
+        """
+        text = self.facts["param_count"]
+        return text and float(text[:-1]) * _UNITS[text[-1]] * PARAMETER_UNIT
+
+
+@cache
+def tables() -> Mapping[str, Any]:
+    """The whole file: the columns, Table 1, figures of the text, what is derived, what is doubtful.
+
+    >>> len(tables()["columns"]), tables()["n_measured_values"]
+    (39, 143)
+    """
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("paper_tables.json").read_text())
+    return found
+
+
+@cache
+def columns(table: int | None = None) -> tuple[Column, ...]:
+    """All columns in the paper's order, or those of one table.
+
+    >>> [len(columns(number)) for number in NUMBERS.values()]
+    [7, 6, 5, 6, 4, 4, 7]
+
+    Raises:
+      TableError: the paper has no measured table of that number.
+    """
+    if table not in (None, *NUMBERS.values()):
+        raise TableError(
+            f"the paper has no table {table} of measurements: Tables 2 to 8 are measured, Table 1 "
+            "is of symbols (`shardalg explore` derives it)."
+        )
+    found = (Column(c["id"], c, c["meas"]) for c in tables()["columns"])
+    return tuple(c for c in found if table in (None, c.table))
+
+
+def column(name: str) -> Column:
+    """The column of that id.
+
+    >>> column("dense-bench.c1").measured["step_time_s"]
+    5.74
+
+    Raises:
+      TableError: the paper has no such column.
+    """
+    found = {c.id: c for c in columns()}
+    if name not in found:
+        counts = (f"{table}.c1 to c{len(columns(n))}" for table, n in NUMBERS.items())
+        raise TableError(f"the paper has no column {name!r}; write one of {', '.join(counts)}.")
+    return found[name]
+
+
+def rounds_to(count: float, stated: float) -> bool:
+    """Whether a count is what the table prints, in the paper's unit and to its digits.
+
+    >>> rounds_to(64 * PARAMETER_UNIT, 64 * PARAMETER_UNIT), rounds_to(7e10, 64 * PARAMETER_UNIT)
+    (True, False)
+    """
+    printed = stated / PARAMETER_UNIT
+    digits = 0 if printed == int(printed) else 2
+    return math.isclose(round(count / PARAMETER_UNIT, digits), printed, abs_tol=1e-9)
