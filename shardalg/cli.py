@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from shardalg import __version__
-from shardalg.commands import explore, lemmas, prove
+from shardalg.commands import explore, lemmas, paper, prove
 from shardalg.errors import ShardalgError
 
-COMMANDS = {"explore": explore, "prove": prove, "lemmas": lemmas}
+COMMANDS = {"explore": explore, "paper": paper, "prove": prove, "lemmas": lemmas}
 WRONG_USE = 2
 
 

@@ -44,6 +44,16 @@ WRONG = {
     "axis twice": (["prove", "[X, X]", "[X]", "--shape", "8,8", "--mesh", "X=8"], "used twice"),
     "no seeds": (["lemmas", "--seeds", "0"], "--seeds 0: give a number of at least 1"),
     "seeds no number": (["lemmas", "--seeds", "x"], "invalid int value: 'x'"),
+    "unknown column": (
+        ["paper", "--column", "c1"],
+        "no column 'c1'; write one of dense-bench.c1 to",
+    ),
+    "unknown table": (["paper", "--table", "1"], "no table 1 of measurements: Tables 2 to 8 are"),
+    "table no number": (["paper", "--table", "two"], "invalid int value: 'two'"),
+    "column of another table": (
+        ["paper", "--table", "3", "--column", "unet-bench.c1"],
+        "unet-bench.c1 is of Table 8, not of Table 3",
+    ),
     "unknown strategy": (["explore", "--strategy", "best"], "no strategy 'best'; Table 1 has"),
 }
 

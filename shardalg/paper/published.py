@@ -9,7 +9,6 @@ numbers stands apart, under "derived", and what is doubtful under "caveats".
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -132,12 +131,19 @@ def column(name: str) -> Column:
     return found[name]
 
 
-def rounds_to(count: float, stated: float) -> bool:
-    """Whether a count is what the table prints, in the paper's unit and to its digits.
+def chosen(table: int | None = None, name: str | None = None) -> tuple[Column, ...]:
+    """All columns, those of a table, or the one of that id.
 
-    >>> rounds_to(64 * PARAMETER_UNIT, 64 * PARAMETER_UNIT), rounds_to(7e10, 64 * PARAMETER_UNIT)
-    (True, False)
+    >>> [c.id for c in chosen(name="unet-bench.c7")]
+    ['unet-bench.c7']
+
+    Raises:
+      TableError: no such table or column, or a column of another table.
     """
-    printed = stated / PARAMETER_UNIT
-    digits = 0 if printed == int(printed) else 2
-    return math.isclose(round(count / PARAMETER_UNIT, digits), printed, abs_tol=1e-9)
+    found = columns(table)
+    if name is None:
+        return found
+    named = column(name)
+    if named not in found:
+        raise TableError(f"{name} is of Table {named.table}, not of Table {table}; leave one out.")
+    return (named,)

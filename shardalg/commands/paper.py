@@ -1,0 +1,31 @@
+"""`shardalg paper`: what the paper measured, beside what our models predict."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+HELP = "the paper's 39 measured columns beside what is predicted of them, with errors and goals"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    option = parser.add_argument
+    option("--table", type=int, metavar="N", help="one table of the paper, 2 to 8 (default: all)")
+    option("--column", metavar="ID", help="one column, such as dense-bench.c1")
+    option("--json", action="store_true", help="every value as plain data")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the comparison; the exit status is 0 whatever the errors are."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # jax is loaded with these, so a wrong option does not wait for it.
+    from shardalg.paper.published import chosen
+
+    columns = chosen(options.table, options.column)
+    from shardalg.paper.comparison import compare, records, text
+
+    values = compare(columns)
+    print(json.dumps(records(values), indent=1) if options.json else text(values))
+    return 0

@@ -1,0 +1,14 @@
+"""Which model predicts the columns of which table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardalg.paper import two_dimensional
+from shardalg.paper.prediction import Predictor
+
+PREDICTORS: Mapping[int, Predictor] = {
+    2: two_dimensional.predict,
+    3: two_dimensional.predict,
+}
+"""Table number to what predicts its columns; a table that is not here is not modelled yet."""
