@@ -37,6 +37,9 @@ from shardalg.errors import (
     NotationError as NotationError,
 )
 from shardalg.errors import (
+    PipelineError as PipelineError,
+)
+from shardalg.errors import (
     PlanFileError as PlanFileError,
 )
 from shardalg.errors import (
@@ -96,6 +99,8 @@ from shardalg.merge.proofs.prove import prove as prove
 from shardalg.merge.verdict import (
     Verdict as Verdict,
 )
+from shardalg.models.pipeline import Pipeline as Pipeline
+from shardalg.models.pipeline import pipeline as pipeline
 from shardalg.plan.plan import Plan as Plan
 from shardalg.plan.plan import load_plan as load_plan
 from shardalg.plan.plan import plan as plan

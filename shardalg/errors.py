@@ -44,6 +44,10 @@ class RoleError(StrategyError):
     """Roles that are unknown, or that are no prefix of the arguments."""
 
 
+class PipelineError(ShardalgError, ValueError):
+    """A pipeline whose stages, rounds or microbatches do not fit its layers or its batch."""
+
+
 class ProgramError(ShardalgError, ValueError):
     """An SPMD program of wrong structure: shapes, definitions, axes or regions disagree."""
 

@@ -1,0 +1,289 @@
+"""Pipelines as plain JAX: a shifting buffer with a stage dimension (GSPMD, arXiv:2105.04663, 3.3).
+
+All stages run one function on other weights, so that the pipeline is a tensor program: every value
+gets a leading stage dimension, `jax.vmap` applies the function to all stages at once, and in each
+iteration the buffer of activations shifts by one stage. Partitioned on the stage dimension, the
+shift is one collective permute, and nothing else moves between stages:
+
+    feed  (L, M, ...)   the microbatches, on the first stage; zeros elsewhere
+    state (L, ...)      what each stage made in the last iteration
+    done  (L, M, ...)   the last M activations that each stage made, one slot per microbatch
+
+    for t in range(R * M + L - 1):      # stage s: microbatch (t - s) % M, round (t - s) // M
+        x = shift(state)                # from the stage before
+        x[0] = feed[0, t] if t < M else last of done[:, t % M]
+        state = vmap(stage)(weights of the round, x)
+        done[:, (t - L + 1) % M] = state
+
+With R = 1 this is GPipe. With R > 1 the layers go round the stages R times (circular schedule): the
+shift is a rotation, and a microbatch that came out of the last stage waits there, in its slot of
+`done`, until its next round begins. Microbatches enter the first stage before the loop, and results
+leave the last stage after it, once. Only the stage and the microbatch dimension are specified, the
+latter as not partitioned; all other dimensions are open, for data and in-layer parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from shardalg.costs.schedules import Schedule
+from shardalg.errors import PipelineError
+from shardalg.graph.annotate import annotate_dims
+
+Array = jax.Array
+Tree = Any
+StageFn = Callable[[Tree, Tree], Tree]
+
+REMAT = ("none", "layer", "stage")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipelined stack of layers: call it as `y = pipe(weights, x)`; made by `pipeline`.
+
+    Attributes:
+      stage_fn: one layer, `(weights of a layer, microbatch) -> microbatch`.
+      schedule: stages, microbatches and rounds; its formulas.
+      axis: the mesh axis of the stages; None: completion decides.
+      remat: what the backward pass computes again, "none", "layer" or "stage".
+    """
+
+    stage_fn: StageFn
+    schedule: Schedule
+    axis: str | None = "L"
+    remat: str = "none"
+
+    def __post_init__(self) -> None:
+        if not callable(self.stage_fn):
+            raise PipelineError(
+                f"stage_fn is a {type(self.stage_fn).__name__}, {self.stage_fn!r:.80}, no "
+                "function: pass the function of one layer, (weights, x) -> x."
+            )
+        if self.remat not in REMAT:
+            raise PipelineError(f"remat must be one of {REMAT}, got {self.remat!r}.")
+
+    def stack(self, layers: Tree) -> Tree:
+        """Weights of all layers, (layers, ...), as the pipeline takes them: (stages, ...).
+
+        In round r, stage s runs the layers `(r * stages + s) * n, ...` of n consecutive ones; they
+        lie one after the other, by rounds, in the second dimension.
+
+        Raises:
+          PipelineError: stages times rounds do not divide the layers.
+
+        >>> pipe = pipeline(lambda w, x: x * w, stages=2, microbatches=2, rounds=2)
+        >>> pipe.stack(jnp.arange(8)).tolist()
+        [[0, 1, 4, 5], [2, 3, 6, 7]]
+        """
+        stages, rounds = self.schedule.stages, self.schedule.rounds
+
+        def stacked(leaf: Array) -> Array:
+            count = self.schedule.layers_per_round(leaf.shape[0])
+            leaf = leaf.reshape(rounds, stages, count, *leaf.shape[1:]).swapaxes(0, 1)
+            return leaf.reshape(stages, rounds * count, *leaf.shape[3:])
+
+        return jax.tree.map(stacked, layers)
+
+    def unstack(self, weights: Tree) -> Tree:
+        """The inverse of `stack`: weights of all layers in their order, (layers, ...).
+
+        >>> pipe = pipeline(lambda w, x: x * w, stages=2, microbatches=2, rounds=2)
+        >>> pipe.unstack(pipe.stack(jnp.arange(8))).tolist()
+        [0, 1, 2, 3, 4, 5, 6, 7]
+        """
+        stages, rounds = self.schedule.stages, self.schedule.rounds
+
+        def unstacked(leaf: Array) -> Array:
+            count = leaf.shape[1] // rounds
+            leaf = leaf.reshape(stages, rounds, count, *leaf.shape[2:]).swapaxes(0, 1)
+            return leaf.reshape(stages * rounds * count, *leaf.shape[3:])
+
+        return jax.tree.map(unstacked, weights)
+
+    def __call__(self, weights: Tree, x: Tree) -> Tree:
+        """The layers, applied to a batch; the same as one after the other on the whole batch.
+
+        Args:
+          weights: as `stack` gives them, (stages, layers per stage, ...) per leaf.
+          x: per leaf (batch, ...). Microbatch m has the samples m, m + microbatches, ...: a batch
+            that is partitioned stays so, and no sample moves to another device.
+
+        Raises:
+          PipelineError: the weights are not stacked so, the microbatches do not divide the batch,
+            or the stage function makes another shape or type than it takes.
+        """
+        self._check(weights, x)
+        feed = jax.tree.map(self._entering, x)
+        weights = jax.tree.map(self._by_stage, weights)
+        state = jax.tree.map(lambda leaf: self._by_stage(jnp.zeros_like(leaf[:, 0])), feed)
+        done = jax.tree.map(lambda leaf: self._slots(jnp.zeros_like(leaf)), feed)
+        step = partial(self._iteration, weights, feed)
+        (_, done), _ = lax.scan(step, (state, done), jnp.arange(self.schedule.iterations))
+        return jax.tree.map(_leaving, done)
+
+    def _iteration(
+        self, weights: Tree, feed: Tree, carry: tuple[Tree, Tree], t: Array
+    ) -> tuple[tuple[Tree, Tree], None]:
+        state, done = carry
+        stages, batches = self.schedule.stages, self.schedule.microbatches
+        x = jax.tree.map(partial(self._shifted, t), feed, state, done)
+        stage = jnp.arange(stages)
+        turn = jnp.clip((t - stage) // batches, 0, self.schedule.rounds - 1)
+        state = jax.tree.map(self._by_stage, jax.vmap(self._stage)(weights, x, turn))
+        slot = (t - (stages - 1)) % batches
+        kept = jax.tree.map(
+            lambda to, made: self._slots(lax.dynamic_update_index_in_dim(to, made, slot, 1)),
+            done,
+            state,
+        )
+        return (state, kept), None
+
+    def _shifted(self, t: Array, feed: Array, state: Array, done: Array) -> Array:
+        """What each stage takes: of the first stage its microbatch, else what the last one made."""
+        stages, batches = self.schedule.stages, self.schedule.microbatches
+        stage = lax.broadcasted_iota(jnp.int32, state.shape, 0)
+        fresh = lax.dynamic_index_in_dim(feed, jnp.minimum(t, batches - 1), 1, keepdims=False)
+        if self.schedule.rounds == 1:
+            shifted = jnp.pad(state, [(1, 0), *[(0, 0)] * (state.ndim - 1)])[:-1]
+            return self._by_stage(jnp.where(stage == 0, fresh, shifted))
+        waited = lax.dynamic_index_in_dim(done, t % batches, 1, keepdims=False)
+        turned = _rotated(jnp.where(stage == stages - 1, waited, state), 1)
+        return self._by_stage(jnp.where((stage == 0) & (t < batches), fresh, turned))
+
+    def _stage(self, weights: Tree, x: Tree, turn: Array) -> Tree:
+        """The layers of one stage in one round."""
+        rounds = self.schedule.rounds
+
+        def run(weights: Tree, x: Tree, turn: Array) -> Tree:
+            def of_round(leaf: Array) -> Array:
+                count = leaf.shape[0] // rounds
+                return lax.dynamic_slice_in_dim(leaf, turn * count, count) if rounds > 1 else leaf
+
+            layers = jax.tree.map(of_round, weights)
+            layer = jax.checkpoint(self.stage_fn) if self.remat == "layer" else self.stage_fn
+            if len(jax.tree.leaves(layers)[0]) == 1:
+                return layer(jax.tree.map(lambda leaf: leaf[0], layers), x)
+            return lax.scan(lambda x, weights: (layer(weights, x), None), x, layers)[0]
+
+        return (jax.checkpoint(run) if self.remat == "stage" else run)(weights, x, turn)
+
+    def _entering(self, leaf: Array) -> Array:
+        """(batch, ...) to (stages, microbatches, batch / microbatches, ...), on the first stage."""
+        batches = self.schedule.microbatches
+        strided = leaf.reshape(leaf.shape[0] // batches, batches, *leaf.shape[1:]).swapaxes(0, 1)
+        padding = [(0, self.schedule.stages - 1), *[(0, 0)] * strided.ndim]
+        return self._slots(jnp.pad(strided[None], padding))
+
+    def _by_stage(self, leaf: Array) -> Array:
+        return leaf if self.axis is None else annotate_dims(leaf, {0: self.axis})
+
+    def _slots(self, leaf: Array) -> Array:
+        stage = {} if self.axis is None else {0: self.axis}
+        return annotate_dims(leaf, {**stage, 1: None})
+
+    def _check(self, weights: Tree, x: Tree) -> None:
+        """Raise unless weights and batch fit the schedule, and a layer keeps what it takes."""
+        schedule, leaves = self.schedule, jax.tree.leaves(weights)
+        for leaf in leaves:
+            if jnp.ndim(leaf) < 2 or leaf.shape[0] != schedule.stages:
+                raise PipelineError(
+                    f"the weights have a leaf of shape {jnp.shape(leaf)}, a pipeline of "
+                    f"{schedule.stages} stages takes ({schedule.stages}, layers per stage, ...): "
+                    "pass pipe.stack(weights of all layers)."
+                )
+            schedule.layers_per_round(leaf.shape[1] * schedule.stages)
+        for leaf in jax.tree.leaves(x):
+            schedule.microbatch_size(leaf.shape[0] if jnp.ndim(leaf) else 0)
+        self._check_stage(weights, x)
+
+    def _check_stage(self, weights: Tree, x: Tree) -> None:
+        def one(leaf: Array) -> jax.ShapeDtypeStruct:
+            size = leaf.shape[0] // self.schedule.microbatches
+            return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
+
+        def layer(leaf: Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype)
+
+        taken = jax.tree.map(one, x)
+        made = jax.eval_shape(self.stage_fn, jax.tree.map(layer, weights), taken)
+        if _types(made) != _types(taken):
+            raise PipelineError(
+                f"a stage takes {_types(taken)} and makes {_types(made)}: what one stage makes is "
+                "what the next one takes, so shapes and types must be the same. Cast inside the "
+                "stage, or move what changes them before or after the pipeline."
+            )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _rotated(x: Array, by: int) -> Array:
+    """`jnp.roll` along the stages, whose gradient is one rotation back; JAX's are two shifts."""
+    return jnp.roll(x, by, 0)
+
+
+_rotated.defvjp(lambda x, by: (_rotated(x, by), None), lambda by, _, dy: (_rotated(dy, -by),))
+
+
+def _types(tree: Tree) -> str:
+    shapes = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
+    return str(shapes)
+
+
+def _leaving(leaf: Array) -> Array:
+    """What the last stage made, in the order of the samples."""
+    made = leaf[-1].swapaxes(0, 1)
+    return made.reshape(made.shape[0] * made.shape[1], *made.shape[2:])
+
+
+def pipeline(
+    stage_fn: StageFn,
+    *,
+    stages: int,
+    microbatches: int,
+    rounds: int = 1,
+    axis: str | None = "L",
+    remat: str = "none",
+) -> Pipeline:
+    """A stack of equal layers as a pipeline: plain JAX, to be planned as any other function.
+
+    What comes before and after it (embedding, subsampling, softmax) is ordinary code around the
+    call, and may use the axis of the stages for something else, for example data parallelism.
+
+    Args:
+      stage_fn: one layer, `(weights, x) -> x`, of a microbatch; `x` is an array or a pytree.
+      stages: partitions of the layers; `rounds` above 1 is the circular schedule, in which the
+        layers go round the stages that often, for fewer bubbles: `(stages - 1) / (rounds *
+        microbatches + stages - 1)` of the iterations.
+      microbatches: parts of the batch that follow one another through the stages.
+      axis: the mesh axis that partitions the stages; None leaves it to completion.
+      remat: what the backward pass computes again: "none", each "layer" from its input, or the
+        whole "stage" from its input.
+
+    Raises:
+      PipelineError: numbers below 1, fewer microbatches than stages in more than one round, no
+        function, or an unknown `remat`.
+
+    >>> from jax.sharding import PartitionSpec as P
+    >>> import shardalg as sa
+    >>> def layer(w, x):
+    ...     return x + jnp.tanh(x @ w)
+    >>> pipe = sa.pipeline(layer, stages=2, microbatches=4)
+    >>> w, x = jnp.ones((6, 8, 8)), jnp.ones((16, 8))
+    >>> w = pipe.stack(w)
+    >>> w.shape
+    (2, 3, 8, 8)
+    >>> mesh = sa.Mesh({"L": 2, "X": 2})
+    >>> plan = sa.plan(pipe, w, x, mesh=mesh, in_shardings=(P("L"), P("X")))
+    >>> table = plan.collectives()
+    >>> table[table["count"] > 1][["kind", "axes", "count"]].values.tolist()
+    [['collective_permute', 'L', 5]]
+
+    Source: GSPMD (arXiv:2105.04663) section 3.3.
+    """
+    return Pipeline(stage_fn, Schedule(stages, microbatches, rounds), axis, remat)

@@ -1,0 +1,229 @@
+"""`sa.pipeline`: equal to the layers one after the other, one permute per shift and direction."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.spmd.host.simulate import simulate
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+# (stages, microbatches, rounds, layers per round)
+GPIPE = [(stages, m, 1, 1) for stages in (2, 4) for m in range(1, 9)]
+CIRCULAR = [(n, m, r, 1) for n in (2, 4) for m in range(n, 9) for r in range(1, 5)]
+SOME = [(2, 1, 1, 2), (4, 3, 1, 1), (2, 3, 3, 1), (4, 4, 2, 2)]
+
+
+def layer(weights, x):
+    hidden = jnp.maximum(jnp.einsum("bm,mh->bh", x, weights["in"]), 0)
+    return x + jnp.einsum("bh,hm->bm", hidden, weights["out"])
+
+
+def sequential(weights, x):
+    return jax.lax.scan(lambda x, w: (layer(w, x), None), x, weights)[0]
+
+
+def gradient(fn):
+    return lambda weights, x, dy: jax.vjp(fn, weights, x)[1](dy)
+
+
+@cache
+def data(layers, batch):
+    """Whole numbers, so that sums in any order are the same numbers."""
+    rng = np.random.default_rng(layers)
+
+    def draw(*shape):
+        return jnp.asarray(rng.integers(-1, 2, shape) * (rng.random(shape) < 0.5), "float32")
+
+    return {"in": draw(layers, 4, 8), "out": draw(layers, 8, 4)}, draw(batch, 4), draw(batch, 4)
+
+
+def of(stages, microbatches, rounds, count, **more):
+    pipe = sa.pipeline(layer, stages=stages, microbatches=microbatches, rounds=rounds, **more)
+    return pipe, *data(stages * rounds * count, 4 * microbatches)
+
+
+def planned(pipe, weights, x, dy, *, batch="X"):
+    mesh = sa.Mesh({"L": pipe.schedule.stages, "X": 2, "Y": 4 // pipe.schedule.stages})
+    specs = ({"in": P("L", None, None, "Y"), "out": P("L", None, "Y")}, P(batch), P(batch))
+    arguments = (pipe.stack(weights), x, dy)
+    grads = (specs[0], specs[1])
+    fn = gradient(pipe)
+    return sa.plan(fn, *arguments, mesh=mesh, in_shardings=specs, out_shardings=grads), arguments
+
+
+def check_as_jax_runs_it(case):
+    pipe, weights, x, dy = of(*case)
+    made = jax.jit(jax.vjp, static_argnums=0)(pipe, pipe.stack(weights), x)
+    np.testing.assert_array_equal(made[0], sequential(weights, x))
+    stacked, by_x = made[1](dy)
+    want = gradient(sequential)(weights, x, dy)
+    jax.tree.map(np.testing.assert_array_equal, (pipe.unstack(stacked), by_x), want)
+
+
+def check_on_devices(case, remat="none"):
+    pipe, weights, x, dy = of(*case, remat=remat)
+    plan, arguments = planned(pipe, weights, x, dy)
+    stacked, by_x = plan.lower()(*arguments)
+    want = gradient(sequential)(weights, x, dy)
+    jax.tree.map(np.testing.assert_array_equal, (pipe.unstack(stacked), by_x), want)
+    flat = [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
+    simulated = simulate(plan.program, plan.graph, *flat)
+    for got, leaf in zip(simulated, jax.tree.leaves((stacked, by_x)), strict=True):
+        np.testing.assert_array_equal(got, leaf)
+    assert plan.verify().ok
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_is_the_layers_one_after_the_other(case):
+    check_as_jax_runs_it(case)
+
+
+@pytest.mark.parametrize(
+    ("case", "remat"), list(zip(SOME, ["none", "layer", "stage", "layer"], strict=True)), ids=str
+)
+def test_runs_on_devices_and_is_proved(case, remat):
+    check_on_devices(case, remat)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", GPIPE + CIRCULAR, ids=str)
+def test_every_schedule(case):
+    check_as_jax_runs_it(case)
+    check_on_devices(case)
+
+
+def in_the_loop(plan, axis):
+    """Kinds and counts of what moves along an axis more than once a step."""
+    rows = plan.collectives().to_dict("records")
+    return [(r["kind"], r["count"]) for r in rows if r["count"] > 1 and axis in r["axes"]]
+
+
+@pytest.mark.parametrize(
+    ("case", "batch"),
+    [(SOME[1], "X"), (SOME[2], "L"), (SOME[3], ("X", "L")), (SOME[0], "L")],
+    ids=str,
+)
+def test_one_permute_per_shift_and_direction(case, batch):
+    """Also where the axis of the stages is data parallel outside."""
+    pipe, weights, x, dy = of(*case)
+    plan, _ = planned(pipe, weights, x, dy, batch=batch)
+    shifts = ("collective_permute", pipe.schedule.iterations)
+    assert in_the_loop(plan, "L") == [shifts, shifts]
+    forward = plan.replan(plan_strategy(plan, batch))
+    assert in_the_loop(forward, "L") == [shifts, shifts]
+
+
+def plan_strategy(plan, batch):
+    """Weights on the stages alone: no in-layer sharding, all of Y for the batch."""
+    both = (*batch, "Y") if isinstance(batch, tuple) else (batch, "Y")
+    return sa.Strategy(plan.mesh, ({"in": P("L"), "out": P("L")}, P(both), P(both)))
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_completion_never_partitions_what_the_loop_indexes(rounds):
+    """Though a batch that is split contiguously would put an axis there."""
+    pipe, weights, x, dy = of(2, 4, rounds, 1)
+    plan, _ = planned(pipe, weights, x, dy, batch=("X", "Y"))
+    slots = [
+        plan._sharded.shardings[value.index].dims[1]
+        for value in plan.graph.values
+        if value.type.shape[:2] == (2, 4) and len(value.type.shape) == 4
+    ]
+    assert len(slots) > 4
+    assert not any(slots)
+
+
+def test_what_comes_before_and_after_may_be_anything():
+    pipe, weights, _x, _dy = of(2, 4, 1, 1)
+    table = jnp.arange(32.0).reshape(8, 4) % 3
+
+    def model(table, weights, ids):
+        y = pipe(weights, table[ids])
+        return (y @ table.T).sum()
+
+    def plain(table, weights, ids):
+        return (sequential(weights, table[ids]) @ table.T).sum()
+
+    ids = jnp.arange(16) % 8
+    mesh = sa.Mesh({"L": 2, "X": 2})
+    plan = sa.plan(
+        jax.grad(model, (0, 1)),
+        *(table, pipe.stack(weights), ids),
+        mesh=mesh,
+        in_shardings=(P(), P("L"), P(("X", "L"))),
+    )
+    got = plan.lower()(table, pipe.stack(weights), ids)
+    want = jax.grad(plain, (0, 1))(table, weights, ids)
+    np.testing.assert_array_equal(got[0], want[0])
+    jax.tree.map(np.testing.assert_array_equal, pipe.unstack(got[1]), want[1])
+
+
+def test_a_state_of_several_values():
+    """What a stage needs of its microbatch beside the activations travels with them."""
+
+    def biased(weights, state):
+        x, bias = state
+        return layer(weights, x) + bias, bias
+
+    _, weights, x, bias = of(2, 4, 2, 1)
+    pipe = sa.pipeline(biased, stages=2, microbatches=4, rounds=2)
+    got, same = pipe(pipe.stack(weights), (x, bias))
+    want = jax.lax.scan(lambda s, w: (biased(w, s), None), (x, bias), weights)[0]
+    np.testing.assert_array_equal(got, want[0])
+    np.testing.assert_array_equal(same, bias)
+
+
+def wider(weights, x):
+    return jnp.concatenate([x, x], 1)
+
+
+def cast(weights, x):
+    return layer(weights, x).astype("bfloat16")
+
+
+BAD = [
+    ({"stages": 0}, "stages must be an integer of at least 1, got 0"),
+    ({"stages": True}, "stages must be an integer of at least 1, got True"),
+    ({"microbatches": 2.5}, "microbatches must be an integer of at least 1, got 2.5"),
+    ({"rounds": -1}, "rounds must be an integer of at least 1, got -1"),
+    ({"stages": 4, "microbatches": 2, "rounds": 2}, "at least as many microbatches as stages"),
+    ({"remat": "all"}, "remat must be one of .*got 'all'"),
+    ({"stage_fn": "layer"}, "stage_fn is a str, 'layer', no function"),
+    ({"stage_fn": wider}, r"takes float32\[4, 4\] and makes float32\[4, 8\].*must be the same"),
+    ({"stage_fn": cast}, r"makes bfloat16\[4, 4\].*Cast inside"),
+    ({"stages": 3}, "8 layers are not divisible by 3 stages x 1 rounds = 3.*6 or 9 layers"),
+    ({"rounds": 3}, "8 layers are not divisible by 2 stages x 3 rounds = 6.*6 or 12 layers"),
+    ({"microbatches": 5}, "batch of 16 is not divisible by 5 microbatches.*1, 2, 4, 8, 16"),
+]
+
+
+def run(weights, x, *, stage_fn, **given):
+    pipe = sa.pipeline(stage_fn, **given)
+    return pipe(pipe.stack(weights), x)
+
+
+@pytest.mark.parametrize(("given", "message"), BAD, ids=[str(given) for given, _ in BAD])
+def test_bad_input_says_what_to_write(given, message):
+    weights, x, _ = data(8, 16)
+    with pytest.raises(sa.PipelineError, match=message) as raised:
+        run(weights, x, **{"stage_fn": layer, "stages": 2, "microbatches": 4, **given})
+    assert "\n" not in str(raised.value)
+
+
+def test_weights_that_are_not_stacked():
+    weights, x, _ = data(8, 16)
+    pipe = sa.pipeline(layer, stages=4, microbatches=4)
+    with pytest.raises(sa.PipelineError, match=r"leaf of shape \(8, 4, 8\).*pass pipe.stack"):
+        pipe(weights, x)
+
+
+def test_an_axis_that_the_mesh_lacks():
+    pipe, weights, x, _ = of(2, 2, 1, 1, axis="Z")
+    with pytest.raises(sa.StrategyError, match=r"'Z' .* which the mesh does not have"):
+        sa.plan(pipe, pipe.stack(weights), x, mesh=sa.Mesh({"L": 2}))
