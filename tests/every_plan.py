@@ -22,7 +22,7 @@ STEPS = {
     "scanned": Config(**SIZES, scan=True),
     "remat": Config(**SIZES, scan=True, remat=True),
 }
-POLICIES = ("gspmd", "shardy", "cost")
+POLICIES = ("paper", "shardy", "cost")
 
 
 def part_of_transformer(strategy, part, config, policy):
@@ -84,7 +84,7 @@ def of_oracle(name, policy):
     )
 
 
-def models(policy="gspmd"):
+def models(policy="paper"):
     """Name to plan, of every model and strategy."""
     found = {}
     for strategy in table1.STRATEGIES:
@@ -104,6 +104,6 @@ def models(policy="gspmd"):
     return found
 
 
-def oracle(policy="gspmd"):
+def oracle(policy="paper"):
     """Name to plan, of every recorded program."""
     return {name: partial(of_oracle, name, policy) for name in corpus.names()}

@@ -214,7 +214,7 @@ def tried(content, path, name):
 
 def restored(path):
     """`load_plan` of a file whose inner digest was made again, too, for the program it gives."""
-    content = plan_file.read(path)
+    content = plan_file.read(path).content
     kept = plan_file.sealed
     same = as_json(content)
     plan_file.sealed = lambda asked, _: content["program"] if as_json(asked) == same else ""

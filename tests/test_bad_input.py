@@ -303,7 +303,7 @@ MESHES = {
     ),
     "an unknown policy": (
         lambda: sa.Options(policy="best"),
-        StrategyError, "policy", "'best'", r"Options\(policy='gspmd'\)",
+        StrategyError, "policy", "'best'", r"Options\(policy='jit'\)",
     ),
     "an unknown value": (
         lambda: plan_dot().explain("dot_general"),

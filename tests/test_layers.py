@@ -56,6 +56,7 @@ PLACES = {
         "graph/arguments.py",
         "graph/evaluate.py",
         "graph/judged.py",
+        "graph/tracing/installed.py",
         "graph/tracing/opened.py",
         "graph/tracing/float0.py",
         "graph/tracing/random.py",

@@ -113,7 +113,7 @@ TEXTS = {
     "101 levels": '{"schema": ' + "[" * 101 + "]" * 101 + "}",
     "digits": '{"schema": ' + "9" * 10_000 + "}",
     "NaN": '{"schema": NaN}',
-    "Infinity": '{"schema": "shardalg.plan/3", "plan": -Infinity}',
+    "Infinity": '{"schema": "shardalg.plan/4", "plan": -Infinity}',
 }
 
 

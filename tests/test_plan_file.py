@@ -156,12 +156,12 @@ def test_bytes_that_are_no_text(path):
 @pytest.mark.parametrize("text", ["[]", "3", '{"schema": "other/1"}', '{"plan": {}}', "null"])
 def test_other_files(path, text):
     path.write_text(text)
-    with pytest.raises(PlanFileError, match=r"has schema .*, not 'shardalg\.plan/3'"):
+    with pytest.raises(PlanFileError, match=r"has schema .*, not 'shardalg\.plan/4'"):
         sa.load_plan(path)
 
 
 def test_a_later_schema(path):
-    path.write_text(path.read_text().replace("shardalg.plan/3", "shardalg.plan/9", 1))
+    path.write_text(path.read_text().replace("shardalg.plan/4", "shardalg.plan/9", 1))
     with pytest.raises(PlanFileError, match=r"has schema 'shardalg\.plan/9', not"):
         sa.load_plan(path)
 

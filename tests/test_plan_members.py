@@ -15,7 +15,7 @@ MEMBERS = {
     "shardings": ("shardings", "text", "listing"),
     "collectives": ("collectives", "gathers", "formatting"),
     "cost": ("cost", "memory"),
-    "why": ("explain", "why_not", "warnings", "switches", "compare_xla"),
+    "why": ("explain", "why_not", "warnings", "beside_jit", "switches", "compare_xla"),
     "sizes": ("is_symbolic", "sizes", "constants", "conditions", "unguarded"),
     "verify": ("verify",),
     "run": ("lower", "save"),

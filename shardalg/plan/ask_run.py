@@ -58,5 +58,6 @@ class RunAnswers(ShardingAnswers, VerifyAnswers):
         """
         plan_file.write(path, self._content())
 
-    def _content(self) -> dict[str, Any]:
-        return plan_file.content(self._traced, self._annotations, self.options, text=self.text())
+    def _content(self, schema: str = plan_file.SCHEMA) -> dict[str, Any]:
+        parts = self._traced, self._annotations, self.options
+        return plan_file.content(*parts, text=self.text(), schema=schema)

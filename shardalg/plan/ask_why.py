@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,10 @@ from shardalg.explain.idle import idle_rows
 from shardalg.explain.switches import switch_table
 from shardalg.explain.trials import Trials
 from shardalg.explain.why_not import WhyNot, why_not
+from shardalg.graph.tracing.installed import installed_partitioner
 from shardalg.io.table import Table
 from shardalg.plan.ask_collectives import CollectiveAnswers
+from shardalg.xla.own_jit import OwnJit
 
 if TYPE_CHECKING:
     from shardalg.io.table import DataFrame
@@ -86,7 +89,41 @@ class WhyAnswers(CollectiveAnswers):
         """The table behind `warnings()`."""
         fallbacks = warned.warnings(self.program, self.graph)
         quiet = warned.left_out(self.graph)
-        return Table(fallbacks.columns, (*fallbacks.rows, *quiet.rows, *idle_rows(self._trials)))
+        own = self._own_jit.warnings()
+        found = (*fallbacks.rows, *quiet.rows, *idle_rows(self._trials), *own.rows)
+        return Table(fallbacks.columns, found)
+
+    def beside_jit(self) -> DataFrame:
+        """This plan beside what the same annotations give under the user's own `jax.jit`.
+
+        Columns: program, layouts (whose), wire_bytes and peak_memory_bytes per device and step. The
+        second row is our plan in the layouts of the partitioner that the installed jax uses, a
+        lower bound of what XLA then sends; a third one has XLA's own bytes once `compare_xla` has
+        asked for them.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+        >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
+        >>> plan.beside_jit()["wire_bytes"].tolist()
+        [64, 64]
+        """
+        return self._own_jit.table.df
+
+    @property
+    def _own_jit(self) -> OwnJit:
+        """This plan beside the own `jax.jit`, as far as it is known."""
+        told = self._told.get(installed_partitioner())
+        return self._under_jit if told is None else replace(self._under_jit, asked=told)
+
+    @cached_property
+    def _under_jit(self) -> OwnJit:
+        return OwnJit(self._stages, self.options)
+
+    @cached_property
+    def _told(self) -> dict[str, int | float]:
+        """Wire bytes of XLA's own program, per partitioner that was asked."""
+        return {}
 
     def switches(self) -> DataFrame:
         """What each switch of `Options` is worth here, one flipped at a time, by planning again.
@@ -108,7 +145,7 @@ class WhyAnswers(CollectiveAnswers):
         XLA compiles for CPU devices, in a process of its own where this one has too few.
 
         Args:
-          partitioner: "gspmd" or "shardy"; None: the one that the plan's policy follows.
+          partitioner: "gspmd" or "shardy"; None: the one that the installed jax uses.
           fn, args: of a loaded plan, as `lower` takes them.
 
         Raises:
@@ -128,9 +165,11 @@ class WhyAnswers(CollectiveAnswers):
         from shardalg.xla.dump import ask
 
         graph = self._bound(fn, args).graph
-        policy = self.options.completing.policy if partitioner is None else partitioner
-        asked = (graph, self._annotations, policy)
-        return compare(self._trials, ask(*asked), partial(ask, *asked, ()))
+        whose = installed_partitioner() if partitioner is None else partitioner
+        asked = (graph, self._annotations, whose)
+        found = compare(self._trials, ask(*asked), partial(ask, *asked, ()))
+        self._told[whose] = found.xla_wire_bytes
+        return found
 
     @cached_property
     def _trials(self) -> Trials:

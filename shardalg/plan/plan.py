@@ -75,7 +75,7 @@ class Plan(WhyAnswers, CostAnswers, RunAnswers):
         >>> mesh = sa.Mesh({"X": 4}, symbolic=True)
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=mesh, in_shardings=(P("X"),))
         >>> plan.at(B=32, X=2)
-        Plan on Mesh(X=2) for tpu_v3: 1 node, 1 collective, 64 wire bytes per device and step, ...
+        Plan on Mesh(X=2) for tpu_v3, layouts the paper's: 1 node, 1 collective, ...
         """
         from shardalg.symbolic.symbols import point_of
 
@@ -146,10 +146,15 @@ class Plan(WhyAnswers, CostAnswers, RunAnswers):
         notes += [f"{len(self.changes)} decisions changed"] if len(self.changes) else []
         sizes = ((len(self.graph.nodes), "node"), (len(table), "collective"))
         counts = ", ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in sizes)
+        whose = self.options.followed
         return (
-            f"Plan on {self.mesh!r} for {self.options.hardware}: {counts}, "
+            f"Plan on {self.mesh!r} for {self.options.hardware}, layouts {whose}: {counts}, "
             f"{moved:,.0f} wire bytes per device and step, {', '.join([self._verified(), *notes])}"
         )
+
+    def __str__(self) -> str:
+        own = self._own_jit
+        return f"{self!r}\n{own}" if own.differs else repr(self)
 
 
 def plan(
@@ -236,14 +241,14 @@ def load_plan(path: str | Path) -> Plan:
       PlanFileError: no such file, cut short, edited, of another schema, or made by a version of
         shardalg that plans otherwise.
     """
-    content = plan_file.read(path)
+    saved = plan_file.read(path)
     try:
-        loaded = from_annotations(*plan_file.parts(content))
+        loaded = from_annotations(*plan_file.parts(saved))
     except ShardalgError as error:
         raise PlanFileError(
             f"{path}: its content is no plan ({type(error).__name__}: {error}). Save it again."
         ) from None
-    if plan_file.body(loaded._content()) != plan_file.body(content):
+    if plan_file.body(loaded._content(saved.schema)) != plan_file.body(saved.content):
         raise PlanFileError(
             f"{path} was edited, or planned by a version of shardalg that decides otherwise: what "
             "it asks for gives another program here. Plan the function again."

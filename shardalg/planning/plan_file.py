@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
@@ -20,8 +20,11 @@ from shardalg.io.files import write_whole
 from shardalg.planning.traced import Traced, read_traced
 from shardalg.propagate.options import Options, Switches
 from shardalg.propagate.strategy import Annotations, check_fit
+from shardalg.renamed import warn_renamed
 
-SCHEMA = "shardalg.plan/3"
+SCHEMA = "shardalg.plan/4"
+BEFORE = "shardalg.plan/3"
+"""Its "gspmd" is today's "paper": the name now stands for the completion of XLA's own GSPMD."""
 KEYS = (
     "graph", "symbols", "argument_roles", "donated", "home", "annotations", "options", "program",
 )  # fmt: skip
@@ -52,7 +55,14 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read(path: str | Path) -> Mapping[str, Any]:
+class Saved(NamedTuple):
+    """What a file holds, and by which schema."""
+
+    content: Mapping[str, Any]
+    schema: str
+
+
+def read(path: str | Path) -> Saved:
     """The content that `write` was given.
 
     Raises:
@@ -65,7 +75,7 @@ def read(path: str | Path) -> Mapping[str, Any]:
         raise PlanFileError(f"{path} cannot be read: {error}. Save it again.") from None
     whole = _parsed(path, text)
     schema = whole.get("schema") if isinstance(whole, dict) else None
-    if schema != SCHEMA:
+    if schema not in (SCHEMA, BEFORE):
         raise PlanFileError(f"{path} has schema {schema!r}, not {SCHEMA!r}: it is no plan file.")
     found = digest(body(whole.get("plan")))
     if found != whole.get("sha256"):
@@ -75,7 +85,7 @@ def read(path: str | Path) -> Mapping[str, Any]:
         )
     if not isinstance(whole["plan"], dict) or set(whole["plan"]) != set(KEYS):
         raise PlanFileError(f"{path}: its content is no plan: it needs {', '.join(KEYS)}, no more.")
-    return whole["plan"]
+    return Saved(whole["plan"], schema)
 
 
 def _parsed(path: Path, text: str) -> Any:
@@ -103,25 +113,40 @@ def sealed(content: Mapping[str, Any], text: str) -> str:
 
 
 def content(
-    traced: Traced, annotations: Annotations, options: Options, *, text: str
+    traced: Traced, annotations: Annotations, options: Options, *, text: str, schema: str = SCHEMA
 ) -> dict[str, Any]:
-    """What a file holds of a plan, as plain data; `text` is its program."""
+    """What a file of a schema holds of a plan, as plain data; `text` is its program."""
+    settings = _as_before(options.settings) if schema == BEFORE else options.settings
     annotated = annotations_json(annotations)
-    asked = {**traced.to_json(), "annotations": annotated, "options": options.settings}
+    asked = {**traced.to_json(), "annotations": annotated, "options": settings}
     return {**asked, "program": sealed(asked, text)}
 
 
-def parts(content: Mapping[str, Any]) -> tuple[Traced, Annotations, Options]:
+def _as_before(settings: dict[str, Any]) -> dict[str, Any]:
+    renamed = {"paper": "gspmd"}.get(settings["policy"], settings["policy"])
+    return {**settings, "policy": renamed}
+
+
+def _as_now(options: Options) -> Options:
+    if options.policy != "gspmd":
+        return options
+    warn_renamed("a plan file's policy 'gspmd'", "'paper', as which it is loaded")
+    return replace(options, policy="paper")
+
+
+def parts(saved: Saved) -> tuple[Traced, Annotations, Options]:
     """What a plan is made of, from the content of a file; the digest inside is not looked at.
 
     Raises:
       PlanFileError: a value that its type does not allow, or a graph that no trace makes.
       ShardalgError: what cannot be of layouts, meshes, options and sizes.
     """
+    content, schema = saved
     traced = read_traced(content)
     annotations = read_annotations(content["annotations"], traced.graph, traced.first_mesh)
     settings = records.read(_Settings, content["options"], "options")
-    return traced, annotations, Options.of(records.values(settings, _Settings))
+    options = Options.of(records.values(settings, _Settings))
+    return traced, annotations, _as_now(options) if schema == BEFORE else options
 
 
 _SIDES = ("arguments", "results", "sites")

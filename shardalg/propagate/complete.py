@@ -21,7 +21,7 @@ from shardalg.propagate.strategy import Annotations
 
 DEFAULT = Options()
 WAYS: dict[str, tuple[Any, Any]] = {"gspmd": (index, Fixpoint), "shardy": (edge_index, Worklist)}
-"""Per policy the graph as it is visited, and the order of visits."""
+"""Per partitioner the graph as it is visited, and the order of visits."""
 
 
 def propagate(
@@ -33,7 +33,7 @@ def propagate(
     neighbours ask for, in the order of XLA's sharding propagation: level by level
     (`priority.py`), each to its fixed point, forward in XLA's order of instructions
     (`index.post_order`), then backward; between two layouts of one value `merge` decides. GSPMD,
-    arXiv:2105.04663, section 3.5. With policy "shardy" the order is that of `worklist.py`, and
+    arXiv:2105.04663, section 3.5. As Shardy completes, the order is that of `worklist.py`, and
     `factors.py` decides. Dimensions that an annotation gives a priority take part from that round
     on; each round is completed as a whole.
 
@@ -54,14 +54,14 @@ def propagate(
     >>> print(done.results[0].text(), "-", done.why(graph.results[0]))
     [x, y] - from x, w through dot_general (contraction, forward, level 1)
     """
-    layouts = Layouts(annotations.mesh, options.policy)
-    indexed, completion = WAYS[options.policy]
+    layouts = Layouts(annotations.mesh, options.partitioner)
+    indexed, completion = WAYS[options.partitioner]
     steps = indexed(graph, table, any(s is not None for s in annotations.results))
     numbers, seeds = border.start(graph, annotations, layouts, steps)
     begin = tuple(numbers)
     fixpoint = completion(steps, layouts, numbers, options.switches.priorities)
     fixpoint.run()
-    for now, rows in border.rounds(graph, annotations, options.policy):
+    for now, rows in border.rounds(graph, annotations, options.partitioner):
         for value, sharding in rows:
             fixpoint.take_part(value, border.in_round(layouts, numbers[value], sharding, now))
         fixpoint.run()

@@ -8,9 +8,20 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardalg.errors import StrategyError
+from shardalg.graph.tracing.installed import installed_partitioner
 from shardalg.renamed import warn_renamed
 
-POLICIES = ("gspmd", "shardy", "cost")
+POLICIES = ("paper", "gspmd", "shardy", "jit", "cost")
+_PARTITIONERS = {"paper": "gspmd", "gspmd": "gspmd", "shardy": "shardy", "cost": "gspmd"}
+_NAMES = {"gspmd": "GSPMD", "shardy": "Shardy"}
+_FOLLOWED = {
+    "paper": "the paper's",
+    "gspmd": "XLA's (GSPMD)",
+    "shardy": "XLA's (Shardy)",
+    "cost": "chosen by cost",
+}
+_WEIGHED = ("paper", "shardy")
+"""The completions that "cost" is never slower than."""
 _Class = TypeVar("_Class")
 
 
@@ -105,8 +116,11 @@ class Options:
     later. A plan that is to run on another chip is planned with that chip here.
 
     Attributes:
-      policy: which completion: "gspmd", or "shardy"; "cost" starts from gspmd's and lets any axis
-        serve any loop, as takes the fewest seconds (`partition.by_cost`).
+      policy: whose completion: "paper", the paper's; "gspmd" or "shardy", that of XLA's
+        partitioner of this name; "jit", of the one that the installed jax uses, so that layouts are
+        those of the function's own `jax.jit` (collectives are ours, which send no more); "cost"
+        starts from the paper's and lets any axis serve any loop, as takes the fewest seconds
+        (`partition.by_cost`).
       strict: a primitive without a rule, or a broken condition, is an error rather than a warning.
       keep_gathers: gathered operands of the forward pass stay for the backward pass: all, none, or
         as many as a device may hold in that number of bytes, what saves most per byte first. None:
@@ -124,7 +138,7 @@ class Options:
     False
     """
 
-    policy: str = "gspmd"
+    policy: str = "paper"
     strict: bool = False
     _: KW_ONLY
     keep_gathers: bool | int | None = None
@@ -156,10 +170,30 @@ class Options:
 
     @property
     def completions(self) -> tuple[Options, ...]:
-        """The options of all completions that the policy weighs: those of the faithful ones."""
+        """The options of all completions that the policy weighs: its own, or several by cost."""
         if self.policy != "cost":
             return (self,)
-        return tuple(replace(self, policy=name) for name in POLICIES if name != "cost")
+        return tuple(replace(self, policy=name) for name in _WEIGHED)
+
+    @property
+    def partitioner(self) -> str:
+        """Whose order and merges completion follows: "gspmd" or "shardy".
+
+        >>> Options().partitioner, Options(policy="shardy").partitioner
+        ('gspmd', 'shardy')
+        """
+        return installed_partitioner() if self.policy == "jit" else _PARTITIONERS[self.policy]
+
+    @property
+    def followed(self) -> str:
+        """Whose layouts a plan has, in words.
+
+        >>> Options().followed, Options(policy="cost").followed
+        ("the paper's", 'chosen by cost')
+        """
+        if self.policy == "jit":
+            return f"your jax.jit's ({_NAMES[self.partitioner]}; collectives are shardalg's)"
+        return _FOLLOWED[self.policy]
 
     def where(self, *, named: bool) -> Options:
         """The options of a plan whose sizes have names, or have none."""
@@ -169,7 +203,7 @@ class Options:
         if self.policy not in POLICIES:
             raise StrategyError(
                 f"policy {self.policy!r} is not one of {list(POLICIES)}. "
-                "Use Options(policy='gspmd'), or leave it out."
+                "Use Options(policy='jit') for the layouts of your jax.jit, or leave it out."
             )
         _check_switches(self)
         if not isinstance(self.switches, Switches):

@@ -23,6 +23,7 @@ from shardalg.errors import LoweringError
 from shardalg.graph.abstract import item_type
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph, Node
+from shardalg.graph.tracing.installed import SWITCH
 from shardalg.lower.arrays import even_prefix
 from shardalg.lower.axes import Axes, axes_of
 from shardalg.lower.xla_dump.hlo_collectives import (
@@ -38,7 +39,6 @@ from shardalg.xla.apart import compile_apart
 
 _NODE = "node"
 _CALLBACKS = ("pure_callback", "io_callback")
-_SWITCH = "jax_use_shardy_partitioner"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ def partitioners() -> tuple[str, ...]:
     >>> "shardy" in partitioners()
     True
     """
-    return ("gspmd", "shardy") if hasattr(jax.config, _SWITCH) else ("shardy",)
+    return ("gspmd", "shardy") if hasattr(jax.config, SWITCH) else ("shardy",)
 
 
 @contextmanager
@@ -82,15 +82,15 @@ def using(partitioner: str) -> Iterator[None]:
             f"jax {jax.__version__} has no partitioner {partitioner!r}, only {partitioners()}. "
             "Compare with one of these, or install a version of jax that has it."
         )
-    if not hasattr(jax.config, _SWITCH):
+    if not hasattr(jax.config, SWITCH):
         yield
         return
-    before = getattr(jax.config, _SWITCH)
-    jax.config.update(_SWITCH, partitioner == "shardy")
+    before = getattr(jax.config, SWITCH)
+    jax.config.update(SWITCH, partitioner == "shardy")
     try:
         yield
     finally:
-        jax.config.update(_SWITCH, before)
+        jax.config.update(SWITCH, before)
 
 
 def ask(

@@ -102,7 +102,8 @@ def test_a_scanned_step_sends_what_the_unrolled_one_sends(strategy):
     sent = []
     for scan in (False, True):
         plan = planned(strategy, Config(scan=scan), "train_step")
-        assert all(text.startswith("idle axis") for text in plan.warnings()["warning"])
+        found = plan.warnings().query("op != 'jax.jit'")
+        assert all(text.startswith("idle axis") for text in found["warning"])
         table = plan.collectives()
         sent.append(int((table["wire_bytes"] * table["count"]).sum()))
     assert sent[0] == sent[1] > 0

@@ -74,7 +74,7 @@ def test_state_is_donated(step, plan):
 def test_no_byte_is_moved_for_want_of_a_row(plan, show):
     moved = plan.collectives()
     total = (moved["wire_bytes"] * moved["count"]).sum()
-    fallback = plan.warnings()["wire_bytes"].sum()
+    fallback = plan.warnings().query("op != 'jax.jit'")["wire_bytes"].sum()
     show(f"foreign step: fallback gathers {fallback:.0f} of {total:.0f} wire bytes per step")
     assert total > 0
     assert fallback == 0

@@ -1,0 +1,101 @@
+"""A plan beside the one that the same annotations give under the layouts of the own `jax.jit`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from shardalg.costs.cost import number
+from shardalg.explain.trials import Outcome
+from shardalg.explain.warned import WARNING_COLUMNS
+from shardalg.graph.tracing.installed import installed_partitioner
+from shardalg.io.table import Table
+from shardalg.io.units import bytes_text
+from shardalg.planning.stages import Stages, planned
+from shardalg.propagate.options import Options
+
+COLUMNS = ("program", "layouts", "wire_bytes", "peak_memory_bytes")
+NAMES = {"gspmd": "GSPMD", "shardy": "Shardy"}
+_DIFFERS = 0.1
+"""The share from which two programs are worth a word."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnJit:
+    """What a plan sends and holds, beside a plan in the layouts that the installed jax chooses.
+
+    XLA's collectives between its layouts are its own, and send no less than ours between the same:
+    the second row is a lower bound of what `jax.jit` of the function sends. What it does send is
+    known once XLA was asked (`Plan.compare_xla`).
+
+    Attributes:
+      asked: the wire bytes that XLA's own program sends, where it was asked.
+    """
+
+    stages: Stages
+    options: Options
+    asked: int | float | None = None
+
+    @cached_property
+    def partitioner(self) -> str:
+        """The partitioner that the installed jax uses."""
+        return installed_partitioner()
+
+    @cached_property
+    def ours(self) -> Outcome:
+        """The plan's own figures."""
+        return Outcome.of(self.stages)
+
+    @cached_property
+    def theirs(self) -> Outcome:
+        """The figures of a plan in the partitioner's layouts."""
+        if self.options.policy in ("jit", self.partitioner):
+            return self.ours
+        followed = replace(self.options, policy="jit")
+        return Outcome.of(planned(self.stages.traced, self.stages.annotations, followed))
+
+    @property
+    def table(self) -> Table:
+        """A row per program, with its wire bytes and peak memory per device and step."""
+        return Table(COLUMNS, tuple(self._rows()))
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        named = NAMES[self.partitioner]
+        yield _row("this plan", self.options.followed, self.ours)
+        yield _row("your jax.jit, at least", named, self.theirs)
+        if self.asked is not None:
+            yield ("your jax.jit, as XLA compiles it", named, self.asked, None)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two send, or hold, amounts that are more than a tenth apart."""
+        pairs = (
+            (self.ours.wire_bytes, self.asked or self.theirs.wire_bytes),
+            (self.ours.peak_memory_bytes, self.theirs.peak_memory_bytes),
+        )
+        return any(abs(a - b) > _DIFFERS * max(a, b) for a, b in pairs)
+
+    def __str__(self) -> str:
+        sent = self.asked or self.theirs.wire_bytes
+        least = "" if self.asked else "at least "
+        return (
+            f"your jax.jit ({NAMES[self.partitioner]}'s layouts): {least}{bytes_text(sent)} sent "
+            f"and {bytes_text(self.theirs.peak_memory_bytes)} held; this plan "
+            f"{bytes_text(self.ours.wire_bytes)} and {bytes_text(self.ours.peak_memory_bytes)}"
+        )
+
+    def warnings(self) -> Table:
+        """The row of `Plan.warnings` that says so, if they differ."""
+        if not self.differs:
+            return Table(WARNING_COLUMNS, ())
+        more = max((self.asked or self.theirs.wire_bytes) - self.ours.wire_bytes, 0)
+        remedy = (
+            "run this plan by plan.lower(), or plan as your jax.jit does: Options(policy='jit')"
+        )
+        return Table(WARNING_COLUMNS, (("jax.jit", "", 1, more, str(self), remedy, 0),))
+
+
+def _row(program: str, layouts: str, outcome: Outcome) -> tuple[Any, ...]:
+    return program, layouts, number(outcome.wire_bytes), number(outcome.peak_memory_bytes)

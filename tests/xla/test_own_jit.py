@@ -1,0 +1,105 @@
+"""Whose layouts a plan has, and what the user's own `jax.jit` would send."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.graph.tracing.installed import installed_partitioner
+from shardalg.planning import plan_file
+from shardalg.renamed import RenamedWarning
+
+F32 = "float32"
+X, W = jax.ShapeDtypeStruct((64, 16), F32), jax.ShapeDtypeStruct((16, 512), F32)
+MESH = sa.Mesh({"X": 2, "Y": 4})
+BOTH = {"in_shardings": (P("X", "Y"), P("X", "Y"))}
+
+
+def layer(x, w):
+    """A product and its transpose: the partitioners agree on it."""
+    return jnp.maximum(x @ w, 0) @ w.T
+
+
+def disagreed(x, w):
+    """A product whose operands want one axis on different loops: they take another one each."""
+    return jnp.sin(x @ w)
+
+
+def planned(fn=layer, policy="paper", **specs):
+    return sa.plan(fn, X, W, mesh=MESH, options=sa.Options(policy=policy), **(specs or BOTH))
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("paper", "layouts the paper's"),
+        ("gspmd", r"layouts XLA's \(GSPMD\)"),
+        ("shardy", r"layouts XLA's \(Shardy\)"),
+        ("jit", r"layouts your jax\.jit's \((Shardy|GSPMD); collectives are shardalg's\)"),
+        ("cost", "layouts chosen by cost"),
+    ],
+)
+def test_every_plan_says_whose_layouts_it_has(policy, words):
+    assert re.search(words, repr(planned(policy=policy)))
+
+
+def test_jit_is_the_installed_partitioner():
+    ways = [planned(disagreed, name, in_shardings=(P("X"), P("X"))) for name in ("jit", "shardy")]
+    assert installed_partitioner() == "shardy"
+    assert ways[0].shardings().equals(ways[1].shardings())
+    with jax_switch(shardy=False):
+        assert installed_partitioner() == "gspmd"
+        assert sa.Options(policy="jit").partitioner == "gspmd"
+
+
+class jax_switch:
+    """Another partitioner, as a user sets it, for the time of a block."""
+
+    def __init__(self, *, shardy):
+        self.now = shardy
+
+    def __enter__(self):
+        self.before = jax.config.jax_use_shardy_partitioner
+        jax.config.update("jax_use_shardy_partitioner", self.now)
+
+    def __exit__(self, *_):
+        jax.config.update("jax_use_shardy_partitioner", self.before)
+
+
+def differing(policy="paper"):
+    """A sum of two layouts, in which the paper's completion sends a quarter of Shardy's."""
+    y = jax.ShapeDtypeStruct((512, 16), F32)
+    specs = (P("X"), P("X", "Y"))
+    options = sa.Options(policy=policy)
+    return sa.plan(lambda x, y: x + y.T, W, y, mesh=MESH, in_shardings=specs, options=options)
+
+
+def test_what_differs_is_said_and_xla_is_asked_only_when_asked():
+    plan = differing()
+    assert len(plan.beside_jit()) == 2
+    ours, theirs = plan.beside_jit()["wire_bytes"]
+    (row,) = plan.warnings().query("op == 'jax.jit'").to_dict("records")
+    assert row["warning"].startswith("your jax.jit (Shardy's layouts): at least ")
+    assert row["warning"] in str(plan)
+    assert theirs == differing("jit").beside_jit()["wire_bytes"][0]
+    beside = plan.compare_xla()
+    assert beside.partitioner == "shardy"
+    assert plan.beside_jit()["wire_bytes"].tolist() == [ours, theirs, beside.xla_wire_bytes]
+    assert theirs <= beside.xla_wire_bytes
+
+
+def test_a_file_of_the_old_schema_loads_as_the_papers(tmp_path):
+    plan = planned()
+    old = plan._content(plan_file.BEFORE)
+    assert old["options"]["policy"] == "gspmd"
+    inside = plan_file.body(old)
+    whole = {"schema": plan_file.BEFORE, "sha256": plan_file.digest(inside), "plan": old}
+    (tmp_path / "old.json").write_text(json.dumps(whole))
+    with pytest.warns(RenamedWarning, match="'paper'"):
+        loaded = sa.load_plan(tmp_path / "old.json")
+    assert loaded.options.policy == "paper"
+    assert loaded.text() == plan.text()
