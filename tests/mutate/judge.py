@@ -12,10 +12,9 @@ import jax
 import numpy as np
 
 from shardalg.lower import lower
-from shardalg.spmd.check import check
 from shardalg.spmd.host.simulate import simulate
 from shardalg.verify.verify import verify
-from tests.mutate.tampering import Subject, mutant
+from tests.mutate.tampering import Subject, is_sound, mutant
 
 DRAWS = (1, 2)
 """Seeds of the arguments that a mutant runs on."""
@@ -79,7 +78,7 @@ class Judge:
 
     def verdict(self, program):
         """By `verify` alone; what it accepts is run."""
-        checked = _is_checked(program)
+        checked = is_sound(program)
         try:
             with at_most(60):
                 finite = self.case.options.switches.finite_sums
@@ -127,14 +126,6 @@ def _difference(run, given, wants):
 def _layouts(border):
     """Layouts at a border as they are compared: in canonical digits."""
     return tuple(x.key for x in border) if isinstance(border, tuple) else border
-
-
-def _is_checked(program):
-    try:
-        check(program)
-    except Exception:  # of any kind: it is not sound
-        return False
-    return True
 
 
 def _alike(result, want):

@@ -17,6 +17,7 @@ from shardalg.spmd.instructions import (
     Fold,
     HaloExchange,
     Loop,
+    Resize,
     Top,
     While,
 )
@@ -24,10 +25,14 @@ from tests.partition.planned import instructions
 
 
 class Derivation:
-    """Locals of a program whose operands changed get the shape that they then have."""
+    """Locals of a program whose operands changed get the shape that they then have.
 
-    def __init__(self, before, program, graph):
-        self.program, self.graph = program, graph
+    Where it is `resized`, what an instruction makes is padded or stripped to the shape that it had,
+    of whatever kind it is: nothing behind it changes, and the border is as it was.
+    """
+
+    def __init__(self, before, program, graph, *, resized):
+        self.program, self.graph, self.resized = program, graph, resized
         self.locals = list(program.locals)
         known = before.locals
         self.other = {x.index for x, y in zip(self.locals, known, strict=False) if x is not y}
@@ -36,17 +41,47 @@ class Derivation:
 
     def run(self):
         """The program with the locals as they then are."""
-        self.block(self.program.block)
-        return replace(self.program, locals=tuple(self.locals))
+        block = self.block(self.program.block)
+        return replace(self.program, block=block, locals=tuple(self.locals))
 
     def block(self, block):
-        for step in block.instructions:
-            inside = step.attributes.bodies
-            if inside:
-                self.around(step)
-            elif id(step) not in self.same or not self.other.isdisjoint(step.operands):
-                for local, made in zip(step.results, self.made(step), strict=False):
-                    self.set(local, *made)
+        """The block as its instructions then are."""
+        steps = [one for step in block.instructions for one in self.settled(step)]
+        return replace(block, instructions=tuple(steps))
+
+    def settled(self, step):
+        """The instruction, and what makes its results what they were."""
+        if step.attributes.bodies:
+            return [self.around(step)]
+        if id(step) in self.same and self.other.isdisjoint(step.operands):
+            return [step]
+        results, more = list(step.results), []
+        for k, (local, made) in enumerate(zip(step.results, self.made(step), strict=False)):
+            if self.resized and self.is_resizable(local, *made):
+                results[k], steps = self.back(step, local, made[0])
+                more += steps
+            else:
+                self.set(local, *made)
+        return [replace(step, results=tuple(results)), *more]
+
+    def is_resizable(self, local, shape, dtype):
+        old = self.locals[local]
+        return (len(old.shape), old.dtype) == (len(shape), dtype)
+
+    def back(self, step, local, shape):
+        """A local of the shape, and the instructions that resize it to `local`."""
+        old = self.locals[local]
+        dims = [d for d, pair in enumerate(zip(shape, old.shape, strict=True)) if len({*pair}) > 1]
+        stages, steps = [], []
+        for dim in dims:
+            stages.append(len(self.locals))
+            self.locals.append(replace(old, index=stages[-1], shape=shape, origin=None))
+            shape = (*shape[:dim], old.shape[dim], *shape[dim + 1 :])
+        stages.append(local)
+        for dim, *pair in zip(dims, stages, stages[1:], strict=False):
+            resize, (before, after) = Resize(dim, old.shape[dim]), pair
+            steps.append(replace(step, attributes=resize, operands=(before,), results=(after,)))
+        return stages[0], steps
 
     def around(self, step):
         """Arguments of blocks follow what they are given, and results of the step theirs."""
@@ -59,14 +94,16 @@ class Derivation:
             given = [[*operands[:first], *operands[both:]], operands[first:]]
         elif isinstance(a, Branches):
             given = [operands[1:]] * len(a.blocks)
-        for block, outer in zip(a.bodies, given, strict=False):
+        blocks = list(a.bodies)
+        for number, (block, outer) in enumerate(zip(a.bodies, given, strict=False)):
             for k, (local, one) in enumerate(zip(block.arguments, outer, strict=False)):
                 self.set(local, one.shape if k < fixed else one.shape[1:], one.dtype)
-            self.block(block)
+            blocks[number] = self.block(block)
         stacked = a.num_carry if isinstance(a, Loop) else len(step.results)
         for k, (local, inner) in enumerate(zip(step.results, block.results, strict=False)):
             leading = () if k < stacked else (a.length,)
             self.set(local, (*leading, *self.locals[inner].shape), self.locals[inner].dtype)
+        return replace(step, attributes=a.with_bodies(blocks))
 
     def set(self, local, shape, dtype):
         old = self.locals[local]
@@ -112,9 +149,9 @@ def applied(key):
     return [(one.shape, str(one.dtype)) for one in made]
 
 
-def rederived(before, program, graph):
+def rederived(before, program, graph, *, resized):
     """The program with derived shapes; as it is where an instruction cannot run on what it gets."""
     try:
-        return Derivation(before, program, graph).run()
+        return Derivation(before, program, graph, resized=resized).run()
     except Exception:  # it stays malformed: that, too, wants a verdict
         return program

@@ -9,6 +9,9 @@ from tests.mutate.fields import at, changed, places
 from tests.mutate.shapes import rederived
 from tests.mutate.values import Other
 
+RESIZED = 0.6
+"""Share of those whose values are resized to the shapes that they had."""
+
 
 @dataclass(frozen=True, eq=False)
 class Subject:
@@ -62,9 +65,9 @@ class Subject:
     def other(self, rng):
         return Other(rng, self.program, self.pool)
 
-    def settled(self, program):
-        """With the shapes that the locals of a tampered program then have."""
-        return rederived(self.program, program, self.graph)
+    def settled(self, rng, program):
+        """With the shapes that the locals of a tampered program then have, or had."""
+        return rederived(self.program, program, self.graph, resized=rng.random() < RESIZED)
 
 
 def name(step):

@@ -7,6 +7,7 @@ the place if it was a single one; or None where there is nothing of the kind to 
 from dataclasses import dataclass, fields, replace
 
 from shardalg.algebra.digits import Digit
+from shardalg.spmd.check import check
 from shardalg.spmd.instructions import Apply, Branches, Loop, While
 from tests.mutate.fields import Place, at, changed, mapped
 from tests.mutate.subject import (
@@ -40,7 +41,7 @@ def of_an_instruction(rng, subject):
     if rng.random() < 0.3:
         for local in at(program, steps).results:
             program = _laid_out(program, local, rng.choice([local, *at(program, steps).operands]))
-    return subject.settled(program), f"{kind}, settled", place
+    return subject.settled(rng, program), f"{kind}, settled", place
 
 
 def rewired(rng, subject):
@@ -49,7 +50,7 @@ def rewired(rng, subject):
     place = rng.choice([p for p in subject.kinds[kind] if not p.direct])
     new = subject.other(rng).local(at(subject.program, place.steps))
     program = changed(subject.program, place.steps, new)
-    return subject.settled(program), f"{kind} rewired", place
+    return subject.settled(rng, program), f"{kind} rewired", place
 
 
 def left_out(rng, subject):
@@ -59,7 +60,7 @@ def left_out(rng, subject):
     alike = [o for o, shape in zip(step.operands, shapes, strict=False) if shape == shapes[-1]]
     stands = rng.choice(alike or step.operands)
     program = renamed(without(subject.program, steps), {step.results[0]: stands})
-    return subject.settled(program), f"{name(step)} left out"
+    return subject.settled(rng, program), f"{name(step)} left out"
 
 
 def exchanged(rng, subject):
@@ -73,7 +74,7 @@ def exchanged(rng, subject):
     program = with_fields(program, second, attributes=one.attributes, node=one.node)
     between = rng.choice([one.results[0], two.results[0], one.operands[0]])
     program = _laid_out(program, one.results[0], between)
-    return subject.settled(program), f"{name(one)} and {name(two)} exchanged"
+    return subject.settled(rng, program), f"{name(one)} and {name(two)} exchanged"
 
 
 def _laid_out(program, local, other):
@@ -96,7 +97,7 @@ def inserted(rng, subject):
     extra = replace(step, operands=(before, *step.operands[1:]), results=(result,), node=node)
     if rng.random() < 0.5:
         program = _laid_out(program, rng.choice([before, result]), rng.choice(step.results))
-    return subject.settled(with_behind(program, where, extra)), f"{name(step)} inserted"
+    return subject.settled(rng, with_behind(program, where, extra)), f"{name(step)} inserted"
 
 
 def axes_exchanged(rng, subject):
@@ -118,7 +119,7 @@ def axes_exchanged(rng, subject):
         locals_ = made_of(program, locals_) if where == "what follows" else locals_
     new = tuple(turned(x) if x.index in locals_ else x for x in program.locals)
     program = replace(changed(program, steps, turned(at(program, steps))), locals=new)
-    return subject.settled(program), f"axes exchanged in {where}"
+    return subject.settled(rng, program), f"axes exchanged in {where}"
 
 
 def dims_exchanged(rng, subject):
@@ -137,7 +138,7 @@ def dims_exchanged(rng, subject):
         dims[a], dims[b] = dims[b], dims[a]
     layout = replace(made.sharding, dims=tuple(dims))
     program = with_fields(program, ("locals", made.index), sharding=layout)
-    return subject.settled(program), f"dimensions of {name(step)} exchanged"
+    return subject.settled(rng, program), f"dimensions of {name(step)} exchanged"
 
 
 def relaid(rng, subject):
@@ -179,7 +180,7 @@ def said_otherwise(rng, subject):
     rest = tuple((n, v) for n, v in step.attributes.params if n != param)
     place = (*steps, "attributes")
     program = with_fields(subject.program, place, params=(*rest, (param, new)))
-    return subject.settled(program), f"Apply.params + {param}"
+    return subject.settled(rng, program), f"Apply.params + {param}"
 
 
 def beyond_a_border(rng, subject):
@@ -213,7 +214,7 @@ def beyond_a_border(rng, subject):
     if hasattr(moved.attributes, "combine") and rng.random() < 0.5:
         combine = rng.choice(["sum", "max"])
         extra = replace(extra, attributes=replace(moved.attributes, combine=combine))
-    program = subject.settled(with_behind(program, steps, extra))
+    program = subject.settled(rng, with_behind(program, steps, extra))
     return program, f"{name(moved)} moved behind {name(step)}"
 
 
@@ -225,6 +226,8 @@ UNMADE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """What constructors say of values that there are none of, ShardingErrors among it."""
 SINGLE, TWICE = 0.3, 0.2
 """Shares of mutants: of a single field alone, and of those that are tampered with twice."""
+TRIES = 3
+"""How often a consistent way is tried for a program whose structure is sound."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +244,15 @@ class Mutant:
     owners: frozenset = frozenset()
 
 
+def is_sound(program):
+    """Whether a program passes `check`."""
+    try:
+        check(program)
+    except Exception:  # of any kind: it is not sound
+        return False
+    return True
+
+
 def mutant(rng, subject):
     """A tampered program: twice, at times."""
     found = None
@@ -254,7 +266,18 @@ def mutant(rng, subject):
 
 
 def _tampered(rng, subject):
-    way = one_field if rng.random() < SINGLE else rng.choice(CONSISTENT)
+    """A single field as it comes; in a consistent way, the first that is sound of some."""
+    if rng.random() < SINGLE:
+        return _once(rng, subject, one_field)
+    way, found = rng.choice(CONSISTENT), None
+    for _ in range(TRIES):
+        found = _once(rng, subject, way) or found
+        if found and is_sound(found.program):
+            break
+    return found
+
+
+def _once(rng, subject, way):
     try:
         made = way(rng, subject)
     except UNMADE:
