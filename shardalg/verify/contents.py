@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from shardalg.algebra.digits import Digit, Digits, canonical, overlap
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.proofs.integers import All, Formula, Number, PartitionId, number, within
-from shardalg.ops.rule import COMBINES, PICK, USER
+from shardalg.ops.rule import COMBINES, PICK, SUM, USER
 from shardalg.spmd.identity import identity
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import MaskIndexed
@@ -92,7 +92,8 @@ class Contents:
     Attributes:
       value: the graph value; None for what no graph value names.
       dims: per dimension, which elements.
-      unreduced: digits along which the members' values are still to be combined, by `combine`.
+      unreduced: digits along which the members' values are still to be combined, by `combine`;
+        "pick" if one member at most has what is not made of zero bits.
       changes: what was done to the numbers (shifted indices, first member only), in order.
       awaits: what has still to be done before the elements are the graph value's.
       number: what all its elements are, if that is known: of literals, and of what is made of them.
@@ -115,6 +116,16 @@ class Contents:
     def tasks(self) -> tuple[Attributes | Selected, ...]:
         """Whatever keeps the elements from being the graph value's own."""
         return (*self.awaits, *self.changes)
+
+
+def at_border(held: Contents) -> Contents:
+    """What counts where a value is handed on: its elements, and that what is pending is a sum.
+
+    What one member alone has is one; of what is not pending, nothing is joined.
+    """
+    dims = tuple(replace(dim, fill=None) for dim in held.dims)
+    added = held.combine == PICK or not held.unreduced
+    return replace(held, dims=dims, number=None, combine=SUM if added else held.combine)
 
 
 @dataclass(frozen=True)

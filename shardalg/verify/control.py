@@ -12,7 +12,7 @@ from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import Branches, Loop, Manual, While
 from shardalg.spmd.manual import manual_layouts
 from shardalg.verify import contents
-from shardalg.verify.contents import Contents, laid_out
+from shardalg.verify.contents import Contents, at_border, laid_out
 from shardalg.verify.report import MANUAL, TRUSTED, Claim, Decided
 from shardalg.verify.verifier import Held, Verifier, claims
 
@@ -174,10 +174,5 @@ def _around(inner: Contents, value: int, loop: Loop, stacked: bool) -> Contents:
 
 def _alike(verifier: Verifier, name: str, found: Contents, wanted: Contents) -> Claim:
     """Both sides of a loop's border hold the same elements."""
-    bare = replace(
-        found,
-        dims=tuple(replace(d, fill=None) for d in found.dims),
-        combine=found.combine if found.unreduced else wanted.combine,
-        number=None,
-    )
-    return verifier.judged(name, "carry", Decided("both sides of the border agree", bare == wanted))
+    words = "both sides of the border agree"
+    return verifier.judged(name, "carry", Decided(words, at_border(found) == wanted))

@@ -8,7 +8,6 @@ at once into what the next operator reads). So it is said of every one, and refu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from shardalg.algebra.mesh import Mesh
@@ -16,7 +15,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.spmd.program import SpmdProgram
 from shardalg.verify.asked import follows
-from shardalg.verify.contents import Contents, laid_out
+from shardalg.verify.contents import Contents, at_border, laid_out
 from shardalg.verify.report import NOT_HELD, Claim
 
 Layouts = dict[int, dict[Sharding, None]]
@@ -68,7 +67,7 @@ class Seen:
             if contents.value in self.layouts:
                 made = self.program.locals[local]
                 wanted = laid_out(made.sharding, made.sharding.shard_shape, contents.value)
-                if _bare(contents) == wanted:
+                if at_border(contents) == wanted:
                     self.layouts[contents.value][made.sharding] = None
 
     def claims(self) -> Iterator[Claim]:
@@ -81,10 +80,3 @@ class Seen:
                 instead = ", ".join(dict.fromkeys(s.text() for s in found))
                 words += f" (it holds it only as {instead})" if found else " (it never holds it)"
             yield Claim(name, "site", "proved" if right else NOT_HELD, words=words)
-
-
-def _bare(contents: Contents) -> Contents:
-    """Without what is known of the numbers and of what stands beside them."""
-    dims = tuple(replace(d, fill=None) for d in contents.dims)
-    combine = contents.combine if contents.unreduced else "sum"
-    return replace(contents, dims=dims, number=None, combine=combine)

@@ -30,7 +30,7 @@ from shardalg.spmd.manual import WRITTEN, written
 from shardalg.spmd.program import SpmdProgram
 from shardalg.verify import derived_types as types
 from shardalg.verify.asked import asked
-from shardalg.verify.contents import Contents, Made, anonymous, laid_out
+from shardalg.verify.contents import Contents, Made, anonymous, at_border, laid_out
 from shardalg.verify.move import CheckedInstruction, crosses
 from shardalg.verify.moves.moved import moved
 from shardalg.verify.operators.apply import Applied, applied
@@ -141,12 +141,8 @@ class Verifier:
         """What is handed out is a value in a layout, with nothing left to be done."""
         value, layout = wanted
         said = laid_out(layout, layout.shard_shape, value)
-        dims = tuple(replace(d, fill=None) for d in contents.dims)
-        # what is pending is summed on the other side; of what is not, nothing is joined
-        combine = contents.combine if contents.unreduced else said.combine
-        bare = replace(contents, dims=dims, number=None, combine=combine)
         words = f"the value is handed out as {layout.text()}"
-        right = bare == said
+        right = at_border(contents) == said
         yield self.judged(self.graph.values[value].name, kind, Decided(words, right))
 
     def block(self, block: Block, held: Held) -> Iterator[Claim]:

@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
@@ -21,7 +23,14 @@ def turned(x):
     return x * 2
 
 
+def pooled(x, y):
+    """The gradient of a pooling, at whose padding JAX's abstract evaluation does not look."""
+    made = jax.vjp(lambda x: lax.reduce_window(x, -np.inf, lax.max, (4,), (2,), "SAME"), x)
+    return made[1](y)[0]
+
+
 CASES = {
+    "pooled": Case(pooled, (numbers(14), numbers(7)), (P("Y"), P("Y")), P("Y")),
     "reshaped": moving.CASES["reshaped"],
     "turned": Case(turned, (numbers(16, 2) + 9,), (P("X", "Y"),), P(None, ("Y", "X"))),
 }
@@ -33,6 +42,13 @@ def longer(regroup):
     return replace(regroup, groups=((count + 1, sizes), *rest))
 
 
+def with_a_third_end(apply):
+    """Padding of a dimension that is a number longer."""
+    said = dict(apply.params)
+    (ends,) = said["padding"]
+    return replace(apply, params=tuple({**said, "padding": ((*ends, 0),)}.items()))
+
+
 # The program, and what is changed in which instruction of a kind.
 MUTATIONS = {
     "other devices send than receive": (
@@ -41,6 +57,7 @@ MUTATIONS = {
         lambda a: replace(a, arriving=Y + X),
         -1,
     ),
+    "three ends of a dimension": ("pooled", p.Apply, with_a_third_end, -1),
     "a group of more dimensions than there are": ("reshaped", p.Regroup, longer, -1),
 }
 

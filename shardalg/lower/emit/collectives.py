@@ -10,6 +10,7 @@ the transposes to the compiler.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -57,14 +58,30 @@ def _all_reduce(emitter: Emitter, instruction: Instruction[AllReduce], x: Array)
 def _reduced(x: Array, names: tuple[str, ...], combine: str) -> Array:
     if x.dtype == jnp.bool_ and combine in _OF_BOOL:
         return _OF_BOOL[combine](x.astype(jnp.uint8), names).astype(jnp.bool_)
+    if combine == "pick":
+        return as_bits(x, lambda bits: lax.psum(bits, names))
     if combine in EXTREMA and jnp.issubdtype(x.dtype, jnp.floating):
         return extremum(x, names, combine)
-    if combine in _DIRECT and (combine in ("sum", "pick") or x.dtype.kind != "c"):
+    if combine in _DIRECT and (combine == "sum" or x.dtype.kind != "c"):
         return _DIRECT[combine](x, names)  # XLA orders no complex numbers between devices
     return folded(lax.all_gather(x, names, axis=0, tiled=False), combine)
 
 
-_DIRECT = {"sum": lax.psum, "pick": lax.psum, "max": lax.pmax, "min": lax.pmin}
+def as_bits(x: Array, send: Callable[[Array], Array]) -> Array:
+    """What one device at most has bits of is sent as whole numbers: a zero keeps its sign.
+
+    A sum of floats would start from +0 (CPU), or add that of a device which has nothing.
+    """
+    if x.dtype.kind == "c":
+        pairs = as_bits(jnp.stack([x.real, x.imag], -1), send)
+        return lax.complex(pairs[..., 0], pairs[..., 1])
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return send(x)
+    whole = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+    return lax.bitcast_convert_type(send(lax.bitcast_convert_type(x, whole)), x.dtype)
+
+
+_DIRECT = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
 
 _OF_BOOL = {
@@ -127,11 +144,17 @@ def _reduce_scatter(
     if a.combine not in ("sum", "pick") or x.dtype == jnp.bool_:
         # every member sends each other one its piece and folds what arrives: the same bytes
         return [folded(swapped(pieces(x, a.dim, parts(a.digits)), names), a.combine)]
+    send = partial(_scattered, emitter, a)
+    return [as_bits(x, send) if a.combine == "pick" else send(x)]
+
+
+def _scattered(emitter: Emitter, a: ReduceScatter, x: Array) -> Array:
+    names = emitter.axes.names(a.digits)
     if emitter.tiled or a.dim == 0:
-        return [lax.psum_scatter(x, names, scatter_dimension=a.dim, tiled=True)]
+        return lax.psum_scatter(x, names, scatter_dimension=a.dim, tiled=True)
     block = x.shape[a.dim] // parts(a.digits)
     start = emitter.partition_id(a.digits) * block
-    return [lax.dynamic_slice_in_dim(lax.psum(x, names), start, block, a.dim)]
+    return lax.dynamic_slice_in_dim(lax.psum(x, names), start, block, a.dim)
 
 
 @emits(AllToAll)

@@ -2,7 +2,8 @@
 
     x[k] = sum over partitions p of (x[k] where p has it, else 0)
 A last token, or a first row, is then sent as what it is made for wants it: added up where all
-devices want it, or scattered. A zero loses its sign in the sum, as in XLA's own owner selects.
+devices want it, or scattered. It is joined as bits
+(`partition/passes/alone.py`): in a sum a zero would lose its sign, as in XLA's own owner selects.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ another candidate, taken where it sends less.
 
 Boxes: A box at run-time starts (`spmd/instructions/boxes.py`: `dynamic_slice`,
 `dynamic_update_slice`) is read and written where it lies: starts are clamped for all devices
-alike, then counted from the own block. What is read is 0 where the block lacks it, and summed.
+alike, then counted from the own block. What is read is 0 where the block lacks it, and joined
+as bits (`partition/passes/alone.py`), so that a zero keeps its sign.
 Gathers and scatters of many starts (`ops/local_parameters.py`) run as they are: their indices are
 counted from the block, and where a window may straddle its border a margin stands around it, as
 wide as the window; indices of windows that miss the block are masked or drop their update. One

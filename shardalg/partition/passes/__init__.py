@@ -8,5 +8,6 @@ layout already, other combinations are complete when they are made. A mask moves
 is made, so that there is one copy of it (`partition/passes/masking.py`), and goes where the number
 is there already: whole dimensions are padded with zeros, and pointwise operators make numbers of
 numbers (`partition/passes/padding_values.py`, `ops/families/numbers.py`).
-`verify/operators/fills.py` follows the numbers by itself.
+What one device alone has is joined as bits (`partition/passes/alone.py`): a sum of floats would
+make -0 and the +0 of the others +0. `verify/operators/fills.py` follows the numbers by itself.
 """

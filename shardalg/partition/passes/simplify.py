@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardalg.graph.ir import Graph
+from shardalg.partition.passes.alone import joined_as_bits
 from shardalg.partition.passes.masking import masks_moved
 from shardalg.partition.passes.merge_formatting import joined
 from shardalg.partition.passes.scattering import scattered
@@ -19,12 +20,13 @@ def simplify(program: SpmdProgram, graph: Graph, *, join: bool = True) -> SpmdPr
     Args:
       join: whether masks move to where their value is made, formatting that repeats or undoes
         itself becomes one instruction, and a reduction that is only cut a reduce-scatter.
+    What one device alone has is joined as bits, always.
     """
     if join:
         program = masks_moved(program, graph)
         program = replace(program, block=joined(program.block, program.locals))
     program = replace(program, block=_live(program.block))
-    return scattered(program) if join else program
+    return joined_as_bits(scattered(program) if join else program)
 
 
 def _live(block: Block) -> Block:

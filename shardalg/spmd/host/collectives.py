@@ -24,27 +24,35 @@ _UFUNCS = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
-    "pick": np.add,
     "logsumexp": np.logaddexp,
 }
 
 
 def combined(blocks: Stack, combine: str) -> np.ndarray:
     """`blocks` joined elementwise; 2-byte floats are joined in f32 and rounded once."""
+    if combine == "pick":
+        return _as_bits(np.stack(blocks))
     if combine not in _UFUNCS:
-        raise ProgramError(f"no collective joins by {combine!r}; known: {sorted(_UFUNCS)}.")
+        known = sorted([*_UFUNCS, "pick"])
+        raise ProgramError(f"no collective joins by {combine!r}; known: {known}.")
     with np.errstate(invalid="ignore", over="ignore"):  # of garbage
         return _combined(np.stack(blocks), combine)
 
 
 def _combined(array: np.ndarray, combine: str) -> np.ndarray:
-    if array.dtype == np.bool_ and combine in ("sum", "pick"):
+    if array.dtype == np.bool_ and combine == "sum":
         combine = "or"
     if array.dtype.itemsize == 2 and array.dtype.kind in "fV":
         return _UFUNCS[combine].reduce(array.astype(np.float32)).astype(array.dtype)
     if array.dtype.kind == "c" and combine == "logsumexp":
         return _complex_logsumexp(array)
     return _UFUNCS[combine].reduce(array, dtype=array.dtype)
+
+
+def _as_bits(array: np.ndarray) -> np.ndarray:
+    """The bits of all rows, of which one at most has any in an element."""
+    rows = array.reshape(len(array), array[0].size).view(np.uint8)
+    return np.bitwise_or.reduce(rows).view(array.dtype).reshape(array.shape[1:])
 
 
 def _complex_logsumexp(array: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.merge.proofs.integers import Number, equal, implies, within
+from shardalg.ops.rule import PICK, SUM
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, ReduceScatter
 from shardalg.verify.contents import Held, at_member, fill_number, partition_number, without
@@ -69,12 +70,14 @@ def _summed(step: CheckedInstruction[AllReduce | ReduceScatter]) -> Result:
     a, given = step.attributes, step.given
     rest = without(given.unreduced, a.digits)
     words = f"{a.combine} joins what is pending: {given.combine}"
+    joins = a.combine == given.combine or (a.combine, given.combine) == (SUM, PICK)
     stated = [
-        ("combine", Decided(words, rest is not None and a.combine == given.combine)),
+        ("combine", Decided(words, rest is not None and joins)),
         bare(given),
         *members_agree(step, a.digits, ()),
     ]
-    neutral = filled_with(step, fill_number(a.combine, step.made.dtype))
+    way = SUM if a.combine == PICK else a.combine
+    neutral = filled_with(step, fill_number(way, step.made.dtype))
     return replace(neutral, unreduced=given.unreduced if rest is None else rest), stated
 
 

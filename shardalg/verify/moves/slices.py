@@ -7,7 +7,7 @@ from itertools import product
 
 from shardalg.algebra.digits import overlap, parts
 from shardalg.merge.proofs.integers import All, Compare, Number, equal, implies
-from shardalg.ops.rule import SUM
+from shardalg.ops.rule import PICK, SUM
 from shardalg.spmd.instruction import Along
 from shardalg.spmd.instructions import DynamicSlice, OwnerSelect, Slice, SliceAt
 from shardalg.verify.contents import Held, as_set, partition_number, start_number
@@ -62,7 +62,8 @@ def _owner_select(step: CheckedInstruction[OwnerSelect]) -> Result:
     words = f"element {a.index} is place {a.place} on partition {a.owner}"
     inside = 0 <= a.place < held.length and 0 <= a.owner < parts(a.digits)
     fresh = not any(overlap(*pair) for pair in product(a.digits, given.unreduced))
-    added = given.combine == SUM or not given.unreduced  # of what is whole, how does not matter
+    alone = given.combine == PICK or not given.unreduced  # of what is whole, how does not matter
+    added = given.combine == SUM or alone
     sums = added and not given.changes and not given.awaits
     stated: list[Stated] = [
         ("delivers", step.claim(words, goal)),
@@ -71,5 +72,7 @@ def _owner_select(step: CheckedInstruction[OwnerSelect]) -> Result:
         *members_agree(step, a.digits, (a.dim,)),
     ]
     pending = as_set((*given.unreduced, *a.digits))
-    made = replace(filled_with(step, 0), unreduced=pending, combine=SUM, number=None)
+    made = replace(
+        filled_with(step, 0), unreduced=pending, combine=PICK if alone else SUM, number=None
+    )
     return with_dim(made, a.dim, Held(Number.of(a.index), 1, held.size)), stated

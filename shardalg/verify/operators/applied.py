@@ -8,7 +8,9 @@ from typing import Any, Generic, TypeVar
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Signature
+from shardalg.ops.families.numbers import SAME
 from shardalg.ops.local_parameters import Emission
+from shardalg.ops.rule import PICK, Rule
 from shardalg.spmd.instruction import Operator
 from shardalg.spmd.instructions import Apply
 from shardalg.verify.contents import Contents, Made
@@ -24,6 +26,8 @@ RESTATED = frozenset(
 )
 PROMISES = ("indices_are_sorted", "unique_indices")
 """What an operator may rely on; it is right without."""
+COPIES = SAME | {"rev", "slice"}
+"""Operators of one operand whose results are elements of it."""
 
 
 O_co = TypeVar("O_co", bound=Operator, covariant=True)
@@ -79,14 +83,20 @@ def on_blocks(what: Applied[Apply]) -> Signature:
 def ready(what: Applied[Apply]) -> Iterator[Stated]:
     """The primitive is the node's own, and nothing is left to be done to its operands."""
     bare = not any(held.awaits or held.viewed for held in what.operands)
-    restated = {name for name, _ in what.apply.params} <= RESTATED & dict(
-        what.signature.params
-    ).keys()
+    own = dict(what.signature.params)
+    restated = all(n in RESTATED & own.keys() and _is_like(v, own[n]) for n, v in what.apply.params)
     same = what.apply.primitive == what.signature.primitive and restated
     yield (
         "emitted",
         Decided(f"{what.signature.primitive} runs on finished operands", bare and same),
     )
+
+
+def _is_like(said: object, own: object) -> bool:
+    """Whether tuples have as many members, and these theirs: else it says something else."""
+    if not (isinstance(said, tuple) and isinstance(own, tuple)):
+        return isinstance(said, tuple) == isinstance(own, tuple)
+    return len(said) == len(own) and all(map(_is_like, said, own))
 
 
 def semantics(what: Applied[Apply], emission: Emission) -> Stated:
@@ -101,3 +111,14 @@ def semantics(what: Applied[Apply], emission: Emission) -> Stated:
     ]
     words = f"{what.signature.primitive} misses and promises as the emission says"
     return "emitted", Decided(f"{words}{', not in ' if other else ''}{', '.join(other)}", not other)
+
+
+def is_alone(what: Applied, rule: Rule) -> bool:
+    """Whether of what is partial one member at most has an element, and the others zero bits.
+
+    A row that picks makes such; whatever copies elements hands it on.
+    """
+    partial = [held for held in what.operands if held.unreduced]
+    copies = what.signature.primitive in COPIES and not rule.reduced
+    handed_on = copies and all(held.combine == PICK for held in partial)
+    return rule.combine == PICK or (bool(partial) and handed_on)

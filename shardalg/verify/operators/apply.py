@@ -42,6 +42,7 @@ from shardalg.verify.operators.applied import (
     Applied,
     Outcome,
     applies,
+    is_alone,
     on_blocks,
     ready,
     semantics,
@@ -390,7 +391,7 @@ def _result(what: Applied, run: Run, place: tuple[Emission, int, Made]) -> Resul
     if made.named:
         words = "nothing is left to be done to a result that is named for its value"
         stated.append(("emitted", Decided(words, not awaits)))
-    combine = SUM if run.rule.combine == PICK else run.rule.combine
+    combine = PICK if is_alone(what, run.rule) else run.rule.combine
     filling = Filling(run, what.signature, {k: what.operands[k] for k in run.rule.operands})
     return replace(filling.made(nth, said), combine=combine, awaits=awaits), stated
 

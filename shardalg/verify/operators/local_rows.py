@@ -329,7 +329,7 @@ def pending(run: Run, held: Mapping[int, Contents]) -> tuple[Digits, Decided]:
     added, factor = set(passed) == rule.addends, len(passed) == 1 and not set(passed) & rule.addends
     may = rule.combine == SUM and set(passed) <= rule.linear and (added or factor)
     alike = len(set(passed.values())) == 1 and all(
-        c.combine == SUM for c in held.values() if c.unreduced
+        c.combine in (SUM, PICK) for c in held.values() if c.unreduced
     )
     digits = next(iter(passed.values()))
     return as_set((*own, *digits)), Decided(words, may and alike)
