@@ -94,7 +94,7 @@ def on_whole_axes(mesh: Mesh, digits: Iterable[Digit]) -> bool:
     return all(digit.size == 1 or digit in whole for digit in digits)
 
 
-def run_axes(program: SpmdProgram, jax_mesh: JaxMesh) -> Axes:
+def run_axes(program: SpmdProgram, jax_mesh: JaxMesh | AbstractMesh) -> Axes:
     """The user's mesh if it can name every digit of `program`, else a mesh of places over it."""
     return axes_of(program.mesh, set(used_digits(program)), jax_mesh)
 

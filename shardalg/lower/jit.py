@@ -27,6 +27,7 @@ class Twin:
       axes: of the mesh on which XLA partitions.
       sites: annotation node to sharding.
       donated: flattened arguments that a call consumes.
+      platform: as of `Lowered`.
     """
 
     graph: Graph
@@ -35,6 +36,7 @@ class Twin:
     axes: Axes
     sites: Mapping[int, Sharding]
     donated: tuple[int, ...] = ()
+    platform: str | None = None
 
     def _function(self, *leaves: jax.Array) -> tuple[jax.Array, ...]:
         given = [self._uneven(b, x) for b, x in zip(self.arguments, leaves, strict=True)]
@@ -70,7 +72,8 @@ class Twin:
             donate_argnums=self.donated,
         )
         with jax.sharding.use_abstract_mesh(self.axes.mesh.abstract_mesh):
-            return jitted.lower(*structs)
+            traced = jitted.trace(*structs)
+            return traced.lower(lowering_platforms=self.platform and (self.platform,))
 
     @cached_property
     def compiled(self) -> Any:

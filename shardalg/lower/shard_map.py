@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 from jax.sharding import Mesh as JaxMesh
 
 from shardalg.algebra.sharding import Sharding
@@ -40,6 +41,8 @@ class Lowered:
       donate: flattened arguments whose memory the results may take.
       sites: graph node of an annotation to its sharding; the XLA twin constrains them.
       verified: how far the plan was proved, in words; stands in every measurement.
+      platform: for which it is lowered where the mesh has no devices ("tpu", "cuda"); None: that of
+        the devices.
     """
 
     program: SpmdProgram
@@ -49,6 +52,7 @@ class Lowered:
     donate: tuple[int, ...] = ()
     sites: Mapping[int, Sharding] = field(default_factory=dict)
     verified: str = "not verified"
+    platform: str | None = None
 
     @cached_property
     def arguments(self) -> tuple[ArrayBorder, ...]:
@@ -94,7 +98,7 @@ class Lowered:
         Raises:
           LoweringError: what a primitive of another package is lowered with fails on a device.
         """
-        tiled = self.run.mesh.devices.flat[0].platform != "cpu"
+        tiled = self._platform != "cpu"
         ends = self.arguments, self.results
         inside = body(Emitter(self.program, self.graph, self.run, tiled))
         function = jax.shard_map(
@@ -113,12 +117,17 @@ class Lowered:
         # Whatever mesh the caller has set, inside this program there is only ours.
         with jax.sharding.use_abstract_mesh(self.run.mesh.abstract_mesh):
             try:
-                return jitted.lower(*(b.struct for b in self.arguments))
+                traced = jitted.trace(*(b.struct for b in self.arguments))
+                return traced.lower(lowering_platforms=self.platform and (self.platform,))
             except Exception as error:  # code of another package may raise anything
                 foreign = self._foreign(error)
                 if foreign is None:
                     raise
                 raise foreign from None
+
+    @property
+    def _platform(self) -> str:
+        return self.platform or self.run.mesh.devices.flat[0].platform
 
     def _foreign(self, error: Exception) -> LoweringError | None:
         """What to do about primitives of other packages; None where there are none."""
@@ -181,7 +190,13 @@ class Lowered:
                 "jax.jit takes one order per program. Compare a plan in which all lies on the mesh."
             )
         return Twin(
-            self.graph, self.arguments, self.results, self._twin_axes, self.sites, self.donated
+            self.graph,
+            self.arguments,
+            self.results,
+            self._twin_axes,
+            self.sites,
+            self.donated,
+            self.platform,
         )
 
     @property
@@ -196,7 +211,7 @@ class Lowered:
     def __repr__(self) -> str:
         return (
             f"Lowered({len(self.arguments)} arguments, {len(self.results)} results, "
-            f"{self.program.mesh!r} on {self.run.mesh.devices.flat[0].platform}, {self.verified})"
+            f"{self.program.mesh!r} on {self._platform}, {self.verified})"
         )
 
 
@@ -206,7 +221,7 @@ def lower(
     devices: Sequence[jax.Device] | None = None,
     *,
     donate: Sequence[int] = (),
-    mesh: JaxMesh | None = None,
+    mesh: JaxMesh | AbstractMesh | None = None,
     sites: Mapping[int, Sharding] | None = None,
 ) -> Lowered:
     """`program` on real devices.
@@ -214,7 +229,8 @@ def lower(
     Args:
       devices: position `i` of the mesh is `devices[device_ids[i]]`; None: all of the backend.
       donate: numbers of the *flattened* arguments that a call may consume.
-      mesh: the user's own JAX mesh, whose axes results are named on; None: made from `devices`.
+      mesh: the user's own JAX mesh, whose axes results are named on; None: made from `devices`. On
+        an abstract one the program is lowered for a `Lowered.platform`, and does not run.
       sites: annotation node to sharding, for the XLA twin.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -11,6 +11,7 @@ from jax import lax
 from shardalg.algebra.digits import Digits
 from shardalg.graph.ir import Graph
 from shardalg.lower.axes import Axes
+from shardalg.lower.kept_apart import repeated
 from shardalg.spmd.instruction import Attributes, Block, Instruction
 from shardalg.spmd.local import Start
 from shardalg.spmd.program import SpmdProgram
@@ -25,7 +26,8 @@ class Emitter:
     """What every instruction is emitted with.
 
     Attributes:
-      tiled: whether collectives are tiled along any dimension (False on CPU).
+      tiled: whether collectives are tiled along any dimension, and copies that are made twice are
+        kept apart (False on CPU, whose compiler drops barriers before it merges operators).
     """
 
     program: SpmdProgram
@@ -61,8 +63,17 @@ def emits(kind: type[A]) -> Callable[[Emit[A, Operands]], Emit[A, Operands]]:
 
 def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Array]:
     """Emit `block` with its arguments in `env`; the values of its results."""
-    for instruction in block.instructions:
+    again = repeated(emitter.graph, block) if emitter.tiled else {}
+    for position, instruction in enumerate(block.instructions):
+        if position in again:
+            _hold_back(env, {*instruction.operands, *again[position]})
         operands = [env[index] for index in instruction.operands]
         emit = EMIT[type(instruction.attributes)]
         env.update(zip(instruction.results, emit(emitter, instruction, *operands), strict=True))
     return [env[index] for index in block.results]
+
+
+def _hold_back(env: dict[int, Array], locals_: Iterable[int]) -> None:
+    """None of these values is there before all of them are."""
+    held = sorted(locals_)
+    env.update(zip(held, lax.optimization_barrier([env[i] for i in held]), strict=True))
