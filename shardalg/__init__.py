@@ -55,11 +55,13 @@ _PUBLIC = {
     "shardalg.lower.host": ("host_devices",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
-__all__ = sorted(_HOME)
+__all__ = sorted({*_HOME, "models"})
 
 
 def __getattr__(name: str) -> object:
     """Load a public name from the module that defines it, once."""
+    if name == "models":
+        return importlib.import_module("shardalg.models")
     if name not in _HOME:
         raise AttributeError(f"module 'shardalg' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)

@@ -1,5 +1,6 @@
 """The public names with their types, for checkers and editors; `__init__.py` loads them late."""
 
+from shardalg import models as models
 from shardalg.algebra.dims import (
     SymbolError as SymbolError,
 )

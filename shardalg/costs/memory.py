@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import expands, materialised
+from shardalg.costs.on_chip import on_chip
 from shardalg.costs.saved import last_uses, rebuilt_last_uses
 from shardalg.costs.walk import local_bytes
 from shardalg.graph.ir import Graph
@@ -253,8 +254,13 @@ class _Scan:
 
     @cached_property
     def whole(self) -> tuple[_Held, ...]:
-        """Per local value, its own bytes."""
-        return tuple(_Held(v.bytes, (v.index,)) for v in self.program.locals)
+        """Per local value, its own bytes; of one that is never in memory, none."""
+        never = on_chip(self.program, self.graph) if self.graph else frozenset()
+        own = (
+            _NOTHING if v.index in never else _Held(v.bytes, (v.index,))
+            for v in self.program.locals
+        )
+        return tuple(own)
 
     def peak(self, block: Block, lives: _Lives, stop: ProgramPoint | None = None) -> _Timeline:
         """The peak of a block; with `stop`, what is alive at that place."""

@@ -22,6 +22,7 @@ from shardalg.costs.cost import FORMATTING, Cost, Item, Totals
 from shardalg.costs.fusion import fused, traffic
 from shardalg.costs.hardware import Hardware, over
 from shardalg.costs.memory import liveness
+from shardalg.costs.on_chip import on_chip
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node, Signature
@@ -58,7 +59,8 @@ def estimate(
     named = program if isinstance(program, Symbolised) else None
     hints = program.hints if isinstance(program, Symbolised) else program
     held = liveness(hints, graph, roles=roles, donated=donated, rebuild=hardware.rebuilds)
-    numbers = _Pricing(hints, graph, hardware, fused(hints, graph))
+    inside = fused(hints, graph) | on_chip(hints, graph)
+    numbers = _Pricing(hints, graph, hardware, inside)
     formulas = replace(numbers, program=named.program, sizes=named.sizes) if named else numbers
     runs = formulas.runs()
     prices = numbers.prices(runs)

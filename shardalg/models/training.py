@@ -17,8 +17,8 @@ from shardalg.models.transformer import ATTENTION, FFN, Config
 
 Array = jax.Array
 
-# Dimensions of each weight that it contracts: the rows of its second moments.
-ROWS = {"w_q": 1, "w_k": 1, "w_v": 1, "w_o": 2, "w_in": 1, "w_out": 1, "embedding": 1}
+# What a weight contracts are the rows of its second moments: one dimension but for these.
+ROWS = {"w_o": 2}
 
 
 def factoring(config: Config) -> dict[str, Any]:
@@ -27,10 +27,12 @@ def factoring(config: Config) -> dict[str, Any]:
     >>> factoring(Config(scan=True))["layers"]["w_o"]
     Factoring(rows=2, stacked=1)
     """
-    names = (*ATTENTION, *FFN)
-    layer = {name: adafactor.Factoring(ROWS[name], int(config.scan)) for name in names}
+    layer = {
+        name: adafactor.Factoring(ROWS.get(name, 1), int(config.scan))
+        for name in config.weight_shapes()
+    }
     layers = layer if config.scan else (layer,) * config.L
-    return {"embedding": adafactor.Factoring(ROWS["embedding"]), "layers": layers}
+    return {"embedding": adafactor.Factoring(1), "layers": layers}
 
 
 def init_opt_state(config: Config, params: Any) -> dict[str, Any]:

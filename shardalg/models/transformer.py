@@ -8,10 +8,14 @@ embedding; activations are `Config.dtype`. Every function takes its `Config` fir
 Sites, for a strategy to fill: "attention_heads" on q, k and v (B, S, N, D), "ffn_hidden"
 (B, S, H) and "layer_output" (B, S, M) in a layer; "embedded" (B, S, M) and "logits" (B, S, V)
 outside. Nothing else is annotated: norms, softmax and residuals are left to completion.
+
+What later models change is a switch: a gated feed-forward layer (arXiv:2002.05202), fewer heads of
+keys and values than of queries (arXiv:2305.13245), and attention that keeps no scores.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from shardalg.costs.on_chip import ON_CHIP
 from shardalg.errors import StrategyError
 from shardalg.graph.annotate import annotate
 
@@ -30,6 +35,16 @@ Weights = Mapping[str, Array]
 DTYPES = ("bfloat16", "float32")
 ATTENTION = ("w_q", "w_k", "w_v", "w_o")
 FFN = ("w_in", "w_out")
+GATED_FFN = ("w_gate", *FFN)
+ATTENTIONS = ("plain", "fused")
+# What the backward pass finds of a layer, by the names that MaxText has for it.
+REMAT: Mapping[str, Callable[..., Any] | None] = {
+    "full": None,
+    "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "minimal_offloaded": jax.checkpoint_policies.offload_dot_with_no_batch_dims(
+        "device", "pinned_host"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -41,9 +56,14 @@ class Config:
       M, H: features of a token, features between the two feed-forward products.
       N, D: attention heads, features per head.
       V, L: vocabulary, layers.
-      dtype: of activations, "bfloat16" or "float32"; parameters are always float32.
+      K: heads of keys and values, each for N / K heads of queries; None for N.
+      dtype: of activations, "bfloat16" or "float32"; param_dtype: of parameters.
+      gated: `(silu(x W_gate) * x W_in) W_out` instead of `relu(x W_in) W_out`.
+      attention: "fused" rebuilds the scores in the backward pass instead of keeping them.
       scan: layers in one `lax.scan` over stacked weights instead of one after the other.
-      remat: recompute each layer in the backward pass instead of keeping its activations.
+      remat: what is recomputed of each layer in the backward pass: False for nothing; "full" (or
+        True) for all but its input; "minimal" for all but its input and the results of its
+        products with weights; "minimal_offloaded" for the same, these results kept by the host.
       jit: unrolled layers call one jitted function, which JAX traces and differentiates once.
 
     >>> sum(size for size in WIDE_64B.parameter_counts().values())
@@ -60,48 +80,71 @@ class Config:
     L: int = 2
     dtype: str = "bfloat16"
     scan: bool = False
-    remat: bool = False
+    remat: bool | str = False
     jit: bool = False
+    K: int | None = None
+    gated: bool = False
+    attention: str = "plain"
+    param_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in "BSMHNDVL"}
         bad = {k: v for k, v in sizes.items() if not isinstance(v, int) or v < 1}
         if bad:
             raise StrategyError(f"Config sizes must be integers of at least 1, got {bad}.")
-        if self.dtype not in DTYPES:
-            raise StrategyError(f"Config.dtype must be one of {DTYPES}, got {self.dtype!r}.")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise StrategyError(
+                    f"Config.{name} must be one of {known}, got {getattr(self, name)!r}."
+                )
+        if self.K is not None and (not isinstance(self.K, int) or self.K < 1 or self.N % self.K):
+            raise StrategyError(
+                f"{self.N} heads do not go evenly to {self.K!r} heads of keys and values: "
+                "K must divide N."
+            )
+
+    @property
+    def ffn_weights(self) -> tuple[str, ...]:
+        """Names of the feed-forward weights."""
+        return GATED_FFN if self.gated else FFN
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of one layer's weights."""
-        projection = (self.M, self.N, self.D)
+        keys = (self.M, self.K or self.N, self.D)
         return {
-            "w_q": projection,
-            "w_k": projection,
-            "w_v": projection,
+            "w_q": (self.M, self.N, self.D),
+            "w_k": keys,
+            "w_v": keys,
             "w_o": (self.N, self.D, self.M),
-            "w_in": (self.M, self.H),
+            **dict.fromkeys(self.ffn_weights, (self.M, self.H)),
             "w_out": (self.H, self.M),
         }
 
     def parameter_counts(self) -> dict[str, int]:
         """Parameters per weight, all layers together, and of the embedding."""
-        M, H, N, D = self.M, self.H, self.N, self.D
-        attention = dict.fromkeys(ATTENTION, self.L * M * N * D)
-        return {**attention, **dict.fromkeys(FFN, self.L * M * H), "embedding": self.V * M}
+        shapes = self.weight_shapes()
+        layers = {name: self.L * math.prod(shape) for name, shape in shapes.items()}
+        return {**layers, "embedding": self.V * self.M}
 
 
+_CHOICES = {
+    "dtype": DTYPES,
+    "param_dtype": DTYPES,
+    "attention": ATTENTIONS,
+    "remat": (False, True, *REMAT),
+}
 # Table 3 of the paper: 32 layers of 2 billion parameters, on an (8, 16) mesh.
 WIDE_64B = Config(B=64, S=1024, M=8192, H=65536, N=128, D=256, V=32000, L=32)
 
 
 def init_params(config: Config, seed: int = 0) -> dict[str, Any]:
-    """Random float32 parameters: {"embedding", "layers"}.
+    """Random parameters: {"embedding", "layers"}.
 
     "layers" is a tuple of dicts of weights, or, with `config.scan`, one dict of weights stacked on
     a leading dimension L. Scanned and unrolled parameters of one seed are the same numbers. The
     deviation of a weight is `1 / sqrt(size of what it contracts)`.
     """
-    draw = partial(_draw, np.random.default_rng(seed))
+    draw = partial(_draw, np.random.default_rng(seed), config.param_dtype)
     layers = [_init_layer(config, draw) for _ in range(config.L)]
     return {
         "embedding": draw((config.V, config.M), fan_in=config.M),
@@ -116,8 +159,9 @@ def _init_layer(config: Config, draw: Callable[..., Array]) -> dict[str, Array]:
 
 
 # Drawn on the host: a compile of jax.random for each shape would cost more than a train step.
-def _draw(rng: np.random.Generator, shape: tuple[int, ...], *, fan_in: int) -> Array:
-    return jnp.asarray(rng.standard_normal(shape, np.float32) * np.float32(fan_in**-0.5))
+def _draw(rng: np.random.Generator, dtype: str, shape: tuple[int, ...], *, fan_in: int) -> Array:
+    drawn = rng.standard_normal(shape, np.float32) * np.float32(fan_in**-0.5)
+    return jnp.asarray(drawn, dtype)
 
 
 def _stacked(*weights: Array) -> Array:
@@ -132,20 +176,24 @@ def param_types(config: Config) -> dict[str, Any]:
     """
     lead = (config.L,) if config.scan else ()
     layer = {
-        name: jax.ShapeDtypeStruct((*lead, *shape), jnp.float32)
+        name: jax.ShapeDtypeStruct((*lead, *shape), config.param_dtype)
         for name, shape in config.weight_shapes().items()
     }
-    embedding = jax.ShapeDtypeStruct((config.V, config.M), jnp.float32)
+    embedding = jax.ShapeDtypeStruct((config.V, config.M), config.param_dtype)
     layers = layer if config.scan else tuple(dict(layer) for _ in range(config.L))
     return {"embedding": embedding, "layers": layers}
 
 
 def ffn(config: Config, weights: Weights, x: Array) -> Array:
-    """Feed-forward layer: `Relu(x W_in) W_out`, (B, S, M) to (B, S, M)."""
-    w_in, w_out = (weights[name].astype(config.dtype) for name in FFN)
-    hidden = jax.nn.relu(jnp.einsum("bsm,mh->bsh", x, w_in))
+    """Feed-forward layer: `relu(x W_in) W_out`, or gated, (B, S, M) to (B, S, M)."""
+    given = {name: weights[name].astype(config.dtype) for name in config.ffn_weights}
+    hidden = jnp.einsum("bsm,mh->bsh", x, given["w_in"])
+    if config.gated:
+        hidden = jax.nn.silu(jnp.einsum("bsm,mh->bsh", x, given["w_gate"])) * hidden
+    else:
+        hidden = jax.nn.relu(hidden)
     hidden = annotate(hidden, "ffn_hidden")
-    return jnp.einsum("bsh,hm->bsm", hidden, w_out)
+    return jnp.einsum("bsh,hm->bsm", hidden, given["w_out"])
 
 
 def attention(config: Config, weights: Weights, x: Array) -> Array:
@@ -154,13 +202,22 @@ def attention(config: Config, weights: Weights, x: Array) -> Array:
     q, k, v = (
         annotate(jnp.einsum("bsm,mnd->bsnd", x, w), "attention_heads") for w in (w_q, w_k, w_v)
     )
-    scores = jnp.einsum("bsnd,btnd->bnst", q, k) * config.D**-0.5
+    core = partial(_attended, config)
+    heads = (core if config.attention == "plain" else jax.checkpoint(core))(q, k, v)
+    return jnp.einsum("bsnd,ndm->bsm", heads, w_o)
+
+
+def _attended(config: Config, q: Array, k: Array, v: Array) -> Array:
+    """The heads' weighted means of `v`, (B, S, N, D); a head of keys serves N / K of queries."""
+    if config.K:
+        k, v = (jnp.repeat(heads, config.N // config.K, axis=2) for heads in (k, v))
+    inside = partial(annotate, name=ON_CHIP) if config.attention == "fused" else lambda x: x
+    scores = inside(jnp.einsum("bsnd,btnd->bnst", q, k)) * config.D**-0.5
     query = lax.broadcasted_iota(jnp.int32, scores.shape[2:], 0)
     key = lax.broadcasted_iota(jnp.int32, scores.shape[2:], 1)
     scores = jnp.where(query >= key, scores.astype(jnp.float32), -1e9)
-    shares = jax.nn.softmax(scores, axis=-1).astype(config.dtype)
-    heads = jnp.einsum("bnst,btnd->bsnd", shares, v)
-    return jnp.einsum("bsnd,ndm->bsm", heads, w_o)
+    shares = inside(jax.nn.softmax(scores, axis=-1).astype(config.dtype))
+    return jnp.einsum("bnst,btnd->bsnd", shares, v)
 
 
 def norm(config: Config, x: Array) -> Array:
@@ -181,7 +238,7 @@ def layer(config: Config, weights: Weights, x: Array) -> Array:
 def _layers(config: Config, layers: Any, x: Array) -> Array:
     step: Any = jax.jit(partial(layer, config)) if config.jit else partial(layer, config)
     if config.remat:
-        step = jax.checkpoint(step)
+        step = jax.checkpoint(step, policy=REMAT["full" if config.remat is True else config.remat])
     if config.scan:
         return lax.scan(lambda x, weights: (step(weights, x), None), x, layers)[0]
     for weights in layers:

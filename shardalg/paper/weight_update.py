@@ -13,7 +13,6 @@ stay split and are gathered where they are used (arXiv:1910.02054, sections 5 an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,8 @@ from jax.sharding import PartitionSpec
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
 from shardalg.graph.annotate import annotate
-from shardalg.models import adafactor, adam, training, transformer
+from shardalg.models import optimizers, transformer
+from shardalg.models.optimizers import Optimizer
 from shardalg.models.transformer import Config
 from shardalg.propagate.strategy import Strategy
 
@@ -36,37 +36,9 @@ LEVELS: Mapping[int, str] = {
     2: "and the gradients",
     3: "and the weights",
 }
+OPTIMIZERS = {name: optimizers.OPTIMIZERS[name] for name in ("adam", "adafactor")}
 ROLES = ("parameters", "optimizer_state", "data", "data")
 DONATED = (0, 1)
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """How weights are updated.
-
-    Attributes:
-      init: `(config, params) -> state`; apply: `(config, params, grads, state) -> (params, state)`.
-    """
-
-    name: str
-    init: Callable[[Config, Any], Any]
-    apply: Callable[[Config, Any, Any, Any], tuple[Any, Any]]
-
-
-OPTIMIZERS: Mapping[str, Optimizer] = {
-    "adam": Optimizer(
-        "adam",
-        lambda config, params: adam.init_state(params),
-        lambda config, params, grads, state: adam.apply(params, grads, state),
-    ),
-    "adafactor": Optimizer(
-        "adafactor",
-        training.init_opt_state,
-        lambda config, params, grads, state: adafactor.apply(
-            params, grads, state, training.factoring(config)
-        ),
-    ),
-}
 
 
 def train_step(

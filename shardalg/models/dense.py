@@ -1,0 +1,195 @@
+"""A dense Transformer of any published size: its training step, its strategies, and what it costs.
+
+The step is plain JAX on `models.transformer`: loss and gradients of `microbatches` parts of the
+batch, one after the other, summed, then one update. Strategies lay it out on a mesh:
+
+| strategy | axes | activations (B, S, M) | weights |
+|---|---|---|---|
+| "finalized" | X, Y | B along X, M along Y | M along X; heads, H and V along Y |
+| "fsdp" | any of slice, data, fsdp | B along all | M along data and fsdp |
+| "fsdp_tensor" | and tensor | B along those, M along tensor | M likewise; heads, H, V on tensor |
+
+Along `slice` weights are repeated, so that only gradients cross it, once a step.
+Sources: "finalized" is Table 1 of GSPMD (arXiv:2105.04663); "fsdp" is ZeRO, stage 3
+(arXiv:1910.02054).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import StrategyError
+from shardalg.models import dense_strategies, transformer
+from shardalg.models.dense_strategies import mesh_of
+from shardalg.models.optimizers import OPTIMIZERS
+from shardalg.models.transformer import REMAT, Config
+from shardalg.plan.plan import Plan, plan
+from shardalg.propagate.strategy import Strategy
+
+if TYPE_CHECKING:
+    pass
+
+Array = jax.Array
+ROLES = ("parameters", "optimizer_state", "data", "data")
+DONATED = (0, 1)
+_SIZES = ("layers", "model_dim", "hidden_dim", "heads", "head_dim", "vocab", "seq", "batch")
+
+
+@dataclass(frozen=True)
+class DenseTransformer:
+    """A decoder of `layers` equal layers, trained with one optimizer on one global batch.
+
+    Attributes:
+      layers: attention and feed-forward, each behind a norm and a residual.
+      model_dim, hidden_dim: features of a token, and between the feed-forward products.
+      heads, head_dim, kv_heads: attention heads, their features; heads of keys and values.
+      vocab: tokens that there are; the embedding is the output projection too.
+      seq, batch: tokens of a sequence; sequences of a step, on all devices, all microbatches.
+      gated: three feed-forward matrices instead of two.
+      optimizer: "adafactor", "adam" or "sgd".
+      remat: False, "full", "minimal" or "minimal_offloaded" (`models.transformer.Config`).
+      microbatches: parts of the batch whose gradients are summed before the update.
+      attention: "plain", or "fused" for a kernel that keeps no scores in memory.
+      param_dtype, dtype: of parameters, gradients and optimizer; of activations.
+
+    Raises:
+      StrategyError: a size below 1, an unknown choice, kv_heads that do not divide the heads,
+        microbatches that do not divide the batch.
+
+    >>> model = DenseTransformer(
+    ...     layers=32, model_dim=8192, hidden_dim=65536, heads=128, head_dim=256, vocab=32000,
+    ...     seq=1024, batch=64,
+    ... )
+    >>> model.parameters
+    68981620736
+    """
+
+    layers: int
+    model_dim: int
+    hidden_dim: int
+    heads: int
+    head_dim: int
+    vocab: int
+    seq: int
+    batch: int
+    gated: bool = False
+    optimizer: str = "adafactor"
+    remat: bool | str = False
+    microbatches: int = 1
+    kv_heads: int | None = None
+    attention: str = "plain"
+    param_dtype: str = "float32"
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in (*_SIZES, "microbatches")}
+        bad = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
+        if bad:
+            raise StrategyError(f"sizes of a model are integers of at least 1, got {bad}.")
+        if self.optimizer not in OPTIMIZERS:
+            raise StrategyError(
+                f"optimizer {self.optimizer!r}: write one of {', '.join(OPTIMIZERS)}."
+            )
+        if self.remat is not False and self.remat not in REMAT:
+            raise StrategyError(f"remat {self.remat!r}: write False or one of {', '.join(REMAT)}.")
+        if self.batch % self.microbatches:
+            raise StrategyError(
+                f"a batch of {self.batch} has no {self.microbatches} equal microbatches."
+            )
+        _ = self.config
+
+    @cached_property
+    def config(self) -> Config:
+        """The model of one microbatch, in the letters of `models.transformer`."""
+        return Config(
+            B=self.batch // self.microbatches,
+            S=self.seq,
+            M=self.model_dim,
+            H=self.hidden_dim,
+            N=self.heads,
+            D=self.head_dim,
+            V=self.vocab,
+            L=self.layers,
+            K=self.kv_heads,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            remat=self.remat,
+            gated=self.gated,
+            attention=self.attention,
+            jit=True,
+        )
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(self.config.parameter_counts().values())
+
+    def train_step(
+        self, params: Any, state: Any, tokens: Array, targets: Array
+    ) -> tuple[Any, Any, Array]:
+        """One step of training: (parameters, optimizer state, loss before the step)."""
+        loss, grads = self.gradients(params, tokens, targets)
+        params, state = OPTIMIZERS[self.optimizer].apply(self.config, params, grads, state)
+        return params, state, loss
+
+    def gradients(self, params: Any, tokens: Array, targets: Array) -> tuple[Array, Any]:
+        """Loss and its gradients: means over the batch, microbatch by microbatch."""
+        both = jax.value_and_grad(partial(transformer.loss, self.config))
+        if self.microbatches == 1:
+            return both(params, tokens, targets)
+
+        def add(total: Any, part: tuple[Array, Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, both(params, *part)), None
+
+        parts = [
+            jnp.swapaxes(ids.reshape(-1, self.microbatches, self.seq), 0, 1)
+            for ids in (tokens, targets)
+        ]
+        start = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params)
+        total, _ = lax.scan(add, start, tuple(parts))
+        return jax.tree.map(lambda x: x / self.microbatches, total)
+
+    def init(self, seed: int = 0) -> tuple[Any, Any]:
+        """Parameters and the optimizer's state before the first step."""
+        params = transformer.init_params(self.config, seed)
+        return params, OPTIMIZERS[self.optimizer].init(self.config, params)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Shapes and types of the arguments of `train_step`."""
+        params = transformer.param_types(self.config)
+        state = jax.eval_shape(partial(OPTIMIZERS[self.optimizer].init, self.config), params)
+        tokens = jax.ShapeDtypeStruct((self.batch, self.seq), jnp.int32)
+        return params, state, tokens, tokens
+
+    def strategy(self, mesh: Mesh | Mapping[str, int], name: str = "finalized") -> Strategy:
+        """Shardings and sites of `train_step` on a mesh."""
+        return dense_strategies.strategy(
+            self.config, OPTIMIZERS[self.optimizer], mesh_of(mesh), name
+        )
+
+    def plan(self, mesh: Mesh | Mapping[str, int], strategy: str = "finalized") -> Plan:
+        """The plan of `train_step`; parameters and state are donated.
+
+        >>> small = DenseTransformer(
+        ...     layers=1, model_dim=16, hidden_dim=32, heads=2, head_dim=8, vocab=32,
+        ...     seq=8, batch=8, optimizer="sgd",
+        ... )
+        >>> plan = small.plan({"fsdp": 4}, "fsdp")
+        >>> sorted(set(plan.collectives()["kind"]))
+        ['all_gather', 'all_reduce', 'reduce_scatter']
+        """
+        return plan(
+            self.train_step,
+            *self.arguments(),
+            strategy=self.strategy(mesh, strategy),
+            roles=ROLES,
+            donate_argnums=DONATED,
+        )

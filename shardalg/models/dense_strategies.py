@@ -1,0 +1,153 @@
+"""How `models.dense.DenseTransformer` is laid out: which axes cut what, by the strategy's name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import StrategyError
+from shardalg.models.optimizers import Optimizer
+from shardalg.models.transformer import Config
+from shardalg.propagate.strategy import Strategy
+
+Axes = tuple[str, ...]
+Dims = tuple[Axes, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the axes of a strategy cut.
+
+    Attributes:
+      batch: sequences, in this order; weights: of each weight, the dimension of the model.
+      tensor: heads, hidden features and vocabulary; of activations between layers, the features.
+    """
+
+    batch: Axes
+    weights: Axes
+    tensor: Axes = ()
+
+    @property
+    def axes(self) -> Axes:
+        """Every axis that the strategy has a use for."""
+        return (*self.batch, *self.tensor)
+
+    def on(self, mesh: Mesh) -> Layout:
+        """The same with the axes that a mesh has."""
+        names = set(mesh.axis_names)
+        kept = (tuple(a for a in axes if a in names) for axes in (self.batch, self.weights))
+        return Layout(*kept, tuple(a for a in self.tensor if a in names))
+
+
+_DATA = ("slice", "data", "fsdp")
+LAYOUTS: Mapping[str, Layout] = {
+    "finalized": Layout(("X",), ("X",), ("Y",)),
+    "fsdp": Layout(_DATA, ("data", "fsdp")),
+    "fsdp_tensor": Layout(_DATA, ("data", "fsdp"), ("tensor",)),
+}
+# Along which dimension of each weight the model's features lie, and what `tensor` cuts of it.
+_WEIGHTS = {
+    "w_q": (0, 1), "w_k": (0, 1), "w_v": (0, 1), "w_o": (2, 0), "w_in": (0, 1), "w_gate": (0, 1),
+    "w_out": (1, 0), "embedding": (1, 0),
+}  # fmt: skip
+
+
+def mesh_of(mesh: Mesh | Mapping[str, int]) -> Mesh:
+    """A mesh, or one made of axis sizes.
+
+    >>> mesh_of({"fsdp": 8})
+    Mesh(fsdp=8)
+
+    Raises:
+      StrategyError: it is neither.
+    """
+    if isinstance(mesh, Mesh):
+        return mesh
+    if not isinstance(mesh, Mapping):
+        raise StrategyError(f'mesh is {mesh!r}: give a sa.Mesh or sizes such as {{"fsdp": 8}}.')
+    return Mesh(dict(mesh))
+
+
+def layout_on(name: str, mesh: Mesh) -> Layout:
+    """The strategy of that name with the axes of a mesh.
+
+    >>> layout_on("fsdp", Mesh({"slice": 2, "fsdp": 8})).weights
+    ('fsdp',)
+
+    Raises:
+      StrategyError: no strategy of that name, or an axis that it has no use for.
+    """
+    if name not in LAYOUTS:
+        raise StrategyError(f"strategy {name!r}: write one of {', '.join(LAYOUTS)}.")
+    layout = LAYOUTS[name]
+    unknown = [axis for axis in mesh.axis_names if axis not in layout.axes]
+    if unknown:
+        raise StrategyError(
+            f"strategy {name!r} has no use for {', '.join(unknown)} of {mesh!r}: "
+            f"its axes are {', '.join(layout.axes)}."
+        )
+    return layout.on(mesh)
+
+
+def strategy(config: Config, optimizer: Optimizer, mesh: Mesh, name: str) -> Strategy:
+    """Shardings of the training step's arguments and results, and its sites.
+
+    >>> from shardalg.models.optimizers import OPTIMIZERS
+    >>> found = strategy(Config(), OPTIMIZERS["sgd"], Mesh({"fsdp": 4}), "fsdp")
+    >>> found.in_shardings[0]["embedding"], found.in_shardings[2]
+    (PartitionSpec(None, 'fsdp'), PartitionSpec('fsdp', None))
+    """
+    layout = layout_on(name, mesh)
+    dims = partial(_weight_dims, layout, mesh)
+    layer = {weight: dims(weight, shape) for weight, shape in config.weight_shapes().items()}
+    weights = {
+        "embedding": dims("embedding", (config.V, config.M)),
+        "layers": layer if config.scan else (layer,) * config.L,
+    }
+    state = _spelled(optimizer.laid_out(config, weights))
+    tokens = _spec((layout.batch, ()))
+    given = (_spelled(weights), state, tokens, tokens)
+    results = (given[0], state, PartitionSpec())
+    return Strategy(mesh, in_shardings=given, out_shardings=results, sites=_sites(layout))
+
+
+def _weight_dims(layout: Layout, mesh: Mesh, weight: str, shape: tuple[int, ...]) -> Dims:
+    """Axes per dimension: `weights` on the first that they divide, the model's features before."""
+    features, cut = _WEIGHTS[weight]
+    sizes = dict(mesh.axes)
+    count = [math.prod(sizes[a] for a in axes) for axes in (layout.weights, layout.tensor)]
+    found: list[Axes] = [()] * len(shape)
+    if shape[cut] % count[1] == 0:
+        found[cut] = layout.tensor
+    free = [features, *(d for d in range(len(shape)) if d not in (features, cut))]
+    whole = [d for d in free if shape[d] % count[0] == 0] if not found[cut] else [features]
+    place = (whole or [features])[0]
+    found[place] = layout.weights
+    return tuple(found)
+
+
+def _sites(layout: Layout) -> dict[str, PartitionSpec]:
+    batch, tensor = layout.batch, layout.tensor
+    narrow = _spec((batch, (), tensor))
+    names = ("ffn_hidden", "layer_output", "embedded", "logits")
+    return {"attention_heads": _spec((batch, (), tensor, ())), **dict.fromkeys(names, narrow)}
+
+
+def _is_dims(tree: Any) -> bool:
+    """Whether a tuple has the axes of a dimension in each place, rather than layers."""
+    return isinstance(tree, tuple) and not any(isinstance(entry, dict) for entry in tree)
+
+
+def _spelled(tree: Any) -> Any:
+    return jax.tree.map(_spec, tree, is_leaf=_is_dims)
+
+
+def _spec(dims: Dims) -> PartitionSpec:
+    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in dims))
