@@ -1,4 +1,9 @@
-"""Which local values a compiler that fuses pointwise operators never writes to memory."""
+"""Which local values a compiler that fuses pointwise operators never writes to memory.
+
+`annotate(scores, "on_chip")` says that the operators around a value are one kernel that makes it
+block by block and never writes it, as attention kernels do with scores (arXiv:2205.14135). Such
+values take no memory and no traffic; what is computed of them, forward and backward, still counts.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from shardalg.costs.compute import contracts
+from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph, Signature
 from shardalg.ops.rows import rules
 from shardalg.spmd.instruction import Block, Collective, Instruction
@@ -24,6 +30,8 @@ from shardalg.spmd.program import SpmdProgram
 SLICES = frozenset({DynamicSlice, OwnerSelect, Slice, SliceAt})
 APART = frozenset({*kinds(Collective), *kinds(Control)})
 """What writes its results to memory, and reads what it takes from there."""
+ON_CHIP = "on_chip"
+"""The name of the sites that mark what a kernel keeps on the chip."""
 
 
 def fuses(instruction: Instruction, graph: Graph) -> bool:
@@ -79,13 +87,35 @@ def fused(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     return frozenset(made - read)
 
 
+def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
+    """Marked local values, and those of their shape that pointwise operators make of them.
+
+    What a collective or a loop reads or makes, and what is handed out, is in memory all the same.
+    """
+    marked = {site.node for site in graph.sites if site.name == ON_CHIP}
+    if not marked:
+        return frozenset()
+    found: set[int] = set()
+    read = {value for block in _blocks(program.block) for value in block.results}
+    for step in walk(program):
+        instruction = step.instruction
+        if type(instruction.attributes) in APART:
+            read.update((*instruction.operands, *instruction.results))
+        elif instruction.node in marked:
+            found.update((*instruction.operands, *instruction.results))
+        elif fuses(instruction, graph):
+            shapes = {program.locals[v].shape for v in instruction.operands if v in found}
+            found.update(v for v in instruction.results if program.locals[v].shape in shapes)
+    return frozenset(found - read)
+
+
 def traffic(instruction: Instruction, inside: frozenset[int]) -> list[int]:
     """Values whose bytes an instruction moves from and to memory, of each as often as it does.
 
     A slice reads as much as it makes, whatever it is cut from.
 
     Args:
-      inside: values that are never in memory, as `fused` gives them.
+      inside: values that are never in memory, as `fused` and `on_chip` give them.
     """
     if type(instruction.attributes) in SLICES:
         ends = (*instruction.operands, *instruction.results)

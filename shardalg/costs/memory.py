@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
-from shardalg.costs.fusion import expands, materialised
-from shardalg.costs.on_chip import on_chip
+from shardalg.costs.fusion import expands, materialised, on_chip
 from shardalg.costs.saved import last_uses, rebuilt_last_uses
 from shardalg.costs.walk import local_bytes
 from shardalg.graph.ir import Graph

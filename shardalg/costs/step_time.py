@@ -19,10 +19,9 @@ from shardalg.costs.compute import (
     signature_flops,
 )
 from shardalg.costs.cost import FORMATTING, Cost, Item, Totals
-from shardalg.costs.fusion import fused, traffic
+from shardalg.costs.fusion import fused, on_chip, traffic
 from shardalg.costs.hardware import Hardware, over
 from shardalg.costs.memory import liveness
-from shardalg.costs.on_chip import on_chip
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node, Signature

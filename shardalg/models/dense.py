@@ -146,14 +146,14 @@ class DenseTransformer:
         if self.microbatches == 1:
             return both(params, tokens, targets)
 
-        def add(total: Any, part: tuple[Array, Array]) -> tuple[Any, None]:
+        def add(total: Any, part: Any) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, both(params, *part)), None
 
         parts = [
             jnp.swapaxes(ids.reshape(-1, self.microbatches, self.seq), 0, 1)
             for ids in (tokens, targets)
         ]
-        start = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params)
+        start: Any = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params)
         total, _ = lax.scan(add, start, tuple(parts))
         return jax.tree.map(lambda x: x / self.microbatches, total)
 
@@ -184,7 +184,7 @@ class DenseTransformer:
         ... )
         >>> plan = small.plan({"fsdp": 4}, "fsdp")
         >>> sorted(set(plan.collectives()["kind"]))
-        ['all_gather', 'all_reduce', 'reduce_scatter']
+        ['all_gather', 'all_reduce', 'all_to_all', 'reduce_scatter']
         """
         return plan(
             self.train_step,

@@ -42,8 +42,11 @@ class Layout:
     def on(self, mesh: Mesh) -> Layout:
         """The same with the axes that a mesh has."""
         names = set(mesh.axis_names)
-        kept = (tuple(a for a in axes if a in names) for axes in (self.batch, self.weights))
-        return Layout(*kept, tuple(a for a in self.tensor if a in names))
+        batch, weights, tensor = (
+            tuple(axis for axis in axes if axis in names)
+            for axes in (self.batch, self.weights, self.tensor)
+        )
+        return Layout(batch, weights, tensor)
 
 
 _DATA = ("slice", "data", "fsdp")
@@ -101,8 +104,8 @@ def strategy(config: Config, optimizer: Optimizer, mesh: Mesh, name: str) -> Str
 
     >>> from shardalg.models.optimizers import OPTIMIZERS
     >>> found = strategy(Config(), OPTIMIZERS["sgd"], Mesh({"fsdp": 4}), "fsdp")
-    >>> found.in_shardings[0]["embedding"], found.in_shardings[2]
-    (PartitionSpec(None, 'fsdp'), PartitionSpec('fsdp', None))
+    >>> tuple(found.in_shardings[0]["embedding"]), tuple(found.in_shardings[2])
+    ((None, 'fsdp'), ('fsdp', None))
     """
     layout = layout_on(name, mesh)
     dims = partial(_weight_dims, layout, mesh)

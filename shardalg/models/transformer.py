@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardalg.costs.on_chip import ON_CHIP
+from shardalg.costs.fusion import ON_CHIP
 from shardalg.errors import StrategyError
 from shardalg.graph.annotate import annotate
 
