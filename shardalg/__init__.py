@@ -49,6 +49,7 @@ _PUBLIC = {
     "shardalg.graph.annotate": ("annotate", "mesh_split"),
     "shardalg.models.pipeline": ("Pipeline", "pipeline"),
     "shardalg.plan.plan": ("Plan", "plan", "load_plan"),
+    "shardalg.costs.topology": ("Topology", "rank_device_orders"),
     "shardalg.plan.resharding": ("Reshard", "reshard"),
     "shardalg.merge.lemmas": ("lemma",),
     "shardalg.merge.proofs.prove": ("Proof", "prove"),

@@ -22,6 +22,8 @@ from shardalg.algebra.mesh import (
 from shardalg.algebra.sharding import (
     Sharding as Sharding,
 )
+from shardalg.costs.topology import Topology as Topology
+from shardalg.costs.topology import rank_device_orders as rank_device_orders
 from shardalg.errors import (
     DeviceError as DeviceError,
 )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from fractions import Fraction
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
-from shardalg.algebra.digits import Digit, Digits, parts
+from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.hardware import Hardware, over, times
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.network.algorithms import collective_s
+from shardalg.costs.network.span import Span
+from shardalg.costs.network.wiring import axis_parts
+from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution
-from shardalg.sizes.formula import Formula
+from shardalg.sizes.amounts import quotient
+from shardalg.sizes.sums import total
 from shardalg.spmd.instruction import Attributes, Collective
 
 # Numerator and denominator of the bytes that one device of a ring of n sends when it holds b bytes
@@ -23,13 +28,6 @@ RING_BYTES: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "reduce_scatter": lambda b, n: (b * (n - 1), n),
     "all_to_all": lambda b, n: (b * (n - 1), n),
     "collective_permute": lambda b, n: (b, 1),
-}
-# Messages that follow one another on a ring: what the latency of a link is paid for.
-_RING_HOPS: dict[str, Callable[[Any], Any]] = {
-    "all_gather": lambda n: n - 1,
-    "all_reduce": lambda n: 2 * (n - 1),
-    "reduce_scatter": lambda n: n - 1,
-    "all_to_all": lambda n: n - 1,
 }
 
 
@@ -61,18 +59,6 @@ def step_wire_bytes(kind: str, *, group_size: Any, local_bytes: Any) -> Any:
         return 0
     above, below = RING_BYTES[kind](local_bytes, group_size)
     return above if below == 1 else quotient(above, below)
-
-
-def quotient(above: Any, below: Any) -> Any:
-    """`above / below` without rounding: an int where it comes out, else a Fraction or a formula.
-
-    >>> quotient(12, 4), quotient(3, 4)
-    (3, Fraction(3, 4))
-    """
-    if type(above) is int and type(below) is int:
-        whole, rest = divmod(above, below)
-        return Fraction(above, below) if rest else whole
-    return above / below
 
 
 def is_collective(attributes: Attributes) -> TypeGuard[Collective]:
@@ -116,12 +102,10 @@ def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
     return quotient(sent * attributes.sends, attributes.choices)
 
 
-def seconds(attributes: Attributes, local_in_bytes: Any, *, mesh: Mesh, hardware: Hardware) -> Any:
-    """Seconds of one execution: bytes over the slowest link of its axes, and latency per hop.
-
-    `wire_bytes / link_bytes_per_s + hops * latency_s`. A collective over several axes goes axis by
-    axis, which sends as many bytes as one ring of all devices and takes fewer hops: n-1 on each
-    axis of n, an all_reduce 2(n-1), a permute one.
+def seconds(
+    attributes: Attributes, local_in_bytes: Any, *, mesh: Mesh, hardware: Hardware | Topology
+) -> Any:
+    """Seconds of one execution: `seconds_by_cause` together.
 
     >>> from shardalg.spmd.instructions import AllGather
     >>> mesh = Mesh({"X": 2, "Y": 4})
@@ -130,33 +114,32 @@ def seconds(attributes: Attributes, local_in_bytes: Any, *, mesh: Mesh, hardware
     3.003
     >>> seconds(AllGather(0, mesh.digits("XY")), 1_000_000, mesh=mesh, hardware=slow)
     7.004
-
-    Source: collectives on a torus, one dimension after the other: Sack and Gropp, "Collective
-    algorithms for multiported torus networks", ACM TOPC 1 (2015).
     """
-    sent = wire_bytes(attributes, local_in_bytes)
-    if not sent or not isinstance(attributes, Collective):
-        return 0.0
-    hops = _hops(attributes.sent_as, attributes.digits, mesh)
-    link = hardware.link(axis_names(mesh, attributes.digits))
-    return _ring_seconds(sent, hops, link, hardware.latency_s)
+    spans = hardware.wiring(mesh).spans
+    return total(seconds_by_cause(attributes, local_in_bytes, spans=spans).values())
 
 
-def _hops(kind: str, digits: Digits, mesh: Mesh) -> Any:
-    """Messages that follow one another where a collective goes axis by axis."""
-    if kind == "collective_permute":
-        return 1
-    sizes: dict[str, Any] = {}
-    for name, size in chain.from_iterable(_axis_parts(mesh, d) for d in digits if d.size != 1):
-        sizes[name] = sizes[name] * size if name in sizes else size
-    first, *rest = [_RING_HOPS[kind](size) for size in sizes.values()]
-    return sum(rest, first)
+def seconds_by_cause(
+    attributes: Attributes, local_in_bytes: Any, *, spans: Callable[[Digits], tuple[Span, ...]]
+) -> Mapping[str, Any]:
+    """Seconds of one execution of an instruction by what they are spent on; none of a local one.
+
+    Args:
+      spans: what lies under digits, as the `wiring` of a `Hardware` or a `Topology` says.
+
+    See `costs.network.algorithms`: the cheapest of the ways to send so many bytes.
+    """
+    if not is_collective(attributes) or attributes.stays:
+        return {}
+    held = local_in_bytes
+    if attributes.sends != attributes.choices:
+        held = quotient(held * attributes.sends, attributes.choices)
+    return _seconds(attributes.sent_as, spans(attributes.digits), held)
 
 
 @lru_cache(maxsize=1 << 14, typed=True)
-def _ring_seconds(sent: Any, hops: Any, link: float, latency_s: float) -> Any:
-    hops = Formula.of(hops) if type(sent) is Formula else hops
-    return over(sent, link) + times(hops, latency_s)
+def _seconds(kind: str, spans: tuple[Span, ...], held: Any) -> Mapping[str, Any]:
+    return MappingProxyType(collective_s(kind, spans, held))
 
 
 def axis_names(mesh: Mesh, digits: Digits) -> tuple[str, ...]:
@@ -165,16 +148,5 @@ def axis_names(mesh: Mesh, digits: Digits) -> tuple[str, ...]:
     >>> axis_names(Mesh({"X": 2, "Y": 4}), Mesh({"X": 2, "Y": 4}).digits("YX"))
     ('Y', 'X')
     """
-    found = chain.from_iterable(_axis_parts(mesh, digit) for digit in digits if digit.size != 1)
+    found = chain.from_iterable(axis_parts(mesh, digit) for digit in digits)
     return tuple(dict.fromkeys(name for name, _ in found))
-
-
-def _axis_parts(mesh: Mesh, digit: Digit) -> tuple[tuple[str, Any], ...]:
-    """The axes that a digit joins, major first, each with how many of its parts."""
-    if type(digit.size) is int:
-        sizes = dict(mesh.axes)
-        return tuple((ref.name, ref.size or sizes[ref.name]) for ref in mesh.axis_refs(digit))
-    # A digit whose size is a formula is one axis, or a part of it: its stride tells which.
-    axes = ((name, mesh.digit(name)) for name, size in mesh.axes if size > 1)
-    names = [n for n, a in axes if a.stride <= digit.stride < a.stride * a.size]
-    return tuple((name, digit.size) for name in names)

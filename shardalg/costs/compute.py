@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import Any
 
 from shardalg.algebra.digits import Digits, parts
-from shardalg.costs.collectives import quotient
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.ops.loops import dim_loops, flops
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import SUM, Rule
+from shardalg.sizes.amounts import quotient
 
 Shapes = tuple[tuple[Any, ...], ...]
 """Of operands, then of results; numbers or formulas."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.network.interconnect import UNKNOWN, Interconnect, read
+from shardalg.costs.network.wiring import Unknown
 from shardalg.errors import HardwareError
 from shardalg.io.table import Table
-from shardalg.sizes.formula import Formula
 
 SCHEMA = "shardalg.hardware/1"
 FILES = Path(__file__).parent / "hardware"
@@ -23,7 +25,12 @@ UNITS = {
     "hbm_bytes_per_s": "B/s",
     "link_bytes_per_s": "B/s",
     "latency_s": "s",
+    "network_bytes_per_s": "B/s",
+    "network_latency_s": "s",
+    "dcn_bytes_per_s": "B/s",
+    "dcn_latency_s": "s",
 }
+MAYBE_ZERO = frozenset(name for name, unit in UNITS.items() if unit == "s")
 _PEAK = "peak_flops_per_s."
 _MOST = 1 << 40
 """Flops that weigh as much as a byte where arithmetic takes no time."""
@@ -59,10 +66,13 @@ class Hardware:
       hbm_bytes, hbm_bytes_per_s: capacity and bandwidth of the device's own memory.
       link_bytes_per_s: what a device sends along one mesh axis, one way.
       latency_s: of one hop.
+      network_bytes_per_s, network_latency_s: what a GPU sends out of its island, one way.
+      dcn_bytes_per_s, dcn_latency_s: what a host sends into the data center network, one way.
       axis_link_bytes_per_s: (axis name, bytes/s) of axes on other links, such as between hosts.
       rebuilds: whether its compiler repeats pointwise operators in the backward pass instead of
         keeping their results (`costs.saved`); XLA does on TPU, hardly on CPU.
       sources: where each figure is from, conflicting ones included.
+      interconnect: how chips of this kind are joined, which a `Topology` is made of.
 
     Raises:
       HardwareError: a figure that is negative, zero (but for the latency) or not a number.
@@ -80,6 +90,11 @@ class Hardware:
     axis_link_bytes_per_s: tuple[tuple[str, float], ...] = ()
     rebuilds: bool = False
     sources: tuple[Source, ...] = ()
+    interconnect: Interconnect = UNKNOWN
+    network_bytes_per_s: float = math.inf
+    network_latency_s: float = 0.0
+    dcn_bytes_per_s: float = math.inf
+    dcn_latency_s: float = 0.0
 
     def __post_init__(self) -> None:
         bad = {name: value for name, value in self._figures() if not _possible(name, value)}
@@ -123,6 +138,12 @@ class Hardware:
         other = dict(self.axis_link_bytes_per_s)
         return min((other.get(axis, self.link_bytes_per_s) for axis in axes), default=math.inf)
 
+    def wiring(self, mesh: Mesh) -> Unknown:
+        """Links of its own under each axis of a mesh; a `Topology` knows what they share."""
+        other = dict(self.axis_link_bytes_per_s)
+        speeds = {name: other.get(name, self.link_bytes_per_s) for name in mesh.axis_names}
+        return Unknown(mesh, speeds, self.latency_s)
+
     def with_links(self, links: Mapping[str, float]) -> Hardware:
         """The same device with other links along the named mesh axes, in bytes per second."""
         return replace(self, axis_link_bytes_per_s=tuple(links.items()))
@@ -142,10 +163,12 @@ class Hardware:
         for s in self.sources:
             found.setdefault(s.figure, []).append({"value": s.value, "source": s.source})
         for figure, value in self._figures():
-            if math.isfinite(value) and figure not in found:
+            given = math.isfinite(value) and (value or figure == "latency_s")
+            if given and figure not in found:
                 found[figure] = [{"value": value, "source": self.name}]
         plain = {"schema": SCHEMA, "name": self.name, "rebuilds": self.rebuilds}
-        return {**plain, "figures": found}
+        joined = self.interconnect.to_json()
+        return {**plain, **({"interconnect": joined} if joined else {}), "figures": found}
 
 
 def _flops_per_byte(peak: float, bytes_per_s: float) -> int:
@@ -156,14 +179,14 @@ def _flops_per_byte(peak: float, bytes_per_s: float) -> int:
 
 def _possible(name: str, value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool) and value == value
-    return number and (value >= 0 if name == "latency_s" else value > 0)
+    return number and (value >= 0 if name in MAYBE_ZERO else value > 0)
 
 
 def from_json(data: Any, *, where: str = "hardware") -> Hardware:
     """A `Hardware` from plain data.
 
-    `{"schema": ..., "name": ..., "figures": {figure: [{"value": ..., "source": ...}]}}`, and
-    "rebuilds": true where that holds.
+    `{"schema": ..., "name": ..., "figures": {figure: [{"value": ..., "source": ...}]}}`,
+    "rebuilds": true where that holds, and "interconnect" as `network.interconnect.read` reads it.
 
     The first value of a figure is used, the others are kept as conflicting sources.
 
@@ -190,6 +213,9 @@ def from_json(data: Any, *, where: str = "hardware") -> Hardware:
         axis_link_bytes_per_s=tuple(reversed(links)),
         rebuilds=data.get("rebuilds", False),
         sources=sources,
+        interconnect=read(data["interconnect"], where)
+        if "interconnect" in data
+        else Interconnect(),
         **plain,
     )
 
@@ -253,44 +279,38 @@ def load(hardware: str | Hardware) -> Hardware:
 
 @lru_cache(maxsize=32)
 def _read(name: str) -> Hardware:
-    path = Path(name) if name.endswith(".json") else FILES / f"{name}.json"
+    path = Path(name) if name.endswith(".json") else FILES / f"{_aliases().get(_plain(name))}.json"
     if not path.is_file():
         raise HardwareError(
             f"no hardware {name!r}: the names are {', '.join(names())}; "
             "or give the path of a .json file, or measure this machine."
         )
+    return from_json(_data(path), where=str(path))
+
+
+def _data(path: Path) -> Any:
     try:
-        data = json.loads(path.read_text())
+        return json.loads(path.read_text())
     except ValueError as error:
         raise HardwareError(f"{path}: not JSON ({error}). Is the file cut short?") from None
-    return from_json(data, where=str(path))
+
+
+@lru_cache(maxsize=1)
+def _aliases() -> dict[str, str]:
+    """What people write for a chip, without case and signs, to the name of its file."""
+    given = {name: (name, *_data(FILES / f"{name}.json").get("aliases", ())) for name in names()}
+    return {_plain(alias): name for name, aliases in given.items() for alias in aliases}
+
+
+def _plain(name: str) -> str:
+    """Letters and digits of a name, without its vendor.
+
+    >>> _plain("NVIDIA A100-80GB") == _plain("a100_80gb"), _plain("TPU v5e")
+    (True, 'tpuv5e')
+    """
+    return re.sub(r"[\W_]|nvidia|google|cloud", "", name.lower())
 
 
 def names() -> tuple[str, ...]:
     """Names of the hardware files that come with the package."""
     return tuple(sorted(path.stem for path in FILES.glob("*.json")))
-
-
-def over(amount: Any, rate: float) -> Any:
-    """`amount / rate`: a float of a number; exact of a formula, the rate being its decimals.
-
-    >>> from shardalg.sizes.formula import symbol
-    >>> over(3, 1e9), over(symbol("B"), 1e9), over(symbol("B"), math.inf)
-    (3e-09, B/1000000000, 0)
-    """
-    return _over(amount, rate) if type(amount) is Formula else float(amount) / rate
-
-
-@lru_cache(maxsize=1 << 14)
-def _over(amount: Formula, rate: float) -> Formula:
-    return amount / Fraction(repr(rate)) if math.isfinite(rate) else Formula({})
-
-
-def times(amount: Any, figure: float) -> Any:
-    """`amount * figure`, as `over`.
-
-    >>> from shardalg.sizes.formula import symbol
-    >>> times(3, 1e-6), times(symbol("X") - 1, 1e-6)
-    (3e-06, X/1000000 - 1/1000000)
-    """
-    return amount * (Fraction(repr(figure)) if type(amount) is Formula else figure)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from shardalg.algebra.digits import Digits, overlap, parts
-from shardalg.costs.collectives import quotient
 from shardalg.costs.compute import contracts, signature_local_flops
 from shardalg.costs.walk import Execution, walk
 from shardalg.graph.ir import Graph
+from shardalg.sizes.amounts import quotient
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 

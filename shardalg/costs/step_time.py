@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from shardalg.costs.collectives import axis_names, moves, seconds, wire_bytes
+from shardalg.algebra.digits import Digits
+from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import (
     Shapes,
     contracts,
@@ -20,12 +21,15 @@ from shardalg.costs.compute import (
 )
 from shardalg.costs.cost import FORMATTING, Cost, Item, Totals
 from shardalg.costs.fusion import fused, on_chip, traffic
-from shardalg.costs.hardware import Hardware, over
+from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import liveness
+from shardalg.costs.network.span import Span
 from shardalg.costs.symbolic import Sizes, Symbolised
+from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.pause import collection_paused
+from shardalg.sizes.amounts import over
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.sums import summed, total
 from shardalg.spmd.instruction import Collective, Instruction
@@ -37,7 +41,7 @@ from shardalg.spmd.program import SpmdProgram
 def estimate(
     program: SpmdProgram | Symbolised,
     graph: Graph,
-    hardware: Hardware,
+    hardware: Hardware | Topology,
     *,
     roles: Sequence[str] | None = None,
     donated: Sequence[int] = (),
@@ -57,19 +61,21 @@ def estimate(
     """
     named = program if isinstance(program, Symbolised) else None
     hints = program.hints if isinstance(program, Symbolised) else program
-    held = liveness(hints, graph, roles=roles, donated=donated, rebuild=hardware.rebuilds)
+    chip = hardware.hardware if isinstance(hardware, Topology) else hardware
+    held = liveness(hints, graph, roles=roles, donated=donated, rebuild=chip.rebuilds)
+    spans = hardware.wiring(hints.mesh).spans
     inside = fused(hints, graph) | on_chip(hints, graph)
-    numbers = _Pricing(hints, graph, hardware, inside)
+    numbers = _Pricing(hints, graph, chip, inside, spans)
     formulas = replace(numbers, program=named.program, sizes=named.sizes) if named else numbers
     runs = formulas.runs()
     prices = numbers.prices(runs)
     at_hints = Totals(numbers.items(runs, prices), *numbers.useful(), hints.mesh.size, held)
     if named is None:
-        return Cost(hardware, at_hints, at_hints)
+        return Cost(chip, at_hints, at_hints)
     peak = held.priced(named.program)
     prices = formulas.prices(runs, [price.by_traffic for price in prices])
     totals = Totals(formulas.items(runs, prices), *formulas.useful(), named.devices, peak)
-    return Cost(hardware, totals, at_hints, named.sizes)
+    return Cost(chip, totals, at_hints, named.sizes)
 
 
 class _Key(NamedTuple):
@@ -98,6 +104,7 @@ class _Pricing:
 
     Attributes:
       fused: local values that never reach memory.
+      spans: what lies under digits.
       sizes: formulas of the graph's sizes; None to price in numbers.
     """
 
@@ -105,6 +112,7 @@ class _Pricing:
     graph: Graph
     hardware: Hardware
     fused: frozenset[int]
+    spans: Callable[[Digits], tuple[Span, ...]]
     sizes: Sizes | None = None
 
     @cached_property
@@ -183,7 +191,7 @@ class _Pricing:
         attributes, mesh = instruction.attributes, self.program.mesh
         size = sent_bytes(self.program, instruction)
         size = size if self.sizes is None else Formula.of(size)
-        time_s = seconds(attributes, size, mesh=mesh, hardware=self.hardware)
+        time_s = total(seconds_by_cause(attributes, size, spans=self.spans).values())
         axes = axis_names(mesh, attributes.digits)
         key = _Key(attributes.sent_as, axes, instruction.role, instruction.phase)
         sent = wire_bytes(attributes, size)

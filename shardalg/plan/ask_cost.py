@@ -11,15 +11,17 @@ if TYPE_CHECKING:
     from shardalg.costs.cost import Cost
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.memory import Liveness
+    from shardalg.costs.topology import Topology
 
 
 class CostAnswers(Planned):
     """Seconds, bytes held and flops."""
 
-    def cost(self, hardware: str | Hardware) -> Cost:
+    def cost(self, hardware: str | Hardware | Topology) -> Cost:
         """Step time, communication, peak memory and flops on a chip.
 
-        Numbers; of a plan with named sizes, sympy expressions in them.
+        On a chip alone each axis has links of its own; a `Topology`, or its text such as "v3:8x8",
+        says what axes share. Numbers; of a plan with named sizes, sympy expressions in them.
         """
         return priced(self._traced, self._symbolised or self.program, hardware)
 

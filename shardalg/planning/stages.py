@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.memory import Liveness
     from shardalg.costs.symbolic import Symbolised
+    from shardalg.costs.topology import Topology
     from shardalg.symbolic.symbols import Symbols
 
 
@@ -114,12 +115,14 @@ def planned_at(
     return planned(traced, annotations, options), constant
 
 
-def priced(traced: Traced, program: Symbolised | SpmdProgram, hardware: str | Hardware) -> Cost:
-    """A program of a function on a chip."""
-    from shardalg.costs.hardware import load
+def priced(
+    traced: Traced, program: Symbolised | SpmdProgram, hardware: str | Hardware | Topology
+) -> Cost:
+    """A program of a function on a chip, or on a machine of many."""
     from shardalg.costs.step_time import estimate
+    from shardalg.costs.topology import machine
 
-    chip = load(hardware)
+    given = machine(hardware)
     return estimate(
-        program, traced.graph, roles=traced.roles, hardware=chip, donated=traced.donated
+        program, traced.graph, roles=traced.roles, hardware=given, donated=traced.donated
     )

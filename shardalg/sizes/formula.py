@@ -59,7 +59,7 @@ class Formula:
 
     Attributes:
       terms: coefficient (int or Fraction) per monomial, a monomial being the set of its
-        (factor, exponent); a factor is a name or a `Ceil`.
+        (factor, exponent); a factor is a name, a `Ceil` or a `largest.Max`.
 
     >>> B, M, X, Y = symbols("B M X Y")
     >>> 2 * B * M * (X - 1) / X
@@ -167,17 +167,16 @@ class Formula:
         return terms.get(UNIT) if len(terms) == 1 else None if terms else 0
 
     @cached_property
-    def atoms(self) -> frozenset[Ceil]:
-        """The ceilings in it, not those inside of ceilings."""
+    def atoms(self) -> frozenset[Any]:
+        """The ceilings in it and the largest of several, not those inside of others."""
         factors = {factor for monomial in self.terms for factor, _ in monomial}
-        return frozenset(factor for factor in factors if type(factor) is Ceil)
+        return frozenset(factor for factor in factors if type(factor) is not str)
 
     @cached_property
     def names(self) -> frozenset[str]:
         """The sizes that it depends on."""
         factors = {factor for monomial in self.terms for factor, _ in monomial}
-        inside = (atom.ratio.names for atom in self.atoms)
-        return frozenset().union(factors - self.atoms, *inside)
+        return frozenset().union(factors - self.atoms, *(atom.names for atom in self.atoms))
 
     @cached_property
     def fraction(self) -> tuple[Formula, Formula]:
@@ -206,7 +205,7 @@ class Formula:
         """
         self._demand(values)
         known: dict[Any, Number] = {**values}
-        known |= {atom: math.ceil(atom.ratio.at(values)) for atom in self.atoms}
+        known |= {atom: atom.at(values) for atom in self.atoms}
         try:
             return _reduced(sum(_value(m, c, known) for m, c in self.terms.items()))
         except ZeroDivisionError:
@@ -226,14 +225,14 @@ class Formula:
         """
 
         def new(factor: Any) -> Formula:
-            if type(factor) is Ceil:
-                return Formula.of(ceiling(factor.ratio.subs(values)))
+            if type(factor) is not str:
+                return Formula.of(factor.subs(values))
             return Formula.of(values[factor]) if factor in values else symbol(factor)
 
         return self.replace(new)
 
     def replace(self, new: Callable[[Any], Formula]) -> Formula:
-        """The formula with each factor, a name or a `Ceil`, replaced by a formula."""
+        """The formula with each factor, a name or an atom, replaced by a formula."""
         total = Formula({})
         for monomial, coefficient in self.terms.items():
             total += math.prod((new(f) ** e for f, e in monomial), start=coefficient)
@@ -249,7 +248,7 @@ class Formula:
         >>> cost(M=np.array([8, 9, 13]), X=4)
         array([ 6.,  9., 12.])
         """
-        evaluate = self._evaluator()
+        evaluate = self.evaluator()
 
         def sweep(**values: Any) -> np.ndarray:
             self._demand(values)
@@ -257,13 +256,14 @@ class Formula:
 
         return sweep
 
-    def _evaluator(self) -> Evaluator:
+    def evaluator(self) -> Evaluator:
+        """A function of arrays by name."""
         # One division at the end: a product with 1/n would be off where ceil(D/n) jumps.
         above, below = (evaluator(part.terms) for part in self.fraction)
-        inner = [(atom, atom.ratio._evaluator()) for atom in self.atoms]
+        inner = [(atom, atom.evaluator()) for atom in self.atoms]
 
         def evaluate(values: Mapping[Any, Any]) -> Any:
-            known = {**values, **{atom: np.ceil(ratio(values)) for atom, ratio in inner}}
+            known = {**values, **{atom: inside(values) for atom, inside in inner}}
             return above(known) / below(known)
 
         return evaluate
@@ -301,6 +301,24 @@ class Ceil:
 
     def __hash__(self) -> int:
         return self._hash
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The sizes that it depends on."""
+        return self.ratio.names
+
+    def at(self, values: Mapping[str, Number]) -> int:
+        """The integer at sizes."""
+        return math.ceil(self.ratio.at(values))
+
+    def subs(self, values: Mapping[str, Formula | Number]) -> Formula:
+        """With some sizes replaced."""
+        return ceiling(self.ratio.subs(values))
+
+    def evaluator(self) -> Evaluator:
+        """A function of arrays by name."""
+        ratio = self.ratio.evaluator()
+        return lambda values: np.ceil(ratio(values))
 
     def __repr__(self) -> str:
         above, below = self.ratio.fraction

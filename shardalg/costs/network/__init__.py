@@ -1,0 +1,5 @@
+"""How devices are joined: what a chip's links are like, and what lies under a mesh's axes.
+
+`interconnect.py` says how chips of one kind are joined, `placement.py` lays mesh axes onto that,
+`span.py` is a part of an axis on links of one kind, `algorithms.py` prices collectives over spans.
+"""

@@ -1,0 +1,103 @@
+"""How the chips of one kind are joined: tori that wrap or do not, islands of a switch, hosts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from shardalg.errors import HardwareError
+
+
+@dataclass(frozen=True)
+class Interconnect:
+    """What joins the chips of one kind; without `dimensions` or an `island` nothing is known.
+
+    Attributes:
+      cores_per_chip: devices that JAX shows per chip; they share the chip's links.
+      chips_per_host: what shares a host's way into the data center network.
+      dimensions: the largest torus, in chips; () where a switch joins them.
+      wraps_at: a dimension that is a multiple of this wraps around; a smaller one is a line.
+      cubes: whether dimensions wrap only where all of them may.
+      island: GPUs that one switch joins (NVLink); 0 for a torus.
+      shapes: the slices that the vendor offers, by chips along each dimension.
+      source: where this is from.
+    """
+
+    cores_per_chip: int = 1
+    chips_per_host: int = 1
+    dimensions: tuple[int, ...] = ()
+    wraps_at: int = 0
+    cubes: bool = False
+    island: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+    source: str = ""
+
+    def wraps(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
+        """Whether each dimension of a slice is a ring.
+
+        >>> Interconnect(dimensions=(32, 32), wraps_at=32).wraps((32, 16))
+        (True, False)
+        >>> Interconnect(dimensions=(64,) * 3, wraps_at=4, cubes=True).wraps((2, 4, 4))
+        (False, False, False)
+        """
+        able = [bool(self.wraps_at) and size % self.wraps_at == 0 for size in shape]
+        return (all(able),) * len(able) if self.cubes else tuple(able)
+
+    def default(self, chips: int) -> tuple[int, ...] | None:
+        """The vendor's slice of that many chips, or of GPUs whole islands; None if there is none.
+
+        >>> Interconnect(island=8).default(64), Interconnect(island=8).default(4)
+        ((8, 8), (1, 4))
+        """
+        if self.island:
+            inside = min(chips, self.island)
+            return (chips // inside, inside) if chips % inside == 0 else None
+        return next((shape for shape in self.shapes if math.prod(shape) == chips), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `read` reads: what differs from nothing known."""
+        plain = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in plain if value != getattr(UNKNOWN, name)}
+
+
+UNKNOWN = Interconnect()
+
+
+def read(data: Any, where: str) -> Interconnect:
+    """An `Interconnect` from plain data, numbers and lists of numbers by the names of its fields.
+
+    Raises:
+      HardwareError: an unknown name, a value of another type, or no source.
+
+    >>> read({"island": 8, "source": "data sheet"}, "toy.json").island
+    8
+    """
+    entry = '{"dimensions": [16, 16], "wraps_at": 16, "source": "..."}'
+    known = {field.name: getattr(UNKNOWN, field.name) for field in fields(Interconnect)}
+    if not isinstance(data, Mapping) or not isinstance(data.get("source"), str):
+        raise HardwareError(f"{where}: 'interconnect' is {data!r}; write {entry}.")
+    for name, value in data.items():
+        if name not in known or not _fits(value, known[name], name):
+            raise HardwareError(
+                f"{where}: interconnect has {name!r}: {value!r}; the entries are "
+                f"{', '.join(known)}, as in {entry}."
+            )
+    return Interconnect(**{name: _frozen(value) for name, value in data.items()})
+
+
+def _fits(value: Any, default: Any, name: str) -> bool:
+    if name == "shapes":
+        return isinstance(value, list | tuple) and all(_fits(v, (), "") for v in value)
+    if isinstance(default, tuple):
+        return isinstance(value, list | tuple) and all(_positive(v) for v in value)
+    return _positive(value) if type(default) is int else type(value) is type(default)
+
+
+def _positive(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value

@@ -1,0 +1,361 @@
+"""A machine of many chips: slices of a torus, or islands of GPUs, and what lies under mesh axes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import permutations
+from typing import Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.hardware import Hardware, load
+from shardalg.costs.network.algorithms import LATENCY, collective_s
+from shardalg.costs.network.placement import Placement, exact, filled, spans
+from shardalg.costs.network.span import CHIP, HOSTS, SLICES, SWITCH, TORUS, Level, Span
+from shardalg.costs.network.wiring import Wiring
+from shardalg.errors import HardwareError
+from shardalg.io.table import Table
+
+SLICE = "slice"
+"""The name of a mesh axis that always runs from slice to slice."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Chips of one kind and how they are joined: what mesh axes are laid onto.
+
+    A TPU slice is a torus of chips; a dimension smaller than the chip's rule for wrapping is a line
+    and has half the bandwidth of a ring. GPUs are islands that a switch joins (NVLink), and a
+    network between islands. Several slices are joined by the data center network.
+
+    Args:
+      hardware: a chip's name or a `Hardware` that says how its chips are joined.
+      shape: chips along each dimension of one slice; of GPUs (islands, GPUs in each).
+      chips: instead of `shape`, chips of one slice, in the shape that the vendor gives so many.
+      slices: how many slices.
+
+    Raises:
+      HardwareError: a chip of which nothing is known but its links, a shape that is larger than
+        its torus or of other dimensions, a count that the vendor offers no shape for, several
+        slices of a chip that has no data center network.
+
+    >>> Topology("v3", shape=(8, 8)), Topology("v5e", chips=256, slices=2)
+    (Topology(tpu_v3:8x8), Topology(tpu_v5e:16x16, slices=2))
+    >>> print(Topology("v3", shape=(8, 8)).axes(Mesh({"X": 8, "Y": 16})))
+    axis  size  on                wraps  bytes_per_s  hops  latency_s
+    X        8  torus 8           False     4.15e+10     7      7e-06
+    Y       16  torus 8 x chip 2  False     8.89e+10     7      7e-06
+    """
+
+    hardware: Hardware
+    shape: tuple[int, ...]
+    slices: int = 1
+    order: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        hardware: str | Hardware,
+        shape: Sequence[int] | None = None,
+        *,
+        chips: int | None = None,
+        slices: int = 1,
+        order: Sequence[str] = (),
+    ) -> None:
+        chip = load(hardware)
+        given = _shape(chip, shape, chips)
+        _check_slices(chip, slices)
+        named = {"hardware": chip, "shape": given, "slices": slices, "order": tuple(order)}
+        for name, value in named.items():
+            object.__setattr__(self, name, value)
+
+    @staticmethod
+    def parse(text: str) -> Topology:
+        """A topology from text: `v3:8x8`, `tpu_v5e:16x16*2` for two slices, `h100:64` for GPUs.
+
+        Raises:
+          HardwareError: other text, or what `Topology` raises.
+
+        >>> Topology.parse("tpu_v3:8x8").text, Topology.parse("h100:64").text
+        ('tpu_v3:8x8', 'h100:8x8')
+        """
+        found = re.fullmatch(r"(.+?):(\d+(?:x\d+)*)(?:\*(\d+))?", text)
+        if not found:
+            raise HardwareError(
+                f"{text!r} is no topology: write the chip and its shape, as in 'v3:8x8', "
+                "'tpu_v5e:16x16*2' for two slices, or 'h100:64' for so many chips."
+            )
+        chip, sizes, slices = found.groups()
+        shape = tuple(map(int, sizes.split("x")))
+        given: dict[str, Any] = {"chips": shape[0]} if len(shape) == 1 else {"shape": shape}
+        return Topology(chip, slices=int(slices or 1), **given)
+
+    @property
+    def text(self) -> str:
+        """As `parse` reads it."""
+        slices = f"*{self.slices}" if self.slices > 1 else ""
+        return f"{self.hardware.name}:{'x'.join(map(str, self.shape))}{slices}"
+
+    def __repr__(self) -> str:
+        slices = f", slices={self.slices}" if self.slices > 1 else ""
+        order = f", order={','.join(self.order)}" if self.order else ""
+        shape = "x".join(map(str, self.shape))
+        return f"Topology({self.hardware.name}:{shape}{slices}{order})"
+
+    @property
+    def chips(self) -> int:
+        """Of all slices together."""
+        return math.prod(self.shape) * self.slices
+
+    @property
+    def devices(self) -> int:
+        """What JAX shows: the cores of TPU v2 and v3, else the chips."""
+        return self.chips * self.hardware.interconnect.cores_per_chip
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """From slice to slice, along each dimension, inside of a chip; outermost first."""
+        chip, joined = self.hardware, self.hardware.interconnect
+        cores = joined.cores_per_chip
+        host = joined.chips_per_host * cores
+        levels = [Level(SLICES, self.slices, chip.dcn_bytes_per_s, chip.dcn_latency_s, host)]
+        if joined.island:
+            islands, inside = self.shape
+            levels.append(Level(HOSTS, islands, chip.network_bytes_per_s, chip.network_latency_s))
+            return (*levels, Level(SWITCH, inside, chip.link_bytes_per_s, chip.latency_s))
+        wraps = joined.wraps(self.shape)
+        levels += [
+            Level(TORUS, size, chip.link_bytes_per_s, chip.latency_s, cores, ring)
+            for size, ring in zip(self.shape, wraps, strict=True)
+        ]
+        return (*levels, Level(CHIP, cores, math.inf))
+
+    def spans(self, mesh: Mesh) -> dict[str, tuple[Span, ...]]:
+        """What each axis of a mesh lies on, major first.
+
+        The innermost axis takes whole levels that make its size, as JAX lays devices; where no such
+        way is, levels are filled from the inside. An axis called `slice`, or else the outermost
+        ones, run from slice to slice. With an `order` levels are filled by axes in that order.
+
+        Raises:
+          HardwareError: the mesh does not tile the topology.
+        """
+        return _spans(self, mesh)
+
+    def wiring(self, mesh: Mesh) -> Wiring:
+        """The spans under any digits of a mesh.
+
+        Raises:
+          HardwareError: the mesh does not tile the topology.
+        """
+        return Wiring(mesh, self.spans(mesh))
+
+    def axes(self, mesh: Mesh) -> Table:
+        """Per axis what it lies on, what a device sends one way a second, hops and their latency.
+
+        The speed is that of an all-gather along this axis alone, per byte that a device receives.
+        """
+        rows = (
+            (name, size, *_told(found))
+            for (name, found), size in zip(
+                self.spans(mesh).items(), mesh.shape.values(), strict=True
+            )
+        )
+        names = ("axis", "size", "on", "wraps", "bytes_per_s", "hops", "latency_s")
+        return Table(names, tuple(rows))
+
+
+def _told(found: Sequence[Span]) -> tuple[str, bool, float, int, float]:
+    """The columns of `axes`."""
+    on = " x ".join(_name(span) for span in found) or "one device"
+    alone = collective_s("all_gather", found, _MANY)
+    latency = alone.pop(LATENCY, 0.0)
+    received = _MANY * (math.prod(span.count for span in found) - 1)
+    seconds = sum(alone.values())
+    rate = received / seconds if seconds else math.inf
+    hops = sum(span.hops for span in found)
+    return on, any(span.wraps for span in found), float(f"{rate:.3g}"), hops, latency
+
+
+_MANY = 1 << 20  # bytes; any number gives the same speed
+
+
+def _name(span: Span) -> str:
+    apart = f" by {span.stride}" if span.stride > 1 else ""
+    return f"{span.level.medium} {span.count}{apart}"
+
+
+@lru_cache(maxsize=256)
+def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[Span, ...]]:
+    sizes = mesh.shape
+    levels = topology.levels
+    counts = [level.size for level in levels]
+    if mesh.size != topology.devices:
+        raise _untiled(topology, mesh, f"it has {topology.devices} devices, the mesh {mesh.size}")
+    if topology.order:
+        placed = _ordered(topology, mesh, counts)
+    else:
+        whole = None if topology.hardware.interconnect.island else _sliced(sizes, counts)
+        placed = whole or filled(sizes, counts)
+    if placed is None:
+        raise _untiled(topology, mesh, "no axis or part of one fits along its dimensions")
+    if SLICE in sizes and [i for i, *_ in placed[SLICE]] not in ([0], []):
+        raise _untiled(topology, mesh, f"axis 'slice' takes all of its {topology.slices} slices")
+    return dict(spans(placed, sizes, levels))
+
+
+def _sliced(sizes: Mapping[str, int], counts: Sequence[int]) -> Placement | None:
+    """Axes on whole levels; what runs from slice to slice is the axis `slice` or the outermost."""
+    first = SLICE if SLICE in sizes else next(iter(sizes), "")
+    if counts[0] == 1 or not first:
+        return exact(sizes, counts)
+    if sizes[first] % counts[0]:
+        return None
+    rest = {**sizes, first: sizes[first] // counts[0]}
+    found = exact(rest, [1, *counts[1:]])
+    return found and {**found, first: [(0, counts[0], 1), *found[first]]}
+
+
+def _ordered(topology: Topology, mesh: Mesh, counts: Sequence[int]) -> Placement | None:
+    """Levels filled from the inside by axes in the order that was asked for."""
+    if sorted(topology.order) != sorted(mesh.axis_names):
+        raise HardwareError(
+            f"order={list(topology.order)} of {topology!r} is not the axes of {mesh!r}: give each "
+            "of them once, the one on the slowest links first."
+        )
+    return filled({name: mesh.shape[name] for name in topology.order}, counts)
+
+
+def _untiled(topology: Topology, mesh: Mesh, why: str) -> HardwareError:
+    per = topology.hardware.interconnect.cores_per_chip
+    slices = f" on {topology.slices} slices" if topology.slices > 1 else ""
+    cores = f", {per} devices to a chip" if per > 1 else ""
+    return HardwareError(
+        f"{mesh!r} does not tile {topology!r}: {why}. Its chips lie "
+        f"{' x '.join(map(str, topology.shape))}{slices}{cores}: give axes whose sizes are "
+        "products of these, or another shape=, chips= or slices=."
+    )
+
+
+def _shape(chip: Hardware, shape: Any, chips: Any) -> tuple[int, ...]:
+    """The shape that was given, or the vendor's of that many chips."""
+    joined = chip.interconnect
+    if not (joined.dimensions or joined.island):
+        raise HardwareError(
+            f"nothing is known of how chips of {chip.name!r} are joined: give its file an "
+            "'interconnect' as hardware/tpu_v3.json has, or take the chip alone instead of a "
+            "topology: all its axes then have links of their own."
+        )
+    if (shape is None) == (chips is None):
+        raise HardwareError(
+            f"a Topology of {chip.name} takes shape=(8, 8) or chips=64, one of the two; "
+            f"got shape={shape}, chips={chips}."
+        )
+    if shape is not None:
+        return _checked(chip, tuple(shape) if isinstance(shape, list | tuple) else (shape,))
+    found = joined.default(chips) if type(chips) is int and chips > 0 else None
+    if found is None:
+        offered = ", ".join(str(math.prod(s)) for s in joined.shapes)
+        known = offered or f"fewer than {joined.island}, and multiples of {joined.island}"
+        raise HardwareError(
+            f"chips={chips!r}: no slice of {chip.name} has so many; there are {known}. "
+            "Give one of these, or the shape itself: shape=(8, 8)."
+        )
+    return found
+
+
+def _checked(chip: Hardware, shape: tuple[Any, ...]) -> tuple[int, ...]:
+    joined = chip.interconnect
+    largest = joined.dimensions or (None, joined.island)
+    good = len(shape) == len(largest) and all(type(n) is int and n >= 1 for n in shape)
+    within = good and any(
+        all(most is None or n <= most for n, most in zip(way, largest, strict=True))
+        for way in (shape, shape[::-1] if joined.dimensions else shape)
+    )
+    if not within:
+        most = " x ".join("any number" if n is None else str(n) for n in largest)
+        kind = "chips along each dimension" if joined.dimensions else "islands, GPUs in each"
+        raise HardwareError(
+            f"shape={shape} is no slice of {chip.name}: it has {len(largest)} numbers of at least "
+            f"1 ({kind}), at most {most}."
+        )
+    return shape
+
+
+def _check_slices(chip: Hardware, slices: Any) -> None:
+    if type(slices) is not int or slices < 1:
+        raise HardwareError(f"slices={slices!r}: give a number of at least 1.")
+    if slices > 1 and math.isinf(chip.dcn_bytes_per_s):
+        raise HardwareError(
+            f"slices={slices}: no data center network is known for {chip.name}; take one slice, or "
+            "give its file the figure 'dcn_bytes_per_s'."
+        )
+
+
+def machine(given: str | Hardware | Topology) -> Hardware | Topology:
+    """What stands for a machine: a chip's name or file, a topology's text, or itself.
+
+    Raises:
+      HardwareError: none of these.
+
+    >>> machine("v3:8x8"), machine("v3").name
+    (Topology(tpu_v3:8x8), 'tpu_v3')
+    """
+    if isinstance(given, Topology):
+        return given
+    if isinstance(given, str) and ":" in given and not given.endswith(".json"):
+        return Topology.parse(given)
+    return load(given)
+
+
+def rank_device_orders(
+    mesh: Mesh, topology: Topology | str, *, sent_bytes: Mapping[str, float] | None = None
+) -> Table:
+    """What each order of axes costs: seconds of gathers along all of them, the fastest first.
+
+    The order says which axis fills the links from the outside; the first row may be JAX's own
+    placement, whose order reads "as JAX lays it".
+
+    Args:
+      topology: or its text.
+      sent_bytes: per axis, bytes that a device receives in a step along it, such as those of
+        `plan.collectives()`; without it 1 GB along each.
+
+    Raises:
+      HardwareError: the mesh does not tile the topology in any order, or an unknown axis.
+
+    >>> print(rank_device_orders(Mesh({"X": 8, "Y": 16}), "v3:8x8"))
+    order             seconds         X         Y
+    Y, X            0.0295984  9.68e+10  5.19e+10
+    as JAX lays it   0.035345  4.15e+10  8.89e+10
+    """
+    given = Topology.parse(topology) if isinstance(topology, str) else topology
+    weights = dict.fromkeys(mesh.axis_names, 1e9) if sent_bytes is None else dict(sent_bytes)
+    if unknown := sorted(weights.keys() - set(mesh.axis_names)):
+        raise HardwareError(f"sent_bytes names {unknown}; the axes are {list(mesh.axis_names)}.")
+    found = []
+    for order in ((), *permutations(mesh.axis_names)):
+        try:
+            speeds = {
+                row["axis"]: row["bytes_per_s"] for row in replace_order(given, order).axes(mesh)
+            }
+        except HardwareError:
+            if not order and len(mesh.axis_names) < 2:
+                raise
+            continue
+        found.append((", ".join(order) or "as JAX lays it", speeds))
+    if not found:
+        given.axes(mesh)
+    rows = {tuple(speeds.values()): (order, speeds) for order, speeds in reversed(found)}
+    timed = [
+        (order, sum(n / speeds[name] for name, n in weights.items()), *speeds.values())
+        for order, speeds in rows.values()
+    ]
+    return Table(("order", "seconds", *mesh.axis_names), tuple(sorted(timed, key=lambda r: r[1])))
+
+
+def replace_order(topology: Topology, order: Sequence[str]) -> Topology:
+    """The same machine, its links filled by axes in this order, outermost first."""
+    return Topology(topology.hardware, topology.shape, slices=topology.slices, order=order)
