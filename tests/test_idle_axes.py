@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.costs.idle_axes import idle, redundant_flops
+from shardalg.costs.analyses.idle_axes import idle, redundant_flops
 from shardalg.models.transformer import Config
 from shardalg.paper import table1_strategies as table1
 from shardalg.paper import weight_update

@@ -8,8 +8,8 @@ from typing import Any
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.analyses.idle_axes import Idle, idle, redundant_flops
 from shardalg.costs.cost import number
-from shardalg.costs.idle_axes import Idle, idle, redundant_flops
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.explain.why_not import annotated_as
 from shardalg.graph.ir import Node

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 
+from shardalg.costs.analyses.scaling import QUANTITIES, Scaling, scaling
 from shardalg.costs.saved import saved_values
-from shardalg.costs.scaling import QUANTITIES, Scaling, scaling
 from shardalg.io.table import Table
 from shardalg.sizes.formula import Formula, symbol
 from shardalg.sizes.growth import Order

@@ -81,7 +81,7 @@ def test_each_further_layer_of_a_train_step():
     """With embedding, loss and Adafactor around it; its gradients' orders are the layer's."""
     found = {n: costs_of(made, per="L") for n, made in plans_of(HINTS, TRAIN_STEP).items()}
     assert {name: orders(costs) for name, costs in found.items()} == EXPECTED
-    assert all(costs.scaling.update_communication for costs in found.values())
+    assert all(costs.analyses.scaling.update_communication for costs in found.values())
 
 
 def test_the_table_says_which_row_agrees(parts):

@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from benchmarks import oracle_bytes
+from shardalg.costs.analyses.idle_axes import idle
 from shardalg.costs.hardware import load
-from shardalg.costs.idle_axes import idle
 from shardalg.partition.by_cost import STARTS, CostProblem
 from shardalg.partition.choose import descent
 from shardalg.spmd.host.simulate import simulate

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shardalg.costs.scaling import QUANTITIES, Scaling
+from shardalg.costs.analyses.scaling import QUANTITIES, Scaling
 from shardalg.paper.sweeps import POWERS, scaling_curves, sweep
 from shardalg.paper.table1_costs import Costs
 from shardalg.sizes.assumed import Divides

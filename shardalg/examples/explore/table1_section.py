@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.scaling import Scaling
+from shardalg.costs.analyses.scaling import Scaling
 from shardalg.costs.symbolic import Symbolised
 from shardalg.errors import StrategyError
 from shardalg.examples.explore.settings import Settings

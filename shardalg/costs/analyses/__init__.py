@@ -1,0 +1,1 @@
+"""What else a program's prices tell: work done twice along idle axes, and how bytes scale."""
