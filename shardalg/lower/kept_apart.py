@@ -3,8 +3,12 @@
 XLA merges equal operators. The second of two equal collectives would then be the first one, whose
 result is alive from the forward pass to the backward pass: what the plan frees (`keep_gathers`) is
 held after all. So the operand of the second goes through an `optimization_barrier`, as that of what
-`jax.checkpoint` computes again, together with a value that its consumer reads beside the copy, the
-latest that is there by then: no compiler can gather before that value is made.
+`jax.checkpoint` computes again, together with
+- what its consumer reads beside the copy, the latest that is there by then: no compiler can gather
+  before that is made;
+- what became of the copy before the last one: a compiler that computed the gradients of weights
+  when the optimizer asks for them would hold the gathered activations until then. Two copies at a
+  time are left, so that one can move while the other is used.
 """
 
 from __future__ import annotations
@@ -16,18 +20,26 @@ from shardalg.spmd.instruction import Block, Collective, Instruction, Operator
 
 Made = Mapping[int, int]
 """Local to the position of the instruction that makes it."""
+AT_ONCE = 2
 
 
 def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
     """The collectives of a block that are equal to an earlier one of it.
 
     Returns:
-      Position in the block to the local that the collective waits for; none where its consumers
-      read nothing else that the block makes before it.
+      Position in the block to the locals that the collective waits for.
     """
     found = list(_equal_to_earlier(graph, block))
-    made = {r: at for at, i in enumerate(block.instructions) for r in i.results} if found else {}
-    return {position: _latest_beside(block, position, made) for position in found}
+    if not found:
+        return {}
+    made = {r: at for at, i in enumerate(block.instructions) for r in i.results}
+    read = {o: at for at, i in enumerate(block.instructions) for o in i.operands}
+    read |= dict.fromkeys(block.results, len(block.instructions))
+    before = [None] * AT_ONCE + found
+    return {
+        at: tuple({*_latest_beside(block, at, made), *_became(block, earlier, at, read)})
+        for at, earlier in zip(found, before, strict=False)
+    }
 
 
 def _equal_to_earlier(graph: Graph, block: Block) -> Iterator[int]:
@@ -71,6 +83,22 @@ def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]
         return
     for operand in block.instructions[at].operands:
         yield from _there(block, operand, position, made)
+
+
+def _became(block: Block, start: int | None, end: int, read: Mapping[int, int]) -> tuple[int, ...]:
+    """The last of what is made of a result until `end` and still read after it, if anything is.
+
+    Args:
+      read: local to where it is read last.
+    """
+    if start is None:
+        return ()
+    mine, kept = set(block.instructions[start].results), None
+    for instruction in block.instructions[start + 1 : end]:
+        if not mine.isdisjoint(instruction.operands):
+            mine |= set(instruction.results)
+            kept = next((r for r in instruction.results if read.get(r, -1) > end), kept)
+    return () if kept is None else (kept,)
 
 
 def _moves(instruction: Instruction) -> bool:

@@ -98,7 +98,21 @@ def test_what_is_held_back_waits_for_the_backward_pass():
     assert {type(block.instructions[at].attributes).__name__ for at in found} == {"AllGather"}
     for at, waits_for in found.items():
         assert block.instructions[at].phase == "backward"
-        assert [made[local].phase for local in waits_for] == ["backward"]
+        assert waits_for
+        assert {made[local].phase for local in waits_for} == {"backward"}
+
+
+def test_no_more_than_two_copies_at_a_time():
+    """Each waits for what became of the one before the last: of a weight gradient, the shard."""
+    plan = planned("layer_gradient")
+    block = plan.program.block
+    found = list(repeated(plan._traced.graph, block).items())
+    for (earlier, _), (_, waits_for) in zip(found, found[2:], strict=False):
+        made_of_it = set(block.instructions[earlier].results)
+        for instruction in block.instructions[earlier + 1 :]:
+            if not made_of_it.isdisjoint(instruction.operands):
+                made_of_it |= set(instruction.results)
+        assert made_of_it & set(waits_for)
 
 
 def test_values_are_those_of_one_device():
