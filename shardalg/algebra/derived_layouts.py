@@ -26,6 +26,27 @@ def even_prefix(sharding: Sharding) -> Sharding:
     return sharding.with_dims(tuple(_prefix(size, digits) for size, digits in dims))
 
 
+def undivided(sharding: Sharding, *, among: Digits | None = None) -> Sharding:
+    """`sharding` with its dimensions of one element on all devices: these hold no more of them.
+
+    Args:
+      among: of dimensions that are split by these digits alone; None: by any.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh = Mesh({"x": 2, "y": 3})
+    >>> layout = Sharding(mesh, (1, 6), (mesh.digits("x"), mesh.digits("y")))
+    >>> undivided(layout, among=mesh.digits("xy")).text()
+    '[None, y]'
+    """
+    dims = tuple(
+        [
+            () if n == 1 and (among is None or set(digits) <= set(among)) else digits
+            for n, digits in zip(sharding.shape, sharding.dims, strict=True)
+        ]
+    )
+    return sharding if dims == sharding.dims else sharding.with_dims(dims)
+
+
 def opened(sharding: Sharding, shape: tuple[int, ...], added: tuple[int, ...]) -> Sharding:
     """`sharding` of a tensor of this shape, which has the dimensions `added` beside: open ones.
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from math import prod
 
-from shardalg.algebra.derived_layouts import even_prefix, interned, whole
+from shardalg.algebra.derived_layouts import even_prefix, interned, undivided, whole
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.restate import in_order
 from shardalg.algebra.sharding import Sharding
@@ -18,7 +18,7 @@ from shardalg.graph.ir import Node
 from shardalg.partition.choose import gathers
 from shardalg.partition.choose.gathers import Copied, GatherChoice
 from shardalg.partition.choose.key import NodeKey
-from shardalg.partition.choose.node_classes import kinds, repeats
+from shardalg.partition.choose.node_classes import formats, kinds, repeats
 from shardalg.partition.choose.node_plan import NodePlan, node_plan
 from shardalg.partition.choose.regions import border
 from shardalg.partition.choose.sent import sent_bytes
@@ -190,12 +190,25 @@ class Partitioner:
                 found = recipes[kind][key] = self._recipe(node)
             found.emit(context, node, found)
             if found.is_remade:
-                self._hold_remade(node)
+                context.hold_remade(node.results[0], partial(self._remade, node))
+            elif found.again is not None:
+                context.hold_again(node.results[0], found.again, partial(self._remade, node))
 
     def _recipe(self, node: Node) -> Recipe:
         value_shardings = tuple([self.value_shardings[v] for v in node.results])
         made = recipe(self.context, node, self._planned(node, value_shardings), value_shardings)
-        return made._replace(is_remade=self.alike.remade[self.alike.number(node)])
+        is_remade = self.alike.remade[self.alike.number(node)]
+        return made._replace(is_remade=is_remade, again=self._again(node, value_shardings))
+
+    def _again(self, node: Node, value_shardings: tuple[Sharding, ...]) -> Sharding | None:
+        """Where formatting splits a dimension of one element, what all devices can hold of it."""
+        layouts = tuple([undivided(s) for s in value_shardings])
+        if layouts == value_shardings or not formats(node.signature):
+            return None
+        key = self.key(node, layouts)
+        choice, price = node_plan(key).choice, partial(reshard_price, padded=key.padded)
+        is_free = choice.produced == layouts and not sent_bytes(key, choice, price)
+        return layouts[0] if is_free else None
 
     def _written(self, node: Node) -> None:
         """A collective of the user's, on whole values of each device."""
@@ -225,13 +238,9 @@ class Partitioner:
     def _planned(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodePlan:
         return node_plan(self.key(node, value_shardings))
 
-    def _hold_remade(self, node: Node) -> None:
-        self.context.hold_remade(
-            node.results[0],
-            lambda layout, cause: remake(
-                self.context, node, self._planned(node, (layout,)), (layout, cause)
-            ),
-        )
+    def _remade(self, node: Node, layout: Sharding, cause: Cause) -> int:
+        """The result of a node once more, in another layout."""
+        return remake(self.context, node, self._planned(node, (layout,)), (layout, cause))
 
     def _repeat(self, value: int, layout: Sharding, cause: Cause) -> int | None:
         """A value that repeats a smaller one, again in a layout where that sends less."""

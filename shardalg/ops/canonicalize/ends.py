@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from shardalg.graph.ir import Graph, Node, Signature
+from shardalg.ops.canonicalize.known import Known
 from shardalg.ops.canonicalize.rewrite import rewritten
 
 
@@ -13,9 +14,12 @@ def ends_joined(graph: Graph) -> Graph:
     """The graph in which `concatenate(x[a:], x[:a])` reads x itself.
 
     A device then fetches what it lacks of x once, where both slices would be brought into blocks of
-    their own first. Of other ends the size of the result would lose its name.
+    their own first. Of other ends the size of the result would lose its name. The gradient of a
+    rotation is one, too, which JAX writes as a sum: each end of x in its new place, beside zeros.
     """
-    return rewritten(graph, {"concatenate": partial(_joined, graph)})
+    turned_back = partial(_turned_back, Known(graph))
+    table = {"concatenate": partial(_joined, graph), "add": turned_back, "add_any": turned_back}
+    return rewritten(graph, table)
 
 
 def _rotated(graph: Graph, node: Node) -> int | None:
@@ -54,16 +58,45 @@ def _cut(graph: Graph, place: tuple[int, int], dim: int) -> tuple[int, int, int]
 
 
 def _joined(graph: Graph, node: Node) -> Node | None:
-    source = _rotated(graph, node)
+    source, dim = _rotated(graph, node), node.signature.param("dimension")
     if source is None:
         return None
-    type_ = graph.values[source].type
-    params = (
-        ("dimension", node.signature.param("dimension")),
-        (
-            "sizes",
-            tuple(v.shape[node.signature.param("dimension")] for v in node.signature.operands),
-        ),
+    return _ends(node, source, dim, tuple([v.shape[dim] for v in node.signature.operands]))
+
+
+def _turned_back(known: Known, node: Node) -> Node | None:
+    """`pad(x[a:]) + pad(x[:a])`, each end in the other's place and zeros around it."""
+    found = sorted(
+        [p for v in node.operands if (p := _placed(known, (v, node.region))) is not None]
     )
+    if len(found) != 2:
+        return None
+    (low, x, dim, start, limit), (after, other, along, zero, stop) = found
+    size = node.signature.results[0].shape[dim]
+    fits = (x, dim, limit, stop) == (other, along, size, start) and low == zero == 0
+    return _ends(node, x, dim, (size - start, start)) if fits and after == size - start else None
+
+
+def _placed(known: Known, place: tuple[int, int]) -> tuple[int, int, int, int, int] | None:
+    """(before, x, dimension, start, limit) of `x[start:limit]` with so many zeros before it."""
+    graph, (value, region) = known.graph, place
+    producer = graph.producer[value]
+    node = None if producer is None else graph.nodes[producer]
+    if node is None or node.primitive != "pad" or node.region != region:
+        return None
+    around = list(enumerate(node.signature.param("padding_config")))
+    padded = [(dim, low) for dim, (low, high, between) in around if low or high or between]
+    zero = known.number(node.operands[1])
+    if len(padded) != 1 or zero is None or zero or not node.signature.operands[0].shape:
+        return None
+    ((dim, low),) = padded
+    cut = _cut(graph, (node.operands[0], region), dim)
+    return cut and (low, cut[0], dim, *cut[1:])
+
+
+def _ends(node: Node, source: int, dim: int, sizes: tuple[int, ...]) -> Node:
+    """The node as the two ends of one value side by side, of these sizes."""
+    (type_,) = node.signature.results
+    params = (("dimension", dim), ("sizes", sizes))
     signature = Signature("join_ends", params, (type_, type_), node.signature.results)
     return replace(node, signature=signature, operands=(source, source))

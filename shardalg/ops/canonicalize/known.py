@@ -30,6 +30,7 @@ class Known:
 
     def vector(self, value: int) -> tuple[int, ...] | None:
         """The integers of a value of rank 1, such as `[1, 0]`; None where they are not known."""
+        value = self._outermost(value)
         if value in self.arrays:
             return tuple(int(n) for n in np.asarray(self.arrays[value]))
         node = self._producer(value)
@@ -45,24 +46,43 @@ class Known:
 
     def integers(self, values: Sequence[int]) -> list[int] | None:
         """The integers that scalars are; None where one of them is not known."""
-        found = [self.numbers[v] for v in values if v in self.numbers]
+        found = [n for n in map(self.number, values) if n is not None]
         return list(map(int, found)) if len(found) == len(values) else None
 
     def fill(self, value: int, region: int) -> int | None:
-        """The number that a value made in a region repeats everywhere; None if it is none."""
-        node = self._producer(value)
-        if node is None or node.primitive != "broadcast_in_dim" or node.region != region:
+        """The number that a value read in a region repeats everywhere; None if it is none there.
+
+        One that is made around a loop, and is a constant of it, repeats a literal number.
+        """
+        node = self._producer(self._outermost(value))
+        if node is None or node.primitive != "broadcast_in_dim" or node.signature.operands[0].shape:
             return None
-        return None if node.signature.operands[0].shape else node.operands[0]
+        (number,) = node.operands
+        return number if node.region == region or number in self.numbers else None
+
+    def number(self, value: int) -> np.ndarray | None:
+        """What a value of rank 0 is, also inside of a loop of which it is a constant."""
+        return self.numbers.get(self._outermost(value))
 
     def same(self, one: int, other: int) -> bool:
         """Whether two values of rank 0 are one number, bit for bit."""
         if one == other:
             return True
-        pair = self.numbers.get(one), self.numbers.get(other)
+        pair = self.number(one), self.number(other)
         if pair[0] is None or pair[1] is None:
             return False
         return pair[0].dtype == pair[1].dtype and pair[0].tobytes() == pair[1].tobytes()
+
+    @cached_property
+    def _entering(self) -> Mapping[int, int]:
+        """Arguments of bodies that are constants of their calls, and what these are outside."""
+        arguments = self.graph.region_arguments
+        return {tie.target: tie.source for tie in arguments if tie.kind == "const"}
+
+    def _outermost(self, value: int) -> int:
+        while value in self._entering:
+            value = self._entering[value]
+        return value
 
     def _producer(self, value: int) -> Node | None:
         producer = self.graph.producer[value]

@@ -108,11 +108,17 @@ def repeats(signature: Signature) -> bool:
     >>> repeats(Signature("broadcast_in_dim", how, (row,), (table,)))
     True
     """
-    rows = rules(signature)
-    if rows is None or len(rows) > 1 or len(signature.operands) > 1 or rows[0].flops:
+    if not formats(signature):
         return False
     (read,), (made,) = signature.operands, signature.results
-    return not rows[0].reduced and math.prod(read.shape) < math.prod(made.shape)
+    return math.prod(read.shape) < math.prod(made.shape)
+
+
+def formats(signature: Signature) -> bool:
+    """Whether a node makes its only result of the elements of one operand as they are."""
+    rows = rules(signature)
+    one = len(signature.operands) == 1 and rows is not None and len(rows) == 1
+    return bool(one and rows and not rows[0].flops and not rows[0].reduced)
 
 
 def is_remade(graph: Graph, node: Node) -> bool:

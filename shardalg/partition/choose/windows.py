@@ -315,10 +315,16 @@ def brought(found: tuple[Window, ...], tensors: tuple[int, ...]) -> DimProgram:
 
 
 def _own(along: DimBuilder, window: Window, value: int) -> int:
-    """The interval of a dimension that every device has whole: padded, then cut."""
+    """The interval of a dimension that every device has whole: padded, then cut.
+
+    One place of one element is filled wherever the element is not read.
+    """
     want, size = window.exchange.want, window.exchange.size
     first, last = extremes(want.start, window.exchange.ids, window.exchange.devices)
     low, high = max(0, -first), max(0, last + want.length - size)
+    if (low or high) and size == want.length == 1:
+        mask = MaskAt(along.dim, window.start(want.start), size, window.combine)
+        return _filled(along, window, (mask, size), value)
     if low or high:
         dilate = Dilate(along.dim, 1, low, high, window.combine)
         value = _filled(along, window, (dilate, low + size + high), value)

@@ -55,6 +55,7 @@ class PartitionContext(Listing):
       phase: of what is emitted; lasting: what is at hand in every phase of values with copies.
       deferrable: values whose partial sums may wait for whoever reads them.
       remade: values made from numbers alone, and how to make them in another layout.
+      again: (value, layout) at hand that no instruction has made yet, and how to make it.
       repeat: makes a value again in a layout, from a smaller one that it repeats, where that sends
         less than moving it; else None.
       kept: values, each with a layout, whose copy made in one phase may serve another.
@@ -72,6 +73,9 @@ class PartitionContext(Listing):
     lasting: dict[int, int] = field(default_factory=dict)
     deferrable: frozenset[int] = frozenset()
     remade: dict[int, Callable[[Sharding, Cause], int]] = field(default_factory=dict)
+    again: dict[tuple[int, Sharding], Callable[[Sharding, Cause], int]] = field(
+        default_factory=dict
+    )
     repeat: Callable[[int, Sharding, Cause], int | None] = lambda value, layout, cause: None
 
     def hold(self, value: int, layout: Sharding, local: int) -> None:
@@ -95,6 +99,13 @@ class PartitionContext(Listing):
         result_sharding = self.sources(value)[0]
         self.remade[value] = make
         self.available[value] = self.tuples.number((result_sharding, whole(result_sharding)))
+
+    def hold_again(
+        self, value: int, layout: Sharding, make: Callable[[Sharding, Cause], int]
+    ) -> None:
+        """`value` can be had in one layout more for nothing; it is made where it is read."""
+        self.again[value, layout] = make
+        self._add(value, layout)
 
     def given(self, value: int, layout: Sharding) -> int:
         """A new local that holds `value` from the start of the current block."""
@@ -160,18 +171,21 @@ class PartitionContext(Listing):
         repeated = self.repeat(value, layout, cause)
         if repeated is not None:
             return repeated
-        source, local = self._nearest(value, layout, cause.phase)
+        source, local = self._nearest(value, layout, cause)
         return self.move(local, source, layout, cause)
 
-    def _nearest(self, value: int, layout: Sharding, phase: str) -> tuple[Sharding, int]:
+    def _nearest(self, value: int, layout: Sharding, cause: Cause) -> tuple[Sharding, int]:
         """The layout at hand from which another one is nearest."""
         source = nearest(
             self.sources(value), layout, self.links, padded=self.options.switches.pad_blocks
         )
         if source == self.sources(value)[0]:
             return source, self.first[value]
-        local = self.copies.get((value, source, ANY_PHASE))
-        return source, self.copies[value, source, phase] if local is None else local
+        for phase in (ANY_PHASE, cause.phase):
+            if (value, source, phase) in self.copies:
+                return source, self.copies[value, source, phase]
+        local = self.copies[value, source, cause.phase] = self.again[value, source](source, cause)
+        return source, local
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
         """Emit the steps from `source` to `target`; the local that holds the result."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardalg.algebra.derived_layouts import interned
+from shardalg.algebra.derived_layouts import interned, undivided
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
 from shardalg.partition.choose.node_plan import NodePlan
@@ -123,6 +123,9 @@ def settle(
         return
     why = Why(Purpose.LEAVES_SUMS if layout.unreduced else Purpose.GIVES, node.primitive)
     cause = Cause(node.index, node.phase, context.roles[value], why)
+    everywhere = undivided(result_sharding, among=layout.unreduced)
+    if everywhere != result_sharding:
+        local, layout = context.move(local, layout, everywhere, cause), everywhere
     context.hold(value, result_sharding, context.move(local, layout, result_sharding, cause))
     if not layout.unreduced:
         context.hold(value, layout, local)

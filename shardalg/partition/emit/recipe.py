@@ -24,6 +24,7 @@ class Recipe(NamedTuple):
       made: per result its shape, type and layout, and the number of what is at hand then.
       settled: results that are not at home yet.
       is_remade: whether the result can be made again in every layout.
+      again: a layout in which the result can be made again for nothing.
     """
 
     plan: NodePlan
@@ -33,6 +34,7 @@ class Recipe(NamedTuple):
     made: tuple[tuple[tuple[int, ...], str, Sharding, int], ...] = ()
     settled: tuple[int, ...] = ()
     is_remade: bool = False
+    again: Sharding | None = None
 
 
 def recipe(

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shardalg.merge.proofs.integers import All, Formula, equal, implies, less, within
+from shardalg.merge.proofs.integers import (
+    All,
+    Formula,
+    Number,
+    equal,
+    implies,
+    less,
+    within,
+)
 from shardalg.ops.rule import USER
 from shardalg.spmd.instructions import Choose, Dilate, Mask, MaskAt
 from shardalg.verify.contents import fill_number, partition_number, start_number
@@ -53,9 +61,24 @@ def _mask(step: CheckedInstruction[Mask]) -> Result:
 @moves(MaskAt)
 def _mask_at(step: CheckedInstruction[MaskAt]) -> Result:
     """A mask before the first and behind the last element."""
-    a = step.attributes
-    inside = within(start_number(a.start) + X, 0, a.size)
-    return _masked(step, inside, a.fill or step.filler)
+    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    start, fill = start_number(a.start), a.fill or step.filler
+    inside = within(start + X, 0, a.size)
+    is_whole = held.start == Number() and held.length == held.size and held.base == 1
+    if start == held.start or not is_whole or held.wanted:
+        return _masked(step, inside, fill)
+    made, stated = _masked(_read_from(step, start), inside, fill)
+    words = "what the mask keeps of all elements are those that a block from its start on has"
+    goal = implies(inside, equal(start + X, held.start + X))
+    claim = step.claim(words, goal, unknowns=(("x", held.length),))
+    return made, [*stated, ("mask", claim)]
+
+
+def _read_from(step: CheckedInstruction[MaskAt], start: Number) -> CheckedInstruction[MaskAt]:
+    """The step on what is said to begin elsewhere."""
+    dim = step.attributes.dim
+    moved = replace(step.given.dims[dim], start=start)
+    return replace(step, operands=(with_dim(step.given, dim, moved), *step.operands[1:]))
 
 
 def chosen(step: CheckedInstruction[Choose], number: int) -> Result:
