@@ -21,10 +21,10 @@ def run(options: argparse.Namespace) -> int:
     """Print the comparison; the exit status is 0 whatever the errors are."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # jax is loaded with these, so a wrong option does not wait for it.
-    from shardalg.paper.published import chosen
+    from shardalg.paper.evaluation.published import chosen
 
     columns = chosen(options.table, options.column)
-    from shardalg.paper.comparison import compare, records, text
+    from shardalg.paper.evaluation.comparison import compare, records, text
 
     values = compare(columns)
     print(json.dumps(records(values), indent=1) if options.json else text(values))

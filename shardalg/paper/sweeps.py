@@ -45,7 +45,7 @@ def scaling_curves(found: Mapping[str, Costs], axes: Sequence[str] = ("X", "Y"))
 
 def sweep(costs: Costs, quantity: str, axis: str) -> np.ndarray:
     """A cost at `POWERS` of one size, the others at their hints; NaN where a condition fails."""
-    value = Formula.of(getattr(costs.analyses.scaling, quantity))
+    value = Formula.of(getattr(costs.scaling, quantity))
     swept = np.broadcast_to(value.lambdify()(**{**costs.hints, axis: POWERS}), POWERS.shape)
     points = ({**costs.hints, axis: int(size)} for size in POWERS)
     holds = [all(fact.holds(point) for fact in costs.facts) for point in points]

@@ -3,10 +3,17 @@
 import json
 
 from shardalg.cli import main
-from shardalg.paper.comparison import compare, records, text
-from shardalg.paper.goals import GOALS, UNITS, Goal, Undetermined, goal
-from shardalg.paper.prediction import HELD_OUT, TRAINED, Compared, Prediction, compared, summary
-from shardalg.paper.published import chosen, column, columns
+from shardalg.paper.evaluation.comparison import compare, records, text
+from shardalg.paper.evaluation.goals import GOALS, UNITS, Goal, Undetermined, goal
+from shardalg.paper.evaluation.prediction import (
+    HELD_OUT,
+    TRAINED,
+    Compared,
+    Prediction,
+    compared,
+    summary,
+)
+from shardalg.paper.evaluation.published import chosen, column, columns
 
 
 def test_every_measured_value_has_a_goal_or_a_reason():

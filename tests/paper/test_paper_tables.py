@@ -6,7 +6,7 @@ import pytest
 
 import shardalg as sa
 from shardalg.models.transformer import Config
-from shardalg.paper.published import PARAMETER_UNIT, column, columns, tables
+from shardalg.paper.evaluation.published import PARAMETER_UNIT, column, columns, tables
 
 TRANSFORMERS = [c for c in columns() if c.facts["model"] == "dense_transformer"]
 

@@ -16,7 +16,7 @@ from shardalg.examples.explore.strategies import LAYER, TRAIN_STEP, plans_of
 from shardalg.examples.explore.table1_section import HINTS, costs_of, layer_costs
 from shardalg.models.transformer import Config
 from shardalg.paper import table1_strategies as table1
-from shardalg.paper.published import columns, tables
+from shardalg.paper.evaluation.published import columns, tables
 from shardalg.paper.table1_costs import COLUMNS, paper_order, table
 
 DENSE = {c.id: c for c in columns() if c.kind == "dense2d"}
@@ -81,7 +81,7 @@ def test_each_further_layer_of_a_train_step():
     """With embedding, loss and Adafactor around it; its gradients' orders are the layer's."""
     found = {n: costs_of(made, per="L") for n, made in plans_of(HINTS, TRAIN_STEP).items()}
     assert {name: orders(costs) for name, costs in found.items()} == EXPECTED
-    assert all(costs.analyses.scaling.update_communication for costs in found.values())
+    assert all(costs.scaling.update_communication for costs in found.values())
 
 
 def test_the_table_says_which_row_agrees(parts):

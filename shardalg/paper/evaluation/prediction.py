@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardalg.io.table import Table
-from shardalg.paper.goals import PERCENT, UNITS, Goal, Undetermined, goal
-from shardalg.paper.published import Column
+from shardalg.paper.evaluation.goals import PERCENT, UNITS, Goal, Undetermined, goal
+from shardalg.paper.evaluation.published import Column
 
 NO_CONSTANT, TRAINED, HELD_OUT, ANCHOR = "no constant", "trained", "held out", "anchor"
 

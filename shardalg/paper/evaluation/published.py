@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ class Column:
     """
 
     id: str
-    facts: Mapping[str, Any]
-    measured: Mapping[str, float]
+    facts: Mapping[str, Any] = field(hash=False)
+    measured: Mapping[str, float] = field(hash=False)
 
     @property
     def table(self) -> int:

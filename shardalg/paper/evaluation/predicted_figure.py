@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shardalg.paper.goals import STEP
-from shardalg.paper.prediction import ANCHOR, TRAINED, Compared
+from shardalg.paper.evaluation.goals import STEP
+from shardalg.paper.evaluation.prediction import ANCHOR, TRAINED, Compared
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +77,14 @@ def predicted_against_measured(
     for panel in (above, below):
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(color=BAND, lw=0.5)
-    above.legend(frameon=False, fontsize=8, loc="upper left", title=_words(every), title_fontsize=8)
+    above.legend(
+        frameon=False,
+        fontsize=8,
+        loc="upper left",
+        title=_words(every),
+        title_fontsize=8,
+        alignment="left",
+    )
     return figure
 
 
@@ -87,11 +94,11 @@ def _draw(above: Axes, below: Axes, which: tuple[int, str], points: Sequence[Poi
     color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
     for fitted in (False, True):
         chosen = [p for p in points if p.fitted is fitted]
-        face = "none" if fitted else color
-        style = {"facecolors": face, "edgecolors": color, "marker": marker, "s": 30, "lw": 1.1}
+        style: dict[str, Any] = {"facecolors": "none" if fitted else color, "edgecolors": color}
+        style |= {"marker": marker, "s": 30, "lw": 1.1}
+        named = {"label": name} if chosen and (not fitted or len(chosen) == len(points)) else {}
         measured = [p.measured for p in chosen]
-        label = name if not fitted or len(chosen) == len(points) else None
-        above.scatter(measured, [p.predicted for p in chosen], label=label if chosen else None, **style)  # fmt: skip
+        above.scatter(measured, [p.predicted for p in chosen], **style, **named)
         below.scatter(measured, [100 * p.error for p in chosen], **style)
 
 

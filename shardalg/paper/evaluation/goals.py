@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardalg.paper.published import Column
+from shardalg.paper.evaluation.published import Column
 
 PERCENT, POINTS = "%", "points"
 
@@ -89,7 +89,7 @@ MISPRINTS = {
 def goal(column: Column, quantity: str) -> Goal | Undetermined:
     """What is asked of a prediction of one measured value.
 
-    >>> from shardalg.paper.published import column
+    >>> from shardalg.paper.evaluation.published import column
     >>> print(goal(column("narrow-bench.c1"), STEP))
     median 4 %, most 10 %
     >>> print(goal(column("sparse-bench.c1"), ALL_TO_ALL))

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from shardalg.io.table import Table
-from shardalg.paper.goals import Undetermined
-from shardalg.paper.prediction import Compared, compared, summary
-from shardalg.paper.predictors import PREDICTORS
-from shardalg.paper.published import Column
+from shardalg.paper.evaluation.goals import Undetermined
+from shardalg.paper.evaluation.prediction import Compared, compared, summary
+from shardalg.paper.evaluation.predictors import PREDICTORS
+from shardalg.paper.evaluation.published import Column
 
 TITLES = {
     2: "Table 2: dense Transformer, wide layers",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardalg.paper import two_dimensional
-from shardalg.paper.prediction import Predictor
+from shardalg.paper.evaluation import two_dimensional
+from shardalg.paper.evaluation.prediction import Predictor
 
 PREDICTORS: Mapping[int, Predictor] = {
     2: two_dimensional.predict,

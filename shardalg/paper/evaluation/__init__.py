@@ -1,0 +1,1 @@
+"""What the paper measured, and what our models predict of it."""
