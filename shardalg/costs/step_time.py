@@ -63,9 +63,7 @@ def estimate(
     hints = program.hints if isinstance(program, Symbolised) else program
     chip = hardware.hardware if isinstance(hardware, Topology) else hardware
     held = liveness(hints, graph, roles=roles, donated=donated, rebuild=chip.rebuilds)
-    spans = hardware.wiring(hints.mesh).spans
-    inside = fused(hints, graph) | on_chip(hints, graph)
-    numbers = _Pricing(hints, graph, chip, inside, spans)
+    numbers = _pricing(hints, graph, hardware)
     formulas = replace(numbers, program=named.program, sizes=named.sizes) if named else numbers
     runs = formulas.runs()
     prices = numbers.prices(runs)
@@ -76,6 +74,35 @@ def estimate(
     prices = formulas.prices(runs, [price.by_traffic for price in prices])
     totals = Totals(formulas.items(runs, prices), *formulas.useful(), named.devices, peak)
     return Cost(chip, totals, at_hints, named.sizes)
+
+
+class Timed(NamedTuple):
+    """An instruction, what it is (as `Item.kind`), and the seconds of one execution."""
+
+    step: Execution
+    kind: str
+    axes: tuple[str, ...]
+    seconds: float
+
+
+def timed(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> tuple[Timed, ...]:
+    """Every instruction of a program in numbers with its seconds, in the order of `walk`.
+
+    The sum of `seconds * step.count` is the step time of `estimate`.
+    """
+    pricing = _pricing(program, graph, hardware)
+    places = dict.fromkeys(range(len(pricing.steps)), 1)
+    return tuple(
+        Timed(step, price.key.kind, price.key.axes, float(pricing.took(price)))
+        for step, price in zip(pricing.steps, pricing.prices(places), strict=True)
+    )
+
+
+def _pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> _Pricing:
+    """Prices of the instructions of a program in numbers."""
+    chip = hardware.hardware if isinstance(hardware, Topology) else hardware
+    inside = fused(program, graph) | on_chip(program, graph)
+    return _Pricing(program, graph, chip, inside, hardware.wiring(program.mesh).spans)
 
 
 class _Key(NamedTuple):
@@ -180,6 +207,12 @@ class _Pricing:
         names = ("count", "flops", "wire_bytes", "time_s")
         count, flops, sent, time_s = (sums.pop(name, 0) for name in names)
         return Item(*key, count, flops, sent, total([time_s, *self.seconds(sums)]))
+
+    def took(self, price: _Price) -> Any:
+        """Seconds of one execution."""
+        return self.item(
+            price.key, summed(Counter((*amount, 1) for amount in price.amounts))
+        ).time_s
 
     def seconds(self, sums: Mapping[Any, Any]) -> list[Any]:
         """Seconds of amounts by rates; a formula also of a number, where prices are formulas."""

@@ -47,13 +47,14 @@ def annotate(x: Value, name: str) -> Value:
     return _bind(x, name=name, spec=None, unspecified_dims=(), mesh=None)
 
 
-def annotate_dims(x: Any, axes: Mapping[int, str | None]) -> Any:
+def annotate_dims(x: Any, axes: Mapping[int, str | None], name: str | None = None) -> Any:
     """`x`, of which only some dimensions are specified; completion may partition all others.
 
     Args:
       x: a JAX value or an array, never a pytree.
       axes: dimension (negative ones count from the end) to the mesh axis that partitions it, or
         None: not partitioned. The axes are those of the mesh on which the function is planned.
+      name: of the site, by which a strategy may say something else.
 
     Raises:
       NotationError: a dimension that the value does not have.
@@ -76,7 +77,7 @@ def annotate_dims(x: Any, axes: Mapping[int, str | None]) -> Any:
     stated = {dim % rank: (axis,) if axis else () for dim, axis in axes.items()}
     spec = tuple(stated.get(dim, ()) for dim in range(rank))
     open_dims = tuple(dim for dim in range(rank) if dim not in stated)
-    return _bind(x, name=None, spec=spec, unspecified_dims=open_dims, mesh=None)
+    return _bind(x, name=name, spec=spec, unspecified_dims=open_dims, mesh=None)
 
 
 def mesh_split_value(

@@ -33,7 +33,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardalg.costs.schedules import Schedule
+from shardalg.costs.pipelines.bubbles import SHIFTED
+from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.errors import PipelineError
 from shardalg.graph.annotate import annotate_dims
 
@@ -152,10 +153,10 @@ class Pipeline:
         fresh = lax.dynamic_index_in_dim(feed, jnp.minimum(t, batches - 1), 1, keepdims=False)
         if self.schedule.rounds == 1:
             shifted = jnp.pad(state, [(1, 0), *[(0, 0)] * (state.ndim - 1)])[:-1]
-            return self._by_stage(jnp.where(stage == 0, fresh, shifted))
+            return self._by_stage(jnp.where(stage == 0, fresh, shifted), SHIFTED)
         waited = lax.dynamic_index_in_dim(done, t % batches, 1, keepdims=False)
         turned = _rotated(jnp.where(stage == stages - 1, waited, state), 1)
-        return self._by_stage(jnp.where((stage == 0) & (t < batches), fresh, turned))
+        return self._by_stage(jnp.where((stage == 0) & (t < batches), fresh, turned), SHIFTED)
 
     def _stage(self, weights: Tree, x: Tree, turn: Array) -> Tree:
         """The layers of one stage in one round."""
@@ -181,8 +182,9 @@ class Pipeline:
         padding = [(0, self.schedule.stages - 1), *[(0, 0)] * strided.ndim]
         return self._slots(jnp.pad(strided[None], padding))
 
-    def _by_stage(self, leaf: Array) -> Array:
-        return leaf if self.axis is None else annotate_dims(leaf, {0: self.axis})
+    def _by_stage(self, leaf: Array, name: str | None = None) -> Array:
+        stage: dict[int, str | None] = {} if self.axis is None else {0: self.axis}
+        return annotate_dims(leaf, stage, name) if stage or name else leaf
 
     def _slots(self, leaf: Array) -> Array:
         stage = {} if self.axis is None else {0: self.axis}

@@ -250,18 +250,26 @@ def forward(config: Config, params: Mapping[str, Any], tokens: Array) -> Array:
     """Logits (B, S, V) in float32, from tokens (B, S) of integers below V."""
     embedding = params["embedding"].astype(config.dtype)
     x = annotate(embedding[tokens], "embedded")
-    x = norm(config, _layers(config, params["layers"], x))
-    logits = jnp.einsum("bsm,vm->bsv", x, embedding)
-    return annotate(logits, "logits").astype(jnp.float32)
+    return logits(config, embedding, _layers(config, params["layers"], x))
+
+
+def logits(config: Config, embedding: Array, x: Array) -> Array:
+    """Logits (B, S, V) in float32 of what the last layer made: a norm, then the embedding."""
+    made = jnp.einsum("bsm,vm->bsv", norm(config, x), embedding)
+    return annotate(made, "logits").astype(jnp.float32)
 
 
 def loss(config: Config, params: Mapping[str, Any], tokens: Array, targets: Array) -> Array:
+    """Mean cross-entropy of the targets, in nats."""
+    return cross_entropy(forward(config, params, tokens), targets)
+
+
+def cross_entropy(logits: Array, targets: Array) -> Array:
     """Mean over tokens of `log(sum_v exp(logits_v)) - logits_target`, in nats.
 
     The target is picked by comparison with an iota, so that a vocabulary split over devices needs
     no gather.
     """
-    logits = forward(config, params, tokens)
     peak = lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     log_total = jnp.log(jnp.sum(jnp.exp(logits - peak), axis=-1)) + peak[..., 0]
     is_target = targets[..., None] == lax.broadcasted_iota(jnp.int32, logits.shape, 2)

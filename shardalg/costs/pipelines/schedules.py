@@ -1,17 +1,22 @@
 """Pipeline schedules in closed form: iterations, bubbles, what is stashed, what is sent.
 
-A device holds one of L stages; M microbatches pass, R rounds long (each stage then has R pieces, a
-piece being the layers that it runs in one iteration). The unit of time is the forward pass of one
-piece on one microbatch, the backward pass takes two of it; the unit of memory is what one piece
-keeps of one microbatch for its backward pass.
+A device holds one of L stages; M microbatches pass, in R rounds, in each of which a stage runs one
+of R pieces of its layers. Bubbles are shares of the time in which the pipeline runs. The unit of
+`stash` is what a whole stage keeps of one microbatch for its backward pass, that of `permutes` the
+activations of one microbatch.
+
+GPipe and the circular schedule are loops that every device runs alike (`models.pipeline`). The
+others give each device a program of its own, which is not lowered here: they are for comparison.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from shardalg.errors import PipelineError
+from shardalg.io.table import Table
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,8 @@ class Schedule:
 
     @property
     def stash(self) -> Any:
-        """Pieces that a device keeps at the peak: one per iteration, those on padding too."""
-        return self.iterations
+        """What a device keeps at the peak: a piece per iteration, those on padding too."""
+        return self.iterations / self.rounds
 
     @property
     def permutes(self) -> Any:
@@ -115,6 +120,100 @@ class Schedule:
                 f"one of {near[-8:]} microbatches, or another batch."
             )
         return batch // self.microbatches
+
+
+@dataclass(frozen=True)
+class Mpmd(Schedule):
+    """A schedule in which every device has a program of its own: not lowered here.
+
+    Attributes:
+      kind: a name of `MPMD`.
+
+    >>> Mpmd(4, 16, kind="zero-bubble H1").bubble_ratio
+    0.058823529411764705
+
+    Raises:
+      PipelineError: there is no schedule of that kind.
+    """
+
+    kind: str = "1f1b"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind not in MPMD:
+            raise PipelineError(f"no schedule {self.kind!r}: write one of {', '.join(MPMD)}.")
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    @property
+    def bubble_ratio(self) -> Any:
+        """Share of the time in which a device waits, of backward passes twice the forward ones."""
+        waits = MPMD[self.kind].waits * (self.stages - 1)
+        return waits / (3 * self.rounds * self.microbatches + waits)
+
+    @property
+    def stash(self) -> Any:
+        """What the device that keeps most keeps, with microbatches enough to fill the pipeline."""
+        return MPMD[self.kind].stash(self.stages, self.rounds)
+
+    @property
+    def permutes(self) -> Any:
+        """Activations that a device sends forward; as many gradients go backward."""
+        return self.rounds * self.microbatches
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Of one MPMD schedule.
+
+    Attributes:
+      waits: of a device, per stage but one, in forward passes of one piece.
+      stash: of stages and rounds.
+    """
+
+    waits: int
+    stash: Callable[[Any, Any], Any]
+    source: str
+
+
+MPMD = {
+    "1f1b": _Kind(3, lambda stages, rounds: stages, "PipeDream-Flush, arXiv:2006.09503"),
+    "interleaved": _Kind(
+        3, lambda stages, rounds: stages + (stages - 1) / rounds, "arXiv:2104.04473, 2205.05198"
+    ),
+    "zero-bubble H1": _Kind(1, lambda stages, rounds: stages, "arXiv:2401.10241"),
+    "zero-bubble H2": _Kind(0, lambda stages, rounds: 2 * stages - 1, "arXiv:2401.10241"),
+}
+"""Schedules to compare with. Zero-bubble ones have one round, and weight gradients apart."""
+
+
+def compared(stages: Any, microbatches: Any, rounds: Any = 1) -> Table:
+    """Every schedule with its bubbles, what it keeps and what it sends: numbers or formulas.
+
+    Raises:
+      PipelineError: as of `Schedule`.
+
+    >>> table = compared(4, 16, 2)
+    >>> list(zip(table["schedule"], table["stash"]))[:3]
+    [('gpipe', 19.0), ('circular', 17.5), ('1f1b', 4)]
+    """
+    chosen = [Schedule(stages, microbatches)]
+    chosen += [Schedule(stages, microbatches, rounds)] if rounds != 1 else []
+    for kind in MPMD:
+        chosen.append(Mpmd(stages, microbatches, rounds if kind == "interleaved" else 1, kind))
+    rows = ((s.name, s.rounds, s.bubble_ratio, s.stash, s.permutes, _lowered(s)) for s in chosen)
+    return Table(
+        ("schedule", "rounds", "bubble_ratio", "stash", "permutes", "lowered"), tuple(rows)
+    )
+
+
+def _lowered(schedule: Schedule) -> str:
+    if not isinstance(schedule, Mpmd):
+        return "yes"
+    return f"not lowered here ({MPMD[schedule.kind].source})"
 
 
 def _check_count(name: str, value: object) -> None:

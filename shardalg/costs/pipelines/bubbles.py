@@ -1,0 +1,102 @@
+"""What a planned program spends in bubbles and in recomputation, as shares of the whole step.
+
+A loop is a pipeline if its body has a site named "pipeline_state" on the buffer that shifts by one
+stage per trip: `models.pipeline` leaves it there, and `sa.annotate(state, "pipeline_state")` in a
+loop of one's own does the same. Of T trips on L stages every device works on padding in L - 1,
+whatever the schedule (GPipe: T = M + L - 1, circular: T = R M + L - 1); these trips take as long as
+all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.step_time import timed
+from shardalg.costs.topology import Topology
+from shardalg.graph.ir import Graph
+from shardalg.graph.recomputed import recomputed
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.program import SpmdProgram
+
+SHIFTED = "pipeline_state"
+"""The name of the site on the buffer that shifts."""
+
+
+@dataclass(frozen=True)
+class PipelineLoop:
+    """A loop that is a pipeline.
+
+    Attributes:
+      node: the graph node of the loop.
+      stages: of the leading dimension of what shifts.
+    """
+
+    node: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Seconds of one step on one device.
+
+    Attributes:
+      step_s: of the whole step, one instruction after the other.
+      pipelined_s: inside pipelines, bubbles included.
+      bubble_s: of trips whose results no microbatch reads.
+      recompute_s: of what the backward pass computes again, its collectives and those of bubbles
+        included.
+    """
+
+    step_s: float
+    pipelined_s: float
+    bubble_s: float
+    recompute_s: float
+
+    @property
+    def bubbles(self) -> float:
+        """Bubbles as a share of the whole step."""
+        return self.bubble_s / self.step_s if self.step_s else 0.0
+
+    @property
+    def recompute(self) -> float:
+        """Recomputation as a share of the whole step."""
+        return self.recompute_s / self.step_s if self.step_s else 0.0
+
+
+def pipeline_loops(graph: Graph) -> dict[int, PipelineLoop]:
+    """The pipelines of a function, by the node of their loop."""
+    found: dict[int, PipelineLoop] = {}
+    for site in graph.sites:
+        if site.name == SHIFTED:
+            region = graph.regions[graph.nodes[site.node].region]
+            while region.node is None and region.parent is not None:
+                region = graph.regions[region.parent]
+            shape = graph.values[graph.nodes[site.node].results[0]].type.shape
+            if region.node is not None:
+                found[region.node] = PipelineLoop(region.node, shape[0])
+    return found
+
+
+def overheads(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> Overheads:
+    """What a program spends in the bubbles of its pipelines, and on what it computes again.
+
+    The shares are of the whole step, with everything before and after the pipelines and the
+    optimizer: the basis on which section 5.2 of GSPMD (arXiv:2105.04663) reports them.
+    """
+    loops, again = pipeline_loops(graph), recomputed(graph)
+    step_s = pipelined_s = bubble_s = recompute_s = 0.0
+    for each in timed(program, graph, hardware):
+        seconds = each.seconds * each.step.count
+        step_s += seconds
+        recompute_s += seconds * (each.step.instruction.node in again)
+        around = next((i for i in each.step.loops if i.node in loops), None)
+        if around is not None:
+            pipelined_s += seconds
+            bubble_s += seconds * _bubble_ratio(around, loops)
+    return Overheads(step_s, pipelined_s, bubble_s, recompute_s)
+
+
+def _bubble_ratio(loop: Instruction, loops: dict[int, PipelineLoop]) -> float:
+    assert loop.node is not None, "a pipeline is a loop of the function"
+    return (loops[loop.node].stages - 1) / loop.attributes.executions

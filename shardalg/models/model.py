@@ -1,0 +1,195 @@
+"""A model in letters: every dimension of a weight, an activation or an input has the paper's name.
+
+Shapes, random numbers, the optimizer's state and shardings all follow from the letters: a `Layout`
+says which mesh axes partition which letter, once for weights and once for activations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.models import adafactor
+from shardalg.plan.plan import Plan, plan
+from shardalg.propagate.strategy import Strategy
+
+Array = jax.Array
+Axes = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter.
+
+    Attributes:
+      dims: one letter per dimension.
+      rows: dimensions that it contracts, those after `stacked`; they are its Adafactor rows.
+      stacked: leading dimensions that only number weights of one kind.
+    """
+
+    dims: str
+    rows: int = 1
+    stacked: int = 0
+
+    @property
+    def contracted(self) -> str:
+        """The letters that it contracts."""
+        return self.dims[self.stacked : self.stacked + self.rows]
+
+
+@dataclass(frozen=True)
+class Data:
+    """An input of a step: integers below the size of the letter `below`, or normal numbers."""
+
+    dims: str
+    below: str = ""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which axes partition which dimension; an axis that a mesh lacks is left out.
+
+    Attributes:
+      weights, activations: letter to axis, or axes, major first. Of a tensor two of whose letters
+        name one axis, the first letter has it.
+      sites: names of sites that are annotated; None annotates all, () none.
+    """
+
+    weights: Mapping[str, Axes] = field(default_factory=dict)
+    activations: Mapping[str, Axes] = field(default_factory=dict)
+    sites: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A trainable model.
+
+    Attributes:
+      sizes: of the letters.
+      weights: a pytree of `Weight`.
+      data: what a step takes beside parameters and state.
+      loss: `(params, *data) -> mean loss`.
+      sites: the names that its activations are annotated with, and their letters.
+    """
+
+    sizes: Mapping[str, int]
+    weights: Any
+    data: tuple[Data, ...]
+    loss: Callable[..., Array]
+    sites: Mapping[str, str]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.types()))
+
+    def types(self) -> Any:
+        """Shapes and types of the parameters, float32."""
+        return self._each(lambda weight: jax.ShapeDtypeStruct(self._shape(weight), jnp.float32))
+
+    def init(self, seed: int = 0) -> Any:
+        """Random parameters; the deviation of each is `1 / sqrt(size of what it contracts)`."""
+        rng = np.random.default_rng(seed)
+
+        def draw(weight: Weight) -> Array:
+            fan_in = math.prod(self.sizes[letter] for letter in weight.contracted)
+            normal = rng.standard_normal(self._shape(weight), np.float32)
+            return jnp.asarray(normal * np.float32(fan_in**-0.5))
+
+        return self._each(draw)
+
+    def random_arguments(self, seed: int = 0) -> tuple[Any, ...]:
+        """Arguments of `train_step` with numbers in them, the same for the same seed."""
+        params, rng = self.init(seed), np.random.default_rng((seed, 1))
+        return params, self._state(params), *(self._drawn(rng, data) for data in self.data)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Shapes and types of the arguments of `train_step`."""
+        types = self.types()
+        state = jax.eval_shape(self._state, types)
+        made = (
+            jax.ShapeDtypeStruct(self._shape(data), jnp.int32 if data.below else jnp.float32)
+            for data in self.data
+        )
+        return types, state, *made
+
+    def train_step(self, params: Any, state: Any, *data: Array) -> tuple[Any, Any, Array]:
+        """One step of Adafactor: (parameters, optimizer state, loss before the step)."""
+        loss, grads = jax.value_and_grad(self.loss)(params, *data)
+        params, state = adafactor.apply(params, grads, state, self._factoring())
+        return params, state, loss
+
+    def strategy(self, mesh: Mesh, layout: Layout) -> Strategy:
+        """Shardings of `train_step` and its sites on a mesh."""
+
+        def spec(where: Mapping[str, Axes], dims: str) -> PartitionSpec:
+            return letters_spec(mesh, where, dims)
+
+        weights = self._each(lambda weight: spec(layout.weights, weight.dims))
+        state = {
+            "step": PartitionSpec(),
+            "moments": self._each(partial(self._moments, mesh, layout)),
+        }
+        data = [spec(layout.activations, data.dims) for data in self.data]
+        names = self.sites if layout.sites is None else layout.sites
+        sites = {name: spec(layout.activations, self.sites[name]) for name in names}
+        results = (weights, state, PartitionSpec())
+        return Strategy(mesh, (weights, state, *data), results, sites)
+
+    def plan(self, mesh: Mesh, layout: Layout) -> Plan:
+        """The plan of `train_step`; parameters and state are donated."""
+        return plan(
+            self.train_step,
+            *self.arguments(),
+            strategy=self.strategy(mesh, layout),
+            roles=("parameters", "optimizer_state", *["data"] * len(self.data)),
+            donate_argnums=(0, 1),
+        )
+
+    def _each(self, function: Callable[[Weight], Any]) -> Any:
+        return jax.tree.map(function, self.weights)
+
+    def _shape(self, lettered: Weight | Data) -> tuple[int, ...]:
+        return tuple(self.sizes[letter] for letter in lettered.dims)
+
+    def _drawn(self, rng: np.random.Generator, data: Data) -> Array:
+        if data.below:
+            return jnp.asarray(rng.integers(0, self.sizes[data.below], self._shape(data), np.int32))
+        return jnp.asarray(rng.standard_normal(self._shape(data), np.float32))
+
+    def _factoring(self) -> Any:
+        return self._each(lambda weight: adafactor.Factoring(weight.rows, weight.stacked))
+
+    def _state(self, params: Any) -> dict[str, Any]:
+        return adafactor.init_state(params, self._factoring())
+
+    def _moments(self, mesh: Mesh, layout: Layout, weight: Weight) -> dict[str, PartitionSpec]:
+        """Laid out along the dimensions that each keeps of its weight."""
+        whole = letters_spec(mesh, layout.weights, weight.dims)
+        entries = (*whole, *[None] * (len(weight.dims) - len(whole)))
+        row, column = adafactor.Factoring(weight.rows, weight.stacked).split(entries)
+        return {"row": PartitionSpec(*row), "column": PartitionSpec(*column)}
+
+
+def letters_spec(mesh: Mesh, where: Mapping[str, Axes], dims: str) -> PartitionSpec:
+    """The axes of each letter that the mesh has and no letter before it took.
+
+    >>> letters_spec(Mesh({"X": 2, "Y": 4}), {"E": "X", "M": "X", "H": "Y"}, "EMH")
+    PartitionSpec('X', None, 'Y')
+    """
+    free, entries = list(mesh.axis_names), []
+    for letter in dims:
+        named = where.get(letter, ())
+        axes = [a for a in ((named,) if isinstance(named, str) else named) if a in free]
+        free = [axis for axis in free if axis not in axes]
+        entries.append(None if not axes else axes[0] if len(axes) == 1 else tuple(axes))
+    return PartitionSpec(*entries)

@@ -1,0 +1,52 @@
+"""The 5 columns of Table 4, predicted from real plans of the whole step at the paper's sizes.
+
+The narrow Transformer with its layers pipelined is planned under the paper's layout (stages along
+L, data along X, in-layer sharding along Y, weights not sharded along X), each layer recomputed in
+the backward pass. Bubbles and recomputation are shares of the whole step, embedding, softmax and
+optimizer included, and no constant is fitted for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.hardware import load
+from shardalg.costs.pipelines.bubbles import overheads
+from shardalg.costs.pipelines.schedules import Schedule
+from shardalg.models.pipelined import TABLE_4, Pipelined
+from shardalg.models.transformer import Config
+from shardalg.paper.evaluation.goals import BUBBLES, PEAK, RECOMPUTE
+from shardalg.paper.evaluation.prediction import Prediction
+from shardalg.paper.evaluation.published import Column
+from shardalg.plan.plan import Plan
+
+CHIP = "tpu_v3"
+
+
+def pipelined(column: Column) -> Pipelined:
+    """The model of a column, and its schedule.
+
+    >>> from shardalg.paper.evaluation.published import column
+    >>> pipelined(column("narrow-pipe-bench.c4")).schedule
+    Schedule(stages=8, microbatches=32, rounds=1)
+    """
+    facts = column.facts
+    config = Config(**{letter: facts[letter] for letter in "BSMHNDVL"})
+    return Pipelined(config, Schedule(facts["pipeline_stages"], facts["num_microbatches"]))
+
+
+def planned(column: Column) -> Plan:
+    """The plan of its train step."""
+    return pipelined(column).model.plan(Mesh(column.mesh), TABLE_4)
+
+
+def predict(column: Column) -> Mapping[str, Prediction]:
+    """Bubbles and recomputation in per cent of the step; peak memory in the paper's GB."""
+    plan = planned(column)
+    spent = overheads(plan.program, plan.graph, load(CHIP))
+    return {
+        BUBBLES: Prediction(100 * spent.bubbles),
+        RECOMPUTE: Prediction(100 * spent.recompute),
+        PEAK: Prediction(int(plan.cost(CHIP).peak_memory_bytes) / 1e9),
+    }
