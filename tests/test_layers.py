@@ -64,6 +64,7 @@ PLACES = {
         "lower/",
         "models/",
         "paper/",
+        "planning/calls/",
         "examples/",
         "xla/dump.py",
         "xla/xla_process.py",

@@ -396,11 +396,17 @@ def _items(axes: Any) -> Iterable[tuple[Any, Any]]:
 def _pairs(axes: object) -> tuple[tuple[str, int], ...]:
     """Name and size of each axis."""
     try:
-        return tuple((name, n) for name, n in _items(axes))
+        return tuple((name, _whole(n)) for name, n in _items(axes))
     except (TypeError, ValueError):
         raise MeshError(
             f"the axes are name to size, as in {{'X': 8, 'Y': 16}}, got {axes!r}."
         ) from None
+
+
+def _whole(size: Any) -> Any:
+    """A whole number of numpy as one of Python; anything else as it is."""
+    whole = isinstance(size, Integral) and not isinstance(size, bool | int)
+    return int(size) if whole else size
 
 
 def _check_axes(pairs: tuple[tuple[str, int], ...]) -> None:

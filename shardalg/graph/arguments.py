@@ -1,4 +1,4 @@
-"""The leaves of a call's arguments: which are donated, where they lie already, what they were."""
+"""The leaves of a call's arguments: where they lie already, what they were."""
 
 from __future__ import annotations
 
@@ -7,41 +7,8 @@ from typing import Any
 
 import jax
 
-from shardalg.errors import LoweringError, StrategyError, TraceError
+from shardalg.errors import LoweringError, TraceError
 from shardalg.graph.ir import Graph
-
-
-def donated_leaves(args: Sequence[Any], donate_argnums: int | Sequence[int]) -> tuple[int, ...]:
-    """Numbers of the flattened arguments that belong to the donated positions.
-
-    Raises:
-      StrategyError: a position that no argument has.
-
-    >>> donated_leaves(({"a": 1, "b": 2}, 3), 0)
-    (0, 1)
-    """
-    wanted = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    bad = [n for n in wanted if type(n) is not int or not -len(args) <= n < len(args)]
-    if bad:
-        raise StrategyError(
-            f"donate_argnums names {bad}, but there are {len(args)} arguments, numbered from 0."
-        )
-    positions = {n % len(args) for n in wanted}
-    owner = [i for i, arg in enumerate(args) for _ in jax.tree.leaves(arg)]
-    return tuple(leaf for leaf, i in enumerate(owner) if i in positions)
-
-
-def donated_by_jit(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[int, ...]:
-    """Numbers of the flattened arguments that a jitted function donates itself; () of any other.
-
-    >>> step = jax.jit(lambda state, x: (state + x, x), donate_argnums=0)
-    >>> donated_by_jit(step, (1.0, 2.0)), donated_by_jit(max, (1.0, 2.0))
-    ((0,), ())
-    """
-    if not isinstance(fn, jax.stages.Wrapped):
-        return ()
-    info = jax.tree.leaves(fn.trace(*args).args_info, is_leaf=lambda x: hasattr(x, "donated"))
-    return tuple(leaf for leaf, argument in enumerate(info) if argument.donated)
 
 
 def own_shardings(args: Sequence[Any]) -> tuple[Any, ...]:

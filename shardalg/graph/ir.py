@@ -111,10 +111,12 @@ class Node:
 
     Attributes:
       operands, results: value indices.
-      source: `model.py:41`, the user's line that made it; "" if unknown.
+      source: `model.py:41`, the user's line that made it, behind it in brackets the line of an
+        installed package that it went through, `model.py:41 (linear.py:271)`; "" if unknown.
       phase: "forward", "backward" or "update", from JAX's name stack.
       region: the region it stands in.
       bodies: for a call (scan, while, cond), its regions.
+      module: `layers_3/mlp/up`, the named scopes around it; "" where there is none.
     """
 
     index: int
@@ -125,6 +127,7 @@ class Node:
     phase: str = "forward"
     region: int = 0
     bodies: tuple[int, ...] = ()
+    module: str = ""
 
     @property
     def primitive(self) -> str:

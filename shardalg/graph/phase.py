@@ -19,6 +19,7 @@ class Draft(NamedTuple):
     flags: int
     region: int
     bodies: tuple[int, ...]
+    module: str = ""
 
 
 def phases(drafts: Sequence[Draft], body_results: Mapping[int, Sequence[int]]) -> list[str]:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -56,6 +56,7 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
         "signatures": signatures.items,
         "values": values,
         "nodes": _encode(nodes),
+        **_modules(graph),
         "regions": [_encode(_fields(r)[1:]) for r in graph.regions],
         "sites": [_encode(_fields(site)) for site in graph.sites],
         "left_out": [_fields(effect) for effect in graph.left_out],
@@ -77,7 +78,8 @@ def from_json(data: Mapping[str, Any]) -> Graph:
             f"this graph has the schema {schema!r}, this version reads {SCHEMA!r}. "
             "Save it again with this version."
         )
-    graph = _graph(read(_Saved, data, "graph"))
+    plain = {key: value for key, value in data.items() if key != "modules"}
+    graph = _in_modules(_graph(read(_Saved, plain, "graph")), data.get("modules", ()))
     try:
         graph.check()
     except TraceError as error:
@@ -90,16 +92,35 @@ def from_json(data: Mapping[str, Any]) -> Graph:
 def graph_hash(graph: Graph) -> str:
     """SHA-256 of what the program computes, in hexadecimal, equal in every process.
 
-    Names of values, source lines and effects that are left out do not count: an edited comment or
-    print changes nothing. The paths of the arguments and results, the sites, the phases and the
-    data of constants do.
+    Names of values, modules, source lines and effects that are left out do not count: an edited
+    comment or print changes nothing. The paths of the arguments and results, the sites, the phases
+    and the data of constants do.
     """
     data = to_json(graph, limit_bytes=-1)
     del data["left_out"]
+    data.pop("modules", None)
     data["values"] = [value[:2] for value in data["values"]]
     data["nodes"] = [node[:3] + node[4:] for node in data["nodes"]]
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _modules(graph: Graph) -> dict[str, Any]:
+    """The nodes of every module, where there are modules."""
+    inside: dict[str, list[int]] = {}
+    for node in graph.nodes:
+        if node.module:
+            inside.setdefault(node.module, []).append(node.index)
+    return {"modules": [[name, nodes] for name, nodes in inside.items()]} if inside else {}
+
+
+def _in_modules(graph: Graph, data: Any) -> Graph:
+    modules = read(tuple[tuple[str, tuple[int, ...]], ...], data, "modules")
+    at = {node: name for name, nodes in modules for node in nodes}
+    if not set(at) <= set(range(len(graph.nodes))):
+        raise PlanFileError("the saved graph is damaged: modules of nodes that there are not.")
+    nodes = tuple(replace(n, module=at[n.index]) if n.index in at else n for n in graph.nodes)
+    return replace(graph, nodes=nodes) if at else graph
 
 
 _PLAIN_FIELDS = ("arguments", "results", "argument_paths", "result_paths")
@@ -157,7 +178,7 @@ def _stored(array: object, limit_bytes: int) -> list[Any]:
 _TYPE: Any = row_of(ValueType)
 _SIGNATURE = tuple[str, Params, tuple[int, ...], tuple[int, ...]]
 _VALUE: Any = row_of(Value, without=("index",), type=int)
-_NODE: Any = row_of(Node, without=("index",), signature=int)
+_NODE: Any = row_of(Node, without=("index", "module"), signature=int)
 _REGION: Any = row_of(Region, without=("index",))
 _SITE: Any = row_of(Site)
 _LEFT_OUT: Any = row_of(LeftOut)

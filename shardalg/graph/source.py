@@ -28,36 +28,49 @@ class Sources:
         self._files: dict[str, str] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
         self._tracebacks: dict[int, str] = {}
-        self._stacks: dict[int, int] = {}
+        self._stacks: dict[int, tuple[int, tuple[str, ...]]] = {}
+        self._packages: dict[str, bool] = {}
 
     def line(self, traceback: object) -> str:
         """`model.py:41`, the innermost frame that is the user's; "" where there is none.
 
-        JAX cuts tracebacks at its own cached `jit`s: there the calling equation's line counts.
+        Behind a line outside of installed packages stands the line of one that it calls, in
+        brackets: `model.py:41 (linear.py:271)`. JAX cuts tracebacks at its own cached `jit`s: there
+        the calling equation's line counts.
         """
         found = self._tracebacks.get(id(traceback))
         if found is None:
             found = self._tracebacks[id(traceback)] = self._innermost(traceback)
         return found
 
-    def flags(self, name_stack: object) -> int:
-        """JVP and TRANSPOSE, as the name stack says them."""
+    def scope(self, name_stack: Any) -> tuple[int, tuple[str, ...]]:
+        """JVP and TRANSPOSE, as the name stack says them, and its named scopes."""
         found = self._stacks.get(id(name_stack))
         if found is None:
             text = str(name_stack)
-            found = sum(flag for mark, flag in _MARKS if mark in text)
-            self._stacks[id(name_stack)] = found
+            flags = sum(flag for mark, flag in _MARKS if mark in text)
+            found = self._stacks[id(name_stack)] = flags, _scopes(name_stack)
         return found
 
     def _innermost(self, traceback: Any) -> str:
+        """The innermost line of the user's own, and the one of a package that it calls there."""
         if traceback is None:
             return ""
-        files = self._files
+        files, library = self._files, ""
         for code, offset in zip(*traceback.raw_frames(), strict=True):
             path = code.co_filename
-            if files[path] if path in files else self.file(path):
-                return self._line(code, offset)
-        return ""
+            if not (files[path] if path in files else self.file(path)):
+                continue
+            if not self._is_installed(path):
+                line = self._line(code, offset)
+                return f"{line} ({library})" if library else line
+            library = library or self._line(code, offset)
+        return library
+
+    def _is_installed(self, path: str) -> bool:
+        if path not in self._packages:
+            self._packages[path] = "site-packages" in path or "dist-packages" in path
+        return self._packages[path]
 
     def _line(self, code: CodeType, offset: int) -> str:
         key = (code, offset)
@@ -79,6 +92,40 @@ class Sources:
             return ""
         folder, name = os.path.split(path)
         return "cell" if os.path.basename(folder).startswith("ipykernel_") else name
+
+
+def own_line(source: str) -> str:
+    """The user's own line of a source, without the package's behind it.
+
+    >>> own_line("model.py:41 (linear.py:271)"), own_line("model.py:41")
+    ('model.py:41', 'model.py:41')
+    """
+    return source.partition(" (")[0]
+
+
+def within(outer: str, scopes: tuple[str, ...]) -> str:
+    """The scopes of an equation behind those of the call that it is in.
+
+    A call that JAX makes of a part of another has the scopes of that one again.
+
+    >>> within("model", ("layers_0", "up")), within("", ("mlp", "mlp")), within("model", ())
+    ('model/layers_0/up', 'mlp', 'model')
+    """
+    if not scopes:
+        return outer
+    half = len(scopes) // 2
+    once = scopes[:half] if half and scopes[:half] == scopes[half:] else scopes
+    return "/".join((outer, *once) if outer else once)
+
+
+def _scopes(name_stack: Any) -> tuple[str, ...]:
+    """The named scopes of a stack, without what JAX and packages add of their own."""
+    names = (entry.name for entry in name_stack.stack if type(entry).__name__ == "Scope")
+    parts = (part for name in names for part in name.split("/"))
+    return tuple(part for part in parts if part not in _UNSAID and not part.startswith("eqx."))
+
+
+_UNSAID = frozenset({"", "~", "rematted_computation", "checkpoint"})
 
 
 def _hidden_folders() -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph, Node
 from shardalg.lower.arrays import ArrayBorder, filled, place
 from shardalg.lower.axes import Axes
+from shardalg.lower.border_calls import ON_ARRAYS, UserCall
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,7 @@ class Twin:
       sites: annotation node to sharding.
       donated: flattened arguments that a call consumes.
       platform: as of `Lowered`.
+      call: as of the lowered program.
     """
 
     graph: Graph
@@ -37,6 +39,7 @@ class Twin:
     sites: Mapping[int, Sharding]
     donated: tuple[int, ...] = ()
     platform: str | None = None
+    call: UserCall = ON_ARRAYS
 
     def _function(self, *leaves: jax.Array) -> tuple[jax.Array, ...]:
         given = [self._uneven(b, x) for b, x in zip(self.arguments, leaves, strict=True)]
@@ -80,16 +83,21 @@ class Twin:
         """JAX's compiled program."""
         return self.stage.compile()
 
-    def place(self, *args: Any) -> list[jax.Array]:
+    def place(self, *args: Any, **kwargs: Any) -> list[jax.Array]:
         """The flattened arguments as the executable takes them."""
-        return place(self.graph, self.arguments, args, padded=False)
+        return self.call.inside(self._placed, args, kwargs)
+
+    def _placed(self, *arrays: Any) -> list[jax.Array]:
+        return place(self.graph, self.arguments, arrays, padded=False)
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
         """The results, at their true sizes already; those without elements are laid out."""
         pairs = zip(self.results, outputs, strict=True)
         return [b.leave(x) if b.is_empty else x for b, x in pairs]
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's results."""
-        outputs = self.leave(self.compiled(*self.place(*args)))
-        return filled(self.graph, outputs)
+        return self.call.through(self._run, args, kwargs)
+
+    def _run(self, *arrays: Any) -> Any:
+        return filled(self.graph, self.leave(self.compiled(*self._placed(*arrays))))

@@ -26,6 +26,7 @@ from shardalg.lower.arrays import (
     without_empty,
 )
 from shardalg.lower.axes import Axes, on_whole_axes, run_axes, user_axes
+from shardalg.lower.border_calls import ON_ARRAYS, UserCall
 from shardalg.lower.emit import Emitter, body
 from shardalg.lower.jit import Twin
 from shardalg.lower.measure import Measurement, measure
@@ -43,6 +44,7 @@ class Lowered:
       verified: how far the plan was proved, in words; stands in every measurement.
       platform: for which it is lowered where the mesh has no devices ("tpu", "cuda"); None: that of
         the devices.
+      call: the way from what the user's function takes to arrays, and back.
     """
 
     program: SpmdProgram
@@ -53,6 +55,7 @@ class Lowered:
     sites: Mapping[int, Sharding] = field(default_factory=dict)
     verified: str = "not verified"
     platform: str | None = None
+    call: UserCall = ON_ARRAYS
 
     @cached_property
     def arguments(self) -> tuple[ArrayBorder, ...]:
@@ -147,18 +150,28 @@ class Lowered:
         """JAX's compiled program: `memory_analysis()`, `as_text()`."""
         return self.stage.compile()
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's results, on the user's mesh, uneven ones on their longest even prefix.
 
         Args:
-          args: the function's arguments, global arrays of numpy or JAX; padded ones too.
+          args, kwargs: the function's own arguments, with global arrays of numpy or JAX; padded
+            ones too. What the function updates in them is updated as it would be by the framework.
         """
-        return filled(self.graph, self.leave(self.compiled(*self.place(*args))))
+        return self.call.through(self._run, args, kwargs)
 
-    def padded(self, *args: Any) -> Any:
+    def _run(self, *arrays: Any) -> Any:
+        outputs = self.compiled(*place(self.graph, self.arguments, arrays))
+        return filled(self.graph, self.leave(outputs))
+
+    def padded(self, *args: Any, **kwargs: Any) -> Any:
         """As a call, but uneven results keep their padding and their full layout."""
-        made = zip(self.results, self.compiled(*self.place(*args)), strict=True)
-        return filled(self.graph, [b.handed(x) for b, x in made])
+
+        def run(*arrays: Any) -> Any:
+            outputs = self.compiled(*place(self.graph, self.arguments, arrays))
+            pairs = zip(self.results, outputs, strict=True)
+            return filled(self.graph, [b.handed(x) for b, x in pairs])
+
+        return self.call.through(run, args, kwargs)
 
     def strip(self, results: Any) -> Any:
         """Results of `padded` at their true sizes."""
@@ -168,13 +181,17 @@ class Lowered:
         """The executable's results at their true sizes."""
         return [b.leave(x) for b, x in zip(self.results, outputs, strict=True)]
 
-    def place(self, *args: Any) -> list[jax.Array]:
+    def place(self, *args: Any, **kwargs: Any) -> list[jax.Array]:
         """The flattened arguments, padded and laid out as the executable takes them.
 
         Raises:
           LoweringError: the pytree, a shape or an item type is another than what was planned.
         """
-        return place(self.graph, self.arguments, args)
+
+        def placed(*arrays: Any) -> list[jax.Array]:
+            return place(self.graph, self.arguments, arrays)
+
+        return self.call.inside(placed, args, kwargs)
 
     def jit(self) -> Twin:
         """The same function partitioned by XLA, with the same shardings at the same places.
@@ -197,6 +214,7 @@ class Lowered:
             self.sites,
             self.donated,
             self.platform,
+            self.call,
         )
 
     @property

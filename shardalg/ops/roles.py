@@ -80,6 +80,10 @@ def _dependencies(graph: Graph) -> list[list[int]]:
     """Per value, the values that are computed from it; through bodies by region arguments."""
     edges: list[list[int]] = [[] for _ in graph.values]
     for node in graph.nodes:
+        if node.primitive == "optimization_barrier":  # each result is its own operand
+            for value, result in zip(node.operands, node.results, strict=True):
+                edges[value].append(result)
+            continue
         for value in node.operands if not node.bodies else ():
             edges[value].extend(node.results)
     for tie in graph.region_arguments:

@@ -49,7 +49,8 @@ class RunAnswers(ShardingAnswers, VerifyAnswers):
         made = lower(self.program, traced.graph, devices, donate=traced.donated, sites=sites)
         hints = self._hints(self.sizes)
         at = f", at the hints {hints}" if hints else ""
-        return replace(made, verified=self._verified() + at)
+        made = replace(made, verified=self._verified() + at)
+        return made if traced.call is None else replace(made, call=traced.call)
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file, atomically; `load_plan` reads it.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from shardalg.algebra.mesh import Mesh
 from shardalg.errors import PlanFileError, ShardalgError, StrategyError
 from shardalg.explain import decisions, warned
 from shardalg.explain.difference import PlanDifference, difference
@@ -15,8 +16,11 @@ from shardalg.plan.ask_cost import CostAnswers
 from shardalg.plan.ask_run import RunAnswers
 from shardalg.plan.ask_why import WhyAnswers
 from shardalg.planning import plan_file
+from shardalg.planning.calls.meshes import placed
+from shardalg.planning.calls.user_call import opened
+from shardalg.planning.restated import restated
 from shardalg.planning.stages import Stages, planned, planned_at
-from shardalg.planning.traced import Traced, own_mesh, trace_arguments, with_own
+from shardalg.planning.traced import Traced, trace_call, with_own
 from shardalg.propagate.options import Options, options_from
 from shardalg.propagate.strategy import Annotations, Strategy, resolve, strategy_from
 from shardalg.report import tables
@@ -37,8 +41,16 @@ class Plan(WhyAnswers, CostAnswers, RunAnswers):
       changes: of a plan made by `at`, the decisions that differ from those at the hints.
     """
 
-    def replan(self, strategy: Strategy, *, options: Options | None = None) -> Plan:
-        """The same trace under another mesh or strategy.
+    def replan(
+        self, strategy: Strategy | None = None, *, mesh: Any = None, options: Options | None = None
+    ) -> Plan:
+        """The same trace under another strategy, or on another mesh under the same one.
+
+        Args:
+          mesh: alone; every layout keeps the names of its axes.
+
+        Raises:
+          StrategyError: a strategy and a mesh, or a layout that the mesh does not have.
 
         >>> import jax, shardalg as sa
         >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
@@ -49,9 +61,17 @@ class Plan(WhyAnswers, CostAnswers, RunAnswers):
         >>> first.replan(sa.Strategy(first.mesh, in_shardings=(P(None, "x"),))).collectives().empty
         True
         """
-        return _planned(
-            self._traced, strategy_from(strategy), options_from(options or self.options)
-        )
+        options = options_from(options or self.options)
+        if strategy is not None:
+            if mesh is not None:
+                raise StrategyError(
+                    "replan() takes a strategy, which has a mesh, or a mesh: give one of both."
+                )
+            return _planned(self._traced, strategy_from(strategy), options)
+        asked = self._annotations
+        if mesh is not None:
+            asked = restated(self.graph, asked, mesh, self._traced.first_mesh)
+        return from_annotations(self._traced, asked, options)
 
     def at(self, **sizes: int) -> Plan:
         """The same plan in numbers, where these names have these sizes; others have their hints.
@@ -160,29 +180,37 @@ class Plan(WhyAnswers, CostAnswers, RunAnswers):
 def plan(
     fn: Callable[..., Any],
     *args: Any,
-    mesh: Mesh | None = None,
+    mesh: Any = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
     roles: Any = None,
-    donate_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | None = None,
     options: Options | None = None,
     strategy: Strategy | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    **unknown: Any,
 ) -> Plan:
     """Plan a JAX function on a mesh: complete its shardings and make every collective explicit.
 
     Args:
-      fn: any function that jax can trace; a jitted one is unwrapped.
+      fn: any function that jax can trace. One jitted by `jax.jit` brings its shardings, what it
+        donates and its static arguments; of `eqx.filter_jit` and `nnx.jit`, and where modules of
+        nnx are arguments, state goes in and comes out as the framework splits it. Or the trace that
+        `jax.jit(f).trace(...)` gives, without arguments.
       args: arrays or `jax.ShapeDtypeStruct`s, any pytree. Only shapes and types are used; an
         argument that carries a `NamedSharding` keeps it where `in_shardings` says nothing.
-      mesh: devices and axes; None takes the mesh of the arguments' own shardings.
+      mesh: devices and axes, a mesh of JAX too. None takes that of the arguments' own shardings and
+        of the function's, else the one that `jax.set_mesh` has set.
       in_shardings: as in `jax.jit`, a prefix of the tuple of arguments: PartitionSpec, Sharding,
-        NamedSharding, or None to let completion decide.
+        NamedSharding, text of any notation, or None to let completion decide. Static arguments do
+        not count; the dict of keyword arguments may come last.
       out_shardings: the same for the result.
       roles: a prefix of "parameters", "optimizer_state" and "data".
       donate_argnums: positional arguments whose memory the step may reuse.
       options: the policy, the chip by whose rates it weighs (a TPU v3, whatever chip `cost` is
         asked of later), and switches.
       strategy: mesh, shardings and sites in one value, in place of the three above.
+      kwargs: keyword arguments of the function.
 
     Raises:
       TraceError: jax cannot trace the function. StrategyError: a specification does not fit.
@@ -195,23 +223,39 @@ def plan(
     >>> p.collectives()[["kind", "axes", "wire_bytes"]].values.tolist()
     [['all_gather', 'Y', 1536], ['all_gather', 'X', 512]]
     """
+    if unknown:
+        raise StrategyError(_unknown(unknown))
     if strategy is None:
         # None until the arguments are read: then it is the mesh that they bring.
-        strategy = Strategy(mesh, in_shardings, out_shardings)  # type: ignore[arg-type]
+        strategy = Strategy(mesh, in_shardings, out_shardings)
     elif not (mesh is None and in_shardings is None and out_shardings is None):
         raise StrategyError(
             "plan() takes a strategy, or mesh and shardings, not both: put them into the Strategy."
         )
     strategy, options = strategy_from(strategy), options_from(options or Options())
-    axes = strategy.mesh.shape if strategy.mesh is not None else None
-    traced = trace_arguments(fn, args, axes, border=(roles, donate_argnums))
-    if strategy.mesh is None:
-        strategy = replace(strategy, mesh=own_mesh(traced))
+    call = opened(fn, args, kwargs or {})
+    given = call.given or (args, kwargs or {})
+    if donate_argnums is not None:
+        call = replace(call, donated=call.donates(donate_argnums))
+    strategy, explicit = placed(call, strategy)
+    traced = trace_call(call, strategy.mesh.shape, given=given, roles=roles, explicit=explicit)
     return _planned(replace(traced, first_mesh=strategy.mesh), strategy, options)
 
 
+def _unknown(given: Mapping[str, Any]) -> str:
+    """What to do about keywords that `plan` does not have."""
+    known = [name for name in signature(plan).parameters if name not in ("fn", "args", "unknown")]
+    near = [(name, get_close_matches(name, known, 1)) for name in given]
+    said = [f"{name}={given[name]!r:.40}" + (f" (near {n[0]})" if n else "") for name, n in near]
+    return (
+        f"plan() has no keyword {', '.join(said)}: its keywords are {', '.join(known)}. Keyword "
+        "arguments of the function are given as kwargs={'name': value}."
+    )
+
+
 def _planned(traced: Traced, strategy: Strategy, options: Options) -> Plan:
-    annotations = with_own(resolve(traced.graph, strategy, traced.first_mesh), traced)
+    flat = traced.with_layouts(strategy)
+    annotations = with_own(resolve(traced.graph, flat, traced.first_mesh), traced)
     return from_annotations(traced, annotations, options)
 
 

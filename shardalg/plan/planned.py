@@ -104,7 +104,7 @@ class Planned:
         return self._traced.graph
 
     def _bound(self, fn: Callable[..., Any] | None, args: Sequence[Any] | None) -> Traced:
-        if self._traced.fn is not None and fn is None:
+        if self._traced.call is not None and fn is None:
             return self._traced
         if fn is None:
             raise LoweringError(

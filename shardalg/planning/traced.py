@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError, PlanFileError, StrategyError
 from shardalg.graph.ir import Graph
 from shardalg.graph.serial import from_json, graph_hash, to_json
-from shardalg.graph.tracing.trace import trace
+from shardalg.graph.tracing.trace import Explicit, trace
 from shardalg.io.records import read, values
 from shardalg.ops.canonicalize.normalise import normalise
 from shardalg.ops.roles import roles
 from shardalg.ops.rows import BUILDERS
-from shardalg.propagate.other_mesh import is_another, placed
-from shardalg.propagate.strategy import Annotations
+from shardalg.planning.calls.call import Call, result_paths
+from shardalg.planning.calls.flat_layouts import flat_layouts
+from shardalg.planning.calls.user_call import opened
+from shardalg.propagate.other_mesh import check_sizes, is_another, placed
+from shardalg.propagate.strategy import Annotations, Strategy
 
 if TYPE_CHECKING:
     from shardalg.symbolic.symbols import Symbols
@@ -37,7 +40,8 @@ class Traced:
       argument_roles: per flattened argument, "parameters", "optimizer_state", "data" or None.
       own_shardings: per flattened argument, the NamedSharding it already carries, or None.
       donated: indices of flattened arguments whose memory the step may reuse.
-      fn: the function; None in a loaded plan.
+      call: the function as it is called, and the way from the user's arguments to it; None in a
+        loaded plan.
       symbols: the formulas of its sizes; None where all are numbers.
       first_mesh: on which it was planned first; layouts that bring this mesh follow the plan's.
       narrow: the graph as it was traced, where sums of `graph` were made wide.
@@ -47,7 +51,7 @@ class Traced:
     argument_roles: tuple[str | None, ...]
     own_shardings: tuple[Any, ...] = ()
     donated: tuple[int, ...] = ()
-    fn: Callable[..., Any] | None = None
+    call: Call | None = None
     symbols: Symbols | None = None
     first_mesh: Mesh | None = None
     narrow: Graph | None = None
@@ -96,16 +100,17 @@ class Traced:
           LoweringError: its graph, the formulas of its sizes or what it donates are others, or it
             does not take these arguments.
         """
-        from shardalg.graph.arguments import donated_by_jit, planned_arguments
+        from shardalg.graph.arguments import planned_arguments
 
         given = planned_arguments(
             self.graph, args, None if self.symbols is None else self.symbols.dims
         )
         try:
-            made = trace_arguments(fn, tuple(given), axes, border=(None, ()))
+            call = opened(fn, tuple(given), {})
+            made = trace_call(call, axes, given=(tuple(given), {}), roles=None)
         except TypeError as error:
             raise LoweringError(
-                f"{fn!r:.80} does not take the planned arguments: {error}. Pass the function that "
+                f"{fn!r:.80} does not take the planned arguments: {error} Pass the function that "
                 "was planned, and args=... where its arguments are pytrees."
             ) from None
         if made.hash != self.hash:
@@ -118,14 +123,26 @@ class Traced:
                 "the function's sizes follow from the arguments' by other formulas than the plan "
                 "has. Plan it again."
             )
-        own = donated_by_jit(fn, given)
+        own = call.donated
         if own and own != self.donated:
             raise LoweringError(
                 f"the function donates its flat arguments {list(own)}, the plan was made to donate "
                 f"{list(self.donated)}. Plan it again with donate_argnums, or pass it without."
             )
-        bound = replace(self, graph=made.graph, fn=fn, narrow=None)
+        bound = replace(self, graph=made.graph, call=made.call, narrow=None)
         return bound.with_sums(wide=self.narrow is not None)
+
+    def with_layouts(self, strategy: Strategy) -> Strategy:
+        """A strategy with one entry per leaf for its prefixes, else for the function's own.
+
+        Raises:
+          StrategyError: a prefix that is none of the function's arguments, or of its results.
+        """
+        call = self.call
+        if call is None:
+            return strategy
+        entered, left = flat_layouts(call, self.graph.trees, strategy)
+        return replace(strategy, in_shardings=entered, out_shardings=left)
 
     def to_json(self) -> dict[str, Any]:
         """All but the function, as plain data."""
@@ -138,47 +155,63 @@ class Traced:
         }
 
 
-def trace_arguments(
-    fn: Callable[..., Any], args: tuple[Any, ...], axes: Axes, *, border: tuple[Any, Any]
+Given = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""Arguments of a call, by position and by name."""
+
+
+def trace_call(
+    call: Call, axes: Axes, *, given: Given, roles: Any, explicit: Explicit | None = None
 ) -> Traced:
-    """Trace a function as `plan` takes it, with the formulas of its sizes where they have names.
+    """Trace a call as `plan` takes it, with the formulas of its sizes where they have names.
 
     Args:
       axes: of the mesh, for constraints by bare specs.
-      border: prefix of the roles, and donated positions.
+      given: the user's arguments, through which the call goes.
+      roles: a prefix of the roles.
+      explicit: how JAX types values along explicit axes.
     """
-    from shardalg.graph.arguments import declared_dims, donated_leaves, own_shardings, types_of
-    from shardalg.graph.tracing.trace import flatten_prefix
+    from shardalg.graph.arguments import declared_dims, own_shardings, types_of
 
-    named, donate_argnums = border
-    own = own_shardings(args)
-    donated = donated_leaves(args, donate_argnums)
-    leaf_roles = tuple(flatten_prefix(named, args, "roles"))
-    declared = declared_dims(args)
+    leaf_roles = call.spread(roles, "roles")
+    declared = declared_dims(call.args)
+    own, kept = own_shardings(call.args), replace(call, args=types_of(call.args))
+    made = partial(Traced, argument_roles=leaf_roles, own_shardings=own, donated=call.donated)
+    hints = _Hints(axes, call.paths, explicit)
     if declared is None:
-        return Traced(_graph(fn, args, axes), leaf_roles, own, donated, fn)
+        graph = call.inside(lambda *arrays: _graph(call, arrays, hints), *given)
+        return made(graph, call=kept)
     from shardalg.symbolic.symbols import name_sizes
 
-    tracer = _tracer(fn, types_of(args), axes)
+    tracer = _tracer(kept, (types_of(given[0]), *types_of([given[1]])), hints)
     graph = tracer({})
-    return Traced(graph, leaf_roles, own, donated, fn, name_sizes(graph, declared, tracer))
+    return made(graph, call=kept, symbols=name_sizes(graph, declared, tracer))
 
 
-def _tracer(
-    fn: Callable[..., Any], args: tuple[Any, ...], axes: Axes
-) -> Callable[[Mapping[str, int]], Graph]:
+class _Hints(NamedTuple):
+    """What a trace needs beside function and arguments, as `trace` takes it."""
+
+    mesh_shape: Axes
+    paths: tuple[str, ...]
+    explicit: Explicit | None
+
+
+def _tracer(call: Call, given: Given, hints: _Hints) -> Callable[[Mapping[str, int]], Graph]:
     """Traces the function where names have the sizes of a point, the others their hints."""
     from shardalg.algebra.dims import evaluate
     from shardalg.graph.arguments import with_shapes
 
     def tracer(point: Mapping[str, int]) -> Graph:
-        return _graph(fn, with_shapes(args, lambda size: evaluate(size, point)), axes)
+        def traced(*arrays: Any) -> Graph:
+            return _graph(call, with_shapes(arrays, lambda size: evaluate(size, point)), hints)
+
+        return call.inside(traced, *given)
 
     return tracer
 
 
-def _graph(fn: Callable[..., Any], args: Sequence[Any], axes: Axes) -> Graph:
-    return normalise(trace(fn, *args, mesh_shape=axes, rows=BUILDERS))
+def _graph(call: Call, args: Sequence[Any], hints: _Hints) -> Graph:
+    graph = normalise(trace(call.fn, *args, rows=BUILDERS, **hints._asdict()))
+    return replace(graph, result_paths=result_paths(call, graph.trees[1], graph.result_paths))
 
 
 def read_traced(content: Mapping[str, Any]) -> Traced:
@@ -205,21 +238,6 @@ def read_traced(content: Mapping[str, Any]) -> Traced:
     return replace(made, symbols=symbols.from_json(graph, named))
 
 
-def own_mesh(traced: Traced) -> Mesh:
-    """The mesh of the shardings that the arguments carry.
-
-    Raises:
-      StrategyError: there is none, or there are several.
-    """
-    meshes = {Mesh.from_jax(s.mesh) for s in traced.own_shardings if s is not None}
-    if len(meshes) != 1:
-        raise StrategyError(
-            f"plan() needs a mesh: the arguments carry shardings on {len(meshes)} meshes. "
-            "Pass mesh=sa.Mesh({'X': 8, 'Y': 16}) or a Strategy."
-        )
-    return meshes.pop()
-
-
 def with_own(annotations: Annotations, traced: Traced) -> Annotations:
     """An argument's own NamedSharding counts where the strategy says nothing."""
     types = [traced.graph.values[v].type for v in traced.graph.arguments]
@@ -241,5 +259,6 @@ def _own_layout(
     there = Sharding.from_named(carried, shape)
     axes = {ref.name for dim in there.dims for ref in there.mesh.refs(dim)}
     if is_another(there.mesh, mesh, axes=axes, first_mesh=first_mesh or mesh):
+        check_sizes(there.mesh, mesh)
         return placed(there, mesh, shape)
     return Sharding.from_named(carried, shape, mesh)

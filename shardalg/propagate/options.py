@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
+from difflib import get_close_matches
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +34,34 @@ def _check_switches(owner: Any) -> None:
             raise StrategyError(f"{switch.name} is {value!r}. Give True or False.")
 
 
+def _naming_keywords(cls: type[_Class]) -> type[_Class]:
+    """Name a keyword that there is not; switches are keywords of options too, for one version."""
+    init: Callable[..., None] = cls.__init__
+
+    @wraps(init)
+    def taking(self: _Class, *args: Any, **given: Any) -> None:
+        known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        switches = {} if cls is Switches else {n: given.pop(n) for n in SWITCHES if n in given}
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            near = [n for name in unknown for n in get_close_matches(name, [*known, *SWITCHES], 1)]
+            hint = f" Did you mean {', '.join(near)}?" if near else ""
+            said = ", ".join(f"{name}={given[name]!r}" for name in unknown)
+            raise StrategyError(
+                f"{cls.__name__}() has no setting {said}: its settings are "
+                f"{', '.join(known)}.{hint}"
+            )
+        if switches:
+            words = ", ".join(f"{name}={value!r}" for name, value in switches.items())
+            warn_renamed(f"Options({words})", f"Options(switches=Switches({words}))")
+            given["switches"] = replace(given.get("switches", Switches()), **switches)
+        init(self, *args, **given)
+
+    type.__setattr__(cls, "__init__", taking)
+    return cls
+
+
+@_naming_keywords
 @dataclass(frozen=True)
 class Switches:
     """Parts of planning, to turn off or on alone and see what each is worth (`Plan.switches`).
@@ -89,24 +118,7 @@ class Switches:
 SWITCHES = tuple(field.name for field in fields(Switches))
 
 
-def _with_old_keywords(cls: type[_Class]) -> type[_Class]:
-    """Let switches be keywords of the options themselves, as they were; for one version."""
-    init: Callable[..., None] = cls.__init__
-
-    @wraps(init)
-    def taking_switches(self: _Class, *args: Any, **given: Any) -> None:
-        old = {name: given.pop(name) for name in SWITCHES if name in given}
-        if old:
-            words = ", ".join(f"{name}={value!r}" for name, value in old.items())
-            warn_renamed(f"Options({words})", f"Options(switches=Switches({words}))")
-            given["switches"] = replace(given.get("switches", Switches()), **old)
-        init(self, *args, **given)
-
-    type.__setattr__(cls, "__init__", taking_switches)
-    return cls
-
-
-@_with_old_keywords
+@_naming_keywords
 @dataclass(frozen=True)
 class Options:
     """How a plan is made.

@@ -45,6 +45,27 @@ def is_another(other: Mesh, mesh: Mesh, *, axes: Collection[str], first_mesh: Me
     return bool(axes) and not follows
 
 
+def check_sizes(other: Mesh, mesh: Mesh) -> None:
+    """Raise where both meshes have an axis of one name in two sizes: which is meant is not told.
+
+    Raises:
+      StrategyError: they have.
+
+    >>> check_sizes(Mesh({"x": 4, "y": 2}), Mesh({"x": 2, "y": 4}))
+    Traceback (most recent call last):
+      ...
+    shardalg.errors.StrategyError: the layout is on Mesh(x=4, y=2), planned is on ...
+    """
+    here, there = mesh.shape, other.shape
+    apart = [name for name in here if there.get(name, here[name]) != here[name]]
+    if apart:
+        raise StrategyError(
+            f"the layout is on {other!r}, planned is on {mesh!r}: {', '.join(apart)} has another "
+            "size. Give a PartitionSpec, which names axes of the plan's mesh, or plan on the mesh "
+            "of the layout."
+        )
+
+
 def _elsewhere(mesh: Mesh) -> bool:
     """Whether the devices of a mesh are others than the first ones."""
     return mesh.device_ids is not None and max(mesh.device_ids) >= mesh.size

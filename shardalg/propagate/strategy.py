@@ -14,7 +14,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ir import Graph, Site
 from shardalg.propagate.orders import SIDES, Orders, apart, misplaced
-from shardalg.propagate.other_mesh import is_another, placed
+from shardalg.propagate.other_mesh import check_sizes, is_another, placed
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +38,19 @@ class Strategy:
     sites: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if type(self.mesh).__name__ in ("Mesh", "AbstractMesh") and hasattr(
+            self.mesh, "axis_types"
+        ):
+            return  # of JAX: `plan` reads it
         if not isinstance(self.mesh, Mesh | None):
             raise StrategyError(
                 f"mesh is a {type(self.mesh).__name__}, {self.mesh!r:.80}, no shardalg.Mesh. Pass "
                 "shardalg.Mesh({'X': 2, 'Y': 4}), or shardalg.Mesh.from_jax(mesh)."
             )
+
+
+class PerLeaf(tuple[object, ...]):
+    """One entry per flat argument, or result, in place of a prefix of their trees."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,8 @@ def _flat(prefix: object, tree: Any, where: tuple[Sequence[str], str]) -> list[o
     paths, what = where
     if prefix is None:
         return [None] * len(paths)
+    if isinstance(prefix, PerLeaf):
+        return list(prefix)
     if tree is not None:
         from shardalg.graph.tracing.trace import flatten_prefix
 
@@ -244,13 +254,20 @@ def _from_axes(spec: Any, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
 
 
 def _from_named(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    return placed(Sharding.from_named(spec, shape), mesh, shape)
+    there = Sharding.from_named(spec, shape)
+    check_sizes(there.mesh, mesh)
+    return placed(there, mesh, shape)
+
+
+def _from_text(text: str, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+    return placed(Sharding.parse(text, shape, mesh), mesh, shape)
 
 
 _READERS: Mapping[str, Callable[[Any, Mesh, tuple[int, ...]], Sharding]] = {
     "NamedSharding": _from_named,
     "Sharding": placed,
     "tuple": _from_axes,
+    "str": _from_text,
 }
 
 

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardalg.errors import TraceError
-from shardalg.graph.ir import Graph, LeftOut, Node, Plain, PlainMesh, Region, Site, ValueType
+from shardalg.graph.ir import Graph, LeftOut, Node, Plain, PlainMesh, Region, Site
 from shardalg.graph.phase import Draft, phases
-from shardalg.graph.source import Sources
+from shardalg.graph.source import Sources, within
 from shardalg.graph.tracing.control_flow import BODY_PARAMS, CALLS, INDEXED, INLINED, Call
 from shardalg.graph.tracing.parts import Parts
 
@@ -52,6 +52,7 @@ class Scope(NamedTuple):
     Attributes:
       spans: its region, then those around it that list its nodes too (a remat within its parent).
       source, flags: of the equation, or inherited from the call that it is inlined from.
+      module: the named scopes around it, those of the calls that it is in first.
       manual: axes along which every device is on its own there.
       opened: primitives, with their operands' types, whose body it is in.
     """
@@ -59,6 +60,7 @@ class Scope(NamedTuple):
     spans: tuple[_Span, ...]
     source: str = ""
     flags: int = 0
+    module: str = ""
     manual: frozenset[str] = frozenset()
     opened: frozenset[object] = frozenset()
 
@@ -124,7 +126,9 @@ class Builder:
     def _nodes(self) -> tuple[Node, ...]:
         found = phases(self._drafts, {span.index: span.results for span in self._spans})
         return tuple(
-            Node(i, d.signature, d.operands, d.results, d.source, phase, d.region, d.bodies)
+            Node(
+                i, d.signature, d.operands, d.results, d.source, phase, d.region, d.bodies, d.module
+            )
             for i, (d, phase) in enumerate(zip(self._drafts, found, strict=True))
         )
 
@@ -138,9 +142,10 @@ class Builder:
         for equation in jaxpr.eqns:
             operands = self._read(equation.invars, env)
             source = self._sources.line(equation.source_info.traceback) or place.source
-            flags = place.flags | self._sources.flags(equation.source_info.name_stack)
-            if (source, flags) != (here.source, here.flags):
-                here = place._replace(source=source, flags=flags)
+            own, scopes = self._sources.scope(equation.source_info.name_stack)
+            flags, module = place.flags | own, within(place.module, scopes)
+            if (source, flags, module) != (here.source, here.flags, here.module):
+                here = place._replace(source=source, flags=flags, module=module)
             read = self.reader(equation.primitive)
             env.update(zip(equation.outvars, read(self, equation, operands, here), strict=True))
         return self._read(jaxpr.outvars, env)
@@ -169,7 +174,7 @@ class Builder:
         shown = {k: params[k] for k in _KEPT[primitive.name]} if bodies else params
         plain = self.parts.plain(primitive.name, shown)
         signature = self.parts.signature(primitive.name, plain, operands=operands, results=results)
-        where = (place.source, place.flags, place.spans[0].index, bodies)
+        where = (place.source, place.flags, place.spans[0].index, bodies, place.module)
         index = len(self._drafts)
         self._drafts.append(Draft(signature, tuple(operands), results, *where))
         self._bindings.append(binding)
@@ -184,6 +189,9 @@ def plain_node(builder: Builder, equation: Any, operands: list[int], place: Scop
     types = [parts.type_of(var.aval) for var in equation.outvars]
     results = parts.results(types, parts.label(primitive.name, place.source))
     builder.node((primitive, equation.params), operands, results, place=place)
+    said = equation.params.get("out_sharding", equation.params.get("sharding"))
+    if getattr(said, "spec", None) and any(said.spec):  # on explicit axes, part of the program
+        return _placed(builder, results, [said], place)
     return results
 
 
@@ -326,33 +334,6 @@ def _border_labels(constants: int, carried: int, *, total: int) -> list[str]:
     return [f"{kind}{i}" for kind, count in runs for i in range(count)]
 
 
-def _remat(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
-    """A recomputation in the backward pass: a region, behind a barrier that holds off CSE."""
-    params = equation.params
-    if not params.get("differentiated", True):
-        return builder.run(params["jaxpr"], operands, place)
-    guard = params.get("prevent_cse", True)
-    guards = (guard,) * len(operands) if isinstance(guard, bool) else tuple(guard)
-    guarded = [v for v, on in zip(operands, guards, strict=True) if on]
-    passed = _barrier(builder, guarded, place)
-    inner = [passed.get(v, v) if on else v for v, on in zip(operands, guards, strict=True)]
-    span = builder.open("remat", place.spans[0])
-    return builder.run(params["jaxpr"], inner, place._replace(spans=(span, *place.spans)))
-
-
-def _barrier(builder: Builder, operands: Sequence[int], place: Scope) -> dict[int, int]:
-    """Operand to what a barrier hands on; constants need none."""
-    parts = builder.parts
-    held = [v for v in dict.fromkeys(operands) if parts.values[v].kind != "constant"]
-    if not held:
-        return {}
-    types: list[ValueType] = [parts.values[v].type for v in held]
-    results = parts.results(types, parts.label("optimization_barrier", place.source))
-    primitive = builder.primitives["optimization_barrier"]
-    builder.node((primitive, {}), held, results, place=place)
-    return dict(zip(held, results, strict=True))
-
-
 def _annotation(
     builder: Builder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
@@ -452,7 +433,6 @@ HANDLERS: dict[str, Placing] = {
     "scan": _scan,
     "while": _while,
     "cond": _cond,
-    "remat2": _remat,
     "annotate": _annotation,
     "sharding_constraint": _constraint,
     "reshard": _reshard,

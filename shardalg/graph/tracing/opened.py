@@ -20,8 +20,9 @@ from shardalg.graph.evaluate import primitives
 from shardalg.graph.ir import LeftOut
 from shardalg.graph.tracing.jaxpr import HANDLERS, Builder, Placing, Scope, plain_node
 from shardalg.graph.tracing.manual import MANUAL_HANDLERS
+from shardalg.graph.tracing.rematted import REMAT_HANDLERS
 
-READERS: dict[str, Placing] = {**HANDLERS, **MANUAL_HANDLERS}
+READERS: dict[str, Placing] = {**HANDLERS, **MANUAL_HANDLERS, **REMAT_HANDLERS}
 """Primitive to what reads its equations; all others are one node each."""
 _OWN = ("jax._src.", "shardalg.")
 

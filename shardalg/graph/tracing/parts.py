@@ -10,6 +10,7 @@ import numpy as np
 from shardalg.errors import TraceError
 from shardalg.graph.ir import SHORT, Params, Signature, Value, ValueType
 from shardalg.graph.plain import HINTS, plain_params
+from shardalg.graph.source import own_line
 
 
 class Parts:
@@ -75,9 +76,10 @@ class Parts:
 
     def label(self, primitive: str, source: str) -> tuple[str, str]:
         """`dot_general:3` and `@model.py:41`: a name of the next such node at that line."""
-        key = (primitive, source)
+        line = own_line(source)
+        key = (primitive, line)
         number = self._counts[key] = self._counts.get(key, 0) + 1
-        return f"{primitive}:{number}", f"@{source}" if source else ""
+        return f"{primitive}:{number}", f"@{line}" if line else ""
 
     def constant(self, aval: Any, array: Any) -> int:
         """The value of a literal or of a closed-over array; equal numbers are one value."""

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from traceback import walk_tb
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import AbstractMesh
@@ -38,6 +38,8 @@ def trace(
     *args: Any,
     mesh_shape: Mapping[str, int] | None = None,
     rows: Container[str] = (),
+    paths: Sequence[str] | None = None,
+    explicit: Explicit | None = None,
 ) -> Graph:
     """The program of `fn(*args)` as data; nothing is computed.
 
@@ -45,12 +47,15 @@ def trace(
     that of `jax.debug.print`, is noted in `Graph.left_out` and not kept.
 
     Args:
-      fn: any function that JAX can trace; a jitted one is unwrapped.
+      fn: any function that JAX can trace, or what `jax.jit(f).trace(...)` gives for it.
       args: arrays, numbers or `jax.ShapeDtypeStruct`s, in any pytrees. Where they lie is ignored.
       mesh_shape: axis sizes for a `with_sharding_constraint` with a bare spec inside `fn`; only the
         names of its axes are kept. A NamedSharding's mesh is kept beside its site.
       rows: names of operators that have a row; a primitive of another package that has one is not
         opened.
+      paths: what the leaves of `args` are called; None: by the parameters of `fn`.
+      explicit: how JAX is to type values where `fn` says layouts of explicit axes (`out_sharding=`,
+        `jax.reshard`); None: along all axes, from arguments that are whole.
 
     Raises:
       TraceError: a leaf of `args` is no array, JAX cannot trace `fn`, or it has an effect with
@@ -63,10 +68,15 @@ def trace(
       %3: f32[4,4] = add(%2, %0)  # forward <doctest ...>:1
       return result = %3
     """
-    paths, leaves, tree = _leaves(fn, args)
+    found, leaves, tree = _leaves(fn, args)
+    paths = found if paths is None else list(paths)
     specs = [_spec(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
     around = _hint(mesh_shape)
-    closed, shapes = _jaxpr(fn, jax.tree.unflatten(tree, specs), around)
+    if hasattr(fn, "args_info"):
+        traced: Any = fn
+        closed, shapes = traced.jaxpr, traced.out_info
+    else:
+        closed, shapes = _jaxpr(fn, jax.tree.unflatten(tree, specs), around, explicit)
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
     ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
     read, mesh_of = cache(partial(reader, rows)), partial(_brought, around)
@@ -120,8 +130,22 @@ def _spec(path: str, leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=weak)
 
 
+class Explicit(NamedTuple):
+    """How JAX types values by layouts: along which axes, and what the arguments' layouts are.
+
+    Attributes:
+      axes: those that are explicit. specs: per leaf of the arguments a PartitionSpec, or None.
+    """
+
+    axes: frozenset[str]
+    specs: tuple[Any, ...]
+
+
 def _jaxpr(
-    fn: Callable[..., Any], args: Sequence[Any], around: AbstractMesh | None
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    around: AbstractMesh | None,
+    explicit: Explicit | None = None,
 ) -> tuple[Any, Any]:
     if not callable(fn):
         raise TraceError(f"{fn!r:.80} is no function: pass what is called with the arguments.")
@@ -144,6 +168,8 @@ def _jaxpr(
                     "of its mesh are Explicit, and arguments are planned without a layout. Make "
                     "the mesh with axis_types=(jax.sharding.AxisType.Auto,) * n."
                 ) from None
+            if around and "axis names that are of type Auto" in str(error):
+                return _explicit_jaxpr(fn, args, around, explicit)
             if not (around and str(error).startswith("The context mesh")):
                 raise
         except RuntimeError as error:
@@ -155,6 +181,45 @@ def _jaxpr(
             ) from None
     # A shard_map that brings its own mesh takes no other one around it.
     return _jaxpr(fn, args, None)
+
+
+def _explicit_jaxpr(
+    fn: Callable[..., Any], args: Sequence[Any], around: AbstractMesh, explicit: Explicit | None
+) -> tuple[Any, Any]:
+    """The jaxpr where JAX types values by their layouts along explicit axes.
+
+    Raises:
+      TraceError: JAX finds layouts that do not fit each other.
+    """
+    leaves, tree = jax.tree.flatten(tuple(args))
+    axes, specs = explicit or Explicit(frozenset(around.axis_names), (None,) * len(leaves))
+    kinds = {True: jax.sharding.AxisType.Explicit, False: jax.sharding.AxisType.Auto}
+    names = around.axis_names
+    mesh = AbstractMesh(
+        around.axis_sizes, names, axis_types=tuple(kinds[name in axes] for name in names)
+    )
+    typed = [_typed_leaf(*pair, mesh, axes) for pair in zip(leaves, specs, strict=True)]
+    with jax.sharding.use_abstract_mesh(mesh):
+        try:
+            given = jax.tree.unflatten(tree, typed)
+            return jax.make_jaxpr(lambda *a: without_float0(fn(*a)), return_shape=True)(*given)
+        except (TypeError, ValueError) as error:
+            message = str(error).split("\n")[0]
+            raise TraceError(
+                f"JAX does not trace {_name(fn)}{user_line(error)} on explicit axes "
+                f"{sorted(axes)}: {message} Give the layouts that the arguments have as "
+                "in_shardings, or leave out_sharding= and reshard out: layouts are completed."
+            ) from None
+
+
+def _typed_leaf(leaf: Any, spec: Any, mesh: AbstractMesh, axes: frozenset[str]) -> Any:
+    """A leaf with its layout along explicit axes, where it is an array."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    held = [entry if isinstance(entry, tuple) else (entry,) for entry in spec or ()]
+    kept = [tuple(name for name in names if name in axes) or None for names in held]
+    layout = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*kept[: len(leaf.shape)]))
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout, weak_type=leaf.weak_type)
 
 
 def _typed(fn: Callable[..., Any], error: TypeError) -> TraceError | None:
@@ -195,6 +260,8 @@ def _brought(around: AbstractMesh | None, sharding: Any) -> PlainMesh | None:
     mesh = getattr(sharding, "mesh", None)
     if mesh is None or mesh.empty or mesh == around:
         return None
+    if around is not None and isinstance(mesh, AbstractMesh) and mesh.shape == around.shape:
+        return None  # the same with explicit axes
     made = Mesh.from_jax(mesh)
     return made.axes, made.device_ids
 

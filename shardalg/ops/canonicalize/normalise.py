@@ -20,6 +20,7 @@ from shardalg.graph.ir import (
     Value,
     ValueType,
 )
+from shardalg.graph.source import own_line
 from shardalg.ops.canonicalize.constant_starts import starts_written
 from shardalg.ops.canonicalize.cuts import cuts_joined
 from shardalg.ops.canonicalize.ends import ends_joined
@@ -189,7 +190,7 @@ class _Rewrite:
             kept = self._kept[signature] = self._is_kept(signature)
         if not kept:
             signature, operands = self._explicit(node, operands)
-        place = (node.source, node.phase, node.region, node.bodies)
+        place = (node.source, node.phase, node.region, node.bodies, node.module)
         self.nodes.append(Node(len(self.nodes), signature, tuple(operands), results, *place))
         same = (signature.primitive, signature.params) == (node.primitive, node.signature.params)
         bound = self.old.bindings and same
@@ -233,7 +234,7 @@ class _Rewrite:
         result = len(self.values)
         name = self._name(kind, node.source)
         self.values.append(Value(result, signature.results[0], "node", name))
-        place = (node.source, node.phase, node.region)
+        place = (node.source, node.phase, node.region, (), node.module)
         self.nodes.append(Node(len(self.nodes), signature, tuple(operands), (result,), *place))
         self.bindings.append(None)
         return result
@@ -265,7 +266,7 @@ class _Rewrite:
 
     def _name(self, kind: str, source: str) -> str:
         """The next free `broadcast_in_dim:3@model.py:41` of that line."""
-        at = f"@{source}" if source else ""
+        at = f"@{own_line(source)}" if source else ""
         while True:
             number = self._counts[kind, at] = self._counts.get((kind, at), 0) + 1
             name = f"{kind}:{number}{at}"

@@ -1,0 +1,173 @@
+"""A call of a function of arrays, and the way to it from what its user passes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from shardalg.errors import StrategyError
+from shardalg.graph.tracing.trace import flatten_prefix, parameter_names
+
+Inner = Callable[..., Any]
+"""What runs on arrays, in the middle of a call."""
+Through = Callable[[Inner, tuple[Any, ...], Mapping[str, Any]], Any]
+"""(inner, args, kwargs) -> what the user's function returns; `inner` is called once within."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A function of pytrees of arrays, called.
+
+    Attributes:
+      fn: called with `args`; traced only inside of `through`.
+      args: pytrees of arrays, or of `jax.ShapeDtypeStruct`s.
+      paths: what each of their leaves is called, `params['w']`.
+      through: from the user's own arguments to `fn`'s, and from its results to the user's own.
+      outer: the arguments as prefixes of shardings and roles count them: all but static ones.
+      places: per leaf of `args`, the leaf of `outer` that it is.
+      returned: of the tree of results, per leaf the leaf of `outer` whose next state it is, or
+        None, and the tree that a prefix of output shardings counts; None: the results themselves.
+      in_shardings, out_shardings: the function's own, prefixes of `args` and of its results.
+      donated: numbers of the leaves whose memory the function may reuse.
+      keywords: whether the last of `outer` is the dict of keyword arguments.
+      given: the user's arguments where the function brings them; None: those of the call.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    paths: tuple[str, ...]
+    through: Through
+    outer: tuple[Any, ...]
+    places: tuple[int, ...]
+    returned: Callable[[Any], Returned] | None = None
+    in_shardings: Any = None
+    out_shardings: Any = None
+    donated: tuple[int, ...] = ()
+    keywords: bool = False
+    given: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
+
+    def inside(self, work: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What `work` makes of the arrays that a call hands to `fn`; the call ends there.
+
+        >>> plain(lambda x: -x, (1.0,), {}).inside(lambda *arrays: arrays, (2.0,), {})
+        (2.0,)
+        """
+
+        def stop(*arrays: Any) -> Any:
+            raise _Stopped(work(*arrays))
+
+        try:
+            self.through(stop, args, kwargs)
+        except _Stopped as stopped:
+            return stopped.made
+        raise AssertionError("a call calls its function")
+
+    def spread(self, prefix: Any, what: str) -> tuple[Any, ...]:
+        """The entry of a prefix of the user's arguments for every leaf of `args`.
+
+        Raises:
+          StrategyError, RoleError: it is no prefix of them.
+        """
+        if self.keywords and isinstance(prefix, tuple) and len(prefix) + 1 == len(self.outer):
+            prefix = (*prefix, None)
+        entries = flatten_prefix(prefix, self.outer, what)
+        return tuple(entries[place] for place in self.places)
+
+    def donates(self, argnums: int | Sequence[int]) -> tuple[int, ...]:
+        """Numbers of the leaves of the arguments at these positions.
+
+        Raises:
+          StrategyError: a position that no argument has.
+        """
+        wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        count = len(self.outer)
+        bad = [n for n in wanted if type(n) is not int or not -count <= n < count]
+        if bad:
+            raise StrategyError(
+                f"donate_argnums names {bad}, but there are {count} arguments, numbered from 0."
+            )
+        positions = {n % count for n in wanted}
+        owner = [i for i, arg in enumerate(self.outer) for _ in jax.tree.leaves(arg)]
+        return tuple(i for i, place in enumerate(self.places) if owner[place] in positions)
+
+
+@dataclass(frozen=True)
+class Returned:
+    """Whose next state each result is, and the results as the user's prefixes count them.
+
+    Attributes:
+      states: per leaf of the results, the leaf of the call's `args`, or None.
+      tree: what the user's function returns; places: per leaf that is no state, its leaf of `tree`.
+    """
+
+    states: tuple[int | None, ...]
+    tree: Any
+    places: tuple[int | None, ...]
+
+
+class _Stopped(BaseException):
+    """Ends a call where its function would run; no handler of errors is to hold it."""
+
+    def __init__(self, made: Any) -> None:
+        self.made = made
+
+
+def plain(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """A call of a function whose arguments are pytrees of arrays; keywords are one more argument.
+
+    >>> call = plain(lambda x, *, w: x + w, (1.0,), {"w": 2.0})
+    >>> call.args, call.paths, call.through(call.fn, (3.0,), {"w": 4.0})
+    ((1.0, {'w': 2.0}), ('x', 'w'), 7.0)
+    """
+    made = (*args, dict(kwargs)) if kwargs else tuple(args)
+    paths = leaf_paths(fn, args, kwargs)
+
+    def through(inner: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return inner(*args, dict(kwargs)) if kwargs else inner(*args)
+
+    def with_keywords(*given: Any) -> Any:
+        return fn(*given[:-1], **given[-1])
+
+    inside = with_keywords if kwargs else fn
+    places = tuple(range(len(paths)))
+    return Call(inside, made, paths, through, made, places, keywords=bool(kwargs))
+
+
+def leaf_paths(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """What every leaf of a call is called, in the order of `(*args, kwargs)`."""
+    named = [*zip(parameter_names(fn, len(args)), args, strict=True)]
+    named += [(name, kwargs[name]) for name in sorted(kwargs)]
+    return tuple(
+        f"{name}{keystr(path)}" for name, arg in named for path, _ in tree_flatten_with_path(arg)[0]
+    )
+
+
+def named(fn: Callable[..., Any]) -> str:
+    """A function as messages say it: `train_step (model.py:41)`."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def result_paths(call: Call, tree: Any, paths: Sequence[str]) -> tuple[str, ...]:
+    """What the results are called: of state the argument's name, of others `result[0]`.
+
+    Args:
+      tree: of the results of `call.fn`. paths: as a trace says them.
+    """
+    if call.returned is None:
+        return tuple(paths)
+    returned = call.returned(tree.unflatten(range(tree.num_leaves)))
+    said = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(returned.tree)[0]]
+    return tuple(
+        said[place] if place is not None else own if state is None else f"next {call.paths[state]}"
+        for state, place, own in zip(returned.states, returned.places, paths, strict=True)
+    )

@@ -1,0 +1,108 @@
+"""The mesh of a call, where it is not given: of the arguments, of the function, of what is set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import StrategyError
+from shardalg.graph.tracing.trace import Explicit
+from shardalg.planning.calls.call import Call
+from shardalg.planning.calls.flat_layouts import entered
+from shardalg.propagate.strategy import Strategy
+
+
+class Placed(NamedTuple):
+    """A strategy with its mesh, and how JAX types values along axes that it knows as explicit."""
+
+    strategy: Strategy
+    explicit: Explicit | None
+
+
+def placed(call: Call, strategy: Strategy) -> Placed:
+    """The strategy on a mesh: its own, or the one that the call or the context brings.
+
+    A mesh of JAX becomes ours. In this order counts what is given, what arrays and layouts carry,
+    and what `jax.set_mesh` has set.
+
+    Raises:
+      StrategyError: there is none, or several.
+
+    >>> from shardalg.planning.calls.call import plain
+    >>> mesh = AbstractMesh((2, 4), ("x", "y"))
+    >>> x = jax.ShapeDtypeStruct((8,), "float32", sharding=NamedSharding(mesh, PartitionSpec("x")))
+    >>> placed(plain(abs, (x,), {}), Strategy(None)).strategy.mesh
+    Mesh(x=2, y=4)
+    """
+    carried, around = list(_carried(call, strategy)), _around()
+    given: Any = strategy.mesh
+    ours = Mesh.from_jax(given) if _is_jax(given) else given
+    if ours is None:
+        ours = _only(carried or around)
+    seen = [mesh for mesh in (given, *carried, *around) if _is_jax(mesh)]
+    explicit = frozenset(
+        name
+        for mesh in seen
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Explicit and name in ours.axis_names
+    )
+    if not explicit:
+        explicit = frozenset(ours.axis_names)
+    return Placed(replace(strategy, mesh=ours), Explicit(explicit, _specs(call, strategy)))
+
+
+def _is_jax(mesh: Any) -> bool:
+    return isinstance(mesh, jax.sharding.Mesh | AbstractMesh)
+
+
+def _carried(call: Call, strategy: Strategy) -> Iterator[Any]:
+    """Meshes of the layouts that arguments carry and that are asked for."""
+    sides = (strategy.in_shardings, strategy.out_shardings, call.in_shardings, call.out_shardings)
+    asked = jax.tree.leaves(sides, is_leaf=lambda s: hasattr(s, "mesh"))
+    own = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(call.args)]
+    for sharding in (*own, *asked):
+        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+            yield sharding.mesh
+
+
+def _around() -> list[Any]:
+    """The mesh that is set, if one is: the concrete one where there is one."""
+    for mesh in (jax.sharding.get_mesh(), jax.sharding.get_abstract_mesh()):
+        if not mesh.empty:
+            return [mesh]
+    return []
+
+
+def _only(meshes: list[Any]) -> Mesh:
+    found = {Mesh.from_jax(mesh) for mesh in meshes}
+    if len(found) > 1:  # an abstract mesh is any of its axes
+        abstract = {mesh for mesh in found if mesh.device_ids is None}
+        held = {mesh.axes for mesh in found - abstract}
+        found -= {mesh for mesh in abstract if mesh.axes in held}
+    if len(found) == 1:
+        return found.pop()
+    which = ", ".join(sorted(map(repr, found))) or "none"
+    raise StrategyError(
+        f"plan() needs a mesh: the arguments and layouts carry {which}, and "
+        f"{len(found)} meshes are no answer. Pass mesh=sa.Mesh({{'X': 8, 'Y': 16}}), a mesh of "
+        "JAX, or a Strategy, or set one with jax.set_mesh."
+    )
+
+
+def _specs(call: Call, strategy: Strategy) -> tuple[Any, ...]:
+    """Per leaf of the arguments its layout as a PartitionSpec, where one is known."""
+    leaves = jax.tree.leaves(call.args)
+    asked = entered(call, strategy.in_shardings)
+    pairs = zip(asked, (getattr(leaf, "sharding", None) for leaf in leaves), strict=True)
+    return tuple(_spec(said) or _spec(own) for said, own in pairs)
+
+
+def _spec(layout: Any) -> Any:
+    if isinstance(layout, PartitionSpec):
+        return layout
+    return layout.spec if isinstance(layout, NamedSharding) else None
