@@ -59,7 +59,8 @@ class Held:
     def part(self, first: Number, length: int) -> Held:
         """`length` places from `first` on; what they all are in need not be said of them."""
         start = self.start + first
-        wanted = tuple(w for w in self.wanted if not _inside(start, length, *w))
+        inside = self.base == 1  # else places are not counted as elements are
+        wanted = tuple(w for w in self.wanted if not (inside and _inside(start, length, *w)))
         return replace(self, start=start, length=length, wanted=wanted)
 
 

@@ -10,7 +10,10 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.spmd import instructions as p
+from shardalg.spmd.check import check
 from shardalg.verify.derived_types import derived
+from tests.mutate.fields import changed, places
+from tests.mutate.shapes import rederived
 from tests.partition.planned import MESH, numbers
 from tests.verify import test_moving_mutations as moving
 from tests.verify.mutating import Case, judged_both_ways
@@ -81,3 +84,24 @@ def test_nothing_at_the_border_belongs_to_a_manual_region(side):
     layouts = tuple(replace(x, manual=X) for x in getattr(case.plan.program, side))
     (claim,) = case.verified(replace(case.plan.program, **{side: layouts})).refuted
     assert "manual region" in claim.words
+
+
+def spread(x, kernel):
+    """Places between elements are written out on each device, and windows cut out of them."""
+    return lax.conv_general_dilated(x, kernel, (2,), ((2, 1),), (3,))
+
+
+@pytest.mark.parametrize("kind", [p.SliceAt, p.Dilate])
+def test_of_elements_with_places_between_them_only_parts_are_taken(kind):
+    """A window one place short, or not as far spread, padded to its size: zeros for an element."""
+    case = Case(spread, (numbers(1, 2, 14), numbers(3, 2, 4)), (P(None, None, "Y"), P()), None)
+    case.check()
+    before, graph = case.plan.program, case.plan.graph
+    found = [(at.steps, step) for at, step in places(before) if isinstance(step, kind)]
+    steps, last = found[-1]
+    field = "size" if kind is p.SliceAt else "factor"
+    shorter = changed(before, steps, replace(last, **{field: getattr(last, field) - 1}))
+    program = rederived(before, shorter, graph, resized=True)
+    check(program)
+    assert not case.computes(program)
+    assert case.verified(program).refuted

@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 from shardalg.merge.proofs.integers import All, equal, implies, less, within
-from shardalg.spmd.instructions import Regroup
+from shardalg.spmd.instructions import DynamicSlice, OwnerSelect, Regroup, Slice, SliceAt
 from shardalg.verify.contents import Contents, Held
 from shardalg.verify.move import MOVES, CheckedInstruction, Result, Stated, X
 from shardalg.verify.moves import collectives, indices, joins, masks, pads, permute, regroup, slices
 from shardalg.verify.report import Decided
 
+PARTS = (DynamicSlice, OwnerSelect, Slice, SliceAt)
+"""What takes a part of a dimension as it lies, places between its elements among it."""
 REGISTERED = (collectives, indices, joins, masks, pads, permute, regroup, slices)
 """The modules whose functions are in `MOVES` once they are imported."""
 
@@ -25,6 +27,7 @@ def moved(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[Stated]]
     A local that a graph value is named for holds what its layout says; the claims show it.
     """
     found, stated = MOVES[type(step.attributes)](step)
+    stated = [*stated, *_side_by_side(step)]
     if step.made.named:
         found = [_settled(step, *result) for result in found]
     return tuple(replace(made, number=None) for made, _ in found), [
@@ -33,11 +36,21 @@ def moved(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[Stated]]
     ]
 
 
+def _side_by_side(step: CheckedInstruction) -> Iterator[Stated]:
+    """Of a dimension with places between its elements nothing is taken but parts."""
+    spoken = step.attributes.dims or range(len(step.given.dims))
+    reads = [held.dims[dim] for held in step.operands for dim in spoken if dim < len(held.dims)]
+    if not isinstance(step.attributes, PARTS) and any(held.base > 1 for held in reads):
+        words = "the elements of what is moved stand side by side"
+        yield "delivers", Decided(words, holds=False)
+
+
 def _settled(step: CheckedInstruction, made: Contents, stated: list[Stated]) -> Result:
     """The result is what the program says of it: its layout, its partial sums, nothing to do."""
     said = step.said
     # only a regrouping itself ends a view, on the dimensions of the value that it makes
     alike = [held.size for held in made.dims] == [wanted.size for wanted in said.dims]
+    alike = alike and all(held.base == 1 for held in made.dims)
     alike = alike and (not made.viewed or isinstance(step.attributes, Regroup))
     if not alike:
         return said, [*stated, ("delivers", Decided("dimensions are the value's own", holds=False))]
