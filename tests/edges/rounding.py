@@ -3,7 +3,7 @@
 The running forward error bound (Higham, Accuracy and Stability of Numerical Algorithms, 3.3), for a
 graph, node by node: beside each value, computed in its own type, stands a bound of its distance
 from the exact one in every order of every sum. With `u` the unit roundoff of the result's type:
-    copies (layout, selection): that of what is copied
+    copies (layout, selection): that of what is copied; extremes: the largest of what they are of
     sums and products: f(|a| + e) - f(|a|) + n*u*f(|a| + e), n addends or factors of an element
     pointwise and monotone functions: the farthest of f(a + e), f(a - e), and `ULPS` of f(a).
 Every rounding may also lose the smallest normal number. Sums of whole numbers below 1/u are exact.
@@ -34,7 +34,7 @@ COPIES = {
     *pointwise.COPIES.split(),
     *"broadcast_in_dim concatenate dynamic_slice dynamic_update_slice expand_dims gather join_ends "
     "pad reshape rev scatter select_n slice split squeeze transpose reduce_precision neg abs real "
-    "imag conj".split(),
+    "imag conj scatter-max scatter-min".split(),
 }
 SUMS = {
     *"add add_any sub complex dot_general conv_general_dilated reduce_sum cumsum reduce_window_sum "
@@ -51,8 +51,9 @@ MAGNITUDES = {
     **dict.fromkeys("neg abs real imag conj".split(), "copy"),
     **dict.fromkeys(("sub", "complex"), "add"),
     "scatter-sub": "scatter-add",
+    "scatter-min": "scatter-max",
 }
-"""Of moduli, where numbers are complex."""
+"""Of moduli, where numbers are complex; the larger of two errors is that of either extreme."""
 REORDERED = SUMS - {"add", "add_any", "sub", "complex"} | PRODUCTS - {"mul", "square"}
 COMPLEX = 4
 """Roundings of a product of complex numbers, and more than in a sum of two."""

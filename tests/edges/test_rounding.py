@@ -42,6 +42,21 @@ def test_sums_in_every_order_lie_within(dtype):
     assert not within(np.asarray(bound.value + 3 * scale * 4).astype(dtype), bound)
 
 
+@pytest.mark.parametrize("way", ["max", "min"])
+def test_a_scattered_extreme_is_off_by_what_its_numbers_are_off(way):
+    """Found by seed 50117: a variance behind one had no bound, its last digit was "wrong"."""
+    x, new, ids = np.float32([3, 0.05, 2]), np.float32([0.1, 0.7]), np.array([1, 1], np.int32)
+
+    def fn(x, new):
+        return getattr(jnp.asarray(x).at[ids], way)(new / 3)
+
+    bound = bound_of(fn, x, new)
+    assert (bound.error > 0).tolist() == [False, True, False]
+    with jax.enable_x64(True):
+        assert within(np.asarray(fn(np.float64(x), np.float64(new))), bound)[1]
+    assert not within(bound.value + np.float32(1e-6), bound).any()
+
+
 def test_a_product_in_f64_lies_within_and_one_that_lacks_an_addend_does_not():
     rng = np.random.default_rng(1)
     x, y = (rng.normal(size=(6, 6)).astype(np.float32) for _ in range(2))
