@@ -4,8 +4,8 @@ Prices in symbols: A plan of named sizes is planned on its hints. `costs/symboli
 the program once and gives every local value, loop and collective a formula: `ceil(D/n)`, D the
 lifted size of the graph value, n the product of its axes; `D/n`, with a recorded condition, where
 n divides D at the hints. Bytes, flops, times and memory are computed on that program by the code
-that computes them on numbers, once for all instructions that are alike. What is alive at the peak,
-and whether memory or arithmetic bounds an operator, is decided at the hints.
+that computes them on numbers, once for all instructions that are alike; the longer of two times is
+a `max` of both. What is alive at the peak is decided at the hints.
 """
 
 from shardalg.costs.cost import Cost

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardalg.costs.collectives import RING_BYTES
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
+from shardalg.costs.network.span import LINK
 from shardalg.io.table import Table
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.sums import total
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 
 FORMATTING = "formatting"
+MATRIX, MEMORY = "matrix", "memory"
+"""Causes of seconds beside those of `costs.network.algorithms`: arithmetic at its peak, and traffic
+to and from a device's own memory where that takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,9 @@ class Item:
     Attributes:
       kind: "contraction", "other compute", "formatting" (slices, pads and masks that blocks need
         and the function does not have), or the kind of a collective.
-      count: executions, trip counts included; flops, wire_bytes and time_s are of all of them.
+      count: executions, trip counts included; flops, wire_bytes and seconds are of all of them.
+      seconds: by cause: "matrix" or "memory" of a local operator, of which the longer counts; of a
+        collective "link", "network" (between islands), "dcn" (between slices) and "latency".
     """
 
     kind: str
@@ -39,7 +45,12 @@ class Item:
     count: Any
     flops: Any
     wire_bytes: Any
-    time_s: Any
+    seconds: tuple[tuple[str, Any], ...]
+
+    @property
+    def time_s(self) -> Any:
+        """Seconds of all causes together."""
+        return total(seconds for _, seconds in self.seconds)
 
     @property
     def is_communication(self) -> bool:
@@ -70,6 +81,15 @@ class Totals:
         chosen = (i for i in self.items if communication in (None, i.is_communication))
         return total(getattr(item, quantity) for item in chosen)
 
+    def seconds(self) -> dict[str, Any]:
+        """Seconds by cause; of links by the axes that collectives go along, as "link X,Y"."""
+        found: dict[str, list[Any]] = {}
+        for item in self.items:
+            for cause, seconds in item.seconds:
+                name = f"{LINK} {','.join(item.axes)}" if cause == LINK else cause
+                found.setdefault(name, []).append(seconds)
+        return {name: total(amounts) for name, amounts in found.items()}
+
     def named(self) -> Iterator[tuple[str, Any]]:
         """Every quantity with its name, as `Cost.formulas` prints them."""
         yield "step_time_s", self.sum("time_s")
@@ -86,9 +106,8 @@ class Totals:
 class Cost:
     """Price of one call of a program on one device of each kind of `hardware`.
 
-    Of a plan with named sizes, every quantity is a sympy expression. Times are then those of the
-    operators that arithmetic, or that memory, bounds at the hints: a lower bound elsewhere. The
-    peak of memory is the bytes that are alive at the hints' peak.
+    Of a plan with named sizes, every quantity is a sympy expression, in which the longer of
+    arithmetic and memory traffic of an operator is a `Max`. The peak of memory is the bytes that are alive at the hints' peak.
 
     Attributes:
       totals: the exact prices, numbers or formulas.
@@ -134,6 +153,16 @@ class Cost:
     def communication_s(self) -> Any:
         """Seconds of the collectives, one after the other."""
         return self._shown(self.totals.sum("time_s", communication=True))
+
+    @cached_property
+    def seconds_by_cause(self) -> dict[str, Any]:
+        """Seconds by what they are spent on, which together are `compute_s + communication_s`.
+
+        "matrix": arithmetic at the peak; "memory": traffic to and from a device's own memory, where
+        that takes longer than the arithmetic; "link X": bytes along axis X; "network": between
+        islands; "dcn": between slices; "latency": of all hops.
+        """
+        return {name: self._shown(seconds) for name, seconds in self.totals.seconds().items()}
 
     @cached_property
     def formatting_s(self) -> Any:

@@ -19,7 +19,7 @@ from shardalg.costs.compute import (
     shaped_flops,
     signature_flops,
 )
-from shardalg.costs.cost import FORMATTING, Cost, Item, Totals
+from shardalg.costs.cost import FORMATTING, MATRIX, MEMORY, Cost, Item, Totals
 from shardalg.costs.fusion import fused, on_chip, traffic
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import liveness
@@ -31,6 +31,7 @@ from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.pause import collection_paused
 from shardalg.sizes.amounts import over
 from shardalg.sizes.formula import Formula
+from shardalg.sizes.largest import larger
 from shardalg.sizes.sums import summed, total
 from shardalg.spmd.instruction import Collective, Instruction
 from shardalg.spmd.instructions import Apply, Control
@@ -116,12 +117,12 @@ class _Price(NamedTuple):
     """What one execution takes.
 
     Attributes:
-      amounts: (field of `Item`, amount), or (a rate per second, amount).
+      amounts: (field of `Item`, amount), or ((cause, a rate per second), amount).
       by_traffic: whether memory bounds it, rather than arithmetic.
     """
 
     key: _Key
-    amounts: tuple[tuple[str | float, Any], ...]
+    amounts: tuple[tuple[str | tuple[str, float], Any], ...]
     by_traffic: bool = False
 
 
@@ -202,11 +203,14 @@ class _Pricing:
         items = (self.item(key, summed(tally)) for key, tally in tallies.items())
         return tuple(item for item in items if any((item.flops, item.wire_bytes, item.time_s)))
 
-    def item(self, key: _Key, sums: dict[str | float, Any]) -> Item:
+    def item(self, key: _Key, sums: dict[Any, Any]) -> Item:
         """The sums of one kind; amounts that something is done to at a rate become seconds."""
-        names = ("count", "flops", "wire_bytes", "time_s")
-        count, flops, sent, time_s = (sums.pop(name, 0) for name in names)
-        return Item(*key, count, flops, sent, total([time_s, *self.seconds(sums)]))
+        count, flops, sent = (sums.pop(name, 0) for name in ("count", "flops", "wire_bytes"))
+        by_cause: dict[str, list[Any]] = {}
+        for (cause, rate), amount in sums.items():
+            by_cause.setdefault(cause, []).append(self.seconds(amount, rate))
+        seconds = tuple((cause, total(found)) for cause, found in by_cause.items())
+        return Item(*key, count, flops, sent, seconds)
 
     def took(self, price: _Price) -> Any:
         """Seconds of one execution."""
@@ -214,33 +218,40 @@ class _Pricing:
             price.key, summed(Counter((*amount, 1) for amount in price.amounts))
         ).time_s
 
-    def seconds(self, sums: Mapping[Any, Any]) -> list[Any]:
-        """Seconds of amounts by rates; a formula also of a number, where prices are formulas."""
-        exact = self.sizes is not None
-        return [over(Formula.of(n) if exact else n, rate) for rate, n in sums.items()]
+    def seconds(self, amount: Any, rate: float) -> Any:
+        """Seconds of an amount; a formula also of a number, where prices are formulas."""
+        return over(amount if self.sizes is None else Formula.of(amount), rate)
 
     def moved(self, instruction: Instruction[Collective]) -> _Price:
         """The price of a collective."""
         attributes, mesh = instruction.attributes, self.program.mesh
         size = sent_bytes(self.program, instruction)
         size = size if self.sizes is None else Formula.of(size)
-        time_s = total(seconds_by_cause(attributes, size, spans=self.spans).values())
+        taken = seconds_by_cause(attributes, size, spans=self.spans)
         axes = axis_names(mesh, attributes.digits)
         key = _Key(attributes.sent_as, axes, instruction.role, instruction.phase)
         sent = wire_bytes(attributes, size)
-        return _Price(key, (("count", 1), ("wire_bytes", sent), ("time_s", time_s)))
+        amounts = (((cause, 1.0), seconds) for cause, seconds in taken.items())
+        return _Price(key, (("count", 1), ("wire_bytes", sent), *amounts))
 
     def computed(self, instruction: Instruction, by_traffic: bool | None) -> _Price:
-        """The price of a local operator; `by_traffic` is None in numbers, which decide it."""
+        """The price of a local operator; `by_traffic` is None in numbers, which decide it.
+
+        In formulas the longer of both, wherever that is which, booked as what is longer at the
+        hints.
+        """
         flops, peak = self.arithmetic(instruction)
-        if by_traffic is None:
-            moved, speed = self.traffic(instruction)
-            by_traffic = over(sum(moved), speed) > over(flops, peak)
-        sizes, rate = self.traffic(instruction) if by_traffic else ((flops,), peak)
+        sizes, speed = self.traffic(instruction)
         key = _Key(self.sort(instruction), (), "", instruction.phase)
-        amounts: tuple[tuple[str | float, Any], ...]
-        amounts = (("count", 1), ("flops", flops), *((rate, size) for size in sizes))
-        return _Price(key, amounts, by_traffic)
+        if by_traffic is None:
+            by_traffic = over(sum(sizes), speed) > over(flops, peak)
+            amounts = (
+                [((MEMORY, speed), n) for n in sizes] if by_traffic else [((MATRIX, peak), flops)]
+            )
+        else:
+            taken = larger(self.seconds(flops, peak), self.seconds(total(sizes), speed))
+            amounts = [((MEMORY if by_traffic else MATRIX, 1.0), taken)]
+        return _Price(key, (("count", 1), ("flops", flops), *amounts), by_traffic)
 
     def sort(self, instruction: Instruction) -> str:
         """What a local instruction is: the user's operator, or formatting that blocks need."""
@@ -271,7 +282,7 @@ class _Pricing:
             flops = shaped_flops(signature, shapes) if shapes else signature_flops(signature)
             tally[self.hardware.peak(operand_type(signature)), flops, trips] += times
         sums = summed(tally)
-        return total(sums.values()), total(self.seconds(sums))
+        return total(sums.values()), total(self.seconds(n, rate) for rate, n in sums.items())
 
     def whole(self, node: Node) -> tuple[Signature, Shapes, Any]:
         """An operator, the formulas of its global shapes, and its executions per call."""

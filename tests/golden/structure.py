@@ -1,7 +1,8 @@
-"""What of a plan is held fixed: layouts, instructions, collectives, prices, claims; no wording.
+"""What of a plan is held fixed: layouts, instructions, collectives, memory, claims; no wording.
 
 Names of values, reasons, source lines and the order of keys do not count. What a device holds and
-runs does: a shape, an axis, a count, a byte, and how many claims were proved.
+runs does: a shape, an axis, a count, a byte, and how many claims were proved. Seconds are a price
+of all this on some machine, and stand in `tests/costs`.
 """
 
 import hashlib
@@ -28,7 +29,6 @@ def planned(plan):
         "collectives": collectives(plan),
         "flops": int(cost.flops),
         "peak_memory_bytes": int(cost.peak_memory_bytes),
-        "step_time_ns": f"{cost.step_time_s * 1e9:.6g}",
         "claims": claims(plan.verify()),
     }
 
