@@ -107,7 +107,8 @@ class Cost:
     """Price of one call of a program on one device of each kind of `hardware`.
 
     Of a plan with named sizes, every quantity is a sympy expression, in which the longer of
-    arithmetic and memory traffic of an operator is a `Max`. The peak of memory is the bytes that are alive at the hints' peak.
+    arithmetic and memory traffic of an operator is a `Max`. The peak of memory is the bytes that
+    are alive at the hints' peak.
 
     Attributes:
       totals: the exact prices, numbers or formulas.
