@@ -37,7 +37,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	exit 1; }
 
 .PHONY: setup explore test test-slow proofs lint docs notebooks bench oracle fuzz-algebra fuzz-operators \
-	mutate xla-merges xla-halos xla-completion xla-siblings xla-bytes reshards golden lock clean
+	mutate browser xla-merges xla-halos xla-completion xla-siblings xla-bytes reshards golden lock clean
 
 setup: $(STAMP)
 
@@ -82,6 +82,10 @@ proofs: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# What is drawn for a browser, in headless Chromium (Debian's package `chromium`).
+browser: $(STAMP)
+	$(BIN)/python -m pytest -q -rs tests/browser $(ARGS)
 
 # The guides, the notebooks as committed and a page per public name, in out/docs; warnings are errors.
 docs: $(STAMP)

@@ -8,10 +8,18 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from shardalg import __version__
-from shardalg.commands import explore, lemmas, paper, prove
+from shardalg.commands import compare_xla, explain, explore, lemmas, paper, plan, prove
 from shardalg.errors import ShardalgError
 
-COMMANDS = {"explore": explore, "paper": paper, "prove": prove, "lemmas": lemmas}
+COMMANDS = {
+    "plan": plan,
+    "explain": explain,
+    "compare-xla": compare_xla,
+    "explore": explore,
+    "paper": paper,
+    "prove": prove,
+    "lemmas": lemmas,
+}
 WRONG_USE = 2
 
 

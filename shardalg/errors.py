@@ -74,3 +74,7 @@ class PlanFileError(ShardalgError, ValueError):
 
 class TableError(ShardalgError, LookupError):
     """A table whose rows do not fit its columns, or a column that it does not have."""
+
+
+class CommandError(ShardalgError, ValueError):
+    """A function, a file or an option that a command is given cannot be used."""

@@ -12,7 +12,7 @@ from shardalg.cli import main
 PROVE = ["prove", "[X]", "[X]", "--shape", "8"]
 WRONG = {
     "no command": ([], "the following arguments are required: command"),
-    "unknown command": (["explain"], "invalid choice: 'explain'"),
+    "unknown command": (["explains"], "invalid choice: 'explains'"),
     "unknown option": (["explore", "--size", "3"], "unrecognized arguments: --size 3"),
     "devices no number": (["explore", "--devices", "many"], "invalid int value: 'many'"),
     "devices negative": (["explore", "--devices", "-1"], "at least 0, got -1"),

@@ -12,6 +12,7 @@ import shardalg as sa
 from shardalg.plan.planned import OLD_NAMES, Planned
 
 MEMBERS = {
+    "overview": ("overview",),
     "shardings": ("shardings", "text", "listing"),
     "collectives": ("collectives", "gathers", "formatting"),
     "cost": ("cost", "memory"),

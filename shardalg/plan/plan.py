@@ -12,9 +12,7 @@ from typing import Any
 from shardalg.errors import PlanFileError, ShardalgError, StrategyError
 from shardalg.explain import decisions, warned
 from shardalg.explain.difference import PlanDifference, difference
-from shardalg.plan.ask_cost import CostAnswers
-from shardalg.plan.ask_run import RunAnswers
-from shardalg.plan.ask_why import WhyAnswers
+from shardalg.plan.ask_overview import OverviewAnswers
 from shardalg.planning import plan_file
 from shardalg.planning.calls.meshes import placed
 from shardalg.planning.calls.user_call import opened
@@ -27,14 +25,15 @@ from shardalg.report import tables
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan(WhyAnswers, CostAnswers, RunAnswers):
+class Plan(OverviewAnswers):
     """A planned function: completed shardings, the program that every device runs, and its tables.
 
     Made by `plan` and `load_plan`; `replan` makes another one from the same trace. A plan with
     named sizes is made at their hints, and shardings, program, `verify`, `simulate` and `lower` are
     those of the hints; `at` makes the plan at other sizes. What it answers stands in this room by
-    question: `ask_shardings`, `ask_collectives`, `ask_cost`, `ask_why`, `ask_sizes`, `ask_verify`
-    and `ask_run`; here is what makes and compares plans. Tables are methods, values properties.
+    question: `ask_overview`, `ask_shardings`, `ask_collectives`, `ask_cost`, `ask_why`,
+    `ask_sizes`, `ask_verify` and `ask_run`; here is what makes and compares plans. Tables are
+    methods, values properties.
 
     Attributes:
       options: how the plan was made.
@@ -171,10 +170,6 @@ class Plan(WhyAnswers, CostAnswers, RunAnswers):
             f"Plan on {self.mesh!r} for {self.options.hardware}, layouts {whose}: {counts}, "
             f"{moved:,.0f} wire bytes per device and step, {', '.join([self._verified(), *notes])}"
         )
-
-    def __str__(self) -> str:
-        own = self._own_jit
-        return f"{self!r}\n{own}" if own.differs else repr(self)
 
 
 def plan(

@@ -1,0 +1,24 @@
+"""`shardalg explain`: why a collective is there, or why a value is sharded as it is."""
+
+from __future__ import annotations
+
+import argparse
+
+from shardalg.commands.function import add_function, planned
+
+HELP = "why a collective of a function's plan is there, or why a value is sharded as it is"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add_function(parser)
+    parser.add_argument(
+        "what", help="the number of a collective in `shardalg plan`, or a value's name"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the explanation."""
+    what = options.what
+    print(planned(options).explain(int(what) if what.isdecimal() else what))
+    return 0

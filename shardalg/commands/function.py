@@ -1,0 +1,130 @@
+"""A function of the user's own, named on the command line, and its plan."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.notation.command_line import mesh_of
+from shardalg.errors import CommandError
+
+if TYPE_CHECKING:
+    from shardalg.plan.plan import Plan
+
+SPECS = ("in_shardings", "out_shardings", "roles", "donate_argnums", "kwargs")
+EXAMPLE = """\
+example of a specs.py; it may also define out_shardings, roles, donate_argnums and kwargs:
+
+  import jax
+  from jax.sharding import PartitionSpec as P
+
+  def args():
+      shapes = (4096, 1024), (64, 4096)
+      return tuple(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes)
+
+  in_shardings = (P("model", None), P("data", "model"))
+"""
+
+
+def add_function(parser: argparse.ArgumentParser) -> None:
+    """The options that say what is planned, and on what."""
+    from shardalg.propagate.options import POLICIES
+
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLE
+    option = parser.add_argument
+    option("function", metavar="module:function", help="as in my.model:train_step or step.py:step")
+    option("--mesh", metavar="data=8,model=4", help="axes and sizes (default: the arguments' own)")
+    option(
+        "--args", type=Path, metavar="FILE",
+        help="Python that defines args(), shapes or arrays (default: the function's module)",
+    )  # fmt: skip
+    option("--hardware", default="tpu_v3", help="the chip (or tpu_v3:8x8); default %(default)s")
+    option("--policy", choices=POLICIES, default="paper", help="default %(default)s")
+
+
+def planned(options: argparse.Namespace) -> Plan:
+    """The plan of the function that the options name.
+
+    Raises:
+      CommandError: no such module, function or specs, or they fail.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    mesh = None if options.mesh is None else mesh_of(options.mesh)
+    module, function = _function(options.function)
+    specs = module if options.args is None else _run_file(options.args)
+    return _plan(function, specs, mesh, options)
+
+
+def _plan(
+    function: Callable[..., Any], specs: ModuleType, mesh: Mesh | None, options: argparse.Namespace
+) -> Plan:
+    import shardalg as sa
+
+    given = {name: getattr(specs, name) for name in SPECS if hasattr(specs, name)}
+    made = sa.Options(policy=options.policy, hardware=options.hardware)
+    return sa.plan(function, *_arguments(specs), mesh=mesh, options=made, **given)
+
+
+def _arguments(specs: ModuleType) -> tuple[Any, ...]:
+    make = getattr(specs, "args", None)
+    if not callable(make):
+        raise CommandError(
+            f"{specs.__file__} defines no args(): write one that returns the arguments, as shapes "
+            "or arrays, there or in a file that --args names."
+        )
+    made = _said(make, f"args() of {specs.__file__}")
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _function(text: str) -> tuple[ModuleType, Callable[..., Any]]:
+    place, colon, name = text.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise CommandError(f"{text!r} names no function: write module:function, as in model:step.")
+    module = _run_file(Path(place)) if place.endswith(".py") else _module(place)
+    if not callable(getattr(module, name, None)):
+        near = difflib.get_close_matches(name, [n for n in dir(module) if n[:1] != "_"], 3)
+        hint = f"; did you mean {' or '.join(near)}" if near else ""
+        raise CommandError(f"{place} has no function {name!r}{hint}. Write one that it defines.")
+    return module, getattr(module, name)
+
+
+def _module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise CommandError(f"{name!r} is no module: write one as in package.model, or a .py file.")
+    sys.path.insert(0, str(Path.cwd()))
+    return _said(lambda: importlib.import_module(name), f"module {name}")
+
+
+def _run_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise CommandError(f"{path}: no such file. Write the path of a Python file.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise CommandError(f"{path} is no Python file: its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    _said(lambda: spec.loader.exec_module(module), str(path))  # type: ignore[union-attr]
+    return module
+
+
+def _said(run: Callable[[], Any], what: str) -> Any:
+    """What the user's own code gives; its error as one line of ours."""
+    try:
+        return run()
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise CommandError(
+            f"{what} fails: {type(error).__name__}: {error} ({last.filename}:{last.lineno}). "
+            "Run it in Python first."
+        ) from error

@@ -1,0 +1,97 @@
+"""`shardalg plan`: a function of the user's own, planned and priced."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardalg.commands.function import add_function, planned
+from shardalg.io.files import write_whole
+from shardalg.io.table import Table
+
+if TYPE_CHECKING:
+    from shardalg.plan.plan import Plan
+
+HELP = "plan a function: what it sends, holds and takes on a mesh, and what is worth a look"
+REFUTED = 1
+SHOWN = ("kind", "axes", "count", "wire_bytes", "role", "phase", "op", "source")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add_function(parser)
+    option = parser.add_argument
+    option("--verify", action="store_true", help="prove the program; exit status 1 if refuted")
+    option("--html", type=Path, metavar="FILE", help="write the plan as a page to FILE")
+    option("--save", type=Path, metavar="FILE", help="write the plan file to FILE")
+    option("--json", action="store_true", help="plain data instead of text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the overview and the collectives; returns the exit status."""
+    plan = planned(options)
+    report = plan.verify() if options.verify else None
+    if options.html is not None:
+        write_whole(options.html, page(plan, options.function))
+    if options.save is not None:
+        plan.save(options.save)
+    if options.json:
+        print(json.dumps(_data(plan, None if report is None else str(report)), indent=1))
+    else:
+        print(plan.overview(), _collectives(plan), sep="\n\n")
+        if report is not None:
+            print(f"\n{report}")
+    return REFUTED if report is not None and report.refuted else 0
+
+
+def page(plan: Plan, title: str) -> str:
+    """The plan as an HTML page of its own."""
+    return (
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n'
+        f"<body>{plan._repr_html_()}</body></html>\n"
+    )
+
+
+def _collectives(plan: Plan) -> Table:
+    rows = plan.collectives()
+    kept = [name for name in SHOWN if name in rows.columns]
+    return Table(tuple(kept), tuple(rows[kept].itertuples(index=False, name=None)))
+
+
+def _data(plan: Plan, report: str | None) -> dict[str, Any]:
+    seen = plan.overview()
+    named = {name: _plain(value) for name, value in seen.priced.hints.named()}
+    return {
+        "plan": repr(plan),
+        "layouts": plan.options.followed,
+        "mesh": dict(plan.program.mesh.shape),
+        "hardware": seen.priced.hardware.name,
+        "cost": named,
+        "axes": [{**row, "axes": list(row["axes"])} for row in seen.table],
+        "beside_jit": _records(plan.beside_jit()),
+        "collectives": _records(plan.collectives()),
+        "warnings": _records(plan.warnings()),
+        "verify": report,
+    }
+
+
+def _records(table: Any) -> list[dict[str, Any]]:
+    rows = table.to_dict("records")
+    return [{name: _plain(value) for name, value in row.items()} for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: formulas and layouts as text."""
+    if isinstance(value, bool | str | None):
+        return value
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, int):
+        return value
+    try:
+        number = float(value)
+    except TypeError:
+        return str(value)
+    return number if number == number else None

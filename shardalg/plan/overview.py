@@ -1,0 +1,87 @@
+"""A plan on one screen: a sentence, bytes per axis, the peak, the time, what is to be looked at."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from shardalg.costs.cost import Cost, number
+from shardalg.io.answers import Answer, Parts
+from shardalg.io.table import Table
+from shardalg.io.units import bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    from shardalg.plan.ask_overview import OverviewAnswers
+
+AXIS_COLUMNS = ("axes", "devices", "collectives", "wire_bytes", "sent", "time")
+WARNED = ("op", "source", "warning", "remedy")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Overview(Answer):
+    """What is asked first of a plan; `plan` answers the rest. With named sizes, at the hints.
+
+    Attributes:
+      priced: the plan's cost on the chip that it was made for.
+    """
+
+    plan: OverviewAnswers
+    priced: Cost
+
+    @cached_property
+    def table(self) -> Table:
+        """Per axes that collectives run along: how many, the bytes a device sends, the seconds."""
+        rows = ((axes, *self._along(axes, *sums)) for axes, sums in self._sums.items())
+        return Table(AXIS_COLUMNS, tuple(rows))
+
+    @cached_property
+    def _sums(self) -> dict[tuple[str, ...], tuple[int, Any, Any]]:
+        found: defaultdict[tuple[str, ...], list[Any]] = defaultdict(lambda: [0, 0, 0])
+        for item in self.priced.hints.items:
+            if item.is_communication:
+                for at, amount in enumerate((item.count, item.wire_bytes, item.time_s)):
+                    found[item.axes][at] += amount
+        ordered = sorted(found.items(), key=lambda pair: -pair[1][1])
+        return {axes: (sums[0], sums[1], sums[2]) for axes, sums in ordered}
+
+    def _along(self, axes: tuple[str, ...], count: int, sent: Any, time_s: Any) -> tuple[Any, ...]:
+        devices = 1
+        for axis in axes:
+            devices *= self.plan.program.mesh.shape.get(axis, 1)
+        return devices, number(count), number(sent), bytes_text(sent), seconds_text(time_s)
+
+    @property
+    def sentence(self) -> str:
+        """What the plan is of, and what it takes."""
+        plan, cost = self.plan, Cost(self.priced.hardware, self.priced.hints, self.priced.hints)
+        held, chip = cost.peak_memory_bytes, cost.hardware
+        room = "fits" if cost.fits else "does NOT fit"
+        at = " (at the hints)" if plan._stages.is_named else ""
+        return (
+            f"{len(plan.graph.nodes):,} operators on {plan.mesh!r}, layouts {plan.options.followed}"
+            f"{at}: a device sends {bytes_text(cost.wire_bytes)} a step, holds {bytes_text(held)} "
+            f"at the peak ({room} in {bytes_text(chip.hbm_bytes)}), and takes "
+            f"{seconds_text(cost.step_time_s)} on a {chip.name}."
+        )
+
+    @property
+    def beside(self) -> str:
+        """What the user's own `jax.jit` sends and holds at least, where it is something else."""
+        own = self.plan._own_jit
+        return f"Beside it, {own}." if own.differs else ""
+
+    @property
+    def warned(self) -> Table:
+        """What is done in a roundabout way, without the figures."""
+        return self.plan._warnings_table.select(*WARNED)
+
+    def parts(self) -> Parts:
+        """The sentence, bytes per axis, the own `jax.jit`, warnings."""
+        own = (self.beside,) if self.beside else ()
+        per_axis = self.table.select("axes", "devices", "collectives", "sent", "time")
+        shown = Table(per_axis.columns, tuple((",".join(r[0]), *r[1:]) for r in per_axis.rows))
+        warned = self.warned.where(op="jax.jit").rows
+        others = tuple(row for row in self.warned.rows if row not in warned)
+        return (self.sentence, *own, shown, Table(WARNED, others))

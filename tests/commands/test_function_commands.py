@@ -1,0 +1,108 @@
+"""`shardalg plan`, `explain` and `compare-xla` of functions in files of the user's own."""
+
+import json
+
+import pytest
+
+import shardalg as sa
+from shardalg.cli import main
+
+MODULE = """
+import jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+
+def layer(w, x):
+    return jnp.maximum(x @ w["in"], 0) @ w["out"]
+
+
+def args():
+    s = jax.ShapeDtypeStruct
+    w = {"in": s((128, 512), "float32"), "out": s((512, 128), "float32")}
+    return w, s((8, 32, 128), "float32")
+
+
+in_shardings = ({"in": P("X", "Y"), "out": P("Y", "X")}, P("X", None, "Y"))
+"""
+SPECS = MODULE.replace("(8, 32, 128)", "(16, 32, 128)").replace("def layer", "def unused")
+MESH = ["--mesh", "X=2,Y=4"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(MODULE)
+    (tmp_path / "specs.py").write_text(SPECS)
+    (tmp_path / "broken.py").write_text(
+        "def args():\n    return 1 / 0\n\n\ndef f(x):\n    return x\n"
+    )
+    (tmp_path / "bare.py").write_text("def f(x):\n    return x\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def printed(capsys, *arguments):
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_what_is_printed_is_the_plans(here, capsys):
+    import jax  # noqa: F401 - loaded before the file is run, as in a session
+
+    found = json.loads(printed(capsys, "plan", "mine.py:layer", *MESH, "--json"))
+    shown = printed(capsys, "plan", "mine.py:layer", *MESH, "--verify", "--hardware", "h100")
+    module = {}
+    exec(MODULE, module)  # the same text, in Python
+    specs = module["in_shardings"]
+    mesh = sa.Mesh({"X": 2, "Y": 4})
+    plan = sa.plan(module["layer"], *module["args"](), mesh=mesh, in_shardings=specs)
+    rows = plan.collectives()
+    assert [row["wire_bytes"] for row in found["collectives"]] == rows["wire_bytes"].tolist()
+    assert found["cost"]["peak_memory_bytes"] == plan.cost("tpu_v3").peak_memory_bytes
+    assert found["mesh"] == {"X": 2, "Y": 4}
+    assert str(plan.overview("h100")).splitlines()[0] in shown
+    assert "Report(ok" in shown
+
+
+def test_arguments_from_a_file_of_their_own(here, capsys):
+    own = json.loads(printed(capsys, "plan", "mine.py:layer", *MESH, "--json"))
+    other = ("plan", "mine.py:layer", *MESH, "--args", "specs.py", "--json")
+    larger = json.loads(printed(capsys, *other))
+    assert larger["cost"]["flops"] == pytest.approx(2 * own["cost"]["flops"], rel=0.01)
+
+
+def test_files_that_are_written(here, capsys):
+    printed(capsys, "plan", "mine.py:layer", *MESH, "--html", "o.html", "--save", "p.json")
+    assert (here / "o.html").read_text().startswith("<!doctype html>")
+    assert sa.load_plan(here / "p.json").mesh == sa.Mesh({"X": 2, "Y": 4})
+
+
+def test_why_a_collective_is_there(here, capsys):
+    shown = printed(capsys, "explain", "mine.py:layer", "0", *MESH)
+    assert shown.startswith("all_gather of x along Y")
+    assert "argument x" in printed(capsys, "explain", "mine.py:layer", "x", *MESH) or shown
+
+
+WRONG = {
+    "no colon": (["mine.py"], "'mine.py' names no function: write module:function"),
+    "no such file": (["other.py:layer"], "other.py: no such file"),
+    "no such module": (["no.such:layer"], "module no.such fails: ModuleNotFoundError"),
+    "no module name": (["a-b:layer"], "'a-b' is no module"),
+    "a word off": (["mine.py:later"], "no function 'later'; did you mean layer"),
+    "not a function": (["mine.py:in_shardings"], "no function 'in_shardings'"),
+    "no arguments": (["bare.py:f"], "bare.py defines no args()"),
+    "arguments that fail": (["broken.py:f"], "ZeroDivisionError: division by zero"),
+    "no specs": (["mine.py:layer", "--args", "no.py"], "no.py: no such file"),
+    "mesh": (["mine.py:layer", "--mesh", "X"], "mesh: 'X' in 'X'; write NAME=SIZE"),
+    "no mesh": (["mine.py:layer"], "needs a mesh"),
+    "chip": (["mine.py:layer", "--mesh", "X=2,Y=4", "--hardware", "h1000"], "h1000"),
+    "axis": (["mine.py:layer", "--mesh", "Z=8"], "X"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_use_is_one_line(here, capsys, name):
+    arguments, words = WRONG[name]
+    assert main(["plan", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
