@@ -30,6 +30,7 @@ _PUBLIC = {
         "ProofError",
         "PlanFileError",
         "LoweringError",
+        "CommandError",
         "DeviceError",
         "HardwareError",
         "TableError",

@@ -25,6 +25,7 @@ from shardalg.algebra.sharding import (
 from shardalg.costs.topology import Topology as Topology
 from shardalg.costs.topology import rank_device_orders as rank_device_orders
 from shardalg.errors import (
+    CommandError as CommandError,
     DeviceError as DeviceError,
 )
 from shardalg.errors import (
