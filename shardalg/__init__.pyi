@@ -26,6 +26,8 @@ from shardalg.costs.topology import Topology as Topology
 from shardalg.costs.topology import rank_device_orders as rank_device_orders
 from shardalg.errors import (
     CommandError as CommandError,
+)
+from shardalg.errors import (
     DeviceError as DeviceError,
 )
 from shardalg.errors import (

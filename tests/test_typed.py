@@ -40,7 +40,8 @@ def test_the_stub_names_what_is_public_and_where_from():
         if isinstance(node, ast.ImportFrom)
         for name in node.names
     }
-    assert found == {(at, name) for at, names in shardalg._PUBLIC.items() for name in names}
+    named = {(at, name) for at, names in shardalg._PUBLIC.items() for name in names}
+    assert found == named | {("shardalg", "models")}
     assert (ROOT / "shardalg" / "py.typed").exists()
 
 
