@@ -16,8 +16,8 @@ from shardalg.report.formatting import formatting
 from shardalg.spmd.instruction import Collective
 
 FLIPPED = (
-    "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "finite_sums", "wide_sums",
-    "join_formatting", "pad_blocks",
+    "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "defer_in_loops",
+    "finite_sums", "wide_sums", "join_formatting", "pad_blocks",
 )  # fmt: skip
 FLIPPED_OF_NAMED = tuple(name for name in FLIPPED if name != "wide_sums")
 SWITCH_COLUMNS = (

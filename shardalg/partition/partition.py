@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from math import prod
 
 from shardalg.algebra.derived_layouts import even_prefix, interned, undivided, whole
 from shardalg.algebra.mesh import Mesh
@@ -15,21 +14,20 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import operand_type
 from shardalg.costs.hardware import load
 from shardalg.graph.ir import Node
+from shardalg.partition.bodies import BodyPartitioner
 from shardalg.partition.choose import gathers
 from shardalg.partition.choose.gathers import Copied, GatherChoice
 from shardalg.partition.choose.key import NodeKey
 from shardalg.partition.choose.node_classes import formats, kinds, repeats
 from shardalg.partition.choose.node_plan import NodePlan, node_plan
-from shardalg.partition.choose.regions import border
 from shardalg.partition.choose.sent import sent_bytes
-from shardalg.partition.emit.calls import TAKES, close_body, control, open_body
 from shardalg.partition.emit.context import UNMADE, Cause, PartitionContext
 from shardalg.partition.emit.node import remake, settle
 from shardalg.partition.emit.recipe import Recipe, recipe
 from shardalg.partition.passes.simplify import simplify
 from shardalg.propagate.options import Options
 from shardalg.propagate.orders import border_orders
-from shardalg.propagate.sharded import Layouts, ShardedGraph
+from shardalg.propagate.sharded import ShardedGraph
 from shardalg.reshard.links import links_on
 from shardalg.reshard.paths import reshard_price
 from shardalg.spmd.check import check
@@ -45,17 +43,14 @@ MOVING = {"parameters": "weight", "data": "activation"}
 Kept = frozenset[tuple[int, Sharding]]
 """Values, each with a layout, of which a copy outlives its phase."""
 NONE: Kept = frozenset()
-Copies = dict[tuple[int, Sharding, str], int]
-"""(value, layout, phase) to the local that holds it."""
 
 
-class Partitioner:
+class Partitioner(BodyPartitioner):
     """One run: the context, and the layouts of all values.
 
     Attributes:
       kinds: per node, the number of its kind, and of the loops that were chosen for it before.
       recipes: per kind, by what is at hand of the operands and the layouts of the results.
-      hoisted: constants of loops that are gathered before the loop.
     """
 
     def __init__(
@@ -67,7 +62,7 @@ class Partitioner:
         self._hand_out()
         self.alike = kinds(self.graph)
         self.kinds = self._kinds()
-        self.recipes: list[dict[tuple[int, ...], Recipe]] = [{} for _ in set(self.kinds)]
+        self.recipes: list[dict[tuple[int | str, ...], Recipe]] = [{} for _ in set(self.kinds)]
         self.options = options = replace(options, keep_gathers=options.keeping(roles))
         moving = tuple([MOVING.get(r, r) for r in roles])
         chip = load(options.hardware) if options.policy == "cost" else None
@@ -185,6 +180,8 @@ class Partitioner:
                 self._call(node) if node.bodies else self._written(node)
                 continue
             key = pick[number](context.available)
+            if self._waits(node):
+                key = (*key, "waits")
             found = recipes[kind].get(key)
             if found is None:
                 found = recipes[kind][key] = self._recipe(node)
@@ -230,10 +227,15 @@ class Partitioner:
         rates = self.rates(operand_type(node.signature))
         number, options = self.alike.number(node), self.options
         values, unread = self.alike.reads[number], self.alike.unread[number]
-        how = options.switches.pad_blocks, options.switches.finite_sums
+        how = options.switches.pad_blocks, options.switches.finite_sums, self._waits(node)
         return NodeKey(
             node.signature, values, available, value_shardings, rates, loops, unread, *how
         )
+
+    def _waits(self, node: Node) -> bool:
+        """Whether partial sums of a result may wait until a loop is over."""
+        waits = self.options.switches.defer_in_loops and len(node.results) == 1
+        return waits and node.results[0] in self.context.deferrable
 
     def _planned(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodePlan:
         return node_plan(self.key(node, value_shardings))
@@ -255,87 +257,6 @@ class Partitioner:
         if sent_bytes(key, plan.choice, price) < moved:
             return remake(context, node, plan, (layout, cause))
         return None
-
-    def _call(self, node: Node) -> None:
-        context = self.context
-        agreed = self.sharded.borders.get(node.index)
-        if agreed is None:
-            if node.primitive == "scan":
-                self._place_constants(node)
-            agreed = border(self.graph, node, self.value_shardings)
-        cause = context.cause(node, Why(TAKES[node.primitive]))
-        operands = tuple(
-            context.required(v, layout, cause)
-            for v, layout in zip(node.operands, agreed.operands, strict=True)
-        )
-        blocks = [
-            self._body(node, body, layouts)
-            for body, layouts in zip(node.bodies, agreed.bodies, strict=True)
-        ]
-        made = tuple(
-            context.new_local(layout.shard_shape, self.graph.values[v].type.dtype, layout, v)
-            for v, layout in zip(node.results, agreed.results, strict=True)
-        )
-        context.emit(control(node, blocks, self.sharded.mesh), operands, made, cause)
-        for value, local, layout in zip(node.results, made, agreed.results, strict=True):
-            settle(context, node, (value, local, layout), self.value_shardings[value])
-
-    def _place_constants(self, node: Node) -> None:
-        """Give the loop's constants, at its border, the layout in which alone its body reads them.
-
-        Where a constant is brought home for the loop, and its body reads no larger blocks, that
-        saves a move per trip and holds no more. By `hoist_gathers` any constant: a device then
-        holds it gathered as long as the loop runs. The body is planned once to see what it reads.
-        """
-        context, (body,) = self.context, node.bodies
-        constants = self.graph.regions[body].arguments[: node.signature.param("num_consts")]
-        outer = zip(constants, node.operands, strict=False)
-        brought = {v for v, value in outer if self.value_shardings[v] not in context.sources(value)}
-        if not (brought or self.options.hoist_gathers):
-            return
-        made = len(context.locals)
-        block, copies = self._opened(
-            node, body, border(self.graph, node, self.value_shardings).bodies[0]
-        )
-        del context.locals[made:]
-        read = Counter(local for each in block.instructions for local in each.operands)
-        for value, local in zip(constants, block.arguments, strict=False):
-            result_sharding = self.value_shardings[value]
-            found = {layout for v, layout, _ in copies if v == value and layout != result_sharding}
-            if len(found) != 1:
-                continue
-            (layout,) = found
-            alone = value in brought and read[local] == 1 and local not in block.results
-            is_free = alone and prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
-            if is_free or self.options.hoist_gathers:
-                self.value_shardings[value] = layout
-            if self.options.hoist_gathers and not is_free:
-                once = self.graph.trip_count(node)
-                times = once * node.signature.param("length")
-                copied = Copied(value, result_sharding, layout, "hoist_gathers", times, once)
-                self.hoisted.append(copied)
-
-    def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:
-        """One body of a call, on locals of its own."""
-        return self._opened(node, body, layouts)[0]
-
-    def _opened(
-        self, node: Node, body: int, layouts: tuple[Layouts, Layouts]
-    ) -> tuple[Block, Copies]:
-        """A planned body, and the layouts in which it has its values."""
-        context, region = self.context, self.graph.regions[body]
-        outer = context.available, context.first, context.copies, context.instructions
-        found = context.brought, context.fetched, context.lasting, context.phase
-        context.available, context.first = map(list, self.begin)
-        context.copies, context.instructions = {}, []
-        context.brought, context.fetched, context.lasting = {}, {}, {}
-        arguments = open_body(context, region, layouts[0])
-        self._region(body)
-        results = close_body(context, node, region, layouts[1])
-        block, copies = Block(arguments, tuple(context.instructions), results), context.copies
-        context.available, context.first, context.copies, context.instructions = outer
-        context.brought, context.fetched, context.lasting, context.phase = found
-        return block, copies
 
 
 def _turned(layout: Sharding, order: Mesh | None) -> Sharding:

@@ -70,6 +70,10 @@ class Switches:
       share_gathers: what was brought into a layout serves all users of one phase that want it.
       defer_sums: partial sums wait while additions, copies and layouts pass them on, so that sums
         of several are reduced once; else each is reduced where it is made.
+      defer_in_loops: partial sums that a loop adds to what it carries, or stacks, are reduced once
+        behind it (gradients accumulated over microbatches); else in every iteration, as XLA does.
+        What is carried is then held as partial sums are, by all devices where it would be divided
+        among them, and what would be stacked larger for it is not.
       finite_sums: they wait behind products and quotients too. That is right where all numbers are
         finite and no product of a part overflows, which `verify` then takes on trust.
       wide_sums: partial sums of bfloat16 and float16 (prefixes and rows added to a table, too) are
@@ -105,6 +109,7 @@ class Switches:
 
     share_gathers: bool = True
     defer_sums: bool = True
+    defer_in_loops: bool = False
     finite_sums: bool = False
     wide_sums: bool = False
     join_formatting: bool = True

@@ -10,7 +10,7 @@ from shardalg.merge.proofs.integers import All, Formula, Number, PartitionId, nu
 from shardalg.ops.rule import COMBINES, PICK, SUM, USER
 from shardalg.spmd.identity import identity
 from shardalg.spmd.instruction import Attributes
-from shardalg.spmd.instructions import MaskIndexed
+from shardalg.spmd.instructions import FirstMember, MaskIndexed
 from shardalg.spmd.local import Start
 
 _NUMBERS = frozenset(COMBINES) - {PICK, USER}
@@ -124,9 +124,21 @@ def at_border(held: Contents) -> Contents:
 
     What one member alone has is one; of what is not pending, nothing is joined.
     """
+    held = _of_first_member(held)
     dims = tuple(replace(dim, fill=None) for dim in held.dims)
     added = held.combine == PICK or not held.unreduced
     return replace(held, dims=dims, number=None, combine=SUM if added else held.combine)
+
+
+def _of_first_member(held: Contents) -> Contents:
+    """What one member has, and the others zeros for, as partial sums."""
+    (task,) = held.tasks if len(held.tasks) == 1 else (None,)
+    if not isinstance(task, FirstMember) or held.awaits or task.combine != SUM:
+        return held
+    own = [a.digits for d in held.dims for a in d.start.atoms() if isinstance(a, PartitionId)]
+    if any(_meets(digits, task.digits) for digits in (*own, held.unreduced)):
+        return held
+    return replace(held, unreduced=as_set((*held.unreduced, *task.digits)), changes=())
 
 
 @dataclass(frozen=True)

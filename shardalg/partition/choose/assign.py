@@ -168,14 +168,20 @@ def _arg_reduce(key: NodeKey, candidates: list[Choice], component: Component) ->
             for number, c in enumerate(candidates)
         ]
     )
-    best: list[tuple[Any, int, int]] = []
+    best: list[tuple[Any, bool, int, int]] = []
     for least, number in ordered:
         if best and least > best[0][0]:
             break
         choice = candidates[number]
-        rank = counts.time(choice, _price(key, choice)), -choice.devices, number
+        time = counts.time(choice, _price(key, choice))
+        rank = time, not _left_partial(key, choice), -choice.devices, number
         best = [min(*best, rank)] if best else [rank]
-    return candidates[best[0][2]]
+    return candidates[best[0][-1]]
+
+
+def _left_partial(key: NodeKey, choice: Choice) -> bool:
+    """Whether it leaves partial sums that may wait."""
+    return key.waits and any(made.unreduced for made in choice.produced)
 
 
 def _best_recorded(
@@ -183,7 +189,12 @@ def _best_recorded(
 ) -> Choice:
     """The same of recorded sizes: all are priced, so that exactly what makes it best is noted."""
     ranks = [
-        (counts.time(choice, _price(key, choice)), -choice.devices, number)
+        (
+            counts.time(choice, _price(key, choice)),
+            not _left_partial(key, choice),
+            -choice.devices,
+            number,
+        )
         for number, choice in enumerate(candidates)
     ]
     recorder, by = noted

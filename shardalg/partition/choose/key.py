@@ -29,6 +29,7 @@ class NodeKey(NamedTuple):
       unread: results that nobody reads, and so nobody brings home.
       padded: whether blocks may be padded on their way (`Switches.pad_blocks`).
       finite: whether sums wait behind products too (`Switches.finite_sums`).
+      waits: whether partial sums of the result may wait: of two that cost the same, they do.
     """
 
     signature: Signature
@@ -40,6 +41,7 @@ class NodeKey(NamedTuple):
     unread: tuple[int, ...] = ()
     padded: bool = True
     finite: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,16 @@ Each body is planned once behind its border. What lies alike is decided together
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from shardalg.algebra.derived_layouts import interned, whole
 from shardalg.algebra.digits import parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node, Region, RegionArgument
+from shardalg.ops.rows import rules
+from shardalg.ops.rule import SUM, Rule
 from shardalg.propagate.sharded import RegionBorder
 from shardalg.spmd.manual import manual_layouts
 
@@ -149,6 +152,131 @@ def _tied(graph: Graph, region_arguments: list[RegionArgument]) -> TiedArguments
     makes = {t.target: length * (t.kind == "ys") for t in region_arguments}
     asks = {t.source: length * (t.kind == "xs") for t in region_arguments if t.source not in makes}
     return TiedArguments(call, tuple(asks.items()), tuple(makes.items()))
+
+
+@dataclass(frozen=True)
+class LoopSum:
+    """What a loop adds up, or stacks: its partial sums may wait until the loop is over.
+
+    Attributes:
+      number: of the body's result that it is; result: that value.
+      added: what every iteration adds to the carry, and nothing else reads; of what is stacked,
+        the value itself.
+      waits: values whose partial sums wait on the way to it, it included.
+    """
+
+    number: int
+    result: int
+    added: tuple[int, ...]
+    waits: frozenset[int]
+
+
+def loop_sums(graph: Graph, node: Node, *, finite: bool) -> tuple[LoopSum, ...]:
+    """The sums of a scan: of its carry what the body only adds to, and all that it stacks.
+
+    Args:
+      finite: whether sums wait behind products too (`Switches.finite_sums`).
+
+    >>> import jax, jax.numpy as jnp
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> step = lambda c, x: ((c[0] + x, c[1] * 2), None)
+    >>> graph = trace(lambda x: jax.lax.scan(step, (0.0, 1.0), x)[0], jnp.ones(4))
+    >>> (scan,) = graph.nodes_of(("scan",))
+    >>> [one.number for one in loop_sums(graph, scan, finite=False)]
+    [0]
+    """
+    body = _BodySums(graph, graph.regions[node.bodies[0]], finite)
+    consts, carried = (node.signature.param(name) for name in ("num_consts", "num_carry"))
+    found = []
+    for number, value in enumerate(body.region.results):
+        first = body.region.arguments[consts + number] if number < carried else None
+        added = (value,) if first is None else body.added(first, value)
+        if added and body.is_last(value):
+            waits = {v for one in added for v in body.before(one)} | {value}
+            found.append(LoopSum(number, value, added, frozenset(waits)))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _BodySums:
+    """The partial sums of one body."""
+
+    graph: Graph
+    region: Region
+    finite: bool
+
+    @cached_property
+    def inside(self) -> frozenset[int]:
+        """Its nodes, those that are computed again in it too."""
+        return frozenset(self.region.nodes)
+
+    def is_last(self, value: int) -> bool:
+        """Whether it is made here, and handed on once, and not read."""
+        made = self.graph.producer[value] in self.inside
+        return made and not self.graph.users[value] and self.region.results.count(value) == 1
+
+    def reader(self, value: int) -> tuple[Node, int, Rule] | None:
+        """The one node that reads a value, as which operand: sums wait behind it."""
+        users = self.graph.users[value]
+        if len(users) != 1 or users[0] not in self.inside or value in self.region.results:
+            return None
+        node = self.graph.nodes[users[0]]
+        rule = _row(node)
+        places = [k for k, operand in enumerate(node.operands) if operand == value]
+        passes = rule is not None and len(places) == 1
+        if rule is None or not passes or places[0] not in rule.passes(finite=self.finite):
+            return None
+        return node, places[0], rule
+
+    def added(self, value: int, end: int) -> tuple[int, ...]:
+        """What is added to a value on its way to the body's end; nothing where more is done."""
+        found: list[int] = []
+        while value != end:
+            read = self.reader(value)
+            if read is None:
+                return ()
+            node, place, rule = read
+            if place in rule.addends:
+                others = [node.operands[k] for k in sorted(rule.addends - {place})]
+                if any(self.reader(other) is None for other in others):
+                    return ()
+                found += others
+            (value,) = node.results
+        return tuple(found)
+
+    def before(self, value: int) -> Iterator[int]:
+        """The value, and those behind which its partial sums may have waited."""
+        yield value
+        producer = self.graph.producer[value]
+        node = self.graph.nodes[producer] if producer in self.inside else None
+        for operand in dict.fromkeys(node.operands) if node and not node.bodies else ():
+            if self.reader(operand) is not None:
+                yield from self.before(operand)
+
+
+def _row(node: Node) -> Rule | None:
+    """The row of a node that has one, and sums."""
+    rows = None if node.bodies else rules(node.signature)
+    one = rows is not None and len(rows) == 1 and len(node.results) == 1
+    return rows[0] if one and rows and rows[0].combine == SUM else None
+
+
+def with_sums(agreed: RegionBorder, sums: Mapping[int, Sharding], node: Node) -> RegionBorder:
+    """A scan's border with results of the body that stay partial sums, each in its layout."""
+    if not sums:
+        return agreed
+    ((arguments, results),) = agreed.bodies
+    names = "num_consts", "num_carry", "length"
+    consts, carry, length = (node.signature.param(name) for name in names)
+    taken, given = list(agreed.operands), list(arguments)
+    ends, made = list(results), list(agreed.results)
+    for number, layout in sums.items():
+        ends[number] = layout
+        made[number] = layout if number < carry else stacked(layout, length)
+        if number < carry:
+            given[consts + number] = layout
+            taken[consts + number] = interned(layout.mesh, layout.shape, layout.dims, ())
+    return RegionBorder(tuple(taken), ((tuple(given), tuple(ends)),), tuple(made))
 
 
 def laid(place: BorderSlot, layout: Sharding) -> tuple[int, Sharding]:

@@ -1,0 +1,215 @@
+"""Calls with bodies: what enters and leaves a loop in which layout, each body planned once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Graph, Node
+from shardalg.partition.choose.gathers import Copied
+from shardalg.partition.choose.regions import LoopSum, border, loop_sums, with_sums
+from shardalg.partition.emit.calls import TAKES, close_body, control, open_body
+from shardalg.partition.emit.context import Cause, PartitionContext
+from shardalg.partition.emit.node import settle
+from shardalg.propagate.options import Options
+from shardalg.propagate.sharded import Layouts, ShardedGraph
+from shardalg.spmd.instruction import Block
+from shardalg.spmd.instructions import FirstMember
+from shardalg.spmd.why import Why
+
+Copies = dict[tuple[int, Sharding, str], int]
+"""(value, layout, phase) to the local that holds it."""
+Waiting = tuple[tuple[LoopSum, Sharding], ...]
+"""What stays partial sums until a loop is over, each with its layout."""
+
+
+class BodyPartitioner(ABC):
+    """The part of a partitioner that plans calls and their bodies.
+
+    Attributes:
+      begin: what is at hand in every body: constants of the program.
+      hoisted: constants of loops that are gathered before the loop.
+    """
+
+    sharded: ShardedGraph
+    graph: Graph
+    options: Options
+    context: PartitionContext
+    value_shardings: list[Sharding]
+    begin: tuple[list[int], list[int]]
+    hoisted: list[Copied]
+
+    @abstractmethod
+    def _region(self, index: int) -> None:
+        """Emit the nodes of a region."""
+
+    def _call(self, node: Node) -> None:
+        context = self.context
+        agreed = self.sharded.borders.get(node.index)
+        if agreed is None:
+            if node.primitive == "scan":
+                self._place_constants(node)
+            agreed = border(self.graph, node, self.value_shardings)
+        waiting = self._waiting(node, agreed.bodies)
+        agreed = with_sums(agreed, {s.number: layout for s, layout in waiting}, node)
+        cause = context.cause(node, Why(TAKES[node.primitive]))
+        operands = [
+            context.required(v, layout, cause)
+            for v, layout in zip(node.operands, agreed.operands, strict=True)
+        ]
+        self._begin_sums(node, waiting, operands, cause)
+        with self._letting(waiting):
+            blocks = [
+                self._body(node, body, layouts)
+                for body, layouts in zip(node.bodies, agreed.bodies, strict=True)
+            ]
+        made = tuple(
+            context.new_local(layout.shard_shape, self.graph.values[v].type.dtype, layout, v)
+            for v, layout in zip(node.results, agreed.results, strict=True)
+        )
+        context.emit(control(node, blocks, self.sharded.mesh), tuple(operands), made, cause)
+        for value, local, layout in zip(node.results, made, agreed.results, strict=True):
+            settle(context, node, (value, local, layout), self.value_shardings[value])
+
+    def _place_constants(self, node: Node) -> None:
+        """Give the loop's constants, at its border, the layout in which alone its body reads them.
+
+        Where a constant is brought home for the loop, and its body reads no larger blocks, that
+        saves a move per trip and holds no more. By `hoist_gathers` any constant: a device then
+        holds it gathered as long as the loop runs. The body is planned once to see what it reads.
+        """
+        context, (body,) = self.context, node.bodies
+        constants = self.graph.regions[body].arguments[: node.signature.param("num_consts")]
+        outer = zip(constants, node.operands, strict=False)
+        brought = {v for v, value in outer if self.value_shardings[v] not in context.sources(value)}
+        if not (brought or self.options.hoist_gathers):
+            return
+        made = len(context.locals)
+        block, copies = self._opened(
+            node, body, border(self.graph, node, self.value_shardings).bodies[0]
+        )
+        del context.locals[made:]
+        read = Counter(local for each in block.instructions for local in each.operands)
+        for value, local in zip(constants, block.arguments, strict=False):
+            result_sharding = self.value_shardings[value]
+            found = {layout for v, layout, _ in copies if v == value and layout != result_sharding}
+            if len(found) != 1:
+                continue
+            (layout,) = found
+            alone = value in brought and read[local] == 1 and local not in block.results
+            is_free = alone and prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
+            if is_free or self.options.hoist_gathers:
+                self.value_shardings[value] = layout
+            if self.options.hoist_gathers and not is_free:
+                once = self.graph.trip_count(node)
+                times = once * node.signature.param("length")
+                copied = Copied(value, result_sharding, layout, "hoist_gathers", times, once)
+                self.hoisted.append(copied)
+
+    def _waiting(self, node: Node, bodies: Sequence[tuple[Layouts, Layouts]]) -> Waiting:
+        """The sums that wait until the loop is over, as its body was planned with them.
+
+        It is planned once to see what is left partial, and with the carries in those layouts until
+        all of them come out as they go in. What is stacked waits where it is no larger for it, or
+        where an outer loop adds it up.
+        """
+        switches = self.options.switches
+        if node.primitive != "scan" or not (switches.defer_in_loops and switches.defer_sums):
+            return ()
+        sums = loop_sums(self.graph, node, finite=switches.finite_sums)
+        ((arguments, results),) = bodies
+        found: Waiting = ()
+        with self._letting((one, results[one.number]) for one in sums):
+            seen = self._seen(node, arguments, [v for one in sums for v in one.added])
+        for one in sums:
+            (layout, *others) = dict.fromkeys(seen[v] for v in one.added)
+            own = results[one.number]
+            is_stacked = one.added == (one.result,)
+            outer = node.results[one.number] in self.context.deferrable
+            stays = outer or not is_stacked or _elements(layout) <= _elements(own)
+            if layout.unreduced and not others and layout.shape == own.shape and stays:
+                found += ((one, layout),)
+        return self._coming_round(node, arguments, found)
+
+    def _coming_round(self, node: Node, arguments: Layouts, found: Waiting) -> Waiting:
+        """Those of them that leave the body as they enter it."""
+        consts, carried = (node.signature.param(name) for name in ("num_consts", "num_carry"))
+        while found:
+            inside = list(arguments)
+            for one, layout in found:
+                if one.number < carried:
+                    inside[consts + one.number] = layout
+            with self._letting(found):
+                seen = self._seen(node, tuple(inside), [one.result for one, _ in found])
+            kept = tuple([pair for pair in found if seen[pair[0].result] == pair[1]])
+            if kept == found:
+                break
+            found = kept
+        return found
+
+    def _seen(self, node: Node, arguments: Layouts, values: Sequence[int]) -> dict[int, Sharding]:
+        """How these values are made where the body is planned so; nothing is kept of it."""
+        made, (body,) = len(self.context.locals), node.bodies
+        with self._inside():
+            open_body(self.context, self.graph.regions[body], arguments)
+            self._region(body)
+            seen = {v: self.context.sources(v)[0] for v in values}
+        del self.context.locals[made:]
+        return seen
+
+    @contextmanager
+    def _letting(self, sums: Iterable[tuple[LoopSum, Sharding]]) -> Iterator[None]:
+        """Partial sums may wait on the way to these."""
+        context, before = self.context, self.context.deferrable
+        context.deferrable = before.union(*(one.waits for one, _ in sums))
+        yield
+        context.deferrable = before
+
+    def _begin_sums(self, node: Node, waiting: Waiting, operands: list[int], cause: Cause) -> None:
+        """Carries that are partial sums begin on the first member alone."""
+        context = self.context
+        consts, carried = (node.signature.param(name) for name in ("num_consts", "num_carry"))
+        for one, layout in waiting:
+            if one.number < carried:
+                place = consts + one.number
+                like = context.locals[operands[place]]
+                first = context.new_local(like.shape, like.dtype, layout)
+                context.emit(FirstMember(layout.unreduced), (operands[place],), (first,), cause)
+                operands[place] = first
+
+    def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:
+        """One body of a call, on locals of its own."""
+        return self._opened(node, body, layouts)[0]
+
+    def _opened(
+        self, node: Node, body: int, layouts: tuple[Layouts, Layouts]
+    ) -> tuple[Block, Copies]:
+        """A planned body, and the layouts in which it has its values."""
+        context, region = self.context, self.graph.regions[body]
+        with self._inside():
+            arguments = open_body(context, region, layouts[0])
+            self._region(body)
+            results = close_body(context, node, region, layouts[1])
+            return Block(arguments, tuple(context.instructions), results), context.copies
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """A block of its own, in which the constants of the program alone are at hand."""
+        context = self.context
+        outer = context.available, context.first, context.copies, context.instructions
+        found = context.brought, context.fetched, context.lasting, context.phase
+        context.available, context.first = map(list, self.begin)
+        context.copies, context.instructions = {}, []
+        context.brought, context.fetched, context.lasting = {}, {}, {}
+        yield
+        context.available, context.first, context.copies, context.instructions = outer
+        context.brought, context.fetched, context.lasting, context.phase = found
+
+
+def _elements(layout: Sharding) -> int:
+    """Of a device."""
+    return prod(layout.shard_shape)

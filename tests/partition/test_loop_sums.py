@@ -1,0 +1,165 @@
+"""Sums that a loop adds to its carry, or stacks, are reduced once behind it (`defer_in_loops`)."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.errors import ProgramError
+from shardalg.spmd.host.simulate import simulate
+from shardalg.spmd.instructions import FirstMember
+from shardalg.verify.verify import verify
+from tests.partition.planned import numbers
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+MESH = sa.Mesh({"L": 2, "X": 2, "Y": 2})
+ON = sa.Options(switches=sa.Switches(defer_in_loops=True))
+
+
+def error(w, x):
+    return jnp.sum((jax.nn.relu(x @ w[0]) @ w[1]) ** 2)
+
+
+def accumulated(w, xs):
+    """Gradients and losses of microbatches, added up."""
+
+    def step(carry, x):
+        loss, grads = jax.value_and_grad(error)(w, x)
+        return (carry[0] + loss, jax.tree.map(jnp.add, carry[1], grads)), None
+
+    return lax.scan(step, (jnp.float32(1), jax.tree.map(jnp.ones_like, w)), xs)[0]
+
+
+def layers(w, xs):
+    """The same of layers in a loop of their own."""
+
+    def loss(w, x):
+        body = lambda h, w: (h + jax.nn.relu(h @ w[0]) @ w[1], None)  # noqa: E731
+        return jnp.sum(lax.scan(body, x, w)[0] ** 2)
+
+    def step(carry, x):
+        return jax.tree.map(jnp.add, carry, jax.grad(loss)(w, x)), None
+
+    return lax.scan(step, jax.tree.map(jnp.zeros_like, w), xs)[0]
+
+
+def pipeline(w, xs):
+    """The gradient of a shifting buffer of two stages, each computed again."""
+
+    def stage(w, x):
+        return x + jax.nn.relu(x @ w[0]) @ w[1]
+
+    def loss(w):
+        def step(state, x):
+            state = jnp.concatenate([x[None], state[:-1]])
+            state = jax.vmap(jax.checkpoint(stage))(w, state)
+            return state, state[-1]
+
+        fresh = jnp.pad(xs, ((0, 1), (0, 0), (0, 0)))
+        return (lax.scan(step, jnp.zeros((2, *xs.shape[1:])), fresh)[1][1:] ** 2).sum()
+
+    return jax.grad(loss)(w)
+
+
+def weights(*leading):
+    return numbers(*leading, 8, 16), numbers(*leading, 16, 8, seed=1)
+
+
+XS, FLAT = numbers(3, 4, 8, seed=2), (P(None, "Y"), P("Y"))
+STACK = P(None, None, "Y"), P(None, "Y")
+STAGES = P("L", None, "Y"), P("L", "Y")
+CASES = {  # function, weights, their layouts, sums along X in a step: in loops, behind them
+    "accumulated": (accumulated, weights(), FLAT, 9, 3),
+    "layers": (layers, weights(2), STACK, 12, 2),
+    "pipeline": (pipeline, weights(2), STAGES, 8, 2),
+}
+
+
+def along(plan, axis):
+    """How often sums along an axis are sent in a step."""
+    sums = ("all_reduce", "reduce_scatter")
+    rows = [r for r in plan.collectives_table if r["axes"] == axis and r["kind"] in sums]
+    return sum(r["count"] for r in rows)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_are_reduced_once_behind_the_loop(name):
+    fn, w, layout, before, after = CASES[name]
+    specs = {"mesh": MESH, "in_shardings": (layout, P(None, "X"))}
+    plain, plan = (sa.plan(fn, w, XS, options=o, **specs) for o in (sa.Options(), ON))
+    assert (along(plain, "X"), along(plan, "X")) == (before, after)
+    peaks = [p.cost("tpu_v3").peak_memory_bytes for p in (plain, plan)]
+    assert peaks[1] <= peaks[0] or name == "layers"
+    values, want = jax.tree.leaves((w, XS)), jax.tree.leaves(jax.jit(fn)(w, XS))
+    runs = [simulate(plan.program, plan.graph, *values)]
+    runs += [jax.tree.leaves(plan.lower()(w, XS))] if name == "pipeline" else []
+    for results in runs:
+        for found, wanted in zip(results, want, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-3)
+    assert plan.verify().ok, plan.verify().refuted
+
+
+def test_what_the_last_stage_hands_out_leaves_once():
+    plain = {"mesh": MESH, "in_shardings": (STAGES, P())}
+    plan = sa.plan(pipeline, weights(2), XS, options=ON, **plain)
+    rows = [r for r in plan.collectives_table if "L" in r["axes"]]
+    assert {(r["kind"], r["count"]) for r in rows if "scan" in r["region"]} == {
+        ("collective_permute", 4)
+    }
+    assert [r["count"] for r in rows if "scan" not in r["region"]] == [1]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda c, x: 0.5 * c + x.sum(0),  # a product of parts is right for finite numbers alone
+        lambda c, x: c + jnp.tanh(c) * x.sum(0),
+        lambda c, x: jnp.where(c > 0, c, x.sum(0)),
+        lambda c, x: c * x.sum(0),
+    ],
+)
+def test_a_carry_that_is_read_otherwise_is_whole(step):
+    fn = lambda c, x: lax.scan(lambda c, x: (step(c, x), None), c, x)[0]  # noqa: E731
+    c, x = numbers(8), numbers(3, 8, 8, seed=1)
+    plan = sa.plan(fn, c, x, mesh=MESH, in_shardings=(P(), P(None, "X")), options=ON)
+    assert along(plan, "X") == 3
+    np.testing.assert_allclose(simulate(plan.program, plan.graph, c, x)[0], fn(c, x), rtol=1e-5)
+    assert plan.verify().ok
+
+
+def test_a_sum_that_every_member_begins_with_is_refuted_and_seen():
+    fn, w, layout, *_ = CASES["accumulated"]
+    plan = sa.plan(fn, w, XS, mesh=MESH, in_shardings=(layout, P(None, "X")), options=ON)
+    steps = list(plan.program.block.instructions)
+    k = next(k for k, step in enumerate(steps) if isinstance(step.attributes, FirstMember))
+    every = replace(steps[k].attributes, digits=())
+    steps[k] = replace(steps[k], attributes=every)
+    program = replace(plan.program, block=replace(plan.program.block, instructions=tuple(steps)))
+    assert verify(plan.sharded, program).refuted
+    values, want = jax.tree.leaves((w, XS)), jax.tree.leaves(fn(w, XS))
+    try:
+        results = simulate(program, plan.graph, *values)
+    except ProgramError:
+        return
+    assert any((a != b).any() for a, b in zip(results, want, strict=True))
+
+
+def test_the_switch_is_priced_with_the_memory_it_holds():
+    """Where the sum is divided among the devices, all of it is held until it is whole."""
+
+    def fn(xs):
+        start = jnp.zeros((16, 16))
+        return lax.scan(lambda c, x: (c + x.T @ x, None), start, xs)[0]
+
+    specs = {"in_shardings": (P(None, "X"),), "out_shardings": P("X")}
+    plan = sa.plan(fn, numbers(3, 64, 16), mesh=MESH, **specs)
+    table = plan.switches().set_index("options")
+    planned, flipped = (table.loc[k] for k in ("as planned", "defer_in_loops=True"))
+    assert planned["wire_bytes"] == 3 * flipped["wire_bytes"]
+    assert flipped["peak_memory_bytes"] - planned["peak_memory_bytes"] >= 8 * 16 * 4
