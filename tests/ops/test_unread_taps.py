@@ -73,6 +73,35 @@ def test_a_split_kernel_gives_what_one_device_gives(name, features):
     assert np.isfinite(bound.error).all()
 
 
+PARTLY_READ = {  # shapes of image and kernel, padding, stride, the odd tap, layout of the kernel
+    "by one position of three": ((4, 3, 1), (2, 3, 2), ((1, 5),), 2, 1, P(None, "X")),
+    "by three of six, with taps that are split": (
+        (1, 3, 3), (4, 3, 8), ((4, 6),), 1, 2, P(None, None, "X"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.xfail(strict=True, reason="cut, or split, the kernel is not the larger one any more")
+@pytest.mark.parametrize("name", PARTLY_READ)
+def test_a_tap_that_meets_padding_at_some_positions(name):
+    """One device swaps the two and multiplies no padding; XLA's own partition of these neither."""
+    image, kernel, padding, stride, tap, layout = PARTLY_READ[name]
+    rng = np.random.default_rng(3)
+    x, k = (rng.normal(size=shape).astype(np.float32) for shape in (image, kernel))
+    k[..., tap] = np.nan
+
+    def fn(x, kernel):
+        return lax.conv_general_dilated(x, kernel, (stride,), padding)
+
+    one = np.asarray(jax.jit(fn)(x, k))
+    assert np.isfinite(one).any()
+    plan = sa.plan(fn, x, k, mesh=sa.Mesh({"X": 2}), in_shardings=(P(), layout))
+    assert plan.verify().ok
+    np.testing.assert_array_equal(
+        np.isnan(simulate(plan.program, plan.graph, x, k)[0]), np.isnan(one)
+    )
+
+
 def test_what_xla_does_not_swap_stays():
     x, kernel = np.ones((1, 4, 3), np.float32), np.ones((2, 2, 4), np.float32)
 

@@ -4,7 +4,9 @@ XLA swaps image and kernel where the kernel is the larger (`SwapConvOperands` of
 simplifier, xla/hlo/transforms/simplifiers/algebraic_simplifier.cc; gradients by a kernel are such):
 what is padded is the kernel then, by less than nothing where no position reads it, so that an
 infinite or NaN tap leaves no trace. Of a block of taps, with the padding of its image written out,
-it would be multiplied by 0. Other kernels stay: there XLA multiplies padding or leaves it out.
+it would be multiplied by 0. Other kernels stay: there XLA multiplies padding or leaves it out, by
+the sizes that it meets. Not held: a tap that some positions read and others not, if by the cut, or
+by a split, the kernel is not the larger one any more (strict xfails in tests/ops).
 """
 
 from __future__ import annotations
