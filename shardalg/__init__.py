@@ -55,6 +55,8 @@ _PUBLIC = {
     "shardalg.merge.lemmas": ("lemma",),
     "shardalg.merge.proofs.prove": ("Proof", "prove"),
     "shardalg.lower.host": ("host_devices",),
+    "shardalg.lower.calibrate": ("measure_hardware",),
+    "shardalg.costs.hardware": ("Hardware",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted({*_HOME, "models"})

@@ -22,6 +22,7 @@ from shardalg.algebra.mesh import (
 from shardalg.algebra.sharding import (
     Sharding as Sharding,
 )
+from shardalg.costs.hardware import Hardware as Hardware
 from shardalg.costs.topology import Topology as Topology
 from shardalg.costs.topology import rank_device_orders as rank_device_orders
 from shardalg.errors import (
@@ -82,6 +83,7 @@ from shardalg.graph.annotate import (
     mesh_split as mesh_split,
 )
 from shardalg.io.table import Table as Table
+from shardalg.lower.calibrate import measure_hardware as measure_hardware
 from shardalg.lower.host import (
     host_devices as host_devices,
 )

@@ -138,11 +138,23 @@ class Hardware:
         other = dict(self.axis_link_bytes_per_s)
         return min((other.get(axis, self.link_bytes_per_s) for axis in axes), default=math.inf)
 
+    @staticmethod
+    def load(hardware: str | Hardware) -> Hardware:
+        """The hardware of that name, or of a JSON file at that path (`load`)."""
+        return load(hardware)
+
+    @property
+    def chip(self) -> Hardware:
+        """Itself: what a `Topology` is made of."""
+        return self
+
+    def speeds(self, mesh: Mesh) -> dict[str, float]:
+        """What a device sends along each axis of a mesh, one way, in bytes per second."""
+        return {name: self.link([name]) for name in mesh.axis_names}
+
     def wiring(self, mesh: Mesh) -> Unknown:
         """Links of its own under each axis of a mesh; a `Topology` knows what they share."""
-        other = dict(self.axis_link_bytes_per_s)
-        speeds = {name: other.get(name, self.link_bytes_per_s) for name in mesh.axis_names}
-        return Unknown(mesh, speeds, self.latency_s)
+        return Unknown(mesh, self.speeds(mesh), self.latency_s)
 
     def with_links(self, links: Mapping[str, float]) -> Hardware:
         """The same device with other links along the named mesh axes, in bytes per second."""

@@ -62,7 +62,7 @@ def estimate(
     """
     named = program if isinstance(program, Symbolised) else None
     hints = program.hints if isinstance(program, Symbolised) else program
-    chip = hardware.hardware if isinstance(hardware, Topology) else hardware
+    chip = hardware.chip
     held = liveness(hints, graph, roles=roles, donated=donated, rebuild=chip.rebuilds)
     numbers = _pricing(hints, graph, hardware)
     formulas = replace(numbers, program=named.program, sizes=named.sizes) if named else numbers
@@ -101,7 +101,7 @@ def timed(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> 
 
 def _pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> _Pricing:
     """Prices of the instructions of a program in numbers."""
-    chip = hardware.hardware if isinstance(hardware, Topology) else hardware
+    chip = hardware.chip
     inside = fused(program, graph) | on_chip(program, graph)
     return _Pricing(program, graph, chip, inside, hardware.wiring(program.mesh).spans)
 

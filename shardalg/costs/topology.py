@@ -75,28 +75,40 @@ class Topology:
     def parse(text: str) -> Topology:
         """A topology from text: `v3:8x8`, `tpu_v5e:16x16*2` for two slices, `h100:64` for GPUs.
 
+        After a slash the order in which axes fill the links: `v3:8x8/Y,X`.
+
         Raises:
           HardwareError: other text, or what `Topology` raises.
 
         >>> Topology.parse("tpu_v3:8x8").text, Topology.parse("h100:64").text
         ('tpu_v3:8x8', 'h100:8x8')
         """
-        found = re.fullmatch(r"(.+?):(\d+(?:x\d+)*)(?:\*(\d+))?", text)
+        found = re.fullmatch(r"(.+?):(\d+(?:x\d+)*)(?:\*(\d+))?(?:/(.+))?", text)
         if not found:
             raise HardwareError(
                 f"{text!r} is no topology: write the chip and its shape, as in 'v3:8x8', "
                 "'tpu_v5e:16x16*2' for two slices, or 'h100:64' for so many chips."
             )
-        chip, sizes, slices = found.groups()
+        chip, sizes, slices, order = found.groups()
         shape = tuple(map(int, sizes.split("x")))
         given: dict[str, Any] = {"chips": shape[0]} if len(shape) == 1 else {"shape": shape}
-        return Topology(chip, slices=int(slices or 1), **given)
+        axes = order.split(",") if order else ()
+        return Topology(chip, slices=int(slices or 1), order=axes, **given)
 
     @property
     def text(self) -> str:
         """As `parse` reads it."""
         slices = f"*{self.slices}" if self.slices > 1 else ""
-        return f"{self.hardware.name}:{'x'.join(map(str, self.shape))}{slices}"
+        order = f"/{','.join(self.order)}" if self.order else ""
+        return f"{self.hardware.name}:{'x'.join(map(str, self.shape))}{slices}{order}"
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def chip(self) -> Hardware:
+        """The chip that it is made of."""
+        return self.hardware
 
     def __repr__(self) -> str:
         slices = f", slices={self.slices}" if self.slices > 1 else ""
@@ -152,6 +164,10 @@ class Topology:
         """
         return Wiring(mesh, self.spans(mesh))
 
+    def speeds(self, mesh: Mesh) -> dict[str, float]:
+        """What a device receives a second in an all-gather along each axis of a mesh alone."""
+        return {name: _speed(found) for name, found in self.spans(mesh).items()}
+
     def axes(self, mesh: Mesh) -> Table:
         """Per axis what it lies on, what a device sends one way a second, hops and their latency.
 
@@ -170,13 +186,18 @@ class Topology:
 def _told(found: Sequence[Span]) -> tuple[str, bool, float, int, float]:
     """The columns of `axes`."""
     on = " x ".join(_name(span) for span in found) or "one device"
-    alone = collective_s("all_gather", found, _MANY)
-    latency = alone.pop(LATENCY, 0.0)
-    received = _MANY * (math.prod(span.count for span in found) - 1)
-    seconds = sum(alone.values())
-    rate = received / seconds if seconds else math.inf
+    latency = collective_s("all_gather", found, 1)[LATENCY]
     hops = sum(span.hops for span in found)
-    return on, any(span.wraps for span in found), float(f"{rate:.3g}"), hops, latency
+    wraps = any(span.wraps for span in found)
+    return on, wraps, float(f"{_speed(found):.3g}"), hops, latency
+
+
+def _speed(found: Sequence[Span]) -> float:
+    """Bytes that a device receives a second in an all-gather over spans, latency aside."""
+    taken = collective_s("all_gather", found, _MANY)
+    seconds = sum(s for cause, s in taken.items() if cause != LATENCY)
+    received = _MANY * (math.prod(span.count for span in found) - 1)
+    return received / seconds if seconds else math.inf
 
 
 _MANY = 1 << 20  # bytes; any number gives the same speed
@@ -294,7 +315,11 @@ def _check_slices(chip: Hardware, slices: Any) -> None:
         )
 
 
-def machine(given: str | Hardware | Topology) -> Hardware | Topology:
+Machine = Hardware | Topology
+"""Chips whose links are known one by one, or what lies under the axes of a mesh."""
+
+
+def machine(given: str | Machine) -> Machine:
     """What stands for a machine: a chip's name or file, a topology's text, or itself.
 
     Raises:

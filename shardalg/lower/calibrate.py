@@ -21,7 +21,7 @@ _ELEMENTS = 1 << 20  # f32 elements that each device copies, or puts into an all
 _HOW = "measured in this process, all devices at once, median of 5 runs"
 
 
-def measure_cpu(devices: Sequence[jax.Device] | None = None) -> Hardware:
+def measure_hardware(devices: Sequence[jax.Device] | None = None) -> Hardware:
     """What one of `devices` does while all of them work, as CPU devices share cores and memory.
 
     Flops: f32 matmuls of 512; memory: `x + 1` on 4 MiB, read and written; link: an all-reduce of

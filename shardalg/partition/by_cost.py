@@ -8,8 +8,9 @@ from functools import cached_property, partial
 
 from shardalg.algebra.derived_layouts import interned, whole
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.hardware import Hardware, load
+from shardalg.costs.hardware import Hardware
 from shardalg.costs.step_time import estimate
+from shardalg.costs.topology import Topology, machine
 from shardalg.graph.ir import Graph, Node
 from shardalg.ops.rows import rules
 from shardalg.partition.choose.choices import Candidate, candidates, move_s
@@ -41,7 +42,7 @@ def by_cost(
     Args:
       completed: the completions of the faithful policies, none of which is faster then.
     """
-    chip = load(options.hardware)
+    chip = machine(options.hardware)
 
     def step_s(graph: ShardedGraph) -> float:
         program = partition(graph, roles, options)
@@ -64,7 +65,7 @@ class CostProblem:
     """
 
     sharded: ShardedGraph
-    hardware: Hardware
+    hardware: Hardware | Topology
     finite: bool = False
 
     @property

@@ -12,7 +12,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.restate import in_order
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import operand_type
-from shardalg.costs.hardware import load
+from shardalg.costs.topology import Topology, machine
 from shardalg.graph.ir import Node
 from shardalg.partition.bodies import BodyPartitioner
 from shardalg.partition.choose import gathers
@@ -65,12 +65,13 @@ class Partitioner(BodyPartitioner):
         self.recipes: list[dict[tuple[int | str, ...], Recipe]] = [{} for _ in set(self.kinds)]
         self.options = options = replace(options, keep_gathers=options.keeping(roles))
         moving = tuple([MOVING.get(r, r) for r in roles])
-        chip = load(options.hardware) if options.policy == "cost" else None
-        links = links_on(sharded.mesh, chip)
+        given = machine(options.hardware)
+        weighed = options.policy == "cost" or isinstance(given, Topology)
+        links = links_on(sharded.mesh, given if weighed else None)
         self.context = PartitionContext(self.graph, moving, options, kept=kept, links=links)
         self.context.repeat = self._repeat
         self.hoisted: list[Copied] = []
-        self.rates = lru_cache(maxsize=None)(load(options.hardware).rates)
+        self.rates = lru_cache(maxsize=None)(given.chip.rates)
 
     def run(self) -> SpmdProgram:
         """The whole program."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from shardalg.algebra.restate import in_order
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import group_size, seconds, wire_bytes
-from shardalg.costs.hardware import Hardware, load
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.topology import Topology, machine
 from shardalg.errors import ShardingError
 from shardalg.graph.ir import ITEM_SIZES, Graph, Region, Value, ValueType
 from shardalg.io.answers import Answer, Parts
@@ -50,7 +51,7 @@ class Reshard(Answer):
     source: Sharding
     target: Sharding
     dtype: str
-    hardware: Hardware | None = None
+    hardware: Hardware | Topology | None = None
 
     @cached_property
     def _made(self) -> tuple[SpmdProgram, Graph]:
@@ -192,7 +193,7 @@ def reshard(
     target: Sharding,
     *,
     dtype: str = "float32",
-    on: str | Hardware | None = None,
+    on: str | Hardware | Topology | None = None,
 ) -> Reshard:
     """The cheapest path of collectives from one layout of a tensor to another.
 
@@ -241,5 +242,5 @@ def reshard(
             f"{target!r} has partial sums in an order of devices that no axes of {source.mesh!r} "
             "write: they stay where they were made. Reshard to a layout without them."
         )
-    chosen = None if on is None else load(on)
+    chosen = None if on is None else machine(on)
     return Reshard(source, stated, dtype, chosen)

@@ -143,8 +143,9 @@ class Options:
         as many as a device may hold in that number of bytes, what saves most per byte first. None:
         all, as XLA keeps them, where no argument's role is told; where roles are, none.
       hoist_gathers: what a loop gathers in every trip, and no trip changes, is gathered before it.
-      hardware: the chip, as `Plan.cost` takes it: whose seconds "cost" counts, and by whose rates
-        every policy weighs bytes sent against work that is repeated.
+      hardware: the chip, or a topology such as "v3:8x8": whose seconds "cost" counts, and by whose
+        rates every policy weighs bytes sent against work that is repeated. On a topology reshards
+        of every policy weigh the links of its axes.
       switches: parts of planning that can be turned off alone.
 
     Raises:
@@ -217,6 +218,7 @@ class Options:
         return replace(self, switches=replace(self.switches, pad_blocks=False)) if named else self
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hardware", str(self.hardware))  # of a Topology its text
         if self.policy not in POLICIES:
             raise StrategyError(
                 f"policy {self.policy!r} is not one of {list(POLICIES)}. "

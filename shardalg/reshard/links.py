@@ -11,6 +11,7 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.collectives import axis_names
 from shardalg.costs.hardware import Hardware
+from shardalg.costs.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Links:
         return len({self.factor(move.digits) for move in moves}) == 1
 
 
-def links_on(mesh: Mesh, hardware: Hardware | None) -> Links | None:
+def links_on(mesh: Mesh, hardware: Hardware | Topology | None) -> Links | None:
     """The links of a mesh's axes where they differ, else None.
 
     >>> mesh, chip = Mesh({"dcn": 2, "ici": 4}), Hardware("toy", link_bytes_per_s=1e9)
@@ -53,8 +54,10 @@ def links_on(mesh: Mesh, hardware: Hardware | None) -> Links | None:
     True
     >>> links_on(mesh, chip.with_links({"dcn": 1e8})).slowness
     (('dcn', 10.0), ('ici', 1.0))
+    >>> [round(factor, 2) for _, factor in links_on(mesh, Topology("v3", (2, 2))).slowness]
+    [2.0, 1.0]
     """
-    speeds = {} if hardware is None else {name: hardware.link([name]) for name in mesh.axis_names}
+    speeds = {} if hardware is None else hardware.speeds(mesh)
     if len(set(speeds.values())) < 2:
         return None
     fastest = max(speeds.values())

@@ -2,8 +2,11 @@
 
 import math
 
+import jax
 import pytest
+from jax.sharding import PartitionSpec as P
 
+import shardalg as sa
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.collectives import seconds
@@ -12,6 +15,8 @@ from shardalg.costs.network.algorithms import collective_s
 from shardalg.costs.network.span import TORUS, Level, Span
 from shardalg.costs.topology import Topology, machine, rank_device_orders
 from shardalg.errors import HardwareError
+from shardalg.reshard.links import links_on
+from shardalg.reshard.paths import reshard_path
 from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, ReduceScatter
 
 V3 = load("tpu_v3")
@@ -200,3 +205,27 @@ def test_a_topology_reads_its_own_text(text):
     made = Topology.parse(text)
     assert Topology.parse(made.text) == made
     assert hash(Topology.parse(made.text)) == hash(made)
+
+
+def test_reshards_and_plans_read_the_topology():
+    """Sums over two axes: what goes along the slower links is an eighth."""
+    topology = Topology("h100", chips=16)  # two islands of eight
+    mesh = Mesh({"hosts": 2, "gpus": 8})
+    assert topology.speeds(mesh)["gpus"] > topology.speeds(mesh)["hosts"]
+    source = sa.Sharding(mesh, (64, 64), ((), ()), unreduced=mesh.digits(("hosts", "gpus")))
+    target = sa.Sharding(mesh, (64, 64), ((), ()))
+    steps = reshard_path(source, target, links_on(mesh, topology)).steps
+    assert [type(s.attributes).__name__ for s in steps] == [
+        "ReduceScatter", "AllReduce", "AllGather",
+    ]  # fmt: skip
+    assert steps[1].attributes.digits == mesh.digits(["hosts"])
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    settings = sa.Options(hardware=topology)
+    assert settings.hardware == "h100:2x8"
+    spec = P(("hosts", "gpus"))
+    plan = sa.plan(lambda x: x.sum(0), x, mesh=mesh, in_shardings=(spec,), options=settings)
+    on = plan.cost(topology)
+    assert on.communication_s == plan.cost("h100:2x8").communication_s
+    wrong = sa.plan(lambda x: x * 2, x, mesh=Mesh({"a": 4}), in_shardings=(P("a"),))
+    with pytest.raises(HardwareError, match="does not tile"):
+        wrong.cost(topology)

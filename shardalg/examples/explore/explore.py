@@ -28,7 +28,7 @@ from shardalg.examples.explore.progress import Progress
 from shardalg.examples.explore.screen import page_text
 from shardalg.examples.explore.settings import PAPER, Settings
 from shardalg.io.files import write_whole
-from shardalg.lower.calibrate import measure_cpu
+from shardalg.lower.calibrate import measure_hardware
 from shardalg.lower.host import host_devices
 from shardalg.lower.three_ways import Comparison
 from shardalg.plan.plan import Plan
@@ -110,7 +110,7 @@ class Exploration:
         if reason:
             return runs.not_run(reason)
         self.say("measuring this machine")
-        hardware = measure_cpu(host_devices(settings.mesh.size))
+        hardware = measure_hardware(host_devices(settings.mesh.size))
         found = list(self.run_layers())
         if not settings.quick:
             self.say("compiling and running the train step, ours and XLA's")

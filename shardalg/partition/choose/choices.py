@@ -13,7 +13,7 @@ from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import seconds
 from shardalg.costs.compute import contracts, operand_type
-from shardalg.costs.hardware import Hardware
+from shardalg.costs.topology import Machine
 from shardalg.graph.ir import Signature, ValueType
 from shardalg.ops.loops import flops
 from shardalg.ops.rows import rules
@@ -49,7 +49,7 @@ def candidates(
     signature: Signature,
     value_shardings: tuple[Sharding, ...],
     place: int,
-    hardware: Hardware,
+    hardware: Machine,
     *,
     finite: bool = False,
 ) -> tuple[Candidate, ...]:
@@ -65,7 +65,7 @@ def candidates(
     component = components(rules(signature))[place]
     count = len(signature.operands)
     available, results = tuple((h,) for h in value_shardings[:count]), value_shardings[count:]
-    rates = hardware.rates(operand_type(signature))
+    rates = hardware.chip.rates(operand_type(signature))
     key = NodeKey(signature, tuple(range(count)), available, results, rates, finite=finite)
     found: dict[Candidate, None] = {}
     for choice in allowed_choices(key, component, list(_assignments(key, component))):
@@ -119,7 +119,7 @@ def _pending(layout: Sharding, digits: Digits) -> Sharding:
     return interned(layout.mesh, layout.shape, layout.dims, pending)
 
 
-def _candidate(key: NodeKey, component: Component, choice: Choice, hardware: Hardware) -> Candidate:
+def _candidate(key: NodeKey, component: Component, choice: Choice, hardware: Machine) -> Candidate:
     tensors = component.tensors
     operands = dict.fromkeys(t.operand for t in tensors if t.operand is not None)
     results = dict.fromkeys(t.number for t in tensors if t.operand is None)
@@ -135,10 +135,11 @@ Held = tuple[tuple[int, Sharding], ...]
 
 
 def _compute_s(
-    signature: Signature, component: Component, made: tuple[Choice, Held, Held], hardware: Hardware
+    signature: Signature, component: Component, made: tuple[Choice, Held, Held], hardware: Machine
 ) -> float:
     """The longer of arithmetic and traffic; what is fused writes its result and reads nothing."""
     choice, required_shardings, produced = made
+    chip = hardware.chip
     split = {name: parts(digits) for name, digits in choice.loops}
     work = sum(
         flops(rule, {n: -(-e // split[n]) for n, e in rule.loops if n in split})
@@ -147,8 +148,8 @@ def _compute_s(
     moved = sum(local_bytes(signature.results[k], layout) for k, layout in produced)
     if contracts(signature):
         moved += sum(local_bytes(signature.operands[k], layout) for k, layout in required_shardings)
-        return max(work / hardware.peak(operand_type(signature)), moved / hardware.hbm_bytes_per_s)
-    return moved / hardware.hbm_bytes_per_s
+        return max(work / chip.peak(operand_type(signature)), moved / chip.hbm_bytes_per_s)
+    return moved / chip.hbm_bytes_per_s
 
 
 def local_bytes(type_: ValueType, layout: Sharding) -> int:
@@ -157,7 +158,7 @@ def local_bytes(type_: ValueType, layout: Sharding) -> int:
 
 
 @lru_cache(maxsize=1 << 16)
-def move_s(source: Sharding, target: Sharding, itemsize: int, hardware: Hardware) -> float:
+def move_s(source: Sharding, target: Sharding, itemsize: int, hardware: Machine) -> float:
     """Seconds of the collectives from one layout to another; partial sums cannot be made again."""
     if not set(target.unreduced) <= set(source.unreduced):
         return float("inf")
