@@ -37,7 +37,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	exit 1; }
 
 .PHONY: setup explore test test-slow proofs lint docs notebooks bench oracle fuzz-algebra fuzz-operators \
-	mutate browser xla-merges xla-halos xla-completion xla-siblings xla-bytes reshards golden lock clean
+	aot mutate browser xla-merges xla-halos xla-completion xla-siblings xla-bytes reshards golden lock clean
 
 setup: $(STAMP)
 
@@ -97,6 +97,14 @@ notebooks: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# The paper's Transformers compiled by the TPU's own compiler, beside their plans: minutes of a core
+# for each; LAYERS=0 is all of them. The compiler is large, and gets an environment of its own.
+LAYERS ?= 4
+TPU := out/libtpu
+aot: $(STAMP)
+	test -d $(TPU)/libtpu || .tools/bin/uv pip install -q --python $(BIN)/python --no-deps --target $(TPU) libtpu
+	PYTHONPATH=$(TPU) JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.aot --layers $(LAYERS) $(ARGS)
 
 # Only the programs with XLA's recorded answers.
 oracle: $(STAMP)

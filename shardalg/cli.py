@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from shardalg import __version__
-from shardalg.commands import compare_xla, explain, explore, lemmas, paper, plan, prove
+from shardalg.commands import aot, compare_xla, explain, explore, lemmas, paper, plan, prove
 from shardalg.errors import ShardalgError
 
 COMMANDS = {
     "plan": plan,
     "explain": explain,
     "compare-xla": compare_xla,
+    "aot": aot,
     "explore": explore,
     "paper": paper,
     "prove": prove,

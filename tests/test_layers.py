@@ -68,6 +68,7 @@ PLACES = {
         "examples/",
         "xla/dump.py",
         "xla/xla_process.py",
+        "xla/aot_process.py",
     ),
     "jaxlib": (
         "graph/tracing/trace.py",
@@ -244,6 +245,7 @@ def test_no_folder_is_crowded():
 
 # Names that two files bear, and the one meaning that they share.
 SAME_MEANING = {
+    "aot": "compiling for chips that are not here; its command",
     "blocks": "the blocks of a tensor: on the host; lemmas of their offsets",
     "collectives": "collectives: their prices; as calls of jax",
     "digits": "digits of a partition id; lemmas of them",

@@ -19,7 +19,7 @@ MEMBERS = {
     "why": ("explain", "why_not", "warnings", "beside_jit", "switches", "compare_xla"),
     "sizes": ("is_symbolic", "sizes", "constants", "conditions", "unguarded"),
     "verify": ("verify",),
-    "run": ("lower", "save"),
+    "run": ("lower", "aot", "save"),
 }
 MADE = ("options", "changes", "program", "mesh", "graph")
 OTHERS = ("replan", "at", "holds", "diff")

@@ -17,6 +17,11 @@ from shardalg.lower.axes import Axes
 from shardalg.lower.border_calls import ON_ARRAYS, UserCall
 
 
+def platforms(named: str | None) -> tuple[str, ...] | None:
+    """What JAX lowers for; None: for its devices."""
+    return None if named is None else (named,)
+
+
 @dataclass(frozen=True, eq=False)
 class Twin:
     """`jax.jit` of the traced function with our shardings at its border and at its sites.
@@ -76,7 +81,7 @@ class Twin:
         )
         with jax.sharding.use_abstract_mesh(self.axes.mesh.abstract_mesh):
             traced = jitted.trace(*structs)
-            return traced.lower(lowering_platforms=self.platform and (self.platform,))
+            return traced.lower(lowering_platforms=platforms(self.platform))
 
     @cached_property
     def compiled(self) -> Any:

@@ -28,7 +28,7 @@ from shardalg.lower.arrays import (
 from shardalg.lower.axes import Axes, on_whole_axes, run_axes, user_axes
 from shardalg.lower.border_calls import ON_ARRAYS, UserCall
 from shardalg.lower.emit import Emitter, body
-from shardalg.lower.jit import Twin
+from shardalg.lower.jit import Twin, platforms
 from shardalg.lower.measure import Measurement, measure
 from shardalg.spmd.program import SpmdProgram
 
@@ -121,7 +121,7 @@ class Lowered:
         with jax.sharding.use_abstract_mesh(self.run.mesh.abstract_mesh):
             try:
                 traced = jitted.trace(*(b.struct for b in self.arguments))
-                return traced.lower(lowering_platforms=self.platform and (self.platform,))
+                return traced.lower(lowering_platforms=platforms(self.platform))
             except Exception as error:  # code of another package may raise anything
                 foreign = self._foreign(error)
                 if foreign is None:

@@ -12,7 +12,10 @@ from shardalg.plan.ask_verify import VerifyAnswers
 from shardalg.planning import plan_file
 
 if TYPE_CHECKING:
+    from shardalg.costs.topology import Topology
     from shardalg.lower import Lowered
+    from shardalg.planning.traced import Traced
+    from shardalg.xla.aot_answer import BesideCompiler
 
 
 class RunAnswers(ShardingAnswers, VerifyAnswers):
@@ -36,21 +39,65 @@ class RunAnswers(ShardingAnswers, VerifyAnswers):
           LoweringError: a loaded plan without the function or its pytrees, another function, a
             refuted claim.
         """
-        from shardalg.lower import lower
         from shardalg.verify.report import refuse_refuted
 
         traced = self._bound(fn, args)
         refuse_refuted(self.verify())
-        sites = {
-            site.node: sharding
-            for site, sharding in zip(traced.graph.sites, self._annotations.sites, strict=True)
-            if sharding is not None
-        }
-        made = lower(self.program, traced.graph, devices, donate=traced.donated, sites=sites)
+        made = self._executable(traced, devices)
         hints = self._hints(self.sizes)
         at = f", at the hints {hints}" if hints else ""
         made = replace(made, verified=self._verified() + at)
         return made if traced.call is None else replace(made, call=traced.call)
+
+    def _executable(
+        self, traced: Traced, devices: Sequence[Any] | None, platform: str | None = None
+    ) -> Lowered:
+        """The program on devices; with a platform, on none of that one."""
+        from shardalg.algebra.jax_meshes import mesh_to_abstract
+        from shardalg.lower import lower
+
+        pairs = zip(traced.graph.sites, self._annotations.sites, strict=True)
+        sites = {site.node: sharding for site, sharding in pairs if sharding is not None}
+        mesh = None if platform is None else mesh_to_abstract(self.mesh)
+        made = lower(
+            self.program, traced.graph, devices, donate=traced.donated, mesh=mesh, sites=sites
+        )
+        return replace(made, platform=platform)
+
+    def aot(
+        self,
+        topology: str | Topology,
+        *,
+        fn: Callable[..., Any] | None = None,
+        args: Sequence[Any] | None = None,
+    ) -> BesideCompiler:
+        """The plan's memory, flops and collectives beside those of the chip's own compiler.
+
+        The lowered program and XLA's twin are compiled, in another process, for chips that need not
+        be here; answers are kept in the user's cache folder by content. A program that does not fit
+        the memory is an answer too. A plan with named sizes is compiled at the hints.
+
+        Args:
+          topology: "v3:8x8", or a `Topology`.
+          fn, args: of a loaded plan, as `lower` takes them.
+
+        Raises:
+          DeviceError: the compiler (`libtpu`, a CUDA plugin of jax) is not installed.
+          HardwareError: an unknown chip or shape, or a mesh that does not tile it.
+          LoweringError: the compiler does not know the topology, or refuses the program.
+        """
+        from shardalg.costs.topology import Topology
+        from shardalg.planning.stages import priced
+        from shardalg.report.tables import collectives
+        from shardalg.xla.aot import target_of
+        from shardalg.xla.aot_answer import Figures, beside_compiler
+
+        where = Topology.parse(topology) if isinstance(topology, str) else topology
+        target = target_of(where, self.mesh)
+        traced = self._bound(fn, args)
+        cost = priced(traced, self.program, where.hardware)
+        planned = Figures.of(self.program, cost, collectives(self.program, traced.graph))
+        return beside_compiler(self._executable(traced, None, target.platform), planned, target)
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file, atomically; `load_plan` reads it.

@@ -7,4 +7,7 @@ partition ids are positions, and XLA compiles it for CPU devices of this process
 it serves, and with it line and phase (`compare.py`); one of ours that adds up parts belongs to
 what made the parts. What XLA says in its log of tensors that it replicates whole is read in a
 process of its own (`rematerialized.py`).
+
+Beside the compiler of a chip (`aot.py`): the lowered program and XLA's twin, lowered for no devices
+and compiled in another process (`aot_process.py`) for a topology that need not be here.
 """

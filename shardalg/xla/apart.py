@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -42,20 +43,45 @@ def compile_apart(
     request = dict(zip(names, asked, strict=True)) | {"options": dumping.options}
     (dumping.folder / "module").write_bytes(module.getvalue())
     (dumping.folder / "request.json").write_text(json.dumps(request))
-    command = [sys.executable, "-P", str(SCRIPT), str(dumping.folder)]
-    run = subprocess.run(
-        command, env=_environment(), capture_output=True, text=True, timeout=LONGEST_S, check=False
-    )
+    run = run_apart(SCRIPT, dumping.folder, LONGEST_S)
     if run.returncode:
         raise LoweringError(
             f"XLA's {asked[0]} partitioner ended without an answer on {asked[1]} devices (status "
-            f"{run.returncode}): {_last_words(run.stderr)}\nCompare with another partitioner, or "
+            f"{run.returncode}): {last_words(run.stderr)}\nCompare with another partitioner, or "
             "leave out the part of the function that it names."
         )
     return json.loads((dumping.folder / "results.json").read_text()), run.stderr
 
 
-def _last_words(stderr: str) -> str:
+def run_apart(
+    script: Path, folder: Path, longest_s: int, more: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A script of this room on a folder, in a process that sees what this one imports.
+
+    Args:
+      more: variables of its environment.
+
+    Raises:
+      LoweringError: it takes longer than `longest_s`.
+    """
+    command = [sys.executable, "-P", str(script), str(folder)]
+    environment = _environment() | dict(more or {})
+    try:
+        return subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=longest_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise LoweringError(
+            f"the compiler has no answer after {longest_s} s. Compile a smaller program."
+        ) from None
+
+
+def last_words(stderr: str) -> str:
     """The check that failed, where XLA names one: a trace of its stack follows it."""
     failed = [line for line in stderr.splitlines() if "Check failed" in line]
     return _STAMP.sub("", failed[0]).strip() if failed else stderr.strip()[-600:]

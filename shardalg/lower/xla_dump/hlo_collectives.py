@@ -64,11 +64,12 @@ class HloCollective:
         return self.sliced_by is not None and self.sliced_by >= self.group_size
 
 
-def collectives(text: str, mesh: Mesh) -> tuple[HloCollective, ...]:
+def collectives(text: str, mesh: Mesh, *, is_final: bool = False) -> tuple[HloCollective, ...]:
     """The collectives of HLO text, in order; groups of one device are left out.
 
     Args:
       mesh: names the axes; partition ids are its positions.
+      is_final: nothing more is made of it, so that an all-reduce whose result is sliced is one.
     """
     module = parse(text)
     fused = _scatter_fusions(module)
@@ -78,7 +79,8 @@ def collectives(text: str, mesh: Mesh) -> tuple[HloCollective, ...]:
         if kind is not None:
             record = _record(module, instruction, kind, mesh, fused)
             found.append(HloCollective(*record, count, exact, None, instruction.op_name))
-            found[-1] = _with_slices(module, instruction, found[-1])
+            if not is_final:
+                found[-1] = _with_slices(module, instruction, found[-1])
     return tuple(c for c in found if c.group_size > 1)
 
 

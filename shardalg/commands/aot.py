@@ -1,0 +1,27 @@
+"""`shardalg aot`: a function's plan beside what the compiler of a chip makes of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from shardalg.commands.function import add_function, planned
+
+HELP = "a function's plan beside the chip's own compiler, as in --hardware v3:8x8; no chip needed"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add_function(parser)
+    parser.add_argument("--json", action="store_true", help="the tables as plain data")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compile, and print the comparison."""
+    found = planned(options).aot(options.hardware)
+    if options.json:
+        data = {"figures": list(found.table), "differences": list(found.differences)}
+        print(json.dumps({"where": found.where, **data}, indent=1))
+    else:
+        print(found)
+    return 0

@@ -1,0 +1,236 @@
+"""The compiler of a chip that is not here: programs compiled for a topology, in another process.
+
+TPUs need `libtpu`, which compiles without one; GPUs the plugin `jax_cuda12_plugin`. A program is
+lowered here for no devices, so that partition ids are positions of the mesh, and the process
+(`aot_process.py`) places the positions as the topology does. Answers are kept by content
+(`aot_cache.py`): the same program, topology and compiler are compiled once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import jaxlib.version
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.network.span import CHIP, HOSTS, SLICES, SWITCH, TORUS
+from shardalg.costs.topology import Topology
+from shardalg.errors import DeviceError, LoweringError
+from shardalg.lower.xla_dump.hlo_collectives import collectives
+from shardalg.xla.aot_cache import Compiled, key, load, store
+from shardalg.xla.apart import last_words, run_apart
+
+SCRIPT = Path(__file__).with_name("aot_process.py")
+GPUS = Path(__file__).with_name("gpus")
+"""Per GPU what XLA's compiler wants to know of one, in its own form (`GpuTargetConfigProto`)."""
+LONGEST_S = 3600
+TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+# "Used 28.20G of 15.48G hbm": how TPUs say how much too much it is.
+_USED = re.compile(r"Used ([\d.]+)([KMG]?) of [\d.]+[KMG]? hbm")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is compiled for.
+
+    Attributes:
+      compiler: its name and version.
+      platform: "tpu" or "cuda"; topology: as JAX calls it.
+      options: of `jax.experimental.topologies.get_topology_desc`.
+      compiler_options: of XLA.
+      places: per position of the mesh the slice, three coordinates of the chip and the core on it;
+        or the number of the device alone.
+    """
+
+    compiler: str
+    platform: str
+    topology: str
+    options: dict[str, Any]
+    compiler_options: dict[str, Any]
+    places: list[tuple[int, ...]]
+
+
+def target_of(topology: Topology, mesh: Mesh) -> Target:
+    """What compiles for a topology, with the mesh laid onto it.
+
+    Raises:
+      DeviceError: the compiler of such chips is not installed. HardwareError: the mesh does not
+        tile the topology. LoweringError: the mesh names devices by their ids.
+    """
+    if mesh.device_ids is not None:
+        raise LoweringError(
+            f"{mesh!r} names devices by their ids, and a topology has places: plan on "
+            f"{Mesh(dict(mesh.axes))!r}; axes are laid onto the topology in their order."
+        )
+    if topology.hardware.interconnect.island:
+        return _gpus(topology, mesh)
+    return _tpus(topology, mesh)
+
+
+def libtpu() -> str:
+    """The version of the TPU compiler, or the library that `TPU_LIBRARY_PATH` names.
+
+    Raises:
+      DeviceError: there is none.
+    """
+    if find_spec("libtpu") is not None:
+        return version("libtpu")
+    named = os.environ.get("TPU_LIBRARY_PATH")
+    if named:
+        return named
+    raise DeviceError(
+        "compiling for TPUs needs their compiler, which runs without one: pip install "
+        "'shardalg[tpu]' (the package libtpu), or name the library in TPU_LIBRARY_PATH."
+    )
+
+
+def _places(topology: Topology, mesh: Mesh) -> list[dict[str, list[int]]]:
+    """Per position its place on each kind of level, outermost first."""
+    levels = topology.levels
+    spans = [span for along in topology.spans(mesh).values() for span in along]
+    at: dict[int, int] = {}  # levels that are equal, as the sides of a square, are told apart
+    for span in spans:
+        if id(span.level) not in at:
+            alike = (i for i, level in enumerate(levels) if level == span.level)
+            at[id(span.level)] = next(i for i in alike if i not in at.values())
+    found = []
+    for position in range(mesh.size):
+        where = [0] * len(levels)
+        for span in spans:
+            where[at[id(span.level)]] += span.digit.at(position) * span.stride
+        place: dict[str, list[int]] = {}
+        for level, coordinate in zip(levels, where, strict=True):
+            place.setdefault(level.medium, []).append(coordinate)
+        found.append(place)
+    return found
+
+
+def _tpus(topology: Topology, mesh: Mesh) -> Target:
+    shape = "x".join(map(str, topology.shape))
+    name = f"{topology.hardware.name.removeprefix('tpu_')}:{shape}"
+    options: dict[str, Any] = {"topology_name": name}
+    if topology.slices > 1:
+        options["num_slices"] = topology.slices
+    places = [
+        (*place[SLICES], *(*place[TORUS], 0, 0)[:3], *place[CHIP])
+        for place in _places(topology, mesh)
+    ]
+    return Target(f"libtpu {libtpu()}", "tpu", name, options, {}, places)
+
+
+def _gpus(topology: Topology, mesh: Mesh) -> Target:
+    """GPUs are counted islands first, as JAX counts them."""
+    compiler = _cuda()
+    described = GPUS / f"{topology.hardware.name}.txtpb"
+    if not described.exists():
+        known = ", ".join(sorted(path.stem for path in GPUS.glob("*.txtpb")))
+        raise LoweringError(
+            f"XLA's GPU compiler wants facts of {topology.hardware.name} that are not written down "
+            f"here; those of {known} are. Compile for one of these."
+        )
+    islands, inside = topology.shape
+    name = f"1x{islands}x{inside}"
+    options = {"topology": name, "target_config": described.read_text()}
+    found = _places(topology, mesh)
+    places: list[tuple[int, ...]] = [(p[HOSTS][0] * inside + p[SWITCH][0],) for p in found]
+    return Target(compiler, "cuda", name, options, {"xla_gpu_autotune_level": 0}, places)
+
+
+def _cuda() -> str:
+    """The version of JAX's plugin for NVIDIA GPUs."""
+    for major in (13, 12):
+        if find_spec(f"jax_cuda{major}_plugin") is not None:
+            return f"jax_cuda{major}_plugin {version(f'jax-cuda{major}-plugin')}"
+    raise DeviceError(
+        "compiling for GPUs needs JAX's plugin for them, which compiles without one: pip install "
+        "jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12 of the version of jax."
+    )
+
+
+def compile_for(
+    target: Target, programs: Mapping[str, Any], mesh: Mesh
+) -> tuple[dict[str, Compiled], list[str]]:
+    """What the compiler says of each program, and notes for the user.
+
+    Args:
+      programs: JAX's lowered programs by name, lowered for no devices.
+
+    Raises:
+      LoweringError: the compiler does not know the topology, refuses a program for another reason
+        than memory, or ends without an answer.
+    """
+    notes: list[str] = []
+    asked = repr((target, jaxlib.version.__version__))
+    keys = {n: key(n, asked, _text(stage)) for n, stage in programs.items()}
+    found = {name: load(content, notes) for name, content in keys.items()}
+    missing = {name: stage for name, stage in programs.items() if found[name] is None}
+    if missing:
+        for name, answer in _compiled(target, missing, mesh):
+            store(keys[name], answer)
+            found[name] = answer
+    return {name: answer for name, answer in found.items() if answer is not None}, notes
+
+
+def _text(stage: Any) -> str:
+    """A program without the places in files that it came from."""
+    return stage.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=False)
+
+
+def _compiled(
+    target: Target, programs: Mapping[str, Any], mesh: Mesh
+) -> Iterator[tuple[str, Compiled]]:
+    with tempfile.TemporaryDirectory(prefix="shardalg-aot-") as temporary:
+        folder = Path(temporary)
+        for name, stage in programs.items():
+            module = BytesIO()
+            stage.compiler_ir("stablehlo").operation.write_bytecode(module)
+            (folder / name).write_bytes(module.getvalue())
+        request = asdict(target) | {"programs": list(programs)}
+        (folder / "request.json").write_text(json.dumps(request))
+        run = run_apart(SCRIPT, folder, LONGEST_S, TPU_ENVIRONMENT)
+        if run.returncode:
+            raise LoweringError(
+                f"{target.compiler} ended without an answer (status {run.returncode}): "
+                f"{last_words(run.stderr)}\nCompile another program or topology."
+            )
+        _refuse_unknown(target, folder / "failed.json")
+        for name in programs:
+            yield name, _answer(target, folder, name, mesh)
+
+
+def _refuse_unknown(target: Target, failed: Path) -> None:
+    if failed.exists():
+        message = json.loads(failed.read_text())["message"]
+        raise LoweringError(
+            f"{target.compiler} does not compile for {target.topology} ({message}). Take a chip "
+            "and a shape that it knows ('v3:8x8', 'v5p:2x2x1'), or install another version."
+        )
+
+
+def _answer(target: Target, folder: Path, name: str, mesh: Mesh) -> Compiled:
+    told = json.loads((folder / f"{name}.json").read_text())
+    error = told.pop("error", None)
+    if error is None:
+        text = (folder / f"{name}.hlo").read_text()
+        return Compiled(**told, collectives=collectives(text, mesh, is_final=True))
+    if "RESOURCE_EXHAUSTED" not in error:
+        raise LoweringError(f"{target.compiler} refuses the program ({name}): {error[:2000]}")
+    used = _USED.search(error)
+    peak = round(float(used[1]) * _UNITS[used[2]]) if used else None
+    return Compiled(told["compile_s"], out_of_memory=error[:2000], peak_memory_bytes=peak)

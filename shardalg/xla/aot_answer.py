@@ -1,0 +1,183 @@
+"""A plan's figures beside those of the compiler of a chip, row by row."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from shardalg.costs.cost import Cost
+from shardalg.costs.walk import local_bytes
+from shardalg.io.answers import Answer, Parts
+from shardalg.io.table import Table
+from shardalg.lower import Lowered
+from shardalg.spmd.program import SpmdProgram
+from shardalg.xla.aot import Target, compile_for
+from shardalg.xla.aot_cache import Compiled
+
+COLUMNS = ("quantity", "axes", "planned", "compiled", "xla", "error", "xla_error")
+DIFFERENCE_COLUMNS = ("program", "kind", "axes", "planned_bytes", "its_bytes", "difference")
+MEMORY = ("peak_memory_bytes", "argument_bytes", "flops")
+SLACK = 0.01
+"""Bytes of collectives that are so near are the same: what is left is tile padding."""
+_REDUCES = ("reduce_scatter", "all_reduce")
+
+Moved = Mapping[tuple[str, str], tuple[int, int]]
+"""Kind and axes to (executions, wire bytes) of a step."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a plan says of one device.
+
+    Attributes:
+      peak_memory_bytes, argument_bytes, flops: of one call.
+      moved: its collectives.
+    """
+
+    peak_memory_bytes: int
+    argument_bytes: int
+    flops: float
+    moved: Moved
+
+    @staticmethod
+    def of(program: SpmdProgram, cost: Cost, sent: Table) -> Figures:
+        """The figures of a program, from its price and the table of its collectives."""
+        rows = ((r["kind"], r["axes"], r["count"], r["wire_bytes"]) for r in sent)
+        return Figures(
+            cost.peak_memory_bytes,
+            local_bytes(program, program.block.arguments),
+            float(cost.totals.sum("flops")),
+            summed(rows),
+        )
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class BesideCompiler(Answer):
+    """A plan beside what the compiler of a chip makes of it, and of XLA's twin.
+
+    Attributes:
+      where: chip, topology and compiler, in words.
+      planned: our figures.
+      compiled: of the lowered program. xla: of the same function partitioned by XLA.
+      notes: what happened on the way.
+    """
+
+    where: str
+    planned: Figures
+    compiled: Compiled
+    xla: Compiled
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def table(self) -> Table:
+        """Memory, flops and collectives: planned, compiled, and XLA's twin compiled.
+
+        The errors are of the planned figure: `planned / compiled - 1`. Bytes of collectives are
+        what a device sends in a step; those of one kind on the same axes stand in two rows, their
+        number and their bytes. A figure that a compiler does not give is empty.
+        """
+        return Table(COLUMNS, tuple(self._rows()))
+
+    def _rows(self) -> Iterator[tuple[object, ...]]:
+        for name in MEMORY:
+            told = (getattr(a, name) for a in (self.planned, self.compiled, self.xla))
+            yield _row(name, "", *told)
+        theirs = moved(self.compiled), moved(self.xla)
+        for kind, axes in sorted({*self.planned.moved, *theirs[0], *theirs[1]}):
+            found = [m.get((kind, axes), (0, 0)) for m in (self.planned.moved, *theirs)]
+            known = (True, *(c.out_of_memory is None for c in (self.compiled, self.xla)))
+            for at, what in enumerate(("count", "wire_bytes")):
+                values = (f[at] if k else None for f, k in zip(found, known, strict=True))
+                yield _row(f"{kind}_{what}", axes, *values)
+
+    @property
+    def differences(self) -> Table:
+        """The collectives in which a compiled program is another than planned, and how.
+
+        A compiler keeps a copy or gathers it again, sends several in one collective, reduces and
+        then cuts where it cannot reduce and scatter, or moves what is planned otherwise.
+        """
+        programs = (("compiled", self.compiled), ("xla", self.xla))
+        rows = (
+            (name, *row)
+            for name, made in programs
+            if made.out_of_memory is None
+            for row in _differences(self.planned.moved, moved(made))
+        )
+        return Table(DIFFERENCE_COLUMNS, tuple(rows))
+
+    def parts(self) -> Parts:
+        """Where, what does not fit, the table, the differences, and notes."""
+        told = [f"{self.where}: planned, compiled, and the same function partitioned by XLA."]
+        for name, made in (("the lowered program", self.compiled), ("XLA's program", self.xla)):
+            if made.out_of_memory is not None:
+                told.append(f"Out of memory: {name}: {made.out_of_memory.splitlines()[0][:300]}")
+        return (*told, self.table, "Other collectives than planned:", self.differences, *self.notes)
+
+
+def beside_compiler(lowered: Lowered, planned: Figures, target: Target) -> BesideCompiler:
+    """A program lowered for no devices, and its twin, as a compiler has them.
+
+    Raises:
+      LoweringError: as `compile_for`.
+    """
+    mesh = lowered.program.mesh
+    programs = {"ours": lowered.stage, "xla": lowered.jit().stage}
+    answers, notes = compile_for(target, programs, mesh)
+    where = f"{mesh!r} on {target.topology} by {target.compiler}"
+    return BesideCompiler(where, planned, answers["ours"], answers["xla"], tuple(notes))
+
+
+def moved(made: Compiled) -> Moved:
+    """The collectives of a compiled program by kind and axes."""
+    rows = ((c.kind, ",".join(c.axes), c.count, c.wire_bytes) for c in made.collectives)
+    return summed(rows)
+
+
+def summed(rows: Iterable[tuple[str, str, int, int]]) -> Moved:
+    """Executions and bytes of rows (kind, axes, executions, bytes of each), by kind and axes.
+
+    >>> summed([("all_gather", "X", 2, 10), ("all_gather", "X", 1, 5)])
+    {('all_gather', 'X'): (3, 25)}
+    """
+    found: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for kind, axes, count, size in rows:
+        times, sent = found[kind, axes]
+        found[kind, axes] = times + count, sent + count * size
+    return dict(found)
+
+
+def _row(name: str, axes: str, *values: object) -> tuple[object, ...]:
+    planned, *theirs = values
+    return (name, axes, *values, *(_error(planned, other) for other in theirs))
+
+
+def _error(planned: object, other: object) -> float | None:
+    if not isinstance(planned, int | float) or not isinstance(other, int | float) or not other:
+        return None
+    return planned / other - 1
+
+
+def _differences(planned: Moved, made: Moved) -> Iterator[tuple[object, ...]]:
+    for kind, axes in sorted({*planned, *made}):
+        (count, sent), (its_count, its) = (m.get((kind, axes), (0, 0)) for m in (planned, made))
+        near = abs(its - sent) <= SLACK * max(its, sent)
+        if near and its_count == count:
+            continue
+        yield kind, axes, sent, its, _told(kind, axes, (planned, made), near)
+
+
+def _told(kind: str, axes: str, both: tuple[Moved, Moved], near: bool) -> str:
+    (count, _), (its_count, _) = (m.get((kind, axes), (0, 0)) for m in both)
+    if near and its_count < count:
+        return f"combined: {count} as {its_count}"
+    if kind == "all_gather" and its_count != count:
+        more = f"gathered {its_count - count} times more" if its_count > count else ""
+        return more or f"kept: gathered {count - its_count} times less"
+    scattered, whole = (
+        [m.get((name, axes), (0, 0))[0] for m in both] for name in ("reduce_scatter", "all_reduce")
+    )
+    if kind in _REDUCES and scattered[0] > scattered[1] and whole[0] < whole[1]:
+        return f"all-reduced and then cut: {scattered[0] - scattered[1]} reduce-scatters"
+    return f"moved otherwise: {its_count}, planned {count}" if its_count != count else "padded"
