@@ -138,13 +138,16 @@ def moved(made: Compiled) -> Moved:
 def summed(rows: Iterable[tuple[str, str, int, int]]) -> Moved:
     """Executions and bytes of rows (kind, axes, executions, bytes of each), by kind and axes.
 
-    >>> summed([("all_gather", "X", 2, 10), ("all_gather", "X", 1, 5)])
-    {('all_gather', 'X'): (3, 25)}
+    Groups along two axes are the same in either order.
+
+    >>> summed([("all_gather", "Y,X", 2, 10), ("all_gather", "X,Y", 1, 5)])
+    {('all_gather', 'X,Y'): (3, 25)}
     """
     found: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for kind, axes, count, size in rows:
-        times, sent = found[kind, axes]
-        found[kind, axes] = times + count, sent + count * size
+        along = ",".join(sorted(axes.split(",")))
+        times, sent = found[kind, along]
+        found[kind, along] = times + count, sent + count * size
     return dict(found)
 
 
