@@ -18,7 +18,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compile, and print the comparison."""
-    found = planned(options).aot(options.hardware)
+    from shardalg.costs.topology import Topology
+
+    topology = Topology.parse(options.hardware)
+    options.hardware = topology.hardware.name
+    found = planned(options).aot(topology)
     if options.json:
         data = {"figures": list(found.table), "differences": list(found.differences)}
         print(json.dumps({"where": found.where, **data}, indent=1))
