@@ -19,12 +19,10 @@ from shardalg.merge.proofs.prove import MergeClaim
 from tests import small_step
 from tests.small_step import CONFIG, MESH, assert_close
 
-# What is not ready is absent, no stub.
 PLAN_NAMES = (
     "replan", "shardings", "collectives", "program", "explain", "warnings", "verify", "cost",
-    "lower", "save", "at", "constants", "conditions", "why_not", "diff",
+    "lower", "aot", "save", "at", "constants", "conditions", "why_not", "diff",
 )  # fmt: skip
-PLAN_LATER = ("aot",)
 MODULE_NAMES = (
     "Window", "halo",
     "host_devices", "Mesh", "Sharding", "mesh_split", "annotate", "merge", "compatible", "equal",
@@ -42,10 +40,6 @@ def test_the_names_that_users_rely_on(plan):
     assert not [name for name in PLAN_NAMES if not hasattr(plan, name)]
     assert not [name for name in MODULE_NAMES if not hasattr(sa, name)]
     assert set(MODULE_NAMES) <= set(dir(sa)) & set(sa.__all__)
-
-
-def test_names_that_are_not_ready_are_absent(plan):
-    assert not [name for name in PLAN_LATER if hasattr(plan, name)]
 
 
 def test_shardings(plan):

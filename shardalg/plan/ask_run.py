@@ -96,7 +96,8 @@ class RunAnswers(ShardingAnswers, VerifyAnswers):
         target = target_of(where, self.mesh)
         traced = self._bound(fn, args)
         cost = priced(traced, self.program, where.hardware)
-        planned = Figures.of(self.program, cost, collectives(self.program, traced.graph))
+        sent = collectives(self.program, traced.graph)
+        planned = Figures.of(self.program, cost, sent, target.platform)
         return beside_compiler(self._executable(traced, None, target.platform), planned, target)
 
     def save(self, path: str | Path) -> None:

@@ -8,19 +8,23 @@ from dataclasses import dataclass, field
 
 from shardalg.costs.cost import Cost
 from shardalg.costs.walk import local_bytes
+from shardalg.graph.abstract import item_type
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
 from shardalg.lower import Lowered
 from shardalg.spmd.program import SpmdProgram
 from shardalg.xla.aot import Target, compile_for
 from shardalg.xla.aot_cache import Compiled
+from shardalg.xla.tiles import tiled_bytes
 
 COLUMNS = ("quantity", "axes", "planned", "compiled", "xla", "error", "xla_error")
-DIFFERENCE_COLUMNS = ("program", "kind", "axes", "planned_bytes", "its_bytes", "difference")
+DIFFERENCE_COLUMNS = ("program", "kind", "axes", "planned", "its", "difference")
 MEMORY = ("peak_memory_bytes", "argument_bytes", "flops")
 SLACK = 0.01
 """Bytes of collectives that are so near are the same: what is left is tile padding."""
 _REDUCES = ("reduce_scatter", "all_reduce")
+CONTRACTION = "contraction"
+MOST_FLOPS = 0.001
 
 Moved = Mapping[tuple[str, str], tuple[int, int]]
 """Kind and axes to (executions, wire bytes) of a step."""
@@ -31,23 +35,29 @@ class Figures:
     """What a plan says of one device.
 
     Attributes:
-      peak_memory_bytes, argument_bytes, flops: of one call.
+      peak_memory_bytes, flops: of one call; argument_bytes: as tiled, on a TPU.
+      product_flops: those of matrix products and convolutions.
       moved: its collectives.
     """
 
     peak_memory_bytes: int
     argument_bytes: int
     flops: float
+    product_flops: float
     moved: Moved
 
     @staticmethod
-    def of(program: SpmdProgram, cost: Cost, sent: Table) -> Figures:
+    def of(program: SpmdProgram, cost: Cost, sent: Table, platform: str) -> Figures:
         """The figures of a program, from its price and the table of its collectives."""
         rows = ((r["kind"], r["axes"], r["count"], r["wire_bytes"]) for r in sent)
+        products = (item.flops for item in cost.totals.items if item.kind == CONTRACTION)
+        held = [program.locals[local] for local in program.block.arguments]
+        tiled = sum(tiled_bytes(a.shape, item_type(a.dtype).itemsize) for a in held)
         return Figures(
             cost.peak_memory_bytes,
-            local_bytes(program, program.block.arguments),
+            tiled if platform == "tpu" else local_bytes(program, program.block.arguments),
             float(cost.totals.sum("flops")),
+            float(sum(products)),
             summed(rows),
         )
 
@@ -93,17 +103,18 @@ class BesideCompiler(Answer):
 
     @property
     def differences(self) -> Table:
-        """The collectives in which a compiled program is another than planned, and how.
+        """Collectives and flops in which a compiled program is another than planned, and how.
 
         A compiler keeps a copy or gathers it again, sends several in one collective, reduces and
-        then cuts where it cannot reduce and scatter, or moves what is planned otherwise.
+        then cuts where it cannot reduce and scatter, or moves what is planned otherwise. It counts
+        the flops of elementwise operators otherwise, and those that its fusions compute again.
         """
         programs = (("compiled", self.compiled), ("xla", self.xla))
         rows = (
             (name, *row)
             for name, made in programs
             if made.out_of_memory is None
-            for row in _differences(self.planned.moved, moved(made))
+            for row in (*_flops(self.planned, made), *_differences(self.planned.moved, moved(made)))
         )
         return Table(DIFFERENCE_COLUMNS, tuple(rows))
 
@@ -113,7 +124,7 @@ class BesideCompiler(Answer):
         for name, made in (("the lowered program", self.compiled), ("XLA's program", self.xla)):
             if made.out_of_memory is not None:
                 told.append(f"Out of memory: {name}: {made.out_of_memory.splitlines()[0][:300]}")
-        return (*told, self.table, "Other collectives than planned:", self.differences, *self.notes)
+        return (*told, self.table, "Other than planned:", self.differences, *self.notes)
 
 
 def beside_compiler(lowered: Lowered, planned: Figures, target: Target) -> BesideCompiler:
@@ -160,6 +171,16 @@ def _error(planned: object, other: object) -> float | None:
     if not isinstance(planned, int | float) or not isinstance(other, int | float) or not other:
         return None
     return planned / other - 1
+
+
+def _flops(planned: Figures, made: Compiled) -> Iterator[tuple[object, ...]]:
+    if made.flops is None or abs(planned.flops / made.flops - 1) <= MOST_FLOPS:
+        return
+    beside = (flops - planned.product_flops for flops in (planned.flops, made.flops))
+    told = "beside the {:.4g} of products: {:.3g} planned, {:.3g} counted"
+    yield (
+        "flops", "", planned.flops, made.flops, told.format(planned.product_flops, *beside),
+    )  # fmt: skip
 
 
 def _differences(planned: Moved, made: Moved) -> Iterator[tuple[object, ...]]:

@@ -163,13 +163,15 @@ def test_a_program_that_does_not_fit_is_an_answer(monkeypatch):
     answers, _ = compile_for(TARGET, stages(), MESH)
     assert answers["ours"].peak_memory_bytes == round(28.5 * 2**30)
     assert "Used 28.50G" in answers["ours"].out_of_memory
-    planned = Figures(10, 5, 2.0, {("all_gather", "X"): (1, 4)})
+    planned = Figures(10, 5, 2.0, 1.5, {("all_gather", "X"): (1, 4)})
     beside = BesideCompiler("here", planned, answers["ours"], Compiled(1.0, flops=4.0))
     assert "Out of memory: the lowered program" in repr(beside)
     rows = {(r["quantity"], r["axes"]): r for r in beside}
     assert rows["all_gather_count", "X"]["compiled"] is None
     assert rows["all_gather_count", "X"]["xla"] == 0
     assert rows["flops", ""]["xla_error"] == -0.5
+    (told,) = [r["difference"] for r in beside.differences if r["kind"] == "flops"]
+    assert told == "beside the 1.5 of products: 0.5 planned, 2.5 counted"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +264,7 @@ def test_fused_scatters_combined_tuples_and_all_notations_of_groups(monkeypatch)
         ("all_reduce", ("X",), 512),  # compiled so, although it is cut right after
     ]
     planned = Figures(
-        1, 1, 1.0, {("all_gather", "Y"): (2, 3072), ("reduce_scatter", "X"): (2, 512)}
+        1, 1, 1.0, 0.5, {("all_gather", "Y"): (2, 3072), ("reduce_scatter", "X"): (2, 512)}
     )
     beside = BesideCompiler("here", planned, answers["ours"], answers["ours"])
     told = {(r["kind"], r["axes"]): r["difference"] for r in beside.differences}
@@ -305,7 +307,7 @@ def test_small_train_step_against_the_tpu_compiler(show):
     found = train_step(config, MESH).aot("v3:2x2")
     show(found)
     rows = {(r["quantity"], r["axes"]): r for r in found}
-    assert abs(rows["argument_bytes", ""]["error"]) <= 1e-2
+    assert abs(rows["argument_bytes", ""]["error"]) <= 1e-4
     assert abs(rows["flops", ""]["error"]) <= 1e-2
     for axes in "XY":
         for kind in ("all_gather", "reduce_scatter"):
