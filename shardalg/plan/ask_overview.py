@@ -44,10 +44,11 @@ class OverviewAnswers(WhyAnswers, CostAnswers, RunAnswers):
         return f"{self.overview()._repr_html_()}\n{view.to_html()}"
 
     def _path(self, instruction: Instruction) -> tuple[str, ...]:
-        """Where an instruction belongs: its phase, and the line that it is for."""
+        """Where an instruction belongs: its phase, the modules, and the line that it is for."""
         if instruction.node is None:
             return (AT_THE_BORDER,)
-        return instruction.phase, self.graph.nodes[instruction.node].source
+        node = self.graph.nodes[instruction.node]
+        return tuple(filter(None, (instruction.phase, *node.module.split("/"), node.source)))
 
     def __str__(self) -> str:
         own = self._own_jit
