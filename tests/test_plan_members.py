@@ -19,7 +19,7 @@ MEMBERS = {
     "why": ("explain", "why_not", "warnings", "beside_jit", "switches", "compare_xla"),
     "sizes": ("is_symbolic", "sizes", "constants", "conditions", "unguarded"),
     "verify": ("verify",),
-    "run": ("lower", "aot", "save"),
+    "run": ("lower", "aot", "named_shardings", "jit_kwargs", "save"),
 }
 MADE = ("options", "changes", "program", "mesh", "graph")
 OTHERS = ("replan", "at", "holds", "diff")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardalg.errors import LoweringError
 from shardalg.plan.ask_shardings import ShardingAnswers
 from shardalg.plan.ask_verify import VerifyAnswers
 from shardalg.planning import plan_file
@@ -99,6 +100,59 @@ class RunAnswers(ShardingAnswers, VerifyAnswers):
         sent = collectives(self.program, traced.graph)
         planned = Figures.of(self.program, cost, sent, target.platform)
         return beside_compiler(self._executable(traced, None, target.platform), planned, target)
+
+    def named_shardings(self, devices: Sequence[Any] | None = None) -> tuple[Any, Any]:
+        """JAX's shardings of the arguments and of the results, each as a pytree of its own.
+
+        The arguments' is a tuple, one entry per argument: to place arrays, to restore a checkpoint
+        into, or for `jax.jit`. An uneven dimension is laid out on the longest even prefix of its
+        axes, since JAX arrays cannot be uneven.
+
+        Args:
+          devices: as `lower` takes them.
+
+        Raises:
+          LoweringError: a loaded plan, which has no pytrees; too few devices.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> w = {"w": jax.ShapeDtypeStruct((8, 4), "float32")}
+        >>> specs = ({"w": P("X")},)
+        >>> plan = sa.plan(lambda p: p["w"].T, w, mesh=sa.Mesh({"X": 2}), in_shardings=specs)
+        >>> (entering,), leaving = plan.named_shardings()
+        >>> entering["w"].spec[0], leaving.spec[1]
+        ('X', 'X')
+        """
+        if self.graph.trees is None:
+            raise LoweringError(
+                "a loaded plan has no pytrees. Plan the function again, or read plan.shardings()."
+            )
+        made = self._executable(self._traced, devices)
+        outer = ([b.outer for b in side] for side in (made.arguments, made.results))
+        pairs = zip(self.graph.trees, outer, strict=True)
+        entering, leaving = (tree.unflatten(leaves) for tree, leaves in pairs)
+        return entering, leaving
+
+    def jit_kwargs(self, devices: Sequence[Any] | None = None) -> dict[str, Any]:
+        """What `jax.jit` of the function is to be given to have this plan's layouts at its border.
+
+        `in_shardings`, `out_shardings` and `donate_argnums`: `jax.jit(fn, **plan.jit_kwargs())`.
+        Collectives inside are then XLA's own; `lower` runs the plan's.
+
+        Raises:
+          LoweringError: as of `named_shardings`.
+        """
+        entering, leaving = self.named_shardings(devices)
+        donated, last, given = set(self._traced.donated), 0, []
+        for number, argument in enumerate(self.graph.trees[0].children()):
+            first, last = last, last + argument.num_leaves
+            if last > first and donated.issuperset(range(first, last)):
+                given.append(number)
+        return {
+            "in_shardings": entering,
+            "out_shardings": leaving,
+            "donate_argnums": tuple(given),
+        }
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file, atomically; `load_plan` reads it.
