@@ -14,7 +14,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,19 +51,18 @@ def plans(names: Sequence[str], layers: int) -> Iterator[tuple[str, Any, int, st
     from shardalg.algebra.mesh import Mesh
     from shardalg.models.training import part
     from shardalg.paper import table1_strategies as table1
-    from shardalg.paper.published import chosen
-    from shardalg.paper.two_dimensional import config
+    from shardalg.paper.evaluation.published import columns
     from shardalg.plan.plan import plan
 
-    columns = {c.id: c for c in chosen(None, None) if c.kind == "dense2d"}
-    first = next(iter(columns.values()))
+    known = {c.id: c for c in columns() if c.kind == "dense2d"}
+    first = next(iter(known.values()))
     asked = [(name, first, name) for name in table1.STRATEGIES]
-    asked += [(name, c, "finalized") for name, c in columns.items()]
+    asked += [(name, c, "finalized") for name, c in known.items()]
     step = part("train_step")
     for name, column, strategy in asked:
         if names and name not in names:
             continue
-        model, mesh = config(column, layers or None), Mesh(column.mesh)
+        model, mesh = config(column.facts, layers), Mesh(column.mesh)
         if name in table1.STRATEGIES:
             model = replace(model, B=model.B // 2)
         made = plan(
@@ -74,6 +73,14 @@ def plans(names: Sequence[str], layers: int) -> Iterator[tuple[str, Any, int, st
             donate_argnums=step.donate_argnums(),
         )
         yield name, made, model.L, topology(mesh)
+
+
+def config(facts: Mapping[str, int], layers: int) -> Any:
+    """The model of a column, of so many layers; 0 of its own."""
+    from shardalg.models.transformer import Config
+
+    sizes = {letter: facts[letter] for letter in "BSMHNDVL"}
+    return Config(**{**sizes, "L": layers or sizes["L"]})
 
 
 def topology(mesh: Any) -> str:
