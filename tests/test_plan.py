@@ -58,7 +58,7 @@ def test_collectives(plan):
     table = plan.collectives()
     assert list(table.columns) == [
         "kind", "axes", "group_size", "count", "operand_bytes", "result_bytes", "wire_bytes",
-        "role", "phase", "region", "op", "source", "why",
+        "role", "phase", "region", "op", "module", "source", "why",
     ]  # fmt: skip
     assert set(table["phase"]) == {"forward", "backward", "update"}
     assert not set(table["role"]) & {"unknown", "data"}

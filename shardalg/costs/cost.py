@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from shardalg.costs.collectives import RING_BYTES
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
 from shardalg.costs.network.span import LINK
+from shardalg.errors import TableError
 from shardalg.io.table import Table
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.sums import total
@@ -114,12 +115,14 @@ class Cost:
       totals: the exact prices, numbers or formulas.
       hints: the same in numbers, at the hints; of a plan in numbers, `totals` itself.
       sizes: the names of the sizes; None in a plan in numbers.
+      by_module: makes the table by module; None where nothing tells modules.
     """
 
     hardware: Hardware
     totals: Totals
     hints: Totals
     sizes: Sizes | None = None
+    by_module: Callable[[], Table] | None = field(default=None, compare=False)
 
     def _shown(self, value: Any) -> Any:
         """A number as it is, a formula in sympy."""
@@ -208,8 +211,20 @@ class Cost:
             return 0.0
         return self._shown(self.totals.useful_s) / (self.devices * self.step_time_s)
 
-    def table(self) -> Table:
-        """A row per kind, axes, role and phase, the longest (at the hints) first."""
+    def table(self, by: str | None = None) -> Table:
+        """A row per kind, axes, role and phase, the longest (at the hints) first.
+
+        Args:
+          by: "module": a row per module of the function, alike ones folded, with what it takes,
+            sends, and holds at the peak (at the hints).
+
+        Raises:
+          TableError: `by` something else, or of a program that no plan made.
+        """
+        if by is not None:
+            if by != "module" or self.by_module is None:
+                raise TableError(f"by={by!r}: the costs of a plan are folded by 'module', or None.")
+            return self.by_module()
         pairs = zip(self.items, self.hints.items, strict=True)
         ordered = [item for item, hint in sorted(pairs, key=lambda pair: -pair[1].time_s)]
         rows = (

@@ -58,6 +58,35 @@ def left_out(graph: Graph) -> Table:
     return Table(WARNING_COLUMNS, tuple(rows))
 
 
+def unread(graph: Graph) -> Table:
+    """What was traced and no result needs, as one row; none where that is next to nothing.
+
+    >>> import jax
+    >>> import shardalg as sa
+    >>> def step(params, x):
+    ...     gradient = jax.grad(lambda params: (x @ params["w"]).sum())(params)
+    ...     params["w"] = params["w"] - gradient["w"]
+    >>> x = jax.ShapeDtypeStruct((4, 4), "float32")
+    >>> plan = sa.plan(step, {"w": x}, x, mesh=sa.Mesh({"X": 2}))
+    >>> unread(plan.graph).rows[0][4]  # doctest: +NORMALIZE_WHITESPACE
+    "5 of 5 traced operators (100%) are needed by no result, 2 of them gradients: the plan is
+    without them; params['w'] is changed in place and not returned"
+    """
+    found = graph.unread
+    if found is None:
+        return Table(WARNING_COLUMNS, ())
+    share = found.count / found.total
+    text = f"{found.count} of {found.total} traced operators ({share:.0%}) are needed by no result"
+    text += f", {found.gradients} of them gradients" if found.gradients else ""
+    text += ": the plan is without them"
+    if found.lost:
+        verb = "is" if len(found.lost) == 1 else "are"
+        text += f"; {', '.join(found.lost[:3])} {verb} changed in place and not returned"
+    remedy = "return what they make, such as the new state, or leave them out of the function"
+    row = ("unread", found.source, found.count, 0, text, remedy, 0)
+    return Table(WARNING_COLUMNS, (row,))
+
+
 def _warning(
     program: SpmdProgram, graph: Graph, node: Node, steps: list[Execution]
 ) -> tuple[object, ...] | None:

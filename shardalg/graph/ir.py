@@ -231,6 +231,23 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """What was traced and no result needs: the plan is without it.
+
+    Attributes:
+      count, gradients: how many operators, of them of the backward pass; total: of all traced.
+      source: of the first of them that is a product, or of the backward pass.
+      lost: arguments that the function replaced in place, and did not return.
+    """
+
+    count: int
+    gradients: int
+    total: int
+    source: str
+    lost: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Missing:
     """A constant that a saved graph left out for its size; `sha256` of its bytes."""
 
@@ -249,6 +266,7 @@ class Graph:
       bindings: per node index, jax's own (primitive, params); empty in a loaded graph.
       trees: (arguments' treedef, results' treedef) of jax; None in a loaded graph.
       left_out: effects of the function that no node stands for.
+      unread: operators that no result needs, where they are worth a word; not kept in files.
     """
 
     values: tuple[Value, ...]
@@ -264,6 +282,7 @@ class Graph:
     bindings: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     trees: Any = field(default=None, compare=False, repr=False)
     left_out: tuple[LeftOut, ...] = field(default=(), compare=False, repr=False)
+    unread: Unread | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:

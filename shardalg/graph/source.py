@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sysconfig
 from pathlib import Path
 from types import CodeType
@@ -122,10 +123,12 @@ def _scopes(name_stack: Any) -> tuple[str, ...]:
     """The named scopes of a stack, without what JAX and packages add of their own."""
     names = (entry.name for entry in name_stack.stack if type(entry).__name__ == "Scope")
     parts = (part for name in names for part in name.split("/"))
-    return tuple(part for part in parts if part not in _UNSAID and not part.startswith("eqx."))
+    return tuple(part for part in parts if part not in _UNSAID and not _FOREIGN.search(part))
 
 
 _UNSAID = frozenset({"", "~", "rematted_computation", "checkpoint"})
+_FOREIGN = re.compile("^eqx[.]|->")
+"""Scopes of equinox' own classes, and of einsum."""
 
 
 def _hidden_folders() -> tuple[str, ...]:

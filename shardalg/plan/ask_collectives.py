@@ -10,6 +10,7 @@ from shardalg.io.table import Table
 from shardalg.plan.planned import Planned
 from shardalg.planning.stages import priced
 from shardalg.report import tables
+from shardalg.report.by_module import check_by
 from shardalg.report.formatting import formatting
 from shardalg.report.uneven_results import with_borders
 
@@ -21,14 +22,36 @@ if TYPE_CHECKING:
 class CollectiveAnswers(Planned):
     """What is sent, and what is done around it."""
 
-    def collectives(self) -> DataFrame:
+    def collectives(self, by: str | None = None) -> DataFrame:
         """Every collective, in order of execution; bytes are per device and execution.
 
         `count` includes trip counts: a step's wire bytes are the sum of `wire_bytes * count`. Of a
         plan with named sizes, group sizes, counts and bytes are sympy expressions in them. Rows of
         kind "border" come last (not with named sizes): uneven results, which a call of the lowered
         program hands out on the longest even prefix of their axes, and `padded` as they are.
+
+        Args:
+          by: "module": a row per module, kind and axes, with what it sends in a step; modules that
+            are alike are one, `layers[0:24]/mlp/up`.
+
+        Raises:
+          TableError: `by` something else.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> def net(x, w):
+        ...     for i in range(3):
+        ...         with jax.named_scope(f"layers_{i}"):
+        ...             x = jax.numpy.tanh(x @ w)
+        ...     return x
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> plan = sa.plan(net, x, x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"), P("X")))
+        >>> print(plan.collectives(by="module").to_string(index=False))
+             module       kind axes  count  wire_bytes
+           layers_0 all_gather    X      1         128
         """
+        if check_by(by):
+            return tables.collectives_by_module(self._collectives_table).df
         found = self._collectives_table
         made = found if self._stages.is_named else with_borders(found, self.program, self.graph)
         return made.df

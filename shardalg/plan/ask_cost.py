@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardalg.plan.planned import Planned
 from shardalg.planning.stages import priced
+from shardalg.report.module_costs import costs_by_module
 
 if TYPE_CHECKING:
     from shardalg.costs.cost import Cost
@@ -22,8 +24,10 @@ class CostAnswers(Planned):
 
         On a chip alone each axis has links of its own; a `Topology`, or its text such as "v3:8x8",
         says what axes share. Numbers; of a plan with named sizes, sympy expressions in them.
+        `cost(...).table(by="module")` says what each module takes.
         """
-        return priced(self._traced, self._symbolised or self.program, hardware)
+        made = priced(self._traced, self._symbolised or self.program, hardware)
+        return replace(made, by_module=lambda: costs_by_module(self._stages, hardware))
 
     @property
     def memory(self) -> Liveness:

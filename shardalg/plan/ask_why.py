@@ -88,9 +88,9 @@ class WhyAnswers(CollectiveAnswers):
     def _warnings_table(self) -> Table:
         """The table behind `warnings()`."""
         fallbacks = warned.warnings(self.program, self.graph)
-        quiet = warned.left_out(self.graph)
+        quiet = (*warned.unread(self.graph).rows, *warned.left_out(self.graph).rows)
         own = self._own_jit.warnings()
-        found = (*fallbacks.rows, *quiet.rows, *idle_rows(self._trials), *own.rows)
+        found = (*fallbacks.rows, *quiet, *idle_rows(self._trials), *own.rows)
         return Table(fallbacks.columns, found)
 
     def beside_jit(self) -> DataFrame:

@@ -200,7 +200,9 @@ def plan(
         NamedSharding, text of any notation, or None to let completion decide. Static arguments do
         not count; the dict of keyword arguments may come last.
       out_shardings: the same for the result.
-      roles: a prefix of "parameters", "optimizer_state" and "data".
+      roles: a prefix of "parameters", "optimizer_state" and "data", or a dict of them by paths of
+        arguments, `{"state.params": "parameters"}`. None: as the trees say them, where one holds a
+        TrainState, a state of optax or modules of nnx.
       donate_argnums: positional arguments whose memory the step may reuse.
       options: the policy, the chip by whose rates it weighs (a TPU v3, whatever chip `cost` is
         asked of later), and switches.
@@ -234,6 +236,9 @@ def plan(
         call = replace(call, donated=call.donates(donate_argnums))
     strategy, explicit = placed(call, strategy)
     traced = trace_call(call, strategy.mesh.shape, given=given, roles=roles, explicit=explicit)
+    if roles is None and any(traced.argument_roles) and options.keep_gathers is None:
+        # What the trees say names bytes; what stays for the backward pass is the user's to say.
+        options = replace(options, keep_gathers=True)
     return _planned(replace(traced, first_mesh=strategy.mesh), strategy, options)
 
 

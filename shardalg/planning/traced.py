@@ -14,7 +14,7 @@ from shardalg.graph.ir import Graph
 from shardalg.graph.serial import from_json, graph_hash, to_json
 from shardalg.graph.tracing.trace import Explicit, trace
 from shardalg.io.records import read, values
-from shardalg.ops.canonicalize.normalise import normalise
+from shardalg.ops.canonicalize.normalise import normalise, unread
 from shardalg.ops.roles import roles
 from shardalg.ops.rows import BUILDERS
 from shardalg.planning.calls.call import Call, result_paths
@@ -172,7 +172,7 @@ def trace_call(
     """
     from shardalg.graph.arguments import declared_dims, own_shardings, types_of
 
-    leaf_roles = call.spread(roles, "roles")
+    leaf_roles = call.roles(roles)
     declared = declared_dims(call.args)
     own, kept = own_shardings(call.args), replace(call, args=types_of(call.args))
     made = partial(Traced, argument_roles=leaf_roles, own_shardings=own, donated=call.donated)
@@ -210,8 +210,9 @@ def _tracer(call: Call, given: Given, hints: _Hints) -> Callable[[Mapping[str, i
 
 
 def _graph(call: Call, args: Sequence[Any], hints: _Hints) -> Graph:
-    graph = normalise(trace(call.fn, *args, rows=BUILDERS, **hints._asdict()))
-    return replace(graph, result_paths=result_paths(call, graph.trees[1], graph.result_paths))
+    made = trace(call.fn, *args, rows=BUILDERS, **hints._asdict())
+    paths = result_paths(call, made.trees[1], made.result_paths)
+    return replace(normalise(made), result_paths=paths, unread=unread(made, call.lost))
 
 
 def read_traced(content: Mapping[str, Any]) -> Traced:

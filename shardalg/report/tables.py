@@ -13,18 +13,20 @@ from shardalg.costs.collectives import (
 from shardalg.costs.cost import number
 from shardalg.costs.walk import Execution, local_bytes, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node
+from shardalg.graph.modules import modules
 from shardalg.io.table import Table
 from shardalg.pause import collection_paused
+from shardalg.report import by_module
 from shardalg.spmd.program import SpmdProgram
 
 if TYPE_CHECKING:
     from shardalg.costs.symbolic import Symbolised
     from shardalg.propagate import ShardedGraph
-    from shardalg.spmd.instruction import Collective
+    from shardalg.spmd.instruction import Collective, Instruction
 
 COLLECTIVE_COLUMNS = (
     "kind", "axes", "group_size", "count", "operand_bytes", "result_bytes", "wire_bytes",
-    "role", "phase", "region", "op", "source", "why",
+    "role", "phase", "region", "op", "module", "source", "why",
 )  # fmt: skip
 PHASES = ("forward", "backward", "update")
 
@@ -35,7 +37,8 @@ def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = N
 
     Bytes are per device and execution (ring bytes: `costs.collectives.step_wire_bytes`); `count`
     includes trip counts, so a step's total is `wire_bytes * count`. `op` is the graph node that
-    needs the collective, `source` the user's line; both are empty at the program's border.
+    needs the collective, `module` and `source` its place and the user's line, at the program's
+    border those of what made the value.
 
     Args:
       named: the program with formulas for its sizes; the numbers of a row are then formulas.
@@ -46,7 +49,7 @@ def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = N
         what = step.instruction.attributes
         if is_collective(what):
             prices = _prices(priced, other, named)
-            rows.append((*_what(program, what), *prices, *_whose(graph, step)))
+            rows.append((*_what(program, what), *prices, *_whose(program, graph, step)))
     return Table(COLLECTIVE_COLUMNS, tuple(rows))
 
 
@@ -65,15 +68,45 @@ def _prices(program: SpmdProgram, step: Execution, named: Symbolised | None) -> 
     return tuple(show(amount) for amount in amounts)
 
 
-def _whose(graph: Graph, step: Execution) -> tuple[object, ...]:
+def collectives_by_module(whole: Table) -> Table:
+    """The collectives of a step per module, kind and axes; alike modules are one.
+
+    Args:
+      whole: as `collectives` gives them; `count` and `wire_bytes` become those of a step.
+    """
+    rows = (
+        (
+            row["module"],
+            (row["kind"], row["axes"]),
+            (row["count"], row["count"] * row["wire_bytes"]),
+        )
+        for row in whole
+    )
+    return by_module.table(
+        ("module", "kind", "axes", "count", "wire_bytes"), by_module.summed(rows)
+    )
+
+
+def maker(program: SpmdProgram, graph: Graph, instruction: Instruction) -> Node | None:
+    """The node that an instruction is for; at the border, the one that made the value."""
+    if instruction.node is not None:
+        return graph.nodes[instruction.node]
+    origins = [program.locals[v].origin for v in (*instruction.operands, *instruction.results)]
+    made = [graph.producer[v] for v in origins if v is not None]
+    return next((graph.nodes[n] for n in made if n is not None), None)
+
+
+def _whose(program: SpmdProgram, graph: Graph, step: Execution) -> tuple[object, ...]:
     instruction = step.instruction
     node = None if instruction.node is None else graph.nodes[instruction.node]
+    made = maker(program, graph, instruction)
     return (
         instruction.role,
         instruction.phase,
         _region(graph, node),
         "border" if node is None else node.primitive,
-        "" if node is None else node.source,
+        "" if made is None else modules(graph)[made.index],
+        "" if made is None else made.source,
         str(instruction.why),
     )
 
@@ -108,7 +141,7 @@ def strategies(tables: Mapping[str, Table]) -> Table:
     Args:
       tables: name of the strategy to its `collectives` table.
 
-    >>> one = ("all_gather", "Y", 4, 2, 8, 32, 24, "activation", "forward", "root", "dot", "", "")
+    >>> one = ("all_gather", "Y", 4, 2, 8, 32, 24, "activation", "forward", "root", *[""] * 4)
     >>> strategies({"final": Table(COLLECTIVE_COLUMNS, (one, one))})
     strategy  phase    kind        axes  role        count  wire_bytes
     final     forward  all_gather  Y     activation      4          96

@@ -14,11 +14,13 @@ from shardalg.errors import ShardalgError
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.explain.why_not import annotated_as
 from shardalg.graph.ir import Graph
+from shardalg.graph.modules import modules
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective, layout
 from shardalg.lower.xla_dump.hlo_collectives import table as hlo_table
 from shardalg.planning.stages import Stages, planned
+from shardalg.report import by_module
 from shardalg.report.tables import beside, collectives
 from shardalg.xla.align import Match, matches
 from shardalg.xla.dump import Completion, node_of
@@ -80,6 +82,21 @@ class BesideXla(Answer):
         `rows` are ours in `plan.collectives()`: `plan.explain` takes them.
         """
         return Table(LINE_COLUMNS, tuple(_lines(self._trials.stages, self.told.collectives)))
+
+    @cached_property
+    def modules(self) -> Table:
+        """Collectives of each module of the function, ours and XLA's; alike modules are one."""
+        stages, graph = self._trials.stages, self._trials.stages.graph
+        sides = [
+            *((_node(stages, m), (m.step.count, 0, m.step.count * m.wire_bytes, 0))
+              for m in stages.traffic.collectives),
+            *((node_of(c.op_name, graph), (0, c.count, 0, c.count * c.wire_bytes))
+              for c in self.told.collectives),
+        ]  # fmt: skip
+        owners = modules(graph)
+        rows = (("" if n is None else owners[n], (), amounts) for n, amounts in sides)
+        columns = ("module", "count", "xla_count", "wire_bytes", "xla_wire_bytes")
+        return by_module.table(columns, by_module.summed(rows))
 
     @cached_property
     def kinds(self) -> Table:

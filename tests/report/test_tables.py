@@ -51,7 +51,7 @@ def test_counts_include_trip_counts_and_sums_use_them():
 
 def test_strategies_are_summed_by_phase_in_order_of_the_step():
     def row(kind, phase, count, size):
-        return (kind, "Y", 4, count, 0, 0, size, "gradient", phase, "root", "op", "", "")
+        return (kind, "Y", 4, count, 0, 0, size, "gradient", phase, "root", "op", "", "", "")
 
     table = Table(
         COLLECTIVE_COLUMNS,

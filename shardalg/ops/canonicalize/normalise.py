@@ -17,6 +17,7 @@ from shardalg.graph.ir import (
     RegionArgument,
     Signature,
     Site,
+    Unread,
     Value,
     ValueType,
 )
@@ -82,6 +83,27 @@ def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> byte
             for value in graph.regions[body].results:
                 needed[value] = 1
     return live
+
+
+def unread(graph: Graph, lost: Sequence[str] = ()) -> Unread | None:
+    """What no result of a graph needs, as it was traced; None where that is next to nothing.
+
+    What a value is beside its gradient, and casts and broadcasts, every trace leaves over: products
+    and operators of the backward pass are work that somebody meant.
+
+    Args:
+      lost: arguments that the function changed and did not return.
+    """
+    live = live_nodes(graph)
+    dead = [node for node in graph.nodes if not live[node.index]]
+    meant = [n for n in dead if n.phase == "backward" or n.primitive in _PRODUCTS]
+    if not meant:
+        return None
+    backward = sum(node.phase == "backward" for node in dead)
+    return Unread(len(dead), backward, len(graph.nodes), meant[0].source, tuple(lost))
+
+
+_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 class _Rewrite:

@@ -13,6 +13,8 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardalg.errors import StrategyError
 from shardalg.graph.tracing.trace import flatten_prefix, parameter_names
+from shardalg.planning.calls.changed import watched
+from shardalg.planning.calls.found_roles import by_path, found_roles
 
 Inner = Callable[..., Any]
 """What runs on arrays, in the middle of a call."""
@@ -37,6 +39,8 @@ class Call:
       donated: numbers of the leaves whose memory the function may reuse.
       keywords: whether the last of `outer` is the dict of keyword arguments.
       given: the user's arguments where the function brings them; None: those of the call.
+      lost: what the last trace of `fn` changed in the arguments, and did not return.
+      names: of `outer`. own_roles: per leaf of `args`, where the framework says them.
     """
 
     fn: Callable[..., Any]
@@ -51,6 +55,24 @@ class Call:
     donated: tuple[int, ...] = ()
     keywords: bool = False
     given: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
+    lost: Sequence[str] = ()
+    names: tuple[str, ...] = ()
+    own_roles: tuple[str | None, ...] | None = None
+
+    def roles(self, given: Any) -> tuple[str | None, ...]:
+        """Per leaf its role: as given, by a prefix or by paths, else as the trees say it.
+
+        Raises:
+          RoleError: a prefix that does not fit, a path that there is not.
+        """
+        if isinstance(given, Mapping) and all(isinstance(path, str) for path in given):
+            return by_path(given, self.paths)
+        if given is not None:
+            return self.spread(given, "roles")
+        if self.own_roles is not None:
+            return self.own_roles
+        found = found_roles(self.outer, self.names)
+        return tuple(found[place] for place in self.places)
 
     def inside(self, work: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What `work` makes of the arrays that a call hands to `fn`; the call ends there.
@@ -118,15 +140,26 @@ class _Stopped(BaseException):
         self.made = made
 
 
-def plain(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+def plain(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    paths: tuple[str, ...] | None = None,
+    of: Callable[..., Any] | None = None,
+) -> Call:
     """A call of a function whose arguments are pytrees of arrays; keywords are one more argument.
+
+    Args:
+      paths: what the leaves are called; None: by the parameters of `fn`.
+      of: the user's function, which `fn` calls, for messages; None: `fn`.
 
     >>> call = plain(lambda x, *, w: x + w, (1.0,), {"w": 2.0})
     >>> call.args, call.paths, call.through(call.fn, (3.0,), {"w": 4.0})
     ((1.0, {'w': 2.0}), ('x', 'w'), 7.0)
     """
     made = (*args, dict(kwargs)) if kwargs else tuple(args)
-    paths = leaf_paths(fn, args, kwargs)
+    paths = leaf_paths(fn, args, kwargs) if paths is None else paths
 
     def through(inner: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return inner(*args, dict(kwargs)) if kwargs else inner(*args)
@@ -134,9 +167,13 @@ def plain(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     def with_keywords(*given: Any) -> Any:
         return fn(*given[:-1], **given[-1])
 
-    inside = with_keywords if kwargs else fn
+    lost: list[str] = []
+    names = (*parameter_names(of or fn, len(args)), *(("",) if kwargs else ()))
+    inside = watched(with_keywords if kwargs else fn, paths, lost, named(of or fn))
     places = tuple(range(len(paths)))
-    return Call(inside, made, paths, through, made, places, keywords=bool(kwargs))
+    return Call(
+        inside, made, paths, through, made, places, keywords=bool(kwargs), lost=lost, names=names
+    )
 
 
 def leaf_paths(

@@ -38,9 +38,10 @@ def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     def whole(*given: Any, **named: Any) -> Any:
         return inner(*static.merged(given), **named, **static.named)
 
-    made = plain(whole, *static.others(args, kwargs))
     traced = [not on for on in static.leaves(args, kwargs)]
-    paths = leaf_paths(inner, args, kwargs)
+    every = zip(leaf_paths(inner, args, kwargs), traced, strict=True)
+    paths = tuple(path for path, kept in every if kept)
+    made = plain(whole, *static.others(args, kwargs), paths=paths, of=inner)
     freed = [on for on, kept in zip(donated.leaves(args, kwargs), traced, strict=True) if kept]
 
     def through(run: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -50,7 +51,6 @@ def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     return replace(
         made,
         through=through,
-        paths=tuple(path for path, kept in zip(paths, traced, strict=True) if kept),
         in_shardings=_own(info.in_shardings_treedef, info.in_shardings_leaves),
         out_shardings=_own(info.out_shardings_treedef, info.out_shardings_leaves),
         donated=tuple(leaf for leaf, on in enumerate(freed) if on),

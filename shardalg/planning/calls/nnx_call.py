@@ -101,8 +101,33 @@ def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, A
     if not all(found):
         return replace(made, returned=returned)
     places = tuple(place.popleft() if len(place) > 1 else place[0] for place in found)
-    said = tuple(paths[place] for place in places)
-    return replace(made, paths=said, outer=outer, places=places, returned=returned)
+    roles = jax.tree.leaves([_roles(arg) for arg in (*args, dict(kwargs))])
+    return replace(
+        made,
+        paths=tuple(paths[place] for place in places),
+        outer=outer,
+        places=places,
+        returned=returned,
+        names=tuple(names),
+        own_roles=tuple(roles[place] for place in places),
+    )
+
+
+def _roles(arg: Any) -> Any:
+    """An argument with the role of each array in its place."""
+    nnx: Any = sys.modules["flax.nnx"]
+
+    def role(variable: Any) -> str:
+        return "parameters" if isinstance(variable, nnx.Param) else "optimizer_state"
+
+    def told(node: Any) -> Any:
+        if not _is_node(node):
+            return "data"
+        variables = jax.tree.leaves(nnx.state(node), is_leaf=lambda v: isinstance(v, nnx.Variable))
+        kept = isinstance(node, nnx.Optimizer)
+        return ["optimizer_state" if kept else role(variable) for variable in variables]
+
+    return jax.tree.map(told, arg, is_leaf=_is_node)
 
 
 def _step(key: Any) -> str:
