@@ -10,8 +10,8 @@ from shardalg.io.table import Table
 from shardalg.plan.planned import Planned
 from shardalg.planning.stages import priced
 from shardalg.report import tables
-from shardalg.report.by_module import check_by
 from shardalg.report.formatting import formatting
+from shardalg.report.modules.by_module import check_by
 from shardalg.report.uneven_results import with_borders
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardalg.plan.planned import Planned
 from shardalg.planning.stages import priced
-from shardalg.report.module_costs import costs_by_module
+from shardalg.report.modules.module_costs import costs_by_module
 
 if TYPE_CHECKING:
     from shardalg.costs.cost import Cost

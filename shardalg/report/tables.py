@@ -16,7 +16,7 @@ from shardalg.graph.ir import Graph, Node
 from shardalg.graph.modules import modules
 from shardalg.io.table import Table
 from shardalg.pause import collection_paused
-from shardalg.report import by_module
+from shardalg.report.modules import by_module
 from shardalg.spmd.program import SpmdProgram
 
 if TYPE_CHECKING:

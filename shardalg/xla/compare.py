@@ -20,7 +20,7 @@ from shardalg.io.table import Table
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective, layout
 from shardalg.lower.xla_dump.hlo_collectives import table as hlo_table
 from shardalg.planning.stages import Stages, planned
-from shardalg.report import by_module
+from shardalg.report.modules import by_module
 from shardalg.report.tables import beside, collectives
 from shardalg.xla.align import Match, matches
 from shardalg.xla.dump import Completion, node_of

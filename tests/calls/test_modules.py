@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.errors import RoleError, TableError, TraceError
 from shardalg.io.table import Table
-from shardalg.report import by_module
+from shardalg.report.modules import by_module
 from tests.calls import programs, transformers
 
 MESH = sa.Mesh({"X": 2, "Y": 2})

@@ -12,7 +12,7 @@ from shardalg.costs.walk import sent_bytes
 from shardalg.graph.modules import modules
 from shardalg.io.table import Table
 from shardalg.planning.stages import Stages, priced
-from shardalg.report import by_module
+from shardalg.report.modules import by_module
 from shardalg.report.tables import maker
 
 if TYPE_CHECKING:

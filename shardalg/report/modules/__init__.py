@@ -1,0 +1,1 @@
+"""What a plan says of a function, folded by its modules."""
