@@ -59,7 +59,7 @@ def test_where_it_cannot_be_opened_the_operands_are_gathered_and_the_plan_says_s
 def test_with_the_row_it_is_partitioned_on_every_loop(with_row):
     plan = with_row["plan_of_it"]()
     assert kinds(plan) == ["all_reduce"]
-    assert not len(plan.warnings())
+    assert plan.warnings().query("op != 'jax.jit'").empty
     text = str(plan.program)
     assert "weighted_sum" in text
     assert "mask" in text
