@@ -5,25 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-LANES, SUBLANES, LONGEST_ROW, OF_A_SCALAR = 128, 8, 1024, 256
+LANES, SUBLANES = 128, 8
+OF_VECTORS = 256, 1024
+"""The smallest tile of a vector, which a scalar takes, and the largest."""
 
 
 def tiled_bytes(shape: Sequence[int], itemsize: int) -> int:
     """Bytes of an array of 32-bit items, padded to tiles as the TPU's compiler lays it out.
 
     Tiles are 8 x 128 items of the two minor dimensions, with 1, 2 or 4 rows where the array has no
-    more; of a vector 128 to 1024 items, of a scalar 256. Narrower items are padded so at least.
+    more; of a vector 256 to 1024 items, of a scalar 256. Narrower items are padded so at least.
 
     >>> tiled_bytes((512, 4, 128), 4), tiled_bytes((12, 1024), 4), tiled_bytes((2000,), 4)
     (1048576, 65536, 8192)
 
     Layouts that libtpu prints, such as `f32[4,128]{1,0:T(4,128)}` and `f32[2000]{0:T(1024)}`.
     """
-    if not shape:
-        return OF_A_SCALAR * itemsize
-    if len(shape) == 1:
-        tile = min(LONGEST_ROW, max(LANES, _power_of_two(shape[0])))
-        return _up(shape[0], tile) * itemsize
+    if len(shape) < 2:
+        (size,) = shape or (1,)
+        least, most = OF_VECTORS
+        return _up(size, min(most, max(least, _power_of_two(size)))) * itemsize
     *outer, rows, columns = shape
     held = _up(rows, min(SUBLANES, _power_of_two(rows))) * _up(columns, LANES)
     return math.prod(outer) * held * itemsize
