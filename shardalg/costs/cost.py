@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from shardalg.costs.analyses.crossing import largest, less, turns
 from shardalg.costs.collectives import RING_BYTES
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
 from shardalg.costs.network.span import LINK
 from shardalg.errors import TableError
 from shardalg.io.table import Table
-from shardalg.sizes.formula import Formula
+from shardalg.sizes.formula import Formula, FormulaError
+from shardalg.sizes.largest import larger
 from shardalg.sizes.sums import total
 
 if TYPE_CHECKING:
@@ -116,12 +118,16 @@ class Cost:
       hints: the same in numbers, at the hints; of a plan in numbers, `totals` itself.
       sizes: the names of the sizes; None in a plan in numbers.
       by_module: makes the table by module; None where nothing tells modules.
+      overlap: of compute and collectives: "none", "dependences" or "full".
+      scheduled_s: the step with the overlap that dependences allow, at the hints.
     """
 
     hardware: Hardware
     totals: Totals
     hints: Totals
     sizes: Sizes | None = None
+    overlap: str = "none"
+    scheduled_s: float | None = None
     by_module: Callable[[], Table] | None = field(default=None, compare=False)
 
     def _shown(self, value: Any) -> Any:
@@ -174,10 +180,31 @@ class Cost:
         chosen = (item.time_s for item in self.items if item.kind == FORMATTING)
         return self._shown(total(chosen))
 
-    @property
+    @cached_property
     def step_time_s(self) -> Any:
-        """`compute_s + communication_s`: no overlap."""
-        return self.compute_s + self.communication_s
+        """Seconds of a step: compute and communication as `overlap` says.
+
+        "none": their sum; "full": the longer one; "dependences": what the program's dependences
+        allow, which has no formula in named sizes.
+
+        Raises:
+          FormulaError: "dependences" of a plan with named sizes.
+        """
+        return self._shown(self._time(self.totals))
+
+    def _time(self, totals: Totals) -> Any:
+        """The step time of some totals, numbers or formulas."""
+        compute, sent = (totals.sum("time_s", communication=c) for c in (False, True))
+        if self.overlap == "none":
+            return compute + sent
+        if self.overlap == "full":
+            return larger(compute, sent)
+        if totals is not self.hints:
+            raise FormulaError(
+                "overlap='dependences' is a schedule, which has no formula in named sizes: take "
+                "'none' or 'full', or ask plan.at(...) for numbers."
+            )
+        return self.scheduled_s
 
     @cached_property
     def peak_memory_bytes(self) -> Any:
@@ -211,6 +238,60 @@ class Cost:
             return 0.0
         return self._shown(self.totals.useful_s) / (self.devices * self.step_time_s)
 
+    def crossover(
+        self, other: Cost, name: str, *, quantity: str = "step_time_s"
+    ) -> tuple[int, ...]:
+        """The values of a named size at which this costs more instead of less, or less again.
+
+        All other sizes stay at their hints. At each of these integers the sign of the difference is
+        another one than at the integer before.
+
+        Args:
+          quantity: as in `formulas`.
+
+        Raises:
+          FormulaError: plans in numbers, an unknown quantity, or one that does not depend on it.
+        """
+        difference, hints = self._less_than(other, quantity)
+        return turns(difference, name, hints)
+
+    def beats(self, other: Cost, *, quantity: str = "peak_memory_bytes") -> str:
+        """The inequality of sizes under which this costs less than the other; "always", "never".
+
+        Raises:
+          FormulaError: plans in numbers, or an unknown quantity.
+        """
+        difference, _ = self._less_than(other, quantity)
+        return less(Formula({}), -difference)
+
+    def largest_batch_that_fits(self, name: str = "B") -> int:
+        """The largest value of a named size at which the peak fits a device; 0 if 1 does not.
+
+        All other sizes stay at their hints, and what is alive at the peak as it is there.
+
+        Raises:
+          FormulaError: no such named size.
+        """
+        if self.sizes is None or name not in self.sizes.hints:
+            known = sorted(self.sizes.hints) if self.sizes else "none: plan with sa.dims"
+            raise FormulaError(f"{name!r} is no named size of this plan; there are {known}.")
+        peak, hints = Formula.of(self.memory.peak_bytes), self.sizes.hints
+        return largest(lambda n: peak.at({**hints, name: n}) <= self.hardware.hbm_bytes)
+
+    def _less_than(self, other: Cost, quantity: str) -> tuple[Formula, dict[str, int]]:
+        """What this costs more than another, and the hints of both."""
+        if self.sizes is None or other.sizes is None:
+            raise FormulaError(
+                "plans in numbers have no crossover: name sizes with sa.dims, or a symbolic mesh."
+            )
+        prices = [
+            {**dict(c.totals.named()), "step_time_s": c._time(c.totals)} for c in (self, other)
+        ]
+        if any(quantity not in found for found in prices):
+            raise FormulaError(f"{quantity!r} is none of {', '.join(prices[0])}.")
+        ours, theirs = (Formula.of(found[quantity]) for found in prices)
+        return ours - theirs, {**other.sizes.hints, **self.sizes.hints}
+
     def table(self, by: str | None = None) -> Table:
         """A row per kind, axes, role and phase, the longest (at the hints) first.
 
@@ -239,12 +320,15 @@ class Cost:
 
     def formulas(self) -> Table:
         """Every quantity as a formula in the named sizes, and as a number at the hints."""
-        pairs = zip(self.totals.named(), self.hints.named(), strict=True)
+        pairs = list(zip(self.totals.named(), self.hints.named(), strict=True))
+        if self.overlap != "none":
+            times = (self._time(self.totals), self._time(self.hints))
+            pairs[0] = (("step_time_s", times[0]), ("step_time_s", times[1]))
         rows = ((name, self._shown(value), number(at)) for (name, value), (_, at) in pairs)
         return Table(("quantity", "formula", "at_hints"), tuple(rows))
 
     def __repr__(self) -> str:
-        at = Cost(self.hardware, self.hints, self.hints) if self.sizes else self
+        at = replace(self, totals=self.hints, sizes=None)
         full = "" if at.fits else f" (does not fit: {self.hardware.hbm_bytes:.4g} bytes)"
         names = f" in {', '.join(sorted(self.sizes.hints))}; at the hints" if self.sizes else ""
         return (

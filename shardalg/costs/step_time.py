@@ -11,6 +11,8 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from shardalg.algebra.digits import Digits
+from shardalg.costs.analyses.overlap import check_overlap, scheduled_s
+from shardalg.costs.analyses.together import together
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import (
     Shapes,
@@ -46,11 +48,13 @@ def estimate(
     *,
     roles: Sequence[str] | None = None,
     donated: Sequence[int] = (),
+    overlap: str = "none",
 ) -> Cost:
     """Time and memory of one call of `program` on devices of one kind.
 
-    Every instruction runs after the one before it: **no overlap** of compute and communication, and
-    none of collectives on different axes. A contraction takes `max(flops / peak, bytes / memory
+    With `overlap="none"` every instruction runs after the one before it; "dependences" runs
+    collectives beside compute that does not wait for them (`analyses.overlap`), "full" takes the
+    longer of both. A contraction takes `max(flops / peak, bytes / memory
     bandwidth)`; other operators are fused into chains, of which only the ends move bytes to and
     from memory. A collective takes its ring bytes over the link plus the latency of its hops.
     Matrix units run at their peak: the estimate is a lower bound until it is calibrated.
@@ -59,7 +63,11 @@ def estimate(
       program: in numbers; or one that `costs.symbolic.symbolise` made, for formulas.
       roles: per graph value, for the classes of memory; None reads "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
+
+    Raises:
+      HardwareError: an unknown overlap, or a mesh that does not tile the topology.
     """
+    check_overlap(overlap)
     named = program if isinstance(program, Symbolised) else None
     hints = program.hints if isinstance(program, Symbolised) else program
     chip = hardware.chip
@@ -68,13 +76,14 @@ def estimate(
     formulas = replace(numbers, program=named.program, sizes=named.sizes) if named else numbers
     runs = formulas.runs()
     prices = numbers.prices(runs)
+    beside = numbers.scheduled_s() if overlap == "dependences" else None
     at_hints = Totals(numbers.items(runs, prices), *numbers.useful(), hints.mesh.size, held)
     if named is None:
-        return Cost(chip, at_hints, at_hints)
+        return Cost(chip, at_hints, at_hints, overlap=overlap, scheduled_s=beside)
     peak = held.priced(named.program)
     prices = formulas.prices(runs, [price.by_traffic for price in prices])
     totals = Totals(formulas.items(runs, prices), *formulas.useful(), named.devices, peak)
-    return Cost(chip, totals, at_hints, named.sizes)
+    return Cost(chip, totals, at_hints, named.sizes, overlap=overlap, scheduled_s=beside)
 
 
 class Timed(NamedTuple):
@@ -159,11 +168,31 @@ class _Pricing:
             values = (*instruction.operands, *instruction.results)
             key = (
                 *(self.operation(instruction), instruction.role, instruction.phase, step.count),
+                self.company(instruction, types),
                 tuple([types[v] for v in values]),
                 tuple([types[v] for v in self.written(values)]),
             )
             found.setdefault(key, []).append(place)
         return {places[0]: len(places) for places in found.values()}
+
+    @cached_property
+    def together(self) -> dict[int, tuple[Instruction, ...]]:
+        """All-reduces that are sent as one (`analyses.together`)."""
+        return together(self.program.block)
+
+    def company(self, instruction: Instruction, types: Sequence[int]) -> Any:
+        """Of an all-reduce the types of all that are sent with it; None of what goes alone."""
+        sent = self.together.get(id(instruction))
+        if sent is None:
+            return None
+        return tuple(sorted(types[v] for other in sent for v in other.operands))
+
+    def scheduled_s(self) -> float:
+        """Seconds of the program in numbers, collectives beside the compute that can do without."""
+        places = dict.fromkeys(range(len(self.steps)), 1)
+        prices = zip(self.steps, self.prices(places), strict=True)
+        found = {id(step.instruction): float(self.took(price)) for step, price in prices}
+        return scheduled_s(self.program.block, lambda instruction: found[id(instruction)])
 
     def operation(self, instruction: Instruction) -> Any:
         """What is done, be it to whichever values: a node's operator, or an instruction's own."""
@@ -225,14 +254,20 @@ class _Pricing:
     def moved(self, instruction: Instruction[Collective]) -> _Price:
         """The price of a collective."""
         attributes, mesh = instruction.attributes, self.program.mesh
-        size = sent_bytes(self.program, instruction)
-        size = size if self.sizes is None else Formula.of(size)
-        taken = seconds_by_cause(attributes, size, spans=self.spans)
+        size = self.sent(instruction)
+        sent_as_one = self.together.get(id(instruction), (instruction,))
+        whole = total(map(self.sent, sent_as_one)) if sent_as_one else None
+        taken = {} if whole is None else seconds_by_cause(attributes, whole, spans=self.spans)
         axes = axis_names(mesh, attributes.digits)
         key = _Key(attributes.sent_as, axes, instruction.role, instruction.phase)
         sent = wire_bytes(attributes, size)
         amounts = (((cause, 1.0), seconds) for cause, seconds in taken.items())
         return _Price(key, (("count", 1), ("wire_bytes", sent), *amounts))
+
+    def sent(self, instruction: Instruction) -> Any:
+        """Bytes that a device holds of what a collective moves."""
+        size = sent_bytes(self.program, instruction)
+        return size if self.sizes is None else Formula.of(size)
 
     def computed(self, instruction: Instruction, by_traffic: bool | None) -> _Price:
         """The price of a local operator; `by_traffic` is None in numbers, which decide it.

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 class CostAnswers(Planned):
     """Seconds, bytes held and flops."""
 
-    def cost(self, hardware: str | Hardware | Topology) -> Cost:
+    def cost(self, hardware: str | Hardware | Topology, *, overlap: str = "none") -> Cost:
         """Step time, communication, peak memory and flops on a chip.
 
         On a chip alone each axis has links of its own; a `Topology`, or its text such as "v3:8x8",
-        says what axes share. Numbers; of a plan with named sizes, sympy expressions in them.
+        says what axes share. `overlap` of compute and collectives is "none", "dependences" (what
+        the program allows) or "full". Numbers; of a plan with named sizes, sympy expressions.
         `cost(...).table(by="module")` says what each module takes.
         """
-        made = priced(self._traced, self._symbolised or self.program, hardware)
+        program = self._symbolised or self.program
+        made = priced(self._traced, program, hardware, overlap=overlap)
         return replace(made, by_module=lambda: costs_by_module(self._stages, hardware))
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.traffic import Traffic
@@ -116,13 +116,16 @@ def planned_at(
 
 
 def priced(
-    traced: Traced, program: Symbolised | SpmdProgram, hardware: str | Hardware | Topology
+    traced: Traced,
+    program: Symbolised | SpmdProgram,
+    hardware: str | Hardware | Topology,
+    *,
+    overlap: str = "none",
 ) -> Cost:
     """A program of a function on a chip, or on a machine of many."""
     from shardalg.costs.step_time import estimate
     from shardalg.costs.topology import machine
 
-    given = machine(hardware)
-    return estimate(
-        program, traced.graph, roles=traced.roles, hardware=given, donated=traced.donated
-    )
+    given, graph = machine(hardware), traced.graph
+    settings: dict[str, Any] = {"roles": traced.roles, "donated": traced.donated}
+    return estimate(program, graph, given, overlap=overlap, **settings)

@@ -1,0 +1,101 @@
+"""Where one price overtakes another as a size grows, and how large a size may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from itertools import pairwise
+
+from shardalg.sizes.conditions import crossovers, words
+from shardalg.sizes.facts import POSITIVE, Fact
+from shardalg.sizes.formula import Formula, FormulaError, Number
+from shardalg.sizes.largest import Max
+
+LARGEST = 1 << 40
+"""Sizes are looked at up to here."""
+
+
+def turns(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[int, ...]:
+    """The integers at which a difference has another sign than at the one before.
+
+    Between two of 1, 2, 4, ... one turn is found, by halving; every turn is checked exactly, so
+    that ceilings and what is the longer of two times count.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> M, X = symbols("M X")
+    >>> turns(M * X - 96, "X", {"M": 2, "X": 4})
+    (48, 49)
+
+    Raises:
+      FormulaError: the difference does not depend on the size.
+    """
+    if name not in difference.names:
+        raise FormulaError(f"{difference} does not depend on {name}: nothing turns as it grows.")
+
+    def sign(size: int) -> int:
+        value = difference.at({**hints, name: size})
+        return (value > 0) - (value < 0)
+
+    return tuple(_turns(sign, sorted({1, *_near(difference, name, hints)})))
+
+
+def _near(difference: Formula, name: str, hints: Mapping[str, Number]) -> Iterator[int]:
+    """Powers of two, and the roots of a polynomial with what is next to them."""
+    yield from (1 << k for k in range(LARGEST.bit_length()))
+    if not any(type(atom) is Max for atom in difference.atoms):
+        for root in crossovers(difference, name, values=hints):
+            yield from (int(root) + k for k in range(-1, 3) if int(root) + k >= 1)
+
+
+def _turns(sign: Callable[[int], int], sizes: list[int]) -> Iterator[int]:
+    for low, high in pairwise(sizes):
+        while sign(low) != sign(high):
+            first, last, here = low, high, sign(low)
+            while last - first > 1:
+                middle = (first + last) // 2
+                first, last = (middle, last) if sign(middle) == here else (first, middle)
+            yield last
+            low = last
+
+
+def largest(fits: Callable[[int], bool]) -> int:
+    """The largest size that fits, of a need that does not shrink; 0 if 1 does not."""
+    if not fits(1):
+        return 0
+    low = 1
+    while low < LARGEST and fits(2 * low):
+        low *= 2
+    high = 2 * low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def less(first: Formula, second: Formula) -> str:
+    """The condition under which the first price is smaller, divided by what both share.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> B, M, X = symbols("B M X")
+    >>> less(2 * B * M / X, B * M), less(B, B + 1), less(B, B)
+    ('2 < X', 'always', 'never')
+    """
+    difference = second - first
+    if not difference:
+        return "never"
+    above, _ = difference.fraction
+    shared = _shared(above)
+    if all(c > 0 for c in (above / shared).terms.values()):
+        return "always"
+    if all(c < 0 for c in (above / shared).terms.values()):
+        return "never"
+    return words(Fact(above / shared, POSITIVE))
+
+
+def _shared(formula: Formula) -> Formula:
+    """The largest product that divides all terms."""
+    powers = [dict(monomial) for monomial in formula.terms]
+    least = {f: min(found.get(f, 0) for found in powers) for f in {f for p in powers for f in p}}
+    numbers = [Fraction(c).numerator for c in formula.terms.values()]
+    return Formula({frozenset((f, e) for f, e in least.items() if e): math.gcd(*numbers)})

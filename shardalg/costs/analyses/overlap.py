@@ -1,0 +1,68 @@
+"""Seconds of a program whose collectives run beside the compute that does not wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shardalg.costs.collectives import is_collective
+from shardalg.errors import HardwareError
+from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import Control
+
+OVERLAPS = ("none", "dependences", "full")
+
+
+def check_overlap(overlap: str) -> None:
+    """Raise unless `overlap` is one of `OVERLAPS`.
+
+    Raises:
+      HardwareError: another word.
+    """
+    if overlap not in OVERLAPS:
+        raise HardwareError(
+            f"overlap={overlap!r}: write 'none' (one after the other), 'dependences' (collectives "
+            "beside the compute that does not wait for them) or 'full' (the longer of both)."
+        )
+
+
+def scheduled_s(block: Block, seconds: Callable[[Instruction], float]) -> float:
+    """Seconds of a block on a device that computes and sends at the same time.
+
+    Instructions of each sort start in program order, as soon as the one before of their sort is
+    done and what they read is there. A loop begins when both sorts are idle, and its trips follow
+    one another: nothing is fetched for the next trip. At least `max(compute, communication)` of
+    each trip, at most their sum.
+
+    Args:
+      seconds: of one execution of an instruction that is no loop.
+    """
+    line = _Line(seconds)
+    for instruction in block.instructions:
+        line.run(instruction)
+    return max(line.free.values())
+
+
+@dataclass
+class _Line:
+    """When the compute unit and the links are free, and each value is there."""
+
+    seconds: Callable[[Instruction], float]
+    free: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
+    ready: dict[int, float] = field(default_factory=dict)
+
+    def run(self, instruction: Instruction) -> None:
+        """Start an instruction as early as it can."""
+        control = isinstance(instruction.attributes, Control)
+        sorts = (False, True) if control else (is_collective(instruction.attributes),)
+        taken = self.inside(instruction) if control else self.seconds(instruction)
+        waits = (self.ready.get(value, 0.0) for value in instruction.operands)
+        end = max(*(self.free[sort] for sort in sorts), *waits, 0.0) + taken
+        self.free.update(dict.fromkeys(sorts, end))
+        self.ready.update(dict.fromkeys(instruction.results, end))
+
+    def inside(self, instruction: Instruction) -> float:
+        """Of a loop or a branch: of all bodies, each as often as `walk` counts it."""
+        control = instruction.attributes
+        once = sum(scheduled_s(body, self.seconds) for body in control.bodies)
+        return control.executions * once
