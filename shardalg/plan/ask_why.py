@@ -20,6 +20,8 @@ from shardalg.plan.ask_collectives import CollectiveAnswers
 from shardalg.xla.own_jit import OwnJit
 
 if TYPE_CHECKING:
+    from shardalg.costs.hardware import Hardware
+    from shardalg.costs.topology import Topology
     from shardalg.io.table import DataFrame
     from shardalg.xla.compare import BesideXla
 
@@ -170,6 +172,27 @@ class WhyAnswers(CollectiveAnswers):
         found = compare(self._trials, ask(*asked), partial(ask, *asked, ()))
         self._told[whose] = found.xla_wire_bytes
         return found
+
+    def cost_of_xla(
+        self, hardware: str | Hardware | Topology, partitioner: str | None = None
+    ) -> DataFrame:
+        """The collectives of XLA's own program under the prices of `cost`.
+
+        Columns: kind, axes, count, wire_bytes, time_s (a step; None where no axes say the groups);
+        the last row is for all. XLA is asked as by `compare_xla`.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+        >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
+        >>> plan.cost_of_xla("tpu_v3")[["kind", "wire_bytes"]].values.tolist()
+        [['all_reduce', 64], ['all', 64]]
+        """
+        from shardalg.costs.topology import machine
+        from shardalg.xla.priced import xla_prices
+
+        told = self.compare_xla(partitioner).told
+        return xla_prices(told.collectives, told.mesh, machine(hardware)).df
 
     @cached_property
     def _trials(self) -> Trials:

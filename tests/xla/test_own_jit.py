@@ -103,3 +103,18 @@ def test_a_file_of_the_old_schema_loads_as_the_papers(tmp_path):
         loaded = sa.load_plan(tmp_path / "old.json")
     assert loaded.options.policy == "paper"
     assert loaded.text() == plan.text()
+
+
+def test_xlas_own_collectives_are_priced_as_the_plans_are():
+    plan = planned()
+    for chip in ("tpu_v3", "h100"):
+        rows = plan.cost_of_xla(chip)
+        ours = plan.cost(chip)
+        assert rows["wire_bytes"].iloc[-1] == plan.compare_xla().xla_wire_bytes
+        # the same collectives on the same axes: the same seconds
+        kinds = plan.collectives().groupby(["kind", "axes"])["wire_bytes"].sum().to_dict()
+        theirs = {(r.kind, r.axes): r.wire_bytes for r in rows[:-1].itertuples()}
+        if kinds == theirs:
+            assert rows["time_s"].iloc[-1] == pytest.approx(float(ours.communication_s))
+        assert rows["time_s"].iloc[-1] == pytest.approx(rows["time_s"][:-1].sum())
+    assert kinds == theirs
