@@ -60,11 +60,11 @@ class Layout:
 
     Attributes:
       weights, activations: letter to axis, or axes, major first. Of a tensor two of whose letters
-        name one axis, the first letter has it.
+        name one axis, the first letter has it. `weights` None leaves them to completion.
       sites: names of sites that are annotated; None annotates all, () none.
     """
 
-    weights: Mapping[str, Axes] = field(default_factory=dict)
+    weights: Mapping[str, Axes] | None = field(default_factory=dict)
     activations: Mapping[str, Axes] = field(default_factory=dict)
     sites: tuple[str, ...] | None = None
 
@@ -131,19 +131,19 @@ class Model:
     def strategy(self, mesh: Mesh, layout: Layout) -> Strategy:
         """Shardings of `train_step` and its sites on a mesh."""
 
-        def spec(where: Mapping[str, Axes], dims: str) -> PartitionSpec:
-            return letters_spec(mesh, where, dims)
+        def spec(dims: str) -> PartitionSpec:
+            return letters_spec(mesh, layout.activations, dims)
 
-        weights = self._each(lambda weight: spec(layout.weights, weight.dims))
-        state = {
-            "step": PartitionSpec(),
-            "moments": self._each(partial(self._moments, mesh, layout)),
-        }
-        data = [spec(layout.activations, data.dims) for data in self.data]
         names = self.sites if layout.sites is None else layout.sites
-        sites = {name: spec(layout.activations, self.sites[name]) for name in names}
-        results = (weights, state, PartitionSpec())
-        return Strategy(mesh, (weights, state, *data), results, sites)
+        sites = {name: spec(self.sites[name]) for name in names}
+        data = [spec(data.dims) for data in self.data]
+        if layout.weights is None:
+            return Strategy(mesh, (None, None, *data), sites=sites)
+        laid_out = partial(letters_spec, mesh, layout.weights)
+        weights = self._each(lambda weight: laid_out(weight.dims))
+        moments = self._each(partial(_moments, laid_out))
+        given = (weights, {"step": PartitionSpec(), "moments": moments})
+        return Strategy(mesh, (*given, *data), (*given, PartitionSpec()), sites)
 
     def plan(self, mesh: Mesh, layout: Layout) -> Plan:
         """The plan of `train_step`; parameters and state are donated."""
@@ -172,12 +172,13 @@ class Model:
     def _state(self, params: Any) -> dict[str, Any]:
         return adafactor.init_state(params, self._factoring())
 
-    def _moments(self, mesh: Mesh, layout: Layout, weight: Weight) -> dict[str, PartitionSpec]:
-        """Laid out along the dimensions that each keeps of its weight."""
-        whole = letters_spec(mesh, layout.weights, weight.dims)
-        entries = (*whole, *[None] * (len(weight.dims) - len(whole)))
-        row, column = adafactor.Factoring(weight.rows, weight.stacked).split(entries)
-        return {"row": PartitionSpec(*row), "column": PartitionSpec(*column)}
+
+def _moments(laid_out: Callable[[str], PartitionSpec], weight: Weight) -> dict[str, PartitionSpec]:
+    """Adafactor's, along the dimensions that each keeps of its weight."""
+    row, column = adafactor.Factoring(weight.rows, weight.stacked).split(tuple(weight.dims))
+    whole = dict(zip(weight.dims, laid_out(weight.dims), strict=True))
+    kept = {"row": row, "column": column}
+    return {name: PartitionSpec(*(whole[d] for d in dims)) for name, dims in kept.items()}
 
 
 def letters_spec(mesh: Mesh, where: Mapping[str, Axes], dims: str) -> PartitionSpec:

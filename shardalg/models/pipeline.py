@@ -32,6 +32,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from shardalg.costs.pipelines.bubbles import SHIFTED
 from shardalg.costs.pipelines.schedules import Schedule
@@ -42,7 +43,9 @@ Array = jax.Array
 Tree = Any
 StageFn = Callable[[Tree, Tree], Tree]
 
+LAYER_INPUT = "pipeline_layer_input"
 REMAT = ("none", "layer", "stage")
+"""What is kept of a stage for its backward pass: all, the inputs of its layers, its own input."""
 
 
 @dataclass(frozen=True)
@@ -167,13 +170,20 @@ class Pipeline:
                 count = leaf.shape[0] // rounds
                 return lax.dynamic_slice_in_dim(leaf, turn * count, count) if rounds > 1 else leaf
 
-            layers = jax.tree.map(of_round, weights)
-            layer = jax.checkpoint(self.stage_fn) if self.remat == "layer" else self.stage_fn
-            if len(jax.tree.leaves(layers)[0]) == 1:
-                return layer(jax.tree.map(lambda leaf: leaf[0], layers), x)
-            return lax.scan(lambda x, weights: (layer(weights, x), None), x, layers)[0]
+            def layer(x: Tree, weights: Tree) -> tuple[Tree, None]:
+                x = jax.tree.map(partial(checkpoint_name, name=LAYER_INPUT), x)
+                return _again(self.stage_fn, self.remat == "layer")(weights, x), None
 
-        return (jax.checkpoint(run) if self.remat == "stage" else run)(weights, x, turn)
+            layers = jax.tree.map(of_round, weights)
+            if len(jax.tree.leaves(layers)[0]) == 1:
+                return layer(x, jax.tree.map(lambda leaf: leaf[0], layers))[0]
+            return lax.scan(layer, x, layers)[0]
+
+        if self.remat == "layer" and rounds > 1:
+            # else the weights of every iteration's round would be kept for the backward pass
+            policy = jax.checkpoint_policies.save_only_these_names(LAYER_INPUT)
+            return jax.checkpoint(run, policy=policy)(weights, x, turn)
+        return _again(run, self.remat == "stage")(weights, x, turn)
 
     def _entering(self, leaf: Array) -> Array:
         """(batch, ...) to (stages, microbatches, batch / microbatches, ...), on the first stage."""
@@ -221,6 +231,10 @@ class Pipeline:
                 "what the next one takes, so shapes and types must be the same. Cast inside the "
                 "stage, or move what changes them before or after the pipeline."
             )
+
+
+def _again(run: Callable[..., Tree], recomputed: bool) -> Callable[..., Tree]:
+    return jax.checkpoint(run) if recomputed else run
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -272,6 +272,7 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     """
     peak = lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     log_total = jnp.log(jnp.sum(jnp.exp(logits - peak), axis=-1)) + peak[..., 0]
-    is_target = targets[..., None] == lax.broadcasted_iota(jnp.int32, logits.shape, 2)
+    number = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    is_target = targets[..., None] == number
     picked = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
     return jnp.mean(log_total - picked)

@@ -1,0 +1,180 @@
+"""A pipelined Conformer (arXiv:2005.08100): section 5.3 of GSPMD (arXiv:2105.04663).
+
+Convolutional subsampling, L layers as a pipeline, and an output projection: data parallel before
+and after the pipeline along all axes, the devices of the stages included. A layer is half a
+feed-forward layer, attention, a convolution module, another half, and a norm. The loss is the mean
+cross-entropy of a label per frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from shardalg.costs.pipelines.schedules import Schedule
+from shardalg.errors import StrategyError
+from shardalg.graph.annotate import annotate
+from shardalg.models import transformer
+from shardalg.models.model import Data, Layout, Model, Weight
+from shardalg.models.pipeline import Pipeline, pipeline
+
+Array = jax.Array
+
+PIPELINED = Layout({"L": "L"}, {"B": ("X", "L"), "b": "X"})
+# b are the sequences of a microbatch
+SITES = {"subsampled": "BSM", "layer_output": "bSM", "labels": "BSV"}
+_WEIGHTS = {
+    "in_1": Weight("LnMH", 1, 2),
+    "out_1": Weight("LnHM", 1, 2),
+    **{name: Weight("LnMND", 1, 2) for name in ("w_q", "w_k", "w_v")},
+    "w_o": Weight("LnNDM", 2, 2),
+    "pointwise_1": Weight("LnMG", 1, 2),
+    "depthwise": Weight("LnKM", 1, 2),
+    "pointwise_2": Weight("LnMM", 1, 2),
+    "in_2": Weight("LnMH", 1, 2),
+    "out_2": Weight("LnHM", 1, 2),
+}
+
+
+@dataclass(frozen=True)
+class Conformer:
+    """Sizes in the paper's letters, and the schedule of the layers.
+
+    Attributes:
+      B, S: sequences, frames of a sequence after subsampling by four.
+      M, H, N: features, features between the feed-forward products, heads of M / N features.
+      K: taps of the depthwise convolution. F, C, V: features of a frame, channels of the
+        subsampling, labels.
+      L: layers.
+
+    Raises:
+      StrategyError: a size below 1, or heads that do not divide M. PipelineError: the schedule
+        does not divide layers or batch.
+    """
+
+    schedule: Schedule
+    B: int = 8
+    S: int = 4
+    M: int = 16
+    H: int = 32
+    N: int = 4
+    K: int = 3
+    F: int = 8
+    C: int = 4
+    V: int = 8
+    L: int = 2
+    dtype: str = "bfloat16"
+    remat: str = "layer"
+
+    def __post_init__(self) -> None:
+        sizes = {f.name: getattr(self, f.name) for f in fields(self) if len(f.name) == 1}
+        bad = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
+        if bad or self.M % self.N:
+            raise StrategyError(
+                f"sizes of a Conformer are integers of at least 1, and N heads divide M features, "
+                f"got {bad or (self.M, self.N)}."
+            )
+        self.schedule.layers_per_round(self.L)
+        self.schedule.microbatch_size(self.B)
+
+    @property
+    def pipe(self) -> Pipeline:
+        """The layers as a pipeline."""
+        plan = self.schedule
+        return pipeline(
+            partial(layer, self),
+            stages=plan.stages,
+            microbatches=plan.microbatches,
+            rounds=plan.rounds,
+            remat=self.remat,
+        )
+
+    @property
+    def model(self) -> Model:
+        """The same to be planned and trained.
+
+        >>> Conformer(Schedule(2, 4)).model.types()["layers"]["in_1"].shape
+        (2, 1, 16, 32)
+        """
+        stages, half = self.schedule.stages, (self.F + 1) // 2
+        sizes = {letter: getattr(self, letter) for letter in "BSMHNKFCV"}
+        more = {"L": stages, "n": self.L // stages, "D": self.M // self.N, "G": 2 * self.M}
+        taps = {"3": 3, "1": 1, "Q": (half + 1) // 2, "T": 4 * self.S}
+        before = {"first": Weight("331C", 3), "second": Weight("33CC", 3)}
+        return Model(
+            sizes={**sizes, **more, **taps, "b": self.schedule.microbatch_size(self.B)},
+            weights={
+                "subsampling": {**before, "project": Weight("QCM", 2)},
+                "layers": dict(_WEIGHTS),
+                "labels": Weight("MV"),
+            },
+            data=(Data("BTF"), Data("BS", below="V")),
+            loss=partial(loss, self),
+            sites=SITES,
+        )
+
+
+def loss(config: Conformer, params: Any, features: Array, labels: Array) -> Array:
+    """Mean cross-entropy of the frames' labels, in nats."""
+    x = _subsampled(config, params["subsampling"], features)
+    x = config.pipe(params["layers"], annotate(x, "subsampled"))
+    x = annotate(x, "subsampled")
+    logits = jnp.einsum("bsm,mv->bsv", x, params["labels"].astype(config.dtype))
+    return transformer.cross_entropy(annotate(logits, "labels").astype(jnp.float32), labels)
+
+
+def _subsampled(config: Conformer, weights: Any, features: Array) -> Array:
+    """Two convolutions of stride 2 in time and frequency, then a projection: (B, S, M)."""
+    x = features.astype(config.dtype)[..., None]
+    for name in ("first", "second"):
+        kernel, names = weights[name].astype(config.dtype), ("NHWC", "HWIO", "NHWC")
+        x = jax.nn.relu(
+            lax.conv_general_dilated(x, kernel, (2, 2), "SAME", dimension_numbers=names)
+        )
+    return jnp.einsum("bsqc,qcm->bsm", x, weights["project"].astype(config.dtype))
+
+
+def layer(config: Conformer, weights: Any, x: Array) -> Array:
+    """One Conformer layer, (b, S, M) to (b, S, M)."""
+    weights = {name: weight.astype(config.dtype) for name, weight in weights.items()}
+    x = x + _feed_forward(weights["in_1"], weights["out_1"], _norm(config, x)) / 2
+    x = x + _attention(config, weights, _norm(config, x))
+    x = x + _convolution(config, weights, _norm(config, x))
+    x = x + _feed_forward(weights["in_2"], weights["out_2"], _norm(config, x)) / 2
+    return annotate(_norm(config, x), "layer_output")
+
+
+def _feed_forward(w_in: Array, w_out: Array, x: Array) -> Array:
+    hidden = jax.nn.silu(jnp.einsum("bsm,mh->bsh", x, w_in))
+    return jnp.einsum("bsh,hm->bsm", hidden, w_out)
+
+
+def _attention(config: Conformer, weights: Any, x: Array) -> Array:
+    q, k, v = (jnp.einsum("bsm,mnd->bsnd", x, weights[name]) for name in ("w_q", "w_k", "w_v"))
+    scores = jnp.einsum("bsnd,btnd->bnst", q, k) * (config.M // config.N) ** -0.5
+    shares = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(config.dtype)
+    heads = jnp.einsum("bnst,btnd->bsnd", shares, v)
+    return jnp.einsum("bsnd,ndm->bsm", heads, weights["w_o"])
+
+
+def _convolution(config: Conformer, weights: Any, x: Array) -> Array:
+    """Gated pointwise, depthwise over K frames (a sum of shifts), norm, pointwise."""
+    gated = jnp.einsum("bsm,mg->bsg", x, weights["pointwise_1"])
+    made, gate = jnp.split(gated, 2, -1)
+    padded = jnp.pad(made * jax.nn.sigmoid(gate), ((0, 0), (config.K // 2, config.K), (0, 0)))
+    taps = (padded[:, k : k + config.S] * weights["depthwise"][k] for k in range(config.K))
+    x = jax.nn.silu(_norm(config, sum(taps, jnp.zeros_like(x))))
+    return jnp.einsum("bsm,mo->bso", x, weights["pointwise_2"])
+
+
+def _norm(config: Conformer, x: Array) -> Array:
+    """Zero mean and unit variance over the features of each frame, computed in float32."""
+    x = x.astype(jnp.float32)
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    return (centred * lax.rsqrt(variance + 1e-6)).astype(config.dtype)

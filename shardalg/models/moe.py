@@ -1,0 +1,176 @@
+"""Transformers with mixtures of experts: sections 5.4 and 5.5 of GSPMD (arXiv:2105.04663).
+
+Dense and MoE layers alternate. In an MoE layer each token goes to two of E feed-forward networks,
+at most C of a sequence to each (gating as in GShard, arXiv:2006.16668, algorithm 1, a sequence being
+a group). Masks (B, S, E, C) send tokens there and back:
+
+    dispatched  "bsm,bsec->ebcm", then all-to-all from B to E
+    experts     "ebcm,emh->ebch" and "ebch,ehm->ebcm"
+    combined    all-to-all from E to B, then "ebcm,bsec->bsm"
+
+`SPARSE` is the layout of section 5.4, on a mesh of one axis: experts along it in MoE layers, the
+batch elsewhere. `HYBRID` is that of section 5.5, on (X, Y): experts along X, heads and hidden
+features along Y, dense layers as in Table 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from shardalg.errors import StrategyError
+from shardalg.graph.annotate import annotate
+from shardalg.models import transformer
+from shardalg.models.model import Data, Layout, Model, Weight
+
+Array = jax.Array
+
+SPARSE = Layout({"E": "X"}, {"B": "X", "E": "X"})
+_Y = {"N": "Y", "H": "Y", "V": "Y"}
+HYBRID = Layout({"E": "X", "M": "X", **_Y}, {"B": "X", "E": "X", "M": "Y", **_Y})
+# e and b are experts and sequences where the other letter of the pair is partitioned
+SITES = {
+    "attention_heads": "BSND",
+    "ffn_hidden": "BSH",
+    "layer_output": "BSM",
+    "embedded": "BSM",
+    "logits": "BSV",
+    "masks": "BSeC",
+    "dispatched": "eBCM",
+    "expert_input": "EbCM",
+    "expert_hidden": "EbCH",
+    "expert_output": "EbCM",
+    "combined": "eBCM",
+}
+BALANCE = 0.01
+"""Weight of the loss that keeps experts equally busy; GShard, section 2.2."""
+
+
+@dataclass(frozen=True)
+class MoEConfig:
+    """Sizes in the paper's letters; L layers, every second one with E experts of capacity C.
+
+    Raises:
+      StrategyError: a size below 1, an odd number of layers, or fewer than two experts.
+    """
+
+    B: int = 8
+    S: int = 8
+    M: int = 16
+    H: int = 32
+    N: int = 4
+    D: int = 4
+    V: int = 32
+    E: int = 8
+    C: int = 4
+    L: int = 2
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "dtype"}
+        bad = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
+        if bad:
+            raise StrategyError(f"sizes of a model are integers of at least 1, got {bad}.")
+        if self.L % 2 or self.E < 2:
+            raise StrategyError(
+                f"L={self.L} layers with E={self.E} experts: dense and MoE layers alternate, so "
+                "that L is even, and a token goes to two experts."
+            )
+
+    @property
+    def dense(self) -> transformer.Config:
+        """The sizes of a dense layer."""
+        sizes = {letter: getattr(self, letter) for letter in "BSMHNDV"}
+        return transformer.Config(**sizes, L=self.L // 2, dtype=self.dtype)
+
+    @property
+    def model(self) -> Model:
+        """The same to be planned and trained.
+
+        >>> MoEConfig().model.types()["layers"]["moe"]["w_in"].shape
+        (1, 8, 16, 32)
+        """
+        attention = {name: Weight("nMND", 1, 1) for name in ("w_q", "w_k", "w_v")}
+        attention["w_o"] = Weight("nNDM", 2, 1)
+        ffn = {"w_in": Weight("nMH", 1, 1), "w_out": Weight("nHM", 1, 1)}
+        experts = {
+            "w_gate": Weight("nme", 1, 1),
+            "w_in": Weight("nEMH", 1, 2),
+            "w_out": Weight("nEHM", 1, 2),
+        }
+        sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "dtype"}
+        return Model(
+            sizes={**sizes, "n": self.L // 2, "e": self.E, "b": self.B, "m": self.M},
+            weights={
+                "embedding": Weight("VM"),
+                "layers": {"dense": {**attention, **ffn}, "moe": {**attention, **experts}},
+            },
+            data=(Data("BS", below="V"), Data("BS", below="V")),
+            loss=partial(loss, self),
+            sites=SITES,
+        )
+
+
+def gating(config: MoEConfig, w_gate: Array, x: Array) -> tuple[Array, Array]:
+    """Where every token goes: weights (B, S, E, C) of its two experts; balance losses (B,).
+
+    A token that comes after C others of its sequence at an expert is not sent there.
+    """
+    shares = jax.nn.softmax(jnp.einsum("bsm,me->bse", x.astype(jnp.float32), w_gate), -1)
+    first = jax.nn.one_hot(jnp.argmax(shares, -1), config.E)
+    second = jax.nn.one_hot(jnp.argmax(jnp.where(first > 0, -1.0, shares), -1), config.E)
+    place_1 = jnp.cumsum(first, 1) - first
+    place_2 = jnp.cumsum(second, 1) - second + jnp.sum(first, 1, keepdims=True)
+    both = shares * (first + second)
+    both = both / jnp.sum(both, -1, keepdims=True)
+    weights = sum(
+        (both * chosen)[..., None] * jax.nn.one_hot(_at(place, chosen), config.C)
+        for place, chosen in ((place_1, first), (place_2, second))
+    )
+    busy = jnp.mean(first, 1) * jnp.mean(shares, 1)
+    return annotate(weights, "masks"), config.E * jnp.sum(busy, -1)
+
+
+def _at(place: Array, chosen: Array) -> Array:
+    """The place at the chosen expert; -1, of which `one_hot` makes zeros, elsewhere."""
+    return jnp.where(chosen > 0, place, -1).astype(jnp.int32)
+
+
+def moe(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
+    """The feed-forward layer of E experts, (B, S, M) to (B, S, M), and its balance losses."""
+    w_in, w_out = (weights[name].astype(config.dtype) for name in ("w_in", "w_out"))
+    shares, balance = gating(config, weights["w_gate"], x)
+    sent = jnp.einsum("bsm,bsec->ebcm", x, (shares > 0).astype(config.dtype))
+    sent = annotate(annotate(sent, "dispatched"), "expert_input")
+    hidden = jax.nn.relu(jnp.einsum("ebcm,emh->ebch", sent, w_in))
+    made = jnp.einsum("ebch,ehm->ebcm", annotate(hidden, "expert_hidden"), w_out)
+    made = annotate(annotate(made, "expert_output"), "combined")
+    return jnp.einsum("ebcm,bsec->bsm", made, shares.astype(config.dtype)), balance
+
+
+def moe_layer(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
+    """Attention, then experts, each behind a norm and a residual."""
+    dense = config.dense
+    x = x + transformer.attention(dense, weights, transformer.norm(dense, x))
+    made, balance = moe(config, weights, transformer.norm(dense, x))
+    return annotate(x + made, "layer_output"), balance
+
+
+def pair(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
+    """A dense layer, then one of experts."""
+    return moe_layer(config, weights["moe"], transformer.layer(config.dense, weights["dense"], x))
+
+
+def loss(config: MoEConfig, params: Any, tokens: Array, targets: Array) -> Array:
+    """Mean cross-entropy in nats, and the balance of the experts."""
+    dense = config.dense
+    embedding = params["embedding"].astype(config.dtype)
+    x = annotate(embedding[tokens], "embedded")
+    x, balance = lax.scan(lambda x, w: pair(config, w, x), x, params["layers"])
+    logits = transformer.logits(dense, embedding, x)
+    return transformer.cross_entropy(logits, targets) + BALANCE * jnp.mean(balance)

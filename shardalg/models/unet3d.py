@@ -1,0 +1,145 @@
+"""The 3D U-Net (arXiv:1606.06650), partitioned in space: section 5.6 of GSPMD (arXiv:2105.04663).
+
+Each level halves the image and doubles the channels, on the way back up what the same level made
+on the way down is joined in. Only the inputs are annotated, batch along X and depth along Y, and
+completion carries it to every convolution (halo exchange), pooling and norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from shardalg.errors import StrategyError
+from shardalg.models import transformer
+from shardalg.models.model import Data, Layout, Model, Weight
+
+Array = jax.Array
+
+SPATIAL = Layout(None, {"B": "X", "d": "Y"}, ())
+_NAMES = ("NDHWC", "DHWIO", "NDHWC")
+MOST_LEVELS = 8
+
+
+@dataclass(frozen=True)
+class UNet3D:
+    """A U-Net on images of `size` voxels in each direction.
+
+    Attributes:
+      batch, channels, classes: images, channels of the input, classes of a voxel.
+      width: channels of the first level; levels: how many there are.
+
+    Raises:
+      StrategyError: a number below 1, or a size that the levels do not halve evenly.
+
+    >>> UNet3D(width=32, levels=4, channels=1, classes=3).model.parameters
+    5602691
+    """
+
+    batch: int = 2
+    size: int = 8
+    channels: int = 1
+    classes: int = 3
+    width: int = 4
+    levels: int = 2
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        names = ("batch", "size", "channels", "classes", "width", "levels")
+        bad = {n: getattr(self, n) for n in names if type(getattr(self, n)) is not int}
+        bad |= {n: getattr(self, n) for n in names if n not in bad and getattr(self, n) < 1}
+        if bad or self.levels > MOST_LEVELS:
+            raise StrategyError(
+                f"sizes of a U-Net are integers of at least 1, at most {MOST_LEVELS} levels, "
+                f"got {bad or self.levels}."
+            )
+        if self.size % 2 ** (self.levels - 1):
+            raise StrategyError(
+                f"{self.levels} levels halve an image {self.levels - 1} times, and {self.size} is "
+                f"not divisible by {2 ** (self.levels - 1)}."
+            )
+
+    @property
+    def model(self) -> Model:
+        """The same to be planned and trained."""
+        sizes = {_channel(i): self.width * 2**i for i in range(self.levels)}
+        sizes |= {_joined(i): 2 * self.width * 2**i for i in range(self.levels - 1)}
+        image = {"B": self.batch, "d": self.size, "h": self.size, "w": self.size}
+        return Model(
+            sizes={**sizes, **image, "i": self.channels, "o": self.classes, "3": 3, "2": 2},
+            weights=dict(self._weights()),
+            data=(Data("Bdhwi"), Data("Bdhw", below="o")),
+            loss=partial(loss, self),
+            sites={},
+        )
+
+    def _weights(self) -> Iterator[tuple[str, Weight]]:
+        for i in range(self.levels):
+            here = _channel(i)
+            yield f"down {i} first", Weight("333" + (_channel(i - 1) if i else "i") + here, 4)
+            yield f"down {i} second", Weight("333" + here + here, 4)
+        for i in range(self.levels - 1):
+            here = _channel(i)
+            yield f"up {i} doubles", Weight("222" + _channel(i + 1) + here, 4)
+            yield f"up {i} first", Weight("333" + _joined(i) + here, 4)
+            yield f"up {i} second", Weight("333" + here + here, 4)
+        yield "classes", Weight(_channel(0) + "o")
+
+
+def _channel(level: int) -> str:
+    """The letter of a level's channels."""
+    return "JKLMNOPQ"[level]
+
+
+def _joined(level: int) -> str:
+    """The letter of twice as many: a level's own, and those from below."""
+    return "jklmnpq"[level]
+
+
+def loss(config: UNet3D, params: Any, images: Array, targets: Array) -> Array:
+    """Mean cross-entropy of the voxels' classes, in nats."""
+    return transformer.cross_entropy(forward(config, params, images), targets)
+
+
+def forward(config: UNet3D, params: Any, images: Array) -> Array:
+    """Logits (batch, depth, height, width, classes) in float32."""
+    weights = {name: weight.astype(config.dtype) for name, weight in params.items()}
+    x, skipped = images.astype(config.dtype), []
+    for i in range(config.levels):
+        x = _pooled(x) if i else x
+        x = _twice(weights, f"down {i}", x)
+        skipped.append(x)
+    for i in reversed(range(config.levels - 1)):
+        x = lax.conv_transpose(
+            x, weights[f"up {i} doubles"], (2, 2, 2), "VALID", dimension_numbers=_NAMES
+        )
+        x = _twice(weights, f"up {i}", jnp.concatenate([skipped[i], x], -1))
+    return jnp.einsum("bdhwc,co->bdhwo", x, weights["classes"]).astype(jnp.float32)
+
+
+def _twice(weights: Any, name: str, x: Array) -> Array:
+    """Two convolutions of three taps in each direction, each normalised and cut off at zero."""
+    for which in ("first", "second"):
+        kernel = weights[f"{name} {which}"]
+        made = lax.conv_general_dilated(x, kernel, (1, 1, 1), "SAME", dimension_numbers=_NAMES)
+        x = jax.nn.relu(_norm(made))
+    return x
+
+
+def _pooled(x: Array) -> Array:
+    each = (1, 2, 2, 2, 1)
+    return lax.reduce_window(x, -jnp.inf, lax.max, each, each, "VALID")
+
+
+def _norm(x: Array) -> Array:
+    """Zero mean and unit variance of each channel of an image, computed in float32."""
+    x32 = x.astype(jnp.float32)
+    mean = jnp.mean(x32, (1, 2, 3), keepdims=True)
+    square = jnp.mean(jnp.square(x32), (1, 2, 3), keepdims=True)
+    return ((x32 - mean) * lax.rsqrt(square - jnp.square(mean) + 1e-5)).astype(x.dtype)
