@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 from shardalg.algebra.mesh import Mesh
 from shardalg.models import adafactor
 from shardalg.plan.plan import Plan, plan
+from shardalg.propagate.options import Options
 from shardalg.propagate.strategy import Strategy
 
 Array = jax.Array
@@ -145,7 +146,7 @@ class Model:
         given = (weights, {"step": PartitionSpec(), "moments": moments})
         return Strategy(mesh, (*given, *data), (*given, PartitionSpec()), sites)
 
-    def plan(self, mesh: Mesh, layout: Layout) -> Plan:
+    def plan(self, mesh: Mesh, layout: Layout, options: Options | None = None) -> Plan:
         """The plan of `train_step`; parameters and state are donated."""
         return plan(
             self.train_step,
@@ -153,6 +154,7 @@ class Model:
             strategy=self.strategy(mesh, layout),
             roles=("parameters", "optimizer_state", *["data"] * len(self.data)),
             donate_argnums=(0, 1),
+            options=options,
         )
 
     def _each(self, function: Callable[[Weight], Any]) -> Any:

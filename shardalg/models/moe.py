@@ -1,8 +1,8 @@
 """Transformers with mixtures of experts: sections 5.4 and 5.5 of GSPMD (arXiv:2105.04663).
 
 Dense and MoE layers alternate. In an MoE layer each token goes to two of E feed-forward networks,
-at most C of a sequence to each (gating as in GShard, arXiv:2006.16668, algorithm 1, a sequence being
-a group). Masks (B, S, E, C) send tokens there and back:
+at most C of a sequence to each (gating as in GShard, arXiv:2006.16668, algorithm 1; a sequence is a
+group). Masks (B, S, E, C) send tokens there and back:
 
     dispatched  "bsm,bsec->ebcm", then all-to-all from B to E
     experts     "ebcm,emh->ebch" and "ebch,ehm->ebcm"

@@ -20,16 +20,19 @@ from shardalg.models import transformer
 from shardalg.models.model import Data, Layout, Model, Weight
 from shardalg.models.pipeline import Pipeline, pipeline
 from shardalg.models.transformer import Config
+from shardalg.propagate.options import Options, Switches
 
 Array = jax.Array
 
-_INSIDE = {"B": "X", "M": "Y", "N": "Y", "H": "Y", "V": "Y"}
+_INSIDE = {"B": ("X", "L"), "b": "X", "M": "Y", "N": "Y", "H": "Y", "V": "Y"}
 TABLE_4 = Layout({"L": "L", "N": "Y", "H": "Y", "V": "Y"}, _INSIDE)
+ONCE_A_STEP = Options(switches=Switches(defer_in_loops=True))
+"""Gradients are reduced over the data once behind the loop, not for every microbatch."""
 GATHERED = Layout({"L": "L", "N": "Y", "H": "Y", "V": "Y", "M": "X"}, _INSIDE)
 SITES = {
-    "attention_heads": "BSND",
-    "ffn_hidden": "BSH",
-    "layer_output": "BSM",
+    "attention_heads": "bSND",
+    "ffn_hidden": "bSH",
+    "layer_output": "bSM",
     "embedded": "BSM",
     "logits": "BSV",
 }
@@ -79,7 +82,8 @@ class Pipelined:
     def loss(self, params: Any, tokens: Array, targets: Array) -> Array:
         """Mean cross-entropy of the next tokens, in nats."""
         config = self.config
-        embedding = params["embedding"].astype(config.dtype)
+        params = jax.tree.map(lambda weight: weight.astype(config.dtype), params)
+        embedding = params["embedding"]
         x = self.pipe(params["layers"], annotate(embedding[tokens], "embedded"))
         x = annotate(x, "embedded")
         return transformer.cross_entropy(transformer.logits(config, embedding, x), targets)
@@ -96,7 +100,12 @@ class Pipelined:
         sizes = {letter: getattr(config, letter) for letter in "BSMHNDV"}
         layers = {name: Weight("Ln" + dims, _ROWS[name], 2) for name, dims in _LETTERS.items()}
         return Model(
-            sizes={**sizes, "L": stages, "n": config.L // stages},
+            sizes={
+                **sizes,
+                "b": self.schedule.microbatch_size(config.B),
+                "L": stages,
+                "n": config.L // stages,
+            },
             weights={"embedding": Weight("VM"), "layers": layers},
             data=(Data("BS", below="V"), Data("BS", below="V")),
             loss=self.loss,
