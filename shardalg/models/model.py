@@ -186,8 +186,8 @@ def _moments(laid_out: Callable[[str], PartitionSpec], weight: Weight) -> dict[s
 def letters_spec(mesh: Mesh, where: Mapping[str, Axes], dims: str) -> PartitionSpec:
     """The axes of each letter that the mesh has and no letter before it took.
 
-    >>> letters_spec(Mesh({"X": 2, "Y": 4}), {"E": "X", "M": "X", "H": "Y"}, "EMH")
-    PartitionSpec('X', None, 'Y')
+    >>> tuple(letters_spec(Mesh({"X": 2, "Y": 4}), {"E": "X", "M": "X", "H": "Y"}, "EMH"))
+    ('X', None, 'Y')
     """
     free, entries = list(mesh.axis_names), []
     for letter in dims:

@@ -128,12 +128,12 @@ def gating(config: MoEConfig, w_gate: Array, x: Array) -> tuple[Array, Array]:
     place_2 = jnp.cumsum(second, 1) - second + jnp.sum(first, 1, keepdims=True)
     both = shares * (first + second)
     both = both / jnp.sum(both, -1, keepdims=True)
-    weights = sum(
+    first_way, second_way = (
         (both * chosen)[..., None] * jax.nn.one_hot(_at(place, chosen), config.C)
         for place, chosen in ((place_1, first), (place_2, second))
     )
     busy = jnp.mean(first, 1) * jnp.mean(shares, 1)
-    return annotate(weights, "masks"), config.E * jnp.sum(busy, -1)
+    return annotate(first_way + second_way, "masks"), config.E * jnp.sum(busy, -1)
 
 
 def _at(place: Array, chosen: Array) -> Array:

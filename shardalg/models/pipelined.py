@@ -17,14 +17,14 @@ import jax
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.graph.annotate import annotate
 from shardalg.models import transformer
-from shardalg.models.model import Data, Layout, Model, Weight
+from shardalg.models.model import Axes, Data, Layout, Model, Weight
 from shardalg.models.pipeline import Pipeline, pipeline
 from shardalg.models.transformer import Config
 from shardalg.propagate.options import Options, Switches
 
 Array = jax.Array
 
-_INSIDE = {"B": ("X", "L"), "b": "X", "M": "Y", "N": "Y", "H": "Y", "V": "Y"}
+_INSIDE: dict[str, Axes] = {"B": ("X", "L"), "b": "X", "M": "Y", "N": "Y", "H": "Y", "V": "Y"}
 TABLE_4 = Layout({"L": "L", "N": "Y", "H": "Y", "V": "Y"}, _INSIDE)
 ONCE_A_STEP = Options(switches=Switches(defer_in_loops=True))
 """Gradients are reduced over the data once behind the loop, not for every microbatch."""

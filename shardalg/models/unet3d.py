@@ -39,7 +39,7 @@ class UNet3D:
       StrategyError: a number below 1, or a size that the levels do not halve evenly.
 
     >>> UNet3D(width=32, levels=4, channels=1, classes=3).model.parameters
-    5602691
+    5598144
     """
 
     batch: int = 2

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import load
@@ -46,7 +47,15 @@ def sparse(here: Column) -> Plan:
     """The step of a column of Table 6."""
     facts = here.facts
     capacity = 2 * 1024 // facts["E"]
-    sizes = {"S": 1024, "M": 1024, "H": 8192, "N": 16, "D": 128, "V": 32000, "L": 36}
+    sizes: dict[str, Any] = {
+        "S": 1024,
+        "M": 1024,
+        "H": 8192,
+        "N": 16,
+        "D": 128,
+        "V": 32000,
+        "L": 36,
+    }
     made = MoEConfig(B=facts["B"], E=facts["E"], C=capacity, **sizes)
     return made.model.plan(Mesh({"X": facts["devices"]}), SPARSE)
 
@@ -54,7 +63,7 @@ def sparse(here: Column) -> Plan:
 def hybrid(here: Column) -> Plan:
     """The step of a column of Table 7."""
     facts = here.facts
-    sizes = {letter: facts[letter] for letter in "BHNE"}
+    sizes: dict[str, Any] = {letter: facts[letter] for letter in "BHNE"}
     capacity = 2 * 1024 // facts["E"]
     made = MoEConfig(**sizes, S=1024, M=8192, D=128, V=32000, L=12, C=capacity)
     x, y = facts["mesh"]
