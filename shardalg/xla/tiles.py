@@ -14,10 +14,12 @@ def tiled_bytes(shape: Sequence[int], itemsize: int) -> int:
     """Bytes of an array of 32-bit items, padded to tiles as the TPU's compiler lays it out.
 
     Tiles are 8 x 128 items of the two minor dimensions, with 1, 2 or 4 rows where the array has no
-    more; of a vector 256 to 1024 items, of a scalar 256. Narrower items are padded so at least.
+    more, and the order of the two is the one that takes less; of a vector 256 to 1024 items, of a scalar 256. Narrower items are padded so at least.
 
     >>> tiled_bytes((512, 4, 128), 4), tiled_bytes((12, 1024), 4), tiled_bytes((2000,), 4)
     (1048576, 65536, 8192)
+    >>> tiled_bytes((1024, 12), 4)
+    65536
 
     Layouts that libtpu prints, such as `f32[4,128]{1,0:T(4,128)}` and `f32[2000]{0:T(1024)}`.
     """
@@ -26,8 +28,12 @@ def tiled_bytes(shape: Sequence[int], itemsize: int) -> int:
         least, most = OF_VECTORS
         return _up(size, min(most, max(least, _power_of_two(size)))) * itemsize
     *outer, rows, columns = shape
-    held = _up(rows, min(SUBLANES, _power_of_two(rows))) * _up(columns, LANES)
+    held = min(_tiled(rows, columns), _tiled(columns, rows))
     return math.prod(outer) * held * itemsize
+
+
+def _tiled(rows: int, columns: int) -> int:
+    return _up(rows, min(SUBLANES, _power_of_two(rows))) * _up(columns, LANES)
 
 
 def _power_of_two(size: int) -> int:
