@@ -14,7 +14,8 @@ def tiled_bytes(shape: Sequence[int], itemsize: int) -> int:
     """Bytes of an array of 32-bit items, padded to tiles as the TPU's compiler lays it out.
 
     Tiles are 8 x 128 items of the two minor dimensions, with 1, 2 or 4 rows where the array has no
-    more, and the order of the two is the one that takes less; of a vector 256 to 1024 items, of a scalar 256. Narrower items are padded so at least.
+    more, in the order of the two that takes less; of a vector 256 to 1024 items, of a scalar 256.
+    Narrower items are padded so at least.
 
     >>> tiled_bytes((512, 4, 128), 4), tiled_bytes((12, 1024), 4), tiled_bytes((2000,), 4)
     (1048576, 65536, 8192)
