@@ -28,6 +28,7 @@ from jax import lax
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
 from shardalg.models import dense_strategies, transformer
+from shardalg.models.dense_cost import SHALLOW, cost_on, machine_for
 from shardalg.models.dense_strategies import mesh_of
 from shardalg.models.optimizers import OPTIMIZERS
 from shardalg.models.transformer import REMAT, Config
@@ -132,6 +133,15 @@ class DenseTransformer:
         """How many numbers are trained."""
         return sum(self.config.parameter_counts().values())
 
+    @property
+    def counted_flops(self) -> int:
+        """Of a step, as published utilisations count them, what is rematerialised left out.
+
+        6 per parameter and token, and 12 L S N D per token for attention, its mask not heeded.
+        """
+        attention = 12 * self.layers * self.seq * self.heads * self.head_dim
+        return (6 * self.parameters + attention) * self.batch * self.seq
+
     def train_step(
         self, params: Any, state: Any, tokens: Array, targets: Array
     ) -> tuple[Any, Any, Array]:
@@ -193,3 +203,40 @@ class DenseTransformer:
             roles=ROLES,
             donate_argnums=DONATED,
         )
+
+    def cost(
+        self,
+        mesh: Mesh | Mapping[str, int],
+        hardware: str | Hardware | Topology,
+        *,
+        strategy: str = "finalized",
+        overlap: str = "measured",
+    ) -> Cost:
+        """Step time, memory and utilisation, by the constants that were fitted for the chip.
+
+        Args:
+          hardware: a chip by any of its names, in the vendor's shape for as many as the mesh has
+            devices; or a `Topology`, or its text.
+          overlap: of communication: "measured" exposes the share that was measured, "none" all of
+            it, "full" what takes longer than the computation.
+
+        Raises:
+          StrategyError: an unknown strategy or overlap. HardwareError: an unknown chip, no slice of
+            so many chips, a mesh that does not tile it.
+
+        >>> model = DenseTransformer(
+        ...     layers=32, model_dim=4096, hidden_dim=16384, heads=32, head_dim=128, vocab=50368,
+        ...     seq=2048, batch=96, optimizer="adam", microbatches=2, attention="fused",
+        ... )
+        >>> cost = model.cost({"fsdp": 8}, "a100_80gb", strategy="fsdp")
+        >>> 4.8 < cost.step_time_s < 5.8, cost.fits
+        (True, True)
+        """
+        laid = mesh_of(mesh)
+        on = machine_for(laid, hardware)
+        return cost_on(self.layers, self.shallow_plans(laid, strategy), on, overlap)
+
+    def shallow_plans(self, mesh: Mesh, strategy: str) -> dict[int, Plan]:
+        """Plans of few layers, by their number: from two of them follows any number of layers."""
+        depths = (self.layers,) if self.layers <= max(SHALLOW) else SHALLOW
+        return {n: replace(self, layers=n).plan(mesh, strategy) for n in depths}

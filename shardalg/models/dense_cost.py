@@ -1,0 +1,148 @@
+"""What a step of a dense Transformer takes on a machine, from plans of two and of three layers.
+
+Layers are alike: one more layer adds the same operators and the same bytes, so that what a program
+does is linear in their number, and so is its peak of memory once there are enough for the peak to
+stand where it does in a deep model (`tests/models/test_dense_cost.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.calibration.amounts import LOCAL, MOVED, Amounts, amounts
+from shardalg.costs.calibration.constants import Calibration, calibration_of
+from shardalg.costs.cost import MATRIX, MEMORY, Cost, Item, Totals
+from shardalg.costs.hardware import Hardware, load
+from shardalg.costs.memory import Alive, Liveness
+from shardalg.costs.topology import SLICE, Topology, machine
+from shardalg.errors import StrategyError
+from shardalg.plan.plan import Plan
+
+OVERLAPS = ("measured", "none", "full")
+_BOOKED = {
+    **dict.fromkeys(("matrix", "rereads", "kernel", "kernel_rereads"), MATRIX),
+    **dict.fromkeys(("traffic", "passes"), MEMORY),
+}
+SHALLOW = (2, 3)
+"""Layers of the plans that are made."""
+
+
+def machine_for(mesh: Mesh, hardware: str | Hardware | Topology) -> Topology | Hardware:
+    """The machine that a mesh is on: of a chip alone, as many as the mesh has devices for.
+
+    In the shape that the vendor gives so many; an axis `slice` counts the slices. A chip of which
+    nothing is known but its links is itself.
+
+    >>> machine_for(Mesh({"slice": 2, "fsdp": 256}), "v5e")
+    Topology(tpu_v5e:16x16, slices=2)
+
+    Raises:
+      HardwareError: an unknown chip, or no slice of so many chips.
+    """
+    found = machine(hardware)
+    if isinstance(found, Topology) or not (
+        found.interconnect.dimensions or found.interconnect.island
+    ):
+        return found
+    slices = mesh.shape.get(SLICE, 1)
+    return Topology(
+        found, chips=mesh.size // slices // found.interconnect.cores_per_chip, slices=slices
+    )
+
+
+def chip_of(on: Topology | Hardware) -> Hardware:
+    """The chip of a machine."""
+    return on.hardware if isinstance(on, Topology) else on
+
+
+def priced(
+    depth: int, plans: Mapping[int, Plan], on: Topology | Hardware
+) -> tuple[Amounts, Totals]:
+    """What a model of so many layers does, and its totals without seconds.
+
+    Args:
+      plans: by layers: of `depth`, or of two numbers of layers.
+    """
+    done = {n: amounts(plan.program, plan.graph, on) for n, plan in plans.items()}
+    totals = {n: plan.cost(on).totals for n, plan in plans.items()}
+    if depth in plans:
+        return done[depth], totals[depth]
+    low, high = sorted(plans)
+    share = (depth - low) / (high - low)
+    return _between(done[low], done[high], share), _totals(totals[low], totals[high], share)
+
+
+def _between(low: Amounts, high: Amounts, share: float) -> Amounts:
+    """On the line through two programs; what neither has is not there."""
+    return low * (1 - share) + high * share
+
+
+def _totals(low: Totals, high: Totals, share: float) -> Totals:
+    def line(one: Any, other: Any) -> Any:
+        return one + (other - one) * share
+
+    return Totals(
+        (),
+        line(low.useful_flops, high.useful_flops),
+        line(low.useful_s, high.useful_s),
+        low.devices,
+        deeper(low.memory, high.memory, share),
+    )
+
+
+def deeper(low: Liveness, high: Liveness, share: float) -> Liveness:
+    """The memory on the line through two models, by class."""
+
+    def line(one: float, other: float) -> int:
+        return round(one + (other - one) * share)
+
+    classes = dict.fromkeys((*low.by_class, *high.by_class))
+    sizes = {c: line(low.by_class.get(c, 0), high.by_class.get(c, 0)) for c in classes}
+    alive = tuple(Alive(-1, name, name, size) for name, size in sizes.items())
+    return Liveness(
+        sum(sizes.values()),
+        high.instruction,
+        tuple(sorted(alive, key=lambda one: -one.bytes)),
+        line(low.argument_bytes, high.argument_bytes),
+        line(low.result_bytes, high.result_bytes),
+        high.place,
+    )
+
+
+def calibrated(done: Amounts, totals: Totals, calibration: Calibration, overlap: str) -> Totals:
+    """The totals with seconds by cause, calibrated.
+
+    Raises:
+      StrategyError: an unknown overlap.
+    """
+    if overlap not in OVERLAPS:
+        raise StrategyError(f"overlap {overlap!r}: write one of {', '.join(OVERLAPS)}.")
+    weights = calibration.weights(done, overlap)
+    items = []
+    for key, row in done.rows.items():
+        seconds: dict[str, float] = {}
+        for cause in (*LOCAL, *MOVED):
+            if row.get(cause):
+                name = _BOOKED.get(cause, cause)
+                seconds[name] = seconds.get(name, 0.0) + weights[cause] * row[cause]
+        counts = (row.get(name, 0) for name in ("count", "flops", "wire_bytes"))
+        items.append(Item(*key, *counts, tuple(seconds.items())))
+    return replace(totals, items=tuple(items))
+
+
+def cost_on(
+    depth: int, plans: Mapping[int, Plan], on: Topology | Hardware, overlap: str = "measured"
+) -> Cost:
+    """The calibrated cost of a model of so many layers; see `priced`."""
+    chip = chip_of(on)
+    done, totals = priced(depth, plans, on)
+    found = calibrated(done, totals, calibration_of(chip.name), overlap)
+    return Cost(chip, found, found)
+
+
+def known(hardware: str) -> str:
+    """The name of a chip by any of its names."""
+    return load(hardware).name

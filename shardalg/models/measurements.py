@@ -1,0 +1,201 @@
+"""Measured steps of dense Transformers, from tables of rows: what ran where, and how long it took.
+
+A row is a mapping (of a list, a CSV or JSON file, a pandas table). It has the sizes of
+`DenseTransformer` by their names, or by those of the published tables that come with the package
+(`measurements.json`: MaxText's and llm-foundry's), a chip, a mesh, and one of `step_time_s`
+(seconds), `tokens_per_s` (of all devices) and `tflops_per_chip` (1e12 per second and chip; of
+6 flops per parameter and 12 L S N D per token, what is rematerialised not counted).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shardalg.errors import TableError
+from shardalg.models.dense import DenseTransformer
+
+Row = Mapping[str, Any]
+PUBLISHED = Path(__file__).with_name("measurements.json")
+MEASURED = ("step_time_s", "tokens_per_s", "tflops_per_chip")
+_UNITLESS = {"step_time": "step_time_s", "time": "step_time_s", "tokens": "tokens_per_s"}
+_NAMES = {
+    "d_model": "model_dim",
+    "n_layers": "layers",
+    "n_heads": "heads",
+    "grad_accum": "microbatches",
+    "gpu": "chip",
+}
+_SIZES = {field.name for field in fields(DenseTransformer)}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A step that was run.
+
+    Attributes:
+      mesh: axis sizes; strategy: of `DenseTransformer.plan`.
+      step_time_s: seconds of a step.
+    """
+
+    name: str
+    model: DenseTransformer
+    mesh: Mapping[str, int]
+    strategy: str
+    chip: str
+    step_time_s: float
+
+
+def from_row(row: Row, dims: Mapping[str, Row] | None = None) -> Measurement:
+    """What a row says.
+
+    Args:
+      dims: sizes by the name that a row has under "model".
+
+    Raises:
+      TableError: a size, a chip or a measurement that is missing, not a number, or without unit.
+    """
+    given = {**(dims or {}).get(row.get("model", ""), {}), **row}
+    given = {_NAMES.get(name, name): value for name, value in given.items()}
+    _check(given)
+    devices = given.get("gpus", given.get("chips_per_slice", 1) * given.get("slices", 1))
+    mesh = dict(given.get("mesh") or {"fsdp": devices})
+    if given.get("slices", 1) > 1:
+        mesh = {"slice": given["slices"], **mesh}
+    model = _model(given, math.prod(mesh.values()))
+    return Measurement(
+        _name(given, mesh),
+        model,
+        mesh,
+        given.get("strategy", "fsdp_tensor" if "tensor" in mesh else "fsdp"),
+        given["chip"],
+        _seconds(given, model, math.prod(mesh.values())),
+    )
+
+
+def _name(given: Row, mesh: Mapping[str, int]) -> str:
+    sizes = ",".join(f"{axis}={size}" for axis, size in mesh.items())
+    return f"{given['chip']} {given.get('model', '')} {given['seq']} on {sizes}"
+
+
+def _check(given: Row) -> None:
+    found = [name for name in MEASURED if name in given]
+    bare = [name for name in _UNITLESS if name in given]
+    if len(found) != 1:
+        told = f"{bare[0]!r} has no unit: write {_UNITLESS[bare[0]]}" if bare else f"got {found}"
+        raise TableError(f"a measured row has one of {', '.join(MEASURED)}; {told}.")
+    for name in ("chip", "seq", "vocab", *found):
+        value = given.get(name)
+        number = isinstance(value, int | float) and math.isfinite(value) and value > 0
+        if not (number or (name == "chip" and isinstance(value, str))):
+            raise TableError(f"a measured row has {name} = {value!r}: write a number above 0.")
+
+
+def _model(given: Row, devices: int) -> DenseTransformer:
+    """The model that ran."""
+    sizes: dict[str, Any] = {name: given[name] for name in _SIZES if name in given}
+    sizes.setdefault("head_dim", sizes.get("model_dim", 0) // max(1, sizes.get("heads", 1)))
+    if "expansion_ratio" in given:
+        sizes["hidden_dim"] = given["expansion_ratio"] * sizes["model_dim"]
+    if "per_device_batch" in given:
+        sizes["batch"] = round(given["per_device_batch"] * devices)
+    if "ffn_matrices" in given:
+        sizes["gated"] = given["ffn_matrices"] == 3
+    if "activation_checkpointing" in given:
+        sizes["remat"] = "full" if given["activation_checkpointing"] else False
+    # The published tables tell optimizer and attention in words; llm-foundry's note tells them all.
+    words = str(given.get("optimizer", "adam"))
+    sizes["optimizer"] = "adam" if "adamw" in words else words
+    attention = str(given.get("attention", "flash"))
+    sizes["attention"] = "fused" if "flash" in attention else attention
+    wanted = [name for name in _REQUIRED if name not in sizes]
+    if wanted:
+        raise TableError(f"a measured row lacks {', '.join(wanted)}.")
+    return DenseTransformer(**sizes)
+
+
+_REQUIRED = ("layers", "model_dim", "hidden_dim", "heads", "vocab", "seq", "batch")
+
+
+def _seconds(given: Row, model: DenseTransformer, devices: int) -> float:
+    """Seconds of a step, by whichever measurement the row has."""
+    tokens = model.batch * model.seq
+    if "step_time_s" in given:
+        return float(given["step_time_s"])
+    if "tokens_per_s" in given:
+        return float(tokens / given["tokens_per_s"])
+    return float(model.counted_flops / (devices * given["tflops_per_chip"] * 1e12))
+
+
+def read(table: Any) -> tuple[Measurement, ...]:
+    """The measurements of a table: rows, a pandas table, or the path of a CSV or JSON file.
+
+    A JSON file is a list of rows, or {"rows": [...], "dims": {name: sizes}}.
+
+    Raises:
+      TableError: none of these, or what `from_row` raises, with the number of the row.
+    """
+    data = _loaded(Path(table)) if isinstance(table, str | Path) else table
+    if hasattr(data, "to_dict") and not isinstance(data, Mapping):
+        data = data.to_dict("records")
+    dims = data.get("dims") if isinstance(data, Mapping) else None
+    rows = data.get("rows") if isinstance(data, Mapping) else data
+    if not isinstance(rows, Iterable) or isinstance(rows, str):
+        raise TableError(
+            f"a table of measurements is a list of rows, a pandas table or the path of a .csv or "
+            f".json file, got {type(table).__name__}."
+        )
+    found = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise TableError(f"row {number}: {row!r} is no mapping of names to values.")
+        try:
+            found.append(from_row(_told(row), dims))
+        except TableError as error:
+            raise TableError(f"row {number}: {error}") from None
+    return tuple(found)
+
+
+def _told(row: Row) -> dict[str, Any]:
+    """A row without the cells that a table leaves empty; a mesh in text is read."""
+    kept = {name: value for name, value in row.items() if value is not None and value != ""}
+    mesh = kept.get("mesh")
+    if isinstance(mesh, str):
+        pairs = (part.partition("=") for part in mesh.replace(" ", "").split(","))
+        kept["mesh"] = {axis: int(size) for axis, _, size in pairs}
+    return kept
+
+
+def _loaded(path: Path) -> Any:
+    try:
+        text = path.read_text()
+        if path.suffix != ".csv":
+            return json.loads(text)
+    except (OSError, ValueError) as error:
+        raise TableError(f"{path}: no table of measurements ({error}).") from None
+    rows = csv.DictReader(text.splitlines())
+    return [{name: _value(cell) for name, cell in row.items()} for row in rows]
+
+
+def _value(cell: Any) -> Any:
+    """A cell of a CSV file: a number or a truth value where it is one, else text."""
+    try:
+        return json.loads(str(cell).lower())
+    except ValueError:
+        return cell
+
+
+@cache
+def published(kind: str) -> tuple[Measurement, ...]:
+    """The measurements that come with the package, with their sources: "tpu" or "gpu".
+
+    >>> len(published("tpu")), len(published("gpu"))
+    (7, 12)
+    """
+    return read(json.loads(PUBLISHED.read_text())[kind])
