@@ -17,7 +17,7 @@ Sources: "finalized" is Table 1 of GSPMD (arXiv:2105.04663); "fsdp" is ZeRO, sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
