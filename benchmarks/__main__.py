@@ -26,6 +26,7 @@ BENCHMARKS = {
     "algebra": "benchmarks.algebra",
     "reshards": "benchmarks.reshards",
     "reshard_paths": "benchmarks.reshard_paths",
+    "calibration": "benchmarks.calibration",
 }
 
 

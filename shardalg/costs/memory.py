@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
-from shardalg.costs.fusion import expands, materialised, on_chip
-from shardalg.costs.saved import last_uses, rebuilt_last_uses
+from shardalg.costs.fusion import expands, fused, materialised, on_chip
+from shardalg.costs.saved import fused_away, last_uses, rebuilt_last_uses
 from shardalg.costs.walk import local_bytes
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
@@ -119,6 +119,7 @@ def liveness(
     roles: Sequence[str] | None = None,
     donated: Sequence[int] = (),
     rebuild: bool = False,
+    fuse: bool = False,
 ) -> Liveness:
     """The peak of the bytes alive on one device while the program runs.
 
@@ -137,20 +138,20 @@ def liveness(
       donated: positions of the flattened arguments whose buffers the program may take over.
       rebuild: whether the backward pass rebuilds what pointwise operators can
         (`costs.saved.rebuilt_last_uses`); needs the graph.
+      fuse: whether values between fused operators take none (`costs.saved.fused_away`), likewise.
 
     The model is that of buffer assignment in XLA (`xla/service/buffer_assignment.h`), less layouts
     and fragmentation.
     """
-    scan = _Scan(program, graph, tuple(roles or ()))
-    last = rebuilt_last_uses(program, graph) if rebuild and graph else _last_uses(program.block)
-    lives = scan.lives(donated, last)
+    scan = _Scan(program, graph, tuple(roles or ()), rebuild and graph is not None, fuse)
+    lives = scan.lives(donated, scan.last_uses(program.block))
     return scan.liveness(lives, scan.peak(program.block, lives).peak[1])
 
 
 def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) -> ProgramPoint:
     """The instruction at which `liveness` finds its peak."""
     scan = _Scan(program, graph, ())
-    return scan.peak(program.block, scan.lives(donated, _last_uses(program.block))).peak[1]
+    return scan.peak(program.block, scan.lives(donated, scan.last_uses(program.block))).peak[1]
 
 
 class _Held(NamedTuple):
@@ -197,13 +198,14 @@ class _Lives:
     """What a block starts with, the values that never die, and last uses.
 
     Attributes:
-      written: the values that are in memory however their readers fuse (`costs.fusion`).
+      written: values in memory however their readers fuse (`costs.fusion`); never: never there.
     """
 
     start: dict[int, _Held]
     pinned: frozenset[int]
     last: dict[int, int]
     written: frozenset[int]
+    never: frozenset[int] = frozenset()
 
     def ends(self, length: int) -> list[list[int]]:
         """Per instruction, the values that die with it."""
@@ -219,6 +221,14 @@ class _Scan:
     program: SpmdProgram
     graph: Graph | None
     roles: tuple[str, ...]
+    rebuild: bool = False
+    fuse: bool = False
+
+    def last_uses(self, block: Block) -> dict[int, int]:
+        """Of a block; the backward pass rebuilds what is cheap, if the compiler does so."""
+        if self.rebuild and self.graph:
+            return rebuilt_last_uses(self.program, self.graph, block)
+        return last_uses(block.instructions, block.results)
 
     def lives(self, donated: Sequence[int], last: dict[int, int]) -> _Lives:
         """What the program starts with, and for how long."""
@@ -232,8 +242,12 @@ class _Scan:
         self, block: Block, start: dict[int, _Held], pinned: frozenset[int], *, last: dict[int, int]
     ) -> _Lives:
         """The lives of a block's values."""
-        written = materialised(block, self.graph) if self.graph else frozenset()
-        return _Lives(start, pinned, last, written)
+        program, graph = self.program, self.graph
+        if graph is None:
+            return _Lives(start, pinned, last, frozenset())
+        away = fused_away(block, fused(program, graph), last) if self.fuse else frozenset()
+        never = on_chip(program, graph) | away
+        return _Lives(start, pinned, last, materialised(block, graph), never)
 
     def liveness(self, lives: _Lives, place: ProgramPoint) -> Liveness:
         """What is alive at a place."""
@@ -253,13 +267,8 @@ class _Scan:
 
     @cached_property
     def whole(self) -> tuple[_Held, ...]:
-        """Per local value, its own bytes; of one that is never in memory, none."""
-        never = on_chip(self.program, self.graph) if self.graph else frozenset()
-        own = (
-            _NOTHING if v.index in never else _Held(v.bytes, (v.index,))
-            for v in self.program.locals
-        )
-        return tuple(own)
+        """Per local value, its own bytes."""
+        return tuple(_Held(v.bytes, (v.index,)) for v in self.program.locals)
 
     def peak(self, block: Block, lives: _Lives, stop: ProgramPoint | None = None) -> _Timeline:
         """The peak of a block; with `stop`, what is alive at that place."""
@@ -274,7 +283,7 @@ class _Scan:
             for value in self.overwritten(instruction, ends[i], line.alive) if ends[i] else ():
                 line.drop(value)
             for value in instruction.results:
-                line.add(value, self.size(instruction, value, line.alive, lives.written))
+                line.add(value, self.size(instruction, value, line.alive, lives))
             if stop is None:
                 line.reach(i, self.inside(instruction))
             elif i == stop[0]:
@@ -305,16 +314,16 @@ class _Scan:
         start = dict.fromkeys(block.arguments[:outside], _NOTHING)
         pinned = frozenset(start)
         start |= {v: self.whole[v] for v in block.arguments if v not in start}
-        line = self.peak(block, self.span(block, start, pinned, last=_last_uses(block)), stop)
+        line = self.peak(block, self.span(block, start, pinned, last=self.last_uses(block)), stop)
         line.alive.update(line.inner)
         return line
 
     def size(
-        self, instruction: Instruction, value: int, alive: dict[int, _Held], written: frozenset[int]
+        self, instruction: Instruction, value: int, alive: dict[int, _Held], lives: _Lives
     ) -> _Held:
         """What a result takes: of a broadcast that fuses with its readers, its operands' bytes."""
-        own = self.whole[value]
-        if self.graph is None or value in written or not expands(instruction, self.graph):
+        own = _NOTHING if value in lives.never else self.whole[value]
+        if self.graph is None or value in lives.written or not expands(instruction, self.graph):
             return own
         read = [alive.get(operand, _NOTHING) for operand in instruction.operands]
         of = tuple(v for held in read for v in held.of)
@@ -390,7 +399,3 @@ _CARRIED: dict[type, Callable[..., tuple[int, ...]]] = {
     Branches: lambda branches, operands: (),
     Manual: lambda region, operands: (),
 }
-
-
-def _last_uses(block: Block) -> dict[int, int]:
-    return last_uses(block.instructions, block.results)

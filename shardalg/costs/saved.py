@@ -6,7 +6,7 @@ import numpy as np
 
 from shardalg.costs.fusion import fuses
 from shardalg.graph.ir import Graph
-from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.program import SpmdProgram
 
 _INFINITE = 1 << 30
@@ -19,8 +19,10 @@ def last_uses(instructions: tuple[Instruction, ...], results: tuple[int, ...]) -
     return last
 
 
-def rebuilt_last_uses(program: SpmdProgram, graph: Graph) -> dict[int, int]:
-    """Last uses in a program whose backward pass rebuilds what is cheap to rebuild.
+def rebuilt_last_uses(
+    program: SpmdProgram, graph: Graph, block: Block | None = None
+) -> dict[int, int]:
+    """Last uses in a program, or in the body of a loop, whose backward pass rebuilds cheap values.
 
     Instead of every value that the backward pass reads, those of a **minimum vertex cut** are kept:
     the fewest bytes from which pointwise operators, layout operators and reductions give all of
@@ -28,7 +30,8 @@ def rebuilt_last_uses(program: SpmdProgram, graph: Graph) -> dict[int, int]:
     that follow from the arguments by such operators alone are free. A value that is not kept ends
     with its last reader in the forward pass; a kept one lives as long as what is rebuilt from it.
     """
-    instructions, results = program.block.instructions, program.block.results
+    block = program.block if block is None else block
+    instructions, results = block.instructions, block.results
     last = last_uses(instructions, results)
     border = _border(instructions)
     end = len(instructions)
@@ -119,3 +122,18 @@ def _minimum_cut(program: SpmdProgram, span: _Span) -> frozenset[int]:
     left.eliminate_zeros()
     reached = set(breadth_first_order(left, source, return_predecessors=False).tolist())
     return frozenset(v for v, k in number.items() if 2 * k in reached and 2 * k + 1 not in reached)
+
+
+def fused_away(block: Block, fused: frozenset[int], last: dict[int, int]) -> frozenset[int]:
+    """The values of a block that fused operators make anew wherever they are read.
+
+    Those between fused operators that the forward pass does not keep for the backward one. What
+    they are made of is counted for as long as something else reads it.
+
+    Args:
+      fused: as `costs.fusion.fused` gives them; last: as `rebuilt_last_uses` does.
+    """
+    border = _border(block.instructions)
+    made = {v: i for i, ins in enumerate(block.instructions) for v in ins.results}
+    kept = {v for v, i in made.items() if i < border <= last.get(v, -1)}
+    return fused & made.keys() - kept

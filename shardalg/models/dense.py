@@ -19,13 +19,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.costs.cost import Cost
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.topology import Topology
 from shardalg.errors import StrategyError
 from shardalg.models import dense_strategies, transformer
 from shardalg.models.dense_cost import SHALLOW, cost_on, machine_for
@@ -34,9 +37,6 @@ from shardalg.models.optimizers import OPTIMIZERS
 from shardalg.models.transformer import REMAT, Config
 from shardalg.plan.plan import Plan, plan
 from shardalg.propagate.strategy import Strategy
-
-if TYPE_CHECKING:
-    pass
 
 Array = jax.Array
 ROLES = ("parameters", "optimizer_state", "data", "data")
@@ -234,7 +234,13 @@ class DenseTransformer:
         """
         laid = mesh_of(mesh)
         on = machine_for(laid, hardware)
-        return cost_on(self.layers, self.shallow_plans(laid, strategy), on, overlap)
+        found = cost_on(self.layers, self.shallow_plans(laid, strategy), on, overlap)
+        if self.remat != "minimal_offloaded":
+            return found
+        # Of what the host keeps a device holds one layer's at a time, as if it were recomputed.
+        full = replace(self, remat="full").cost(laid, on, strategy=strategy)
+        totals = replace(found.totals, memory=full.memory)
+        return replace(found, totals=totals, hints=totals)
 
     def shallow_plans(self, mesh: Mesh, strategy: str) -> dict[int, Plan]:
         """Plans of few layers, by their number: from two of them follows any number of layers."""

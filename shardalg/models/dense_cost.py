@@ -15,8 +15,8 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.costs.calibration.amounts import LOCAL, MOVED, Amounts, amounts
 from shardalg.costs.calibration.constants import Calibration, calibration_of
 from shardalg.costs.cost import MATRIX, MEMORY, Cost, Item, Totals
-from shardalg.costs.hardware import Hardware, load
-from shardalg.costs.memory import Alive, Liveness
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.memory import Alive, Liveness, liveness
 from shardalg.costs.topology import SLICE, Topology, machine
 from shardalg.errors import StrategyError
 from shardalg.plan.plan import Plan
@@ -67,12 +67,26 @@ def priced(
       plans: by layers: of `depth`, or of two numbers of layers.
     """
     done = {n: amounts(plan.program, plan.graph, on) for n, plan in plans.items()}
-    totals = {n: plan.cost(on).totals for n, plan in plans.items()}
+    totals = {n: _with_fused_memory(plan, on) for n, plan in plans.items()}
     if depth in plans:
         return done[depth], totals[depth]
     low, high = sorted(plans)
     share = (depth - low) / (high - low)
     return _between(done[low], done[high], share), _totals(totals[low], totals[high], share)
+
+
+def _with_fused_memory(plan: Plan, on: Topology | Hardware) -> Totals:
+    """Totals with the memory of a program whose pointwise operators are fused."""
+    rebuilds, traced = chip_of(on).rebuilds, plan._traced
+    held = liveness(
+        plan.program,
+        plan.graph,
+        roles=traced.roles,
+        donated=traced.donated,
+        rebuild=rebuilds,
+        fuse=rebuilds,
+    )
+    return replace(plan.cost(on).totals, memory=held)
 
 
 def _between(low: Amounts, high: Amounts, share: float) -> Amounts:
@@ -128,8 +142,8 @@ def calibrated(done: Amounts, totals: Totals, calibration: Calibration, overlap:
             if row.get(cause):
                 name = _BOOKED.get(cause, cause)
                 seconds[name] = seconds.get(name, 0.0) + weights[cause] * row[cause]
-        counts = (row.get(name, 0) for name in ("count", "flops", "wire_bytes"))
-        items.append(Item(*key, *counts, tuple(seconds.items())))
+        count, flops, sent = (row.get(name, 0) for name in ("count", "flops", "wire_bytes"))
+        items.append(Item(*key, count, flops, sent, tuple(seconds.items())))
     return replace(totals, items=tuple(items))
 
 
@@ -141,8 +155,3 @@ def cost_on(
     done, totals = priced(depth, plans, on)
     found = calibrated(done, totals, calibration_of(chip.name), overlap)
     return Cost(chip, found, found)
-
-
-def known(hardware: str) -> str:
-    """The name of a chip by any of its names."""
-    return load(hardware).name

@@ -17,7 +17,7 @@ from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.pause import collection_paused
-from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instruction import Collective, Instruction
 from shardalg.spmd.instructions import Apply, Control
 from shardalg.spmd.program import SpmdProgram
 
@@ -108,7 +108,7 @@ class _Split:
         self.chains = chains(program, graph, self.inside)
         self.spans = machine.wiring(program.mesh).spans
 
-    def moved(self, step: Execution) -> tuple[Key, Iterator[tuple[str, float]]]:
+    def moved(self, step: Execution[Collective]) -> tuple[Key, Iterator[tuple[str, float]]]:
         """Of a collective."""
         instruction, attributes = step.instruction, step.instruction.attributes
         size = sent_bytes(self.program, instruction)

@@ -21,6 +21,7 @@ from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 
+
 @dataclass(frozen=True)
 class Chains:
     """What is fused in a program.

@@ -37,13 +37,21 @@ CONSTANTS: Mapping[str, Meaning] = {
         "B/flop", 0.0, 0.0, 0.05, "the same of products that a kernel keeps on the chip"
     ),
     "traffic": Meaning(
-        "1", 1.0, 0.0, 5.0, "time that products and their neighbours wait for memory, to that of all their bytes"
+        "1",
+        1.0,
+        0.0,
+        5.0,
+        "time that products and their neighbours wait for memory, to that of all their bytes",
     ),
     "passes": Meaning(
         "1", 1.0, 0.0, 5.0, "the same of operators that no product can hide: norms, softmax, update"
     ),
     "exposed": Meaning(
-        "1", 1.0, 0.0, 4.0, "time of bytes on links that nothing hides, to all of it at the link's speed"
+        "1",
+        1.0,
+        0.0,
+        4.0,
+        "time of bytes on links that nothing hides, to all of it at the link's speed",
     ),
     "hops": Meaning("1", 1.0, 0.0, 3.0, "time of hops that nothing hides, to all of their latency"),
 }

@@ -47,9 +47,7 @@ class Fit:
         return statistics.median(map(abs, self.left_out.values()))
 
 
-def fit(
-    family: Calibration, measured: Sequence[Measured], constants: Sequence[str]
-) -> Fit:
+def fit(family: Calibration, measured: Sequence[Measured], constants: Sequence[str]) -> Fit:
     """The named constants that foretell the measured steps best.
 
     Least squares of relative errors, each constant within its bounds (scipy's trust region).
@@ -98,7 +96,8 @@ class _Problem:
         """The constants of the least squares, searched in units of their bounds."""
         from scipy.optimize import least_squares
 
-        low, high = np.array([(m.least, m.most) for m in map(CONSTANTS.get, self.constants)]).T
+        bounds = [(CONSTANTS[c].least, CONSTANTS[c].most) for c in self.constants]
+        low, high = np.array(bounds).T
 
         def errors(x: Any) -> list[float]:
             one = self.calibration(low + x * (high - low))

@@ -1,0 +1,154 @@
+"""Predicted beside measured steps, with the constants of every family, each row left out in turn.
+
+`python -m benchmarks.calibration` fits the constants anew and writes them into the package.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.result import Result
+from shardalg.costs.calibration.constants import CONSTANTS, FILES, Calibration
+from shardalg.costs.calibration.fit import Fit
+from shardalg.io.files import write_whole
+from shardalg.io.table import Table
+from shardalg.models.calibrate import calibrate
+from shardalg.models.measurements import PUBLISHED, Measurement, published
+from shardalg.paper.evaluation.published import columns
+from shardalg.paper.evaluation.two_dimensional import model
+
+ABOUT = """Steps of dense Transformers that others measured, beside the calibrated cost of their
+plans: MaxText on TPU v4, v5e and v5p, llm-foundry on A100 and H100 (`models/measurements.json`),
+and the 13 two-dimensional columns of the paper on TPU v3. `left_out` is the error with constants
+fitted on the other rows of the family; `one_utilisation` the error, left out too, of one share of
+the peak for the whole family and its counted operations."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is fitted on what.
+
+    Attributes:
+      chips: that share the constants; unmeasured ones too.
+      fitted: constants; held: those that the compiler or the datasheet gives.
+    """
+
+    name: str
+    chips: tuple[str, ...]
+    rows: Callable[[], tuple[Measurement, ...]]
+    fitted: tuple[str, ...]
+    held: Mapping[str, float]
+    source: str
+
+
+def _columns() -> tuple[Measurement, ...]:
+    found = (*columns(2), *columns(3))
+    return tuple(
+        Measurement(c.id, model(c), c.mesh, "finalized", "tpu_v3", c.measured["step_time_s"])
+        for c in found
+    )
+
+
+# On TPU the compiler overlaps what products read and write with their arithmetic, and carries
+# pointwise operators out with them; GPUs run one kernel per operator, whose bytes all count.
+HIDDEN = {"traffic": 0.0}
+FAMILIES = (
+    Family(
+        "tpu_v3", ("tpu_v3",), _columns, ("matrix_efficiency", "exposed", "hops"), HIDDEN,
+        "GSPMD (arXiv:2105.04663), Tables 2 and 3",
+    ),
+    Family(
+        "tpu", ("tpu_v4", "tpu_v5e", "tpu_v5p"), lambda: published("tpu"),
+        ("matrix_efficiency",), HIDDEN, json.loads(PUBLISHED.read_text())["tpu"]["source"],
+    ),
+    Family(
+        "gpu", ("a100_40gb", "a100_80gb", "h100"), lambda: published("gpu"),
+        ("reread_bytes", "kernel_bytes", "traffic"), {},
+        json.loads(PUBLISHED.read_text())["gpu"]["source"],
+    ),
+)  # fmt: skip
+
+
+def fitted(family: Family) -> Fit:
+    """The constants of a family, with where they are from."""
+    found = calibrate(family.rows(), family.fitted, name=family.name, given=family.held)
+    provenance = {"source": family.source, **found.calibration.provenance}
+    calibration = replace(found.calibration, chips=family.chips, provenance=provenance)
+    return replace(found, calibration=calibration)
+
+
+def one_utilisation(rows: Iterable[Measurement]) -> dict[str, float]:
+    """Errors, each left out, of one share of the peak: the median of the other rows."""
+    rows = tuple(rows)
+    shares = {row.name: utilisation(row) for row in rows}
+    return {
+        name: share / statistics.median(s for n, s in shares.items() if n != name) - 1
+        for name, share in shares.items()
+    }
+
+
+def utilisation(row: Measurement) -> float:
+    """Counted operations over what the devices could do in the time."""
+    cost = _cost(row)
+    peak = cost.hardware.peak(row.model.dtype)
+    return row.model.counted_flops / (row.step_time_s * cost.devices * peak)
+
+
+def _cost(row: Measurement) -> Any:
+    return row.model.cost(row.mesh, row.chip, strategy=row.strategy)
+
+
+def run(say: Callable[[str], None]) -> Result:
+    records, summary = [], {}
+    for family in FAMILIES:
+        say(f"calibration: {family.name}\n")
+        found, alone = fitted(family), one_utilisation(family.rows())
+        for row in family.rows():
+            cost = _cost(row)
+            records.append(
+                {
+                    "family": family.name,
+                    "row": row.name,
+                    "measured_s": row.step_time_s,
+                    "predicted_s": cost.step_time_s,
+                    "error": found.errors[row.name],
+                    "left_out": found.left_out[row.name],
+                    "one_utilisation": alone[row.name],
+                    "fits": cost.fits,
+                }
+            )
+        for name, errors in (("left out", found.left_out), ("one utilisation", alone)):
+            sizes = [abs(error) for error in errors.values()]
+            summary[f"{family.name}, {name}, median error"] = statistics.median(sizes)
+            summary[f"{family.name}, {name}, largest error"] = max(sizes)
+        for name, value in found.calibration.values.items():
+            summary[f"{family.name}, {name} ({CONSTANTS[name].unit})"] = value
+    return Result("calibration", ABOUT, Table.from_records(records), summary)
+
+
+def record() -> None:
+    """Fit every family and write its file."""
+    for family in FAMILIES:
+        found = fitted(family).calibration
+        text = json.dumps(rounded(found), indent=1) + "\n"
+        write_whole(FILES / f"{family.name}.json", text)
+        print(found.name, found.values)
+
+
+def rounded(calibration: Calibration) -> dict[str, Any]:
+    """Plain data with six digits of every number."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: short(inner) for name, inner in value.items()}
+        return float(f"{value:.6g}") if isinstance(value, float) else value
+
+    return {name: short(value) for name, value in calibration.to_json().items()}
+
+
+if __name__ == "__main__":
+    record()

@@ -1,0 +1,180 @@
+"""What `DenseTransformer.cost` says: linear in layers, and every published row foretold."""
+
+from dataclasses import replace
+from functools import cache
+from statistics import median
+
+import pytest
+
+import shardalg as sa
+from shardalg.costs.calibration.constants import calibration_of
+from shardalg.costs.calibration.fit import Measured, fit
+from shardalg.costs.hardware import load
+from shardalg.models.calibrate import calibrate, measured
+from shardalg.models.dense_cost import machine_for, priced
+from shardalg.models.measurements import published
+
+SMALL = sa.models.DenseTransformer(
+    layers=7, model_dim=256, hidden_dim=1024, heads=8, head_dim=32, vocab=512, seq=128, batch=64,
+    optimizer="adam",
+)  # fmt: skip
+DEEP = (
+    ("finalized", {"X": 2, "Y": 4}, "v3", {"optimizer": "adafactor"}),
+    ("fsdp", {"fsdp": 8}, "h100", {"attention": "fused", "microbatches": 4}),
+    ("fsdp", {"slice": 2, "fsdp": 4}, "v5e", {"remat": "full", "gated": True}),
+    ("fsdp_tensor", {"fsdp": 4, "tensor": 4}, "v5p", {"remat": "minimal", "kv_heads": 4}),
+)
+
+
+@pytest.mark.parametrize(("strategy", "mesh", "chip", "changed"), DEEP)
+def test_two_shallow_plans_are_the_deep_one(strategy, mesh, chip, changed):
+    """Seconds of every cause, operations, bytes and the peak of memory."""
+    model, laid = replace(SMALL, **changed), sa.Mesh(mesh)
+    on = machine_for(laid, chip)
+    deep, totals = priced(7, {7: model.plan(laid, strategy)}, on)
+    shallow, followed = priced(7, model.shallow_plans(laid, strategy), on)
+    assert deep.rows.keys() == shallow.rows.keys()
+    for key, row in deep.rows.items():
+        assert shallow.rows[key] == pytest.approx(row, rel=1e-9), key
+    assert followed.useful_flops == pytest.approx(totals.useful_flops, rel=1e-12)
+    assert followed.memory.peak_bytes == totals.memory.peak_bytes
+    assert followed.memory.by_class == totals.memory.by_class
+
+
+@cache
+def rows(kind):
+    """Each published row with what its plans do, and their totals."""
+    return [(row, *_priced(row)) for row in published(kind)]
+
+
+def _priced(row):
+    mesh = sa.Mesh(dict(row.mesh))
+    plans = row.model.shallow_plans(mesh, row.strategy)
+    return priced(row.model.layers, plans, machine_for(mesh, row.chip))
+
+
+def shipped(row):
+    return calibration_of(load(row.chip).name)
+
+
+BOUNDS = {"tpu": (0.04, 0.09), "gpu": (0.06, 0.08)}
+
+
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_every_published_row_is_foretold_by_the_others(kind, show):
+    """The shared rows unchanged: each left out of the fit, and what ships is that fit."""
+    steps = [Measured(row.name, done, row.step_time_s) for row, done, _ in rows(kind)]
+    ships = shipped(published(kind)[0])
+    found = fit(replace(ships, provenance={}), steps, ships.provenance["fitted"])
+    assert found.calibration.values == pytest.approx(dict(ships.values), rel=1e-3)
+    errors = [abs(error) for error in found.left_out.values()]
+    middle, largest = BOUNDS[kind]
+    show(f"{kind}: left out, median {median(errors):.1%}, largest {max(errors):.1%}")
+    assert median(errors) <= middle
+    assert max(errors) <= largest
+
+
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_every_published_row_fits(kind):
+    """But for what the host keeps: that is not in the memory of its plan."""
+    for row, _, totals in rows(kind):
+        if row.model.remat != "minimal_offloaded":
+            assert totals.memory.peak_bytes <= load(row.chip).hbm_bytes, row.name
+
+
+@pytest.mark.parametrize(("kind", "place"), [("tpu", 1), ("gpu", 0)])
+def test_the_cost_of_users_is_what_was_fitted(kind, place):
+    row, done, _ = rows(kind)[place]
+    cost = row.model.cost(row.mesh, row.chip, strategy=row.strategy)
+    assert cost.fits
+    assert cost.step_time_s == pytest.approx(shipped(row).step_time_s(done))
+    assert 0.2 < cost.flops_utilization < 1
+
+
+def test_overlap():
+    costs = [
+        SMALL.cost({"fsdp": 64}, "a100_80gb", strategy="fsdp", overlap=overlap).step_time_s
+        for overlap in ("full", "measured", "none")
+    ]
+    assert costs[0] < costs[1] == pytest.approx(costs[2])
+    with pytest.raises(sa.StrategyError, match="overlap 'some': write one of measured, none, full"):
+        SMALL.cost({"fsdp": 64}, "a100_80gb", strategy="fsdp", overlap="some")
+
+
+def test_a_topology_and_a_chip_alone_are_one_machine():
+    of_chip = SMALL.cost({"slice": 2, "fsdp": 16}, "v5e", strategy="fsdp")
+    topology = sa.Topology("tpu_v5e", chips=16, slices=2)
+    assert (
+        of_chip.step_time_s
+        == SMALL.cost({"slice": 2, "fsdp": 16}, topology, strategy="fsdp").step_time_s
+    )
+    assert "dcn" in of_chip.seconds_by_cause
+
+
+def test_what_the_host_keeps_is_not_on_the_device():
+    kept, offloaded, full = (
+        replace(SMALL, remat=remat).cost({"fsdp": 4}, "v5e", strategy="fsdp")
+        for remat in ("minimal", "minimal_offloaded", "full")
+    )
+    assert offloaded.peak_memory_bytes == full.peak_memory_bytes < kept.peak_memory_bytes
+    assert offloaded.flops == kept.flops < full.flops
+
+
+ROW = {
+    "chip": "h100", "layers": 1, "model_dim": 64, "hidden_dim": 128, "heads": 2, "vocab": 64,
+    "seq": 16, "batch": 8, "gpus": 8, "step_time_s": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"step_time_s": None, "step_time": 1.0},
+            r"row 0: .*'step_time' has no unit: write step_time_s",
+        ),
+        ({"step_time_s": float("nan")}, r"row 0: .*step_time_s = nan: write a number above 0"),
+        ({"tokens_per_s": 5.0}, r"row 0: a measured row has one of step_time_s, tokens_per_s"),
+        ({"layers": None}, r"row 0: a measured row lacks layers"),
+        ({"chip": None}, r"row 0: a measured row has chip = None"),
+        ({"seq": 0}, r"row 0: a measured row has seq = 0: write a number above 0"),
+    ],
+)
+def test_refused_rows(changed, message):
+    with pytest.raises(sa.TableError, match=message):
+        calibrate([{**ROW, **changed}])
+
+
+def test_refused_tables(tmp_path):
+    with pytest.raises(sa.TableError, match="1 measured steps cannot tell 2 constants apart"):
+        calibrate([ROW])
+    with pytest.raises(
+        sa.HardwareError, match=r"constants \['speed'\]: give one to 4 of matrix_eff"
+    ):
+        calibrate([ROW, ROW], ["speed"])
+    with pytest.raises(sa.TableError, match="a table of measurements is a list of rows"):
+        calibrate(7)
+    cut = tmp_path / "cut.json"
+    cut.write_text('{"rows": [')
+    with pytest.raises(sa.TableError, match=r"cut.json: no table of measurements"):
+        calibrate(cut)
+
+
+def test_tables_of_all_kinds_give_the_same(tmp_path):
+    """Rows, a pandas table and a CSV file; the constants that made the times come back."""
+    import pandas as pd
+
+    rows = []
+    for batch, seq in ((8, 16), (16, 32), (64, 64)):
+        row = {**ROW, "batch": batch, "seq": seq, "head_dim": 32, "optimizer": "adam"}
+        amounts = measured(sa.models.measurements.from_row(row)).amounts
+        made = calibration_of("h100").step_time_s(amounts)
+        rows.append({**row, "step_time_s": made})
+    held = {k: v for k, v in calibration_of("h100").values.items() if k != "traffic"}
+    path = tmp_path / "steps.csv"
+    frame = pd.DataFrame(rows)
+    frame.to_csv(path, index=False)
+    for table in (rows, frame, path):
+        found = calibrate(table, ["traffic"], given=held)
+        assert found.calibration["traffic"] == pytest.approx(calibration_of("h100")["traffic"])
+        assert max(map(abs, found.left_out.values())) < 1e-3
