@@ -16,7 +16,7 @@ from shardalg.costs.calibration.constants import CONSTANTS, FILES, Calibration
 from shardalg.costs.calibration.fit import Fit
 from shardalg.io.files import write_whole
 from shardalg.io.table import Table
-from shardalg.models.calibrate import calibrate
+from shardalg.models.calibrated import calibrate
 from shardalg.models.measurements import PUBLISHED, Measurement, published
 from shardalg.paper.evaluation.published import columns
 from shardalg.paper.evaluation.two_dimensional import model

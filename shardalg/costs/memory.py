@@ -127,13 +127,12 @@ def liveness(
     are not donated, constants and results live to the end. While an instruction runs, its operands
     and its results are alive together, unless it may write over an operand that dies: pointwise
     operators do, contractions and collectives do not. A broadcast whose readers are all pointwise
-    counts as what it repeats. A loop holds its operands, its stacked
-    results, its carry, and on top the peak of its body, where one slice of each xs and the next
-    carry are alive. A compiler that fuses keeps fewer intermediates; one that does not
-    reuse a buffer keeps more.
+    counts as what it repeats. A loop holds its operands, its stacked results, its carry, and on top
+    the peak of its body, where one slice of each xs and the next carry are alive. A compiler that
+    fuses keeps fewer intermediates; one that does not reuse a buffer keeps more.
 
     Args:
-      graph: without it no instruction is known to write over its operand, or to be a broadcast.
+      graph: without it no instruction is known to write over its operand or to be a broadcast.
       roles: per graph value (`ops.roles.roles`); without it the classes read "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
       rebuild: whether the backward pass rebuilds what pointwise operators can
@@ -246,7 +245,7 @@ class _Scan:
         if graph is None:
             return _Lives(start, pinned, last, frozenset())
         away = fused_away(block, fused(program, graph), last) if self.fuse else frozenset()
-        never = on_chip(program, graph) | away
+        never = away | on_chip(program, graph)
         return _Lives(start, pinned, last, materialised(block, graph), never)
 
     def liveness(self, lives: _Lives, place: ProgramPoint) -> Liveness:

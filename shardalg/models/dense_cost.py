@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.calibration.amounts import LOCAL, MOVED, Amounts, amounts
+from shardalg.costs.calibration.by_cause import LOCAL, MOVED, Amounts, amounts
 from shardalg.costs.calibration.constants import Calibration, calibration_of
 from shardalg.costs.cost import MATRIX, MEMORY, Cost, Item, Totals
 from shardalg.costs.hardware import Hardware

@@ -10,7 +10,7 @@ import shardalg as sa
 from shardalg.costs.calibration.constants import calibration_of
 from shardalg.costs.calibration.fit import Measured, fit
 from shardalg.costs.hardware import load
-from shardalg.models.calibrate import calibrate, measured
+from shardalg.models.calibrated import calibrate, measured
 from shardalg.models.dense_cost import machine_for, priced
 from shardalg.models.measurements import published
 

@@ -1,6 +1,6 @@
 """How long a step really takes: the datasheet's seconds by cause, times a few fitted constants.
 
-`amounts.py` splits a program's seconds at the rates of the datasheet by cause. `constants.py` has
+`by_cause.py` splits a program's seconds at the rates of the datasheet by cause. `constants.py` has
 what they are multiplied with: at most four named constants per family of chips, the same for all
 programs; `fit.py` finds them by least squares from measured steps, and says how well each step is
 foretold by the others. What ships stands in `families/`, with what it was fitted on.

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardalg.costs.calibration.amounts import MOVED, Amounts
+from shardalg.costs.calibration.by_cause import MOVED, Amounts
 from shardalg.errors import HardwareError
 
 SCHEMA = "shardalg.calibration/1"
@@ -106,7 +106,7 @@ class Calibration:
           overlap: "measured" for the share of communication that was exposed; "none" for all of it;
             "full" for what takes longer than the computation.
 
-        >>> from shardalg.costs.calibration.amounts import Key
+        >>> from shardalg.costs.calibration.by_cause import Key
         >>> done = Amounts({Key("contraction", (), "", "forward"): {"matrix": 1.0}})
         >>> NOTHING.weights(done)["matrix"], NOTHING.weights(done, "full")["link"]
         (1.0, 0.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardalg.costs.calibration.amounts import Amounts
+from shardalg.costs.calibration.by_cause import Amounts
 from shardalg.costs.calibration.constants import CONSTANTS, MOST, Calibration
 from shardalg.errors import HardwareError, TableError
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardalg.costs.calibration.chains import chains
+from shardalg.costs.calibration.fused_chains import chains
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import contracts, operand_type, shaped_flops
 from shardalg.costs.cost import FORMATTING
