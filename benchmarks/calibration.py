@@ -16,16 +16,16 @@ from shardalg.costs.calibration.constants import CONSTANTS, FILES, Calibration
 from shardalg.costs.calibration.fit import Fit
 from shardalg.io.files import write_whole
 from shardalg.io.table import Table
-from shardalg.models.calibrated import calibrate
-from shardalg.models.measurements import PUBLISHED, Measurement, published
+from shardalg.models.measured.calibrated import calibrate
+from shardalg.models.measured.measurements import PUBLISHED, Measurement, published
 from shardalg.paper.evaluation.published import columns
 from shardalg.paper.evaluation.two_dimensional import model
 
 ABOUT = """Steps of dense Transformers that others measured, beside the calibrated cost of their
-plans: MaxText on TPU v4, v5e and v5p, llm-foundry on A100 and H100 (`models/measurements.json`),
-and the 13 two-dimensional columns of the paper on TPU v3. `left_out` is the error with constants
-fitted on the other rows of the family; `one_utilisation` the error, left out too, of one share of
-the peak for the whole family and its counted operations."""
+plans: MaxText on TPU v4, v5e and v5p, llm-foundry on A100 and H100 (`models/measured/`), and the
+13 two-dimensional columns of the paper on TPU v3. `left_out` is the error with constants fitted on
+the other rows of the family; `one_utilisation` the error, left out too, of one share of the peak
+for the whole family and its counted operations."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ _PUBLIC = {
     "shardalg.lower.host": ("host_devices",),
     "shardalg.lower.calibrate": ("measure_hardware",),
     "shardalg.costs.hardware": ("Hardware",),
-    "shardalg.models.calibrated": ("calibrate",),
+    "shardalg.models.measured.calibrated": ("calibrate",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted({*_HOME, "models"})

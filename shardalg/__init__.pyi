@@ -107,7 +107,7 @@ from shardalg.merge.proofs.prove import prove as prove
 from shardalg.merge.verdict import (
     Verdict as Verdict,
 )
-from shardalg.models.calibrated import calibrate as calibrate
+from shardalg.models.measured.calibrated import calibrate as calibrate
 from shardalg.models.pipeline import Pipeline as Pipeline
 from shardalg.models.pipeline import pipeline as pipeline
 from shardalg.plan.plan import Plan as Plan

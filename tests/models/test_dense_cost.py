@@ -10,9 +10,9 @@ import shardalg as sa
 from shardalg.costs.calibration.constants import calibration_of
 from shardalg.costs.calibration.fit import Measured, fit
 from shardalg.costs.hardware import load
-from shardalg.models.calibrated import calibrate, measured
 from shardalg.models.dense_cost import machine_for, priced
-from shardalg.models.measurements import published
+from shardalg.models.measured.calibrated import calibrate, measured
+from shardalg.models.measured.measurements import from_row, published
 
 SMALL = sa.models.DenseTransformer(
     layers=7, model_dim=256, hidden_dim=1024, heads=8, head_dim=32, vocab=512, seq=128, batch=64,
@@ -167,7 +167,7 @@ def test_tables_of_all_kinds_give_the_same(tmp_path):
     rows = []
     for batch, seq in ((8, 16), (16, 32), (64, 64)):
         row = {**ROW, "batch": batch, "seq": seq, "head_dim": 32, "optimizer": "adam"}
-        amounts = measured(sa.models.measurements.from_row(row)).amounts
+        amounts = measured(from_row(row)).amounts
         made = calibration_of("h100").step_time_s(amounts)
         rows.append({**row, "step_time_s": made})
     held = {k: v for k, v in calibration_of("h100").values.items() if k != "traffic"}

@@ -11,7 +11,7 @@ from shardalg.costs.calibration.fit import Fit, Measured, fit
 from shardalg.costs.hardware import load
 from shardalg.models.dense_cost import machine_for, priced
 from shardalg.models.dense_strategies import mesh_of
-from shardalg.models.measurements import Measurement, read
+from shardalg.models.measured.measurements import Measurement, read
 
 
 def calibrate(
@@ -24,8 +24,8 @@ def calibrate(
     """The constants that foretell measured steps best, and how well.
 
     Args:
-      table: as `models.measurements.read` reads it: rows with the sizes of a `DenseTransformer`, a
-        chip, a mesh and one of step_time_s, tokens_per_s and tflops_per_chip.
+      table: as `measurements.read` reads it: rows with the sizes of a `DenseTransformer`, a chip, a
+        mesh and one of step_time_s, tokens_per_s and tflops_per_chip.
       constants: at most four, to be fitted (`costs.calibration.constants.CONSTANTS`).
       name: of the family; given: constants that are held.
 
