@@ -68,7 +68,11 @@ def __getattr__(name: str) -> object:
     if name == "models":
         return importlib.import_module("shardalg.models")
     if name not in _HOME:
-        raise AttributeError(f"module 'shardalg' has no attribute {name!r}")
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, __all__, 3)
+        hint = f". Did you mean {' or '.join(near)}?" if near else ""
+        raise AttributeError(f"module 'shardalg' has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value

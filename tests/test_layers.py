@@ -59,6 +59,7 @@ PLACES = {
         "graph/tracing/installed.py",
         "graph/tracing/opened.py",
         "graph/tracing/float0.py",
+        "graph/tracing/refused.py",
         "graph/tracing/random.py",
         "graph/tracing/written.py",
         "lower/",

@@ -72,11 +72,19 @@ class Mesh:
 
     def __init__(
         self,
-        axes: Mapping[str, int] | Iterable[tuple[str, int]],
+        axes: Mapping[str, int] | Iterable[tuple[str, int]] = (),
         device_ids: Iterable[int] | None = None,
         *,
         symbolic: bool = False,
+        **named: Any,
     ) -> None:
+        if named:
+            meant: dict[str, Any] = {n: k for n, k in named.items() if isinstance(k, Integral)}
+            meant = meant or {"X": 8}
+            raise MeshError(
+                f"Mesh() has no keyword {', '.join(named)}: the axes are one argument, name to "
+                f"size. Write Mesh({meant})."
+            )
         pairs = _pairs(axes)
         _check_axes(pairs)
         ids = _checked_ids(pairs, device_ids)
@@ -416,7 +424,10 @@ def _check_axes(pairs: tuple[tuple[str, int], ...]) -> None:
         raise MeshError(f"mesh axes have text as names, got {unnamed}.")
     bad = [(name, n) for name, n in pairs if type(n) is not int or n < 1]
     if bad:
-        raise MeshError(f"axis sizes must be integers of at least 1, got {dict(bad)}.")
+        raise MeshError(
+            f"axis sizes must be integers of at least 1, got {dict(bad)}. Give "
+            "each axis its number of devices, as in Mesh({'X': 8})."
+        )
     if len(set(names)) != len(names):
         raise MeshError(f"a mesh names each axis once, got {names}.")
 

@@ -104,6 +104,11 @@ class Sharding(Layout):
         """The sharding of a `PartitionSpec`; `P.UNCONSTRAINED` leaves a dimension open."""
         from shardalg.algebra.notation import jax_specs
 
+        if not isinstance(mesh, Mesh):
+            raise ShardingError(
+                f"the mesh of {spec!r} is {mesh!r:.80}, no Mesh. The order is "
+                "Sharding.from_spec(spec, mesh, shape)."
+            )
         return _sharding(jax_specs.from_spec(spec, mesh, tuple(shape)))
 
     def to_spec(self) -> PartitionSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardalg.costs.topology import machine
 from shardalg.plan.planned import Planned
 from shardalg.planning.stages import priced
 from shardalg.report.modules.module_costs import costs_by_module
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 class CostAnswers(Planned):
     """Seconds, bytes held and flops."""
 
-    def cost(self, hardware: str | Hardware | Topology, *, overlap: str = "none") -> Cost:
+    def cost(
+        self, hardware: str | Hardware | Topology | None = None, *, overlap: str = "none"
+    ) -> Cost:
         """Step time, communication, peak memory and flops on a chip.
 
         On a chip alone each axis has links of its own; a `Topology`, or its text such as "v3:8x8",
@@ -27,9 +30,10 @@ class CostAnswers(Planned):
         the program allows) or "full". Numbers; of a plan with named sizes, sympy expressions.
         `cost(...).table(by="module")` says what each module takes.
         """
+        chip = machine(hardware)  # type: ignore[arg-type]  # None is named there
         program = self._symbolised or self.program
-        made = priced(self._traced, program, hardware, overlap=overlap)
-        return replace(made, by_module=lambda: costs_by_module(self._stages, hardware))
+        made = priced(self._traced, program, chip, overlap=overlap)
+        return replace(made, by_module=lambda: costs_by_module(self._stages, chip))
 
     @property
     def memory(self) -> Liveness:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class WhyAnswers(CollectiveAnswers):
     """Why it is so, and what another choice is worth."""
 
-    def explain(self, what: object) -> ValueExplanation | CollectiveExplanation:
+    def explain(self, what: object = None) -> ValueExplanation | CollectiveExplanation:
         """Why a value is sharded as it is, or why a collective is there.
 
         Of a value: per axis, the steps that brought it, back to the annotations. Of a collective:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -121,5 +122,11 @@ class Planned:
         def __getattr__(self, name: str) -> Any:
             if name in OLD_NAMES:
                 return getattr(self, f"_{name}")
-            # an error inside a property comes out as it is
-            return object.__getattribute__(self, name)
+            try:  # an error inside a property comes out as it is
+                return object.__getattribute__(self, name)
+            except AttributeError:
+                if name.startswith("_") or hasattr(type(self), name):
+                    raise
+            near = get_close_matches(name, dir(self), 3)
+            hint = f" Did you mean {' or '.join(near)}?" if near else " dir(plan) lists them."
+            raise AttributeError(f"a plan does not answer {name!r}.{hint}")

@@ -86,7 +86,8 @@ def strategy_from(given: object) -> Strategy:
     """
     if not isinstance(given, Strategy):
         raise StrategyError(
-            f"a strategy is a Strategy, as in Strategy(mesh, in_shardings=...), got {given!r:.80}."
+            f"a strategy is a Strategy, as in Strategy(mesh, in_shardings=...), got {given!r:.80}. "
+            "Another mesh alone is plan.replan(mesh=...)."
         )
     return given
 

@@ -19,7 +19,7 @@ from shardalg.algebra.dims_data import Data
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
-from shardalg.graph.tracing.trace import user_line
+from shardalg.graph.tracing.refused import user_line
 from shardalg.io.records import read
 from shardalg.io.table import Table
 from shardalg.propagate.strategy import Annotations

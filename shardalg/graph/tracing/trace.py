@@ -7,7 +7,6 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
-from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import jax
@@ -24,10 +23,10 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.errors import RoleError, StrategyError, TraceError
 from shardalg.graph.evaluate import find_primitive
 from shardalg.graph.ir import Graph, PlainMesh
-from shardalg.graph.source import Sources
 from shardalg.graph.tracing import jaxpr as build
 from shardalg.graph.tracing.float0 import refuse_float0, without_float0
 from shardalg.graph.tracing.opened import reader
+from shardalg.graph.tracing.refused import REFUSALS, function_name, refused, user_line
 from shardalg.graph.tracing.written import written_out
 from shardalg.pause import collection_paused
 
@@ -152,33 +151,12 @@ def _jaxpr(
     with nullcontext() if around is None else jax.sharding.use_abstract_mesh(around):
         try:
             return jax.make_jaxpr(lambda *a: without_float0(fn(*a)), return_shape=True)(*args)
-        except _UNTRACEABLE as error:
-            message = str(error).split("\n")[0]
-            raise TraceError(
-                f"JAX cannot trace {_name(fn)}{user_line(error)}: {message} "
-                "Compute what Python decides on outside the function, or with jax.numpy and "
-                "jax.lax.cond."
-            ) from None
-        except TypeError as error:
-            raise _typed(fn, error) or error from None
-        except ValueError as error:
-            if "in_specs passed to shard_map" in str(error):
-                raise TraceError(
-                    f"JAX does not trace the shard_map in {_name(fn)}{user_line(error)}: the axes "
-                    "of its mesh are Explicit, and arguments are planned without a layout. Make "
-                    "the mesh with axis_types=(jax.sharding.AxisType.Auto,) * n."
-                ) from None
-            if around and "axis names that are of type Auto" in str(error):
+        except REFUSALS as error:
+            said = str(error) if around and isinstance(error, ValueError) else ""
+            if around and "axis names that are of type Auto" in said:
                 return _explicit_jaxpr(fn, args, around, explicit)
-            if not (around and str(error).startswith("The context mesh")):
-                raise
-        except RuntimeError as error:
-            if "mesh" not in str(error):
-                raise
-            raise TraceError(
-                f"a constraint in {_name(fn)}{user_line(error)} needs a mesh: {error} "
-                "Give the mesh to the plan, or use a NamedSharding or mesh_split."
-            ) from None
+            if not said.startswith("The context mesh"):
+                raise refused(fn, args, error) or error from None
     # A shard_map that brings its own mesh takes no other one around it.
     return _jaxpr(fn, args, None)
 
@@ -206,7 +184,7 @@ def _explicit_jaxpr(
         except (TypeError, ValueError) as error:
             message = str(error).split("\n")[0]
             raise TraceError(
-                f"JAX does not trace {_name(fn)}{user_line(error)} on explicit axes "
+                f"JAX does not trace {function_name(fn)}{user_line(error)} on explicit axes "
                 f"{sorted(axes)}: {message} Give the layouts that the arguments have as "
                 "in_shardings, or leave out_sharding= and reshard out: layouts are completed."
             ) from None
@@ -220,31 +198,6 @@ def _typed_leaf(leaf: Any, spec: Any, mesh: AbstractMesh, axes: frozenset[str]) 
     kept = [tuple(name for name in names if name in axes) or None for names in held]
     layout = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*kept[: len(leaf.shape)]))
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout, weak_type=leaf.weak_type)
-
-
-def _typed(fn: Callable[..., Any], error: TypeError) -> TraceError | None:
-    """What the user did where JAX found a value of a wrong type; None where JAX says it itself."""
-    named = _named_sizes(error)
-    if named:
-        return TraceError(
-            f"{_name(fn)}{user_line(error)} computes with {', '.join(named)}, where a traced "
-            "function sees numbers. Take sizes from shapes, as in x.shape[0], so that they follow "
-            "the arguments."
-        )
-    if "JAX type" in str(error) or "JAX array type" in str(error):
-        return TraceError(
-            f"{_name(fn)} cannot be planned{user_line(error)}: {error} Return and pass arrays only."
-        )
-    return None
-
-
-_UNTRACEABLE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-    jax.errors.UnexpectedTracerError,
-)
 
 
 def _hint(mesh_shape: Mapping[str, int] | None) -> AbstractMesh | None:
@@ -264,29 +217,6 @@ def _brought(around: AbstractMesh | None, sharding: Any) -> PlainMesh | None:
         return None  # the same with explicit axes
     made = Mesh.from_jax(mesh)
     return made.axes, made.device_ids
-
-
-def _name(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__name__", type(fn).__name__)
-
-
-def user_line(error: BaseException) -> str:
-    """` (model.py:41)`, the user's innermost line on the way to the error."""
-    sources, place = Sources(), ""
-    for frame, line in walk_tb(error.__traceback__):
-        file = sources.file(frame.f_code.co_filename)
-        place = f" ({file}:{line})" if file else place
-    return place
-
-
-def _named_sizes(error: BaseException) -> list[str]:
-    """Named sizes that the user's innermost function on the way to the error has at hand."""
-    sources, found = Sources(), []
-    for frame, _ in walk_tb(error.__traceback__):
-        if sources.file(frame.f_code.co_filename):
-            seen = {n: frame.f_globals.get(n) for n in frame.f_code.co_names} | frame.f_locals
-            found = sorted(n for n, v in seen.items() if getattr(v, "free_symbols", None))
-    return found
 
 
 def flatten_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
@@ -323,10 +253,21 @@ def _matched(prefix: Any, tree: Any, where: str) -> list[Any]:
     if prefix is None or treedef_is_leaf(tree_structure(prefix)):
         return [prefix] * _leaf_count(tree)
     entries, children = _children(prefix), _children(tree)
+    if not children and isinstance(prefix, tuple) and all(_is_entry(e) for e in prefix):
+        words = ", ".join(map(repr, prefix))
+        raise StrategyError(
+            f"{where} is the tuple ({words}) for a single array: a tuple is a tree of specs. Write "
+            f"jax.sharding.PartitionSpec({words})."
+        )
     if entries.keys() != children.keys():
         raise _mismatch(where, entries, children)
     found = [_matched(entries[key], children[key], f"{where}{key}") for key in entries]
     return [entry for part in found for entry in part]
+
+
+def _is_entry(value: Any) -> bool:
+    """Whether a value could stand in a PartitionSpec."""
+    return value is None or isinstance(value, str)
 
 
 def _children(tree: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,7 @@ def plain(
     def through(inner: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return inner(*args, dict(kwargs)) if kwargs else inner(*args)
 
+    @wraps(fn)
     def with_keywords(*given: Any) -> Any:
         return fn(*given[:-1], **given[-1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ def watched(
     (None, ["params['w']"])
     """
 
+    @wraps(fn)
     def run(*given: Any) -> Any:
         before, tree = tree_flatten_with_path(given)
         result = fn(*given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     static = _Part(args, kwargs, info.static_argnums or (), info.static_argnames or ())
     donated = _Part(args, kwargs, info.donate_argnums or (), info.donate_argnames or ())
 
+    @wraps(inner)
     def whole(*given: Any, **named: Any) -> Any:
         return inner(*static.merged(given), **named, **static.named)
 

@@ -1,0 +1,126 @@
+"""What JAX does not trace, in the user's words: function, line, arguments, and the remedy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from traceback import walk_tb
+from typing import Any
+
+import jax
+
+from shardalg.errors import TraceError
+from shardalg.graph.source import Sources
+
+_UNTRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.UnexpectedTracerError,
+)
+REFUSALS = (*_UNTRACEABLE, TypeError, ValueError, NameError, RuntimeError)
+"""What JAX raises where it does not trace; users raise some of them too."""
+
+
+def refused(fn: Callable[..., Any], args: Sequence[Any], error: Exception) -> TraceError | None:
+    """What to do about an error that ended a trace; None where it says so itself."""
+    at = f"{function_name(fn)}{user_line(error)}"
+    message = str(error).split("\n")[0]
+    if isinstance(error, _UNTRACEABLE):
+        return TraceError(
+            f"JAX cannot trace {at}: {message} Compute what Python decides on outside the "
+            "function, or with jax.numpy and jax.lax.cond; make an argument that is a plain switch "
+            "static, by jax.jit(f, static_argnames=...)."
+        )
+    if "in_specs passed to shard_map" in str(error):
+        return TraceError(
+            f"JAX does not trace the shard_map in {at}: the axes of its mesh are Explicit, and "
+            "arguments are planned without a layout. Make the mesh with "
+            "axis_types=(jax.sharding.AxisType.Auto,) * n."
+        )
+    if str(error).startswith("Found an unbound axis name"):
+        return TraceError(
+            f"{at} names an axis of devices: {message} A planned function sees whole arrays: leave "
+            "collectives to the plan, or put them into a jax.shard_map."
+        )
+    if isinstance(error, RuntimeError):
+        needs = f"a constraint in {at} needs a mesh: {error} Give the mesh to the plan, or use a "
+        return TraceError(f"{needs}NamedSharding or mesh_split.") if "mesh" in message else None
+    typed = _typed(fn, error) if isinstance(error, TypeError) else None
+    return typed or _inside(fn, args, error)
+
+
+def _typed(fn: Callable[..., Any], error: TypeError) -> TraceError | None:
+    """What the user did where JAX found a value of a wrong type; None where JAX says it itself."""
+    named = _named_sizes(error)
+    if named:
+        return TraceError(
+            f"{function_name(fn)}{user_line(error)} computes with {', '.join(named)}, where a "
+            "traced function sees numbers. Take sizes from shapes, as in x.shape[0], so that they "
+            "follow the arguments."
+        )
+    if "JAX type" in str(error) or "JAX array type" in str(error):
+        return TraceError(
+            f"{function_name(fn)} cannot be planned{user_line(error)}: {error} Return and pass "
+            "arrays only."
+        )
+    return None
+
+
+def _inside(fn: Callable[..., Any], args: Sequence[Any], error: Exception) -> TraceError | None:
+    """What was computed with what, where JAX or Python's operators refuse it; else None.
+
+    What the user's own code raises stays as it is.
+    """
+    frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    by_jax = f"{os.sep}jax{os.sep}" in frames[-1]
+    sizes = [a for a in args if isinstance(a, tuple) and a and all(type(n) is int for n in a)]
+    if not (by_jax or sizes):
+        return None
+    given = ", ".join(map(_shown, args))
+    shape = f" {sizes[0]} is a tuple of numbers: an array of that shape is " if sizes else ""
+    remedy = (
+        f"{shape}jax.ShapeDtypeStruct({sizes[0]}, 'float32')."
+        if sizes
+        else " Give arguments whose shapes and types the function takes."
+    )
+    message = str(error).split("\n")[0]
+    return TraceError(
+        f"JAX cannot trace {function_name(fn)}{user_line(error)} for ({given}): {message}{remedy}"
+    )
+
+
+def _shown(value: Any) -> str:
+    """An argument by shapes and types."""
+    types = jax.tree.map(_short, value)
+    return str(types).replace("'", "")
+
+
+def _short(leaf: Any) -> str:
+    shape = getattr(leaf, "shape", None)
+    return repr(leaf) if shape is None else f"{leaf.dtype}{list(shape)}"
+
+
+def function_name(fn: Callable[..., Any]) -> str:
+    """What messages call a function."""
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def user_line(error: BaseException) -> str:
+    """` (model.py:41)`, the user's innermost line on the way to the error."""
+    sources, place = Sources(), ""
+    for frame, line in walk_tb(error.__traceback__):
+        file = sources.file(frame.f_code.co_filename)
+        place = f" ({file}:{line})" if file else place
+    return place
+
+
+def _named_sizes(error: BaseException) -> list[str]:
+    """Named sizes that the user's innermost function on the way to the error has at hand."""
+    sources, found = Sources(), []
+    for frame, _ in walk_tb(error.__traceback__):
+        if sources.file(frame.f_code.co_filename):
+            seen = {n: frame.f_globals.get(n) for n in frame.f_code.co_names} | frame.f_locals
+            found = sorted(n for n, v in seen.items() if getattr(v, "free_symbols", None))
+    return found
