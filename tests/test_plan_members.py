@@ -74,8 +74,8 @@ def test_internals_are_found_under_their_old_names(plan, name):
     assert getattr(plan, name) == getattr(plan, f"_{name}")
 
 
-def test_what_no_plan_has_is_said_as_by_any_object(plan):
-    with pytest.raises(AttributeError, match="'Plan' object has no attribute 'colectives'"):
+def test_what_no_plan_has_is_said_with_what_is_near(plan):
+    with pytest.raises(AttributeError, match=r"'colectives'\. Did you mean collectives"):
         _ = plan.colectives
 
 

@@ -93,7 +93,7 @@ def test_equal_hints_alone_do_not_meet():
     with pytest.raises(sa.SymbolError, match="two hints are equal by accident") as error:
         sa.plan(swapped, *arrays((n, k)), strategy=ROW)
     assert line(swapped, "reshape") in str(error.value)
-    with pytest.raises(sa.SymbolError, match=r"at the hints alone.*TypeError \(test_symbols.py:"):
+    with pytest.raises(sa.SymbolError, match=r"at the hints alone.*add got incompatible shapes"):
         sa.plan(lambda x: swapped(x) + x, *arrays((n, k)), strategy=ROW)
 
 
