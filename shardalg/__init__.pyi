@@ -82,6 +82,9 @@ from shardalg.graph.annotate import (
 from shardalg.graph.annotate import (
     mesh_split as mesh_split,
 )
+from shardalg.graph.manual_axes import (
+    manual as manual,
+)
 from shardalg.io.table import Table as Table
 from shardalg.lower.calibrate import measure_hardware as measure_hardware
 from shardalg.lower.host import (

@@ -17,11 +17,22 @@ from shardalg.graph.tracing.jaxpr import (
     site,
     site_params,
 )
+from shardalg.graph.tracing.subgroups import Axes, Dims, mapped_over
 
 
 def _region(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
-    """The operands and results behind sites that lay them out as the region's specs say."""
+    """The operands and results behind sites that lay them out as the region's specs say.
+
+    Of a region over some axes of the mesh the body is planned on the others (`subgroups.py`).
+    """
     axes, sides = region_axes(equation.params, place.source)
+    if not place.manual and _leaves_axes(equation.params, axes):
+        avals = [var.aval for var in equation.invars]
+        body = mapped_over(equation.params["jaxpr"], avals, axes, sides)
+        if body is not None:
+            given = _laid_out(builder, operands, sides[0], place, is_open=True)
+            made = builder.run(body, given, place)
+            return _laid_out(builder, made, sides[1], place, is_open=True)
     inner = place._replace(manual=place.manual | dict(axes).keys())
     body = equation.params["jaxpr"]
     labels = [f"operand{i}" for i in range(len(operands))]
@@ -31,8 +42,13 @@ def _region(builder: Builder, equation: Any, operands: list[int], place: Scope) 
     return _laid_out(builder, results, sides[1], place)
 
 
-Axes = tuple[tuple[str, int], ...]
-Sides = tuple[tuple[tuple[tuple[str, ...], ...], ...], ...]
+def _leaves_axes(params: Mapping[str, Any], axes: Axes) -> bool:
+    """Whether the mesh has other axes, of more than one device."""
+    sizes = dict(zip(params["mesh"].axis_names, params["mesh"].axis_sizes, strict=True))
+    return any(int(n) > 1 for name, n in sizes.items() if name not in dict(axes))
+
+
+Sides = tuple[tuple[Dims, ...], tuple[Dims, ...]]
 
 
 def region_axes(params: Mapping[str, Any], source: str) -> tuple[Axes, Sides]:
@@ -44,7 +60,7 @@ def region_axes(params: Mapping[str, Any], source: str) -> tuple[Axes, Sides]:
     mesh, manual = params["mesh"], params["newly_manual_axes"]
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     axes = tuple((name, int(n)) for name, n in sizes.items() if name in manual)
-    sides = []
+    sides: list[tuple[Dims, ...]] = []
     for name in ("in_specs", "out_specs"):
         for spec in params[name]:
             if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
@@ -53,18 +69,30 @@ def region_axes(params: Mapping[str, Any], source: str) -> tuple[Axes, Sides]:
                     "partial sums do not cross its border here. Sum them inside, with jax.lax.psum."
                 )
         sides.append(tuple(site_params(spec, len(spec))["spec"] for spec in params[name]))
-    return axes, tuple(sides)
+    return axes, (sides[0], sides[1])
 
 
 def _laid_out(
-    builder: Builder, values: Sequence[int], specs: Sequence[Sequence[object]], place: Scope
+    builder: Builder,
+    values: Sequence[int],
+    specs: Sequence[Sequence[object]],
+    place: Scope,
+    *,
+    is_open: bool = False,
 ) -> list[int]:
-    """Each value behind a site with its spec."""
-    made = []
+    """Each value behind a site with its spec.
+
+    Args:
+      is_open: whether other axes may split what the spec leaves, where it says something.
+    """
+    made: list[int] = []
     for value, spec in zip(values, specs, strict=True):
         rank = len(builder.parts.values[value].type.shape)
-        (value,) = site(builder, [value], site_params([s or None for s in spec], rank), place)
-        made.append(value)
+        params = site_params([s or None for s in spec], rank)
+        if is_open:
+            params["unspecified_dims"] = tuple(range(rank))
+        said = any(spec) or not is_open
+        made += site(builder, [value], params, place) if said else [value]
     return made
 
 

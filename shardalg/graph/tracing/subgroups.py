@@ -1,0 +1,246 @@
+"""A `shard_map` over some axes of a mesh: its body for all places along them, as one program.
+
+A body that is manual along some axes runs on blocks there, and is partitioned along the others by
+whoever plans it (XLA: manual subgroups). Along its own axes it is a function of a block, applied to
+all blocks: `jax.vmap` over them, with the new dimensions on these axes. What it sends along them is
+then an operation along a dimension: a sum is its sum, a permutation its slices in another order.
+The planner sees all of it, and lays the rest of every value out on the automatic axes.
+
+    x: f32[8, 16], P("p")  =  blocks f32[2, 4, 16] on p  ->  vmap(body, axis_name="p")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.source_info_util import current_name_stack, user_context
+from jax.interpreters import batching
+
+from shardalg.graph.annotate import annotate_p
+
+Axes = tuple[tuple[str, int], ...]
+Dims = tuple[tuple[str, ...], ...]
+"""Per dimension the manual axes that split it, major first."""
+
+
+def mapped_over(
+    body: Any, avals: Sequence[Any], axes: Axes, sides: tuple[Sequence[Dims], Sequence[Dims]]
+) -> Any | None:
+    """The region as a closed jaxpr of whole values; None where `vmap` has no rule for it.
+
+    Args:
+      body: of the region, on blocks. avals: of its operands outside.
+      axes: (name, size) of those that become manual. sides: of operands and results.
+    """
+    structs = (jax.ShapeDtypeStruct(v.shape, v.dtype) for v in avals)
+    try:
+        with _batched_along():
+            return jax.make_jaxpr(_whole(body, axes, sides))(*structs)
+    except (AssertionError, NotImplementedError, ValueError):
+        return None
+
+
+def sides_of(params: Mapping[str, Any]) -> tuple[Axes, tuple[Sequence[Dims], Sequence[Dims]]]:
+    """(axis, size) of the axes that become manual; per operand and result its dimensions' axes."""
+    mesh, manual = params["mesh"], params["newly_manual_axes"]
+    sizes = zip(mesh.axis_names, mesh.axis_sizes, strict=True)
+    axes = tuple((name, int(n)) for name, n in sizes if name in manual)
+    sides = [
+        [tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec) for spec in specs]
+        for specs in (params["in_specs"], params["out_specs"])
+    ]
+    return axes, (sides[0], sides[1])
+
+
+def _on_blocks(
+    body: Any, axes: Axes, sides: tuple[Sequence[Dims], Sequence[Dims]]
+) -> Callable[..., Any]:
+    """The body on all blocks."""
+    blocks: Callable[..., Any] = partial(_evaluated, body)
+    for name, size in reversed(axes):
+        given, made = ([_held(dims, name) for dims in side] for side in sides)
+        blocks = jax.vmap(blocks, tuple(given), made, axis_name=name, axis_size=size)
+    return blocks
+
+
+def _evaluated(body: Any, *operands: Any) -> list[Any]:
+    """A body without what JAX's types say of copies, regions in it on all blocks too."""
+    jaxpr, consts = getattr(body, "jaxpr", body), getattr(body, "consts", ())
+    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *operands), strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if hasattr(atom, "val") else known[atom]
+
+    for equation in jaxpr.eqns:
+        made = _applied(equation, [read(atom) for atom in equation.invars])
+        known.update(zip(equation.outvars, made, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _applied(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    """The results of one equation."""
+    primitive, params = equation.primitive, equation.params
+    if primitive.name in _COPIES:
+        return operands
+    if primitive.name == "shard_map":
+        return _whole(params["jaxpr"], *sides_of(params))(*operands)
+    info = equation.source_info
+    named = current_name_stack() + info.name_stack
+    with user_context(info.traceback, name_stack=named):
+        if primitive.name in _INVARIANT:
+            return [_INVARIANT[primitive.name](x, params) for x in operands]
+        plain = {name: _without_types(value) for name, value in params.items()}
+        made = primitive.bind(*operands, **primitive.get_bind_params(plain))
+    return made if primitive.multiple_results else [made]
+
+
+def _without_types(param: Any) -> Any:
+    """A parameter, of bodies those of plain types."""
+    if isinstance(param, tuple | list):
+        return type(param)(map(_without_types, param)) if type(param) in (tuple, list) else param
+    if not isinstance(param, ClosedJaxpr | Jaxpr):
+        return param
+    jaxpr: Any = getattr(param, "jaxpr", param)
+    given = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars)
+    made = jax.make_jaxpr(partial(_evaluated, param))(*given)
+    if isinstance(param, ClosedJaxpr):
+        return made
+    if made.consts:
+        raise NotImplementedError("a body with constants of its own")
+    return getattr(made, "jaxpr", made)
+
+
+def _held(dims: Dims, name: str) -> int | None:
+    """Where blocks along an axis stand of a value that it splits, or does not."""
+    return 0 if name in chain.from_iterable(dims) else None
+
+
+def _whole(
+    body: Any, axes: Axes, sides: tuple[Sequence[Dims], Sequence[Dims]]
+) -> Callable[..., list[Any]]:
+    """The function of whole values, from a body of their blocks."""
+    blocks = _on_blocks(body, axes, sides)
+    order, sizes = [name for name, _ in axes], dict(axes)
+
+    def function(*operands: Any) -> list[Any]:
+        cut = [_cut(x, dims, order, sizes) for x, dims in zip(operands, sides[0], strict=True)]
+        made = blocks(*cut)
+        return [_joined(x, dims, order, sizes) for x, dims in zip(made, sides[1], strict=True)]
+
+    return function
+
+
+def _cut(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int]) -> Any:
+    """A value as blocks: a leading dimension per axis that splits it, in the order of the axes."""
+    shape, names = [], []
+    for n, own in zip(x.shape, (*dims, *[()] * x.ndim), strict=False):
+        shape += [*(sizes[name] for name in own), n // int(np.prod([sizes[a] for a in own]))]
+        names += [*own, ""]
+    places = [names.index(name) for name in order if name in names]
+    rest = [place for place, name in enumerate(names) if not name]
+    return _on_axes(x.reshape(shape).transpose(*places, *rest), dims, order)
+
+
+def _joined(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int]) -> Any:
+    """The whole value, from its blocks."""
+    x = _on_axes(x, dims, order)
+    leading = [name for name in order if name in chain.from_iterable(dims)]
+    places, shape, rest = [], [], x.shape[len(leading) :]
+    for place, n in enumerate(rest):
+        own = dims[place] if place < len(dims) else ()
+        places += [*(leading.index(name) for name in own), len(leading) + place]
+        shape.append(n * int(np.prod([sizes[name] for name in own])))
+    return x.transpose(places).reshape(shape)
+
+
+def _on_axes(x: Any, dims: Dims, order: Sequence[str]) -> Any:
+    """Blocks on the axes that they are blocks along; their own dimensions are open."""
+    leading = [(name,) for name in order if name in chain.from_iterable(dims)]
+    if not leading:
+        return x
+    rest = range(len(leading), x.ndim)
+    spec = (*leading, *[() for _ in rest])
+    return annotate_p.bind(x, name=None, spec=spec, unspecified_dims=tuple(rest), mesh=None)
+
+
+_COPIES = ("pvary", "pcast")
+_INVARIANT: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
+    "psum_invariant": lambda x, params: lax.psum(x, params["axes"]),
+    "all_gather_invariant": lambda x, params: lax.all_gather(
+        x, params["axis_name"], axis=params["all_gather_dimension"], tiled=params["tiled"]
+    ),
+}
+
+
+@contextmanager
+def _batched_along() -> Iterator[None]:
+    """`vmap` makes of collectives what they are along a dimension.
+
+    Of a permutation also where places have no sender, of a reduction an operation on the dimension.
+    """
+    table, own = batching.fancy_primitive_batchers, {lax.ppermute_p: _permute}
+    own |= {primitive: partial(_reduce, primitive) for primitive in _REDUCED}
+    before = {primitive: table[primitive] for primitive in own}
+    table.update(own)
+    try:
+        yield
+    finally:
+        table.update(before)
+
+
+_REDUCED: dict[Any, tuple[Callable[[Any, int], Any], Callable[[Any, int], Any]]] = {
+    lax.psum_p: (lambda x, dim: x.sum(dim, dtype=x.dtype), lambda x, size: x * size),
+    lax.pmax_p: (lambda x, dim: x.max(dim), lambda x, size: x),
+    lax.pmin_p: (lambda x, dim: x.min(dim), lambda x, size: x),
+}
+"""Reduction along an axis: of a dimension, and of a value that is alike on all of so many."""
+
+
+def _reduce(
+    primitive: Any, axis: Any, values: Sequence[Any], dims: Sequence[Any], **params: Any
+) -> Any:
+    """The members' values joined."""
+    (x,), (dim,), axes = values, dims, params["axes"]
+    rest = {**params, "axes": tuple(name for name in axes if name != axis.name)}
+    if axis.name in axes:
+        split, alike = _REDUCED[primitive]
+        x, dim = alike(x, axis.size) if dim is None else split(x, dim), None
+    elif params["axis_index_groups"] is not None:
+        raise NotImplementedError("groups of an axis")
+    return (primitive.bind(x, **rest) if rest["axes"] else x), dim
+
+
+def _permute(axis: Any, values: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+    """Blocks in another order, zeros where nobody sends: slices of their dimension side by side."""
+    (x,), (dim,), names = values, dims, params["axis_name"]
+    names = names if isinstance(names, tuple | list) else (names,)
+    if axis.name not in names:
+        return lax.ppermute_p.bind(x, **params), dim
+    if len(names) > 1:
+        raise NotImplementedError(f"a permutation along {names} at once")
+    stack = lax.broadcast(x, (axis.size,)) if dim is None else jnp.moveaxis(x, dim, 0)
+    sources = {target: source for source, target in params["perm"]}
+    return lax.concatenate(list(_pieces(stack, sources, axis.size)), 0), 0
+
+
+def _pieces(stack: Any, sources: Mapping[int, int], size: int) -> Iterator[Any]:
+    """Runs of places that are served by a run of senders, and of those that nobody serves."""
+    place = 0
+    while place < size:
+        end, first = place + 1, sources.get(place)
+        while end < size and sources.get(end) == (None if first is None else first + end - place):
+            end += 1
+        if first is None:
+            yield jnp.zeros((end - place, *stack.shape[1:]), stack.dtype)
+        else:
+            yield lax.slice_in_dim(stack, first, first + end - place, axis=0)
+        place = end

@@ -1,0 +1,202 @@
+"""Regions that are manual along some axes: their bodies are planned on the others."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from benchmarks.oracle_bytes import our_wire_bytes
+from shardalg.errors import TraceError
+from shardalg.spmd.host.simulate import simulate
+from tests.partition.planned import numbers
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+MESH = sa.Mesh({"L": 4, "Y": 2})
+FORWARD = [(0, 1), (1, 2), (2, 3)]
+
+
+def by_hand(body, in_specs, out_specs):
+    specs = {"in_specs": in_specs, "out_specs": out_specs}
+    return jax.shard_map(body, mesh=MESH.to_jax(), axis_names={"L"}, **specs)
+
+
+def product(x, w):
+    """The blocks' own product, handed on, and its sum."""
+    y = jnp.tanh(x @ w)
+    return lax.ppermute(y, "L", FORWARD), lax.psum(y, "L")
+
+
+def every_collective(x):
+    rows, place = lax.all_gather(x, "L", tiled=True), lax.axis_index("L")
+    back = lax.psum_scatter(rows, "L", tiled=True) + lax.all_to_all(x, "L", 0, 0, tiled=True)
+    some = lax.ppermute(x, "L", [(0, 2), (3, 1)]) + lax.ppermute(x, "L", [(3, 0), *FORWARD])
+    return back + some * place + lax.pmax(x, "L") - lax.pmin(x, "L")
+
+
+def annotated(x, w):
+    h = sa.annotate(lax.with_sharding_constraint(x @ w, P(None, "Y")), "hidden")
+    return lax.psum(h @ w.T, "L")
+
+
+def nested(x, w):
+    def inner(x, w):
+        return lax.psum(x @ w, "Y")
+
+    def outer(x, w):
+        specs = {"in_specs": (P(None, "Y"), P("Y")), "out_specs": P()}
+        made = jax.shard_map(inner, axis_names={"Y"}, **specs)(x, w)
+        return lax.ppermute(made, "L", FORWARD)
+
+    return by_hand(outer, (P("L"), P()), P("L"))(x, w)
+
+
+X, W = numbers(8, 16), numbers(16, 8, seed=1)
+HAND = by_hand(product, (P("L"), P()), (P("L"), P()))
+CASES = {
+    "product": (HAND, (X, W), (P("L"), P(None, "Y"))),
+    "gradient": (
+        jax.grad(lambda x, w: sum((y**2).sum() for y in HAND(x, w)), (0, 1)),
+        (X, W), (P("L"), P(None, "Y")),
+    ),
+    "every collective": (by_hand(every_collective, P("L"), P("L")), (numbers(16, 8),), P("L", "Y")),
+    "annotated": (by_hand(annotated, (P("L"), P()), P()), (X, W), (P("L"), P())),
+    "nested": (nested, (X, W), (P("L"), P())),
+    "a loop": (
+        by_hand(
+            lambda x, w: lax.scan(
+                lambda x, w: (jax.checkpoint(jnp.tanh)(lax.ppermute(x, "L", FORWARD) @ w), None),
+                x, w,
+            )[0],
+            (P("L"), P()), P("L"),
+        ),
+        (X, numbers(3, 16, 16, seed=1)), (P("L"), P(None, None, "Y")),
+    ),
+}  # fmt: skip
+
+
+def right_and_proved(plan, fn, values, *, lowered=False):
+    with jax.set_mesh(MESH.to_jax()):
+        want = jax.tree.leaves(jax.jit(lambda *values: fn(*values))(*values))
+    runs = [simulate(plan.program, plan.graph, *values)]
+    for results in [*runs, plan.lower()(*values)] if lowered else runs:
+        for found, wanted in zip(jax.tree.leaves(results), want, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
+    assert plan.verify().ok, plan.verify().refuted
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_body_is_planned_on_the_automatic_axes(name):
+    fn, values, specs = CASES[name]
+    plan = sa.plan(fn, *values, mesh=MESH, in_shardings=specs)
+    assert "shard_map" not in {node.primitive for node in plan.graph.nodes}
+    assert not [r for r in plan.collectives_table if r["role"] == "weight"]
+    right_and_proved(plan, fn, values, lowered=name in ("gradient", "every collective"))
+
+
+def test_weights_stay_where_they_are():
+    """2048 bytes were gathered at the region's border."""
+    fn, values, specs = CASES["product"]
+    plan = sa.plan(fn, *values, mesh=MESH, in_shardings=specs, out_shardings=(P("L", "Y"), P()))
+    kinds = [r["kind"] for r in plan.collectives_table if r["axes"] == "L"]
+    assert sorted(kinds) == ["all_reduce", "collective_permute"]
+    assert our_wire_bytes(plan.program) < values[1].nbytes
+
+
+def test_sites_inside_take_a_strategys_spec():
+    fn, values, _ = CASES["annotated"]
+    strategy = sa.Strategy(MESH, in_shardings=(P("L"), P()), sites={"hidden": P(None, "Y")})
+    plan = sa.plan(fn, *values, strategy=strategy)
+    layouts = [s for s in plan.sharded.annotations.sites if s is not None]
+    assert "[?, None, Y]" in {layout.text() for layout in layouts}
+
+
+STAGES, STEPS = 4, 4
+
+
+def stage(w, x):
+    return x + jax.nn.relu(x @ w[0]) @ w[1]
+
+
+def piped_by_hand(w, xs):
+    """A pipeline in which every device runs its own stage, and hands on what it made."""
+
+    def body(w, xs):
+        place, own = lax.axis_index("L"), jax.tree.map(lambda leaf: leaf[0], w)
+
+        def step(state, x):
+            state = jnp.where(place == 0, x, lax.ppermute(state, "L", FORWARD))
+            state = jax.checkpoint(stage)(own, state)
+            return state, state
+
+        start = lax.pcast(jnp.zeros(xs.shape[1:]), ("L",), to="varying")
+        return lax.scan(step, start, xs)[1][STAGES - 1 :][None]
+
+    return by_hand(body, (P("L"), P()), P("L"))(w, xs)[-1]
+
+
+def piped_by_vmap(w, xs):
+    def step(state, x):
+        first = lax.broadcasted_iota(jnp.int32, state.shape, 0) == 0
+        shifted = jnp.pad(state, ((1, 0), (0, 0), (0, 0)))[:-1]
+        state = jax.vmap(jax.checkpoint(stage))(w, jnp.where(first, x[None], shifted))
+        return state, state
+
+    start = lax.with_sharding_constraint(jnp.zeros((STAGES, *xs.shape[1:])), P("L"))
+    return lax.scan(step, start, xs)[1][STAGES - 1 :, -1]
+
+
+@pytest.mark.parametrize("is_gradient", [False, True])
+def test_a_pipeline_by_hand_costs_what_one_by_vmap_does(is_gradient):
+    weights = 0.1 * numbers(STAGES, 8, 16), 0.1 * numbers(STAGES, 16, 8, seed=1)
+    values = weights, numbers(STEPS + STAGES - 1, 4, 8, seed=2)
+    specs = {"mesh": MESH, "in_shardings": ((P("L", None, "Y"), P("L", "Y")), P())}
+    plans = []
+    for fn in (piped_by_hand, piped_by_vmap):
+        if is_gradient:
+            fn = jax.grad(lambda w, xs, fn=fn: (fn(w, xs) ** 2).sum())
+        plans.append(sa.plan(fn, *values, **specs))
+        flat = jax.tree.leaves(values)
+        with jax.set_mesh(MESH.to_jax()):
+            want = jax.tree.leaves(jax.jit(fn)(*values))
+        for found, wanted in zip(
+            simulate(plans[-1].program, plans[-1].graph, *flat), want, strict=True
+        ):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
+        assert plans[-1].verify().ok
+    in_loops = [
+        sorted((r["kind"], r["axes"], r["count"], r["wire_bytes"]) for r in rows)
+        for rows in ([r for r in p.collectives_table if "scan" in r["region"]] for p in plans)
+    ]
+    assert in_loops[0] == in_loops[1]
+    assert [k[0] for k in in_loops[0]].count("collective_permute") == 1 + is_gradient
+    seconds = [plan.cost("tpu_v3").step_time_s for plan in plans]
+    assert seconds[0] == pytest.approx(seconds[1], rel=0.15)
+
+
+def test_manual_is_the_short_spelling():
+    given = {"mesh": MESH, "in_shardings": (P("L", "Y"),)}
+    values = (numbers(8, 6),)
+    short = sa.manual(lambda x: lax.ppermute(x, "L", FORWARD), "L")
+    long = by_hand(lambda x: lax.ppermute(x, "L", FORWARD), P("L"), P("L"))
+    plans = [sa.plan(fn, *values, **given) for fn in (short, long)]
+    assert str(plans[0].program) == str(plans[1].program)
+    right_and_proved(plans[0], short, values)
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [(("L", "L"), "'L' twice"), ((), "no axis"), ("Z", r"'Z', which the mesh does not have")],
+)
+def test_axes_that_cannot_be_manual_are_named(axes, words):
+    with pytest.raises(TraceError, match=words):
+        sa.plan(sa.manual(lambda x: x, axes), X, mesh=MESH)
+
+
+def test_an_axis_that_is_manual_already_is_named():
+    inner = sa.manual(lambda x: x * 2, "L")
+    with pytest.raises(TraceError, match="'L' is manual already"):
+        sa.plan(sa.manual(lambda x: inner(x), "L"), X, mesh=MESH)
