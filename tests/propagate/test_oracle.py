@@ -27,16 +27,13 @@ from tests.propagate.siblings import Sibling
 POLICIES = ("gspmd", "shardy")
 # Look-ahead goes on into the stacks that a loop hands out, where GSPMD's ends: of the gradient of
 # one weight [x, y, None] instead of [y, None, None], as Shardy has it; the step sends 8.9 % less.
-# GSPMD's result of a manual region is whole along the axes that are not manual; ours goes on with
-# the layout of its body, as Shardy's does.
 DIFFERENT = {
-    "gspmd": {
-        ("scan_layers", "dot"),
-        ("scan_layers_remat", "dot"),
-        ("shard_map_subgraph", "result"),
-    },
+    "gspmd": {("scan_layers", "dot"), ("scan_layers_remat", "dot")},
     "shardy": set(),
 }
+# What a region that is manual along some axes hands out, JAX lays out for GSPMD along these alone,
+# whatever its body has: that is no completion. Shardy's goes on with the body's layout, as ours.
+PINNED = {("gspmd", "shard_map_subgraph")}
 
 
 @cache
@@ -68,7 +65,8 @@ def compared(name, policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_recorded_programs_are_completed_as_by_xla(policy, show):
-    found = {name: compared(name, policy) for name in corpus.names()}
+    names = [name for name in corpus.names() if (policy, name) not in PINNED]
+    found = {name: compared(name, policy) for name in names}
     total = sum(map(len, found.values()))
     wrong = [(n, match) for n, matches in found.items() for match in matches if not match.agrees]
     show(f"{policy}: {total - len(wrong)} of {total} free values of {len(found)} recorded programs")
