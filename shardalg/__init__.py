@@ -48,7 +48,7 @@ _PUBLIC = {
     "shardalg.propagate.options": ("Options", "Switches"),
     "shardalg.propagate.strategy": ("Strategy",),
     "shardalg.graph.annotate": ("annotate", "mesh_split"),
-    "shardalg.graph.manual_axes": ("manual",),
+    "shardalg.graph.tracing.manual_axes": ("manual",),
     "shardalg.models.pipeline": ("Pipeline", "pipeline"),
     "shardalg.plan.plan": ("Plan", "plan", "load_plan"),
     "shardalg.costs.topology": ("Topology", "rank_device_orders"),

@@ -82,7 +82,7 @@ from shardalg.graph.annotate import (
 from shardalg.graph.annotate import (
     mesh_split as mesh_split,
 )
-from shardalg.graph.manual_axes import (
+from shardalg.graph.tracing.manual_axes import (
     manual as manual,
 )
 from shardalg.io.table import Table as Table

@@ -56,7 +56,7 @@ PLACES = {
         "graph/arguments.py",
         "graph/evaluate.py",
         "graph/judged.py",
-        "graph/manual_axes.py",
+        "graph/tracing/manual_axes.py",
         "graph/tracing/installed.py",
         "graph/tracing/opened.py",
         "graph/tracing/float0.py",
