@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from shardalg import __version__
-from shardalg.commands import aot, compare_xla, explain, explore, lemmas, paper, plan, prove
+from shardalg.commands import (
+    aot,
+    compare_xla,
+    explain,
+    explore,
+    lemmas,
+    paper,
+    plan,
+    prove,
+    timeline,
+)
 from shardalg.errors import ShardalgError
 
 COMMANDS = {
@@ -16,6 +26,7 @@ COMMANDS = {
     "explain": explain,
     "compare-xla": compare_xla,
     "aot": aot,
+    "timeline": timeline,
     "explore": explore,
     "paper": paper,
     "prove": prove,

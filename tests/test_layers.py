@@ -259,6 +259,7 @@ SAME_MEANING = {
     "plan": "the Plan; the command that makes one",
     "prove": "proofs of answers about shardings; their command",
     "regroup": "a reshape of blocks: as an instruction; planned; proved",
+    "timeline": "when each pipeline stage does what; its command",
     "window": "a window over a dimension; the operators that have one",
     "windows": "a dimension that is read through a window: its row; planned",
 }

@@ -15,7 +15,7 @@ MEMBERS = {
     "overview": ("overview",),
     "shardings": ("shardings", "text", "listing"),
     "collectives": ("collectives", "gathers", "formatting"),
-    "cost": ("cost", "memory"),
+    "cost": ("cost", "timeline", "memory"),
     "why": (
         "explain",
         "why_not",

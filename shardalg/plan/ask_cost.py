@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardalg.costs.pipelines.events import events
 from shardalg.costs.topology import machine
 from shardalg.plan.planned import Planned
 from shardalg.planning.stages import priced
 from shardalg.report.modules.module_costs import costs_by_module
+from shardalg.report.timeline import Timeline
 
 if TYPE_CHECKING:
     from shardalg.costs.cost import Cost
@@ -34,6 +36,15 @@ class CostAnswers(Planned):
         program = self._symbolised or self.program
         made = priced(self._traced, program, chip, overlap=overlap)
         return replace(made, by_module=lambda: costs_by_module(self._stages, chip))
+
+    def timeline(self, hardware: str | Hardware | Topology) -> Timeline:
+        """What the devices of each pipeline stage do when: a table, a figure, a Chrome trace.
+
+        One instruction after the other, bubbles as what they are; of a plan with named sizes, at
+        the hints. A row per stage; without a pipeline one row stands for every device.
+        """
+        given = machine(hardware)
+        return Timeline(events(self.program, self.graph, given), str(self.program.mesh))
 
     @property
     def memory(self) -> Liveness:

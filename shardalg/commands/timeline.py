@@ -1,0 +1,35 @@
+"""`shardalg timeline`: what the devices of each pipeline stage do when, in one step."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from shardalg.commands.function import add_function, planned
+from shardalg.io.files import write_whole
+
+HELP = "when each pipeline stage of a function computes, waits and sends; a figure, a Chrome trace"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add_function(parser)
+    option = parser.add_argument
+    option("--trace", type=Path, metavar="FILE", help="write a Chrome trace (JSON) to FILE")
+    option("--figure", type=Path, metavar="FILE", help="write the figure (PNG) to FILE")
+    option("--table", action="store_true", help="print every event")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print one line, and write what was asked for."""
+    from shardalg.report.figures import png
+
+    timeline = planned(options).timeline(options.hardware)
+    print(timeline)
+    if options.table:
+        print(timeline.table())
+    if options.trace is not None:
+        timeline.save(options.trace)
+    if options.figure is not None:
+        write_whole(options.figure, png(timeline.figure()))
+    return 0

@@ -1,0 +1,112 @@
+"""Every instruction of a program on a time axis, a row per pipeline stage.
+
+All devices run the same instructions, one after the other; in a trip of a pipeline in which a stage
+has no microbatch it computes on padding, which is a bubble. Stage s has one in the trips of time t
+with s <= t < T - (L - 1 - s), forward and, the loop running from the last t to the first, backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.pipelines.bubbles import PipelineLoop, pipeline_loops
+from shardalg.costs.step_time import Timed, timed
+from shardalg.costs.topology import Topology
+from shardalg.graph.ir import Graph
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions.control import Loop
+from shardalg.spmd.program import SpmdProgram
+
+BUBBLE = "bubble"
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What the devices of one stage do for a while.
+
+    Attributes:
+      stage: row; kind: "compute", "bubble", or the kind of a collective.
+      trip: of a pipeline, its place in time; None outside.
+    """
+
+    stage: int
+    kind: str
+    axes: tuple[str, ...]
+    phase: str
+    start_s: float
+    seconds: float
+    trip: int | None = None
+
+
+def events(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> tuple[Event, ...]:
+    """All events in the order of time; of one stage, each begins where the one before ends."""
+    loops = pipeline_loops(graph)
+    rows = max((loop.stages for loop in loops.values()), default=1)
+    found: list[Event] = []
+    now = 0.0
+
+    def pipelined(each: Timed) -> Instruction | None:
+        return next((i for i in each.step.loops if i.node in loops), None)
+
+    steps = timed(program, graph, hardware)
+    for around, inside in groupby(steps, pipelined):
+        one = [*_parts([*inside], around)]
+        trips: Sequence[int | None] = [None]
+        if around is not None:
+            trips = _times(around)
+        for trip in trips:
+            for stage in range(rows):
+                idle = around is not None and _idle(loops, around, stage, trip)
+                found += _placed(one, now, stage, trip, idle)
+            now += sum(part.seconds for part in one)
+    return tuple(found)
+
+
+def _times(loop: Instruction) -> list[int | None]:
+    attributes = loop.attributes
+    assert isinstance(attributes, Loop), "a pipeline is a scan"
+    times: list[int | None] = [*range(attributes.length)]
+    return times[::-1] if attributes.reverse else times
+
+
+def _idle(loops: dict[int, PipelineLoop], loop: Instruction, stage: int, trip: int | None) -> bool:
+    assert loop.node is not None and trip is not None, "a pipeline is a loop of the function"
+    last = loops[loop.node].stages - 1
+    return not stage <= trip < loop.attributes.executions - (last - stage)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    kind: str
+    axes: tuple[str, ...]
+    phase: str
+    seconds: float
+
+
+def _parts(steps: list[Timed], around: Instruction | None) -> Iterator[_Part]:
+    """Seconds of neighbours of one sort; of a pipeline, those of one trip."""
+    trips = around.attributes.executions if around is not None else 1
+
+    def sort(each: Timed) -> tuple[str, tuple[str, ...], str]:
+        kind = each.kind if each.axes else COMPUTE
+        return kind, each.axes, each.step.instruction.phase
+
+    for (kind, axes, phase), run in groupby(steps, sort):
+        seconds = sum(each.seconds * each.step.count for each in run) / trips
+        if seconds:
+            yield _Part(kind, axes, phase, seconds)
+
+
+def _placed(
+    parts: list[_Part], start: float, stage: int, trip: int | None, idle: bool
+) -> Iterator[Event]:
+    if idle:
+        yield Event(stage, BUBBLE, (), parts[0].phase, start, sum(p.seconds for p in parts), trip)
+        return
+    for part in parts:
+        yield Event(stage, part.kind, part.axes, part.phase, start, part.seconds, trip)
+        start += part.seconds

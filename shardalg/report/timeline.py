@@ -1,0 +1,124 @@
+"""When the devices of each pipeline stage do what: as a table, a figure, and a Chrome trace."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardalg.costs.pipelines.events import BUBBLE, COMPUTE, Event
+from shardalg.io.files import write_whole
+from shardalg.io.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = {COMPUTE: "#4878a8", BUBBLE: "#dddddd"}
+SENDING = "#d98032"
+
+
+@dataclass(frozen=True, repr=False)
+class Timeline:
+    """The events of one step; made by `plan.timeline`.
+
+    Attributes:
+      events: in the order of time. mesh: as the plan prints it.
+    """
+
+    events: tuple[Event, ...]
+    mesh: str
+
+    @property
+    def stages(self) -> int:
+        """Rows."""
+        return 1 + max((event.stage for event in self.events), default=0)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from the first event to the end of the last."""
+        return max((event.start_s + event.seconds for event in self.events), default=0.0)
+
+    def seconds(self, kind: str, stage: int = 0) -> float:
+        """Seconds that a stage spends on "compute", "bubble" or a kind of collective."""
+        return sum(e.seconds for e in self.events if e.kind == kind and e.stage == stage)
+
+    @property
+    def bubbles(self) -> float:
+        """Bubbles as a share of the step; the same for every stage."""
+        return self.seconds(BUBBLE) / self.step_s if self.step_s else 0.0
+
+    def table(self) -> Table:
+        """A row per event."""
+        names = ("stage", "kind", "axes", "phase", "trip", "start_s", "seconds")
+        rows = (
+            (e.stage, e.kind, ",".join(e.axes), e.phase, e.trip, e.start_s, e.seconds)
+            for e in self.events
+        )
+        return Table(names, tuple(rows))
+
+    def trace(self) -> dict[str, Any]:
+        """The Trace Event Format of Chrome, which Perfetto (ui.perfetto.dev) opens too.
+
+        A thread per stage, complete events, microseconds.
+        """
+        named: list[dict[str, Any]] = [
+            {
+                "ph": "M",
+                "name": "thread_name",
+                "pid": 0,
+                "tid": stage,
+                "args": {"name": f"stage {stage}" if self.stages > 1 else "every device"},
+            }
+            for stage in range(self.stages)
+        ]
+        return {"traceEvents": [*named, *map(_traced, self.events)], "displayTimeUnit": "ms"}
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace as JSON, whole or not at all."""
+        write_whole(Path(path), json.dumps(self.trace()) + "\n")
+
+    def figure(self) -> Figure:
+        """A bar per stage, time to the right: compute, bubbles, and what is sent."""
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+
+        drawn = Figure(figsize=(9, 0.8 + 0.4 * self.stages), layout="constrained")
+        axes = drawn.subplots()
+        for event in self.events:
+            bar = [(event.start_s, event.seconds)]
+            colour = COLOURS.get(event.kind, SENDING)
+            axes.broken_barh(bar, (event.stage - 0.4, 0.8), color=colour, linewidth=0)
+        axes.set_yticks(range(self.stages), [f"stage {s}" for s in range(self.stages)])
+        axes.invert_yaxis()
+        axes.set_xlabel("seconds")
+        axes.set_title(f"one step on {self.mesh}: bubbles {self.bubbles:.1%}", loc="left")
+        shown = {**COLOURS, "collectives": SENDING}
+        axes.legend(handles=[Patch(color=c, label=name) for name, c in shown.items()], ncols=3)
+        return drawn
+
+    def __repr__(self) -> str:
+        rows = f"{self.stages} stages" if self.stages > 1 else "every device alike"
+        return (
+            f"Timeline on {self.mesh}: {rows}, step {self.step_s:.4g} s, of it "
+            f"compute {self.seconds(COMPUTE) / (self.step_s or 1):.1%}, "
+            f"bubbles {self.bubbles:.1%} (first stage), {len(self.events)} events"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self!r}</p>{self.table().to_html()}"
+
+
+def _traced(event: Event) -> dict[str, Any]:
+    trip = "" if event.trip is None else f" {event.trip}"
+    name = f"{event.phase}{trip}" if event.kind == COMPUTE else f"{event.kind}{trip}"
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": event.kind,
+        "pid": 0,
+        "tid": event.stage,
+        "ts": 1e6 * event.start_s,
+        "dur": 1e6 * event.seconds,
+        "args": {"axes": ",".join(event.axes), "phase": event.phase},
+    }

@@ -1,0 +1,127 @@
+"""`plan.timeline`: the seconds of the price, the bubbles of the formula, a valid trace."""
+
+import json
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.cli import main
+from shardalg.costs.hardware import load
+from shardalg.costs.pipelines.bubbles import overheads
+from shardalg.costs.pipelines.schedules import Schedule
+
+PROGRAM = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import shardalg as sa
+
+pipe = sa.pipeline(lambda w, x: x + jnp.tanh(x @ w), stages=2, microbatches=4)
+
+def step(w, x):
+    return jax.grad(lambda w: (pipe(w, x) ** 2).sum())(w)
+
+def args():
+    return tuple(jax.ShapeDtypeStruct(s, "float32") for s in ((2, 1, 64, 64), (256, 64)))
+
+in_shardings = (P("L"), P("X"))
+"""
+
+
+def layer(w, x):
+    return x + jax.numpy.tanh(x @ w)
+
+
+def planned(schedule):
+    stages, batches, rounds = schedule.stages, schedule.microbatches, schedule.rounds
+    pipe = sa.pipeline(layer, stages=stages, microbatches=batches, rounds=rounds)
+
+    def step(w, x):
+        return w - jax.grad(lambda w: (pipe(w, x) ** 2).sum())(w)
+
+    shapes = (stages, rounds, 64, 64), (64 * batches, 64)
+    arguments = (jax.ShapeDtypeStruct(shape, "float32") for shape in shapes)
+    mesh = sa.Mesh({"L": stages, "X": 2})
+    return sa.plan(step, *arguments, mesh=mesh, in_shardings=(P("L"), P("X")))
+
+
+@pytest.mark.parametrize("schedule", [Schedule(2, 3), Schedule(4, 8), Schedule(4, 4, 3)], ids=str)
+def test_bubbles_are_those_of_the_formula(schedule):
+    plan = planned(schedule)
+    timeline, cost = plan.timeline("tpu_v3"), plan.cost("tpu_v3")
+    spent = overheads(plan.program, plan.graph, load("tpu_v3"))
+    assert timeline.step_s == pytest.approx(cost.step_time_s)
+    assert timeline.stages == schedule.stages
+    for stage in range(schedule.stages):
+        waits = timeline.seconds("bubble", stage)
+        assert waits / spent.pipelined_s == pytest.approx(schedule.bubble_ratio)
+    assert timeline.bubbles == pytest.approx(spent.bubbles)
+
+
+def test_a_microbatch_goes_from_stage_to_stage():
+    schedule = Schedule(4, 8)
+    busy = {}
+    for event in planned(schedule).timeline("tpu_v3").events:
+        if event.trip is not None and event.kind == "compute":
+            busy.setdefault((event.phase, event.stage), []).append(event.trip)
+    for stage in range(4):
+        there = sorted(set(busy["forward", stage]))
+        assert there == list(range(stage, stage + 8))
+        back = list(dict.fromkeys(busy["backward", stage]))
+        assert back == there[::-1]
+
+
+def test_events_of_a_stage_follow_one_another():
+    timeline = planned(Schedule(2, 3)).timeline("tpu_v3")
+    for stage in range(2):
+        now = 0.0
+        for event in timeline.events:
+            if event.stage == stage:
+                assert event.start_s == pytest.approx(now)
+                now = event.start_s + event.seconds
+        assert now == pytest.approx(timeline.step_s)
+
+
+def test_the_trace_is_in_the_format_of_chrome(tmp_path):
+    timeline = planned(Schedule(2, 3)).timeline("tpu_v5e:2x2")
+    timeline.save(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {e["args"]["name"]: e["tid"] for e in events if e["ph"] == "M"}
+    assert names == {"stage 0": 0, "stage 1": 1}
+    complete = [e for e in events if e["ph"] == "X"]
+    assert len(complete) == len(timeline.events)
+    assert all(e["dur"] > 0 and {"name", "ts", "pid", "tid"} <= set(e) for e in complete)
+    ends = max(e["ts"] + e["dur"] for e in complete)
+    assert ends == pytest.approx(1e6 * timeline.step_s)
+
+
+def test_without_a_pipeline_there_is_one_row():
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    plan = sa.plan(lambda x: x @ x, x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
+    timeline = plan.timeline("tpu_v3")
+    assert (timeline.stages, timeline.bubbles) == (1, 0)
+    assert "every device alike" in repr(timeline)
+    assert timeline.step_s == pytest.approx(plan.cost("tpu_v3").step_time_s)
+    assert timeline.table().columns[0] == "stage"
+
+
+def test_the_command(tmp_path, capsys):
+    (tmp_path / "step.py").write_text(PROGRAM)
+    trace, figure = tmp_path / "trace.json", tmp_path / "figure.png"
+    written = ["--trace", str(trace), "--figure", str(figure)]
+    made = ["timeline", f"{tmp_path / 'step.py'}:step", "--mesh", "L=2,X=2", *written]
+    assert main(made) == 0
+    assert "2 stages" in capsys.readouterr().out
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_unknown_chip(tmp_path, capsys):
+    (tmp_path / "step.py").write_text(PROGRAM)
+    where = f"{tmp_path / 'step.py'}:step"
+    assert main(["timeline", where, "--mesh", "L=2,X=2", "--hardware", "tpu_v99"]) == 2
+    error = capsys.readouterr().err
+    assert "tpu_v99" in error
+    assert error.count("\n") == 1
