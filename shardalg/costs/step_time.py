@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -163,14 +163,16 @@ class _Pricing:
         number: dict[Any, int] = {}
         types = [number.setdefault((v.shape, v.dtype), v.index) for v in self.program.locals]
         found: dict[Any, list[int]] = {}
+        joined, inside = self.together, self.fused
         for place, step in enumerate(self.steps):
             instruction = step.instruction
             values = (*instruction.operands, *instruction.results)
+            each = values if len({*values}) == len(values) else tuple(dict.fromkeys(values))
             key = (
                 *(self.operation(instruction), instruction.role, instruction.phase, step.count),
-                self.company(instruction, types),
+                self.company(instruction, types) if id(instruction) in joined else None,
                 tuple([types[v] for v in values]),
-                tuple([types[v] for v in self.written(values)]),
+                tuple([types[v] for v in each if v not in inside]),
             )
             found.setdefault(key, []).append(place)
         return {places[0]: len(places) for places in found.values()}
@@ -180,11 +182,9 @@ class _Pricing:
         """All-reduces that are sent as one (`analyses.together`)."""
         return together(self.program.block)
 
-    def company(self, instruction: Instruction, types: Sequence[int]) -> Any:
-        """Of an all-reduce the types of all that are sent with it; None of what goes alone."""
-        sent = self.together.get(id(instruction))
-        if sent is None:
-            return None
+    def company(self, instruction: Instruction, types: Sequence[int]) -> tuple[int, ...]:
+        """Of an all-reduce the types of all that are sent with it."""
+        sent = self.together[id(instruction)]
         return tuple(sorted(types[v] for other in sent for v in other.operands))
 
     def scheduled_s(self) -> float:
@@ -199,10 +199,6 @@ class _Pricing:
         if type(instruction.attributes) is not Apply or instruction.node is None:
             return instruction.attributes
         return self.graph.nodes[instruction.node].signature
-
-    def written(self, values: Iterable[int]) -> list[int]:
-        """The values that are in memory, each once."""
-        return [v for v in dict.fromkeys(values) if v not in self.fused]
 
     def prices(self, runs: Mapping[int, int], sides: Sequence[bool] = ()) -> list[_Price]:
         """One execution of each run.

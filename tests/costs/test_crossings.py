@@ -2,7 +2,7 @@
 
 import math
 import random
-from itertools import pairwise
+from itertools import pairwise, product
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +80,27 @@ def test_formulas_of_seconds_are_what_is_priced_at_numbers(specs, hints, show):
         seen += 1
     show(f"{seen} points; bound by arithmetic and by memory: {sides}")
     assert seen == 48
+
+
+@pytest.mark.parametrize("text", ["v3:4x8", "h100:64"])
+@pytest.mark.parametrize(
+    ("specs", "out", "kind"),
+    [(BOTH, P("X", "Y"), "reduce_scatter"), ((P(), P(), P(("X", "Y"))), P(("Y", "X")), "permute")],
+    ids=["sums", "permute"],
+)
+def test_formulas_on_a_topology_are_what_is_priced_there(text, specs, out, kind):
+    """Axes stand as the topology has them, other sizes are free."""
+    mesh, args = sa.Mesh({"X": 8, "Y": 8}, symbolic=True), sized(64, 64, 128)
+    plan = sa.plan(layer, *args, mesh=mesh, in_shardings=specs, out_shardings=out)
+    assert any(kind in found for found in plan.collectives()["kind"])
+    formula, seen = plan.cost(text).totals.sum("time_s"), 0
+    for b, m, h in product((64, 128, 192), (64, 72), (128, 144)):
+        point = {"B": b, "M": m, "H": h, "X": 8, "Y": 8}
+        if plan.holds(**point):
+            there = plan.at(**point).cost(text).step_time_s
+            assert float(formula.at(point)) == pytest.approx(there, rel=1e-12)
+            seen += 1
+    assert seen >= 3
 
 
 def test_the_longer_of_arithmetic_and_traffic_is_a_max():

@@ -154,14 +154,14 @@ def _all_to_all(over_stages: Sequence[Stage], held: Any) -> Seconds:
             sent = quotient(held * (stage.count - 1), stage.count)
             added = over(sent, stage.bytes_per_s)
             slowest[stage.cause] = slowest.get(stage.cause, 0) + added
-    return {**slowest, LATENCY: total(times(s.steps, s.latency_s) for s in over_stages)}
+    return {**slowest, LATENCY: total(_waited(stage, held) for stage in over_stages)}
 
 
 def _permute(over_stages: Sequence[Stage], held: Any) -> Seconds:
     """To a neighbour, over one link one way: as slow as the slowest that some device sends over."""
     stage = over_stages[0]
     rate = min(span.one_way_bytes_per_s for span in stage.spans)
-    return {stage.cause: over(held, rate), LATENCY: times(1, stage.latency_s)}
+    return {stage.cause: over(held, rate), LATENCY: _exactly(1, stage.latency_s, held)}
 
 
 _WAYS: dict[str, Callable[[Sequence[Stage], Any], Seconds]] = {
@@ -190,11 +190,20 @@ def _booked(moved: Iterable[tuple[Stage, Any]]) -> Seconds:
             continue
         seconds = over(sent, stage.bytes_per_s)
         found[stage.cause] = found.get(stage.cause, 0) + seconds
-        latency.append(times(stage.steps, stage.latency_s))
+        latency.append(_waited(stage, sent))
     if NETWORK in found and LINK in found:
         hidden = smaller(found[NETWORK], found[LINK])
         found[LINK] = found[LINK] - hidden
     return {**found, LATENCY: total(latency)}
+
+
+def _waited(stage: Stage, sent: Any) -> Any:
+    """Latency of a stage: a formula where what it sends is one."""
+    return _exactly(stage.steps, stage.latency_s, sent)
+
+
+def _exactly(steps: Any, latency_s: float, sent: Any) -> Any:
+    return times(Formula.of(steps) if type(sent) is Formula else steps, latency_s)
 
 
 def _cheaper(first: Seconds, second: Seconds) -> Seconds:
