@@ -32,6 +32,7 @@ _PUBLIC = {
         "LoweringError",
         "CommandError",
         "DeviceError",
+        "RunError",
         "HardwareError",
         "TableError",
     ),

@@ -62,6 +62,9 @@ from shardalg.errors import (
     RuleError as RuleError,
 )
 from shardalg.errors import (
+    RunError as RunError,
+)
+from shardalg.errors import (
     ShardalgError as ShardalgError,
 )
 from shardalg.errors import (

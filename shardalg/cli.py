@@ -17,6 +17,7 @@ from shardalg.commands import (
     paper,
     plan,
     prove,
+    run,
     timeline,
 )
 from shardalg.errors import ShardalgError
@@ -27,6 +28,7 @@ COMMANDS = {
     "compare-xla": compare_xla,
     "aot": aot,
     "timeline": timeline,
+    "run": run,
     "explore": explore,
     "paper": paper,
     "prove": prove,

@@ -68,6 +68,10 @@ class DeviceError(ShardalgError, RuntimeError):
     """Too few devices, or a device count asked for after JAX has started."""
 
 
+class RunError(ShardalgError, RuntimeError):
+    """A run of several processes that cannot start, lost one of them, or took too long."""
+
+
 class PlanFileError(ShardalgError, ValueError):
     """A saved plan that is cut short, edited, of another version, or of another function."""
 

@@ -258,6 +258,7 @@ SAME_MEANING = {
     "manual": "a manual region (`shard_map`): traced; as instructions",
     "plan": "the Plan; the command that makes one",
     "prove": "proofs of answers about shardings; their command",
+    "run": "a program on the host; the command that runs one on devices",
     "regroup": "a reshape of blocks: as an instruction; planned; proved",
     "timeline": "when each pipeline stage does what; its command",
     "window": "a window over a dimension; the operators that have one",

@@ -14,16 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.notation.command_line import mesh_of
 from shardalg.errors import CommandError
 
 if TYPE_CHECKING:
     from shardalg.plan.plan import Plan
 
-SPECS = ("in_shardings", "out_shardings", "roles", "donate_argnums", "kwargs")
+SPECS = ("in_shardings", "out_shardings", "strategy", "roles", "donate_argnums", "kwargs")
 EXAMPLE = """\
-example of a specs.py; it may also define out_shardings, roles, donate_argnums and kwargs:
+example of a specs.py; it may also define out_shardings, strategy, roles, donate_argnums, kwargs:
 
   import jax
   from jax.sharding import PartitionSpec as P
@@ -60,30 +59,50 @@ def planned(options: argparse.Namespace) -> Plan:
       CommandError: no such module, function or specs, or they fail.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    mesh = None if options.mesh is None else mesh_of(options.mesh)
+    return plan_of(*loaded(options), options)
+
+
+def loaded(options: argparse.Namespace) -> tuple[Callable[..., Any], ModuleType]:
+    """The function that the options name, and the module that defines `args()`.
+
+    Raises:
+      CommandError: no such module, function or file, or they fail.
+    """
     module, function = _function(options.function)
-    specs = module if options.args is None else _run_file(options.args)
-    return _plan(function, specs, mesh, options)
+    return function, module if options.args is None else _run_file(options.args)
 
 
-def _plan(
-    function: Callable[..., Any], specs: ModuleType, mesh: Mesh | None, options: argparse.Namespace
-) -> Plan:
+def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.Namespace) -> Plan:
+    """The plan of what was loaded.
+
+    Raises:
+      CommandError: a strategy of the specs, which has its own mesh, has another than --mesh names.
+    """
     import shardalg as sa
 
+    mesh = None if options.mesh is None else mesh_of(options.mesh)
     given = {name: getattr(specs, name) for name in SPECS if hasattr(specs, name)}
+    own = getattr(given.get("strategy"), "mesh", None)
+    if None not in (own, mesh) and own != mesh:
+        raise CommandError(f"--mesh {options.mesh}, but the strategy of the specs is on {own!r}.")
     made = sa.Options(policy=options.policy, hardware=options.hardware)
-    return sa.plan(function, *_arguments(specs), mesh=mesh, options=made, **given)
+    mesh = mesh if own is None else None
+    return sa.plan(function, *arguments(specs), mesh=mesh, options=made, **given)
 
 
-def _arguments(specs: ModuleType) -> tuple[Any, ...]:
-    make = getattr(specs, "args", None)
+def arguments(specs: ModuleType, name: str = "args") -> tuple[Any, ...]:
+    """What a function without parameters of the specs returns, as a tuple.
+
+    Raises:
+      CommandError: there is none of that name, or it fails.
+    """
+    make = getattr(specs, name, None)
     if not callable(make):
         raise CommandError(
-            f"{specs.__file__} defines no args(): write one that returns the arguments, as shapes "
-            "or arrays, there or in a file that --args names."
+            f"{specs.__file__} defines no {name}(): write one that returns the arguments, as "
+            "shapes or arrays, there or in a file that --args names."
         )
-    made = _said(make, f"args() of {specs.__file__}")
+    made = _said(make, f"{name}() of {specs.__file__}")
     return made if isinstance(made, tuple) else (made,)
 
 

@@ -28,6 +28,7 @@ from shardalg.graph.abstract import item_type
 from shardalg.graph.ir import Graph
 from shardalg.graph.tracing.float0 import with_float0
 from shardalg.lower.axes import Axes, on_whole_axes
+from shardalg.lower.host_blocks import Blocks
 
 Array = Any
 
@@ -80,30 +81,55 @@ class ArrayBorder:
         return _empty(self.sharding.shard_shape, self.dtype)
 
     def fits(self, array: Any) -> bool:
-        """Whether `array` has the true or the padded shape, and the item type once JAX holds it."""
+        """Whether `array` has the true or the padded shape, and the item type once JAX holds it.
+
+        Of a function that gives blocks, each is looked at when it is there.
+        """
+        if callable(array):
+            return True
         shape, dtype = np.shape(array), getattr(array, "dtype", None)
         if dtype is None:
             dtype = np.asarray(array).dtype
         known = shape in (self.sharding.shape, self.padded_shape)
-        if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and dtype.kind not in "OSU":
             dtype = jax.dtypes.canonicalize_dtype(dtype)
         return known and dtype == item_type(self.dtype)
+
+    def reaches(self, array: Any) -> bool:
+        """Whether this process can lay `array` out: it has it whole, or it lies on the devices."""
+        here = not isinstance(array, jax.Array) or array.is_fully_addressable
+        return here or array.sharding.device_set == self.inner.device_set
 
     def enter(self, array: Any) -> jax.Array:
         """Padded and placed; an array that already is so is returned itself."""
         return _seen(self._placed(array), self.seen)
 
     def _placed(self, array: Any) -> jax.Array:
+        blocks = self.blocks(array)
+        if blocks is not None:
+            return blocks.placed(self.padded_shape, self.inner)
         if np.shape(array) == self.padded_shape:
             return put(array, self.inner)
+        return _padder(self.padded_shape, self.inner)(put(array, self.outer))
+
+    def blocks(self, array: Any) -> Blocks | None:
+        """What the host has of `array`; None where devices have it."""
+        item = item_type(self.dtype)
+        if callable(array):
+            return Blocks(self.path, self.sharding.shape, item, array, checked=True)
         if isinstance(array, jax.Array):
-            return _padder(self.padded_shape, self.inner)(put(array, self.outer))
-        widths = zip(self.padded_shape, np.shape(array), strict=True)
-        return jax.device_put(np.pad(array, [(0, full - n) for full, n in widths]), self.inner)
+            stays = not array.is_fully_addressable or self.inner.is_fully_addressable
+            if stays or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+                return None
+        held = np.asarray(array)
+        return Blocks(self.path, held.shape, item, held.__getitem__)
 
     def true(self, array: Any) -> Any:
         """`array` without padding, wherever it is."""
         shape = self.sharding.shape
+        blocks = self.blocks(array) if callable(array) else None
+        if blocks is not None:
+            return blocks.placed(shape, self.outer)
         return array if np.shape(array) == shape else array[tuple(map(slice, shape))]
 
     def handed(self, array: jax.Array) -> jax.Array:
@@ -216,8 +242,21 @@ def place(
     if len(leaves) != len(borders):
         raise LoweringError(f"the plan takes {len(borders)} arrays, got {len(leaves)}.")
     pairs = list(zip(borders, leaves, strict=True))
+    _check(pairs)
+    return [b.enter(x) if padded else put(b.true(x), b.outer) for b, x in pairs]
+
+
+def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:
+    """Raise unless each array is as planned, and can be laid out."""
+    far = [f"  {b.path}: laid out as {x.sharding}" for b, x in pairs if not b.reaches(x)]
+    if far:
+        raise LoweringError(
+            "arrays that lie on other devices than the plan's, some of other processes:\n"
+            + "\n".join(far)
+            + "\nPass what every process has whole, or a function that gives the block of a place."
+        )
     bad = [
-        f"  {b.path}: got {jax.typeof(x)}, planned for {b.dtype}{list(b.sharding.shape)}"
+        f"  {b.path}: got {_typed(x)}, planned for {b.dtype}{list(b.sharding.shape)}"
         for b, x in pairs
         if not b.fits(x)
     ]
@@ -226,7 +265,13 @@ def place(
             "arguments of other shapes or item types than planned:\n" + "\n".join(bad) + "\nPass "
             "arrays as planned, or plan again for these."
         )
-    return [b.enter(x) if padded else put(b.true(x), b.outer) for b, x in pairs]
+
+
+def _typed(value: Any) -> str:
+    try:
+        return str(jax.typeof(value))
+    except TypeError:
+        return f"{value!r:.40}, a {type(value).__name__}"
 
 
 def filled(graph: Graph, leaves: list[Any]) -> Any:

@@ -8,7 +8,8 @@ import jax
 
 from shardalg.errors import DeviceError
 
-_FLAG = "xla_force_host_platform_device_count"
+FORCED = "xla_force_host_platform_device_count"
+"""The flag of XLA that sets how many CPU devices there are."""
 
 
 def host_devices(n: int) -> list[jax.Device]:
@@ -22,7 +23,7 @@ def host_devices(n: int) -> list[jax.Device]:
     """
     if not isinstance(n, int) or n < 1:
         raise DeviceError(f"host_devices(n) needs a number of devices of at least 1, got {n!r}.")
-    told = _FLAG in os.environ.get("XLA_FLAGS", "")
+    told = FORCED in os.environ.get("XLAFORCEDS", "")
     if not told:  # both at once is an error of JAX
         try:
             jax.config.update("jax_num_cpu_devices", n)
@@ -30,10 +31,10 @@ def host_devices(n: int) -> list[jax.Device]:
             pass
     devices = jax.devices("cpu")
     if len(devices) < n:
-        why = f"XLA_FLAGS sets --{_FLAG}" if told else "JAX started before"
+        why = f"XLAFORCEDS sets --{FORCED}" if told else "JAX started before"
         raise DeviceError(
             f"{n} CPU devices asked for, this process has {len(devices)}: {why}. Call "
             f"host_devices({n}) before anything else uses JAX, or start Python with "
-            f"XLA_FLAGS=--{_FLAG}={n}."
+            f"XLAFORCEDS=--{FORCED}={n}."
         )
     return devices[:n]

@@ -88,7 +88,7 @@ class Twin:
         """JAX's compiled program."""
         return self.stage.compile()
 
-    def place(self, *args: Any, **kwargs: Any) -> list[jax.Array]:
+    def entering(self, *args: Any, **kwargs: Any) -> list[jax.Array]:
         """The flattened arguments as the executable takes them."""
         return self.call.inside(self._placed, args, kwargs)
 

@@ -24,9 +24,9 @@ class Executable(Protocol):
 
     @property
     def compiled(self) -> Any:
-        """What runs, on arguments as `place` gives them."""
+        """What runs, on arguments as `entering` gives them."""
 
-    def place(self, *args: Any) -> list[jax.Array]:
+    def entering(self, *args: Any) -> list[jax.Array]:
         """The arguments as the executable takes them."""
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
@@ -138,7 +138,7 @@ def measure(
     Placing the arguments, and copying those that are donated, is outside the time.
     """
     both = (ours, xla)
-    placed = [executable.place(*args) for executable in both]
+    placed = [executable.entering(*args) for executable in both]
     results = [
         executable.leave(_once(executable, arguments)[1])
         for executable, arguments in zip(both, placed, strict=True)

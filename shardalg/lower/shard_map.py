@@ -181,12 +181,22 @@ class Lowered:
         """The executable's results at their true sizes."""
         return [b.leave(x) for b, x in zip(self.results, outputs, strict=True)]
 
-    def place(self, *args: Any, **kwargs: Any) -> list[jax.Array]:
-        """The flattened arguments, padded and laid out as the executable takes them.
+    def place(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The arguments, padded and laid out as the executable takes them; a call takes them.
+
+        An array may be given by a function from the place of a block (a slice with start and stop
+        per dimension, of the true shape) to its elements: it is asked for the blocks of this
+        process's devices, so that no process holds a global array.
 
         Raises:
-          LoweringError: the pytree, a shape or an item type is another than what was planned.
+          LoweringError: the pytree, a shape, an item type or the devices are others than planned;
+            a block is not that of its place.
         """
+        leaves = self.entering(*args, **kwargs)
+        return tuple(leaves if self.graph.trees is None else self.graph.trees[0].unflatten(leaves))
+
+    def entering(self, *args: Any, **kwargs: Any) -> list[jax.Array]:
+        """What `place` gives, flattened: as `compiled` takes it."""
 
         def placed(*arrays: Any) -> list[jax.Array]:
             return place(self.graph, self.arguments, arrays)

@@ -55,9 +55,9 @@ class DumpedTwin:
         """Arguments that a call consumes."""
         return self.twin.donated
 
-    def place(self, *args: Any) -> list[jax.Array]:
+    def entering(self, *args: Any) -> list[jax.Array]:
         """The arguments as the executable takes them."""
-        return self.twin.place(*args)
+        return self.twin.entering(*args)
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
         """Its results at their true sizes."""
@@ -88,7 +88,7 @@ def compare(
     wanted = jax.tree.leaves(expected)
     errors: list[float] = []
     for executable in (lowered, twin):
-        placed = executable.place(*args)
+        placed = executable.entering(*args)
         held = [x.copy() if i in executable.donated else x for i, x in enumerate(placed)]
         results = executable.leave(executable.compiled(*held))
         errors.append(max(map(relative_error, results, wanted), default=0.0))

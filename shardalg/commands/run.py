@@ -1,0 +1,164 @@
+"""`shardalg run`: a function of the user's own, planned, verified, lowered and run."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardalg.algebra.notation.command_line import mesh_of
+from shardalg.commands.function import add_function, arguments, loaded, plan_of
+from shardalg.errors import CommandError, DeviceError
+from shardalg.io.files import write_whole
+
+if TYPE_CHECKING:
+    from shardalg.plan.plan import Plan
+
+HELP = "run a function on this machine's devices, in local processes, or as part of a cluster's job"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add_function(parser)
+    option = parser.add_argument
+    option(
+        "--processes", type=int, metavar="N",
+        help="start N local processes with CPU devices (default: join a cluster's job, if any)",
+    )  # fmt: skip
+    option("--port", type=int, help="of the first local process (default: a free one)")
+    option(
+        "--time-limit", type=float, default=3600.0, metavar="SECONDS",
+        help="of local processes, all together; default %(default)g",
+    )  # fmt: skip
+    option("--steps", type=int, default=1, metavar="N", help="calls in a row; default %(default)s")
+    option(
+        "--carry", default="", metavar="RESULT:ARGUMENT,...",
+        help="results that are arguments of the next step, by number: 0:0",
+    )  # fmt: skip
+    option(
+        "--out", type=Path, metavar="FILE.npz",
+        help="write the results by their paths, scalars of every step (bfloat16 as float32)",
+    )  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run, or start the processes that do; returns the exit status."""
+    carry = _carry(options.carry)
+    if options.steps < 1:
+        raise CommandError(f"--steps {options.steps}: at least one step is run.")
+    if options.out is not None and not options.out.parent.is_dir():
+        raise CommandError(f"--out {options.out}: no folder {options.out.parent}. Make it first.")
+    if options.processes is None:
+        return _member(options, carry)
+    _local(options)
+    return 0
+
+
+def _carry(text: str) -> dict[int, int]:
+    """Argument to result.
+
+    >>> _carry("0:0,2:1")
+    {0: 0, 1: 2}
+    """
+    pairs = [pair.split(":") for pair in text.split(",") if pair]
+    bad = [":".join(pair) for pair in pairs if len(pair) != 2 or not all(map(str.isdigit, pair))]
+    if bad:
+        raise CommandError(f"--carry {bad[0]!r}: write RESULT:ARGUMENT by number, as in 0:0.")
+    return {int(argument): int(result) for result, argument in pairs}
+
+
+def _local(options: argparse.Namespace) -> None:
+    from shardalg.lower.running.local_processes import LocalProcesses
+
+    count = options.processes
+    if options.mesh is None:
+        raise CommandError(
+            "--processes needs --mesh, as in --mesh X=2,Y=4: they share its devices."
+        )
+    size = mesh_of(options.mesh).size
+    if count < 1 or size % count:
+        fit = ", ".join(str(n) for n in range(1, size + 1) if not size % n)
+        raise CommandError(
+            f"--processes {count} with {size} devices (--mesh {options.mesh}): every process has "
+            f"as many. Write one of {fit}."
+        )
+    processes = LocalProcesses(count, size // count, options.port, options.time_limit)
+    processes.run(["-m", "shardalg", "run", *_passed(options)], lambda x: print(x, flush=True))
+
+
+def _passed(options: argparse.Namespace) -> list[str]:
+    """The options of each process: all but those that start them."""
+    own = ("command", "function", "processes", "port", "time_limit")
+    named = {k: v for k, v in vars(options).items() if k not in own and v not in (None, "")}
+    return [options.function, *(f"--{name}={value}" for name, value in named.items())]
+
+
+def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:
+    """Run as one process of a job, or alone."""
+    import jax
+
+    from shardalg.lower.host import FORCED, host_devices
+    from shardalg.lower.running.members import agree, join, leave
+
+    joined = join()
+    if not joined and options.mesh is not None and FORCED not in os.environ.get("XLA_FLAGS", ""):
+        host_devices(mesh_of(options.mesh).size)  # beside an accelerator's, before JAX starts
+    function, specs = loaded(options)
+    plan = plan_of(function, specs, options)
+    if joined:
+        _check_devices(plan, jax.device_count())
+        agree(plan.text(), "the plans")
+    values = arguments(specs, "arrays" if hasattr(specs, "arrays") else "args")
+    _run(options, plan, values, carry)
+    if joined:
+        leave()
+    return 0
+
+
+def _check_devices(plan: Plan, found: int) -> None:
+    if found != plan.mesh.size:
+        raise DeviceError(
+            f"{plan.mesh!r} has {plan.mesh.size} devices, the job {found}. Give --mesh axes whose "
+            "sizes multiply to that, or start the job with as many."
+        )
+
+
+def _run(
+    options: argparse.Namespace, plan: Plan, values: tuple[Any, ...], carry: Mapping[int, int]
+) -> None:
+    import jax
+
+    from shardalg.lower.running.steps import stepped
+
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(values)):
+        raise CommandError(
+            "args() gives shapes, which are planned but cannot run: let it give arrays, or define "
+            "arrays() beside it (arrays, or per array a function from a block's place to it)."
+        )
+    lowered = plan.lower()
+    first = jax.process_index() == 0
+
+    def tell(step: int, seconds: float, scalars: Mapping[str, Any]) -> None:
+        if first:
+            shown = "".join(f"  {path} {value:.8g}" for path, value in scalars.items())
+            print(f"step {step}: {seconds * 1e3:.3f} ms{shown}", flush=True)
+
+    if first:
+        print(f"{lowered!r}, {jax.process_count()} processes", flush=True)
+    ran = stepped(lowered, values, options.steps, carry, tell)
+    if options.out is not None:
+        held = ran.on_host(lowered)  # every process takes part
+        if first:
+            _write(options.out, held)
+
+
+def _write(path: Path, held: Mapping[str, Any]) -> None:
+    import numpy as np
+
+    content = io.BytesIO()
+    np.savez(content, **held)
+    write_whole(path, content.getvalue())
+    print(f"{len(held)} results in {path}", flush=True)

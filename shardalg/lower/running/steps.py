@@ -1,0 +1,96 @@
+"""A lowered plan called again and again, some of its results being its next arguments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardalg.errors import LoweringError
+from shardalg.lower.running.members import on_host
+from shardalg.lower.shard_map import Lowered
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of some steps.
+
+    Attributes:
+      results: of the last step, padded where uneven.
+      scalars: path to the value after each step, of every result without dimensions.
+      seconds: per step, from its arguments to its results.
+    """
+
+    results: Any
+    scalars: Mapping[str, list[Any]]
+    seconds: tuple[float, ...] = field(compare=False)
+
+    def on_host(self, lowered: Lowered) -> dict[str, np.ndarray]:
+        """Every result by its path: arrays as the last step left them, scalars of every step."""
+        leaves = lowered.leave(jax.tree.leaves(self.results))
+        held = {b.path: x for b, x in zip(lowered.results, leaves, strict=True)}
+        return {
+            path: np.asarray(self.scalars[path]) if path in self.scalars else on_host(x)
+            for path, x in held.items()
+        }
+
+
+def stepped(
+    lowered: Lowered,
+    args: Sequence[Any],
+    steps: int,
+    carry: Mapping[int, int],
+    tell: Callable[[int, float, Mapping[str, Any]], None] = lambda *_: None,
+) -> Ran:
+    """Call `lowered` `steps` times.
+
+    Args:
+      carry: number of an argument to that of the result which it is from the second step on.
+      tell: of each step its number from 1, its seconds, and the results without dimensions.
+
+    Raises:
+      LoweringError: a number that no argument or result has, or a result unlike its argument.
+    """
+    bad = [number for number in carry if number >= len(args)]
+    if bad:
+        raise LoweringError(f"no argument {bad[0]} to carry to: there are {len(args)}, from 0.")
+    now = list(lowered.place(*args))
+    scalars: dict[str, list[Any]] = {}
+    seconds: list[float] = []
+    _ = lowered.compiled  # not part of the first step
+    for step in range(1, steps + 1):
+        start = time.perf_counter()
+        results = jax.block_until_ready(lowered.padded(*now))
+        seconds.append(time.perf_counter() - start)
+        found = _scalars(lowered, results)
+        for path, value in found.items():
+            scalars.setdefault(path, []).append(value)
+        tell(step, seconds[-1], found)
+        if step < steps:
+            now = _next(now, args, results, carry)
+    return Ran(results, scalars, tuple(seconds))
+
+
+def _next(
+    now: Sequence[Any], args: Sequence[Any], results: Any, carry: Mapping[int, int]
+) -> list[Any]:
+    """The arguments of the next step; one that the step consumed is placed again."""
+    parts = results if isinstance(results, tuple | list) else (results,)
+    bad = [number for number in carry.values() if number >= len(parts)]
+    if bad:
+        raise LoweringError(f"no result {bad[0]} to carry: there are {len(parts)}, from 0.")
+    kept = [args[i] if _consumed(arg) else arg for i, arg in enumerate(now)]
+    return [parts[carry[i]] if i in carry else arg for i, arg in enumerate(kept)]
+
+
+def _consumed(arg: Any) -> bool:
+    return any(leaf.is_deleted() for leaf in jax.tree.leaves(arg) if isinstance(leaf, jax.Array))
+
+
+def _scalars(lowered: Lowered, results: Any) -> dict[str, Any]:
+    leaves = zip(lowered.results, jax.tree.leaves(results), strict=True)
+    return {b.path: on_host(x)[()] for b, x in leaves if not b.sharding.shape}
