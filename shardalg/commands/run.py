@@ -98,10 +98,8 @@ def _passed(options: argparse.Namespace) -> list[str]:
 
 def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:
     """Run as one process of a job, or alone."""
-    import jax
-
     from shardalg.lower.host import FORCED, host_devices
-    from shardalg.lower.running.members import agree, join, leave
+    from shardalg.lower.running.members import Job, agree, join, leave
 
     joined = join()
     if not joined and options.mesh is not None and FORCED not in os.environ.get("XLA_FLAGS", ""):
@@ -109,7 +107,7 @@ def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:
     function, specs = loaded(options)
     plan = plan_of(function, specs, options)
     if joined:
-        _check_devices(plan, jax.device_count())
+        _check_devices(plan, Job.this().devices)
         agree(plan.text(), "the plans")
     values = arguments(specs, "arrays" if hasattr(specs, "arrays") else "args")
     _run(options, plan, values, carry)
@@ -129,17 +127,11 @@ def _check_devices(plan: Plan, found: int) -> None:
 def _run(
     options: argparse.Namespace, plan: Plan, values: tuple[Any, ...], carry: Mapping[int, int]
 ) -> None:
-    import jax
-
+    from shardalg.lower.running.members import Job
     from shardalg.lower.running.steps import stepped
 
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(values)):
-        raise CommandError(
-            "args() gives shapes, which are planned but cannot run: let it give arrays, or define "
-            "arrays() beside it (arrays, or per array a function from a block's place to it)."
-        )
-    lowered = plan.lower()
-    first = jax.process_index() == 0
+    lowered, job = plan.lower(), Job.this()
+    first = job.index == 0
 
     def tell(step: int, seconds: float, scalars: Mapping[str, Any]) -> None:
         if first:
@@ -147,7 +139,7 @@ def _run(
             print(f"step {step}: {seconds * 1e3:.3f} ms{shown}", flush=True)
 
     if first:
-        print(f"{lowered!r}, {jax.process_count()} processes", flush=True)
+        print(f"{lowered!r}, {job.processes} processes", flush=True)
     ran = stepped(lowered, values, options.steps, carry, tell)
     if options.out is not None:
         held = ran.on_host(lowered)  # every process takes part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,20 @@ def join(timeout_s: int = 300) -> bool:
             "JAX_NUM_PROCESSES and JAX_PROCESS_ID, or the scheduler, say which they are."
         ) from error
     return True
+
+
+@dataclass(frozen=True)
+class Job:
+    """The processes that run together: the number of this one, how many, all their devices."""
+
+    index: int
+    processes: int
+    devices: int
+
+    @classmethod
+    def this(cls) -> Job:
+        """The job of this process, perhaps it alone."""
+        return cls(jax.process_index(), jax.process_count(), jax.device_count())
 
 
 def leave() -> None:

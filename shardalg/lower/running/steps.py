@@ -53,8 +53,14 @@ def stepped(
       tell: of each step its number from 1, its seconds, and the results without dimensions.
 
     Raises:
-      LoweringError: a number that no argument or result has, or a result unlike its argument.
+      LoweringError: a number that no argument or result has, a result unlike its argument, a shape
+        where an array is to be.
     """
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tuple(args))):
+        raise LoweringError(
+            "args() gives shapes, which are planned but cannot run: let it give arrays, or define "
+            "arrays() beside it (arrays, or per array a function from a block's place to it)."
+        )
     bad = [number for number in carry if number >= len(args)]
     if bad:
         raise LoweringError(f"no argument {bad[0]} to carry to: there are {len(args)}, from 0.")
