@@ -126,7 +126,7 @@ def nnx_train_step(model, optimizer, x, y):
 
 def nnx_state():
     model = Stack(nnx.Rngs(0))
-    return model, nnx.Optimizer(model, optax.adam(1e-2, eps=1e-3), wrt=nnx.Param)
+    return model, nnx.Optimizer(model, optax.sgd(1e-2, momentum=0.9), wrt=nnx.Param)
 
 
 def nnx_jit():
@@ -261,7 +261,24 @@ def set_mesh():
     return Call(jax.grad(loss_of), (np.stack([X, Y]), X), around=mesh())
 
 
+class Trainer:
+    """A method that is jitted in its class; the trainer itself is static."""
+
+    rate = 0.1
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnames="params")
+    def step(self, params, *, batch):
+        grads = jax.grad(lambda params: jnp.sum(jnp.tanh(batch["x"] @ params["w"])))(params)
+        return jax.tree.map(lambda p, g: p - self.rate * g, params, grads)
+
+
+def jitted_method():
+    """Called by keyword, with arrays that lie on their mesh."""
+    batch = {"x": jax.device_put(X, NamedSharding(mesh(), P("data")))}
+    return Call(Trainer().step, ({"w": Y.copy()},), {"batch": batch})
+
+
 PROGRAMS = (
     linen_train_state, linen_keywords, nnx_jit, nnx_bare, equinox_filter_jit, equinox_bare,
-    haiku_with_state, optax_chain, explicit_mode, mixed_axes, set_mesh,
+    haiku_with_state, optax_chain, explicit_mode, mixed_axes, set_mesh, jitted_method,
 )  # fmt: skip

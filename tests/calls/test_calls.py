@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import StrategyError, TraceError
+from tests.calls import programs
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
 ABSTRACT = AbstractMesh((2, 4), ("X", "Y"), axis_types=(AxisType.Auto,) * 2)
@@ -88,6 +90,21 @@ def test_what_is_donated_and_static_is_the_functions_own():
     with pytest.raises(TraceError, match=r"argument 0 is 4, planned was 3.*Plan it for that"):
         plan.lower()(4, ones, ones)
     assert sa.plan(step, 3, X, X, mesh=MESH, donate_argnums=())._traced.donated == ()
+
+
+@pytest.mark.parametrize("specs", [(None, P("X"), None), (None, P("X"))])
+def test_layouts_may_count_static_arguments_or_leave_them_out(specs):
+    model, _ = programs.nnx_state()
+
+    @partial(nnx.jit, static_argnums=2)
+    def apply(model, x, train):
+        model.set_attributes(deterministic=not train)
+        return model(x)
+
+    plan = sa.plan(apply, model, programs.X, False, mesh=MESH, in_shardings=specs)
+    rows = dict(zip(plan.graph.argument_paths, plan.program.argument_shardings, strict=True))
+    assert rows["x"].text() == "[X, None]"
+    assert plan._traced.argument_roles[-1] == "data"
 
 
 def test_a_saved_plan_goes_to_another_mesh_too(tmp_path):

@@ -42,6 +42,7 @@ class Call:
       given: the user's arguments where the function brings them; None: those of the call.
       lost: what the last trace of `fn` changed in the arguments, and did not return.
       names: of `outer`. own_roles: per leaf of `args`, where the framework says them.
+      static: positions of arguments that are no arrays; a prefix may count them, or leave them out.
     """
 
     fn: Callable[..., Any]
@@ -59,6 +60,7 @@ class Call:
     lost: Sequence[str] = ()
     names: tuple[str, ...] = ()
     own_roles: tuple[str | None, ...] | None = None
+    static: tuple[int, ...] = ()
 
     def roles(self, given: Any) -> tuple[str | None, ...]:
         """Per leaf its role: as given, by a prefix or by paths, else as the trees say it.
@@ -97,10 +99,17 @@ class Call:
         Raises:
           StrategyError, RoleError: it is no prefix of them.
         """
-        if self.keywords and isinstance(prefix, tuple) and len(prefix) + 1 == len(self.outer):
-            prefix = (*prefix, None)
+        if isinstance(prefix, tuple):
+            prefix = self._per_argument(prefix)
         entries = flatten_prefix(prefix, self.outer, what)
         return tuple(entries[place] for place in self.places)
+
+    def _per_argument(self, prefix: tuple[Any, ...]) -> tuple[Any, ...]:
+        """One entry per argument that is no static one; without keywords they are open."""
+        positional = len(self.outer) - self.keywords
+        if self.static and len(prefix) >= positional + len(self.static):
+            prefix = tuple(entry for n, entry in enumerate(prefix) if n not in self.static)
+        return (*prefix, None) if self.keywords and len(prefix) == positional else prefix
 
     def donates(self, argnums: int | Sequence[int]) -> tuple[int, ...]:
         """Numbers of the leaves of the arguments at these positions.

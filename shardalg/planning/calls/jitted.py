@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from types import MethodType
 from typing import Any
 
 import jax
@@ -32,6 +33,8 @@ def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     >>> call.args, call.paths, call.donated, call.fn(2.0)
     ((2.0,), ('x',), (0,), 8.0)
     """
+    if isinstance(fn, MethodType):
+        return _of_method(fn, args, kwargs)
     info, inner = fn._jit_info, fn.__wrapped__
     static = _Part(args, kwargs, info.static_argnums or (), info.static_argnames or ())
     donated = _Part(args, kwargs, info.donate_argnums or (), info.donate_argnames or ())
@@ -53,10 +56,23 @@ def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     return replace(
         made,
         through=through,
+        static=tuple(static.values),
         in_shardings=_own(info.in_shardings_treedef, info.in_shardings_leaves),
         out_shardings=_own(info.out_shardings_treedef, info.out_shardings_leaves),
         donated=tuple(leaf for leaf, on in enumerate(freed) if on),
     )
+
+
+def _of_method(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """A call of a jitted method: of the function in the class, on the object."""
+    own = method.__self__
+    made = of_jitted(method.__func__, (own, *args), kwargs)
+
+    def through(run: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return made.through(run, (own, *args), kwargs)
+
+    static = tuple(n - 1 for n in made.static if n)
+    return replace(made, through=through, static=static)
 
 
 def of_trace(traced: Any) -> Call:

@@ -88,8 +88,13 @@ def _in_place(wrapper: Any, inner: Callable[..., Any]) -> Iterator[None]:
 
 def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """The call with the user's names and trees, where the arrays are those of the user's trees."""
-    outer = tuple(map(plain_state, (*args, *([dict(kwargs)] if kwargs else []))))
-    names = [*parameter_names(wrapper.fun, len(args)), *([""] if kwargs else [])]
+    info = wrapper.jitted_fn._jit_info
+    kwargs = {n: v for n, v in kwargs.items() if n not in (info.static_argnames or ())}
+    every = zip(parameter_names(wrapper.fun, len(args)), args, strict=True)
+    traced = [pair for n, pair in enumerate(every) if n not in made.static]
+    traced += [("", dict(kwargs))] if kwargs else []
+    names, owners = [name for name, _ in traced], [arg for _, arg in traced]
+    outer = tuple(map(plain_state, owners))
     paths: list[str] = []
     known = defaultdict[int, deque[int]](deque)
     for name, tree in zip(names, outer, strict=True):
@@ -101,7 +106,7 @@ def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, A
     if not all(found):
         return replace(made, returned=returned)
     places = tuple(place.popleft() if len(place) > 1 else place[0] for place in found)
-    roles = jax.tree.leaves([_roles(arg) for arg in (*args, dict(kwargs))])
+    roles = jax.tree.leaves([_roles(arg) for arg in owners])
     return replace(
         made,
         paths=tuple(paths[place] for place in places),
