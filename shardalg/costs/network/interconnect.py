@@ -54,7 +54,26 @@ class Interconnect:
         if self.island:
             inside = min(chips, self.island)
             return (chips // inside, inside) if chips % inside == 0 else None
-        return next((shape for shape in self.shapes if math.prod(shape) == chips), None)
+        listed = next((shape for shape in self.shapes if math.prod(shape) == chips), None)
+        return listed or self._of_cubes(chips)
+
+    def _of_cubes(self, chips: int) -> tuple[int, ...] | None:
+        """Whole cubes, put together as nearly to a cube as they can be.
+
+        >>> torus = Interconnect(dimensions=(64, 64, 64), wraps_at=4, cubes=True)
+        >>> torus.default(384), torus.default(96)
+        ((4, 8, 12), None)
+        """
+        if not self.cubes or len(self.dimensions) != 3:
+            return None
+        most = max(self.dimensions)
+        found = [
+            (a, b, chips // (a * b))
+            for a in range(4, most + 1, 4)
+            for b in range(a, most + 1, 4)
+            if chips % (4 * a * b) == 0 and b <= chips // (a * b) <= most
+        ]
+        return min(found, key=sum, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `read` reads: what differs from nothing known."""
