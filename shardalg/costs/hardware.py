@@ -23,6 +23,7 @@ UNITS = {
     "peak_flops_per_s": "flop/s",
     "hbm_bytes": "B",
     "hbm_bytes_per_s": "B/s",
+    "sram_bytes_per_s": "B/s",
     "link_bytes_per_s": "B/s",
     "latency_s": "s",
     "network_bytes_per_s": "B/s",
@@ -67,6 +68,7 @@ class Hardware:
       link_bytes_per_s: what a device sends along one mesh axis, one way.
       latency_s: of one hop.
       network_bytes_per_s, network_latency_s: what a GPU sends out of its island, one way.
+      sram_bytes_per_s: of the memory beside the arithmetic (a GPU's shared memory), all of it.
       dcn_bytes_per_s, dcn_latency_s: what a host sends into the data center network, one way.
       axis_link_bytes_per_s: (axis name, bytes/s) of axes on other links, such as between hosts.
       rebuilds: whether its compiler repeats pointwise operators in the backward pass instead of
@@ -95,6 +97,7 @@ class Hardware:
     network_latency_s: float = 0.0
     dcn_bytes_per_s: float = math.inf
     dcn_latency_s: float = 0.0
+    sram_bytes_per_s: float = math.inf
 
     def __post_init__(self) -> None:
         bad = {name: value for name, value in self._figures() if not _possible(name, value)}

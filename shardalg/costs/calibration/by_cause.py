@@ -24,10 +24,11 @@ from shardalg.spmd.program import SpmdProgram
 LOCAL = ("matrix", "rereads", "kernel", "kernel_rereads", "traffic", "passes")
 MOVED = ("link", "network", "dcn", "latency")
 CAUSES = (*LOCAL, *MOVED)
-"""What takes time: operations of products at the peak; a byte of memory per operation of a product;
-both of products that a kernel keeps on the chip (`costs.fusion.on_chip`); bytes that products, and
-pointwise operators before and behind them, move from and to memory; those of chains that reduce;
-what collectives send over links, between hosts and between slices; their hops.
+"""What takes time: operations of products at the peak; a byte of the memory beside the arithmetic
+per operation of a product; both of products that a kernel keeps on the chip
+(`costs.fusion.on_chip`); bytes that products, and pointwise operators before and behind them, move
+from and to memory; those of chains that reduce; what collectives send over links, between hosts and
+between slices; their hops.
 """
 
 
@@ -120,7 +121,6 @@ class _Split:
 
     def computed(self, instruction: Instruction) -> tuple[Key, Iterator[tuple[str, float]]]:
         """Of a local operator."""
-        speed = self.chip.hbm_bytes_per_s
         found = {"count": 1.0, **self.traffic(instruction)}
         if type(instruction.attributes) is not Apply or instruction.node is None:
             return Key(FORMATTING, (), "", instruction.phase), iter(found.items())
@@ -133,7 +133,7 @@ class _Split:
             kind, peak = "contraction", self.chip.peak(operand_type(signature))
             kept = not self.kept.isdisjoint(values)
             arithmetic, rereads = ("kernel", "kernel_rereads") if kept else ("matrix", "rereads")
-            found |= {arithmetic: flops / peak, rereads: flops / speed}
+            found |= {arithmetic: flops / peak, rereads: flops / self.chip.sram_bytes_per_s}
         return Key(kind, (), "", instruction.phase), iter(found.items())
 
     def traffic(self, instruction: Instruction) -> dict[str, float]:

@@ -31,10 +31,10 @@ class Meaning(NamedTuple):
 CONSTANTS: Mapping[str, Meaning] = {
     "matrix_efficiency": Meaning("1", 1.0, 0.3, 1.0, "share of its peak that products reach"),
     "reread_bytes": Meaning(
-        "B/flop", 0.0, 0.0, 0.02, "memory traffic of a product per operation, beside its operands"
+        "B/flop", 0.0, 0.0, 0.2, "traffic on the chip that a product waits for, per operation"
     ),
     "kernel_bytes": Meaning(
-        "B/flop", 0.0, 0.0, 0.05, "the same of products that a kernel keeps on the chip"
+        "B/flop", 0.0, 0.0, 0.5, "the same of products that a kernel keeps on the chip"
     ),
     "traffic": Meaning(
         "1",
