@@ -15,6 +15,6 @@ takes is put back.
 
 Idle axes: A product that is executed with an axis on none of its loops repeats work
 (`costs/analyses/idle_axes.py`): `plan.warnings()` says how many flops, and the annotation that uses
-the axis, found by planning again (`explain/idle.py`). Attempt 1 of the paper's Table 1 has such
-products: its scores have no M, on which X lies.
+the axis, found by planning again (`explain/warnings/idle.py`). Attempt 1 of the paper's Table 1 has
+such products: its scores have no M, on which X lies.
 """

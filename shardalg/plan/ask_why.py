@@ -7,12 +7,13 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from shardalg.explain import warned
 from shardalg.explain.collective import CollectiveExplanation, explain_collective
 from shardalg.explain.explained import ValueExplanation, explanation
-from shardalg.explain.idle import idle_rows
 from shardalg.explain.switches import switch_table
 from shardalg.explain.trials import Trials
+from shardalg.explain.warnings import roundabout
+from shardalg.explain.warnings.held import held_rows
+from shardalg.explain.warnings.idle import idle_rows
 from shardalg.explain.why_not import WhyNot, why_not
 from shardalg.graph.tracing.installed import installed_partitioner
 from shardalg.io.table import Table
@@ -89,10 +90,11 @@ class WhyAnswers(CollectiveAnswers):
     @cached_property
     def _warnings_table(self) -> Table:
         """The table behind `warnings()`."""
-        fallbacks = warned.warnings(self.program, self.graph)
-        quiet = (*warned.unread(self.graph).rows, *warned.left_out(self.graph).rows)
+        fallbacks = roundabout.warnings(self.program, self.graph)
+        quiet = (*roundabout.unread(self.graph).rows, *roundabout.left_out(self.graph).rows)
         own = self._own_jit.warnings()
-        found = (*fallbacks.rows, *quiet, *idle_rows(self._trials), *own.rows)
+        held = held_rows(self._trials)
+        found = (*fallbacks.rows, *quiet, *idle_rows(self._trials), *held, *own.rows)
         return Table(fallbacks.columns, found)
 
     def beside_jit(self) -> DataFrame:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from shardalg.errors import PlanFileError, ShardalgError, StrategyError
-from shardalg.explain import decisions, warned
+from shardalg.explain import decisions
 from shardalg.explain.difference import PlanDifference, difference
+from shardalg.explain.warnings import roundabout
 from shardalg.plan.ask_overview import OverviewAnswers
 from shardalg.planning import plan_file
 from shardalg.planning.calls.meshes import placed
@@ -266,7 +267,7 @@ def from_annotations(traced: Traced, annotations: Annotations, options: Options)
 
 def _checked(stages: Stages, options: Options) -> Plan:
     made = Plan(options.where(named=stages.is_named), lambda: stages)
-    fallbacks = warned.warnings(made.program, made.graph) if options.strict else ()
+    fallbacks = roundabout.warnings(made.program, made.graph) if options.strict else ()
     if len(fallbacks):
         raise StrategyError(
             f"strict=True, and operators fall back:\n{fallbacks}\nAdd a row, or allow them."

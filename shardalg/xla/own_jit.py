@@ -9,7 +9,7 @@ from typing import Any
 
 from shardalg.costs.cost import number
 from shardalg.explain.trials import Outcome
-from shardalg.explain.warned import WARNING_COLUMNS
+from shardalg.explain.warnings.roundabout import WARNING_COLUMNS
 from shardalg.graph.tracing.installed import installed_partitioner
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardalg.explain.warned import warnings
+from shardalg.explain.warnings.roundabout import warnings
 from shardalg.report.tables import collectives
 from tests.report.planned import plan_on, planned
 

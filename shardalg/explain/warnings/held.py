@@ -1,0 +1,171 @@
+"""What devices hold beyond their share, as warnings: padding, and parameters on every device."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from math import prod
+from typing import Any, NamedTuple
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.cost import number
+from shardalg.explain.trials import Outcome, Trials
+from shardalg.explain.why_not import annotated_as
+from shardalg.graph.ir import Value
+from shardalg.io.units import bytes_text
+from shardalg.planning.stages import Stages
+
+Row = tuple[object, ...]
+PADDED_SHARE, REPLICATED_SHARE = 0.1, 0.1
+"""Padding of a block, and replicated state of the peak, from which they are worth a word."""
+NOTHING = "no layout of it that was tried holds or sends less"
+MOST_TRIED = 3
+"""Of so many groups of uneven values, those with most padding, a layout is tried."""
+STATE = ("parameters", "optimizer_state")
+
+
+def held_rows(trials: Trials) -> tuple[Row, ...]:
+    """Rows of `plan.warnings()`: uneven dimensions, then replicated state; not with named sizes.
+
+    A remedy is an annotation that was planned: with what it does to bytes sent and to the peak.
+    """
+    if trials.stages.is_named:
+        return ()
+    return (*_uneven(trials), *_replicated(trials))
+
+
+def _uneven(trials: Trials) -> Iterator[Row]:
+    stages = trials.stages
+    alike: defaultdict[tuple[int, Digits], list[Value]] = defaultdict(list)
+    for value, layout in zip(stages.graph.values, stages.sharded.shardings, strict=True):
+        for size, digits in zip(layout.shape, layout.dims, strict=True):
+            block = -(-size // parts(digits))
+            if size and block * parts(digits) - size > PADDED_SHARE * size:
+                alike[size, digits].append(value)
+    groups = [
+        _Uneven(size, digits, values, sum(_padding(stages, v, digits, size) for v in values))
+        for (size, digits), values in alike.items()
+    ]
+    for place, group in enumerate(sorted(groups, key=lambda group: -group.padding)):
+        yield _uneven_row(trials, group, tried=place < MOST_TRIED)
+
+
+class _Uneven(NamedTuple):
+    size: int
+    digits: Digits
+    values: Sequence[Value]
+    padding: float
+
+
+def _uneven_row(trials: Trials, group: _Uneven, *, tried: bool) -> Row:
+    size, digits, values, padding = group
+    stages, devices = trials.stages, parts(digits)
+    block = -(-size // devices)
+    filled = -(-size // block)
+    first, axes = values[0], ",".join(stages.mesh.texts(digits))
+    text = (
+        f"uneven: {size} elements over {devices} devices along {axes} in blocks of {block}, "
+        f"{devices * block / size - 1:.0%} padding"
+    )
+    text += f", {devices - filled} devices hold padding alone" if filled < devices else ""
+    text += f"; {len(values)} values, {bytes_text(padding)} of padding on a device"
+    remedy = f"make it a multiple of {devices}"
+    even = _even_remedy(trials, first, size, digits) if tried else NOTHING
+    remedy += "" if even == NOTHING else f", or {even}"
+    return ("uneven", _source(stages, first), len(values), 0, text, remedy, 0)
+
+
+def _padding(stages: Stages, value: Value, digits: Digits, size: int) -> float:
+    """Bytes of a device's block that no element fills, were the blocks alike."""
+    layout = stages.sharded.shardings[value.index]
+    held = prod(layout.shard_shape) * value.type.itemsize
+    true = size / (-(-size // parts(digits)) * parts(digits))
+    return held * (1 - true)
+
+
+def _even_remedy(trials: Trials, value: Value, size: int, digits: Digits) -> str:
+    """The longest prefix of the digits that divides the size, planned."""
+    layout = trials.stages.sharded.shardings[value.index]
+    kept = digits
+    while kept and size % parts(kept):
+        kept = kept[:-1]
+    even = layout.with_dims(tuple(kept if dim == digits else dim for dim in layout.dims))
+    return _tried(trials, ((value.index, even),))
+
+
+def _replicated(trials: Trials) -> Iterator[Row]:
+    stages, peak = trials.stages, trials.now.peak_memory_bytes
+    alike: defaultdict[Digits, list[int]] = defaultdict(list)
+    for value, role in zip(stages.graph.arguments, stages.traced.argument_roles, strict=True):
+        layout = stages.sharded.shardings[value]
+        used = {digit for dim in layout.dims for digit in dim}
+        free = tuple(d for d in map(stages.mesh.digit, stages.mesh.axis_names) if d not in used)
+        free = tuple(digit for digit in free if digit.size > 1)
+        if role in STATE and free:
+            alike[free].append(value)
+    for digits, values in alike.items():
+        held = sum(_held(stages, value) for value in values)
+        if held * (1 - 1 / parts(digits)) > REPLICATED_SHARE * peak:
+            yield _replicated_row(trials, digits, values, held)
+
+
+def _replicated_row(trials: Trials, digits: Digits, values: Sequence[int], held: int) -> Row:
+    stages, peak = trials.stages, trials.now.peak_memory_bytes
+    axes = ",".join(stages.mesh.texts(digits))
+    text = (
+        f"replicated: {len(values)} arrays of state are the same on all {parts(digits)} devices "
+        f"along {axes}: {bytes_text(held)} on each, {held / peak:.0%} of the peak"
+    )
+    split = tuple(
+        (value, layout) for value in values if (layout := _along(stages, value, digits)) is not None
+    )
+    remedy = _tried(trials, split) if split else NOTHING
+    first = stages.graph.values[values[0]]
+    return ("argument", _source(stages, first), len(values), 0, text, remedy, 0)
+
+
+def _along(stages: Stages, value: int, digits: Digits) -> Sharding | None:
+    """The layout with the digits on the largest dimension that they then divide."""
+    layout = stages.sharded.shardings[value]
+    for dim in sorted(range(len(layout.shape)), key=lambda dim: -layout.shape[dim]):
+        longer = (*layout.dims[dim], *digits)
+        if layout.shape[dim] and layout.shape[dim] % parts(longer) == 0:
+            return layout.with_dims((*layout.dims[:dim], longer, *layout.dims[dim + 1 :]))
+    return None
+
+
+def _tried(trials: Trials, wanted: Sequence[tuple[int, Sharding]]) -> str:
+    """What other layouts do to the plan, in words; each annotation is planned."""
+    stages = trials.stages
+    (value, layout), now = wanted[0], trials.now
+    asked = reduce(
+        lambda given, one: annotated_as(replace(stages, annotations=given), *one),
+        wanted,
+        stages.annotations,
+    )
+    then: Outcome = trials.outcome(asked)
+    if then.peak_memory_bytes >= now.peak_memory_bytes and then.wire_bytes >= now.wire_bytes:
+        return NOTHING
+    more = f" and {len(wanted) - 1} more alike" if len(wanted) > 1 else ""
+    return (
+        f"annotate {stages.graph.values[value].name} as {layout.text()}{more}: peak "
+        f"{_change(now.peak_memory_bytes, then.peak_memory_bytes)}, sent "
+        f"{_change(now.wire_bytes, then.wire_bytes)}"
+    )
+
+
+def _change(before: Any, after: Any) -> str:
+    return f"{bytes_text(number(before))} to {bytes_text(number(after))}"
+
+
+def _held(stages: Stages, value: int) -> int:
+    layout, kind = stages.sharded.shardings[value], stages.graph.values[value].type
+    return prod(layout.shard_shape) * kind.itemsize
+
+
+def _source(stages: Stages, value: Value) -> str:
+    made = next((n for n in stages.graph.nodes if value.index in n.results), None)
+    return value.name if made is None else made.source
