@@ -49,7 +49,9 @@ def test_where_it_cannot_be_opened_the_operands_are_gathered_and_the_plan_says_s
     monkeypatch.setattr("shardalg.graph.tracing.opened.bodies", lambda primitive: ())
     plan = page["plan_of_it"](rows=6)
     assert set(kinds(plan)) == {"all_gather"}
-    (warning,) = plan.warnings().query("op not in ('jax.jit', 'uneven')").to_dict("records")
+    (warning,) = (
+        plan.warnings().query("op not in ('jax.jit', 'uneven', 'unread')").to_dict("records")
+    )
     assert warning["op"] == "weighted_sum"
     assert "no row" in str(warning)
     assert "docs/adding_an_operator.md" in str(warning)
@@ -59,7 +61,7 @@ def test_where_it_cannot_be_opened_the_operands_are_gathered_and_the_plan_says_s
 def test_with_the_row_it_is_partitioned_on_every_loop(with_row):
     plan = with_row["plan_of_it"]()
     assert kinds(plan) == ["all_reduce"]
-    assert plan.warnings().query("op not in ('jax.jit', 'uneven')").empty
+    assert plan.warnings().query("op not in ('jax.jit', 'uneven', 'unread')").empty
     text = str(plan.program)
     assert "weighted_sum" in text
     assert "mask" in text

@@ -149,7 +149,7 @@ def test_windows_are_right_proved_and_fetched(name):
     check_equal(plan, fn, arguments)
     report = plan.verify()
     assert report.ok, report.refuted
-    assert plan.warnings().query("op not in ('jax.jit', 'uneven')").empty
+    assert plan.warnings().query("op not in ('jax.jit', 'uneven', 'unread')").empty
     assert "HaloExchange" in kinds(plan)
     assert {kind for kind, _ in moves(plan)} <= {"collective_permute", "all_reduce"}
 
