@@ -17,6 +17,7 @@ from shardalg.planning.traced import Traced
 from shardalg.propagate import propagate
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import ShardedGraph
+from shardalg.propagate.stage_axes import apart_from_stages
 from shardalg.propagate.strategy import Annotations
 from shardalg.spmd.program import SpmdProgram
 from shardalg.symbolic.retrace import Difference
@@ -89,12 +90,22 @@ def planned(traced: Traced, annotations: Annotations, options: Options) -> Stage
     options = options.where(named=is_named(traced, annotations))
     traced = traced.with_sums(wide=options.switches.wide_sums)
     with collection_paused():
-        completed = [propagate(traced.graph, annotations, way) for way in options.completions]
+        completed = [_completed(traced, annotations, way) for way in options.completions]
         sharded = completed[0]
         if options.policy == "cost":
             sharded = by_cost(completed, traced.roles, options)
         program = partition(sharded, traced.roles, options)
     return Stages(traced, annotations, sharded, program)
+
+
+def _completed(traced: Traced, annotations: Annotations, options: Options) -> ShardedGraph:
+    """The completed graph; axes of a loop's stages are nothing else inside of it."""
+    sharded = propagate(traced.graph, annotations, options)
+    apart = apart_from_stages(sharded)
+    if not apart:
+        return sharded
+    more = replace(annotations, values=(*annotations.values, *apart))
+    return replace(propagate(traced.graph, more, options), annotations=annotations)
 
 
 def planned_at(
