@@ -96,7 +96,9 @@ def _draw(above: Axes, below: Axes, which: tuple[int, str], points: Sequence[Poi
         chosen = [p for p in points if p.fitted is fitted]
         style: dict[str, Any] = {"facecolors": "none" if fitted else color, "edgecolors": color}
         style |= {"marker": marker, "s": 30, "lw": 1.1}
-        named: dict[str, Any] = {"label": name} if chosen and (not fitted or len(chosen) == len(points)) else {}
+        named: dict[str, Any] = (
+            {"label": name} if chosen and (not fitted or len(chosen) == len(points)) else {}
+        )
         measured = [p.measured for p in chosen]
         above.scatter(measured, [p.predicted for p in chosen], **style, **named)
         below.scatter(measured, [100 * p.error for p in chosen], **style)

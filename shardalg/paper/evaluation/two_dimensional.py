@@ -2,21 +2,22 @@
 
 The whole train step (embedding, loss, Adafactor, nothing rematerialised) is planned under the
 finalized strategy on the column's mesh, laid on the slice of TPU v3 that has so many cores. Every
-layer costs the same, so that plans of one and of two layers give all of them, exactly
-(`tests/paper/test_memory_columns.py`).
+layer costs the same, so that two shallow plans give all of them, exactly (`models.dense_cost`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.calibration.constants import calibration_of
 from shardalg.costs.cost import Cost
 from shardalg.costs.topology import Topology
 from shardalg.models.dense import DenseTransformer
-from shardalg.paper.evaluation.goals import PEAK
-from shardalg.paper.evaluation.prediction import Prediction
+from shardalg.models.dense_cost import cost_on
+from shardalg.paper.evaluation.goals import PEAK, STEP, UTILISATION
+from shardalg.paper.evaluation.prediction import HELD_OUT, TRAINED, Prediction
 from shardalg.paper.evaluation.published import Column
 from shardalg.plan.plan import Plan
 
@@ -47,21 +48,29 @@ def topology(column: Column) -> Topology:
     return Topology(CHIP, chips=column.facts["devices"] // CORES)
 
 
-@cache
-def planned(column: Column, layers: int) -> Plan:
-    """The plan of the same model with fewer layers."""
-    shallower = replace(model(column), layers=layers)
-    return shallower.plan(column.mesh, strategy="finalized")
+def trained() -> frozenset[str]:
+    """The columns that the shipped constants were fitted on."""
+    return frozenset(calibration_of(CHIP).provenance.get("rows", ()))
 
 
 @cache
-def shallow(column: Column, layers: int) -> Cost:
-    """The price of that plan on the column's slice."""
-    return planned(column, layers).cost(topology(column))
+def plans(column: Column) -> Mapping[int, Plan]:
+    """Plans of a column's model with few layers, by their number."""
+    return model(column).shallow_plans(Mesh(column.mesh), "finalized")
+
+
+@cache
+def cost(column: Column) -> Cost:
+    """The calibrated cost of a column's step."""
+    return cost_on(column.facts["L"], plans(column), topology(column))
 
 
 def predict(column: Column) -> Mapping[str, Prediction]:
-    """Peak memory of a column, in the paper's GB."""
-    first, second = (shallow(column, layers).peak_memory_bytes for layers in (1, 2))
-    peak = first + (column.facts["L"] - 1) * (second - first)
-    return {PEAK: Prediction(peak / 1e9)}
+    """Step time and utilisation by the shipped constants, and peak memory in the paper's GB."""
+    found = cost(column)
+    how = TRAINED if column.id in trained() else HELD_OUT
+    return {
+        PEAK: Prediction(found.peak_memory_bytes / 1e9),
+        STEP: Prediction(found.step_time_s, how),
+        UTILISATION: Prediction(100 * found.flops_utilization, how),
+    }

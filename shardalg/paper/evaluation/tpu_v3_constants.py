@@ -1,0 +1,92 @@
+"""The constants of TPU v3: on which five columns they are fitted, and how.
+
+Which columns is decided before any measurement is read: those, of both tables, that tell the two
+fitted constants apart best, by the largest determinant of the information matrix of relative errors
+(a D-optimal design) at the datasheet's seconds. The memory traffic of matrix products is not
+waited for: it goes along with the arithmetic, of which the paper's products have plenty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+
+from shardalg.costs.calibration.amounts import Amounts
+from shardalg.costs.calibration.constants import Calibration
+from shardalg.costs.calibration.fit import Fit, Measured, fit
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.topology import Topology
+from shardalg.models.dense_cost import priced
+from shardalg.paper.evaluation.goals import STEP
+from shardalg.paper.evaluation.published import Column, columns
+from shardalg.paper.evaluation.two_dimensional import CHIP, plans, topology
+
+FITTED = ("matrix_efficiency", "exposed")
+HELD = {"traffic": 0.0}
+TRAINING = 5
+PROVENANCE = "GSPMD (arXiv:2105.04663), step times of five columns of Tables 2 and 3"
+
+
+@cache
+def done(column: Column) -> Amounts:
+    """What a step of a 2D column does, by cause, on the slice that it ran on."""
+    return done_on(column, topology(column))
+
+
+def done_on(column: Column, machine: Topology | Hardware) -> Amounts:
+    """The same on another machine."""
+    return priced(column.facts["L"], plans(column), machine)[0]
+
+
+def measured(column: Column, machine: Hardware | None = None) -> Measured:
+    """The column's step beside what it does, on its slice or on another machine."""
+    amounts = done(column) if machine is None else done_on(column, machine)
+    return Measured(column.id, amounts, column.measured[STEP])
+
+
+def training_columns(candidates: tuple[Column, ...] | None = None) -> tuple[Column, ...]:
+    """The columns that the constants are fitted on, of each table at least one.
+
+    >>> [c.id for c in training_columns()]
+    ['dense-bench.c1', 'dense-bench.c3', 'dense-bench.c7', 'narrow-bench.c3', 'narrow-bench.c6']
+    """
+    given = candidates or (*columns(2), *columns(3))
+    rows = {c: _sensitivity(done(c)) for c in given}
+    mixed = (c for c in combinations(given, TRAINING) if len({one.table for one in c}) > 1)
+    return max(mixed, key=lambda chosen: _information([rows[c] for c in chosen]))
+
+
+def _sensitivity(amounts: Amounts) -> np.ndarray:
+    """Shares of the datasheet's step that each fitted constant multiplies."""
+    seconds = amounts.by_cause()
+    shares = np.array([seconds["matrix"], seconds["link"]])
+    whole = shares.sum() + seconds["passes"] + seconds["latency"]
+    found: np.ndarray = shares / whole
+    return found
+
+
+def _information(rows: list[np.ndarray]) -> float:
+    matrix = np.array(rows)
+    return float(np.linalg.det(matrix.T @ matrix))
+
+
+def fitted(steps: Sequence[Measured]) -> Fit:
+    """The constants that foretell the step times of these columns best.
+
+    Raises:
+      TableError: fewer columns than constants.
+    """
+    found = fit(Calibration(CHIP, (CHIP,), HELD, {}), steps, FITTED)
+    return replace(found, calibration=replace(found.calibration, provenance=_provenance(found)))
+
+
+def _provenance(found: Fit) -> Mapping[str, object]:
+    rows = {
+        name: {"error": round(error, 4), "left_out": round(found.left_out[name], 4)}
+        for name, error in found.errors.items()
+    }
+    return {"source": PROVENANCE, "fitted": list(FITTED), "held": HELD, "rows": rows}
