@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from pathlib import Path
+
+from shardalg.io.files import write_whole
 
 HELP = "the paper's 39 measured columns beside what is predicted of them, with errors and goals"
 
@@ -15,6 +18,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--table", type=int, metavar="N", help="one table of the paper, 2 to 8 (default: all)")
     option("--column", metavar="ID", help="one column, such as dense-bench.c1")
     option("--json", action="store_true", help="every value as plain data")
+    option(
+        "--figure",
+        type=Path,
+        metavar="FILE.png",
+        help="draw step times, predicted against measured, with those of other chips",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,4 +37,8 @@ def run(options: argparse.Namespace) -> int:
 
     values = compare(columns)
     print(json.dumps(records(values), indent=1) if options.json else text(values))
+    if options.figure is not None:
+        from shardalg.paper.evaluation.predicted_figure import figure_of
+
+        write_whole(options.figure, figure_of(values))
     return 0

@@ -7,8 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardalg.costs.calibration.constants import calibration_of
+from shardalg.costs.hardware import load
+from shardalg.models.measurements import published
 from shardalg.paper.evaluation.goals import STEP
 from shardalg.paper.evaluation.prediction import ANCHOR, TRAINED, Compared
+from shardalg.report.figures import png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,6 +53,17 @@ def step_times(values: Iterable[Compared]) -> dict[str, list[Point]]:
     return found
 
 
+def published_rows() -> dict[str, list[Point]]:
+    """Steps that others measured on other chips, each by constants fitted on the other rows."""
+    found: dict[str, list[Point]] = {}
+    for kind, name in (("tpu", "MaxText: TPU v4, v5e, v5p"), ("gpu", "llm-foundry: A100, H100")):
+        for row in published(kind):
+            left_out = calibration_of(load(row.chip).name).provenance["rows"][row.name]["left_out"]
+            point = Point(row.step_time_s, row.step_time_s * (1 + left_out))
+            found.setdefault(name, []).append(point)
+    return found
+
+
 def predicted_against_measured(
     found: Mapping[str, Sequence[Point]], *, title: str = "seconds per step"
 ) -> Figure:
@@ -86,6 +101,11 @@ def predicted_against_measured(
         alignment="left",
     )
     return figure
+
+
+def figure_of(values: Iterable[Compared]) -> bytes:
+    """Step times of the paper's columns and of the published rows, as a PNG image."""
+    return png(predicted_against_measured({**step_times(values), **published_rows()}))
 
 
 def _draw(above: Axes, below: Axes, which: tuple[int, str], points: Sequence[Point]) -> None:

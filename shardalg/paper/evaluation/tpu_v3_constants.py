@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardalg.costs.calibration.amounts import Amounts
 from shardalg.costs.calibration.constants import Calibration
 from shardalg.costs.calibration.fit import Fit, Measured, fit
 from shardalg.costs.hardware import Hardware
@@ -24,6 +24,9 @@ from shardalg.models.dense_cost import priced
 from shardalg.paper.evaluation.goals import STEP
 from shardalg.paper.evaluation.published import Column, columns
 from shardalg.paper.evaluation.two_dimensional import CHIP, plans, topology
+
+if TYPE_CHECKING:
+    from shardalg.costs.calibration.by_cause import Amounts
 
 FITTED = ("matrix_efficiency", "exposed")
 HELD = {"traffic": 0.0}
