@@ -8,8 +8,7 @@ waited for: it goes along with the arithmetic, of which the paper's products hav
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cache
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -83,13 +82,4 @@ def fitted(steps: Sequence[Measured]) -> Fit:
     Raises:
       TableError: fewer columns than constants.
     """
-    found = fit(Calibration(CHIP, (CHIP,), HELD, {}), steps, FITTED)
-    return replace(found, calibration=replace(found.calibration, provenance=_provenance(found)))
-
-
-def _provenance(found: Fit) -> Mapping[str, object]:
-    rows = {
-        name: {"error": round(error, 4), "left_out": round(found.left_out[name], 4)}
-        for name, error in found.errors.items()
-    }
-    return {"source": PROVENANCE, "fitted": list(FITTED), "held": HELD, "rows": rows}
+    return fit(Calibration(CHIP, (CHIP,), HELD, {}), steps, FITTED)
