@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, FAINT, BAND = "#22262b", "#8a9099", "#e3e6ea"
-COLORS = ("#1565c0", "#c62828", "#2e7d32", "#ef6c00", "#6a1b9a", "#00838f", "#5d4037", "#c2185b")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
+COLORS = (
+    "#1565c0", "#c62828", "#2e7d32", "#ef6c00", "#6a1b9a", "#00838f", "#5d4037", "#c2185b",
+    "#37474f",
+)  # fmt: skip
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "*")
 BANDS = (0.05, 0.10)
 
 
