@@ -23,7 +23,7 @@ from shardalg.paper.evaluation.published import Column, columns
 from shardalg.paper.evaluation.two_dimensional import CHIP, model
 
 ABOUT = """Steps of dense Transformers that others measured, beside the calibrated cost of their
-plans: MaxText on TPU v4, v5e and v5p, llm-foundry on A100 and H100 (`models/measured/measurements.json`),
+plans: MaxText on TPU v4, v5e and v5p, llm-foundry on A100 and H100 (`models/measured/`),
 and the 13 two-dimensional columns of the paper on TPU v3. `left_out` is the error with constants
 fitted on the other rows of the family (calculon with its own tables of efficiencies, on the 13
 columns and the five of Table 4: median 11.8 %, largest 45.6 %); `one_utilisation` the error, left

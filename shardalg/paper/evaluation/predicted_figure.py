@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.calibration.constants import calibration_of
 from shardalg.costs.hardware import load
-from shardalg.models.measurements import published
+from shardalg.models.measured.measurements import published
 from shardalg.paper.evaluation.goals import STEP
 from shardalg.paper.evaluation.prediction import ANCHOR, TRAINED, Compared
 from shardalg.report.figures import png
