@@ -12,7 +12,7 @@ from shardalg.costs.hardware import load
 from shardalg.costs.pipelines.bubbles import overheads
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.models import transformer
-from shardalg.models.pipelined import GATHERED, TABLE_4, Pipelined
+from shardalg.models.published.pipelined import GATHERED, TABLE_4, Pipelined
 from shardalg.models.transformer import Config
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

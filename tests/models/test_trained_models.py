@@ -9,9 +9,10 @@ import pytest
 
 import shardalg as sa
 from shardalg.costs.pipelines.schedules import Schedule
-from shardalg.models.conformer import PIPELINED, Conformer
-from shardalg.models.moe import HYBRID, SPARSE, MoEConfig
-from shardalg.models.unet3d import SPATIAL, UNet3D
+from shardalg.models.published.conformer import PIPELINED, Conformer
+from shardalg.models.published.encoder_decoder import FIGURE_2, EncoderDecoder
+from shardalg.models.published.moe import HYBRID, SPARSE, MoEConfig
+from shardalg.models.published.unet3d import SPATIAL, UNet3D
 from shardalg.spmd.host.simulate import simulate
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -24,6 +25,10 @@ CASES = {
     "Conformer": (Conformer(Schedule(2, 4), dtype="float32"), PIPELINED, {"L": 2, "X": 2}),
     "circular Conformer": (
         Conformer(Schedule(2, 2, 2), L=4, dtype="float32"), PIPELINED, {"L": 2, "X": 2}
+    ),
+    "encoder-decoder": (
+        EncoderDecoder(MoEConfig(B=8, L=4, E=4, dtype="float32"), 2, Schedule(2, 2)),
+        FIGURE_2, {"X": 2, "Y": 4},
     ),
 }  # fmt: skip
 QUICK = ("3D U-Net",)
@@ -88,7 +93,7 @@ def test_gradients_of_experts_are_not_reduced():
 
 
 def test_a_token_beyond_the_capacity_is_left_out_and_one_expert_has_each_place():
-    from shardalg.models.moe import gating
+    from shardalg.models.published.moe import gating
 
     config = replace(MOE, C=2)
     x = np.random.default_rng(0).standard_normal((config.B, config.S, config.M), np.float32)

@@ -20,9 +20,9 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import load
 from shardalg.costs.pipelines.bubbles import overheads
 from shardalg.costs.pipelines.schedules import Schedule
-from shardalg.models.conformer import PIPELINED, Conformer
-from shardalg.models.moe import HYBRID, SPARSE, MoEConfig
-from shardalg.models.unet3d import SPATIAL, UNet3D
+from shardalg.models.published.conformer import PIPELINED, Conformer
+from shardalg.models.published.moe import HYBRID, SPARSE, MoEConfig
+from shardalg.models.published.unet3d import SPATIAL, UNet3D
 from shardalg.paper.evaluation.anchors import ANCHORS, anchored
 from shardalg.paper.evaluation.goals import BUBBLES, RECOMPUTE, STEP
 from shardalg.paper.evaluation.prediction import Prediction

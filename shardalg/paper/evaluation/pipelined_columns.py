@@ -16,7 +16,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import load
 from shardalg.costs.pipelines.bubbles import overheads
 from shardalg.costs.pipelines.schedules import Schedule
-from shardalg.models.pipelined import ONCE_A_STEP, TABLE_4, Pipelined
+from shardalg.models.published.pipelined import ONCE_A_STEP, TABLE_4, Pipelined
 from shardalg.models.transformer import Config
 from shardalg.paper.evaluation.anchors import ANCHORS, anchored
 from shardalg.paper.evaluation.goals import BUBBLES, PEAK, RECOMPUTE, STEP

@@ -1,0 +1,148 @@
+"""An encoder with experts and a decoder, each a pipeline over the same devices: figure 2 of GSPMD.
+
+Encoder and decoder run one after the other, each on all devices. On the figure's (X, Y) mesh, axes
+change their meaning between the parts (arXiv:2105.04663, section 3.3): X is data parallelism in
+embedding and softmax and the pipeline in encoder and decoder; Y partitions the vocabulary, the
+batch, or the experts. `FIGURE_2` is that layout. Each part of the encoder is a dense layer and one
+of experts; a layer of the decoder also attends to what the encoder made, which travels with its
+microbatch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardalg.costs.pipelines.schedules import Schedule
+from shardalg.graph.annotate import annotate
+from shardalg.models import transformer
+from shardalg.models.model import Data, Layout, Model, Weight
+from shardalg.models.pipeline import pipeline
+from shardalg.models.published import moe
+from shardalg.models.published.moe import BALANCE, MoEConfig
+
+Array = jax.Array
+State = tuple[Array, Array]
+
+FIGURE_2 = Layout({"L": "X", "V": "Y", "E": "Y"}, {"B": "X", "V": "Y", "b": "Y", "E": "Y"})
+# b are the sequences of a microbatch; e and z are experts and those where Y has the other letter
+SITES = {
+    "attention_heads": "bSND",
+    "ffn_hidden": "bSH",
+    "layer_output": "bSM",
+    "embedded": "BSM",
+    "logits": "BSV",
+    "masks": "bSeC",
+    "dispatched": "ebCM",
+    "expert_input": "EzCM",
+    "expert_hidden": "EzCH",
+    "expert_output": "EzCM",
+    "combined": "ebCM",
+}
+
+
+@dataclass(frozen=True)
+class EncoderDecoder:
+    """Sizes of the model, and the schedule of both pipelines.
+
+    Attributes:
+      encoder: sizes; its L layers are those of the encoder, two to a part.
+      decoder_layers: how many layers the decoder has.
+      schedule: of the encoder's parts and of the decoder's layers.
+      axis: the mesh axis of the stages.
+
+    Raises:
+      PipelineError: the schedule divides neither the parts, nor the layers, or not the batch.
+    """
+
+    encoder: MoEConfig
+    decoder_layers: int
+    schedule: Schedule
+    axis: str = "X"
+
+    def __post_init__(self) -> None:
+        self.schedule.layers_per_round(self.encoder.L // 2)
+        self.schedule.layers_per_round(self.decoder_layers)
+        self.schedule.microbatch_size(self.encoder.B)
+
+    def pipelined(self, layer: Any) -> Any:
+        """A layer of either side as a pipeline."""
+        schedule = self.schedule
+        return pipeline(
+            layer,
+            stages=schedule.stages,
+            microbatches=schedule.microbatches,
+            rounds=schedule.rounds,
+            axis=self.axis,
+            remat="layer",
+        )
+
+    def loss(self, params: Any, source: Array, tokens: Array, targets: Array) -> Array:
+        """Mean cross-entropy of the target tokens in nats, and the balance of the experts."""
+        config = replace(self.encoder, B=self.schedule.microbatch_size(self.encoder.B))
+        embedding = params["embedding"].astype(config.dtype)
+        x = annotate(embedding[source], "embedded")
+        unbalanced = jnp.zeros(x.shape[0], jnp.float32)
+        encode = self.pipelined(partial(_encoder_part, config))
+        encoded, unbalanced = encode(params["encoder"], (x, unbalanced))
+        y = annotate(embedding[tokens], "embedded")
+        decode = self.pipelined(partial(_decoder_layer, config.dense))
+        y, _ = decode(params["decoder"], (y, encoded))
+        logits = transformer.logits(config.dense, embedding, annotate(y, "embedded"))
+        balance = jnp.mean(unbalanced) / (self.encoder.L // 2)
+        return transformer.cross_entropy(logits, targets) + BALANCE * balance
+
+    @property
+    def model(self) -> Model:
+        """The same to be planned and trained."""
+        config, stages = self.encoder, self.schedule.stages
+        inside = self.schedule.microbatch_size(config.B)
+        parts, layers = config.L // 2 // stages, self.decoder_layers // stages
+        mine = {"L": stages, "n": parts, "r": layers, "b": inside, "z": inside}
+        encoder = jax.tree.map(partial(_stacked, stacked="Ln"), config.model.weights["layers"])
+        dense = config.model.weights["layers"]["dense"]
+        across = {f"across_{k}": w for k, w in dense.items() if k in transformer.ATTENTION}
+        decoder = jax.tree.map(partial(_stacked, stacked="Lr"), {**dense, **across})
+        return Model(
+            sizes={**config.model.sizes, **mine},
+            weights={"embedding": Weight("VM"), "encoder": encoder, "decoder": decoder},
+            data=(Data("BS", below="V"),) * 3,
+            loss=self.loss,
+            sites=SITES,
+        )
+
+
+def _stacked(weight: Weight, stacked: str) -> Weight:
+    """Numbered by stage and place in it, instead of by place alone; E stays an own dimension."""
+    return Weight(stacked + weight.dims[1:], weight.rows, weight.stacked + 1)
+
+
+def _encoder_part(config: MoEConfig, weights: Any, state: State) -> State:
+    x, unbalanced = state
+    x, more = moe.pair(config, weights, x)
+    return x, unbalanced + more
+
+
+def _decoder_layer(config: transformer.Config, weights: Any, state: State) -> State:
+    x, encoded = state
+    norm = partial(transformer.norm, config)
+    x = x + transformer.attention(config, weights, norm(x))
+    x = x + _across(config, weights, norm(x), encoded)
+    x = x + transformer.ffn(config, weights, norm(x))
+    return annotate(x, "layer_output"), encoded
+
+
+def _across(config: transformer.Config, weights: Any, x: Array, encoded: Array) -> Array:
+    """Attention of the decoder's tokens to the encoder's."""
+    w_q, w_k, w_v, w_o = (
+        weights[f"across_{name}"].astype(config.dtype) for name in transformer.ATTENTION
+    )
+    q = annotate(jnp.einsum("bsm,mnd->bsnd", x, w_q), "attention_heads")
+    k, v = (jnp.einsum("btm,mnd->btnd", encoded, w) for w in (w_k, w_v))
+    scores = jnp.einsum("bsnd,btnd->bnst", q, k).astype(jnp.float32) * config.D**-0.5
+    heads = jnp.einsum("bnst,btnd->bsnd", jax.nn.softmax(scores, -1).astype(config.dtype), v)
+    return jnp.einsum("bsnd,ndm->bsm", heads, w_o)
