@@ -33,6 +33,7 @@ _PUBLIC = {
         "CommandError",
         "DeviceError",
         "RunError",
+        "CheckpointError",
         "HardwareError",
         "TableError",
     ),

@@ -26,6 +26,9 @@ from shardalg.costs.hardware import Hardware as Hardware
 from shardalg.costs.topology import Topology as Topology
 from shardalg.costs.topology import rank_device_orders as rank_device_orders
 from shardalg.errors import (
+    CheckpointError as CheckpointError,
+)
+from shardalg.errors import (
     CommandError as CommandError,
 )
 from shardalg.errors import (

@@ -72,6 +72,10 @@ class RunError(ShardalgError, RuntimeError):
     """A run of several processes that cannot start, lost one of them, or took too long."""
 
 
+class CheckpointError(ShardalgError, ValueError):
+    """A saved state that is not complete, or of another model, or a folder that exists."""
+
+
 class PlanFileError(ShardalgError, ValueError):
     """A saved plan that is cut short, edited, of another version, or of another function."""
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import Mesh as JaxMesh
 
 from shardalg.algebra.sharding import Sharding
-from shardalg.errors import LoweringError
+from shardalg.errors import CheckpointError, LoweringError
 from shardalg.graph.ir import Graph
 from shardalg.graph.tracing.opened import bodies
 from shardalg.lower.arrays import (
@@ -202,6 +203,50 @@ class Lowered:
             return place(self.graph, self.arguments, arrays)
 
         return self.call.inside(placed, args, kwargs)
+
+    def save_state(self, path: str | Path, state: Any, *, argument: int = 0) -> None:
+        """Write a state that `padded` gave, to be loaded on this mesh or another one.
+
+        Args:
+          path: a new folder, reached by every process.
+          state: what is to be this argument again.
+
+        Raises:
+          CheckpointError: the folder exists, `state` has not the argument's structure, or orbax
+            (extra `checkpoint`) is not installed.
+        """
+        from shardalg.lower.running import checkpoint
+
+        borders, tree = self._argument(argument)
+        if jax.tree.structure(state) != tree:
+            raise CheckpointError(
+                f"the state has the structure\n  {jax.tree.structure(state)}\nbut argument "
+                f"{argument} is\n  {tree}"
+            )
+        checkpoint.save(path, borders, state)
+
+    def load_state(self, path: str | Path, *, argument: int = 0) -> Any:
+        """What `save_state` wrote, padded and laid out as this argument of this plan.
+
+        Raises:
+          CheckpointError: it is not complete, a file is cut or missing, or it is the state of
+            another model: every array's name, item type and true shape are the plan's.
+        """
+        from shardalg.lower.running import checkpoint
+
+        borders, tree = self._argument(argument)
+        return checkpoint.load(path, borders, tree.unflatten(borders))
+
+    def _argument(self, number: int) -> tuple[Sequence[ArrayBorder], Any]:
+        """The borders of one argument of the function, and its pytree."""
+        if self.graph.trees is None:
+            return self.arguments[number : number + 1], jax.tree.structure(0)
+        arguments = self.graph.trees[0].children()
+        if not 0 <= number < len(arguments):
+            raise LoweringError(f"no argument {number}: there are {len(arguments)}, from 0.")
+        first = sum(tree.num_leaves for tree in arguments[:number])
+        tree = arguments[number]
+        return self.arguments[first : first + tree.num_leaves], tree
 
     def jit(self) -> Twin:
         """The same function partitioned by XLA, with the same shardings at the same places.

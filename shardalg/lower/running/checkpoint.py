@@ -1,0 +1,200 @@
+"""State of a lowered plan in a folder, through orbax: saved on one mesh, loaded on another.
+
+Arrays are written as they lie, with their padding and every block by the process that has it; read,
+each is cut or padded to the padded shape of the plan that reads it. Beside them stands a list of
+true shapes and of all files with their sizes, written last: a folder without it is not complete.
+Bytes that changed in place are found where tensorstore finds them, in its own indices alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardalg.errors import CheckpointError
+from shardalg.graph.abstract import item_type
+from shardalg.io.files import write_whole
+from shardalg.lower.arrays import ArrayBorder
+
+_LIST = "shardalg.json"
+_ARRAYS = "state"
+_SCHEMA = 1
+_NAMED = 5  # differences that a message names
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """One array of a state: its border, and how files have it.
+
+    A key array is stored as its words; one without elements is not stored.
+    """
+
+    name: str
+    border: ArrayBorder
+
+    @property
+    def _words(self) -> tuple[int, ...]:
+        key = item_type(self.border.dtype)
+        if not jax.dtypes.issubdtype(key, jax.dtypes.prng_key):
+            return ()
+        return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), key)).shape
+
+    @property
+    def kind(self) -> list[Any]:
+        """Item type and true shape."""
+        return [self.border.dtype, list(self.border.sharding.shape)]
+
+    def stored(self, array: Any) -> jax.Array:
+        """As it is written."""
+        held = self.border.handed(self.border.enter(array))
+        return jax.random.key_data(held) if self._words else held
+
+    @property
+    def wanted(self) -> Any:
+        """As orbax is asked for it."""
+        import orbax.checkpoint as ocp
+
+        inner = self.border.inner
+        spec = [*inner.spec] + [None] * (len(self.border.padded_shape) - len(inner.spec))
+        words = [None] * len(self._words)
+        return ocp.ArrayRestoreArgs(
+            sharding=NamedSharding(inner.mesh, PartitionSpec(*spec, *words)),
+            global_shape=(*self.border.padded_shape, *self._words),
+            strict=False,
+        )
+
+    def loaded(self, array: jax.Array) -> jax.Array:
+        """What was read, as the executable takes it."""
+        if self._words:
+            key: Any = item_type(self.border.dtype)
+            array = jax.random.wrap_key_data(array, impl=key._impl.name)
+        return self.border.enter(array)
+
+    def empty(self) -> jax.Array:
+        """An array that files do not have."""
+        return self.border.enter(
+            jnp.zeros(self.border.sharding.shape, item_type(self.border.dtype))
+        )
+
+
+def save(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> None:
+    """Write `state`, whose leaves have these borders, into a new folder.
+
+    Raises:
+      CheckpointError: the folder exists, or orbax is not installed.
+    """
+    ocp, folder = _orbax(), Path(path).absolute()
+    arrays = _arrays(borders, state)
+    taken = folder.exists()
+    multihost_utils.sync_global_devices("shardalg checkpoint: the folder is looked at")
+    if taken:
+        raise CheckpointError(f"{folder} exists, and nothing is overwritten: name a new folder.")
+    leaves = jax.tree.leaves(state)
+    held = [(a, x) for a, x in zip(arrays, leaves, strict=True) if not a.border.is_empty]
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as writer:
+        made = {a.name: a.stored(x) for a, x in held}
+        writer.save(folder / _ARRAYS, args=ocp.args.PyTreeSave(made))
+    if jax.process_index() == 0:
+        kinds = {a.name: a.kind for a in arrays}
+        content = {"schema": _SCHEMA, "arrays": kinds, "files": _files(folder)}
+        write_whole(folder / _LIST, json.dumps(content, indent=1))
+    multihost_utils.sync_global_devices("shardalg checkpoint: it is complete")
+
+
+def load(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> Any:
+    """The state in the pytree of `state`, laid out as `borders` say.
+
+    Raises:
+      CheckpointError: it is not complete, a file is cut or missing or cannot be read, it is the
+        state of another model, or orbax is not installed.
+    """
+    ocp, folder = _orbax(), Path(path).absolute()
+    arrays = _arrays(borders, state)
+    _check(folder, arrays)
+    kept = [a for a in arrays if not a.border.is_empty]
+    asked = ocp.args.PyTreeRestore(
+        item={a.name: 0 for a in kept}, restore_args={a.name: a.wanted for a in kept}
+    )
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        try:
+            found = reader.restore(folder / _ARRAYS, args=asked) if kept else {}
+        except (ValueError, OSError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{folder} cannot be read: {error}. Load another checkpoint."
+            ) from error
+    made = [a.empty() if a.border.is_empty else a.loaded(found[a.name]) for a in arrays]
+    return jax.tree.structure(state).unflatten(made)
+
+
+def _arrays(borders: Sequence[ArrayBorder], state: Any) -> list[StoredArray]:
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+    if len(paths) != len(borders):
+        raise CheckpointError(
+            f"a state of {len(paths)} arrays, and the plan's has {len(borders)}. Pass the argument "
+            "of the plan whose number is given."
+        )
+    names = (jax.tree_util.keystr(path) or "state" for path in paths)
+    return [StoredArray(name, b) for name, b in zip(names, borders, strict=True)]
+
+
+def _orbax() -> Any:
+    if find_spec("orbax") is None or find_spec("orbax.checkpoint") is None:
+        raise CheckpointError(
+            "checkpoints need orbax: pip install 'shardalg[checkpoint]' (orbax-checkpoint)."
+        )
+    import orbax.checkpoint
+
+    return orbax.checkpoint
+
+
+def _files(folder: Path) -> dict[str, int]:
+    found = (file for file in sorted((folder / _ARRAYS).rglob("*")) if file.is_file())
+    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in found}
+
+
+def _check(folder: Path, arrays: Sequence[StoredArray]) -> None:
+    """Raise unless the folder is complete, and holds just these arrays."""
+    content = _listed(folder)
+    there = _files(folder)
+    for file, size in content["files"].items():
+        if there.get(file) != size:
+            what = f"has {there[file]} of {size} bytes" if file in there else "is missing"
+            raise CheckpointError(f"{folder}: its file {file} {what}. Load another checkpoint.")
+    _check_kinds(folder, content["arrays"], {a.name: a.kind for a in arrays})
+
+
+def _listed(folder: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / _LIST).read_text())
+        if content["schema"] != _SCHEMA or not content["arrays"].keys() | content["files"].keys():
+            raise ValueError(f"schema {content['schema']}")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder} holds no complete checkpoint of shardalg: {_LIST}: {error}."
+        ) from error
+    return content
+
+
+def _check_kinds(
+    folder: Path, stored: Mapping[str, list[Any]], planned: Mapping[str, list[Any]]
+) -> None:
+    names = [n for n in {**stored, **planned} if stored.get(n) != planned.get(n)]
+    if names:
+        rows = [f"  {n}: {_kind(stored.get(n))}, planned {_kind(planned.get(n))}" for n in names]
+        more = f"\n  and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+        raise CheckpointError(
+            f"{folder} is the state of another model:\n" + "\n".join(rows[:_NAMED]) + more
+        )
+
+
+def _kind(kind: list[Any] | None) -> str:
+    return "not there" if kind is None else f"{kind[0]}{kind[1]}"
