@@ -13,8 +13,8 @@ from shardalg.spmd.local import Local
 from shardalg.spmd.program import SpmdProgram
 
 WHY = "a JAX array cannot be uneven: {}, held as {}, leaves as {}; lowered.padded keeps it"
-NOBODYS = ("unknown", "forward", "root", "border", "")
-"""Role, phase, region, operator and source of what happens behind the function."""
+NOBODYS = ("unknown", "forward", "root", "border", "", "")
+"""Role, phase, region, operator, module and source of what happens behind the function."""
 
 
 def with_borders(table: Table, program: SpmdProgram, graph: Graph) -> Table:
