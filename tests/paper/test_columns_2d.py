@@ -46,9 +46,7 @@ def test_memory_of_all_columns_is_near_what_was_measured(show):
     assert max(memory_errors(show)) <= 20
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what XLA holds beside the minimum cut is not counted"
-)
+@pytest.mark.xfail(strict=True, reason="what XLA holds beside the minimum cut is not counted")
 def test_memory_is_within_the_goal(show):
     errors = memory_errors(show)
     assert statistics.median(errors) <= 5

@@ -72,7 +72,7 @@ def _plain(panel: Any) -> None:
 def compiled_peaks(path: str | Path) -> dict[str, dict[str, float]]:
     """Peak bytes by column from a record of `make aot`: planned, ours compiled, XLA's twin."""
     rows = json.loads(Path(path).read_text())["rows"]
-    found = {
+    found: dict[str, dict[str, float]] = {
         row["column"]: next((f for f in row["figures"] if f["quantity"] == "peak_memory_bytes"), {})
         for row in rows
     }
