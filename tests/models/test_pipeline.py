@@ -119,6 +119,20 @@ def test_one_permute_per_shift_and_direction(case, batch):
     assert in_the_loop(forward, "L") == [shifts, shifts]
 
 
+@pytest.mark.parametrize("case", [SOME[0], SOME[1]], ids=str)
+def test_gradients_of_gpipe_are_reduced_once_a_step(case):
+    pipe, weights, x, dy = of(*case)
+    plan, _ = planned(pipe, weights, x, dy)
+    assert "all_reduce" in {kind for kind, _ in in_the_loop(plan, "X")}
+    once = sa.Options(switches=sa.Switches(defer_in_loops=True))
+    assert in_the_loop(plan.replan(given_strategy(plan), options=once), "X") == []
+
+
+def given_strategy(plan):
+    specs = ({"in": P("L", None, None, "Y"), "out": P("L", None, "Y")}, P("X"))
+    return sa.Strategy(plan.mesh, (*specs, P("X")), specs)
+
+
 def plan_strategy(plan, batch):
     """Weights on the stages alone: no in-layer sharding, all of Y for the batch."""
     both = (*batch, "Y") if isinstance(batch, tuple) else (batch, "Y")
