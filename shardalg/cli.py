@@ -10,6 +10,7 @@ from typing import NoReturn
 from shardalg import __version__
 from shardalg.commands import (
     aot,
+    calibrate,
     compare_xla,
     explain,
     explore,
@@ -29,6 +30,7 @@ COMMANDS = {
     "aot": aot,
     "timeline": timeline,
     "run": run,
+    "calibrate": calibrate,
     "explore": explore,
     "paper": paper,
     "prove": prove,

@@ -249,6 +249,7 @@ def test_no_folder_is_crowded():
 # Names that two files bear, and the one meaning that they share.
 SAME_MEANING = {
     "aot": "compiling for chips that are not here; its command",
+    "calibrate": "the figures of this machine; the command that keeps them",
     "blocks": "the blocks of a tensor: on the host; lemmas of their offsets",
     "collectives": "collectives: their prices; as calls of jax",
     "digits": "digits of a partition id; lemmas of them",

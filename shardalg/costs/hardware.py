@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.costs.network.interconnect import UNKNOWN, Interconnect, read
 from shardalg.costs.network.wiring import Unknown
 from shardalg.errors import HardwareError
+from shardalg.io.files import write_whole
 from shardalg.io.table import Table
 
 SCHEMA = "shardalg.hardware/1"
@@ -295,10 +297,12 @@ def load(hardware: str | Hardware) -> Hardware:
 @lru_cache(maxsize=32)
 def _read(name: str) -> Hardware:
     path = Path(name) if name.endswith(".json") else FILES / f"{_aliases().get(_plain(name))}.json"
+    own = own_folder() / f"{name}.json"
+    path = own if not path.is_file() and own.is_file() else path
     if not path.is_file():
         raise HardwareError(
-            f"no hardware {name!r}: the names are {', '.join(names())}; "
-            "or give the path of a .json file, or measure this machine."
+            f"no hardware {name!r}: the names are {', '.join((*names(), *own_names()))}; "
+            "or give the path of a .json file, or measure this machine (shardalg calibrate)."
         )
     return from_json(_data(path), where=str(path))
 
@@ -324,6 +328,35 @@ def _plain(name: str) -> str:
     (True, 'tpuv5e')
     """
     return re.sub(r"[\W_]|nvidia|google|cloud", "", name.lower())
+
+
+def own_folder() -> Path:
+    """`shardalg/hardware` in the user's configuration: `$XDG_CONFIG_HOME`, else `~/.config`."""
+    given = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(given) if given else Path.home() / ".config") / "shardalg" / "hardware"
+
+
+def own_names() -> tuple[str, ...]:
+    """Names of the user's own hardware files."""
+    return tuple(sorted(path.stem for path in own_folder().glob("*.json")))
+
+
+def keep(hardware: Hardware, name: str) -> Path:
+    """Write a hardware file of the user's own, which everything then takes by `name`.
+
+    Raises:
+      HardwareError: no word of letters, digits, `_` and `-`, or that of a chip that has a file.
+    """
+    if not re.fullmatch(r"[A-Za-z][\w-]*", name) or _plain(name) in _aliases():
+        raise HardwareError(
+            f"{name!r} cannot name hardware of your own: write a word of letters, digits, _ and -, "
+            f"none of {', '.join(names())}."
+        )
+    path = own_folder() / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(replace(hardware, name=name).to_json(), indent=1) + "\n")
+    _read.cache_clear()
+    return path
 
 
 def names() -> tuple[str, ...]:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
+from shardalg.io.files import write_whole
 from shardalg.io.table import Table
+
+SCHEMA = "shardalg.measurement/1"
 
 
 class Executable(Protocol):
@@ -35,9 +43,10 @@ class Executable(Protocol):
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each run of one executable."""
+    """Seconds of each run of one executable; of the first one, before them, which warms up."""
 
     seconds: tuple[float, ...]
+    warm_up_s: float | None = None
 
     @property
     def median_s(self) -> float:
@@ -85,6 +94,7 @@ class Measurement:
     Attributes:
       max_relative_error: over all results, of `max |ours - xla| / max |xla|`.
       verified: how far the plan was proved, in words.
+      device: its kind; mesh: of the plan; digest: of the program that every device ran.
     """
 
     ours: Timing
@@ -94,6 +104,19 @@ class Measurement:
     max_relative_error: float
     verified: str
     device: str
+    mesh: str = ""
+    digest: str = ""
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a JSON file, whole: with the date, versions, mesh and the program's digest.
+
+        Raises:
+          OSError: the folder does not exist or cannot be written to.
+        """
+        versions = {name: version(name) for name in ("shardalg", "jax", "jaxlib")}
+        day = datetime.now(UTC).isoformat(timespec="seconds")
+        about = {"schema": SCHEMA, "date": day, "versions": versions, "host": platform.machine()}
+        write_whole(Path(path), json.dumps({**about, **asdict(self)}, indent=1) + "\n")
 
     @property
     def ratio(self) -> float:
@@ -139,17 +162,17 @@ def measure(
     """
     both = (ours, xla)
     placed = [executable.entering(*args) for executable in both]
-    results = [
-        executable.leave(_once(executable, arguments)[1])
-        for executable, arguments in zip(both, placed, strict=True)
-    ]
+    _ = [executable.compiled for executable in both]
+    first = [_once(*pair) for pair in zip(both, placed, strict=True)]
+    pairs = zip(both, first, strict=True)
+    results = [executable.leave(outputs) for executable, (_, outputs) in pairs]
     seconds: tuple[list[float], list[float]] = ([], [])
     for turn in range(repeats):
         for which in (0, 1) if turn % 2 == 0 else (1, 0):
             seconds[which].append(_once(both[which], placed[which])[0])
     return Measurement(
-        ours=Timing(tuple(seconds[0])),
-        xla=Timing(tuple(seconds[1])),
+        ours=Timing(tuple(seconds[0]), first[0][0]),
+        xla=Timing(tuple(seconds[1]), first[1][0]),
         memory=memory(ours),
         xla_memory=memory(xla),
         max_relative_error=max(map(relative_error, *results), default=0.0),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -278,8 +279,13 @@ class Lowered:
         return self.user if on_whole_axes(self.program.mesh, digits) else self.run
 
     def measure(self, *args: Any, repeats: int = 20) -> Measurement:
-        """Both executables timed in turns on `args`, their memory, and how far they differ."""
-        return measure(self, self.jit(), args, repeats=repeats, verified=self.verified)
+        """Both executables timed in turns on `args`, their memory, and how far they differ.
+
+        CPU devices share the machine's cores: their times are those of all devices' work on them.
+        """
+        made = measure(self, self.jit(), args, repeats=repeats, verified=self.verified)
+        digest = sha256(str(self.program).encode()).hexdigest()
+        return replace(made, mesh=repr(self.program.mesh), digest=digest)
 
     def __repr__(self) -> str:
         return (

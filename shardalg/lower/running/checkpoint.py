@@ -132,7 +132,7 @@ def load(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> Any:
                 f"{folder} cannot be read: {error}. Load another checkpoint."
             ) from error
     made = [a.empty() if a.border.is_empty else a.loaded(found[a.name]) for a in arrays]
-    return jax.tree.structure(state).unflatten(made)
+    return jax.tree.unflatten(jax.tree.structure(state), made)
 
 
 def _arrays(borders: Sequence[ArrayBorder], state: Any) -> list[StoredArray]:
