@@ -40,7 +40,7 @@ def test_every_example_has_its_output():
     assert [kind for kind, _ in BLOCKS] == ["python", "text"] * len(EXAMPLES)
 
 
-@pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=["numbers", "named sizes"])
+@pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=["your model", "numbers", "named sizes"])
 def test_an_example_prints_what_the_readme_shows(code, shown, tmp_path):
     assert printed(tmp_path, code) == shown.splitlines()
 
@@ -68,7 +68,7 @@ def test_a_command_prints_what_the_readme_shows(console):
     assert without_times(answered(console)) == without_times(console)
 
 
-@pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=["numbers", "named sizes"])
+@pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=["your model", "numbers", "named sizes"])
 def test_an_example_is_short(code, shown):
     lines = [line for line in code.splitlines() if line and "import" not in line]
     assert len(lines) <= 15

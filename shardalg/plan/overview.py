@@ -63,7 +63,7 @@ class Overview(Answer):
             f"{len(plan.graph.nodes):,} operators on {plan.mesh!r}, layouts {plan.options.followed}"
             f"{at}: a device sends {bytes_text(cost.wire_bytes)} a step, holds {bytes_text(held)} "
             f"at the peak ({room} in {bytes_text(chip.hbm_bytes)}), and takes "
-            f"{seconds_text(cost.step_time_s)} on a {chip.name}."
+            f"{seconds_text(cost.step_time_s)} on {chip.name}."
         )
 
     @property

@@ -105,7 +105,7 @@ def test_a_graph_without_its_function_takes_flat_lists():
 
 
 def test_an_unknown_policy_is_refused():
-    with pytest.raises(StrategyError, match=r"policy 'magic' .* \['gspmd'"):
+    with pytest.raises(StrategyError, match=r"policy 'magic' .* \['paper', 'gspmd'"):
         Options(policy="magic")
 
 

@@ -106,7 +106,8 @@ def _replicated(trials: Trials) -> Iterator[Row]:
         free = tuple(digit for digit in free if digit.size > 1)
         if role in STATE and free:
             alike[free].append(value)
-    for digits, values in alike.items():
+    for digits, found in alike.items():
+        values = sorted(found, key=lambda value: -_held(stages, value))
         held = sum(_held(stages, value) for value in values)
         if held * (1 - 1 / parts(digits)) > REPLICATED_SHARE * peak:
             yield _replicated_row(trials, digits, values, held)
