@@ -53,6 +53,7 @@ _PUBLIC = {
     "shardalg.graph.tracing.manual_axes": ("manual",),
     "shardalg.models.pipeline": ("Pipeline", "pipeline"),
     "shardalg.plan.plan": ("Plan", "plan", "load_plan"),
+    "shardalg.planning.stablehlo.read_text": ("read_stablehlo",),
     "shardalg.costs.topology": ("Topology", "rank_device_orders"),
     "shardalg.plan.resharding": ("Reshard", "reshard"),
     "shardalg.merge.lemmas": ("lemma",),

@@ -124,6 +124,7 @@ from shardalg.plan.plan import load_plan as load_plan
 from shardalg.plan.plan import plan as plan
 from shardalg.plan.resharding import Reshard as Reshard
 from shardalg.plan.resharding import reshard as reshard
+from shardalg.planning.stablehlo.read_text import read_stablehlo as read_stablehlo
 from shardalg.propagate.options import Options as Options
 from shardalg.propagate.options import Switches as Switches
 from shardalg.propagate.strategy import (

@@ -68,6 +68,7 @@ PLACES = {
         "models/",
         "paper/",
         "planning/calls/",
+        "planning/stablehlo/",
         "examples/",
         "xla/dump.py",
         "xla/xla_process.py",

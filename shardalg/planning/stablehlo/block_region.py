@@ -1,0 +1,131 @@
+"""Computations on blocks: `sdy.manual_computation` as `jax.shard_map`, collectives by axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.mlir.dialects import sdy
+from jax.sharding import PartitionSpec
+
+from shardalg.planning.stablehlo.text_step import Step
+
+
+def _manual(step: Step, *operands: Any) -> Any:
+    """Free axes of a layout at the border are the partitioner's, as JAX has it."""
+    manual: Any = sdy.ManualAxesAttr(step.op.attributes["manual_axes"])
+    axes = {str(axis) for axis in manual}
+    block = step.op.regions[0].blocks[0]
+    ends = [tuple(value.type.shape) for value in step.op.results]
+    sides = [("in_shardings", [np.shape(x) for x in operands]), ("out_shardings", ends)]
+    said = [
+        [
+            step.layout(each, shape)
+            for each, shape in zip(_shardings(step.op.attributes[name]), shapes, strict=True)
+        ]
+        for name, shapes in sides
+    ]
+    specs = [tuple(_on(layout.spec, axes) for layout in side) for side in said]
+    layouts = [*said[0], *said[1]]
+    if not layouts or not block.arguments:
+        raise step.refused(" without operands")
+    run = jax.shard_map(
+        step.region(0),
+        mesh=layouts[0].mesh,
+        in_specs=specs[0],
+        out_specs=specs[1],
+        axis_names=axes,
+        check_vma=False,
+    )
+    return tuple(run(*operands))
+
+
+def _shardings(attribute: Any) -> list[Any]:
+    return list(sdy.TensorShardingPerValueAttr(attribute).shardings)
+
+
+def _on(spec: Any, axes: set[str]) -> PartitionSpec:
+    """What of a spec is on these axes."""
+    entries = [() if e is None or e is PartitionSpec.UNCONSTRAINED else e for e in spec]
+    held = [(e,) if isinstance(e, str) else e for e in entries]
+    kept = [tuple(axis for axis in e if axis in axes) for e in held]
+    return PartitionSpec(*(k or None for k in kept))
+
+
+def _groups(axes: Sequence[str], sizes: Mapping[str, int]) -> Any:
+    """Per group of devices that differ along these axes, their numbers."""
+    names = list(sizes)
+    devices = np.arange(np.prod(list(sizes.values()))).reshape(tuple(sizes.values()))
+    inner = [names.index(axis) for axis in axes]
+    order = [*(d for d in range(len(names)) if d not in inner), *inner]
+    count = int(np.prod([sizes[axis] for axis in axes]))
+    return devices.transpose(order).reshape(-1, count)
+
+
+def _choices(step: Step) -> Iterator[tuple[str, ...]]:
+    """Sets of manual axes, small ones first."""
+    axes = tuple(step.mesh)
+    for count in range(1, len(axes) + 1):
+        yield from combinations(axes, count)
+
+
+def _axes(step: Step) -> tuple[str, ...]:
+    """The axes along which the groups of a collective lie."""
+    said = np.asarray(step.op.attributes["replica_groups"])
+    for axes in _choices(step):
+        if {*map(tuple, _groups(axes, step.mesh).tolist())} == {*map(tuple, said.tolist())}:
+            return axes
+    raise step.refused(f" among groups {said.tolist()}, which are no axes of the mesh,")
+
+
+def _permute(step: Step, x: Any) -> Any:
+    """The same steps along the same axes in every group."""
+    said = {*map(tuple, step.pairs("source_target_pairs", 0))}
+    for axes in _choices(step):
+        groups = _groups(axes, step.mesh)
+        place = {device: i for i, device in enumerate(groups[0].tolist())}
+        steps = [(place[a], place[b]) for a, b in sorted(said) if a in place and b in place]
+        if said == {(int(group[a]), int(group[b])) for group in groups for a, b in steps}:
+            return lax.ppermute(x, axes if len(axes) > 1 else axes[0], steps)
+    raise step.refused(f" along {sorted(said)}, which are no axes of the mesh,")
+
+
+_SUMS = {"add": lax.psum, "maximum": lax.pmax, "minimum": lax.pmin}
+
+
+def _all_reduce(step: Step, *operands: Any) -> Any:
+    how = step.only()
+    if how not in _SUMS:
+        raise step.refused(f" with a computation other than {', '.join(_SUMS)}")
+    return tuple(_SUMS[how](x, _axes(step)) for x in operands)
+
+
+def _all_gather(step: Step, *operands: Any) -> Any:
+    dim = step.number("all_gather_dim")
+    return tuple(lax.all_gather(x, _axes(step), axis=dim, tiled=True) for x in operands)
+
+
+def _reduce_scatter(step: Step, x: Any) -> Any:
+    if step.only() != "add":
+        raise step.refused(" with a computation other than add")
+    dim = step.number("scatter_dimension")
+    return lax.psum_scatter(x, _axes(step), scatter_dimension=dim, tiled=True)
+
+
+def _all_to_all(step: Step, *operands: Any) -> Any:
+    split, concat = step.number("split_dimension"), step.number("concat_dimension")
+    return tuple(lax.all_to_all(x, _axes(step), split, concat, tiled=True) for x in operands)
+
+
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "sdy.manual_computation": _manual,
+    "stablehlo.collective_permute": _permute,
+    "stablehlo.all_reduce": _all_reduce,
+    "stablehlo.all_gather": _all_gather,
+    "stablehlo.reduce_scatter": _reduce_scatter,
+    "stablehlo.all_to_all": _all_to_all,
+}

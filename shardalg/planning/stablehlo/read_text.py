@@ -1,0 +1,139 @@
+"""StableHLO text, or a file of it, as what `plan` takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import TraceError
+from shardalg.planning.stablehlo.interpret import Program
+from shardalg.planning.stablehlo.text_layouts import HLO, SHARDY, hlo_mesh, shardy_mesh
+from shardalg.planning.stablehlo.text_step import border_type
+
+_NO_PATH = "text.mlir"
+_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
+
+
+def read_stablehlo(text: str | Path) -> Any:
+    """StableHLO, traced: `plan` takes it as it takes `jax.jit(f).trace(...)`.
+
+    Its mesh, the shardings of its arguments and results, what it donates, and the constraints
+    inside are those of the text, of Shardy (`sdy.sharding`) or of HLO (`mhlo.sharding`, on the mesh
+    of fewest axes that all of them have, `d0`, `d1`, ...). Lines of the text's locations are those
+    of the plan: export with `as_text(debug_info=True)`.
+
+    Args:
+      text: of `jax.jit(f).lower(...).as_text()` or `jax.export.export(...)(...).mlir_module()`, or
+        the path of a file of it.
+
+    Raises:
+      TraceError: no such file, text that does not parse, a module without the function `main`, an
+        operator that is not read. NotationError, ShardingError: a sharding that does not fit.
+
+    >>> import jax, shardalg as sa
+    >>> x = jax.ShapeDtypeStruct((8, 4), "float32")
+    >>> text = jax.jit(lambda x: x.sum(0)).lower(x).as_text()
+    >>> sa.plan(sa.read_stablehlo(text), mesh=sa.Mesh({"x": 4}), in_shardings=("[x, None]",))
+    Plan on Mesh(x=4) for tpu_v3, layouts the paper's: 1 node, 1 collective, ...
+
+    Source: the StableHLO specification; Shardy's dialect.
+    """
+    text, path = _text(text)
+    with mlir.make_ir_context():
+        try:
+            module = ir.Module.parse(text)
+        except ir.MLIRError as error:
+            raise TraceError(
+                f"{path} is no StableHLO that jaxlib reads: {str(error).strip()}\nPass what "
+                "jax.jit(f).lower(...).as_text() prints, or the path of a file of it."
+            ) from None
+        return _traced(module, path)
+
+
+def _text(text: str | Path) -> tuple[str, str]:
+    """The text, and what its places are called."""
+    if not isinstance(text, str | Path):
+        raise TraceError(
+            f"{text!r:.80} is no text: pass what jax.jit(f).lower(...).as_text() prints, or a path."
+        )
+    if isinstance(text, str) and ("\n" in text or "{" in text):
+        return text, _NO_PATH
+    try:
+        return Path(text).read_text(), str(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(
+            f"{text} is no file of StableHLO text: {error}. Pass the text, or the path of a file."
+        ) from None
+
+
+def _traced(module: Any, path: str) -> Any:
+    found = [op.operation for op in module.body.operations]
+    functions = {op.attributes["sym_name"].value: op for op in found if op.name == "func.func"}
+    if "main" not in functions:
+        have = ", ".join(functions) or "no functions"
+        raise TraceError(f"{path} has {have}, and no function 'main'. Name the one to plan so.")
+    program = Program(functions, _mesh(module, found, path), path)
+    main = functions["main"]
+    block = main.regions[0].blocks[0]
+    types = [jax.ShapeDtypeStruct(*border_type(value.type)) for value in block.arguments]
+    ends = [
+        border_type(kind)
+        for kind in ir.FunctionType(main.attributes["function_type"].value).results
+    ]
+    said = _attributes(main, "arg_attrs", len(types))
+
+    def run(*args: Any) -> Any:
+        results = program.call("main", *args)
+        return results[0] if len(results) == 1 else results
+
+    run.__signature__ = Signature(_parameters(block.arguments))  # type: ignore[attr-defined]
+    run.__name__ = Path(path).stem.replace("-", "_")
+    out = _layouts(program, _attributes(main, "res_attrs", len(ends)), [shape for shape, _ in ends])
+    return jax.jit(
+        run,
+        in_shardings=_layouts(program, said, [kind.shape for kind in types]),
+        out_shardings=out[0] if out is not None and len(out) == 1 else out,
+        donate_argnums=[i for i, each in enumerate(said) if any(n in each for n in _DONATED)],
+        keep_unused=True,
+    ).trace(*types)
+
+
+def _attributes(main: Any, name: str, count: int) -> list[Any]:
+    """Per argument or result, what stands beside it."""
+    return [*main.attributes[name]] if name in main.attributes else [{}] * count
+
+
+def _layouts(program: Program, said: Sequence[Any], shapes: Sequence[Any]) -> Any:
+    """Per argument or result its layout; None where the text says none."""
+    found = []
+    for each, shape in zip(said, shapes, strict=True):
+        layout = each[SHARDY] if SHARDY in each else each[HLO].value if HLO in each else None
+        found.append(None if layout is None else program.layout(layout, shape))
+    return tuple(found) if any(layout is not None for layout in found) else None
+
+
+def _parameters(arguments: Sequence[Any]) -> list[Parameter]:
+    """What the arguments are called in the text's locations, as far as they differ."""
+    names = [re.sub(r"\W+", "_", str(value.location)[4:-1]).strip("_") for value in arguments]
+    fitting = len({*names}) == len(names) and all(name.isidentifier() for name in names)
+    chosen = names if fitting else [f"arg{i}" for i in range(len(names))]
+    return [Parameter(name, Parameter.POSITIONAL_ONLY) for name in chosen]
+
+
+def _mesh(module: Any, operators: Sequence[Any], path: str) -> Mesh | None:
+    """Of Shardy where the text states one, else of what HLO's shardings share."""
+    shardy = {shardy_mesh(op.attributes["mesh"]) for op in operators if op.name == "sdy.mesh"}
+    if len(shardy) > 1:
+        raise TraceError(f"{path} has {len(shardy)} meshes: {shardy}. One program has one mesh.")
+    if shardy:
+        return shardy.pop()
+    texts = re.findall(r'mhlo\.sharding = "(\{[^"]*\})"', str(module))
+    return hlo_mesh(texts) if texts else None

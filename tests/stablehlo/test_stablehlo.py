@@ -1,0 +1,235 @@
+"""StableHLO read back is the program that was exported: results, bytes, layouts, places."""
+
+from collections import Counter
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+
+import shardalg as sa
+from benchmarks import oracle_bytes
+from shardalg.graph.evaluate import evaluate
+from tests.every_plan import of_oracle
+from tests.oracle import corpus
+
+# What does not come back as it went out, and why.
+MORE_BYTES = {
+    "maxpool_stride2_grad": "XLA pads before it scatters: the padded tensor's blocks are others",
+}
+
+
+@cache
+def text(name, dtype="bfloat16"):
+    """A recorded program as JAX exports it, with its layouts."""
+    case = oracle_bytes.case(name, dtype)
+    _, _, results = corpus.program(name).make(**corpus.program(name).SMALL)
+    mesh = jax.sharding.AbstractMesh(tuple(case.mesh.shape.values()), case.mesh.axis_names)
+
+    def named(spec):
+        return None if spec is None else NamedSharding(mesh, spec)
+
+    types = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=named(spec))
+        for shape, dtype, spec in case.arguments.values()
+    ]
+    out = jax.tree.map(named, results, is_leaf=lambda spec: spec is None)
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jax.jit(case.function, out_shardings=out, keep_unused=True).trace(*types)
+    return traced.lower(lowering_platforms=("cpu",)).as_text(debug_info=True)
+
+
+def sent(plan):
+    table = plan.collectives()
+    found = Counter()
+    for row in table.to_dict("records"):
+        found[row["kind"], row["axes"]] += row["wire_bytes"]
+    return found
+
+
+def border(plan):
+    sharded = plan._stages.sharded
+    count = len(plan.graph.arguments)
+    return [s.text() for s in (*sharded.shardings[:count], *sharded.results)]
+
+
+@pytest.mark.parametrize("name", corpus.names())
+def test_a_recorded_program_read_back_is_planned_as_the_function(name):
+    back, own = sa.plan(sa.read_stablehlo(text(name))), of_oracle(name, "paper")
+    assert back.mesh == own.mesh
+    assert border(back) == border(own)
+    assert (sent(back) == sent(own)) == (name not in MORE_BYTES)
+    assert sum(sent(back).values()) >= sum(sent(own).values())
+
+
+def one_device(read, arguments):
+    """What a program that was read gives, run by JAX."""
+    return jax.tree.leaves(jax.extend.core.jaxpr_as_fun(read.jaxpr)(*arguments))
+
+
+def equal(got, want):
+    for a, b in zip(got, jax.tree.leaves(want), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_allclose(
+            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-6, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("name", ["ffn_attempt2_grad", "attn_final_fwd"])
+def test_a_recorded_program_gives_what_it_gave(name):
+    given = oracle_bytes.arguments(name)
+    graph = sa.plan(sa.read_stablehlo(text(name, "float32"))).graph
+    want = oracle_bytes.one_device(name, given)
+    for a, b in zip(evaluate(graph, *given), want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_collectives_of_blocks_go_along_the_axes_that_they_went():
+    name = "shard_map_subgraph"
+    case, given = oracle_bytes.case(name, "float32"), oracle_bytes.arguments(name)
+    mesh = case.mesh.to_jax(jax.devices()[: case.mesh.size])
+    with jax.set_mesh(mesh):
+        want = jax.jit(case.function)(*given)
+    got = sa.plan(sa.read_stablehlo(text(name, "float32"))).lower()(*given)
+    np.testing.assert_allclose(jax.tree.leaves(got)[0], want, rtol=1e-4, atol=1e-5)
+
+
+X = jnp.asarray(np.random.default_rng(1).random((4, 6)), "float32")
+I = jnp.asarray([3, 0, 2, 9, -1])
+PROGRAMS = {
+    "pointwise": lambda x: (
+        jnp.tanh(x) + jnp.cbrt(x) / jnp.log1p(x) - jnp.arctan2(x, 2 * x) + lax.logistic(x),
+        jnp.floor(9 * x) % 3,
+        jax.scipy.special.erf(x),
+        jnp.sign(-x) * jnp.expm1(x) ** 2.5,
+        jnp.round(7 * x),
+        jnp.clip(x, 0.2, 0.7),
+        jnp.isfinite(x) & ~(x > 0.5) ^ (x < 0.1),
+    ),
+    "integers": lambda x: (lax.population_count(jnp.int32(9 * x)) << 2, lax.clz(jnp.int32(9 * x))),
+    "complex": lambda x: jnp.abs(jnp.fft.rfft(x)) + jnp.real(lax.complex(x, x)).sum(),
+    "shapes": lambda x: jnp.pad(
+        jnp.concatenate([x[::2, 1:4], x.T[:2, :3]])[::-1], ((1, 2), (0, 1))
+    ),
+    "constants": lambda x: x + np.arange(24, dtype="float32").reshape(4, 6) + jnp.ones((4, 6)),
+    "bfloat16": lambda x: x.astype("bfloat16") * np.asarray([1, -2.5, 3, np.inf, 0, 7], "bfloat16"),
+    "reductions": lambda x: (x.sum(0), x.max(), x.prod(1), (x > 0.5).any(0), x.min(1), x.mean()),
+    "arg": lambda x: (jnp.argmax(x, 1), jnp.argmin(x, 0)),
+    "running": lambda x: (jnp.cumsum(x, 1), lax.cummax(x, 0, reverse=True), jnp.cumprod(x, 0)),
+    "sorts": lambda x: (
+        jnp.sort(x, 0),
+        jnp.argsort(x, 1),
+        jnp.lexsort((x[0], x[1])),
+    ),
+    "indices": lambda x: (
+        x[I],
+        x.at[I].add(1.0),
+        x.at[:, I].max(2.0),
+        x.at[I].set(5.0),
+        jnp.take(x, I, 1),
+    ),
+    "slices": lambda x: lax.dynamic_update_slice(
+        x, lax.dynamic_slice(x, (1, 2), (2, 2)), (3, I[0])
+    ),
+    "products": lambda x: (
+        x @ x.T,
+        jnp.einsum("ab,ab->a", x, x),
+        jnp.dot(x, x.T, precision="highest"),
+    ),
+    "window": lambda x: jax.grad(
+        lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 3), (1, 2), "SAME").sum()
+    )(x),
+    "convolution": lambda x: jax.grad(
+        lambda x: lax.conv(x[None, None], x[None, None, :2, :3], (1, 2), "SAME").sum()
+    )(x),
+    "counted loop": lambda x: lax.fori_loop(0, 5, lambda i, c: c * 0.5 + i, x),
+    "scan": lambda x: lax.scan(lambda c, row: (c + row, c * row), x[0], x, reverse=True),
+    "open loop": lambda x: lax.while_loop(lambda c: c.sum() < 99, lambda c: 2 * c, x),
+    "branches": lambda x: (
+        lax.cond(x.sum() > 3, jnp.sin, jnp.cos, x),
+        lax.switch(jnp.int32(x[0, 0] + 7), [jnp.sin, jnp.cos, jnp.tan], x),
+    ),
+    "random": lambda x: x + jax.random.normal(jax.random.key(0), x.shape),
+    "rematerialised": lambda x: jax.grad(lambda x: jax.checkpoint(jnp.tanh)(jnp.sin(x)).sum())(x),
+    "solved": lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(4)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_read_back_gives_what_it_gave(name):
+    function = PROGRAMS[name]
+    exported = jax.export.export(jax.jit(function), platforms=["tpu"])(X)
+    read = sa.read_stablehlo(exported.mlir_module())
+    equal(one_device(read, [X]), jax.jit(function)(X))
+
+
+def test_loops_that_count_are_known_to_run_so_often():
+    read = sa.read_stablehlo(jax.jit(PROGRAMS["counted loop"]).lower(X).as_text())
+    loops = [e.params["length"] for e in read.jaxpr.eqns if e.primitive.name == "scan"]
+    assert loops == [5]
+
+
+MAIN = """module {
+  func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+    %0 = BODY : tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (MAIN.replace("BODY", "stablehlo.unheard %x"), "(?s)text.mlir.*3:10.*stablehlo.unheard"),
+        (MAIN.replace("BODY", "math.exp %x"), "text.mlir:3: math.exp cannot be read"),
+        (MAIN.replace("@main", "@other").replace("BODY", "stablehlo.abs %x"), "has other, and no"),
+        (MAIN.replace("BODY", "stablehlo.abs %x").replace("4x", "?x"), "no tensor of known sizes"),
+        (MAIN.replace("BODY", "stablehlo.abs %x").replace("f32", "f64"), "jax_enable_x64"),
+        ("HloModule jit_f\nENTRY main {}", "no StableHLO that jaxlib reads"),
+        ("nowhere.mlir", "nowhere.mlir is no file"),
+        (3, "3 is no text"),
+    ],
+)
+def test_what_is_not_read_is_refused_with_its_place(wrong, message):
+    with pytest.raises(sa.TraceError, match=message):
+        sa.read_stablehlo(wrong)
+
+
+def test_a_kernel_of_another_library_is_refused_by_its_name():
+    lowered = jax.jit(jnp.linalg.cholesky).lower(jnp.eye(4)).as_text()
+    with pytest.raises(sa.TraceError, match=r"text.mlir:\d+: stablehlo.custom_call @lapack_spotrf"):
+        sa.read_stablehlo(lowered)
+
+
+def test_shardings_of_hlo_give_the_mesh_that_they_share(tmp_path):
+    """Their axes have no names; layouts at the border are those of the text."""
+    layouts = (
+        "{devices=[2,1,4]<=[8] last_tile_dim_replicate}",
+        "{devices=[1,4,2]<=[2,4]T(1,0) last_tile_dim_replicate}",
+    )
+    arguments = ", ".join(
+        f'%a{i}: tensor<8x8xf32> {{mhlo.sharding = "{said}"}}' for i, said in enumerate(layouts)
+    )
+    path = tmp_path / "product.mlir"
+    path.write_text(
+        f"""module {{
+  func.func public @main({arguments}) -> (tensor<8x8xf32> {{mhlo.sharding = "{{replicated}}"}}) {{
+    %0 = stablehlo.dot_general %a0, %a1, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    return %0 : tensor<8x8xf32>
+  }}
+}}"""  # noqa: E501
+    )
+    plan = sa.plan(sa.read_stablehlo(path))
+    assert plan.mesh == sa.Mesh({"d0": 2, "d1": 4})
+    assert border(plan) == ["[d0, None]", "[None, d1]", "[None, None]"]
+    assert [node.source for node in plan.graph.nodes] == ["product.mlir:3"]
+
+
+def test_lines_and_scopes_are_those_of_the_function():
+    name = "ffn_attempt2_grad"
+    back, own = sa.plan(sa.read_stablehlo(text(name))), of_oracle(name, "paper")
+    lines = [{(n.primitive, n.source) for n in p.graph.nodes} for p in (back, own)]
+    assert {line for _, line in lines[0]} == {line for _, line in lines[1]}
