@@ -163,13 +163,13 @@ def measure(
     both = (ours, xla)
     placed = [executable.entering(*args) for executable in both]
     _ = [executable.compiled for executable in both]
-    first = [_once(*pair) for pair in zip(both, placed, strict=True)]
+    first = [once(*pair) for pair in zip(both, placed, strict=True)]
     pairs = zip(both, first, strict=True)
     results = [executable.leave(outputs) for executable, (_, outputs) in pairs]
     seconds: tuple[list[float], list[float]] = ([], [])
     for turn in range(repeats):
         for which in (0, 1) if turn % 2 == 0 else (1, 0):
-            seconds[which].append(_once(both[which], placed[which])[0])
+            seconds[which].append(once(both[which], placed[which])[0])
     return Measurement(
         ours=Timing(tuple(seconds[0]), first[0][0]),
         xla=Timing(tuple(seconds[1]), first[1][0]),
@@ -181,7 +181,8 @@ def measure(
     )
 
 
-def _once(executable: Executable, arguments: Sequence[jax.Array]) -> tuple[float, Any]:
+def once(executable: Executable, arguments: Sequence[jax.Array]) -> tuple[float, Any]:
+    """Seconds of one run, and its results; donated arguments are copied before it."""
     arguments = [
         x.copy() if index in executable.donated else x for index, x in enumerate(arguments)
     ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import AbstractMesh
@@ -33,6 +33,11 @@ from shardalg.lower.emit import Emitter, body
 from shardalg.lower.jit import Twin, platforms
 from shardalg.lower.measure import Measurement, measure
 from shardalg.spmd.program import SpmdProgram
+
+if TYPE_CHECKING:
+    from shardalg.costs.hardware import Hardware
+    from shardalg.costs.topology import Topology
+    from shardalg.lower.breakdown import Breakdown
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,6 +291,23 @@ class Lowered:
         made = measure(self, self.jit(), args, repeats=repeats, verified=self.verified)
         digest = sha256(str(self.program).encode()).hexdigest()
         return replace(made, mesh=repr(self.program.mesh), digest=digest)
+
+    def breakdown(
+        self, *args: Any, hardware: str | Hardware | Topology, repeats: int = 10
+    ) -> Breakdown:
+        """Where a step's time goes: each collective and contraction, predicted beside measured.
+
+        Args:
+          hardware: what predicts: a chip's name, "v3:8x8", or what `measure_hardware` gave.
+
+        Raises:
+          LoweringError: the profiler's trace has no events of the program.
+          HardwareError: an unknown chip.
+        """
+        from shardalg.costs.topology import machine
+        from shardalg.lower.breakdown import breakdown
+
+        return breakdown(self, args, machine(hardware), repeats)
 
     def __repr__(self) -> str:
         return (

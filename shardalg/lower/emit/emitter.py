@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from jax import lax
+from jax import lax, named_scope
 
 from shardalg.algebra.digits import Digits
 from shardalg.graph.ir import Graph
@@ -16,6 +16,8 @@ from shardalg.spmd.instruction import Attributes, Block, Instruction
 from shardalg.spmd.local import Start
 from shardalg.spmd.program import SpmdProgram
 
+SCOPE = "at_v"
+"""Of what an instruction is emitted as, before the number of its first result."""
 Array = Any
 A = TypeVar("A", bound=Attributes)
 Operands = ParamSpec("Operands")
@@ -69,7 +71,9 @@ def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Arr
             _hold_back(env, {*instruction.operands, *again[position]})
         operands = [env[index] for index in instruction.operands]
         emit = EMIT[type(instruction.attributes)]
-        env.update(zip(instruction.results, emit(emitter, instruction, *operands), strict=True))
+        with named_scope(f"{SCOPE}{instruction.results[0]}" if instruction.results else ""):
+            made = emit(emitter, instruction, *operands)
+        env.update(zip(instruction.results, made, strict=True))
     return [env[index] for index in block.results]
 
 

@@ -1,0 +1,190 @@
+"""Where a step's time goes: JAX's own profiler trace by the plan's instructions, beside prices.
+
+Every instruction is emitted in a scope named by its first result (`%5` of the printed program is
+`at_v5`), and the compiler keeps the scopes of its operators. What it fused has the scope of what
+the fusion ends with, so that only collectives and contractions have a row of their own; all other
+compute is one row, and operators without a scope (copies of the compiler's) another.
+
+A collective's time has the waiting for the slowest device in it. CPU devices share the machine's
+cores: predict with hardware that was measured with as many devices at work (`measure_hardware`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+from shardalg.costs.collectives import RING_BYTES
+from shardalg.costs.step_time import Timed, timed
+from shardalg.errors import LoweringError
+from shardalg.io.table import Table
+from shardalg.lower.emit.emitter import SCOPE
+from shardalg.lower.measure import Timing, once
+from shardalg.lower.xla_dump.hlo_text import HloModule, parse
+
+if TYPE_CHECKING:
+    from shardalg.costs.hardware import Hardware
+    from shardalg.costs.topology import Topology
+    from shardalg.lower.shard_map import Lowered
+
+OTHER, UNNAMED = "other compute", "not named"
+_OWN_ROW = (*RING_BYTES, "contraction")
+_AROUND = ("while", "conditional", "call")  # their time is that of what they run
+_SCOPED = re.compile(rf"(?:^|/){SCOPE}(\d+)(?=/|$)")
+
+
+class Event(NamedTuple):
+    """One execution of an operator of the compiled program on one device."""
+
+    device: str
+    op: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds per step and device of one instruction, or of all other compute.
+
+    Attributes:
+      name: as the printed program has it, "%5", or "".
+    """
+
+    name: str
+    kind: str
+    axes: tuple[str, ...]
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def difference_s(self) -> float:
+        """Measured beyond predicted."""
+        return self.measured_s - self.predicted_s
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """A step by instruction, predicted beside measured.
+
+    Attributes:
+      timing: of whole steps, without the profiler. hardware: what predicts, by name.
+    """
+
+    rows: tuple[Row, ...]
+    timing: Timing
+    hardware: str
+    device: str
+
+    @property
+    def predicted_s(self) -> float:
+        """Of the step, nothing overlapping."""
+        return sum(row.predicted_s for row in self.rows)
+
+    @property
+    def largest(self) -> Row:
+        """The row that explains most of what is between prediction and measurement."""
+        return max(self.rows, key=lambda row: abs(row.difference_s))
+
+    def table(self) -> Table:
+        """A row per collective and contraction, one of other compute; ratio: predicted/measured."""
+        rows = tuple(
+            (r.name, r.kind, ",".join(r.axes), r.predicted_s, r.measured_s,
+             r.predicted_s / r.measured_s if r.measured_s else None)
+            for r in self.rows
+        )  # fmt: skip
+        names = ("instruction", "kind", "axes", "predicted_s", "measured_s", "ratio")
+        return Table(names, rows)
+
+    def __repr__(self) -> str:
+        ratio = self.predicted_s / self.timing.median_s
+        shared = f", whose devices share {os.cpu_count()} cores" if self.device == "cpu" else ""
+        worst = self.largest
+        return (
+            f"Breakdown on {self.device}{shared}: step {self.timing}, predicted for "
+            f"{self.hardware} {self.predicted_s * 1e3:.3f} ms, ratio {ratio:.2f}; largest "
+            f"difference {worst.difference_s * 1e3:+.3f} ms of {worst.kind} {worst.name}\n"
+            f"{self.table()}"
+        )
+
+
+def breakdown(
+    lowered: Lowered, args: Sequence[Any], hardware: Hardware | Topology, repeats: int
+) -> Breakdown:
+    """`repeats` steps timed, and as many traced.
+
+    Raises:
+      LoweringError: the trace has no events of the program.
+    """
+    placed, module = lowered.entering(*args), parse(lowered.compiled.as_text())
+    warm = once(lowered, placed)[0]
+    timing = Timing(tuple(once(lowered, placed)[0] for _ in range(repeats)), warm)
+    with tempfile.TemporaryDirectory(prefix="shardalg-trace-") as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(repeats):
+                once(lowered, placed)
+        found = list(events(Path(folder), module))
+    measured = per_instruction(found, module, repeats)
+    prices = timed(lowered.program, lowered.graph, hardware)
+    device = lowered.run.mesh.devices.flat[0].device_kind
+    return Breakdown(tuple(rows(prices, measured)), timing, hardware.chip.name, device)
+
+
+def events(folder: Path, module: HloModule) -> Iterable[Event]:
+    """What a trace says of the operators of a program, those around others left out."""
+    ops = {name: op for ops in module.computations.values() for name, op in ops.items()}
+    for file in folder.rglob("*.xplane.pb"):
+        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+            for event in (event for line in plane.lines for event in line.events):
+                stats = dict(event.stats)
+                op = ops.get(str(stats.get("hlo_op")))
+                if op is not None and op.opcode not in _AROUND:
+                    device = f"{plane.name} {stats.get('device_ordinal', '')}"
+                    yield Event(device, op.name, event.duration_ns * 1e-9)
+
+
+def per_instruction(
+    found: Sequence[Event], module: HloModule, repeats: int
+) -> dict[int | None, float]:
+    """Seconds of a step on one device, by the first result of the instruction; None: of none.
+
+    Raises:
+      LoweringError: there are no events.
+    """
+    if not found:
+        raise LoweringError(
+            "the profiler's trace has no events of the program: another profiler is running, or "
+            "this backend records none. Stop the other one, or take lowered.measure(...)."
+        )
+    scopes: dict[str, int | None] = {}
+    for ops in module.computations.values():
+        for name, op in ops.items():
+            inside = _SCOPED.findall(op.op_name)
+            scopes[name] = int(inside[-1]) if inside else None
+    devices = len({event.device for event in found})
+    total: dict[int | None, float] = defaultdict(float)
+    for event in found:
+        total[scopes[event.op]] += event.seconds / (devices * repeats)
+    return total
+
+
+def rows(prices: Sequence[Timed], measured: Mapping[int | None, float]) -> Iterable[Row]:
+    """A row per collective and contraction in the order of the program, then the others."""
+    left, predicted = dict(measured), 0.0
+    for price in prices:
+        seconds = price.seconds * price.step.count
+        results = price.step.instruction.results
+        if price.kind in _OWN_ROW and results:
+            name = f"%{results[0]}"
+            yield Row(name, price.kind, price.axes, seconds, left.pop(results[0], 0.0))
+        else:
+            predicted += seconds
+    unnamed = left.pop(None, 0.0)
+    yield Row("", OTHER, (), predicted, sum(left.values()))
+    yield Row("", UNNAMED, (), 0.0, unnamed)

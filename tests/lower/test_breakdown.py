@@ -1,0 +1,56 @@
+"""Where a step's time goes, by JAX's profiler, beside the prices of the same instructions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.errors import LoweringError
+from shardalg.lower.breakdown import per_instruction
+from shardalg.lower.xla_dump.hlo_text import parse
+
+
+def layers(x, w, v):
+    def layer(x, w):
+        return jnp.tanh(x @ w), None
+
+    return jnp.maximum(jax.lax.scan(layer, x, w)[0], 0) @ v
+
+
+ARGS = tuple(np.ones(s, "float32") for s in ((64, 256), (3, 256, 256), (256, 128)))
+
+
+@pytest.fixture(scope="module")
+def plan():
+    specs = P("X", "Y"), P(None, None, "Y"), P("Y")
+    return sa.plan(layers, *ARGS, mesh=sa.Mesh({"X": 2, "Y": 4}), in_shardings=specs)
+
+
+def test_every_instruction_has_what_the_trace_says_of_it(plan, show):
+    lowered = plan.lower()
+    chip = sa.measure_hardware(jax.devices()[:8])
+    found = lowered.breakdown(*ARGS, hardware=chip, repeats=3)
+    show(found)
+    # predicted: the plan's own prices, none left out and none twice
+    cost = plan.cost(chip)
+    assert found.predicted_s == pytest.approx(cost.compute_s + cost.communication_s)
+    kinds = [row.kind for row in found.rows]
+    sent = plan.collectives()
+    assert sorted(k for k in kinds if k in set(sent["kind"])) == sorted(sent["kind"])
+    assert kinds.count("contraction") == 2
+    # measured: every one of them ran, the one in the loop too, and little ran that has no name
+    assert all(row.measured_s > 0 for row in found.rows if row.name)
+    whole = sum(row.measured_s for row in found.rows)
+    assert found.rows[-1].kind == "not named"
+    assert found.rows[-1].measured_s < 0.5 * whole
+    assert abs(found.largest.difference_s) == max(abs(r.difference_s) for r in found.rows)
+    assert "devices share" in repr(found)
+    assert found.timing.warm_up_s > 0
+
+
+def test_a_trace_without_events(plan):
+    module = parse(plan.lower().compiled.as_text())
+    with pytest.raises(LoweringError, match="no events of the program"):
+        per_instruction([], module, 1)
