@@ -23,7 +23,7 @@ def host_devices(n: int) -> list[jax.Device]:
     """
     if not isinstance(n, int) or n < 1:
         raise DeviceError(f"host_devices(n) needs a number of devices of at least 1, got {n!r}.")
-    told = FORCED in os.environ.get("XLAFORCEDS", "")
+    told = FORCED in os.environ.get("XLA_FLAGS", "")
     if not told:  # both at once is an error of JAX
         try:
             jax.config.update("jax_num_cpu_devices", n)
@@ -31,10 +31,10 @@ def host_devices(n: int) -> list[jax.Device]:
             pass
     devices = jax.devices("cpu")
     if len(devices) < n:
-        why = f"XLAFORCEDS sets --{FORCED}" if told else "JAX started before"
+        why = f"XLA_FLAGS sets --{FORCED}" if told else "JAX started before"
         raise DeviceError(
             f"{n} CPU devices asked for, this process has {len(devices)}: {why}. Call "
             f"host_devices({n}) before anything else uses JAX, or start Python with "
-            f"XLAFORCEDS=--{FORCED}={n}."
+            f"XLA_FLAGS=--{FORCED}={n}."
         )
     return devices[:n]
