@@ -120,6 +120,7 @@ PROGRAMS = {
     "arg": lambda x: (jnp.argmax(x, 1), jnp.argmin(x, 0)),
     "running": lambda x: (jnp.cumsum(x, 1), lax.cummax(x, 0, reverse=True), jnp.cumprod(x, 0)),
     "sorts": lambda x: (
+        lax.top_k(x, 2),
         jnp.sort(x, 0),
         jnp.argsort(x, 1),
         jnp.lexsort((x[0], x[1])),
@@ -166,6 +167,14 @@ def test_a_program_read_back_gives_what_it_gave(name):
     equal(one_device(read, [X]), jax.jit(function)(X))
 
 
+def test_arguments_of_extremes_are_read_as_such():
+    """Not as a reduction that no row knows; ties and NaNs are JAX's."""
+    read = sa.read_stablehlo(jax.jit(PROGRAMS["arg"]).lower(X).as_text())
+    found = {equation.primitive.name for equation in read.jaxpr.eqns}
+    assert {"argmax", "argmin"} <= found
+    assert "reduce" not in found
+
+
 def test_loops_that_count_are_known_to_run_so_often():
     read = sa.read_stablehlo(jax.jit(PROGRAMS["counted loop"]).lower(X).as_text())
     loops = [e.params["length"] for e in read.jaxpr.eqns if e.primitive.name == "scan"]
@@ -196,6 +205,26 @@ MAIN = """module {
 def test_what_is_not_read_is_refused_with_its_place(wrong, message):
     with pytest.raises(sa.TraceError, match=message):
         sa.read_stablehlo(wrong)
+
+
+SORT = """module {
+  func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+    %0 = "stablehlo.sort"(%x) <{dimension = 0 : i64, is_stable = true}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %1 = stablehlo.compare LT, %LEFT, %RIGHT, FLOAT : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return %1 : tensor<i1>
+    }) : (tensor<4xf32>) -> tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+}"""
+
+
+def test_a_sort_is_read_by_what_its_comparison_does():
+    x = jnp.asarray([3.0, 1.0, 2.0, 0.0])
+    up = sa.read_stablehlo(SORT.replace("LEFT", "a").replace("RIGHT", "b"))
+    equal(one_device(up, [x]), jnp.sort(x))
+    with pytest.raises(sa.TraceError, match=r"text.mlir:3: stablehlo.sort downwards"):
+        sa.read_stablehlo(SORT.replace("LEFT", "b").replace("RIGHT", "a"))
 
 
 def test_a_kernel_of_another_library_is_refused_by_its_name():

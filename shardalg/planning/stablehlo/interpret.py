@@ -14,10 +14,10 @@ from shardalg.errors import TraceError
 from shardalg.planning.stablehlo.called import OPERATORS
 from shardalg.planning.stablehlo.text_layouts import named
 from shardalg.planning.stablehlo.text_places import called_from, frames, scoped, shown
-from shardalg.planning.stablehlo.text_step import Step
+from shardalg.planning.stablehlo.text_step import COMPOSITE, Step
 
 Env = MutableMapping[Any, Any]
-_CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
+_CALLS = {"func.call": "callee", COMPOSITE: "decomposition"}
 _RETURNS = ("func.return", "stablehlo.return", "sdy.return")
 
 
@@ -72,14 +72,15 @@ class Program:
         return made if isinstance(made, tuple) else (made,)
 
     def _found(self, op: Any, env: Env, location: str) -> tuple[Callable[..., Any], Any]:
-        """What an operator calls, and its first argument."""
-        if op.name in _CALLS:
+        """What an operator calls, and its first argument; a composite is the operator it names."""
+        name = op.attributes["name"].value if op.name == COMPOSITE else op.name
+        if op.name in _CALLS and name not in OPERATORS:
             return self.call, op.attributes[_CALLS[op.name]].value
         sizes = {} if self.mesh is None else self.mesh.shape
         step = Step(op, self._region(op, env), self.layout, sizes, shown(location, self.path))
-        if op.name not in OPERATORS:
+        if name not in OPERATORS:
             raise step.refused("")
-        return OPERATORS[op.name], step
+        return OPERATORS[name], step
 
     def _region(self, op: Any, env: Env) -> Callable[[int], Callable[..., tuple[Any, ...]]]:
         def region(number: int) -> Callable[..., tuple[Any, ...]]:

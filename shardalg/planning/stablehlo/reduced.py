@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
@@ -44,6 +46,10 @@ def _computation(step: Step) -> Any:
     return call
 
 
+_MOST_KEYS = 3
+"""Of a sort whose comparison is tried: 3 to the sixth cases."""
+
+
 def _reduce(step: Step, *operands: Any) -> Any:
     half = len(operands) // 2
     dims = step.ints("dimensions")
@@ -60,18 +66,34 @@ def _arg_reduce(step: Step, operands: tuple[Any, ...], dims: tuple[int, ...]) ->
     """`argmax` and `argmin` of JAX: values beside an iota, the first of the extreme ones kept."""
     if len(operands) != 4 or len(dims) != 1:
         return None
-    source = step.op.operands[1].owner
-    if getattr(source, "name", "") != "stablehlo.iota":
+    iota = step.op.operands[1].owner
+    if getattr(iota, "name", "") != "stablehlo.iota":
         return None
-    words = {
-        str(op.operation.attributes["comparison_direction"])
-        for op in step.op.regions[0].blocks[0].operations
-        if op.operation.name == "stablehlo.compare"
-    }
-    greater = any("GT" in word for word in words)
-    kept = lax.argmax if greater else lax.argmin
-    value = (lax.reduce_max if greater else lax.reduce_min)(operands[0], dims)
-    return value, kept(operands[0], dims[0], operands[1].dtype)
+    if int(iota.attributes["iota_dimension"].value) != dims[0]:
+        return None
+    x, counted = operands[:2]
+    for kept, extreme in ((lax.argmax, lax.reduce_max), (lax.argmin, lax.reduce_min)):
+        if _keeps_first(step, kept, (x.dtype, counted.dtype)):
+            return extreme(x, dims), kept(x, dims[0], counted.dtype)
+    return None
+
+
+def _keeps_first(step: Step, kept: Callable[..., Any], types: tuple[Any, Any]) -> bool:
+    """Whether the computation, tried on values of every kind, keeps the place that `kept` does.
+
+    Of two NaNs JAX keeps the left one, whose place is the first in the order of a reduction.
+    """
+    values = [0, 1, 2, *([np.nan] if np.issubdtype(types[0], np.inexact) else [])]
+    every = product(values, (0, 1), values, (0, 1))
+    distinct = np.array([each for each in every if each[1] != each[3]])
+    cases = distinct[~np.isnan(distinct[:, [0, 2]]).all(1)]
+    a, b = (cases[:, column].astype(types[0]) for column in (0, 2))
+    i, j = (cases[:, column].astype(types[1]) for column in (1, 3))
+    with jax.ensure_compile_time_eval():
+        got = jax.vmap(step.region(0))(a, i, b, j)[1]
+        both = np.where((i < j)[:, None], np.stack([a, b], 1), np.stack([b, a], 1))
+        want = kept(both, 1, types[1])
+    return bool(np.array_equal(got, want))
 
 
 def _window(step: Step, x: Any, init: Any) -> Any:
@@ -98,7 +120,12 @@ def _select_and_scatter(step: Step, x: Any, source: Any, init: Any) -> Any:
     """As the gradient of a maximum over windows has it."""
     compare = step.op.regions[0].blocks[0].operations[0].operation
     word = str(compare.attributes["comparison_direction"])[-3:-1] if compare.operands else ""
-    if word not in _SELECTS or step.only(0) != "compare" or step.only(1) != "add" or np.any(init):
+    if (
+        word not in _SELECTS
+        or step.only(0) != "compare"
+        or step.only(1) != "add"
+        or not _is_zero(init)
+    ):
         raise step.refused(" of computations other than ge or le, and add")
     add: Primitive = find_primitive("select_and_scatter_add")
     return add.bind(
@@ -111,19 +138,31 @@ def _select_and_scatter(step: Step, x: Any, source: Any, init: Any) -> Any:
     )
 
 
+def _is_zero(value: Any) -> bool:
+    return not isinstance(value, jax.core.Tracer) and not np.any(value)
+
+
 def _sort(step: Step, *operands: Any) -> Any:
     """JAX sorts upwards by its first operands: those that the comparison reads."""
     block = step.op.regions[0].blocks[0]
-    read = [bool(list(argument.uses)) for argument in block.arguments]
-    keys = sum(read[::2])
-    last = [op.operation for op in block.operations if op.operation.name == "stablehlo.compare"]
-    words = {str(op.attributes["comparison_direction"])[-3:-1] for op in last}
-    if read[: 2 * keys] != [True] * (2 * keys) or any(read[2 * keys :]) or "LT" not in words:
+    keys = sum(bool(list(argument.uses)) for argument in block.arguments[::2])
+    if not _is_upwards(step, keys, [x.dtype for x in operands]):
         raise step.refused(" downwards, or by operands that are not the first,")
     dim = step.number("dimension")
     stable = step.has("is_stable") and bool(step.op.attributes["is_stable"].value)
-    done = lax.sort(operands, dimension=dim, is_stable=stable, num_keys=keys)
-    return tuple(done)
+    return tuple(lax.sort(operands, dimension=dim, is_stable=stable, num_keys=keys))
+
+
+def _is_upwards(step: Step, keys: int, types: Sequence[Any]) -> bool:
+    """Whether the comparison, tried on values, is that of these many first operands in order."""
+    if not 1 <= keys <= _MOST_KEYS:
+        return False
+    cases = list(product((0, 1, 2), repeat=2 * keys))
+    want = [case[::2] < case[1::2] for case in cases]
+    columns = [*np.array(cases).T, *[np.zeros(len(cases))] * (2 * (len(types) - keys))]
+    arrays = [c.astype(types[n // 2]) for n, c in enumerate(columns)]
+    with jax.ensure_compile_time_eval():
+        return bool(np.array_equal(jax.vmap(step.region(0))(*arrays)[0], want))
 
 
 OPERATORS: Mapping[str, Callable[..., Any]] = {

@@ -14,6 +14,7 @@ from jax.extend.mlir import ir
 
 from shardalg.errors import TraceError
 
+COMPOSITE = "stablehlo.composite"
 _NUMBER = re.compile(r"0x[0-9A-Fa-f]+|-?(?:\d[\d.]*(?:[eE][+-]?\d+)?)")
 _ELEMENTS = {"i1": "bool", "bf16": "bfloat16", "complex<f32>": "complex64"} | {
     "complex<f64>": "complex128"
@@ -46,6 +47,12 @@ class Step:
         return str(self.op.name)
 
     @property
+    def attributes(self) -> Any:
+        """Its own, or those of the operator that a composite stands for."""
+        own = self.op.attributes
+        return own["composite_attributes"] if self.name == COMPOSITE else own
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Of the first result."""
         return array_type(self.op.results[0].type)[0]
@@ -57,26 +64,26 @@ class Step:
 
     def has(self, name: str) -> bool:
         """Whether an attribute is said."""
-        return name in self.op.attributes
+        return name in self.attributes
 
     def ints(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
         """An attribute that is a list of numbers."""
-        return tuple(map(int, self.op.attributes[name])) if self.has(name) else default
+        return tuple(map(int, self.attributes[name])) if self.has(name) else default
 
     def pairs(self, name: str, count: int) -> tuple[tuple[int, int], ...]:
         """An attribute that is a matrix of two columns; zeros where it is not said."""
         if not self.has(name):
             return ((0, 0),) * count
-        flat = np.asarray(self.op.attributes[name]).reshape(-1, 2).tolist()
+        flat = np.asarray(self.attributes[name]).reshape(-1, 2).tolist()
         return tuple((low, high) for low, high in flat)
 
     def number(self, name: str) -> int:
         """An attribute that is a number."""
-        return int(self.op.attributes[name].value)
+        return int(self.attributes[name].value)
 
     def word(self, name: str) -> str:
         """An attribute that is a word of an enumeration: `GT` of `#stablehlo<... GT>`."""
-        return re.findall(r"\w+", str(self.op.attributes[name]))[-1]
+        return re.findall(r"\w+", str(self.attributes[name]))[-1]
 
     def only(self, region: int = 0) -> str:
         """The one operator that a region applies to its own arguments; "" if it is another."""
