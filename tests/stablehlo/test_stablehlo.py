@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 import shardalg as sa
 from benchmarks import oracle_bytes
@@ -27,7 +27,9 @@ def text(name, dtype="bfloat16"):
     """A recorded program as JAX exports it, with its layouts."""
     case = oracle_bytes.case(name, dtype)
     _, _, results = corpus.program(name).make(**corpus.program(name).SMALL)
-    mesh = jax.sharding.AbstractMesh(tuple(case.mesh.shape.values()), case.mesh.axis_names)
+    names = case.mesh.axis_names
+    automatic = (AxisType.Auto,) * len(names)
+    mesh = AbstractMesh(tuple(case.mesh.shape.values()), names, axis_types=automatic)
 
     def named(spec):
         return None if spec is None else NamedSharding(mesh, spec)
@@ -231,6 +233,30 @@ def test_a_kernel_of_another_library_is_refused_by_its_name():
     lowered = jax.jit(jnp.linalg.cholesky).lower(jnp.eye(4)).as_text()
     with pytest.raises(sa.TraceError, match=r"text.mlir:\d+: stablehlo.custom_call @lapack_spotrf"):
         sa.read_stablehlo(lowered)
+
+
+SHARDY = """module {
+  sdy.mesh @mesh = <["x"=2, "y"=4]IDS>
+  func.func public @main(%x: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, LAYOUT>})
+      -> tensor<8x8xf32> {
+    %0 = stablehlo.abs %x : tensor<8x8xf32>
+    return %0 : tensor<8x8xf32>
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("ids", "layout", "message"),
+    [
+        ("", '[{"x"}p1, {}]', "priority"),
+        ("", '[{"y":(1)2}, {}]', "sub-axes"),
+        (", device_ids=[1,0,2,3,4,5,6,7]", '[{"x"}, {}]', "orders its devices"),
+        ("", '[{"z"}, {}]', "unknown axis name"),
+    ],
+)
+def test_shardings_that_no_layout_says_are_refused(ids, layout, message):
+    with pytest.raises(sa.ShardalgError, match=message):
+        sa.read_stablehlo(SHARDY.replace("IDS", ids).replace("LAYOUT", layout))
 
 
 def test_shardings_of_hlo_give_the_mesh_that_they_share(tmp_path):

@@ -7,8 +7,6 @@ from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax.sharding import AbstractMesh
-
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import TraceError
 from shardalg.planning.stablehlo.called import OPERATORS
@@ -35,15 +33,14 @@ class Program:
     path: str
 
     def layout(self, said: Any, shape: Sequence[int]) -> Any:
-        """A sharding of the text on the mesh of JAX.
+        """A sharding of the text on its mesh.
 
         Raises:
           NotationError, ShardingError: it does not fit.
         """
         if self.mesh is None:
             raise TraceError(f"{self.path}: the sharding {said} stands in a text without a mesh.")
-        sizes = self.mesh.shape
-        return named(said, shape, self.mesh, AbstractMesh(tuple(sizes.values()), tuple(sizes)))
+        return named(said, shape, self.mesh)
 
     def call(self, name: str, *args: Any) -> tuple[Any, ...]:
         """What a function of the module returns.

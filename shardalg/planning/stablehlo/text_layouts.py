@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from jax.extend.mlir.dialects import sdy
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
@@ -15,6 +16,7 @@ from shardalg.errors import NotationError
 
 SHARDY, HLO = "sdy.sharding", "mhlo.sharding"
 """Attributes that say the sharding of an argument or a result."""
+_PRIORITY = re.compile(r"\}p[1-9]")
 
 
 def shardy_mesh(attribute: Any) -> Mesh:
@@ -75,14 +77,26 @@ def _rank(text: str) -> int:
     return tiles - last
 
 
-def named(said: Any, shape: Sequence[int], mesh: Mesh, jax_mesh: AbstractMesh) -> NamedSharding:
+def named(said: Any, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
     """The layout that a sharding of either dialect states.
 
     Raises:
       NotationError, ShardingError: text that does not fit, or a layout that no PartitionSpec says.
     """
     text = str(said)
+    if _PRIORITY.search(text):
+        raise NotationError(
+            f"{text} has a dimension of a priority, and layouts that are planned have none. Leave "
+            "priorities out."
+        )
     read = Sharding.from_sdy if text.startswith("#sdy") else Sharding.from_hlo
     spec = read(text, tuple(shape), mesh).to_spec()
     # Axes that are said to be replicated are so where every dimension is closed.
-    return NamedSharding(jax_mesh, PartitionSpec(*spec, unreduced=spec.unreduced))
+    return NamedSharding(_abstract(mesh), PartitionSpec(*spec, unreduced=spec.unreduced))
+
+
+def _abstract(mesh: Mesh) -> AbstractMesh:
+    """Of axes along which the partitioner decides, whatever JAX takes where nothing is said."""
+    sizes = mesh.shape
+    automatic = (AxisType.Auto,) * len(sizes)
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=automatic)
