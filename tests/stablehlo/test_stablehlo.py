@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import shardalg as sa
 from benchmarks import oracle_bytes
@@ -233,6 +233,22 @@ def test_a_kernel_of_another_library_is_refused_by_its_name():
     lowered = jax.jit(jnp.linalg.cholesky).lower(jnp.eye(4)).as_text()
     with pytest.raises(sa.TraceError, match=r"text.mlir:\d+: stablehlo.custom_call @lapack_spotrf"):
         sa.read_stablehlo(lowered)
+
+
+def test_a_mesh_that_only_sites_name_is_the_one():
+    """In a loop too, where no argument and no result has a layout."""
+    mesh = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+    def looped(x):
+        site = NamedSharding(mesh, PartitionSpec("x", "y"))
+        return lax.fori_loop(0, 3, lambda i, c: lax.with_sharding_constraint(c @ c, site), x)
+
+    traced = jax.jit(looped).trace(jax.ShapeDtypeStruct((8, 8), "float32"))
+    exported = traced.lower(lowering_platforms=("tpu",)).as_text()
+    plans = [sa.plan(traced), sa.plan(sa.read_stablehlo(exported))]
+    assert {plan.mesh for plan in plans} == {sa.Mesh({"x": 2, "y": 4})}
+    assert sent(plans[0]) == sent(plans[1])
+    assert sum(sent(plans[1]).values())
 
 
 SHARDY = """module {

@@ -28,7 +28,7 @@ def placed(call: Call, strategy: Strategy) -> Placed:
     """The strategy on a mesh: its own, or the one that the call or the context brings.
 
     A mesh of JAX becomes ours. In this order counts what is given, what arrays and layouts carry,
-    and what `jax.set_mesh` has set.
+    what `jax.set_mesh` has set, and, of a function that is traced already, what its constraints say.
 
     Raises:
       StrategyError: there is none, or several.
@@ -43,7 +43,7 @@ def placed(call: Call, strategy: Strategy) -> Placed:
     given: Any = strategy.mesh
     ours = Mesh.from_jax(given) if _is_jax(given) else given
     if ours is None:
-        ours = _only(carried or around)
+        ours = _only(carried or around or list(_at_sites(getattr(call.fn, "jaxpr", None))))
     seen = [mesh for mesh in (given, *carried, *around) if _is_jax(mesh)]
     explicit = frozenset(
         name
@@ -68,6 +68,16 @@ def _carried(call: Call, strategy: Strategy) -> Iterator[Any]:
     for sharding in (*own, *asked):
         if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
             yield sharding.mesh
+
+
+def _at_sites(jaxpr: Any) -> Iterator[Any]:
+    """Meshes of the constraints of a jaxpr, those in its loops and branches too; of None none."""
+    for equation in getattr(getattr(jaxpr, "jaxpr", jaxpr), "eqns", ()):
+        sharding = equation.params.get("sharding")
+        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+            yield sharding.mesh
+        for inner in jax.tree.leaves([*equation.params.values()]):
+            yield from _at_sites(inner)
 
 
 def _around() -> list[Any]:
