@@ -28,7 +28,7 @@ def placed(call: Call, strategy: Strategy) -> Placed:
     """The strategy on a mesh: its own, or the one that the call or the context brings.
 
     A mesh of JAX becomes ours. In this order counts what is given, what arrays and layouts carry,
-    what `jax.set_mesh` has set, and, of a function that is traced already, what its constraints say.
+    what `jax.set_mesh` has set, and, of a function that is traced, what its constraints say.
 
     Raises:
       StrategyError: there is none, or several.
