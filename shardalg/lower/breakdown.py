@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -129,7 +130,10 @@ def breakdown(
         with jax.profiler.trace(folder):
             for _ in range(repeats):
                 once(lowered, placed)
-        found = list(events(Path(folder), module))
+        with warnings.catch_warnings():
+            # The reader's types warn when first used (jaxlib 0.11); as an error that ends Python.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            found = list(events(Path(folder), module))
     measured = per_instruction(found, module, repeats)
     prices = timed(lowered.program, lowered.graph, hardware)
     device = lowered.run.mesh.devices.flat[0].device_kind
@@ -140,7 +144,8 @@ def events(folder: Path, module: HloModule) -> Iterable[Event]:
     """What a trace says of the operators of a program, those around others left out."""
     ops = {name: op for ops in module.computations.values() for name, op in ops.items()}
     for file in folder.rglob("*.xplane.pb"):
-        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+        data = jax.profiler.ProfileData.from_file(str(file))  # its parts live as long as it does
+        for plane in data.planes:
             for event in (event for line in plane.lines for event in line.events):
                 stats = dict(event.stats)
                 op = ops.get(str(stats.get("hlo_op")))
