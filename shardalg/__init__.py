@@ -62,6 +62,7 @@ _PUBLIC = {
     "shardalg.lower.calibrate": ("measure_hardware",),
     "shardalg.costs.hardware": ("Hardware",),
     "shardalg.models.measured.calibrated": ("calibrate",),
+    "shardalg.models.ranking.ranked": ("strategies",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted({*_HOME, "models"})

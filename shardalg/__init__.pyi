@@ -119,6 +119,7 @@ from shardalg.merge.verdict import (
 from shardalg.models.measured.calibrated import calibrate as calibrate
 from shardalg.models.pipeline import Pipeline as Pipeline
 from shardalg.models.pipeline import pipeline as pipeline
+from shardalg.models.ranking.ranked import strategies as strategies
 from shardalg.plan.plan import Plan as Plan
 from shardalg.plan.plan import load_plan as load_plan
 from shardalg.plan.plan import plan as plan

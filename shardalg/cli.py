@@ -18,6 +18,7 @@ from shardalg.commands import (
     paper,
     plan,
     prove,
+    rank_strategies,
     run,
     timeline,
 )
@@ -32,6 +33,7 @@ COMMANDS = {
     "run": run,
     "calibrate": calibrate,
     "explore": explore,
+    "strategies": rank_strategies,
     "paper": paper,
     "prove": prove,
     "lemmas": lemmas,

@@ -123,6 +123,14 @@ def test_a_scalar_over_2048_cores_pays_the_way_across_the_torus_and_back_no_ring
     assert flat < (31 + 63) * 1e-6 + 1e-8
 
 
+def test_a_permute_between_the_cores_of_a_chip_takes_no_time():
+    mesh, kind = Mesh({"X": 16, "Y": 2}), "collective_permute"
+    on = Topology("v3", shape=(4, 4))
+    inside, outside = (on.wiring(mesh).spans(mesh.digits(axis)) for axis in "YX")
+    assert collective_s(kind, inside, 2**20) == {}
+    assert sum(collective_s(kind, outside, 2**20).values()) > 0
+
+
 def test_the_network_between_islands_is_shared_by_the_gpus_of_each():
     """Gathering over 8 islands of 8: each GPU fetches an eighth of the rest over its adapter."""
     chip = Hardware(

@@ -160,6 +160,8 @@ def _all_to_all(over_stages: Sequence[Stage], held: Any) -> Seconds:
 def _permute(over_stages: Sequence[Stage], held: Any) -> Seconds:
     """To a neighbour, over one link one way: as slow as the slowest that some device sends over."""
     stage = over_stages[0]
+    if stage.medium == CHIP:
+        return {}
     rate = min(span.one_way_bytes_per_s for span in stage.spans)
     return {stage.cause: over(held, rate), LATENCY: _exactly(1, stage.latency_s, held)}
 

@@ -1,0 +1,96 @@
+"""`shardalg strategies`: ways to train a model on so many devices, ranked by predicted time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+HELP = "mesh shapes, strategies, microbatches and remat for a model, ranked by seconds per sample"
+INTERRUPTED = 130
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    option = parser.add_argument
+    option("--model", default="narrow-16b", metavar="NAME", help="narrow-16b (default), wide-64b")
+    option("--sizes", default="", metavar="layers=32,...", help="change sizes of the model")
+    option("--devices", type=int, required=True, metavar="N", help="of the mesh")
+    option("--hardware", required=True, metavar="CHIP", help="a chip (v3), or a topology (v3:8x16)")
+    option("--memory", type=float, metavar="BYTES", help="of a device (default: what the chip has)")
+    option("--batch", type=_listed(int), metavar="N,...", help="sequences of a step")
+    option("--microbatches", type=_listed(int), metavar="N,...", help="parts of the batch")
+    option("--rounds", type=_listed(int), metavar="N,...", help="of circular pipelines")
+    option("--strategy", type=_listed(str), metavar="NAME,...", help="default: all")
+    option("--remat", type=_listed(str), metavar="NAME,...", help="none, full, minimal")
+    option("--optimizer", type=_listed(str), metavar="NAME,...", help="adafactor, adam, sgd")
+    option("--top", type=int, default=20, metavar="N", help="rows (default %(default)s)")
+    option("--refused", action="store_true", help="print what does not fit or divide, and why")
+    option("--json", action="store_true", help="everything as plain data")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the ranking; after Ctrl-C that of what was looked at, with status 130."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # jax is loaded with these, so a wrong option does not wait for it.
+    from shardalg.algebra.notation.command_line import assignments
+    from shardalg.models.ranking.named import model_of
+    from shardalg.models.ranking.ranked import strategies
+
+    ranking = strategies(
+        model_of(options.model, assignments(options.sizes, "sizes", "layers=32")),
+        options.devices,
+        options.hardware,
+        choices=_choices(options),
+        memory_bytes=options.memory,
+        progress=_say,
+    )
+    _end_line()
+    if options.json:
+        print(json.dumps(ranking.to_json(), indent=1))
+    else:
+        print(ranking.table(options.top))
+        for what, why in ranking.refused if options.refused else ():
+            print(f"{what}: {why}")
+        print(_summary(ranking))
+    return INTERRUPTED if ranking.left else 0
+
+
+def _choices(options: argparse.Namespace) -> dict[str, Sequence[Any]]:
+    names = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer")
+    given = {n: getattr(options, n) for n in names if getattr(options, n) is not None}
+    if "remat" in given:
+        given["remat"] = [False if name == "none" else name for name in given["remat"]]
+    return given
+
+
+def _listed(kind: type) -> Callable[[str], list[Any]]:
+    """Values of a kind with commas between them."""
+
+    def values(text: str) -> list[Any]:
+        return [kind(part.strip()) for part in text.split(",")]
+
+    values.__name__ = f"list of {kind.__name__}"
+    return values
+
+
+def _say(number: int, count: int, what: str) -> None:
+    """One line that is written over in a terminal, and one in a hundred elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{number} of {count}: {what}", end="", file=sys.stderr, flush=True)
+    elif number % 100 == 1:
+        print(f"{number} of {count}: {what}", file=sys.stderr, flush=True)
+
+
+def _end_line() -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _summary(ranking: Any) -> str:
+    """What was looked at, and what was not."""
+    text = f"{len(ranking.ranked)} fit, {len(ranking.refused)} do not fit or divide"
+    return f"{text}; interrupted with {ranking.left} left" if ranking.left else text

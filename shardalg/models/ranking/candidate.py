@@ -1,0 +1,158 @@
+"""One way to train a dense Transformer: mesh, strategy, batch, microbatches, rounds, remat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.cost import Cost
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.pipelines.schedules import Schedule
+from shardalg.costs.topology import Topology
+from shardalg.errors import StrategyError
+from shardalg.models.dense import DenseTransformer
+from shardalg.models.dense_cost import cost_on, machine_for
+from shardalg.models.dense_strategies import layout_on
+from shardalg.models.model import Model
+from shardalg.models.published.pipelined import ONCE_A_STEP, TABLE_4, Pipelined
+from shardalg.models.transformer import Config
+from shardalg.plan.plan import Plan
+from shardalg.propagate.strategy import Strategy
+
+PIPELINED = "pipelined"
+"""The strategy whose layers are stages along L, with data along X and in-layer sharding along Y
+(`models.published.pipelined`)."""
+_REMAT = {False: "none", "full": "layer"}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to train a model; its plan can be verified and lowered as any other.
+
+    Attributes:
+      model: sizes, batch, microbatches, remat and optimizer.
+      mesh: its axes are those of the strategy; an axis of one device is left out.
+      strategy: "finalized", "fsdp", "fsdp_tensor" or "pipelined".
+      rounds: of a pipeline; above 1 its schedule is circular.
+
+    >>> from shardalg.models.dense import DenseTransformer
+    >>> model = DenseTransformer(4, 16, 32, 2, 8, 32, 8, 8, microbatches=4)
+    >>> print(Candidate(model, Mesh({"L": 2, "X": 2}), "pipelined"))
+    pipelined L=2,X=2 batch 8 in 4 microbatches
+    """
+
+    model: DenseTransformer
+    mesh: Mesh
+    strategy: str
+    rounds: int = 1
+
+    def __str__(self) -> str:
+        axes = ",".join(f"{name}={size}" for name, size in self.mesh.shape.items())
+        model = self.model
+        parts = [f"{self.strategy} {axes} batch {model.batch}"]
+        parts += [f"in {model.microbatches} microbatches"] * (model.microbatches > 1)
+        parts += [f"{self.rounds} rounds"] * (self.rounds > 1)
+        parts += [f"remat {model.remat}"] * bool(model.remat)
+        return " ".join([*parts, *[model.optimizer] * (model.optimizer != "adafactor")])
+
+    @property
+    def pipelined(self) -> Model:
+        """The model with its layers in stages.
+
+        Raises:
+          StrategyError: a form of model that has no pipelined plan. PipelineError: the schedule
+            divides neither layers nor batch.
+        """
+        model = self.model
+        unlike = {
+            "gated": model.gated,
+            "kv_heads": model.kv_heads is not None,
+            f"remat {model.remat!r}": model.remat not in _REMAT,
+            f"optimizer {model.optimizer!r}": model.optimizer != "adafactor",
+            f"attention {model.attention!r}": model.attention != "plain",
+            f"param_dtype {model.param_dtype!r}": model.param_dtype != "float32",
+        }
+        if any(unlike.values()):
+            named = ", ".join(name for name, is_so in unlike.items() if is_so)
+            raise StrategyError(f"no pipelined plan is made of a model with {named}.")
+        given = model.config
+        sizes = {letter: getattr(given, letter) for letter in "SMHNDVL"}
+        config = Config(B=model.batch, dtype=given.dtype, **sizes)
+        schedule = Schedule(self.mesh.shape.get("L", 1), model.microbatches, self.rounds)
+        return Pipelined(config, schedule, _REMAT[model.remat]).model
+
+    def plan(self) -> Plan:
+        """The plan of the train step, all layers."""
+        if self.strategy != PIPELINED:
+            return self.model.plan(self.mesh, self.strategy)
+        return self.pipelined.plan(self.mesh, TABLE_4, ONCE_A_STEP)
+
+    def cost(self, hardware: str | Hardware | Topology) -> Cost:
+        """Step time and memory, by the constants that were fitted for the chip.
+
+        Raises:
+          HardwareError: as of `DenseTransformer.cost`.
+        """
+        if self.strategy != PIPELINED:
+            return self.model.cost(self.mesh, hardware, strategy=self.strategy)
+        on = machine_for(self.mesh, hardware)
+        return cost_on(self.model.layers, {self.model.layers: self.plan()}, on)
+
+    def argument_bytes(self) -> int:
+        """Parameters, optimizer state and data of one device: what no plan can do without.
+
+        Raises:
+          StrategyError: a dimension, or a microbatch, that its axes do not divide, which no
+            lowered program takes; or what `pipelined` raises.
+        """
+        self._check_microbatch()
+        total = 0
+        for value, spec in self._arguments():
+            parts = 1
+            for size, axes in zip(value.shape, (*spec, *(None,) * value.ndim), strict=False):
+                count = _devices(self.mesh, axes)
+                if size % count:
+                    raise StrategyError(
+                        f"a dimension of {size} of an argument {value.shape} is not divisible "
+                        f"by the {count} devices along {axes}."
+                    )
+                parts *= count
+            total += math.prod(value.shape) * value.dtype.itemsize // parts
+        return total
+
+    def _check_microbatch(self) -> None:
+        model = self.model
+        axes = ("X",) if self.strategy == PIPELINED else layout_on(self.strategy, self.mesh).batch
+        size = model.batch // model.microbatches
+        count = _devices(self.mesh, tuple(a for a in axes if a in self.mesh.shape))
+        if size % count:
+            raise StrategyError(
+                f"a microbatch of {size} sequences is not divisible by the {count} devices along "
+                f"{','.join(axes)}."
+            )
+
+    def _arguments(self) -> Iterator[tuple[Any, PartitionSpec]]:
+        """Shape and type of each argument, and its spec."""
+        if self.strategy == PIPELINED:
+            made = self.pipelined
+            laid_out: Strategy = made.strategy(self.mesh, TABLE_4)
+            given = made.arguments()
+        else:
+            laid_out = self.model.strategy(self.mesh, self.strategy)
+            given = self.model.arguments()
+        specs = jax.tree.leaves(
+            laid_out.in_shardings, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
+        )
+        return zip(jax.tree.leaves(given), specs, strict=True)
+
+
+def _devices(mesh: Mesh, axes: Any) -> int:
+    """Along an entry of a spec."""
+    named = () if axes is None else (axes,) if isinstance(axes, str) else axes
+    return math.prod(mesh.shape[axis] for axis in named)

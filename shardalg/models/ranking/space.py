@@ -1,0 +1,115 @@
+"""Which ways to train a model there are on so many devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import StrategyError
+from shardalg.models.dense import DenseTransformer
+from shardalg.models.dense_strategies import LAYOUTS
+from shardalg.models.ranking.candidate import PIPELINED, Candidate
+
+STRATEGIES = (*LAYOUTS, PIPELINED)
+CHOICES = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer")
+"""What may be chosen from: each has a list of values."""
+_PER_STAGE = (1, 2, 4)
+"""Microbatches of a pipeline, in stages, where none are asked for."""
+
+
+def chosen(
+    model: DenseTransformer, choices: Mapping[str, Sequence[Any]]
+) -> dict[str, tuple[Any, ...]]:
+    """All lists of choices: those given, else what the model says; all strategies, one round.
+
+    Raises:
+      StrategyError: an unknown choice or strategy, no list, an empty one.
+    """
+    for name, values in choices.items():
+        if name not in CHOICES:
+            raise StrategyError(f"choice {name!r}: write one of {', '.join(CHOICES)}.")
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise StrategyError(f"choices of {name} are {values!r}: give a list of at least one.")
+    unknown = [name for name in choices.get("strategy", ()) if name not in STRATEGIES]
+    if unknown:
+        raise StrategyError(f"strategy {unknown[0]!r}: write one of {', '.join(STRATEGIES)}.")
+    start: dict[str, Sequence[Any]] = {
+        "strategy": STRATEGIES,
+        "batch": (model.batch,),
+        "microbatches": (),
+        "rounds": (1,),
+        "remat": (model.remat,),
+        "optimizer": (model.optimizer,),
+    }
+    return {name: tuple(dict.fromkeys(given)) for name, given in {**start, **choices}.items()}
+
+
+Refused = tuple[str, str]
+"""What is no candidate, and why."""
+
+
+def candidates(
+    model: DenseTransformer, devices: int, slices: int, choices: Mapping[str, tuple[Any, ...]]
+) -> Iterator[Candidate | Refused]:
+    """Every combination of choices on every mesh of its strategy, refused where there is none."""
+    names = ("batch", "remat", "optimizer", "rounds")
+    for strategy in choices["strategy"]:
+        for mesh in meshes(strategy, devices, slices, model.layers):
+            parts = _microbatches(model, mesh, strategy, choices["microbatches"])
+            for values in product(parts, *(choices[name] for name in names)):
+                microbatches, batch, remat, optimizer, rounds = values
+                if rounds > 1 and strategy != PIPELINED:
+                    continue
+                changed = {"batch": batch, "microbatches": microbatches, "remat": remat}
+                try:
+                    made = replace(model, **changed, optimizer=optimizer)
+                except StrategyError as error:
+                    yield f"{strategy} {mesh!r} batch {batch}", str(error)
+                else:
+                    yield Candidate(made, mesh, strategy, rounds)
+
+
+def _microbatches(
+    model: DenseTransformer, mesh: Mesh, strategy: str, asked: Sequence[int]
+) -> Sequence[int]:
+    if asked:
+        return asked
+    if strategy != PIPELINED:
+        return (model.microbatches,)
+    return tuple(mesh.shape["L"] * n for n in _PER_STAGE)
+
+
+def meshes(strategy: str, devices: int, slices: int, layers: int) -> Iterator[Mesh]:
+    """Meshes of so many devices that a strategy has a use for; axes of one device are left out.
+
+    "fsdp" and "fsdp_tensor" repeat weights along slices. Stages divide the layers.
+
+    >>> [dict(mesh.shape) for mesh in meshes("finalized", 4, 1, 2)]
+    [{'Y': 4}, {'X': 2, 'Y': 2}, {'X': 4}]
+    >>> [dict(mesh.shape) for mesh in meshes("pipelined", 4, 1, 2)]
+    [{'L': 2, 'Y': 2}, {'L': 2, 'X': 2}]
+    """
+    if strategy == PIPELINED:
+        for stages in _divisors(devices):
+            if stages > 1 and layers % stages == 0:
+                for x in _divisors(devices // stages):
+                    yield _mesh({"L": stages, "X": x, "Y": devices // stages // x})
+    elif strategy == "finalized":
+        yield from (_mesh({"X": x, "Y": devices // x}) for x in _divisors(devices))
+    else:
+        within = devices // slices
+        for tensor in _divisors(within) if strategy == "fsdp_tensor" else (1,):
+            if tensor > 1 or strategy == "fsdp":
+                yield _mesh({"slice": slices, "fsdp": within // tensor, "tensor": tensor})
+
+
+def _mesh(sizes: Mapping[str, int]) -> Mesh:
+    used = {name: size for name, size in sizes.items() if size > 1}
+    return Mesh(used or {next(n for n in sizes if n != "slice"): 1})
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
