@@ -13,7 +13,6 @@ import shardalg as sa
 from shardalg.algebra.mesh import Mesh
 from shardalg.cli import main
 from shardalg.costs.topology import Topology
-from shardalg.models.dense_strategies import LAYOUTS
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
 from shardalg.models.ranking.named import NARROW
 from shardalg.models.ranking.space import meshes
@@ -33,7 +32,7 @@ def small():
 
 def test_every_number_is_that_of_its_own_plan(small):
     """Of drawn candidates: through the model's `cost`, or the whole plan of all layers."""
-    assert len(small.ranked) == 9
+    assert len(small.ranked) == 6
     assert not small.left
     for one in random.Random(7).sample(small.ranked, 4):
         made = one.candidate
@@ -62,11 +61,26 @@ def test_the_order_is_by_seconds_per_sample_and_the_front_is_pareto(small):
 
 
 def test_each_strategy_is_ranked_verified_and_lowered(small):
-    for strategy in (*LAYOUTS, PIPELINED):
+    for strategy in ("finalized", PIPELINED):
         best = next(one for one in small.ranked if one.candidate.strategy == strategy)
         plan = best.candidate.plan()
         assert plan.verify().ok
         assert plan.lower(jax.devices()[:4])
+
+
+def test_a_program_is_listed_once_whatever_its_axes_are_called():
+    """On one slice "fsdp" and "fsdp_tensor" are "finalized" by other names: the same numbers."""
+    asked = {"strategy": ["finalized", "fsdp", "fsdp_tensor"]}
+    found = sa.strategies(SMALL, 4, "v5e", choices=asked)
+    assert [one.candidate.strategy for one in found.ranked] == ["finalized"] * 3
+    for sizes, strategy in (({"fsdp": 4}, "fsdp"), ({"fsdp": 2, "tensor": 2}, "fsdp_tensor")):
+        renamed = Candidate(SMALL, Mesh(sizes), strategy)
+        same = [o for o in found.ranked if o.candidate.structure == renamed.structure]
+        cost = renamed.cost("v5e")
+        assert [o.cost.step_time_s for o in same] == [cost.step_time_s]
+        assert [o.cost.peak_memory_bytes for o in same] == [cost.peak_memory_bytes]
+    sliced = Candidate(SMALL, Mesh({"slice": 2, "fsdp": 2}), "fsdp")
+    assert sliced.structure != Candidate(SMALL, Mesh({"X": 2, "Y": 2}), "finalized").structure
 
 
 def test_meshes_are_all_of_so_many_devices():
@@ -108,6 +122,9 @@ BAD = {
     "prime": ({"devices": 7, "hardware": "h100", "choices": {"strategy": [PIPELINED]}}, "no mesh"),
     "batch": ({"choices": {"strategy": ["fsdp"], "batch": [6]}}, "no mesh of 8 devices divides"),
     "optimizer": ({"choices": {"optimizer": ["lion"]}}, "optimizer 'lion': write one of"),
+    "no slice": ({"devices": 2, "hardware": "v5p"}, "no slice of tpu_v5p has so many"),
+    "odd": ({"devices": 9}, "has 8 devices, not 9: give devices=8"),
+    "topology": ({"hardware": "v3:4x8"}, "has 64 devices, not 8: give devices=64"),
     "chip": ({"hardware": "v99"}, "v99"),
 }
 

@@ -14,7 +14,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.costs.cost import Cost
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.pipelines.schedules import Schedule
-from shardalg.costs.topology import Topology
+from shardalg.costs.topology import SLICE, Topology
 from shardalg.errors import StrategyError
 from shardalg.models.dense import DenseTransformer
 from shardalg.models.dense_cost import cost_on, machine_for
@@ -87,6 +87,27 @@ class Candidate:
         schedule = Schedule(self.mesh.shape.get("L", 1), model.microbatches, self.rounds)
         return Pipelined(config, schedule, _REMAT[model.remat]).model
 
+    @property
+    def step(self) -> tuple[DenseTransformer, int, int]:
+        """What the traced train step depends on: the model, and its stages and rounds."""
+        stages = self.mesh.shape["L"] if self.strategy == PIPELINED else 1
+        return self.model, stages, self.rounds
+
+    @property
+    def structure(self) -> tuple[Any, ...]:
+        """The same of two candidates whose programs differ in names of axes alone."""
+        if self.strategy == PIPELINED:
+            return self.step, self.mesh
+        names, layout = self.mesh.axis_names, layout_on(self.strategy, self.mesh)
+        cut = [tuple(map(names.index, c)) for c in (layout.batch, layout.weights, layout.tensor)]
+        return self.step, tuple(self.mesh.shape.values()), *cut, SLICE in names
+
+    def laid_out(self) -> Strategy:
+        """Shardings of the train step and its sites."""
+        if self.strategy != PIPELINED:
+            return self.model.strategy(self.mesh, self.strategy)
+        return self.pipelined.strategy(self.mesh, TABLE_4)
+
     def plan(self) -> Plan:
         """The plan of the train step, all layers."""
         if self.strategy != PIPELINED:
@@ -139,17 +160,11 @@ class Candidate:
 
     def _arguments(self) -> Iterator[tuple[Any, PartitionSpec]]:
         """Shape and type of each argument, and its spec."""
-        if self.strategy == PIPELINED:
-            made = self.pipelined
-            laid_out: Strategy = made.strategy(self.mesh, TABLE_4)
-            given = made.arguments()
-        else:
-            laid_out = self.model.strategy(self.mesh, self.strategy)
-            given = self.model.arguments()
+        of = self.pipelined if self.strategy == PIPELINED else self.model
         specs = jax.tree.leaves(
-            laid_out.in_shardings, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
+            self.laid_out().in_shardings, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
         )
-        return zip(jax.tree.leaves(given), specs, strict=True)
+        return zip(jax.tree.leaves(of.arguments()), specs, strict=True)
 
 
 def _devices(mesh: Mesh, axes: Any) -> int:

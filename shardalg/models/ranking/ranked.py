@@ -1,8 +1,9 @@
 """`sa.strategies`: every way to train a model on so many devices, by predicted seconds per sample.
 
-Each candidate is planned and priced by itself, so that its numbers are those of its own plan; a
-candidate whose parameters alone exceed the memory, or whose arguments do not divide, is refused
-without a plan. Of equal layers two or three are planned (`models.dense_cost`).
+Each candidate has a plan of its own, so that its numbers are those of that plan; a candidate whose
+parameters alone exceed the memory, or whose arguments do not divide, is refused without one. Of
+equal layers two or three are planned (`models.dense_cost`), a step is traced once for all its
+meshes, and of candidates that differ in the names of axes alone the first is listed.
 
 No constant is fitted for loops: pipelined steps are predicted too fast beside the others, on TPU v3
 by 9 to 41 % of what was measured (`tests/models/test_ranked.py`).
@@ -15,16 +16,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from shardalg.algebra.mesh import Mesh
 from shardalg.costs.cost import Cost
 from shardalg.costs.hardware import Hardware
-from shardalg.costs.topology import Topology, machine
-from shardalg.errors import ShardalgError, StrategyError
+from shardalg.costs.topology import Topology
+from shardalg.errors import HardwareError, ShardalgError, StrategyError
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text
 from shardalg.models.dense import DenseTransformer
-from shardalg.models.dense_cost import chip_of
+from shardalg.models.dense_cost import chip_of, machine_for
 from shardalg.models.ranking.candidate import Candidate
-from shardalg.models.ranking.space import Refused, candidates, chosen
+from shardalg.models.ranking.shared_traces import SharedTraces
+from shardalg.models.ranking.space import Refused, candidates, chosen, grouped
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of a candidate, of how many, and its text."""
@@ -131,7 +134,8 @@ def strategies(
 
     Raises:
       StrategyError: an unknown choice, nothing fits the memory (with the least that does), no mesh
-        divides the model. HardwareError: an unknown chip, or no slice of so many devices.
+        divides the model. HardwareError: an unknown chip, no slice of so many devices, a
+        topology of another number.
 
     >>> model = DenseTransformer(2, 64, 256, 4, 16, 128, 32, 16)
     >>> found = strategies(model, 4, "h100", choices={"strategy": ["fsdp"], "batch": [16, 32]})
@@ -140,10 +144,10 @@ def strategies(
     """
     if type(devices) is not int or devices < 1:
         raise StrategyError(f"devices={devices!r}: give a number of at least 1.")
-    on = machine(hardware)
+    on = _machine(devices, hardware)
     memory = chip_of(on).hbm_bytes if memory_bytes is None else memory_bytes
     slices = on.slices if isinstance(on, Topology) else 1
-    found = tuple(candidates(model, devices, slices, chosen(model, choices or {})))
+    found = grouped(candidates(model, devices, slices, chosen(model, choices or {})))
     search = _Search(on, memory, progress)
     ranking = search.over(found)
     if not ranking.ranked and not ranking.left:
@@ -151,11 +155,23 @@ def strategies(
     return ranking
 
 
+def _machine(devices: int, hardware: str | Hardware | Topology) -> Hardware | Topology:
+    """The machine of so many devices, a chip's in the vendor's shape."""
+    on = machine_for(Mesh({"X": devices}), hardware)
+    if isinstance(on, Topology) and on.devices != devices:
+        raise HardwareError(
+            f"{on!r} has {on.devices} devices, not {devices}: give devices={on.devices}, or "
+            "another topology."
+        )
+    return on
+
+
 class _Search:
     """Prices candidates one after the other."""
 
     def __init__(self, on: Hardware | Topology, memory: float, progress: Progress | None) -> None:
         self.on, self.memory, self.progress = on, memory, progress
+        self.shared = SharedTraces()
         self.ranked: list[Ranked] = []
         self.refused: list[Refused] = []
         self.large: dict[Candidate, int] = {}
@@ -188,7 +204,7 @@ class _Search:
                     f"parameters, optimizer state and data take {bytes_text(needed)} of the "
                     f"{bytes_text(self.memory)} of a device."
                 )
-            self.rank(Ranked(one, one.cost(self.on)))
+            self.rank(Ranked(one, self.shared.cost(one, self.on)))
         except ShardalgError as error:
             self.refused.append((str(one), " ".join(str(error).split())))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -70,6 +70,18 @@ def candidates(
                     yield f"{strategy} {mesh!r} batch {batch}", str(error)
                 else:
                     yield Candidate(made, mesh, strategy, rounds)
+
+
+def grouped(found: Iterable[Candidate | Refused]) -> tuple[Candidate | Refused, ...]:
+    """Those that train one step after one another, each program once, whatever its axes' names."""
+    steps: dict[object, dict[object, Candidate]] = {}
+    refused = []
+    for one in found:
+        if isinstance(one, Candidate):
+            steps.setdefault(one.step, {}).setdefault(one.structure, one)
+        else:
+            refused.append(one)
+    return (*refused, *(one for group in steps.values() for one in group.values()))
 
 
 def _microbatches(
