@@ -104,14 +104,14 @@ def test_a_memory_prunes_with_the_reason():
     assert ["its peak is" in why for _, why in found.refused] == [True]
 
 
-def test_a_memory_below_the_parameters_says_what_fits():
-    with pytest.raises(sa.StrategyError, match="below parameters and optimizer state") as caught:
-        sa.strategies(SMALL, 8, "v3", choices={"strategy": ["fsdp"]}, memory_bytes=1000)
-    least = int(str(caught.value).split("memory_bytes=")[1].split()[0])
-    fits = sa.strategies(SMALL, 8, "v3", choices={"strategy": ["fsdp"]}, memory_bytes=least)
-    assert len(fits.ranked) == 1
-    with pytest.raises(sa.StrategyError):
-        sa.strategies(SMALL, 8, "v3", choices={"strategy": ["fsdp"]}, memory_bytes=least - 1)
+def test_a_memory_below_the_parameters_says_the_smallest_that_fits(small):
+    """Of all peaks, whichever candidate holds the fewest parameters."""
+    least = min(int(one.cost.peak_memory_bytes) for one in small.ranked)
+    for memory, below in ((1000, "is below parameters"), (least - 1, "holds none of 6 candidates")):
+        with pytest.raises(sa.StrategyError, match=f"{below}.*smallest that fits is {least} bytes"):
+            sa.strategies(SMALL, 4, "v5e", choices=CHOICES, memory_bytes=memory)
+    fits = sa.strategies(SMALL, 4, "v5e", choices=CHOICES, memory_bytes=least)
+    assert [one.cost.peak_memory_bytes for one in fits.ranked] == [least]
 
 
 BAD = {

@@ -218,19 +218,24 @@ class _Search:
             )
         self.ranked.append(one)
 
+    def least(self) -> tuple[int, str] | None:
+        """The smallest peak of all candidates that are too large; none is below its arguments."""
+        best = min(self.peaks, default=None)
+        for one in sorted(self.large, key=lambda one: self.large[one]):
+            if best and self.large[one] >= best[0]:
+                break
+            found = int(self.shared.cost(one, self.on).peak_memory_bytes), str(one)
+            best = min(best or found, found)
+        return best
+
     def nothing(self, devices: int, refused: Sequence[Refused]) -> StrategyError:
         """Why no candidate is left, and what to write."""
-        peaks = list(self.peaks)
-        if self.large and not peaks:
-            least = min(self.large, key=lambda one: self.large[one])
-            peaks = [(int(least.cost(self.on).peak_memory_bytes), str(least))]
-        if peaks:
-            peak, text = min(peaks)
+        if best := self.least():
             below = "" if self.peaks else " is below parameters and optimizer state, and"
             return StrategyError(
                 f"a memory of {bytes_text(self.memory)} a device{below} holds none of "
-                f"{len(refused)} candidates; of those looked at, {text} needs the least, "
-                f"{peak} bytes: give memory_bytes={peak} or more, or more devices."
+                f"{len(refused)} candidates; the smallest that fits is {best[0]} bytes, of "
+                f"{best[1]}: give memory_bytes={best[0]} or more, or more devices."
             )
         if not refused:
             return StrategyError(
