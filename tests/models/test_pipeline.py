@@ -222,7 +222,7 @@ def run(weights, x, *, stage_fn, **given):
     return pipe(pipe.stack(weights), x)
 
 
-@pytest.mark.parametrize(("given", "message"), BAD, ids=[str(given) for given, _ in BAD])
+@pytest.mark.parametrize(("given", "message"), BAD, ids=[words for _, words in BAD])
 def test_bad_input_says_what_to_write(given, message):
     weights, x, _ = data(8, 16)
     with pytest.raises(sa.PipelineError, match=message) as raised:
