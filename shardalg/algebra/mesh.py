@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.digits import Digit, Digits
 from shardalg.errors import MeshError
+from shardalg.io.answers import card
+from shardalg.io.table import Table
 
 if TYPE_CHECKING:
     import jax
@@ -276,6 +278,10 @@ class Mesh:
                 f"times {ref.size} must divide it."
             )
         return Digit(axis.stride * axis.size // (ref.pre * ref.size), ref.size)
+
+    def _repr_html_(self) -> str:
+        rows = tuple((name, size) for name, size in self.axes)
+        return card(f"{self!r}: {self.size} devices.", Table(("axis", "devices"), rows))
 
     def digits(self, names: Iterable[str]) -> Digits:
         """The digits of several axes, in the order given (major first)."""

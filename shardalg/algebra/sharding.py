@@ -14,6 +14,8 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.notation import axis_names, hlo, read, sdy
 from shardalg.algebra.notation.axis_names import Entry
 from shardalg.errors import ShardingError
+from shardalg.io.answers import MOST_ROWS, card
+from shardalg.io.table import Table
 
 if TYPE_CHECKING:
     import sympy
@@ -238,6 +240,16 @@ class Sharding(Layout):
     def is_even(self) -> bool:
         """Whether every dimension divides into its partitions."""
         return all(size % n == 0 for size, n in zip(self.shape, self.parts, strict=True))
+
+    def _repr_html_(self) -> str:
+        devices = tuple(self.mesh.device_ids or range(self.mesh.size))[:MOST_ROWS]
+        blocks = (self.shard_slices(device) for device in devices)
+        rows = tuple(
+            (at, ", ".join(f"{b.start}:{b.stop}" for b in block))
+            for at, block in zip(devices, blocks, strict=True)
+        )
+        shapes = f"shape {self.shape}, blocks of {self.shard_shape}"
+        return card(f"{self.text()} on {self.mesh!r}: {shapes}.", Table(("device", "holds"), rows))
 
     def partition_id(self, device: int, dim: int) -> int:
         """Partition id of the device with id `device` on dimension `dim`."""

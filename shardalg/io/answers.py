@@ -68,3 +68,16 @@ def html_part(part: str | Table) -> str:
     '<p>a &lt; b</p>'
     """
     return f"<p>{html.escape(part)}</p>" if isinstance(part, str) else part.to_html()
+
+
+_TONES = {True: "#2e7d32", False: "#c62828", None: "#90a4ae"}
+
+
+def card(*parts: str | Table, ok: bool | None = None) -> str:
+    """Sentences and tables in a notebook, with a green edge where it holds and a red one if not.
+
+    >>> card("they merge", ok=True)
+    '<div style="border-left:4px solid #2e7d32;padding-left:10px"><p>they merge</p></div>'
+    """
+    style = f"border-left:4px solid {_TONES[ok]};padding-left:10px"
+    return f'<div style="{style}">{"".join(map(html_part, parts))}</div>'

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
+from shardalg.io.answers import card
 from shardalg.merge.condition import Condition, condition_of
 from shardalg.merge.merged import united
 from shardalg.merge.places import DimOrClass
@@ -35,6 +36,10 @@ class Verdict:
 
     def __bool__(self) -> bool:
         return self.failure is None
+
+    def _repr_html_(self) -> str:
+        made = () if self.sharding is None else (f"Together: {self.sharding!r}.",)
+        return card(f"{self.relation}: {self.reason}", *made, ok=self.ok)
 
     @property
     def ok(self) -> bool:

@@ -13,6 +13,8 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ir import Graph, Site
+from shardalg.io.answers import card
+from shardalg.io.table import Table
 from shardalg.propagate.orders import SIDES, Orders, apart, misplaced
 from shardalg.propagate.other_mesh import check_sizes, is_another, placed
 
@@ -36,6 +38,12 @@ class Strategy:
     in_shardings: object = None
     out_shardings: object = None
     sites: Mapping[str, object] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        sides = (("arguments", self.in_shardings), ("results", self.out_shardings))
+        rows = (*sides, *self.sites.items())
+        told = tuple((name, repr(spec)) for name, spec in rows if spec is not None)
+        return card(f"Strategy on {self.mesh!r}.", Table(("what", "layout"), told))
 
     def __post_init__(self) -> None:
         if type(self.mesh).__name__ in ("Mesh", "AbstractMesh") and hasattr(

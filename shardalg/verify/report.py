@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardalg.errors import LoweringError
+from shardalg.io.answers import card
 from shardalg.io.table import Table
 from shardalg.merge.proofs.integers import IntegerClaim
 from shardalg.merge.proofs.prove import MergeClaim, Proof
@@ -128,6 +129,15 @@ class Report:
     def df(self) -> DataFrame:
         """The table as a DataFrame."""
         return self.table.df
+
+    def _repr_html_(self) -> str:
+        counts = Counter((claim.claim, claim.status) for claim in self.claims)
+        rows = tuple((*key, count) for key, count in sorted(counts.items()))
+        open_ = [c for c in self.claims if c.status not in ("proved", TRUSTED)]
+        shown = tuple((c.node, c.claim, c.status, c.words, str(c.witness)) for c in open_[:20])
+        faults = (Table(("node", "claim", "status", "statement", "witness"), shown),)
+        parts = (repr(self), *(faults if shown else ()), Table(("claim", "status", "count"), rows))
+        return card(*parts, ok=self.ok)
 
     def summary(self) -> str:
         """`31 proved, 2 trusted, 120 not_claimed`."""

@@ -13,6 +13,7 @@ from shardalg.algebra.halos.window import Window
 from shardalg.algebra.offset import block_size
 from shardalg.algebra.quotient import Quotient
 from shardalg.errors import ShardingError
+from shardalg.io.answers import MOST_ROWS, card
 from shardalg.io.table import Table
 
 
@@ -35,6 +36,22 @@ class Halo:
     parts: int
     left: Quotient
     right: Quotient
+
+    def _repr_html_(self) -> str:
+        columns = ("partition", "owns", "reads", "left", "right")
+        rows = tuple(
+            (
+                p,
+                f"{p * self.block} to {(p + 1) * self.block}",
+                f"{self.start.at(p)} to {self.limit.at(p)}",
+                *(self.left.at(p), self.right.at(p)),
+            )
+            for p in range(min(self.parts, MOST_ROWS))
+        )
+        widths = f"left(p) = {self.left}, right(p) = {self.right}"
+        return card(
+            f"{self.size} elements over {self.parts} partitions: {widths}.", Table(columns, rows)
+        )
 
     @cached_property
     def out_size(self) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardalg.algebra.halos.halo import Halo
 from shardalg.errors import ProofError
+from shardalg.io.answers import card
 from shardalg.merge.lemmas.lemma import Lemma
 from shardalg.merge.proofs.claims import EqualClaim, MergeClaim, RefineClaim, of_verdict
 from shardalg.merge.proofs.halo_claims import HaloClaim
@@ -56,6 +57,10 @@ class Proof:
 
     def __bool__(self) -> bool:
         return self.status == "proved"
+
+    def _repr_html_(self) -> str:
+        asked = f"z3 {self.z3_version} took {self.ms:.3g} ms."
+        return card(repr(self), asked, ok={"proved": True, "refuted": False}.get(self.status))
 
     def __repr__(self) -> str:
         scope = "for all sizes" if self.sizes == "all" else "for these sizes"
