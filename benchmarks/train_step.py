@@ -82,10 +82,14 @@ def plan_step(step: Step) -> tuple[dict[str, Any], Any]:
     def strategy(shape: tuple[int, int]) -> sa.Strategy:
         return adam.finalized(sa.Mesh(dict(zip("XY", shape, strict=True))), config)
 
+    from shardalg.planning.calls.user_call import opened
+
     function = partial(adam.train_step, config)
     jax_s = _jax_alone(function, arguments)
     graph, traced_s = timed(trace, function, *arguments)
-    traced, graph_s = timed(_prepared, graph, _leaf_roles(arguments), function)
+    traced, graph_s = timed(
+        _prepared, graph, _leaf_roles(arguments), opened(function, arguments, {})
+    )
     made, first_s = timed(_first_plan, from_annotations, traced, strategy(FIRST))
     replans = [timed(_replanned, made, strategy(shape)) for shape in OTHERS]
     facts = {
@@ -138,7 +142,7 @@ def _leaf_roles(arguments: tuple[Any, ...]) -> tuple[str | None, ...]:
     return tuple(flatten_prefix(part("train_step").roles(), arguments, "roles"))
 
 
-def _prepared(graph: Any, leaf_roles: tuple[str | None, ...], function: Callable[..., Any]) -> Any:
+def _prepared(graph: Any, leaf_roles: tuple[str | None, ...], call: Any) -> Any:
     """All that is made once per function, for every mesh and strategy."""
     from shardalg.ops.canonicalize.normalise import normalise
     from shardalg.ops.rows import rules
@@ -147,7 +151,7 @@ def _prepared(graph: Any, leaf_roles: tuple[str | None, ...], function: Callable
     from shardalg.propagate.gspmd.index import index
 
     with collection_paused():  # as around all of planning
-        traced = Traced(normalise(graph), leaf_roles, fn=function)
+        traced = Traced(normalise(graph), leaf_roles, call=call)
         assert traced.roles
         index(traced.graph, rules)
     return traced

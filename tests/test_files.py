@@ -113,7 +113,7 @@ def test_the_longest_name_of_a_file(tmp_path):
 
 
 def test_nothing_writes_files_otherwise():
-    """But XLA's process, in a folder of its own that is gone with it."""
+    """But XLA's and a run's processes, in a folder of their own that is gone with them."""
     writing = re.compile(r"write_(text|bytes)\(|\bopen\([^)]*[\"'][wax]")
     found = {
         str(path.relative_to(ROOT))
@@ -123,6 +123,9 @@ def test_nothing_writes_files_otherwise():
     }
     assert found == {
         "shardalg/io/files.py",
+        "shardalg/lower/running/local_processes.py",
+        "shardalg/xla/aot.py",
+        "shardalg/xla/aot_process.py",
         "shardalg/xla/apart.py",
         "shardalg/xla/xla_process.py",
     }

@@ -237,12 +237,3 @@ def test_reshards_and_plans_read_the_topology():
     wrong = sa.plan(lambda x: x * 2, x, mesh=Mesh({"a": 4}), in_shardings=(P("a"),))
     with pytest.raises(HardwareError, match="does not tile"):
         wrong.cost(topology)
-
-
-def test_a_permute_between_the_cores_of_a_chip_takes_no_time():
-    x = jax.ShapeDtypeStruct((8, 4), "float32")
-    sides = {"in_shardings": (P("X"),), "out_shardings": P("X")}
-    plan = sa.plan(lambda x: x[::-1], x, mesh=sa.Mesh({"X": 2}), **sides)
-    assert plan.collectives()["kind"].tolist() == ["collective_permute"]
-    assert plan.cost("tpu_v3:1x1").communication_s == 0
-    assert plan.cost("tpu_v5e:1x2").communication_s > 0

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from shardalg.examples.explore.settings import Settings
+from shardalg.explain.warnings.roundabout import warnings
 from shardalg.io.table import Table
 from shardalg.plan.plan import Plan, plan
 from shardalg.report import tables
@@ -103,11 +104,12 @@ def left_out(reason: str) -> Section:
 def section(settings: Settings, found: Trained) -> Section:
     """The plan's collectives in sum, what fell back, and the losses."""
     collectives = tables.strategies({"step": found.plan._collectives_table})
+    fallbacks = warnings(found.plan.program, found.plan.graph)
     summed = collectives.select("phase", "kind", "axes", "role", "count", "wire_bytes")
     words = INTRODUCTION.format(
         sites=len(found.plan.graph.sites) or "no",
         nodes=len(found.plan.graph.nodes),
-        fallback=sum(found.plan._warnings_table["wire_bytes"]),
+        fallback=sum(fallbacks["wire_bytes"]),
         total=sum(summed["wire_bytes"]),
     )
     if not found.losses:
