@@ -15,9 +15,9 @@ import shardalg as sa
 from shardalg.errors import CheckpointError
 
 # A load that orbax ends by an error leaves its event loop to the garbage collector, which says so.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+LEFT_TO_GC = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
+pytestmark = [pytest.mark.usefixtures("quick_compiles"), LEFT_TO_GC]
 OPTIMIZER = optax.adamw(0.1)
 SHAPES = {"even": (24, 24), "uneven": (10, 7), "none": (0, 4)}
 
