@@ -51,6 +51,8 @@ def page(name: str) -> str:
         ("autoclass", "\n   :members:") if inspect.isclass(value) else ("autofunction", "")
     )
     title = f"sa.{name}"
+    if inspect.ismodule(value):
+        return f"{title}\n{'=' * len(title)}\n\n.. automodule:: {value.__name__}\n"
     target = f"{value.__module__}.{value.__qualname__}"
     return f"{title}\n{'=' * len(title)}\n\n.. {directive}:: {target}{members}\n"
 
