@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardalg.costs.memory import Liveness
 from shardalg.io.table import Table
+from shardalg.io.units import bytes_text
 from shardalg.propagate.sharded import ShardedGraph
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def level_bars(table: Table) -> Figure:
     """Two panels: what a device holds of a training state, and what it sends, level by level."""
     from matplotlib.figure import Figure
 
-    from shardalg.report.figures import AXIS_COLORS, KIND_COLORS, si_bytes
+    from shardalg.report.figures import AXIS_COLORS, KIND_COLORS
 
     figure = Figure(figsize=(9.0, 3.2), layout="constrained")
     held, sent = figure.subplots(1, 2)
@@ -75,7 +76,7 @@ def level_bars(table: Table) -> Figure:
             bottom = [b + n for b, n in zip(bottom, table[column], strict=True)]
         axes.set_title(title, fontsize=9)
         axes.tick_params(labelsize=8)
-        axes.yaxis.set_major_formatter(lambda value, _: si_bytes(value))
+        axes.yaxis.set_major_formatter(lambda value, _: bytes_text(value))
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=7, frameon=False)
     return figure

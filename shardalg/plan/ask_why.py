@@ -101,9 +101,9 @@ class WhyAnswers(CollectiveAnswers):
         """This plan beside what the same annotations give under the user's own `jax.jit`.
 
         Columns: program, layouts (whose), wire_bytes and peak_memory_bytes per device and step. The
-        second row is our plan in the layouts of the partitioner that the installed jax uses, a
-        lower bound of what XLA then sends; a third one has XLA's own bytes once `compare_xla` has
-        asked for them.
+        second row is our plan in the layouts of the partitioner that the installed jax uses, which
+        estimates from below what XLA then sends; a third one has XLA's own bytes once `compare_xla`
+        has asked for them.
 
         >>> import jax, shardalg as sa
         >>> from jax.sharding import PartitionSpec as P

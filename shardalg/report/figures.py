@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
+from shardalg.io.units import bytes_text
 from shardalg.report.diagram import Box, Token, boxes
 from shardalg.spmd.program import SpmdProgram
 
@@ -128,7 +129,7 @@ def _box(axes: Axes, box: Box, colors: Mapping[str, str]) -> None:
     _tokens(axes, (x, y + above), box.label, colors, size=min(size, fits))
     _tokens(axes, (x, y - below), box.value, colors, size=10)
     if box.wire_bytes:
-        axes.text(x, y - 0.53, si_bytes(box.wire_bytes), fontsize=6.5, color=FAINT, ha="center")
+        axes.text(x, y - 0.53, bytes_text(box.wire_bytes), fontsize=6.5, color=FAINT, ha="center")
 
 
 def _tokens(
@@ -193,19 +194,6 @@ def _legend(figure: Figure, panels: Sequence[Panel], drawn: Sequence[Sequence[Bo
     )  # fmt: skip
 
 
-def si_bytes(size: float) -> str:
-    """Bytes in decimal units.
-
-    >>> si_bytes(384), si_bytes(1_536_000)
-    ('384 B', '1.54 MB')
-    """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            break
-        size /= 1000
-    return f"{size:.3g} {unit}"
-
-
 def wire_bytes_bars(strategies: Table) -> Figure:
     """Bytes that each device sends in one step: a bar per strategy and phase, stacked by kind.
 
@@ -229,11 +217,11 @@ def wire_bytes_bars(strategies: Table) -> Figure:
         )  # fmt: skip
         left = {b: left[b] + sizes[b] for b in bars}
     for i, bar in enumerate(bars):
-        axes.text(left[bar], -i, f" {si_bytes(left[bar])}", va="center", fontsize=8, color=INK)
+        axes.text(left[bar], -i, f" {bytes_text(left[bar])}", va="center", fontsize=8, color=INK)
     axes.set_yticks([-i for i in range(len(bars))], [f"{name} · {phase}" for name, phase in bars])
     axes.set_xlim(0, max(left.values(), default=1) * 1.14 or 1)
     axes.set_xlabel("bytes sent per device and step")
-    axes.xaxis.set_major_formatter(lambda value, _: si_bytes(value))
+    axes.xaxis.set_major_formatter(lambda value, _: bytes_text(value))
     axes.spines[["top", "right"]].set_visible(False)
     _legend_above(axes)
     return figure

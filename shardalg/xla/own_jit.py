@@ -26,9 +26,10 @@ _DIFFERS = 0.1
 class OwnJit:
     """What a plan sends and holds, beside a plan in the layouts that the installed jax chooses.
 
-    XLA's collectives between its layouts are its own, and send no less than ours between the same:
-    the second row is a lower bound of what `jax.jit` of the function sends. What it does send is
-    known once XLA was asked (`Plan.compare_xla`).
+    XLA's collectives between its layouts are its own. Between the same layouts they send no less
+    than ours in nearly all programs of `make xla-bytes`, so that the second row estimates what
+    `jax.jit` of the function sends from below. What it does send is known once XLA was asked
+    (`Plan.compare_xla`).
 
     Attributes:
       asked: the wire bytes that XLA's own program sends, where it was asked.
