@@ -144,6 +144,8 @@ def record() -> None:
     )
     for family in (chosen, *FAMILIES[1:]):
         found = fitted(family).calibration
+        if family.name == CHIP:
+            found = tpu_v3_constants.with_pipelines(found)
         text = json.dumps(rounded(found), indent=1) + "\n"
         write_whole(FILES / f"{family.name}.json", text)
         print(found.name, found.values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shardalg.costs.calibration.fused_chains import chains
@@ -13,6 +13,7 @@ from shardalg.costs.compute import contracts, operand_type, shaped_flops
 from shardalg.costs.cost import FORMATTING
 from shardalg.costs.fusion import fused, on_chip, traffic
 from shardalg.costs.hardware import Hardware
+from shardalg.costs.pipelines.bubbles import pipeline_loops
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph
@@ -51,19 +52,23 @@ class Amounts:
 
     Attributes:
       rows: by kind, axes, role and phase.
+      pipelined: whether its layers are stages of a pipeline (`costs.pipelines.bubbles`).
     """
 
     rows: Mapping[Key, Quantities]
+    pipelined: bool = False
 
     def __add__(self, other: Amounts) -> Amounts:
         """Both together."""
         keys = dict.fromkeys((*self.rows, *other.rows))
-        return Amounts({key: _sum(self.rows.get(key), other.rows.get(key)) for key in keys})
+        rows = {key: _sum(self.rows.get(key), other.rows.get(key)) for key in keys}
+        return Amounts(rows, self.pipelined or other.pipelined)
 
     def __mul__(self, factor: float) -> Amounts:
         """So many times."""
         rows = self.rows.items()
-        return Amounts({k: {name: factor * n for name, n in row.items()} for k, row in rows})
+        made = {k: {name: factor * n for name, n in row.items()} for k, row in rows}
+        return replace(self, rows=made)
 
     def by_cause(self) -> dict[str, float]:
         """Seconds of each cause.
@@ -94,7 +99,8 @@ def amounts(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) ->
         key, quantities = work.moved(step) if moves(step) else work.computed(step.instruction)
         for name, amount in quantities:
             rows[key][name] += float(amount * step.count)
-    return Amounts({key: dict(row) for key, row in rows.items() if any(row.values())})
+    made = {key: dict(row) for key, row in rows.items() if any(row.values())}
+    return Amounts(made, pipelined=bool(pipeline_loops(graph)))
 
 
 class _Split:

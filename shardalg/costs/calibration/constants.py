@@ -54,7 +54,15 @@ CONSTANTS: Mapping[str, Meaning] = {
         "time of bytes on links that nothing hides, to all of it at the link's speed",
     ),
     "hops": Meaning("1", 1.0, 0.0, 3.0, "time of hops that nothing hides, to all of their latency"),
+    "pipelined": Meaning(
+        "1",
+        1.0,
+        0.5,
+        3.0,
+        "time of computation in a step whose layers are pipelined, to that of the same elsewhere",
+    ),
 }
+PIPELINED = "pipelined"
 MOST = 4
 """Constants that a family may have."""
 
@@ -100,7 +108,8 @@ class Calibration:
         """What the seconds of each cause are multiplied with.
 
         No more communication is hidden than there is computation to hide it: a step takes at least
-        as long as its communication.
+        as long as its communication. Of a family with the constant "pipelined", computation of a
+        pipelined step takes so much longer, and its communication what the datasheet says.
 
         Args:
           overlap: "measured" for the share of communication that was exposed; "none" for all of it;
@@ -111,22 +120,28 @@ class Calibration:
         >>> NOTHING.weights(done)["matrix"], NOTHING.weights(done, "full")["link"]
         (1.0, 0.0)
         """
-        share = 1 / self["matrix_efficiency"]
-        local = {
-            "matrix": share,
-            "rereads": self["reread_bytes"],
-            "kernel": SKIPPED * share,
-            "kernel_rereads": self["kernel_bytes"],
-            "traffic": self["traffic"],
-            "passes": self["passes"],
-        }
+        apart = done.pipelined and PIPELINED in self.values
+        local = self._local(self[PIPELINED] if apart else 1.0)
         seconds = done.by_cause()
         computed = sum(weight * seconds[cause] for cause, weight in local.items())
         moved = sum(seconds[cause] for cause in MOVED)
-        wanted = {"measured": self["exposed"], "none": 1.0, "full": 0.0}[overlap]
+        measured = CONSTANTS["exposed"].default if apart else self["exposed"]
+        wanted = {"measured": measured, "none": 1.0, "full": 0.0}[overlap]
         exposed = max(wanted, 1 - computed / moved) if moved else wanted
         hops = self["hops"] if overlap == "measured" else exposed
         return {**local, **dict.fromkeys(MOVED, exposed), "latency": hops}
+
+    def _local(self, slower: float) -> dict[str, float]:
+        """What the seconds of computation are multiplied with."""
+        share = slower / self["matrix_efficiency"]
+        return {
+            "matrix": share,
+            "rereads": slower * self["reread_bytes"],
+            "kernel": SKIPPED * share,
+            "kernel_rereads": slower * self["kernel_bytes"],
+            "traffic": slower * self["traffic"],
+            "passes": slower * self["passes"],
+        }
 
     def step_time_s(self, done: Amounts) -> float:
         """Seconds of a step: computation, and the communication that it does not hide."""

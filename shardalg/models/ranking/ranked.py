@@ -5,8 +5,8 @@ parameters alone exceed the memory, or whose arguments do not divide, is refused
 equal layers two or three are planned (`models.dense_cost`), a step is traced once for all its
 meshes, and of candidates that differ in the names of axes alone the first is listed.
 
-No constant is fitted for loops: pipelined steps are predicted too fast beside the others, on TPU v3
-by 9 to 41 % of what was measured (`tests/models/test_ranked.py`).
+Pipelined steps of TPU v3 have a constant of their own, from one measured column; of other chips
+none was measured, so that they are predicted too fast beside the others.
 """
 
 from __future__ import annotations
