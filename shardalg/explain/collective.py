@@ -17,8 +17,10 @@ from shardalg.explain.removals import Trial, pairs, ranked, singles, together, u
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
+from shardalg.partition.choose.regions import stops
 from shardalg.planning.stages import Stages
 from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import AllReduce, ReduceScatter
 
 SIDE_COLUMNS = ("side", "sharding", "who", "annotations")
 CHANGE_COLUMNS = (
@@ -49,7 +51,7 @@ class CollectiveExplanation(Answer):
     @property
     def headline(self) -> str:
         """What moves, where, how much, and what asks for it."""
-        return _headline(self.moved, self._trials.stages)
+        return _headline(self.moved, self._trials)
 
     @property
     def sides(self) -> Table:
@@ -154,7 +156,8 @@ def _other(trial: Trial) -> str:
     return f" The one that sends least, {number(trial.outcome.wire_bytes):,}: {trial.change}."
 
 
-def _headline(moved: MovedValue, stages: Stages) -> str:
+def _headline(moved: MovedValue, trials: Trials) -> str:
+    stages = trials.stages
     kind, instruction, graph = moved.alike[0], moved.step.instruction, stages.graph
     axes = ",".join(stages.mesh.texts(moved.digits))
     name = graph.values[moved.value].name
@@ -163,7 +166,21 @@ def _headline(moved: MovedValue, stages: Stages) -> str:
     count = moved.step.count
     times = "once a step" if count == 1 else f"{count} times a step"
     sent = f"{number(moved.wire_bytes):,} wire bytes per device, {times}"
-    return f"{kind} of {name} along {axes}{line}: {sent}; {instruction.why}."
+    adds = isinstance(instruction.attributes, AllReduce | ReduceScatter)
+    stays = _in_loop(moved, trials) if adds else ""
+    return f"{kind} of {name} along {axes}{line}: {sent}; {instruction.why}.{stays}"
+
+
+def _in_loop(moved: MovedValue, trials: Trials) -> str:
+    """What keeps a sum from waiting until its loop is over, where sums may wait so."""
+    graph, switches = trials.stages.graph, trials.options.switches
+    by = stops(graph, moved.value, finite=switches.finite_sums) if switches.defer_in_loops else None
+    if by is None:
+        return ""
+    later = stops(graph, moved.value, finite=True)
+    unless = "" if later == by else " without Switches(finite_sums=True)"
+    said = f"{by.primitive} ({by.source})" if by.source else by.primitive
+    return f" It is reduced in every iteration: no sum waits behind {said}{unless}."
 
 
 def _trial_row(trial: Trial) -> tuple[object, ...]:

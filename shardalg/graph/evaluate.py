@@ -293,10 +293,12 @@ def _apply_manual(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
     if not run.graph.bindings:
         raise TraceError("a shard_map in a saved graph has no function to run: trace it again.")
     primitive, params = run.graph.bindings[node.index]
-    kept = {k: v for k, v in params.items() if k not in dict(node.signature.params)}
+    kept = {k: v for k, v in params.items() if k not in _BORDER}
     return apply(node.primitive, (primitive, kept), (), operands)
 
 
+_BORDER = ("axes", "in_axes", "out_axes")
+"""Of a region's node, what its equation does not say so."""
 _HANDLERS: dict[str, Callable[[_Run, Node, list[Any]], list[Any]]] = {
     "annotate": _apply_annotation,
     "scan": _apply_scan,

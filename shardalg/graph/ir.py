@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -267,6 +267,8 @@ class Graph:
       trees: (arguments' treedef, results' treedef) of jax; None in a loaded graph.
       left_out: effects of the function that no node stands for.
       unread: operators that no result needs, where they are worth a word; not kept in files.
+      as_written: makes the graph whose `shard_map`s are nodes without bodies, as the function says
+        them; None where none is planned on the axes that it leaves. Not kept in files.
     """
 
     values: tuple[Value, ...]
@@ -283,6 +285,7 @@ class Graph:
     trees: Any = field(default=None, compare=False, repr=False)
     left_out: tuple[LeftOut, ...] = field(default=(), compare=False, repr=False)
     unread: Unread | None = field(default=None, compare=False, repr=False)
+    as_written: Callable[[], Graph] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:

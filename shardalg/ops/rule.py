@@ -66,7 +66,7 @@ class Rule:
       linear: operands in which the result is linear (see `passes`).
       addends: those of `linear` that are added up: they may be partial only all together
         (`add`), while they pass through one factor alone where the others are whole (`mul`).
-      scaled: those of `linear` that are multiplied or divided by another operand.
+      scaled: those of `linear` that are multiplied or divided by another operand, or made wider.
       flops: floating-point operations of one iteration of the loops that no guard determines.
       vacant: (operand, way to combine) whose identity stands where a window of the operand has no
         element, if that is not the identity of `combine`: the number that is never selected.
@@ -197,13 +197,14 @@ class Rule:
         elements, or multiplies whole numbers of one type (a ring, modulo `2**bits`). A product or
         quotient `c*x` of floats does not: an infinite `c` makes a NaN of a part that is 0, `c > 1`
         overflows on parts whose sum is small, and `c < 1` does not where the sum itself overflows
-        (60,000 + 60,000 in float16, times 0.25, is infinite on one device). Nor does a conversion:
-        a sum that overflows in a narrow type is a number in a wide one. (`c = 1` and `c = -1` are
-        copies and negations.)
+        (60,000 + 60,000 in float16, times 0.25, is infinite on one device). Nor does a conversion
+        to a wider float: a sum that overflows in the narrow type is a number in the wide one. Other
+        conversions round parts otherwise than sums. (`c = 1` and `c = -1` copy and negate.)
 
         Args:
-          finite: whether all numbers are known to be finite, and products of parts not to overflow
-            (`Switches.finite_sums`): then products and quotients by what is whole let sums wait.
+          finite: whether all numbers are known to be finite, and sums and products of parts not to
+            overflow (`Switches.finite_sums`): then products and quotients by what is whole, and
+            conversions to wider floats, let sums wait.
         """
         return self.linear if finite else self.linear - self.scaled
 

@@ -21,15 +21,15 @@ programs come of them as always. Arguments, results and annotations stay as comp
 completion itself stands where its program is no slower. Memory is not limited.
 
 Deferred sums wait behind what keeps them right for every number of their type, which a row says
-(`Rule.passes`): additions, subtractions, negation, copies, layout, and products of whole numbers
-of one type (a ring). Products and quotients of floats do not (an infinity times a part that is 0;
+(`Rule.passes`): additions, subtractions, negation, copies, layout, and products of whole numbers of
+one type (a ring). Products and quotients of floats do not (an infinity times a part that is 0;
 parts that overflow when scaled; a sum that overflows, whose scaled parts do not), nor do
 conversions, behind which a sum would also be sent in the wider type. One element of a dimension is
-a partial sum like any other. `Switches(finite_sums=True)` lets them wait behind products too;
-`verify` then lists "finite" as trusted, and refutes such a program without it. A device adds
-bfloat16 and float16 up in float32, as XLA does, and sends its part in the sum's own type, as XLA's
-partitioner does; `Switches(wide_sums=True)` sends it in float32 and rounds once, by another graph
-(`ops/canonicalize/wide.py`): the sum gives float32, and a conversion follows. They count as
-dividing the work of an addition, not of a product: a product of partial sums is the whole product
-on every member.
+a partial sum like any other. `Switches(finite_sums=True)` lets them wait behind products too, and
+behind conversions to wider floats; `verify` then lists "finite" as trusted, and refutes such a
+program without it. A device adds bfloat16 and float16 up in float32, as XLA does, and sends its
+part in the sum's own type, as XLA's partitioner does; `Switches(wide_sums=True)` sends it in
+float32 and rounds once, by another graph (`ops/canonicalize/wide.py`): the sum gives float32, and a
+conversion follows. They count as dividing the work of an addition, not of a product: a product of
+partial sums is the whole product on every member.
 """

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 
+from shardalg.algebra.derived_layouts import interned
+from shardalg.algebra.digits import overlap
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node
 from shardalg.partition.choose.gathers import Copied
@@ -33,6 +35,7 @@ class BodyPartitioner(ABC):
     Attributes:
       begin: what is at hand in every body: constants of the program.
       hoisted: constants of loops that are gathered before the loop.
+      waiting: values of loops whose partial sums may wait until the loop is over.
     """
 
     sharded: ShardedGraph
@@ -42,6 +45,7 @@ class BodyPartitioner(ABC):
     value_shardings: list[Sharding]
     begin: tuple[list[int], list[int]]
     hoisted: list[Copied]
+    waiting: frozenset[int] = frozenset()
 
     @abstractmethod
     def _region(self, index: int) -> None:
@@ -126,12 +130,12 @@ class BodyPartitioner(ABC):
         with self._letting((one, results[one.number]) for one in sums):
             seen = self._seen(node, arguments, [v for one in sums for v in one.added])
         for one in sums:
-            (layout, *others) = dict.fromkeys(seen[v] for v in one.added)
             own = results[one.number]
+            (layout, *others) = dict.fromkeys(_carried(seen[v], own) for v in one.added)
             is_stacked = one.added == (one.result,)
             outer = node.results[one.number] in self.context.deferrable
             stays = outer or not is_stacked or _elements(layout) <= _elements(own)
-            if layout.unreduced and not others and layout.shape == own.shape and stays:
+            if layout.unreduced and not others and stays:
                 found += ((one, layout),)
         return self._coming_round(node, arguments, found)
 
@@ -164,10 +168,11 @@ class BodyPartitioner(ABC):
     @contextmanager
     def _letting(self, sums: Iterable[tuple[LoopSum, Sharding]]) -> Iterator[None]:
         """Partial sums may wait on the way to these."""
-        context, before = self.context, self.context.deferrable
-        context.deferrable = before.union(*(one.waits for one, _ in sums))
+        context, before = self.context, (self.context.deferrable, self.waiting)
+        waits = frozenset().union(*(one.waits for one, _ in sums))
+        context.deferrable, self.waiting = (known | waits for known in before)
         yield
-        context.deferrable = before
+        context.deferrable, self.waiting = before
 
     def _begin_sums(self, node: Node, waiting: Waiting, operands: list[int], cause: Cause) -> None:
         """Carries that are partial sums begin on the first member alone."""
@@ -208,6 +213,19 @@ class BodyPartitioner(ABC):
         yield
         context.available, context.first, context.copies, context.instructions = outer
         context.brought, context.fetched, context.lasting, context.phase = found
+
+
+def _carried(added: Sharding, own: Sharding) -> Sharding:
+    """The layout of a carry to which partial sums are added; of rows of it, its own but for them.
+
+    Args:
+      own: the carry's in a loop where no sums wait.
+    """
+    if added.shape == own.shape or not added.unreduced:
+        return added
+    sums = added.unreduced
+    dims = [tuple(d for d in dim if not any(overlap(d, s) for s in sums)) for dim in own.dims]
+    return interned(own.mesh, own.shape, tuple(dims), sums)
 
 
 def _elements(layout: Sharding) -> int:

@@ -235,8 +235,7 @@ class Partitioner(BodyPartitioner):
 
     def _waits(self, node: Node) -> bool:
         """Whether partial sums of a result may wait until a loop is over."""
-        waits = self.options.switches.defer_in_loops and len(node.results) == 1
-        return waits and node.results[0] in self.context.deferrable
+        return len(node.results) == 1 and node.results[0] in self.waiting
 
     def _planned(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodePlan:
         return node_plan(self.key(node, value_shardings))

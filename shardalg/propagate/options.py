@@ -74,8 +74,9 @@ class Switches:
         behind it (gradients accumulated over microbatches); else in every iteration, as XLA does.
         What is carried is then held as partial sums are, by all devices where it would be divided
         among them, and what would be stacked larger for it is not.
-      finite_sums: they wait behind products and quotients too. That is right where all numbers are
-        finite and no product of a part overflows, which `verify` then takes on trust.
+      finite_sums: they wait behind products, quotients and conversions to wider floats too (parts
+        of a bfloat16 sum are then added up in float32). That is right where all numbers are finite
+        and no sum or product of parts overflows, which `verify` then takes on trust.
       wide_sums: partial sums of bfloat16 and float16 (prefixes and rows added to a table, too) are
         sent in float32, in which a device adds them up, and rounded after; else in their own type,
         as XLA sends them. Not of products by groups (`ragged_dot`). In numbers only.

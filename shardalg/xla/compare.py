@@ -81,20 +81,21 @@ class BesideXla(Answer):
 
         `rows` are ours in `plan.collectives()`: `plan.explain` takes them.
         """
-        return Table(LINE_COLUMNS, tuple(_lines(self._trials.stages, self.told.collectives)))
+        return Table(LINE_COLUMNS, tuple(_lines(self._trials.stages, self.told)))
 
     @cached_property
     def modules(self) -> Table:
         """Collectives of each module of the function, ours and XLA's; alike modules are one."""
-        stages, graph = self._trials.stages, self._trials.stages.graph
+        stages = self._trials.stages
+        mine, asked = stages.graph, self.told.graph or stages.graph
+        own, theirs = modules(mine), modules(asked)
         sides = [
-            *((_node(stages, m), (m.step.count, 0, m.step.count * m.wire_bytes, 0))
+            *((own, _node(stages, m), (m.step.count, 0, m.step.count * m.wire_bytes, 0))
               for m in stages.traffic.collectives),
-            *((node_of(c.op_name, graph), (0, c.count, 0, c.count * c.wire_bytes))
+            *((theirs, node_of(c.op_name, asked), (0, c.count, 0, c.count * c.wire_bytes))
               for c in self.told.collectives),
         ]  # fmt: skip
-        owners = modules(graph)
-        rows = (("" if n is None else owners[n], (), amounts) for n, amounts in sides)
+        rows = (("" if n is None else owners[n], (), amounts) for owners, n, amounts in sides)
         columns = ("module", "count", "xla_count", "wire_bytes", "xla_wire_bytes")
         return by_module.table(columns, by_module.summed(rows))
 
@@ -247,10 +248,10 @@ Line = tuple[str, str]
 """Source line and phase."""
 
 
-def _lines(stages: Stages, theirs: tuple[HloCollective, ...]) -> Iterator[tuple[object, ...]]:
-    graph = stages.graph
+def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
+    graph, asked = stages.graph, told.graph or stages.graph
     mine = _grouped((_line(graph, _node(stages, m)), m) for m in stages.traffic.collectives)
-    other = _grouped((_line(graph, node_of(c.op_name, graph)), c) for c in theirs)
+    other = _grouped((_line(asked, node_of(c.op_name, asked)), c) for c in told.collectives)
     for line in sorted({**mine, **other}, key=_order(graph)):
         here, there = mine.get(line, []), other.get(line, [])
         sent = number(sum(m.step.count * m.wire_bytes for m in here))

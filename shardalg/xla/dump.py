@@ -22,7 +22,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
 from shardalg.graph.abstract import item_type
 from shardalg.graph.evaluate import evaluate
-from shardalg.graph.ir import Graph, Node
+from shardalg.graph.ir import Graph, Node, Site
 from shardalg.graph.tracing.installed import SWITCH
 from shardalg.lower.arrays import even_prefix
 from shardalg.lower.axes import Axes, axes_of
@@ -51,6 +51,7 @@ class Completion:
       results: layout per result; None where no digits of the mesh say it.
       collectives: what partitioning made.
       log: what XLA wrote meanwhile; None where it compiled in this process, whose log it shares.
+      graph: that XLA was asked about, whose nodes it names; None where it was no graph.
     """
 
     partitioner: str
@@ -59,6 +60,7 @@ class Completion:
     results: tuple[Sharding | None, ...]
     collectives: tuple[HloCollective, ...]
     log: str | None = None
+    graph: Graph | None = None
 
 
 def partitioners() -> tuple[str, ...]:
@@ -101,6 +103,9 @@ def ask(
 ) -> Completion:
     """XLA's completion of a graph under the same annotations; what has none, XLA completes.
 
+    It is asked about the user's regions over some axes (`shard_map`) as they are written: what it
+    makes inside has no node, and layouts that a strategy gives to names inside are not told to it.
+
     Args:
       devices: to compile for; None: CPU devices of this process, or where it has too few, of one of
         its own.
@@ -117,18 +122,41 @@ def ask(
         )
     mesh = annotations.mesh
     if devices is None:
-        devices = jax.devices("cpu")
+        # GSPMD aborts on some regions over a part of the axes, and would end this process.
+        devices = () if graph.as_written is not None else jax.devices("cpu")
+    graph, annotations = _as_written(graph, annotations)
     with using(partitioner):
         stage = _stage(graph, annotations)
         if len(devices) >= mesh.size:
             with suppress(ValueError):  # of JAX, which has no spec for some layouts of XLA's
-                return read(stage, mesh, partitioner, tuple(devices[: mesh.size]))
+                made = read(stage, mesh, partitioner, tuple(devices[: mesh.size]))
+                return replace(made, graph=graph)
     arguments, results = annotations.arguments, annotations.results
     open_ends = [s is None for s in arguments] + [False], [s is None for s in results]
     with Dumping(is_run=False) as dumping:
         texts, log = compile_apart(stage, dumping, (partitioner, mesh.size, *open_ends))
         shaped = zip(texts, _shapes(stage), strict=True)
-        return replace(_completion(dumping.read(), (partitioner, mesh), shaped), log=log)
+        made = _completion(dumping.read(), (partitioner, mesh), shaped)
+        return replace(made, log=log, graph=graph)
+
+
+def _as_written(graph: Graph, annotations: Annotations) -> tuple[Graph, Annotations]:
+    """The graph with regions of the user's as they are written, and the annotations around them."""
+    if graph.as_written is None:
+        return graph, annotations
+    written = graph.as_written()
+    known: dict[object, list[Sharding | None]] = {}
+    for site, asked in zip(graph.sites, annotations.sites, strict=True):
+        known.setdefault(_said(graph, site), []).append(asked)
+    found = [known.get(_said(written, site), []) for site in written.sites]
+    sites = tuple(rows.pop(0) if rows else None for rows in found)
+    return written, replace(annotations, sites=sites)
+
+
+def _said(graph: Graph, site: Site) -> object:
+    """What tells a site from others, whatever its number is."""
+    node = graph.nodes[site.node]
+    return node.source, node.signature.results, replace(site, node=0)
 
 
 def read(

@@ -119,13 +119,31 @@ def test_one_permute_per_shift_and_direction(case, batch):
     assert in_the_loop(forward, "L") == [shifts, shifts]
 
 
-@pytest.mark.parametrize("case", [SOME[0], SOME[1]], ids=str)
-def test_gradients_of_gpipe_are_reduced_once_a_step(case):
-    pipe, weights, x, dy = of(*case)
-    plan, _ = planned(pipe, weights, x, dy)
-    assert "all_reduce" in {kind for kind, _ in in_the_loop(plan, "X")}
+def once_a_step(case, remat="none"):
+    """The plan whose sums wait in loops, held against the layers one after the other."""
+    pipe, weights, x, dy = of(*case, remat=remat)
+    plain, arguments = planned(pipe, weights, x, dy)
     once = sa.Options(switches=sa.Switches(defer_in_loops=True))
-    assert in_the_loop(plan.replan(given_strategy(plan), options=once), "X") == []
+    plan = plain.replan(given_strategy(plain), options=once)
+    flat = [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
+    *stacked, by_x = simulate(plan.program, plan.graph, *flat)
+    stacked = jax.tree.unflatten(jax.tree.structure(weights), map(jnp.asarray, stacked))
+    want = gradient(sequential)(weights, x, dy)
+    jax.tree.map(np.testing.assert_array_equal, (pipe.unstack(stacked), by_x), want)
+    assert plan.verify().ok, plan.verify().refuted
+    return plain, plan
+
+
+@pytest.mark.parametrize(
+    ("case", "remat"), list(zip(SOME, ["none", "layer", "stage", "layer"], strict=True)), ids=str
+)
+def test_gradients_are_reduced_once_a_step(case, remat):
+    """Of the weights of a round, which are rows of a stage's, too."""
+    plain, plan = once_a_step(case, remat)
+    assert "all_reduce" in {kind for kind, _ in in_the_loop(plain, "X")}
+    assert "all_reduce" not in {kind for kind, _ in in_the_loop(plan, "X")}
+    reduced = [r for r in plan.collectives().to_dict("records") if r["axes"] == "X"]
+    assert [r["count"] for r in reduced if r["kind"] == "all_reduce"] == [1, 1]
 
 
 def given_strategy(plan):

@@ -82,7 +82,9 @@ LINEAR = [
     ("and", ("bool", "bool"), "bool", set(), set()),
     ("add", ("bool", "bool"), "bool", set(), set()),
     ("select_n", ("bool", F, F), F, {1, 2}, {1, 2}),
-    ("convert_element_type", (B,), F, set(), set()),
+    ("convert_element_type", (B,), F, {0}, set()),  # not for every number: see PASSES
+    ("convert_element_type", ("float16",), B, set(), set()),
+    ("convert_element_type", (B,), "float16", set(), set()),
     ("convert_element_type", (F,), B, set(), set()),
     ("convert_element_type", (N,), F, set(), set()),
     ("convert_element_type", ("bool",), F, set(), set()),
@@ -99,6 +101,10 @@ def test_partial_sums_pass_only_where_the_operator_is_linear(
     assert (rule.linear, rule.addends) == (linear, addends)
 
 
+def widened(x, y):
+    return x.astype(F)
+
+
 # function of two matrices, types of them, operands behind which sums of every number may wait
 PASSES = [
     (jnp.matmul, (F, F), set()),
@@ -110,6 +116,7 @@ PASSES = [
     (jnp.multiply, ("uint8", "uint8"), {0, 1}),
     (jnp.divide, (F, F), set()),
     (jnp.subtract, (F, F), {0, 1}),
+    (widened, (B, B), set()),
 ]
 
 
@@ -118,7 +125,7 @@ def test_sums_of_every_number_wait_behind_additions_and_rings(fn, types, operand
     x, y = (jnp.ones((3, 3), dtype) for dtype in types)
     (rule,) = rules(trace(fn, x, y).nodes[-1].signature)
     assert rule.passes(finite=False) == operands
-    assert rule.passes(finite=True) == ({0} if fn is jnp.divide else {0, 1})
+    assert rule.passes(finite=True) == ({0} if fn in (jnp.divide, widened) else {0, 1})
 
 
 def test_linear_rows_are_linear(show):

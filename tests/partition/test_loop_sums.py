@@ -1,5 +1,6 @@
 """Sums that a loop adds to its carry, or stacks, are reduced once behind it (`defer_in_loops`)."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -131,6 +132,38 @@ def test_a_carry_that_is_read_otherwise_is_whole(step):
     assert along(plan, "X") == 3
     np.testing.assert_allclose(simulate(plan.program, plan.graph, c, x)[0], fn(c, x), rtol=1e-5)
     assert plan.verify().ok
+
+
+def narrow(w, xs):
+    """Gradients that a layer computes in bfloat16 and adds up in float32."""
+    half = lambda x: x.astype(jnp.bfloat16)  # noqa: E731
+
+    def step(carry, x):
+        grads = jax.grad(lambda w: error(jax.tree.map(half, w), x).astype("float32"))(w)
+        return jax.tree.map(jnp.add, carry, grads), None
+
+    return lax.scan(step, jax.tree.map(jnp.zeros_like, w), half(xs))[0]
+
+
+def test_sums_wait_behind_a_wider_type_where_numbers_are_finite():
+    """Parts of bfloat16 are then added up in float32; a sum of them may overflow in it alone."""
+    specs = {"mesh": MESH, "in_shardings": (FLAT, P(None, "X"))}
+    plan = sa.plan(narrow, weights(), XS, **specs, options=ON)
+    assert along(plan, "X") == 6
+    (number, *_) = [k for k, r in enumerate(plan.collectives_table) if r["axes"] == "X"]
+    stop = r"in every iteration: no sum waits behind convert_element_type \(test_loop_sums.py:\d+\)"
+    assert re.search(stop + r" without Switches\(finite_sums=True\)", plan.explain(number).headline)
+    finite = sa.Switches(defer_in_loops=True, finite_sums=True)
+    later = sa.plan(narrow, weights(), XS, **specs, options=sa.Options(switches=finite))
+    assert along(later, "X") == 2
+    rows = [r for r in later.collectives_table if r["axes"] == "X"]
+    assert [r["wire_bytes"] for r in rows] == [4 * 8 * 16 // 2] * 2  # float32 of half a weight
+    values, want = jax.tree.leaves((weights(), XS)), narrow(weights(), XS)
+    for found, wanted in zip(simulate(later.program, later.graph, *values), want, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-2, atol=2e-2 * np.abs(wanted).max())
+    assert later.verify().ok
+    refuted = verify(later.sharded, later.program).refuted
+    assert {claim.claim for claim in refuted} == {"finite"}
 
 
 def test_a_sum_that_every_member_begins_with_is_refuted_and_seen():

@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,40 @@ def needs(partitioner):
 def line_of(text):
     lines, first = inspect.getsourcelines(layer)
     return f"test_compare.py:{first + next(i for i, line in enumerate(lines) if text in line)}"
+
+
+def stages_by_hand(x, w):
+    """Manual along x alone: its weights are divided along y, of which the region says nothing."""
+
+    def body(x, w):
+        return jax.lax.ppermute(jnp.tanh(x @ w) @ w.T, "x", [(0, 1)])
+
+    region = jax.shard_map(
+        body, mesh=MESH.to_jax(), axis_names={"x"}, in_specs=(P("x"), P()), out_specs=P("x")
+    )
+    return sa.annotate(region(x, w), "handed on")
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_of_a_region_over_some_axes_xla_is_asked_as_it_is_written(partitioner):
+    """What XLA makes of the function under `jax.jit` is the judge."""
+    needs(partitioner)
+    given, specs, handed = (struct(8, 16), struct(16, 32)), (P("x"), P(None, "y")), P("x", "y")
+    strategy = sa.Strategy(MESH, in_shardings=specs, sites={"handed on": handed})
+    plan = sa.plan(stages_by_hand, *given, strategy=strategy)
+    found = plan.compare_xla(partitioner)
+
+    def constrained(x, w):
+        return jax.lax.with_sharding_constraint(stages_by_hand(x, w), named(handed))
+
+    named = partial(jax.sharding.NamedSharding, MESH.to_jax())
+    with dump.using(partitioner):
+        stage = jax.jit(constrained, in_shardings=tuple(map(named, specs))).lower(*given)
+        own = dump.read(stage, MESH, partitioner).collectives
+    told = sorted((c.kind, c.axes, c.wire_bytes) for c in found.told.collectives)
+    assert told == sorted((c.kind, c.axes, c.wire_bytes) for c in own)
+    assert found.xla_wire_bytes == sum(c.wire_bytes * c.count for c in own) > 0
+    assert found.wire_bytes <= found.xla_wire_bytes
 
 
 @pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])

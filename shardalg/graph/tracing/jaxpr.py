@@ -78,6 +78,9 @@ class Builder:
       reader: of a primitive, what reads its equations.
       written_out: of an equation that hides what it computes, a body that says it, or None.
       mesh_of: of a sharding, the mesh that the user gave it, as plain data.
+
+    Attributes:
+      has_subgroups: whether a region over some axes of a mesh was taken apart.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Builder:
         self.region_arguments: list[RegionArgument] = []
         self.sites: list[Site] = []
         self.left_out: list[LeftOut] = []
+        self.has_subgroups = False
         self._sources = Sources()
         self._drafts: list[Draft] = []
         self._bindings: list[object] = []

@@ -30,6 +30,7 @@ def _region(builder: Builder, equation: Any, operands: list[int], place: Scope) 
         avals = [var.aval for var in equation.invars]
         body = mapped_over(equation.params["jaxpr"], avals, axes, sides)
         if body is not None:
+            builder.has_subgroups = True
             given = _laid_out(builder, operands, sides[0], place, is_open=True)
             made = builder.run(body, given, place)
             return _laid_out(builder, made, sides[1], place, is_open=True)

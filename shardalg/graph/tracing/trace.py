@@ -79,10 +79,19 @@ def trace(
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
     ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
     read, mesh_of = cache(partial(reader, rows)), partial(_brought, around)
-    builder = build.Builder(ours, read, written_out=written_out, mesh_of=mesh_of)
+    made = partial(build.Builder, ours, written_out=written_out, mesh_of=mesh_of)
+    builder = made(read)
     graph = builder.graph(closed, paths, result_paths)
     graph.check()
+    if builder.has_subgroups:
+        parts = closed, paths, result_paths
+        graph = replace(graph, as_written=lambda: made(_whole(read)).graph(*parts))
     return replace(graph, trees=(tree, tree_structure(shapes)))
+
+
+def _whole(read: Callable[[Any], build.Placing]) -> Callable[[Any], build.Placing]:
+    """A reader that leaves regions as they are written."""
+    return lambda primitive: build.plain_node if primitive.name == "shard_map" else read(primitive)
 
 
 def _leaves(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[str], list[Any], Any]:

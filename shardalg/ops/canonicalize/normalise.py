@@ -27,6 +27,7 @@ from shardalg.ops.canonicalize.cuts import cuts_joined
 from shardalg.ops.canonicalize.ends import ends_joined
 from shardalg.ops.canonicalize.fold import folded, numbers
 from shardalg.ops.canonicalize.index_parallel import indices_paired
+from shardalg.ops.canonicalize.scattered_sums import scatters_added
 from shardalg.ops.canonicalize.unread_taps import unread_cut
 from shardalg.ops.canonicalize.wide import Wide, wide_sum
 from shardalg.ops.families.joining import joined_operands
@@ -44,6 +45,7 @@ def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
     - The two ends of a value side by side read that value (`ends.py`): a rotation is one node.
     - Boxes at constant starts are slices and pads (`constant_starts.py`), slices and pads of
       slices and pads are one (`cuts.py`).
+    - Rows added to zeros, and those to a table, are added to the table (`scattered_sums.py`).
     - Indices that count along one of their dimensions pair it with the operand's
       (`index_parallel.py`).
     - What is joined is joined without its empty parts.
@@ -56,7 +58,8 @@ def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
     Args:
       wide_sums: whether sums of narrow floats are made in float32 and rounded after (`wide.py`).
     """
-    graph = indices_paired(cuts_joined(ends_joined(starts_written(graph))))
+    graph = scatters_added(cuts_joined(ends_joined(starts_written(graph))))
+    graph = indices_paired(graph)
     numbers = folded(graph)
     return _Rewrite(graph, numbers, live_nodes(graph, numbers), wide_sums=wide_sums).graph()
 

@@ -108,13 +108,23 @@ def _copy(signature: Signature, k: int, pair: tuple[ValueType, ValueType]) -> Ru
     source, target = pair
     prefix = "d" if len(signature.results) == 1 else f"v{k}d"
     loops = names(prefix, len(target.shape))
+    wider = _is_wider(source.dtype, target.dtype)
+    same = source.dtype == target.dtype and is_number(source.dtype)
     return Rule(
         signature.primitive,
         tuple(zip(loops, target.shape, strict=True)),
         ((access(k, loops),),),
         (indices(loops),),
-        linear=frozenset({k} if source.dtype == target.dtype and is_number(source.dtype) else ()),
+        linear=frozenset({k} if same or wider else ()),
+        scaled=frozenset({k} if wider else ()),
     )
+
+
+def _is_wider(source: str, target: str) -> bool:
+    """Whether a type has all numbers of another floating type, and more of them."""
+    if source not in FLOATS or target not in FLOATS or source == target:
+        return False
+    return all(wide >= own for wide, own in zip(FLOATS[target], FLOATS[source], strict=True))
 
 
 def bitcast(signature: Signature) -> tuple[Rule, ...]:

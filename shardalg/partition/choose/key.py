@@ -29,7 +29,8 @@ class NodeKey(NamedTuple):
       unread: results that nobody reads, and so nobody brings home.
       padded: whether blocks may be padded on their way (`Switches.pad_blocks`).
       finite: whether sums wait behind products too (`Switches.finite_sums`).
-      waits: whether partial sums of the result may wait: of two that cost the same, they do.
+      waits: whether partial sums of the result may wait until a loop is over: of two choices that
+        cost the same, they do.
     """
 
     signature: Signature

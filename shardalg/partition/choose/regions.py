@@ -197,6 +197,35 @@ def loop_sums(graph: Graph, node: Node, *, finite: bool) -> tuple[LoopSum, ...]:
     return tuple(found)
 
 
+def stops(graph: Graph, value: int, *, finite: bool) -> Node | None:
+    """The operator of a scan's body behind which no sum of `value` waits; None if all let it.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> step = lambda c, x: (c + jnp.tanh(x.sum()), None)
+    >>> graph = trace(lambda x: jax.lax.scan(step, 0.0, x)[0], jnp.ones((4, 2)))
+    >>> (total,) = graph.nodes_of(("reduce_sum",))
+    >>> stops(graph, total.results[0], finite=False).primitive
+    'tanh'
+    """
+    maker = graph.producer[value]
+    region = None if maker is None else _body(graph, graph.regions[graph.nodes[maker].region])
+    body = None if region is None else _BodySums(graph, region, finite)
+    while body is not None and value not in body.region.results:
+        read = body.reader(value)
+        if read is None:
+            return graph.nodes[graph.users[value][0]] if graph.users[value] else None
+        (value,) = read[0].results
+    return None
+
+
+def _body(graph: Graph, region: Region) -> Region | None:
+    """The scan's body that a region is, or is computed again in; None if it is in none."""
+    while region.kind == "remat" and region.parent is not None:
+        region = graph.regions[region.parent]
+    return region if region.kind == "scan" else None
+
+
 @dataclass(frozen=True)
 class _BodySums:
     """The partial sums of one body."""

@@ -26,6 +26,9 @@ GATHERED = (ARGMAX, ARGMIN, TOP, USER)
 def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], Any]) -> Any:
     """Bytes that a device sends to bring operands in and results home.
 
+    Sums that wait until a loop is over are sent once for all of its iterations: where they are made
+    wider on the way they count as what they are made of.
+
     Args:
       price: elements sent from one layout to another.
     """
@@ -42,7 +45,9 @@ def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding
     ends = zip(choice.produced, key.value_shardings, signature.results, strict=True)
     for number, (made, result_sharding, type_) in enumerate(ends):
         if made is not result_sharding and number not in key.unread:
-            total += price(made, result_sharding) * type_.itemsize
+            waits = key.waits and made.unreduced
+            types = (*signature.operands, type_) if waits else (type_,)
+            total += price(made, result_sharding) * min([each.itemsize for each in types])
     return total
 
 

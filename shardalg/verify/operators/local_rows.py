@@ -340,7 +340,7 @@ def passed(run: Run, held: Mapping[int, Contents], *, finite: bool) -> Iterator[
     partial = {k for k, contents in held.items() if contents.unreduced}
     scaled = sorted(partial & run.rule.scaled)
     if scaled:
-        words = f"operands {scaled} are finite, and no partial sum of them overflows when scaled"
+        words = f"operands {scaled} are finite, and no partial sum of them overflows, scaled or not"
         yield "finite", Decided(words, holds=finite, trusted=finite)
 
 
