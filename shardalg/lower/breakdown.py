@@ -124,8 +124,10 @@ def breakdown(
       LoweringError: the trace has no events of the program.
     """
     placed, module = lowered.entering(*args), parse(lowered.compiled.as_text())
-    warm = once(lowered, placed)[0]
-    timing = Timing(tuple(once(lowered, placed)[0] for _ in range(repeats)), warm)
+    warm = once(lowered, placed)[0].seconds
+    runs = [once(lowered, placed)[0] for _ in range(repeats)]
+    shared = lowered.run.mesh.devices.flat[0].platform == "cpu"
+    timing = Timing.of(runs, shared=shared, warm_up_s=warm)
     with tempfile.TemporaryDirectory(prefix="shardalg-trace-") as folder:
         with jax.profiler.trace(folder):
             for _ in range(repeats):

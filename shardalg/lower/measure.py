@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
+from shardalg.errors import LoweringError
 from shardalg.io.files import write_whole
 from shardalg.io.table import Table
+
+if TYPE_CHECKING:
+    from shardalg.lower.measuring.alone import Alone
 
 SCHEMA = "shardalg.measurement/1"
 
@@ -41,12 +46,44 @@ class Executable(Protocol):
         """Its results at their true sizes."""
 
 
+class Run(NamedTuple):
+    """One run: seconds by the clock; those that this process kept all cores busy."""
+
+    seconds: float
+    busy_s: float
+
+
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each run of one executable; of the first one, before them, which warms up."""
+    """Seconds of each run of one executable; of the first one, before them, which warms up.
+
+    Attributes:
+      busy_s: of CPU devices, processor seconds of each run over the cores that they share: what it
+        takes where nothing else runs and no core waits. () of other devices.
+    """
 
     seconds: tuple[float, ...]
     warm_up_s: float | None = None
+    busy_s: tuple[float, ...] = ()
+
+    @staticmethod
+    def of(runs: Sequence[Run], *, shared: bool, warm_up_s: float | None = None) -> Timing:
+        """From runs; `shared` says that the devices share this process's cores."""
+        busy = tuple(run.busy_s for run in runs) if shared else ()
+        return Timing(tuple(run.seconds for run in runs), warm_up_s, busy)
+
+    @property
+    def step_s(self) -> float:
+        """The middle run, however busy others keep the machine: `busy_s` where cores are shared."""
+        return statistics.median(self.busy_s or self.seconds)
+
+    def without(self, other: Timing) -> Timing:
+        """The same without what the middle run of another one takes, but not less than nothing."""
+        least, busy = other.median_s, other.step_s
+        return Timing(
+            tuple(max(0.0, s - least) for s in self.seconds),
+            busy_s=tuple(max(0.0, s - busy) for s in self.busy_s),
+        )
 
     @property
     def median_s(self) -> float:
@@ -87,6 +124,23 @@ class Memory:
         return self.argument_bytes + self.result_bytes + self.temp_bytes - self.alias_bytes
 
 
+class Split(NamedTuple):
+    """Measured minus predicted seconds of a step, in two.
+
+    Attributes:
+      rates_s: of collectives and contractions, each run alone, beyond their predictions.
+    """
+
+    predicted_s: float
+    measured_s: float
+    rates_s: float
+
+    @property
+    def rest_s(self) -> float:
+        """What runs beside each other or is fused (negative), and all other compute."""
+        return self.measured_s - self.predicted_s - self.rates_s
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Ours beside XLA's own partitioning of the same function on the same devices.
@@ -95,6 +149,8 @@ class Measurement:
       max_relative_error: over all results, of `max |ours - xla| / max |xla|`.
       verified: how far the plan was proved, in words.
       device: its kind; mesh: of the plan; digest: of the program that every device ran.
+      predicted_s: of the step, by `hardware`; None where nothing was to predict it.
+      alone: each distinct collective and contraction by itself, where that was asked for.
     """
 
     ours: Timing
@@ -106,6 +162,23 @@ class Measurement:
     device: str
     mesh: str = ""
     digest: str = ""
+    predicted_s: float | None = None
+    hardware: str = ""
+    alone: tuple[Alone, ...] = ()
+
+    def split(self) -> Split:
+        """The error of the prediction as one of rates, and the rest.
+
+        Raises:
+          LoweringError: nothing was run alone, or nothing predicted it.
+        """
+        if self.predicted_s is None or not self.alone:
+            raise LoweringError(
+                "what is not predicted, or not run alone, has no error to split: measure with "
+                "isolate=True and hardware=..."
+            )
+        rates = sum(one.seconds - (one.predicted_s or 0.0) for one in self.alone)
+        return Split(self.predicted_s, self.ours.step_s, rates)
 
     def save(self, path: str | Path) -> None:
         """Write it to a JSON file, whole: with the date, versions, mesh and the program's digest.
@@ -166,13 +239,18 @@ def measure(
     first = [once(*pair) for pair in zip(both, placed, strict=True)]
     pairs = zip(both, first, strict=True)
     results = [executable.leave(outputs) for executable, (_, outputs) in pairs]
-    seconds: tuple[list[float], list[float]] = ([], [])
+    runs: tuple[list[Run], list[Run]] = ([], [])
     for turn in range(repeats):
         for which in (0, 1) if turn % 2 == 0 else (1, 0):
-            seconds[which].append(once(both[which], placed[which])[0])
+            runs[which].append(once(both[which], placed[which])[0])
+    shared = _device(ours).platform == "cpu"
+    timings = [
+        Timing.of(made, shared=shared, warm_up_s=warm.seconds)
+        for made, (warm, _) in zip(runs, first, strict=True)
+    ]
     return Measurement(
-        ours=Timing(tuple(seconds[0]), first[0][0]),
-        xla=Timing(tuple(seconds[1]), first[1][0]),
+        ours=timings[0],
+        xla=timings[1],
         memory=memory(ours),
         xla_memory=memory(xla),
         max_relative_error=max(map(relative_error, *results), default=0.0),
@@ -181,15 +259,33 @@ def measure(
     )
 
 
-def once(executable: Executable, arguments: Sequence[jax.Array]) -> tuple[float, Any]:
-    """Seconds of one run, and its results; donated arguments are copied before it."""
+def once(executable: Executable, arguments: Sequence[jax.Array]) -> tuple[Run, Any]:
+    """One run, and its results; donated arguments are copied before it."""
     arguments = [
         x.copy() if index in executable.donated else x for index, x in enumerate(arguments)
     ]
     jax.block_until_ready(arguments)
-    start = time.perf_counter()
-    outputs = jax.block_until_ready(executable.compiled(*arguments))
-    return time.perf_counter() - start, outputs
+    return clocked(lambda: executable.compiled(*arguments))
+
+
+def clocked(call: Callable[[], Any]) -> tuple[Run, Any]:
+    """One call until what it gives is ready."""
+    start, busy = time.perf_counter(), time.process_time()
+    outputs = jax.block_until_ready(call())
+    busy_s = (time.process_time() - busy) / cores()
+    return Run(time.perf_counter() - start, busy_s), outputs
+
+
+def repeated(call: Callable[[], Any], repeats: int, *, shared: bool) -> Timing:
+    """`repeats` calls after one that warms up."""
+    warm = clocked(call)[0].seconds
+    runs = [clocked(call)[0] for _ in range(repeats)]
+    return Timing.of(runs, shared=shared, warm_up_s=warm)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _device(executable: Executable) -> jax.Device:

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import Mesh as JaxMesh
 
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.step_time import timed
 from shardalg.errors import CheckpointError, LoweringError
 from shardalg.graph.ir import Graph
 from shardalg.graph.tracing.opened import bodies
@@ -108,9 +109,8 @@ class Lowered:
         Raises:
           LoweringError: what a primitive of another package is lowered with fails on a device.
         """
-        tiled = self._platform != "cpu"
         ends = self.arguments, self.results
-        inside = body(Emitter(self.program, self.graph, self.run, tiled))
+        inside = body(Emitter(self.program, self.graph, self.run, self.tiled))
         function = jax.shard_map(
             without_empty(inside, *ends),
             mesh=self.run.mesh,
@@ -134,6 +134,11 @@ class Lowered:
                 if foreign is None:
                     raise
                 raise foreign from None
+
+    @property
+    def tiled(self) -> bool:
+        """Whether collectives are emitted tiled: everywhere but on CPU."""
+        return self._platform != "cpu"
 
     @property
     def _platform(self) -> str:
@@ -283,14 +288,38 @@ class Lowered:
         digits = [d for s in self.sites.values() for dim in s.dims for d in dim]
         return self.user if on_whole_axes(self.program.mesh, digits) else self.run
 
-    def measure(self, *args: Any, repeats: int = 20) -> Measurement:
+    def measure(
+        self,
+        *args: Any,
+        repeats: int = 20,
+        isolate: bool = False,
+        hardware: str | Hardware | Topology | None = None,
+    ) -> Measurement:
         """Both executables timed in turns on `args`, their memory, and how far they differ.
 
         CPU devices share the machine's cores: their times are those of all devices' work on them.
+
+        Args:
+          isolate: also run each distinct collective and contraction alone, at the plan's shapes.
+          hardware: what predicts the step, and each of them: a chip's name, or "v3:8x8".
+
+        Raises:
+          HardwareError: an unknown chip.
         """
+        from shardalg.costs.topology import machine
+        from shardalg.lower.measuring.alone import each_alone
+
+        chip = None if hardware is None else machine(hardware)
         made = measure(self, self.jit(), args, repeats=repeats, verified=self.verified)
         digest = sha256(str(self.program).encode()).hexdigest()
-        return replace(made, mesh=repr(self.program.mesh), digest=digest)
+        return replace(
+            made,
+            mesh=repr(self.program.mesh),
+            digest=digest,
+            predicted_s=None if chip is None else _predicted_s(self, chip),
+            hardware="" if chip is None else chip.chip.name,
+            alone=each_alone(self, repeats, chip) if isolate else (),
+        )
 
     def breakdown(
         self, *args: Any, hardware: str | Hardware | Topology, repeats: int = 10
@@ -314,6 +343,12 @@ class Lowered:
             f"Lowered({len(self.arguments)} arguments, {len(self.results)} results, "
             f"{self.program.mesh!r} on {self._platform}, {self.verified})"
         )
+
+
+def _predicted_s(lowered: Lowered, hardware: Hardware | Topology) -> float:
+    """Of a step, nothing overlapping."""
+    prices = timed(lowered.program, lowered.graph, hardware)
+    return sum(price.seconds * price.step.count for price in prices)
 
 
 def lower(

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import CheckpointError
+from shardalg.lower.running.digest import digest
 
 # A load that orbax ends by an error leaves its event loop to the garbage collector, which says so.
 LEFT_TO_GC = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -116,6 +117,45 @@ def test_a_missing_shard(copy):
     file.unlink()
     with pytest.raises(CheckpointError, match=rf"file state/\S*{file.name} is missing"):
         lowered(X=2, Y=4).load_state(copy)
+
+
+def test_flipped_bits(tmp_path):
+    """At unchanged size: refused, or nothing that is read came from there."""
+    rng, refused = np.random.default_rng(0), []
+    start = rng.normal(size=(64, 64)).astype("float32")  # blocks that stand in a file of their own
+    made = sa.plan(
+        lambda s: s + 1, start, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),)
+    ).lower()  # fmt: skip
+    made.save_state(tmp_path / "one", made.place(start)[0])
+    for file in sorted((tmp_path / "one").rglob("d/*")):
+        whole = file.read_bytes()
+        for place in np.linspace(0, len(whole) - 1, 3, dtype=int):
+            changed = bytearray(whole)
+            changed[place] ^= 1 << int(place) % 8
+            file.write_bytes(changed)
+            try:
+                assert np.array_equal(made.load_state(tmp_path / "one"), start)
+            except CheckpointError as error:
+                refused.append(str(error))
+            assert file.read_bytes() == bytes(changed)  # nothing is overwritten
+        file.write_bytes(whole)
+    assert np.array_equal(made.load_state(tmp_path / "one"), start)
+    assert any("cannot be read" in text for text in refused)
+    assert any("one: state is not what was saved: bits changed" in text for text in refused)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "bfloat16", "float32", "complex64"])
+def test_a_digest_tells_every_bit(dtype):
+    rng = np.random.default_rng(0)
+    held = jnp.asarray(rng.integers(0, 2, (3, 5)), dtype)
+    seen = {digest(held, (3, 5))}
+    flat = np.asarray(held).view("uint8").ravel()
+    for bit in range(0, 1 if dtype == "bool" else 8, 3):
+        for place in range(flat.size):
+            changed = flat.copy()
+            changed[place] ^= 1 << bit
+            seen.add(digest(jnp.asarray(changed.view(held.dtype).reshape(3, 5)), (3, 5)))
+    assert len(seen) == 1 + flat.size * len(range(0, 1 if dtype == "bool" else 8, 3))
 
 
 def test_what_orbax_cannot_read(copy):

@@ -2,8 +2,8 @@
 
 Arrays are written as they lie, with their padding and every block by the process that has it; read,
 each is cut or padded to the padded shape of the plan that reads it. Beside them stands a list of
-true shapes and of all files with their sizes, written last: a folder without it is not complete.
-Bytes that changed in place are found where tensorstore finds them, in its own indices alone.
+true shapes, digests and all files with their sizes, written last: a folder without it is not
+complete. What is read has the digest of what was written, or is refused.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from shardalg.errors import CheckpointError
 from shardalg.graph.abstract import item_type
 from shardalg.io.files import write_whole
 from shardalg.lower.arrays import ArrayBorder
+from shardalg.lower.running.digest import digest
 
 _LIST = "shardalg.json"
 _ARRAYS = "state"
-_SCHEMA = 1
+_SCHEMA = 2
 _NAMED = 5  # differences that a message names
 
 
@@ -52,6 +53,10 @@ class StoredArray:
     def kind(self) -> list[Any]:
         """Item type and true shape."""
         return [self.border.dtype, list(self.border.sharding.shape)]
+
+    def digest(self, stored: jax.Array) -> str:
+        """Of what is stored, its padding left out."""
+        return digest(stored, (*self.border.sharding.shape, *self._words))
 
     def stored(self, array: Any) -> jax.Array:
         """As it is written."""
@@ -103,9 +108,10 @@ def save(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> None:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as writer:
         made = {a.name: a.stored(x) for a, x in held}
         writer.save(folder / _ARRAYS, args=ocp.args.PyTreeSave(made))
+    digests = {a.name: a.digest(made[a.name]) for a, _ in held}
     if jax.process_index() == 0:
         kinds = {a.name: a.kind for a in arrays}
-        content = {"schema": _SCHEMA, "arrays": kinds, "files": _files(folder)}
+        content = {"schema": _SCHEMA, "arrays": kinds, "digests": digests, "files": _files(folder)}
         write_whole(folder / _LIST, json.dumps(content, indent=1))
     multihost_utils.sync_global_devices("shardalg checkpoint: it is complete")
 
@@ -114,12 +120,12 @@ def load(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> Any:
     """The state in the pytree of `state`, laid out as `borders` say.
 
     Raises:
-      CheckpointError: it is not complete, a file is cut or missing or cannot be read, it is the
-        state of another model, or orbax is not installed.
+      CheckpointError: it is not complete, a file is cut, missing or changed, or cannot be read, it
+        is the state of another model, or orbax is not installed.
     """
     ocp, folder = _orbax(), Path(path).absolute()
     arrays = _arrays(borders, state)
-    _check(folder, arrays)
+    digests = _checked(folder, arrays)
     kept = [a for a in arrays if not a.border.is_empty]
     asked = ocp.args.PyTreeRestore(
         item={a.name: 0 for a in kept}, restore_args={a.name: a.wanted for a in kept}
@@ -127,10 +133,16 @@ def load(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> Any:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         try:
             found = reader.restore(folder / _ARRAYS, args=asked) if kept else {}
-        except (ValueError, OSError, RuntimeError) as error:
+        except Exception as error:  # orbax raises bare ones, of what tensorstore says
             raise CheckpointError(
                 f"{folder} cannot be read: {error}. Load another checkpoint."
             ) from error
+    changed = [a.name for a in kept if a.digest(found[a.name]) != digests.get(a.name)]
+    if changed:
+        raise CheckpointError(
+            f"{folder}: {', '.join(changed[:_NAMED])} {'is' if len(changed) == 1 else 'are'} not "
+            "what was saved: bits changed in its files. Load another checkpoint."
+        )
     made = [a.empty() if a.border.is_empty else a.loaded(found[a.name]) for a in arrays]
     return jax.tree.unflatten(jax.tree.structure(state), made)
 
@@ -161,8 +173,8 @@ def _files(folder: Path) -> dict[str, int]:
     return {file.relative_to(folder).as_posix(): file.stat().st_size for file in found}
 
 
-def _check(folder: Path, arrays: Sequence[StoredArray]) -> None:
-    """Raise unless the folder is complete, and holds just these arrays."""
+def _checked(folder: Path, arrays: Sequence[StoredArray]) -> Mapping[str, str]:
+    """The digests of the arrays; raises unless the folder is complete, and holds just these."""
     content = _listed(folder)
     there = _files(folder)
     for file, size in content["files"].items():
@@ -170,12 +182,14 @@ def _check(folder: Path, arrays: Sequence[StoredArray]) -> None:
             what = f"has {there[file]} of {size} bytes" if file in there else "is missing"
             raise CheckpointError(f"{folder}: its file {file} {what}. Load another checkpoint.")
     _check_kinds(folder, content["arrays"], {a.name: a.kind for a in arrays})
+    return content["digests"]
 
 
 def _listed(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads((folder / _LIST).read_text())
-        if content["schema"] != _SCHEMA or not content["arrays"].keys() | content["files"].keys():
+        parts = [content[name].keys() for name in ("arrays", "digests", "files")]
+        if content["schema"] != _SCHEMA or not any(parts):
             raise ValueError(f"schema {content['schema']}")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(
