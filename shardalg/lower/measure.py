@@ -23,7 +23,7 @@ from shardalg.io.files import write_whole
 from shardalg.io.table import Table
 
 if TYPE_CHECKING:
-    from shardalg.lower.measuring.alone import Alone
+    from shardalg.lower.measuring.isolated import Alone
 
 SCHEMA = "shardalg.measurement/1"
 

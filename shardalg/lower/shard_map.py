@@ -307,7 +307,7 @@ class Lowered:
           HardwareError: an unknown chip.
         """
         from shardalg.costs.topology import machine
-        from shardalg.lower.measuring.alone import each_alone
+        from shardalg.lower.measuring.isolated import each_alone
 
         chip = None if hardware is None else machine(hardware)
         made = measure(self, self.jit(), args, repeats=repeats, verified=self.verified)
