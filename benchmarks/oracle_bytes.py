@@ -12,6 +12,7 @@ import math
 import types
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,7 @@ def case(name, dtype="bfloat16", **sizes):
       sizes: those that are not its small ones.
     """
     program = corpus.program(name)
-    source = (corpus.HERE / "cases" / f"{name}.py").read_text()
+    source = Path(program.__file__).read_text()
     module = types.ModuleType(f"case_{name}_{dtype}")
     code = compile(source.replace("jnp.bfloat16", f"jnp.{dtype}"), program.__file__, "exec")
     exec(code, module.__dict__)

@@ -23,13 +23,28 @@ def names(*topics):
     return sorted(name for topic in topics or index for name in index[topic])
 
 
+def gradients():
+    """Gradients of the programs that had none, and a loop that adds gradients up: CPU alone.
+
+    >>> gradients()[:2]
+    ['accumulation_loop', 'einsum_moe_grad']
+    """
+    return sorted(path.stem for path in (HERE / "gradients").glob("*.py"))
+
+
+def _file(name, ending):
+    """A file of a program, in its folder."""
+    folder = "gradients" if name in gradients() else "cases"
+    return HERE / folder / f"{name}.{ending}"
+
+
 def topic(name):
     """The topic of a program.
 
     >>> topic("ffn_final_fwd")
     'ffn'
     """
-    index = json.loads((HERE / "index.json").read_text())
+    index = json.loads((HERE / "index.json").read_text()) | {"gradient": gradients()}
     return next(topic for topic, names in index.items() if name in names)
 
 
@@ -40,13 +55,13 @@ def facts(name):
     >>> facts("ffn_final_fwd")["cpu_gspmd"]["spmd"]["summary"]["all-gather[y]"]
     [1, 1024, 4096, 3072]
     """
-    return json.loads((HERE / "cases" / f"{name}.json").read_text())
+    return json.loads(_file(name, "json").read_text())
 
 
 @functools.cache
 def program(name):
     """The module of a program: MESH, SMALL, BIG, make; this starts jax."""
-    spec = importlib.util.spec_from_file_location(f"case_{name}", HERE / "cases" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"case_{name}", _file(name, "py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

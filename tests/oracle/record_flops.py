@@ -102,7 +102,8 @@ def record():
     for partitioner in ("gspmd", "shardy"):
         jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
         flops[f"cpu_{partitioner}"] = {
-            name: product_flops(partitioned(name)) for name in corpus.names()
+            name: product_flops(partitioned(name))
+            for name in (*corpus.names(), *corpus.gradients())
         }
     return {"command": COMMAND, "jax": jax.__version__, **flops}
 
