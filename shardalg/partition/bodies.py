@@ -76,8 +76,8 @@ class BodyPartitioner(ABC):
             for v, layout in zip(node.results, agreed.results, strict=True)
         )
         context.emit(control(node, blocks, self.sharded.mesh), tuple(operands), made, cause)
-        for value, local, layout in zip(node.results, made, agreed.results, strict=True):
-            settle(context, node, (value, local, layout), self.value_shardings[value])
+        for value, local in zip(node.results, made, strict=True):
+            settle(context, node, value, local, self.value_shardings[value])
 
     def _place_constants(self, node: Node) -> None:
         """Give the loop's constants, at its border, the layout in which alone its body reads them.

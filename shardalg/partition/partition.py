@@ -219,7 +219,7 @@ class Partitioner(BodyPartitioner):
         asked = written(node.signature, self.sharded.mesh)
         assert asked is not None, f"{node.primitive} is no collective of the user's"
         context.emit(asked, (given,), (made,), cause)
-        settle(context, node, (result, made, layout), self.value_shardings[result])
+        settle(context, node, result, made, self.value_shardings[result])
 
     def key(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodeKey:
         """What the choice at a node depends on, as the program stands."""
@@ -242,7 +242,7 @@ class Partitioner(BodyPartitioner):
 
     def _remade(self, node: Node, layout: Sharding, cause: Cause) -> int:
         """The result of a node once more, in another layout."""
-        return remake(self.context, node, self._planned(node, (layout,)), (layout, cause))
+        return remake(self.context, node, self._planned(node, (layout,)), layout, cause)
 
     def _repeat(self, value: int, layout: Sharding, cause: Cause) -> int | None:
         """A value that repeats a smaller one, again in a layout where that sends less."""
@@ -255,7 +255,7 @@ class Partitioner(BodyPartitioner):
         least = min([price(source, layout) for source in context.sources(value)])
         moved = least * self.graph.values[value].type.itemsize
         if sent_bytes(key, plan.choice, price) < moved:
-            return remake(context, node, plan, (layout, cause))
+            return remake(context, node, plan, layout, cause)
         return None
 
 

@@ -46,7 +46,7 @@ def _loop(verifier: Verifier, instruction: Instruction[Loop], held: Held) -> Ite
         layout = (
             _carried(verifier, loop, number) if carry else verifier.program.locals[local].sharding
         )
-        yield from verifier.handed("carry", inner[local], (value, layout))
+        yield from verifier.handed("carry", inner[local], value, layout)
         made = verifier.said(instruction.results[number])
         body = laid_out(layout, layout.shard_shape, value)
         held[instruction.results[number]] = made
@@ -87,7 +87,7 @@ def _branches(
     yield verifier.judged(name, "carry", Decided(words, len(blocks) == len(node.bodies)))
     number = instruction.operands[0]
     yield _same_everywhere(verifier, instruction, [verifier.layout(number)])
-    yield from verifier.handed("carry", held[number], (node.operands[0], verifier.layout(number)))
+    yield from verifier.handed("carry", held[number], node.operands[0], verifier.layout(number))
     pairs = list(zip(instruction.operands[1:], node.operands[1:], strict=True))
     results = [verifier.layout(local) for local in instruction.results]
     for block, region in zip(blocks, node.bodies, strict=True):
@@ -102,7 +102,7 @@ def _manual(verifier: Verifier, instruction: Instruction[Manual], held: Held) ->
     node = node_of(verifier.graph, instruction)
     operands, results = manual_layouts(node, verifier.program.mesh)
     for local, value, layout in zip(instruction.operands, node.operands, operands, strict=True):
-        yield from verifier.handed("manual", held[local], (value, layout))
+        yield from verifier.handed("manual", held[local], value, layout)
     region = verifier.graph.regions[node.bodies[0]]
     inner = verifier.constants()
     inner |= {local: verifier.said(local) for local in body.arguments}
@@ -115,7 +115,7 @@ def _manual(verifier: Verifier, instruction: Instruction[Manual], held: Held) ->
     yield from verifier.block(body, inner)
     verifier.manual_digits = outside
     for local, value in zip(body.results, region.results, strict=True):
-        yield from verifier.handed("manual", inner[local], (value, verifier.whole(local)))
+        yield from verifier.handed("manual", inner[local], value, verifier.whole(local))
     yield from _outside(verifier, instruction, held, list(results))
     yield Claim(name, "manual", TRUSTED, words=MANUAL)
 
@@ -137,7 +137,7 @@ def _inside(
         yield _alike(verifier, name, held[outer], replace(inner[local], value=read))
     yield from verifier.block(block, inner)
     for local, value, layout in zip(block.results, region.results, layouts, strict=True):
-        yield from verifier.handed("carry", inner[local], (value, layout))
+        yield from verifier.handed("carry", inner[local], value, layout)
 
 
 def _outside(

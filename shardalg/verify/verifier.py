@@ -101,7 +101,7 @@ class Verifier:
         yield from self.block(program.block, held)
         results = zip(program.block.results, graph.results, program.result_shardings, strict=True)
         for local, value, layout in results:
-            yield from self.handed("border", held[local], (value, layout))
+            yield from self.handed("border", held[local], value, layout)
 
     def said(self, local: int) -> Contents:
         """What the program says that a local holds."""
@@ -136,10 +136,9 @@ class Verifier:
             yield self.judged(self.graph.values[value].name, "border", Decided(words, right))
 
     def handed(
-        self, kind: str, contents: Contents, wanted: tuple[int, Sharding]
+        self, kind: str, contents: Contents, value: int, layout: Sharding
     ) -> Iterator[Claim]:
         """What is handed out is a value in a layout, with nothing left to be done."""
-        value, layout = wanted
         said = laid_out(layout, layout.shard_shape, value)
         words = f"the value is handed out as {layout.text()}"
         right = at_border(contents) == said
@@ -240,7 +239,7 @@ class Verifier:
         yield self.judged(self.name(instruction), "manual", as_asked)
         held[result] = self.said(result)
         for local, value in ((operand, node.operands[0]), (result, node.results[0])):
-            yield from self.handed("manual", held[local], (value, self.whole(local)))
+            yield from self.handed("manual", held[local], value, self.whole(local))
 
     def is_written(self, instruction: Instruction) -> bool:
         """Whether it is a collective of the user's, and no move around one."""

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardalg.algebra.digits import partition_id
+from shardalg.algebra.digits import Digits, partition_id
 from shardalg.lower.emit.emitter import Array, Emitter, emits
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import CollectivePermute, HaloExchange, Reading
@@ -32,18 +32,17 @@ def _halo_exchange(
             here = _at(emitter, [source for source, _, k in edges if k == operand])
             sent = jnp.where(here, xs[operand], sent)
         arrived.append(lax.ppermute(sent, names, [edge[:2] for edge in edges]))
-    return [_read(emitter, (a, reading), xs[reading.operand], arrived) for reading in a.readings]
+    return [_read(emitter, a.digits, reading, xs[reading.operand], arrived) for reading in a.readings]
 
 
 def _read(
-    emitter: Emitter, which: tuple[HaloExchange, Reading], x: Array, arrived: list[Array]
+    emitter: Emitter, digits: Digits, reading: Reading, x: Array, arrived: list[Array]
 ) -> Array:
     """The block that a device wants; who is neither served nor wants its own wants nothing."""
-    fetch, reading = which
     everyone = range(emitter.program.mesh.size)
     served = [[target for _, target in pairs] for pairs in reading.permutes]
     found = [(block, targets) for block, targets in zip(arrived, served, strict=True) if targets]
-    own = [p for p in everyone if reading.source.at(p) == partition_id(fetch.digits, p)]
+    own = [p for p in everyone if reading.source.at(p) == partition_id(digits, p)]
     if found and not set(own).difference(*served):
         (x, _), *found = found
     for block, targets in found:

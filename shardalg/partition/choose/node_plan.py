@@ -215,18 +215,26 @@ def _masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[Before, ..
             for dim, index in enumerate(dims):
                 mask = _mask(rule, index.loop, loops) if index.loop in split else None
                 if mask:
-                    made = _masking(rule, (operand, dim), mask)
+                    made = _masking(rule, operand, dim, mask)
                     found[Before(operand, made, rule.filler(operand))] = None
     return tuple(found)
 
 
-def _masking(rule: Rule, place: tuple[int, int], mask: tuple[Digits, int, int]) -> Mask | MaskAt:
+class PaddedLoop(NamedTuple):
+    """A loop whose last blocks hold padding: by which digits it is cut, its block, its extent."""
+
+    digits: Digits
+    block: int
+    size: int
+
+
+def _masking(rule: Rule, operand: int, dim: int, padded: PaddedLoop) -> Mask | MaskAt:
     """What fills the places beyond a loop: an identity, or the number that stands for it."""
-    (operand, dim), (digits, block, size) = place, mask
     if rule.filler(operand) is None:
-        return Mask(dim, *mask, rule.combine)
+        return Mask(dim, *padded, rule.combine)
     loop = _loop(rule.operands[operand][dim])
-    return MaskAt(dim, Start(Index.of(loop) * block, ((loop, digits),)), size, None)
+    start = Start(Index.of(loop) * padded.block, ((loop, padded.digits),))
+    return MaskAt(dim, start, padded.size, None)
 
 
 def _joined(rule: Rule) -> tuple[str, ...]:
@@ -242,10 +250,12 @@ def _carries(rule: Rule, loops: Mapping[str, Digits]) -> Iterator[ExclusiveScan]
         yield ExclusiveScan(dim, loops[loop], rule.combine, reverse)
 
 
-def _mask(rule: Rule, loop: str, loops: dict[str, Digits]) -> tuple[Digits, int, int] | None:
-    """(digits, block, size) of a sharded loop with padding."""
+def _mask(rule: Rule, loop: str, loops: dict[str, Digits]) -> PaddedLoop | None:
+    """A sharded loop as it is padded; None where its blocks are even."""
     digits, extent = loops.get(loop, ()), rule.extents[loop]
-    return (digits, tile(extent, parts(digits)), extent) if extent % parts(digits) else None
+    if extent % parts(digits) == 0:
+        return None
+    return PaddedLoop(digits, tile(extent, parts(digits)), extent)
 
 
 def _around(rule: Rule, emission: Emission, loops: dict[str, Digits]) -> Iterator[Before]:

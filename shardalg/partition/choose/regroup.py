@@ -102,27 +102,27 @@ def layouts(
         for source in sources
         for kept in (source.dims, None)
         for led in (result_sharding.dims, None)
-        for pair in [_layout(every, source.dims, (result_sharding.dims, kept, led))]
+        for pair in [_layout(every, source.dims, result_sharding.dims, kept, led)]
     }
     yield from sorted(pair for pair in tried if _moves(every, *pair) and all(map(_apart, pair)))
 
 
 def _layout(
-    every: tuple[Group, ...], held: Dims, others: tuple[Dims, Dims | None, Dims | None]
+    every: tuple[Group, ...], held: Dims, home: Dims, kept: Dims | None, led: Dims | None
 ) -> tuple[Dims, Dims]:
     """Digits of both sides, from those that the operand is held in.
 
     Args:
-      others: digits of the home; of dimensions that stay, the home's if None; of leading
-        dimensions of the result, the operand's if None.
+      home: digits of the result's sharding.
+      kept: of dimensions that stay; the home's if None.
+      led: of leading dimensions of the result; the operand's if None.
     """
-    result_sharding, kept, led = others
     dims: list[Digits] = [()] * sum(len(group.sizes) for group in every)
     out: list[Digits] = [()] * sum(len(group.out_sizes) for group in every)
     for group in every:
         first, second = group.leads
         if group.is_kept:
-            dims[first] = out[second] = result_sharding[second] if kept is None else kept[first]
+            dims[first] = out[second] = home[second] if kept is None else kept[first]
         else:
             dims[first] = held[first]
             out[second] = (led[second] if led and held[first] else ()) or held[first]
@@ -151,9 +151,9 @@ def exchange(group: Group, held: Sharding, made: Sharding) -> Exchange:
     return Exchange(want, size, block, held.dims[first], ids, held.mesh.size)
 
 
-def moved(group: Group, dim: int, layouts: tuple[Sharding, Sharding]) -> DimProgram:
+def moved(group: Group, dim: int, held: Sharding, made: Sharding) -> DimProgram:
     """What brings the flat elements of a group, on one dimension, from one layout to another."""
-    wanted = exchange(group, *layouts)
+    wanted = exchange(group, held, made)
     along = DimBuilder(dim, (wanted.block,))
     return along.program(*deliver(along, (0,), (wanted,)))
 

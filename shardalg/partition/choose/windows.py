@@ -324,10 +324,10 @@ def _own(along: DimBuilder, window: Window, value: int) -> int:
     low, high = max(0, -first), max(0, last + want.length - size)
     if (low or high) and size == want.length == 1:
         mask = MaskAt(along.dim, window.start(want.start), size, window.combine)
-        return _filled(along, window, (mask, size), value)
+        return _filled(along, window, mask, size, value)
     if low or high:
         dilate = Dilate(along.dim, 1, low, high, window.combine)
-        value = _filled(along, window, (dilate, low + size + high), value)
+        value = _filled(along, window, dilate, low + size + high, value)
     cut = SliceAt(along.dim, window.start(want.start, low), want.length)
     return along.add(cut, want.length, value)
 
@@ -337,7 +337,7 @@ def _read(along: DimBuilder, window: Window, value: int) -> int:
     if window.masked and window.exchange.held:
         start = window.start(window.exchange.want.start)
         mask = MaskAt(along.dim, start, window.exchange.size, window.combine)
-        value = _filled(along, window, (mask, along.sizes[value]), value)
+        value = _filled(along, window, mask, along.sizes[value], value)
     if len(window.phases) > 1:
         return _dilated(along, window, value)
     if window.skipped is None:
@@ -351,14 +351,14 @@ def _dilated(along: DimBuilder, window: Window, value: int) -> int:
     needed = max(residues(before, base, exchange.ids, exchange.devices)) + window.reach
     bare = Dilate(along.dim, base, base - 1, 0, window.combine)
     dilate = replace(bare, high=max(0, needed - bare.length(window.length)))
-    value = _filled(along, window, (dilate, dilate.length(window.length)), value)
+    value = _filled(along, window, dilate, dilate.length(window.length), value)
     cut = SliceAt(along.dim, window.start(before % base), window.reach)
     return along.add(cut, window.reach, value)
 
 
 def _filled(
-    along: DimBuilder, window: Window, made: tuple[Dilate | MaskAt, int], value: int
+    along: DimBuilder, window: Window, made: Dilate | MaskAt, length: int, value: int
 ) -> int:
-    """Args: made: an instruction that fills places, and how many there are then."""
+    """Args: made: an instruction that fills places; length: how many there are then."""
     filler = () if window.filler is None else (window.filler,)
-    return along.add(*made, value, *filler)
+    return along.add(made, length, value, *filler)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardalg.algebra.derived_layouts import interned, undivided
 from shardalg.algebra.sharding import Sharding
@@ -21,18 +21,14 @@ def partition_node(
 ) -> None:
     """Emit `node` by its plan and hold its results, at home unless their sums are deferred."""
     results = emit_node(context, node, plan, node.phase)
-    produced = plan.choice.produced
-    for value, local, layout, result_sharding in zip(
-        node.results, results, produced, value_shardings, strict=True
-    ):
-        settle(context, node, (value, local, layout), result_sharding)
+    for value, local, home in zip(node.results, results, value_shardings, strict=True):
+        settle(context, node, value, local, home)
 
 
 def remake(
-    context: PartitionContext, node: Node, plan: NodePlan, wanted: tuple[Sharding, Cause]
+    context: PartitionContext, node: Node, plan: NodePlan, layout: Sharding, cause: Cause
 ) -> int:
     """Make the result of a node once more, in the layout that is wanted: nothing is sent."""
-    layout, cause = wanted
     (local,) = emit_node(context, node, plan, cause.phase)
     return context.move(local, plan.choice.produced[0], layout, cause)
 
@@ -44,8 +40,8 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     pairs = zip(node.operands, plan.choice.required_shardings, strict=True)
     operands = [required(value, layout, cause) for value, layout in pairs]
     if plan.apply is None:
-        layouts = plan.choice.required_shardings[0], plan.choice.produced[0]
-        return (regroup(context, node, operands[0], layouts),)
+        held, made = plan.choice.required_shardings[0], plan.choice.produced[0]
+        return (regroup(context, node, operands[0], held, made),)
     for position, attributes, filler in plan.before:
         role = context.roles[node.operands[position]]
         more = () if filler is None else (operands[filler],)
@@ -56,17 +52,20 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
         blocks = [(context.locals[o].dtype, context.locals[o].shape) for o in operands]
         for found in together(along, blocks):
             _bring(context, node, found, operands)
-    results = _applied(context, node, plan, (tuple(operands), cause))
+    results = _applied(context, node, plan, tuple(operands), cause)
     if plan.indexed or plan.after:
-        return _finished(context, node, plan, (tuple(operands), results))
+        return _finished(context, node, plan, tuple(operands), results)
     return results
 
 
 def _applied(
-    context: PartitionContext, node: Node, plan: NodePlan, given: tuple[tuple[int, ...], Cause]
+    context: PartitionContext,
+    node: Node,
+    plan: NodePlan,
+    operands: tuple[int, ...],
+    cause: Cause,
 ) -> tuple[int, ...]:
     """Run the local operator on operands; its results, of their values if nothing comes after."""
-    operands, cause = given
     values = (None,) * len(node.results) if plan.indexed or plan.after else node.results
     made = zip(values, node.signature.results, plan.raw, plan.shapes, strict=True)
     new = context.new_local
@@ -91,10 +90,10 @@ def _finished(
     context: PartitionContext,
     node: Node,
     plan: NodePlan,
-    given: tuple[tuple[int, ...], tuple[int, ...]],
+    operands: tuple[int, ...],
+    results: tuple[int, ...],
 ) -> tuple[int, ...]:
     """The results after what has to be done on them; until then they are no layout of a value."""
-    operands, results = given
     cause = context.cause(node, Why(Purpose.COMBINES, node.primitive))
     causes = [cause._replace(role=context.roles[v]) for v in node.results]
     if plan.indexed:
@@ -110,11 +109,12 @@ def _finished(
 def settle(
     context: PartitionContext,
     node: Node,
-    made: tuple[int, int, Sharding],
+    value: int,
+    local: int,
     result_sharding: Sharding,
 ) -> None:
     """Bring a result home; leave its partial sums pending where its only user can pass them on."""
-    value, local, layout = made
+    layout = context.locals[local].sharding
     if layout == result_sharding:
         context.hold(value, result_sharding, local)
         return
@@ -132,10 +132,9 @@ def settle(
 
 
 def regroup(
-    context: PartitionContext, node: Node, local: int, layouts: tuple[Sharding, Sharding]
+    context: PartitionContext, node: Node, local: int, held: Sharding, made: Sharding
 ) -> int:
     """Emit a reshape between two layouts: flat groups, an exchange each, the new dimensions."""
-    held, made = layouts
     every = regrouped(node.signature)
     role = context.roles[node.operands[0]]
     cause = Cause(node.index, node.phase, role, Why(Purpose.MOVES_BLOCKS, node.primitive))
@@ -143,22 +142,27 @@ def regroup(
     dims = tuple(held.dims[g.leads[0]] for g in every)
     view = interned(held.mesh, tuple(size for g in every for size in g.flat), dims, ())
     shape = flat.shape(context.locals[local].shape)
-    local = _emitted(context, (flat, local, cause), (shape, view, None))
+    local = _emitted(context, flat, local, cause, Made(shape, view))
     for dim, group in enumerate(every):
         if not group.is_kept:
-            (local,) = context.run_along(moved(group, dim, layouts), (local,), cause)
+            (local,) = context.run_along(moved(group, dim, held, made), (local,), cause)
     out = Regroup(tuple((1, g.out_sizes) for g in every))
-    return _emitted(context, (out, local, cause), (made.shard_shape, made, node.results[0]))
+    return _emitted(context, out, local, cause, Made(made.shard_shape, made, node.results[0]))
+
+
+@dataclass(frozen=True)
+class Made:
+    """What an instruction leaves on a device: its shape, in which layout, and of which value."""
+
+    shape: tuple[int, ...]
+    layout: Sharding
+    value: int | None = None
 
 
 def _emitted(
-    context: PartitionContext,
-    what: tuple[Regroup, int, Cause],
-    made: tuple[tuple[int, ...], Sharding, int | None],
+    context: PartitionContext, attributes: Regroup, local: int, cause: Cause, made: Made
 ) -> int:
-    """Args: what: the instruction, its operand and its cause; made: shape, layout and value."""
-    attributes, local, cause = what
-    shape, layout, value = made
-    result = context.new_local(shape, context.locals[local].dtype, layout, value)
+    dtype = context.locals[local].dtype
+    result = context.new_local(made.shape, dtype, made.layout, made.value)
     context.emit(attributes, (local,), (result,), cause)
     return result

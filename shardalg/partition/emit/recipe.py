@@ -81,5 +81,4 @@ def _bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
     context.instructions.append(Instruction(plan.operator, *given))
     for k in recipe.settled:
         first[node.results[k]] = UNMADE
-        made = (node.results[k], results[k], plan.choice.produced[k])
-        settle(context, node, made, recipe.value_shardings[k])
+        settle(context, node, node.results[k], results[k], recipe.value_shardings[k])

@@ -80,7 +80,7 @@ class _Masking:
         for result in instruction.results:
             local = result
             for mask, made in self.wanted(result):
-                local = self.masked(instruction, mask, (local, made))
+                local = self.masked(instruction, mask, local, made)
             self.stand(result, local)
 
     def wanted(self, local: int) -> Iterator[tuple[Mask, int | None]]:
@@ -108,9 +108,8 @@ class _Masking:
         """Whether a mask would change nothing."""
         return self.fills.of(local).has(mask, self.locals[local].dtype)
 
-    def masked(self, maker: Instruction, mask: Mask, place: tuple[int, int | None]) -> int:
-        """A value right after it was made, masked; `place`: its local, and the one it becomes."""
-        local, made = place
+    def masked(self, maker: Instruction, mask: Mask, local: int, made: int | None) -> int:
+        """A value right after it was made, masked: `local`, and the one it becomes."""
         like = self.locals[local]
         if made is None:
             made = len(self.locals)

@@ -166,21 +166,21 @@ class Fills:
     def cut(self, instruction: Instruction[p.DynamicSlice]) -> Iterator[Known]:
         """The own block of a dimension that is padded as a whole."""
         a = instruction.attributes
-        yield _block(self.of(instruction.operands[0]), a.dim, (a.digits, a.block))
+        yield _block(self.of(instruction.operands[0]), a.dim, a.digits, a.block)
 
     def scattered(self, instruction: Instruction[p.ReduceScatter]) -> Iterator[Known]:
         """The same of a sum."""
         a = instruction.attributes
         (reduced,) = self.reduced(instruction)
         block = self.locals[instruction.results[0]].shape[a.dim]
-        yield _block(reduced, a.dim, (a.digits, block))
+        yield _block(reduced, a.dim, a.digits, block)
 
     def exchanged(self, instruction: Instruction[p.AllToAll]) -> Iterator[Known]:
         """The same of one dimension; another has the padding of all blocks."""
         a = instruction.attributes
         block = self.locals[instruction.results[0]].shape[a.split_dim]
         known = self.of(instruction.operands[0]).but(a.concat_dim)
-        yield _block(known, a.split_dim, (a.arriving or a.digits, block))
+        yield _block(known, a.split_dim, a.arriving or a.digits, block)
 
     def reduced(self, instruction: Instruction[p.AllReduce | p.ReduceScatter]) -> Iterator[Known]:
         """What every member has at its padding is combined: an identity stays."""
@@ -226,9 +226,8 @@ def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[Padde
     return tuple(found)
 
 
-def _block(known: Known, dim: int, own: tuple[Digits, int]) -> Known:
+def _block(known: Known, dim: int, digits: Digits, block: int) -> Known:
     """With the own block of a dimension that was whole."""
-    digits, block = own
     (held, _, size), number = known.fills.get(dim, ((None, 0, 0), 0))
     return known.but(dim, ((digits, block, size), number) if held == () else None)
 

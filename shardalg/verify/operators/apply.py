@@ -89,7 +89,7 @@ def _apply(what: Applied[Apply]) -> Outcome:
         emission = _emission(what, rule, run) if alone else Emission()
         stated += [*claims, semantics(what, emission), *_operator(what, run, emission)]
         for nth, made in enumerate(what.made if alone else what.made[number : number + 1]):
-            held, claims = _result(what, run, (emission, nth, made))
+            held, claims = _result(what, run, emission, nth, made)
             results.append(held)
             stated += claims
     return tuple(results), stated
@@ -113,7 +113,7 @@ def _chosen(what: Applied[Choose]) -> Outcome:
         kept.append(alone)
         stated += claims
     stated += _operator(replace(what, operands=tuple(kept)), run, Emission())
-    contents, claims = _result(what, run, (Emission(), 0, what.made[0]))
+    contents, claims = _result(what, run, Emission(), 0, what.made[0])
     return (contents,), [*stated, *claims]
 
 
@@ -145,7 +145,7 @@ def _boxed(what: Applied[Extract | Insert]) -> Outcome:
         ("emitted", Decided(f"a box in the blocks {places}", right and blocks and ready)),
         *_operator(what, run, Emission()),
     ]
-    contents, claims = _result(what, run, (Emission(), 0, what.made[0]))
+    contents, claims = _result(what, run, Emission(), 0, what.made[0])
     return (contents,), [*stated, *claims]
 
 
@@ -377,8 +377,7 @@ def _overlap(run: Run, guard: Guard, shift: IndexShift) -> IntegerClaim:
     return IntegerClaim(words, run.mesh, goal, unknowns)
 
 
-def _result(what: Applied, run: Run, place: tuple[Emission, int, Made]) -> Result:
-    emission, nth, made = place
+def _result(what: Applied, run: Run, emission: Emission, nth: int, made: Made) -> Result:
     digits, _ = pending(run, {k: what.operands[k] for k in run.rule.operands})
     said = _more(run, nth, laid_out(made.sharding, made.shape, None))
     awaits: tuple[Attributes | Selected, ...]
