@@ -32,7 +32,7 @@ def _halo_exchange(
             here = _at(emitter, [source for source, _, k in edges if k == operand])
             sent = jnp.where(here, xs[operand], sent)
         arrived.append(lax.ppermute(sent, names, [edge[:2] for edge in edges]))
-    return [_read(emitter, a.digits, reading, xs[reading.operand], arrived) for reading in a.readings]
+    return [_read(emitter, a.digits, r, xs[r.operand], arrived) for r in a.readings]
 
 
 def _read(

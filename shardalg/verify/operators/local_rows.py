@@ -212,9 +212,7 @@ def _holds(held: Held, position: Number, element: Number) -> Formula:
     return equal(position + held.start, element * held.base)
 
 
-def _is_empty(
-    run: Run, operand: int, held: Held, read: tuple[Formula, Number]
-) -> Formula:
+def _is_empty(run: Run, operand: int, held: Held, read: tuple[Formula, Number]) -> Formula:
     """A local read that finds nothing: outside the buffer, or at a place that is filled."""
     inside, position = read
     at = position + held.start
