@@ -143,14 +143,19 @@ def _at(place: Array, chosen: Array) -> Array:
 
 def moe(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
     """The feed-forward layer of E experts, (B, S, M) to (B, S, M), and its balance losses."""
-    w_in, w_out = (weights[name].astype(config.dtype) for name in ("w_in", "w_out"))
     shares, balance = gating(config, weights["w_gate"], x)
+    return experts(config, weights, shares, x), balance
+
+
+def experts(config: MoEConfig, weights: Any, shares: Array, x: Array) -> Array:
+    """Tokens to their experts and back, weighed by `shares`: what the paper's figure 8 draws."""
+    w_in, w_out = (weights[name].astype(config.dtype) for name in ("w_in", "w_out"))
     sent = jnp.einsum("bsm,bsec->ebcm", x, (shares > 0).astype(config.dtype))
     sent = annotate(annotate(sent, "dispatched"), "expert_input")
     hidden = jax.nn.relu(jnp.einsum("ebcm,emh->ebch", sent, w_in))
     made = jnp.einsum("ebch,ehm->ebcm", annotate(hidden, "expert_hidden"), w_out)
     made = annotate(annotate(made, "expert_output"), "combined")
-    return jnp.einsum("ebcm,bsec->bsm", made, shares.astype(config.dtype)), balance
+    return jnp.einsum("ebcm,bsec->bsm", made, shares.astype(config.dtype))
 
 
 def moe_layer(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
