@@ -12,10 +12,10 @@ import numpy as np
 import shardalg as sa
 from benchmarks.result import Result
 from benchmarks.train_step import Seconds, timed
-from shardalg.examples.explore.table1_section import costs_of
 from shardalg.io.table import Table
 from shardalg.models.training import part
 from shardalg.models.transformer import WIDE_64B, Config
+from shardalg.paper.table1 import costs_of
 from shardalg.paper.table1_strategies import finalized
 from shardalg.sizes.formula import Formula
 from shardalg.symbolic.lift import lift

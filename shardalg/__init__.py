@@ -38,12 +38,14 @@ _PUBLIC = {
         "TableError",
     ),
     "shardalg.io.table": ("Table",),
+    "shardalg.io.pictures": ("draw",),
     "shardalg.algebra.dims": ("dims", "SymbolError"),
     "shardalg.algebra.mesh": ("Mesh", "AxisRef"),
     "shardalg.algebra.sharding": ("Sharding",),
-    "shardalg.algebra.halos.window": ("Window",),
+    "shardalg.algebra.halos.window": ("Window", "pad_window", "slice_window"),
     "shardalg.algebra.halos.halo": ("Halo", "halo"),
     "shardalg.algebra.halos.interval": ("Interval",),
+    "shardalg.algebra.halos.realignment": ("reshape_interval", "reverse_interval"),
     "shardalg.algebra.halos.exchange": ("Exchange", "exchange"),
     "shardalg.merge.compatible": ("merge", "compatible", "equal", "refines"),
     "shardalg.merge.verdict": ("Verdict",),
@@ -57,6 +59,7 @@ _PUBLIC = {
     "shardalg.costs.topology": ("Topology", "rank_device_orders"),
     "shardalg.plan.resharding": ("Reshard", "reshard"),
     "shardalg.merge.lemmas": ("lemma",),
+    "shardalg.report.lemmas": ("lemmas",),
     "shardalg.merge.proofs.prove": ("Proof", "prove"),
     "shardalg.lower.host": ("host_devices",),
     "shardalg.lower.calibrate": ("measure_hardware",),
@@ -65,13 +68,14 @@ _PUBLIC = {
     "shardalg.models.ranking.ranked": ("strategies",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
-__all__ = sorted({*_HOME, "models"})
+_ROOMS = {name: f"shardalg.{name}" for name in ("examples", "models", "paper")}
+__all__ = sorted({*_HOME, *_ROOMS})
 
 
 def __getattr__(name: str) -> object:
     """Load a public name from the module that defines it, once."""
-    if name == "models":
-        return importlib.import_module("shardalg.models")
+    if name in _ROOMS:
+        return importlib.import_module(_ROOMS[name])
     if name not in _HOME:
         from difflib import get_close_matches
 

@@ -1,6 +1,8 @@
 """The public names with their types, for checkers and editors; `__init__.py` loads them late."""
 
+from shardalg import examples as examples
 from shardalg import models as models
+from shardalg import paper as paper
 from shardalg.algebra.dims import (
     SymbolError as SymbolError,
 )
@@ -12,7 +14,11 @@ from shardalg.algebra.halos.exchange import exchange as exchange
 from shardalg.algebra.halos.halo import Halo as Halo
 from shardalg.algebra.halos.halo import halo as halo
 from shardalg.algebra.halos.interval import Interval as Interval
+from shardalg.algebra.halos.realignment import reshape_interval as reshape_interval
+from shardalg.algebra.halos.realignment import reverse_interval as reverse_interval
 from shardalg.algebra.halos.window import Window as Window
+from shardalg.algebra.halos.window import pad_window as pad_window
+from shardalg.algebra.halos.window import slice_window as slice_window
 from shardalg.algebra.mesh import (
     AxisRef as AxisRef,
 )
@@ -91,6 +97,7 @@ from shardalg.graph.annotate import (
 from shardalg.graph.tracing.manual_axes import (
     manual as manual,
 )
+from shardalg.io.pictures import draw as draw
 from shardalg.io.table import Table as Table
 from shardalg.lower.calibrate import measure_hardware as measure_hardware
 from shardalg.lower.host import (
@@ -131,6 +138,7 @@ from shardalg.propagate.options import Switches as Switches
 from shardalg.propagate.strategy import (
     Strategy as Strategy,
 )
+from shardalg.report.lemmas import lemmas as lemmas
 
 __version__: str
 __all__: list[str]

@@ -83,7 +83,7 @@ PLACES = {
     ),
     "z3": ("merge/",),
     "pandas": ("io/",),
-    "matplotlib": ("report/", "paper/"),
+    "matplotlib": ("io/pictures.py", "io/drawing.py", "algebra/drawings/", "report/", "paper/"),
 }
 HEAVY = ("jax", "jaxlib", "sympy", "z3", "pandas", "matplotlib")
 

@@ -12,7 +12,7 @@ import shardalg as sa
 from shardalg.plan.planned import OLD_NAMES, Planned
 
 MEMBERS = {
-    "overview": ("overview",),
+    "overview": ("overview", "draw"),
     "shardings": ("shardings", "text", "listing"),
     "collectives": ("collectives", "gathers", "formatting"),
     "cost": ("cost", "timeline", "memory"),
@@ -27,7 +27,7 @@ MEMBERS = {
     ),
     "sizes": ("is_symbolic", "sizes", "constants", "conditions", "unguarded"),
     "verify": ("verify",),
-    "run": ("lower", "aot", "named_shardings", "jit_kwargs", "save"),
+    "run": ("lower", "compare_runs", "aot", "named_shardings", "jit_kwargs", "save"),
 }
 MADE = ("options", "changes", "program", "mesh", "graph")
 OTHERS = ("replan", "at", "holds", "diff")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra import offset
 from shardalg.algebra.digits import Digits, canonical, partition_id, parts
+from shardalg.algebra.drawings.draw_layouts import draw_shardings
 from shardalg.algebra.layout import CLASSES, Layout
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.notation import axis_names, hlo, read, sdy
@@ -20,6 +21,7 @@ from shardalg.io.table import Table
 if TYPE_CHECKING:
     import sympy
     from jax.sharding import PartitionSpec
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -250,6 +252,23 @@ class Sharding(Layout):
         )
         shapes = f"shape {self.shape}, blocks of {self.shard_shape}"
         return card(f"{self.text()} on {self.mesh!r}: {shapes}.", Table(("device", "holds"), rows))
+
+    def draw(self) -> Figure:
+        r"""The tensor as a plane in the blocks that its devices hold; two dimensions at most.
+
+        Of more, those that are split.
+
+        Raises:
+          ShardingError: a scalar, or more than two split dimensions.
+
+        >>> mesh = Mesh({"x": 2, "y": 4})
+        >>> figure = Sharding.from_axes(["x", None, "y"], mesh, (6, 5, 20)).draw()
+        >>> figure.axes[0].get_title()
+        'shape (6, 5, 20) on Mesh(x=2, y=4)\n[x, None, y]'
+        """
+        return self._drawn({f"shape {self.shape} on {self.mesh!r}": self})
+
+    _drawn = staticmethod(draw_shardings)
 
     def partition_id(self, device: int, dim: int) -> int:
         """Partition id of the device with id `device` on dimension `dim`."""

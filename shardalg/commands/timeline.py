@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print one line, and write what was asked for."""
-    from shardalg.report.figures import png
+    from shardalg.io.pictures import png
 
     timeline = planned(options).timeline(options.hardware)
     print(timeline)

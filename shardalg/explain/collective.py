@@ -1,4 +1,4 @@
-"""Why a collective is there, and the smallest change of annotations that removes it."""
+"""Why a collective is there, and the cheapest change of annotations that removes it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from shardalg.explain.removals import Trial, pairs, ranked, singles, together, u
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
+from shardalg.io.units import bytes_text, seconds_text
 from shardalg.partition.choose.regions import stops
 from shardalg.planning.stages import Stages
 from shardalg.spmd.instruction import Instruction
@@ -24,8 +25,8 @@ from shardalg.spmd.instructions import AllReduce, ReduceScatter
 
 SIDE_COLUMNS = ("side", "sharding", "who", "annotations")
 CHANGE_COLUMNS = (
-    "annotation", "sharding", "becomes", "changed_dims", "removes", "collectives",
-    "wire_bytes", "peak_memory_bytes",
+    "annotation", "sharding", "becomes", "changed_dims", "removes", "helps", "collectives",
+    "wire_bytes", "peak_memory_bytes", "step_time_s",
 )  # fmt: skip
 
 
@@ -81,21 +82,29 @@ class CollectiveExplanation(Answer):
 
     @property
     def change(self) -> Change | Changes | None:
-        """The smallest change that removes the collective, `Changes` where no single one does."""
-        removing = (trial for trial in self.trials if trial.removes)
-        best = next(removing, None) or next(iter(self._removing), None)
+        """The change that removes the collective at the lowest price, `Changes` if of several.
+
+        The price is that of a step on the chip: seconds, then memory. See `helps`.
+        """
+        best = next(iter(self._removing), None)
         return None if best is None else best.change
 
     @property
+    def helps(self) -> bool:
+        """Whether with a change a step is shorter, or as long and holds less; or nothing helps."""
+        return any(trial.helps for trial in self._removing)
+
+    @cached_property
     def _removing(self) -> list[Trial]:
         found = (*self.trials, *self.pairs, *self.together)
-        return [trial for trial in found if trial.removes]
+        return [trial for trial in ranked(found) if trial.removes]
 
     @cached_property
     def changes(self) -> Table:
         """The changes that remove it with what the step then costs; the nearest where none does.
 
-        One that another beats in size, wire bytes and peak memory is left out.
+        The first has the lowest price. One that another beats in seconds, size, wire bytes and peak
+        memory is left out. `helps`: whether a step is then shorter, or as long and holds less.
         """
         found = undominated(self._removing) or ranked([*self.trials, *self.pairs])[:1]
         return Table(CHANGE_COLUMNS, tuple(_trial_row(trial) for trial in found))
@@ -116,44 +125,46 @@ class CollectiveExplanation(Answer):
 
     def _advice(self) -> str:
         removing, now = self._removing, self._trials.now
+        chip = self._trials.options.hardware
         if removing:
             best = removing[0]
-            cheapest = min(removing, key=lambda trial: trial.outcome.wire_bytes)
-            least = cheapest.outcome.wire_bytes == best.outcome.wire_bytes
-            more = "" if least else _other(cheapest)
             size = len(best.change.steps)
             what = _SETS.get(size, f"{size} changes that remove it, none of which can be left out")
-            effect = _effect(now, best.outcome)
-            return f"{what}: {best.change}. {effect}{more}"
+            if not self.helps:
+                what = f"Nothing helps: no change that removes it makes a step cheaper. {what}"
+            return f"{what}: {best.change}. {_effect(now, best.outcome, chip)}"
         if not self.trials:
             return f"No annotation that a strategy could change stands behind it (now: {now})."
         tried = f"None of {len(self.trials)} single changes" + (
             f" and {len(self.pairs)} pairs" if self.pairs else ""
         )
         near = ranked([*self.trials, *self.pairs])[0]
-        return f"{tried} removes it; the nearest is {near.change}. {_effect(now, near.outcome)}"
+        return (
+            f"{tried} removes it; the nearest is {near.change}. {_effect(now, near.outcome, chip)}"
+        )
 
 
 _SETS = {
-    1: "Smallest change that removes it",
-    2: "Smallest pair of changes that removes it",
+    1: "Cheapest change that removes it",
+    2: "Cheapest pair of changes that removes it",
 }
 
 
-def _effect(now: Outcome, then: Outcome) -> str:
-    """What a step then sends and holds, and whether that is more than now."""
+def _effect(now: Outcome, then: Outcome, chip: str) -> str:
+    """What a step then takes, sends and holds, and whether that is more than now."""
     sent, left = number(now.wire_bytes), number(then.wire_bytes)
     verdict = "as much as now"
     if left != sent:
         share = f"{abs(left - sent) / sent:.0%}" if sent else "all of it"
         verdict = f"{share} less" if left < sent else f"{share} MORE: it moves elsewhere"
-    held = f"peak memory {number(now.peak_memory_bytes):,} to {number(then.peak_memory_bytes):,}"
+    seconds = f"{seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)} on {chip}"
+    held = f"{bytes_text(now.peak_memory_bytes)} to {bytes_text(then.peak_memory_bytes)}"
     counts = f"{now.collectives:,} to {then.collectives:,} collectives"
-    return f"A step's wire bytes go from {sent:,} to {left:,} ({verdict}), {counts}, {held} bytes."
-
-
-def _other(trial: Trial) -> str:
-    return f" The one that sends least, {number(trial.outcome.wire_bytes):,}: {trial.change}."
+    fits = "" if then.fits else ", which does not fit"
+    return (
+        f"A step goes from {seconds}, sends {bytes_text(sent)} to {bytes_text(left)} ({verdict}) "
+        f"in {counts}, and holds {held} at the peak{fits}."
+    )
 
 
 def _headline(moved: MovedValue, trials: Trials) -> str:
@@ -189,8 +200,8 @@ def _trial_row(trial: Trial) -> tuple[object, ...]:
         " and ".join(str(step.place) for step in steps),
         " and ".join(step.before.text() for step in steps),
         " and ".join(step.after.text() for step in steps),
-        trial.change.changed_dims, trial.removes, outcome.collectives,
-        number(outcome.wire_bytes), outcome.peak_memory_bytes,
+        trial.change.changed_dims, trial.removes, trial.helps, outcome.collectives,
+        number(outcome.wire_bytes), outcome.peak_memory_bytes, outcome.step_time_s,
     )  # fmt: skip
 
 

@@ -52,8 +52,8 @@ def changes(
 
 
 def _peak(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
-    if hints.memory.place != here.memory.place:
-        first, second = (alive_at(plan.graph, plan.memory) for plan in (hints, here))
+    if hints.as_written.place != here.as_written.place:
+        first, second = (alive_at(plan.graph, plan.as_written) for plan in (hints, here))
         yield "peak", first[0], first[1], first[0], second[0]
 
 

@@ -120,6 +120,6 @@ def _quantities(plan: Stages) -> Iterator[tuple[str, float]]:
     groups = _sent(plan).values()
     yield "collectives", sum(count for count, _ in groups)
     yield "wire_bytes", sum(sent for _, sent in groups)
-    yield "peak_memory_bytes", plan.memory.peak_bytes
-    for name, held in plan.memory.by_class.items():
+    yield "peak_memory_bytes", plan.cost.memory.peak_bytes
+    for name, held in plan.cost.memory.by_class.items():
         yield f"{name}_bytes", held

@@ -35,6 +35,8 @@ class Trial:
     Attributes:
       left_bytes: wire bytes of a step that still move the collective's value at its operator.
       more: whether the step then sends more in all.
+      helps: whether it removes it, and a step then is shorter, or as long and holds less; where the
+        plan does not fit the chip, whether it then does.
     """
 
     change: Change | Changes
@@ -42,26 +44,25 @@ class Trial:
     removes: bool
     left_bytes: int | float
     more: bool
+    helps: bool
 
 
 def ranked(found: Iterable[Trial]) -> tuple[Trial, ...]:
-    """Changes that remove it, the smallest first (dimensions, then wire bytes of the step).
+    """Changes that remove it: those that fit the chip first, then by seconds, memory and size.
 
-    Those after which a step sends more in all come behind those after which it does not; then what
-    removes nothing, by the bytes that still move the value at the operator.
+    Then what removes nothing, by the bytes that still move the value at the operator.
     """
     return tuple(sorted(found, key=_rank))
 
 
 def _rank(trial: Trial) -> tuple[object, ...]:
-    sent = trial.outcome.wire_bytes
     if not trial.removes:
-        return True, False, trial.left_bytes, sent
-    return False, trial.more, trial.change.changed_dims, sent
+        return True, trial.left_bytes, trial.outcome.wire_bytes
+    return False, *trial.outcome.price, trial.change.changed_dims
 
 
 def undominated(found: Iterable[Trial]) -> list[Trial]:
-    """Those that no earlier one beats, or equals, in size, wire bytes and peak memory."""
+    """Those that no earlier one beats, or equals, in seconds, size, bytes sent and bytes held."""
     kept: list[Trial] = []
     for trial in found:
         if not any(_no_worse(other, trial) for other in kept):
@@ -75,7 +76,8 @@ def _no_worse(one: Trial, other: Trial) -> bool:
 
 def _figures(trial: Trial) -> tuple[int | float, ...]:
     outcome = trial.outcome
-    return trial.change.changed_dims, outcome.wire_bytes, outcome.peak_memory_bytes
+    seconds = outcome.price[1]
+    return seconds, trial.change.changed_dims, outcome.wire_bytes, outcome.peak_memory_bytes
 
 
 def singles(trials: Trials, moved: MovedValue, sides: tuple[Side, Side]) -> tuple[Trial, ...]:
@@ -173,7 +175,8 @@ def _tried(trials: Trials, moved: MovedValue, change: Change | Changes) -> Trial
     outcome = trials.outcome(change.applied(trials.stages.annotations))
     removes = _removes(moved, trials.now, outcome)
     more = outcome.wire_bytes > trials.now.wire_bytes
-    return Trial(change, outcome, removes, outcome.sent.get(moved.place, 0), more)
+    helps = removes and outcome.price < trials.now.price
+    return Trial(change, outcome, removes, outcome.sent.get(moved.place, 0), more, helps)
 
 
 def _removes(moved: MovedValue, now: Outcome, then: Outcome) -> bool:

@@ -23,6 +23,7 @@ class Outcome:
 
     Attributes:
       collectives: instructions; wire_bytes: of all their executions.
+      step_time_s, peak_memory_bytes, fits: on the chip of the plan's options.
       sent: bytes per place (the operator and the value that is moved to or from it).
       runs: executions per kind and digits.
     """
@@ -32,6 +33,16 @@ class Outcome:
     peak_memory_bytes: int
     sent: Mapping[tuple[int | None, int], int | float]
     runs: Mapping[tuple[str, Digits], int]
+    step_time_s: float = 0.0
+    fits: bool = True
+
+    @property
+    def price(self) -> tuple[bool, float, int]:
+        """What plans are ranked by: whether the memory overflows, seconds, bytes held.
+
+        Seconds to four figures, so that rounding ranks nothing.
+        """
+        return not self.fits, float(f"{self.step_time_s:.4g}"), self.peak_memory_bytes
 
     def __str__(self) -> str:
         sent, held = number(self.wire_bytes), number(self.peak_memory_bytes)
@@ -46,8 +57,16 @@ class Outcome:
             sent[moved.place] += moved.step.count * moved.wire_bytes
             runs[moved.alike] += moved.step.count
         total = stages.traffic.wire_bytes
-        peak = stages.memory.peak_bytes
-        return Outcome(len(stages.traffic.collectives), total, peak, sent, runs)
+        cost = stages.cost
+        return Outcome(
+            len(stages.traffic.collectives),
+            total,
+            cost.peak_memory_bytes,
+            sent,
+            runs,
+            cost.step_time_s,
+            cost.fits,
+        )
 
 
 @dataclass(frozen=True, eq=False)

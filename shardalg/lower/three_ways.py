@@ -10,14 +10,20 @@ from typing import Any
 import jax
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.costs.collectives import is_collective, wire_bytes
+from shardalg.costs.cost import number
+from shardalg.costs.walk import sent_bytes, walk
+from shardalg.io.answers import Answer, Parts
+from shardalg.io.table import Table
+from shardalg.io.units import bytes_text, seconds_text
 from shardalg.lower.jit import Twin
 from shardalg.lower.measure import Measurement, measure, relative_error
 from shardalg.lower.shard_map import Lowered
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective, compile_with_collectives
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Answer):
     """What came of the three.
 
     Attributes:
@@ -25,12 +31,38 @@ class Comparison:
       relative_error, xla_relative_error: of ours and of XLA's against one device, over all results
         the largest `max |result - expected| / max |expected|`.
       xla_collectives: what XLA's partitioner made, loops counted.
+      ours: kinds of our collectives, and the bytes that a device sends in a call.
     """
 
     measurement: Measurement
     relative_error: float
     xla_relative_error: float
     xla_collectives: tuple[HloCollective, ...]
+    ours: tuple[str, int | float] = ("", 0)
+
+    @property
+    def table(self) -> Table:
+        """A row for each: the largest relative error, seconds of the median run, what it sends."""
+        taken = self.measurement
+        sent = sum(c.wire_bytes * c.count for c in self.xla_collectives)
+        kinds = ", ".join(sorted({c.kind for c in self.xla_collectives}))
+        return Table(
+            ("executable", "relative_error", "median_s", "collectives", "wire_bytes"),
+            (
+                ("shardalg", self.relative_error, taken.ours.median_s, *self.ours),
+                ("xla", self.xla_relative_error, taken.xla.median_s, kinds, number(sent)),
+            ),
+        )
+
+    def parts(self) -> Parts:
+        """Both against one device, in the units that people say."""
+        rows = (
+            (r["executable"], f"{r['relative_error']:.1e}", seconds_text(r["median_s"]),
+             r["collectives"], bytes_text(r["wire_bytes"]))
+            for r in self.table
+        )  # fmt: skip
+        columns = ("executable", "error against one device", "median", "collectives", "sent")
+        return (Table(columns, tuple(rows)),)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,4 +126,15 @@ def compare(
         errors.append(max(map(relative_error, results, wanted), default=0.0))
     measured = measure(lowered, twin, args, repeats=repeats, verified=verified)
     own, other = errors
-    return Comparison(measured, own, other, twin.dump[1])
+    return Comparison(measured, own, other, twin.dump[1], _sent(lowered))
+
+
+def _sent(lowered: Lowered) -> tuple[str, int | float]:
+    """Kinds of the collectives of a lowered plan, and the bytes that a device sends in a call."""
+    program, kinds, sent = lowered.program, set(), 0
+    for step in walk(program):
+        attributes = step.instruction.attributes
+        if is_collective(attributes):
+            kinds.add(attributes.sent_as)
+            sent += step.count * wire_bytes(attributes, sent_bytes(program, step.instruction))
+    return ", ".join(sorted(kinds)), number(sent)

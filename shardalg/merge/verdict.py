@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.sharding import Sharding
@@ -12,6 +13,9 @@ from shardalg.merge.condition import Condition, condition_of
 from shardalg.merge.merged import united
 from shardalg.merge.places import DimOrClass
 from shardalg.merge.witness import Failure, Witness, find
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,24 @@ class Verdict:
     def _repr_html_(self) -> str:
         made = () if self.sharding is None else (f"Together: {self.sharding!r}.",)
         return card(f"{self.relation}: {self.reason}", *made, ok=self.ok)
+
+    def draw(self) -> Figure:
+        """The operands as planes in blocks, and of a merge what they make together.
+
+        Raises:
+          ShardingError: scalars, or more than two dimensions that some operand splits.
+
+        >>> import shardalg as sa
+        >>> mesh, texts = sa.Mesh({"X": 2, "Y": 4}), ("[X, None]", "[None, Y]")
+        >>> both = sa.merge(*(sa.Sharding.parse(text, (64, 128), mesh) for text in texts))
+        >>> [axes.get_title().split()[0] for axes in both.draw().axes]
+        ['first', 'second', 'merged']
+        """
+        names = ("first", "second") if len(self.operands) == 2 else range(1, len(self.operands) + 1)
+        shown = {str(name): each for name, each in zip(names, self.operands, strict=True)}
+        if self.sharding is not None:
+            shown["merged"] = self.sharding
+        return Sharding._drawn(shown)
 
     @property
     def ok(self) -> bool:

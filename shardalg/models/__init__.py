@@ -6,8 +6,13 @@
 ... )
 >>> model.plan({"X": 2, "Y": 4}, "finalized").mesh
 Mesh(X=2, Y=4)
+
+`Config` has the sizes of the paper's Transformer, and `part` a piece of it to plan by itself, as
+"ffn", "layer_gradient" or "train_step"; `sa.paper` has their strategies.
 """
 
 from shardalg.models.dense import DenseTransformer
+from shardalg.models.training import Part, part
+from shardalg.models.transformer import WIDE_64B, Config
 
-__all__ = ["DenseTransformer"]
+__all__ = ["WIDE_64B", "Config", "DenseTransformer", "Part", "part"]

@@ -26,9 +26,9 @@ def scaling_curves(found: Mapping[str, Costs], axes: Sequence[str] = ("X", "Y"))
     A column per quantity, a row per axis, a line per strategy; both scales are logarithmic, so that
     a cost of order 1/X falls by one step per step. A line ends where the formula's conditions do.
     """
-    from matplotlib.figure import Figure
+    from shardalg.io.drawing import Drawing
 
-    figure = Figure(figsize=(3.1 * len(COLUMNS), 2.7 * len(axes) + 0.4), layout="constrained")
+    figure = Drawing(figsize=(3.1 * len(COLUMNS), 2.7 * len(axes) + 0.4), layout="constrained")
     grid = figure.subplots(len(axes), len(COLUMNS), squeeze=False)
     for row, axis in zip(grid, axes, strict=True):
         for panel, quantity in zip(row, COLUMNS, strict=True):

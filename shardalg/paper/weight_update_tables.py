@@ -6,15 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shardalg.costs.memory import Liveness
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text
 from shardalg.propagate.sharded import ShardedGraph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from shardalg.plan.plan import Plan
 
 SENT = ("all_reduce", "reduce_scatter", "all_gather")
 HELD = ("parameters", "optimizer_state", "gradients")
@@ -24,25 +25,26 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def levels(plans: Mapping[str, tuple[Table, ShardedGraph, Liveness]]) -> Table:
+def levels(plans: Mapping[Any, Plan]) -> Table:
     """Wire bytes per device and step by kind of collective, and what a device holds.
 
     `parameters_bytes` and `optimizer_state_bytes` are alive at the peak; `gradients_bytes` are the
     gradients, all of them at once, as the update reads them (site "gradients").
 
     Args:
-      plans: name to the table of collectives, the layouts and the memory of a plan.
+      plans: what stands in the first column, to its plan.
     """
-    return Table(COLUMNS, tuple((name, *_row(*of)) for name, of in plans.items()))
+    return Table(COLUMNS, tuple((name, *_row(plan)) for name, plan in plans.items()))
 
 
-def _row(collectives: Table, sharded: ShardedGraph, memory: Liveness) -> tuple[float, ...]:
+def _row(plan: Plan) -> tuple[float, ...]:
     moved: Counter[str] = Counter()
-    for row in collectives:
+    memory = plan.memory
+    for row in plan._collectives_table:
         moved[row["kind"]] += row["count"] * row["wire_bytes"]
     sent = [moved[kind] for kind in SENT]
     held = [memory.by_class.get(name, 0) for name in HELD[:2]]
-    return (*sent, sum(moved.values()), *held, _gradients(sharded), memory.peak_bytes)
+    return (*sent, sum(moved.values()), *held, _gradients(plan._sharded), memory.peak_bytes)
 
 
 def _gradients(sharded: ShardedGraph) -> int:
@@ -56,11 +58,10 @@ def _gradients(sharded: ShardedGraph) -> int:
 
 def level_bars(table: Table) -> Figure:
     """Two panels: what a device holds of a training state, and what it sends, level by level."""
-    from matplotlib.figure import Figure
-
+    from shardalg.io.drawing import Drawing
     from shardalg.report.figures import AXIS_COLORS, KIND_COLORS
 
-    figure = Figure(figsize=(9.0, 3.2), layout="constrained")
+    figure = Drawing(figsize=(9.0, 3.2), layout="constrained")
     held, sent = figure.subplots(1, 2)
     names = ["\n".join(wrap(str(level), 14)) for level in table["level"]]
     memory = {f"{name}_bytes": color for name, color in zip(HELD, AXIS_COLORS, strict=False)}

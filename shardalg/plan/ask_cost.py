@@ -48,5 +48,10 @@ class CostAnswers(Planned):
 
     @property
     def memory(self) -> Liveness:
-        """What a device holds at the peak; of a plan with named sizes, at the hints."""
-        return self._stages.memory
+        """What a device holds at the peak, as `cost` has it on the chip of the plan's options.
+
+        Chips whose compiler repeats cheap operators in the backward pass (`Hardware.rebuilds`; all
+        that shardalg knows, not a CPU) keep of the forward pass only what those start from. Every
+        peak that a plan states is this one. Of a plan with named sizes, at the hints.
+        """
+        return self._stages.cost.memory

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from shardalg.io.units import bytes_text, seconds_text
 from shardalg.plan.ask_cost import CostAnswers
 from shardalg.plan.ask_run import RunAnswers
 from shardalg.plan.ask_why import WhyAnswers
 from shardalg.plan.overview import Overview
+from shardalg.report.draw_plans import DrawnPlan, draw_plans
 from shardalg.report.program_view import ProgramView
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from shardalg.costs.hardware import Hardware
     from shardalg.spmd.instruction import Instruction
 
@@ -42,6 +48,53 @@ class OverviewAnswers(WhyAnswers, CostAnswers, RunAnswers):
         key = f"p{id(self):x}"
         view = ProgramView(self.program, self.graph, self.listing(), self._path, key)
         return f"{self.overview()._repr_html_()}\n{view.to_html()}"
+
+    def draw(
+        self,
+        *,
+        show: str | None = None,
+        module: str | None = None,
+        letters: Mapping[str, int] | None = None,
+    ) -> Figure:
+        """The program as boxes from left to right; of a large one the bytes that modules send.
+
+        A dimension that is partitioned is written small, with its mesh axes below, `Σ` marks sums
+        that are pending along axes; below a collective stand the bytes that each device sends.
+        `sa.draw({"one": plan, "other": other})` draws several.
+
+        Args:
+          show: "program", or "bytes" for bars; None: the program where it fits on a page.
+          module: only the operators of this module, such as "net/layers_0/mlp"; the end of the path
+            will do.
+          letters: a letter to the size that it stands for, such as `{"B": 64}`.
+
+        Raises:
+          TableError: `show` or `module` names nothing that there is.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+        >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
+        >>> figure = plan.draw(letters={"B": 8})
+        >>> figure.axes[0].texts[0].get_text()
+        'Mesh(X=2): 64 B sent per device and step, ... on tpu_v3'
+        """
+        drawn = self._drawn_plan()
+        title = drawn.note if module is None else f"{module} of {drawn.note}"
+        return draw_plans({title: drawn}, show=show, module=module, letters=letters)
+
+    def _drawn_plan(self) -> DrawnPlan:
+        cost = self.cost(self.options.hardware)
+        numbers = replace(cost, totals=cost.hints, sizes=None)
+        note = (
+            f"{self.mesh!r}: {bytes_text(numbers.wire_bytes)} sent per device and step, "
+            f"{seconds_text(numbers.step_time_s)} on {cost.hardware.name}"
+        )
+        return DrawnPlan(self.program, self.graph, note)
+
+    @staticmethod
+    def _drawn(things: Mapping[str, OverviewAnswers], **options: Any) -> Figure:
+        return draw_plans({name: each._drawn_plan() for name, each in things.items()}, **options)
 
     def _path(self, instruction: Instruction) -> tuple[str, ...]:
         """Where an instruction belongs: its phase, the modules, and the line that it is for."""

@@ -15,6 +15,7 @@ from shardalg.planning import plan_file
 if TYPE_CHECKING:
     from shardalg.costs.topology import Topology
     from shardalg.lower import Lowered
+    from shardalg.lower.three_ways import Comparison
     from shardalg.planning.traced import Traced
     from shardalg.xla.aot_answer import BesideCompiler
 
@@ -49,6 +50,22 @@ class RunAnswers(ShardingAnswers, VerifyAnswers):
         at = f", at the hints {hints}" if hints else ""
         made = replace(made, verified=self._verified() + at)
         return made if traced.call is None else replace(made, call=traced.call)
+
+    def compare_runs(self, args: Sequence[Any], expected: Any, *, repeats: int = 20) -> Comparison:
+        """The plan and XLA's own partitioning of the function, run in turns beside one device.
+
+        Args:
+          args: the arguments, in numbers.
+          expected: what the function gives for them on one device, such as `jax.jit(fn)(*args)`.
+          repeats: timed runs of each.
+
+        Raises:
+          LoweringError: a loaded plan, too few devices, a refuted claim.
+        """
+        from shardalg.lower.three_ways import compare
+
+        lowered = self.lower()
+        return compare(lowered, args, expected, repeats=repeats, verified=self._verified())
 
     def _executable(
         self, traced: Traced, devices: Sequence[Any] | None, platform: str | None = None

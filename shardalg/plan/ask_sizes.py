@@ -68,7 +68,7 @@ class SizeAnswers(Planned):
         """The table behind `conditions`; empty in a plan in numbers."""
         if self._symbolised is None:
             return plan_conditions.NO_CONDITIONS
-        memory = self._stages.memory
+        memory = self._stages.as_written
         return plan_conditions.conditions(self._symbolised, self._guards, self.options, memory)
 
     @property

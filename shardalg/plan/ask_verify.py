@@ -9,24 +9,31 @@ from typing import TYPE_CHECKING
 from shardalg.plan.ask_sizes import SizeAnswers
 
 if TYPE_CHECKING:
+    from shardalg.spmd.program import SpmdProgram
     from shardalg.verify.report import Report
 
 
 class VerifyAnswers(SizeAnswers):
     """Whether the program computes the function."""
 
-    def verify(self) -> Report:
+    def verify(self, program: SpmdProgram | None = None) -> Report:
         """Every claim on which the program's equality with the function rests, with its proof.
 
         `.ok` only if each claim is proved or trusted.
+
+        Args:
+          program: another program for the same function, such as `plan.program` with a change.
         """
-        return self._report
+        return self._report if program is None else self._judged(program)
 
     @cached_property
     def _report(self) -> Report:
+        return self._judged(self.program)
+
+    def _judged(self, program: SpmdProgram) -> Report:
         from shardalg.verify.verify import verify
 
-        report = verify(self._sharded, self.program, finite=self.options.switches.finite_sums)
+        report = verify(self._sharded, program, finite=self.options.switches.finite_sums)
         return replace(report, hints=self._hints(self.sizes))
 
     def _verified(self) -> str:

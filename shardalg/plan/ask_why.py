@@ -35,8 +35,8 @@ class WhyAnswers(CollectiveAnswers):
 
         Of a value: per axis, the steps that brought it, back to the annotations. Of a collective:
         the layout that the value has and the one that is needed, the annotations behind both, and
-        the smallest change of one annotation (else of two, or of as many as it takes) that removes
-        it, by planning again.
+        the changes of one annotation (else of two, or of as many as it takes) that remove it, each
+        planned again, ranked by seconds and memory of a step on the chip; or that nothing helps.
 
         Args:
           what: a name that `shardings()` prints (`params['w']`, a site's name,
@@ -141,6 +141,7 @@ class WhyAnswers(CollectiveAnswers):
         self,
         partitioner: str | None = None,
         *,
+        apart: bool = False,
         fn: Callable[..., Any] | None = None,
         args: Sequence[Any] | None = None,
     ) -> BesideXla:
@@ -150,6 +151,7 @@ class WhyAnswers(CollectiveAnswers):
 
         Args:
           partitioner: "gspmd" or "shardy"; None: the one that the installed jax uses.
+          apart: ask XLA in a process of its own in any case: some programs end the one it is in.
           fn, args: of a loaded plan, as `lower` takes them.
 
         Raises:
@@ -171,7 +173,8 @@ class WhyAnswers(CollectiveAnswers):
         graph = self._bound(fn, args).graph
         whose = installed_partitioner() if partitioner is None else partitioner
         asked = (graph, self._annotations, whose)
-        found = compare(self._trials, ask(*asked), partial(ask, *asked, ()))
+        told = ask(*asked, () if apart else None)
+        found = compare(self._trials, told, partial(ask, *asked, ()))
         self._told[whose] = found.xla_wire_bytes
         return found
 

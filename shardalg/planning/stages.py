@@ -37,12 +37,14 @@ class Stages:
 
     Attributes:
       annotations: what was asked for, on a mesh. sharded: completed. program: partitioned.
+      hardware: the chip by whose seconds and memory plans are compared (`Options.hardware`).
     """
 
     traced: Traced
     annotations: Annotations
     sharded: ShardedGraph
     program: SpmdProgram
+    hardware: str
 
     @property
     def graph(self) -> Graph:
@@ -60,8 +62,13 @@ class Stages:
         return is_named(self.traced, self.annotations)
 
     @cached_property
-    def memory(self) -> Liveness:
-        """What a device holds at the peak; of a plan with named sizes, at the hints."""
+    def cost(self) -> Cost:
+        """Seconds and the peak of memory on the chip; of a plan with named sizes, at the hints."""
+        return priced(self.traced, self.program, self.hardware)
+
+    @cached_property
+    def as_written(self) -> Liveness:
+        """What a device holds at the peak if nothing is rebuilt in the backward pass."""
         from shardalg.costs.memory import liveness
 
         roles, donated = self.traced.roles, self.traced.donated
@@ -95,7 +102,7 @@ def planned(traced: Traced, annotations: Annotations, options: Options) -> Stage
         if options.policy == "cost":
             sharded = by_cost(completed, traced.roles, options)
         program = partition(sharded, traced.roles, options)
-    return Stages(traced, annotations, sharded, program)
+    return Stages(traced, annotations, sharded, program, options.hardware)
 
 
 def _completed(traced: Traced, annotations: Annotations, options: Options) -> ShardedGraph:

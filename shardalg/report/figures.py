@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardalg.graph.ir import Graph
+from shardalg.io.pictures import FAINT, INK
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text
 from shardalg.report.diagram import Box, Token, boxes
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, FAINT = "#22262b", "#8a9099"
 AXIS_COLORS = ("#1565c0", "#c62828", "#2e7d32", "#6a1b9a", "#ef6c00", "#00838f")
 KIND_COLORS = {
     "all_gather": "#ffd98a",
@@ -54,15 +53,6 @@ class Panel:
         return boxes(self.program, self.graph, nodes=self.nodes, dim_names=self.dim_names)
 
 
-def png(figure: Figure, *, dpi: int = 144) -> bytes:
-    """The figure as a PNG image."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    out = io.BytesIO()
-    FigureCanvasAgg(figure).print_figure(out, format="png", dpi=dpi, facecolor="white")
-    return out.getvalue()
-
-
 def draw_programs(panels: Sequence[Panel]) -> Figure:
     """Programs one below the other, to compare strategies (GSPMD, figure 7); each left to right.
 
@@ -70,13 +60,13 @@ def draw_programs(panels: Sequence[Panel]) -> Figure:
     mesh axes below where partitioned, `Σ` for sums still pending along axes. Below a collective
     stand the bytes that each device sends.
     """
-    from matplotlib.figure import Figure
+    from shardalg.io.drawing import Drawing
 
     drawn = [panel.boxes for panel in panels]
     spans = [_span(found) for found in drawn]
     width = max(columns for columns, _, _ in spans) * COLUMN + 0.3
     heights = [(high - low + 1) * LANE + 0.45 for _, low, high in spans]
-    figure = Figure(figsize=(max(width, 6.0), sum(heights) + 0.5))
+    figure = Drawing(figsize=(max(width, 6.0), sum(heights) + 0.5))
     total = figure.get_figheight()
     top = total - 0.35
     for panel, found, span, height in zip(panels, drawn, spans, heights, strict=True):
@@ -200,30 +190,42 @@ def wire_bytes_bars(strategies: Table) -> Figure:
     Args:
       strategies: the table of `report.tables.strategies`.
     """
-    from matplotlib.figure import Figure
+    sums: dict[str, dict[str, float]] = {}
+    for row in strategies:
+        bar = sums.setdefault(f"{row['strategy']} · {row['phase']}", {})
+        bar[row["kind"]] = bar.get(row["kind"], 0) + row["wire_bytes"]
+    return kind_bars(sums)
 
-    bars = list(dict.fromkeys(zip(strategies["strategy"], strategies["phase"], strict=True)))
-    figure = Figure(figsize=(8.4, 0.42 * len(bars) + 1.3), layout="constrained")
+
+def kind_bars(sums: Mapping[str, Mapping[str, float]], title: str = "") -> Figure:
+    """Bytes that each device sends in one step: a bar per entry, stacked by kind.
+
+    Args:
+      sums: label of the bar, to kind of collective, to bytes.
+    """
+    from shardalg.io.drawing import Drawing
+
+    figure = Drawing(
+        figsize=(8.4, 0.42 * len(sums) + 1.3 + 0.3 * bool(title)), layout="constrained"
+    )
     axes = figure.add_subplot()
-    left = dict.fromkeys(bars, 0.0)
-    for kind in (k for k in KIND_COLORS if k in strategies["kind"]):
-        sizes = dict.fromkeys(bars, 0.0)
-        for row in strategies.where(kind=kind):
-            sizes[row["strategy"], row["phase"]] += row["wire_bytes"]
-        places = [-i for i in range(len(bars))]
+    left = dict.fromkeys(sums, 0.0)
+    places = [-i for i in range(len(sums))]
+    for kind in (k for k in KIND_COLORS if any(k in bar for bar in sums.values())):
         axes.barh(
-            places, [sizes[b] for b in bars], left=[left[b] for b in bars], height=0.66,
-            color=KIND_COLORS[kind], ec=INK, lw=0.6, label=kind.replace("_", " "),
+            places, [bar.get(kind, 0) for bar in sums.values()], left=list(left.values()),
+            height=0.66, color=KIND_COLORS[kind], ec=INK, lw=0.6, label=kind.replace("_", " "),
         )  # fmt: skip
-        left = {b: left[b] + sizes[b] for b in bars}
-    for i, bar in enumerate(bars):
-        axes.text(left[bar], -i, f" {bytes_text(left[bar])}", va="center", fontsize=8, color=INK)
-    axes.set_yticks([-i for i in range(len(bars))], [f"{name} · {phase}" for name, phase in bars])
+        left = {name: left[name] + bar.get(kind, 0) for name, bar in sums.items()}
+    for place, end in zip(places, left.values(), strict=True):
+        axes.text(end, place, f" {bytes_text(end)}", va="center", fontsize=8, color=INK)
+    axes.set_yticks(places, list(sums))
     axes.set_xlim(0, max(left.values(), default=1) * 1.14 or 1)
     axes.set_xlabel("bytes sent per device and step")
     axes.xaxis.set_major_formatter(lambda value, _: bytes_text(value))
     axes.spines[["top", "right"]].set_visible(False)
     _legend_above(axes)
+    figure.suptitle(title, fontsize=10, weight="bold", color=INK)
     return figure
 
 
@@ -241,9 +243,9 @@ def measured_times(measured: Mapping[str, Table]) -> Figure:
       measured: label to the table of a `Measurement` (columns executable, median_s, quartile_1_s,
         quartile_3_s).
     """
-    from matplotlib.figure import Figure
+    from shardalg.io.drawing import Drawing
 
-    figure = Figure(figsize=(8.4, 0.62 * len(measured) + 1.3), layout="constrained")
+    figure = Drawing(figsize=(8.4, 0.62 * len(measured) + 1.3), layout="constrained")
     axes = figure.add_subplot()
     colors = {"shardalg": "#1565c0", "xla": "#b0b7bf"}
     seen: set[str] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
 from shardalg.merge.lemmas import LEMMAS
 from shardalg.merge.lemmas.lemma import Lemma
@@ -41,6 +42,35 @@ def judge(
         for statement, wanted in ((known, "proved"), *((w, "refuted") for w in wrong)):
             proofs = tuple(prove(statement, seed=seed) for seed in range(seeds))
             yield Judged(statement, wanted, proofs)
+
+
+@dataclass(frozen=True, repr=False)
+class JudgedLemmas(Answer):
+    """What z3 said of each lemma; true if it is what it must be, of all of them."""
+
+    judged: tuple[Judged, ...]
+
+    @property
+    def table(self) -> Table:
+        """One row per statement."""
+        return table(self.judged)
+
+    def parts(self) -> Parts:
+        """How many are as they must be, and each."""
+        return (summary(self.judged), self.table.select("lemma", "status", "statement"))
+
+    def __bool__(self) -> bool:
+        return all(each.status == each.wanted for each in self.judged)
+
+
+def lemmas(*, mutants: bool = False, seeds: int = 1) -> JudgedLemmas:
+    """The theorems about whole numbers that the library rests on, each sent to z3 now.
+
+    Args:
+      mutants: also the wrong variants, which must be refuted.
+      seeds: of the solver, each tried.
+    """
+    return JudgedLemmas(tuple(judge(seeds=seeds, mutants=mutants)))
 
 
 def table(judged: Iterable[Judged]) -> Table:

@@ -80,10 +80,11 @@ class Timeline:
 
     def figure(self) -> Figure:
         """A bar per stage, time to the right: compute, bubbles, and what is sent."""
-        from matplotlib.figure import Figure
         from matplotlib.patches import Patch
 
-        drawn = Figure(figsize=(9, 0.8 + 0.4 * self.stages), layout="constrained")
+        from shardalg.io.drawing import Drawing
+
+        drawn = Drawing(figsize=(9, 0.8 + 0.4 * self.stages), layout="constrained")
         axes = drawn.subplots()
         for event in self.events:
             bar = [(event.start_s, event.seconds)]

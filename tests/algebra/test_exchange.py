@@ -10,7 +10,7 @@ from shardalg.algebra.digits import Digit, partition_id, parts
 from shardalg.algebra.halos.exchange import Exchange, exchange
 from shardalg.algebra.halos.halo import halo
 from shardalg.algebra.halos.interval import Interval, touched
-from shardalg.algebra.halos.realignment import concatenate, reshape, reverse
+from shardalg.algebra.halos.realignment import concatenate, reshape_interval, reverse_interval
 from shardalg.algebra.halos.window import pad_window, slice_window
 from shardalg.errors import ShardingError
 
@@ -57,7 +57,7 @@ def padded(values, n, rng):
 
 
 def reversed_(values, n, rng):
-    step, rows = delivered(reverse(len(values), n), values, n)
+    step, rows = delivered(reverse_interval(len(values), n), values, n)
     return step, [row[::-1] for row in rows], values[::-1]
 
 
@@ -81,7 +81,7 @@ def reshaped(values, n, rng):
     flat = np.repeat(values, minor) + np.tile(np.arange(minor) / 10, len(values))
     divisors = [d for d in range(1, len(flat) + 1) if len(flat) % d == 0]
     rows = int(rng.choice(divisors))
-    found = reshape((len(values), minor), (rows, len(flat) // rows), parts=n)
+    found = reshape_interval((len(values), minor), (rows, len(flat) // rows), parts=n)
     for p in range(n):
         start = p * found.block - found.left.at(p), (p + 1) * found.block + found.right.at(p)
         assert start == found.interval.at({"p": p})
@@ -106,7 +106,7 @@ def test_data_formatting_by_exchange(realigned, show):
 
 def test_the_reshape_of_the_paper():
     """Section 4.3: (3, 2) to (6,), two ways: the second device lacks one element on the left."""
-    found = reshape((3, 2), (6,), parts=2)
+    found = reshape_interval((3, 2), (6,), parts=2)
     assert (repr(found.left), repr(found.right)) == ("p", "-p - 1")
 
 
@@ -218,8 +218,8 @@ def test_a_moved_start_is_seen(delta):
         (lambda: Interval(P.over(2), 3), "write `//`"),
         (lambda: Interval(P, -1), "not negative"),
         (lambda: touched(P % 4, blocks={"p": 2}, parts={}), "it is no interval"),
-        (lambda: reshape((3, 2), (5,), parts=2), "a reshape keeps their number"),
-        (lambda: reverse(0, 2), "size=0 in parts=2"),
+        (lambda: reshape_interval((3, 2), (5,), parts=2), "a reshape keeps their number"),
+        (lambda: reverse_interval(0, 2), "size=0 in parts=2"),
     ],
 )
 def test_what_cannot_be(make, message):

@@ -39,6 +39,7 @@ from shardalg.examples.explore.strategies import (
 )
 from shardalg.io.table import Table
 from shardalg.models.transformer import WIDE_64B
+from shardalg.paper.table1 import costs_of, layer_costs
 
 STRATEGIES = ("attempt 1", "attempt 2", "finalized")
 QUICK = Settings(config=TINY, quick=True)
@@ -226,7 +227,7 @@ def test_gathering_again_is_said_of_the_runs_that_do(layers, more, reduced, said
 
 
 def test_what_a_layer_adds_is_said_from_its_formulas():
-    parts = table1.layer_costs(replace(table1.HINTS, strategies=("finalized",)))
+    parts = layer_costs(strategies=("finalized",))
     (found,) = parts.values()
     changed = {"finalized": replace(found, orders=found.orders[::-1])}
     assert table1._orders(parts, parts) == table1.UNCHANGED
@@ -272,7 +273,7 @@ def test_the_paper_s_model_in_numbers():
 
 def test_costs_of_a_plan_in_numbers_have_no_orders(layers):
     with pytest.raises(sa.StrategyError, match=r"no named sizes.*symbolic=True"):
-        table1.costs_of(layers["finalized"])
+        costs_of(layers["finalized"])
 
 
 def test_the_paper_s_size_is_priced_as_the_story_has_it():

@@ -41,7 +41,7 @@ def planned(optimizer, level):
 @cache
 def table(optimizer):
     plans = {level: planned(optimizer, level) for level in weight_update.LEVELS}
-    return levels({n: (p.collectives_table, p.sharded, p.memory) for n, p in plans.items()})
+    return levels(plans)
 
 
 @pytest.mark.parametrize("level", weight_update.LEVELS)

@@ -10,8 +10,9 @@ import pytest
 import sympy
 
 from shardalg.costs.hardware import load
-from shardalg.examples.explore.strategies import TRAIN_STEP, plan_part
-from shardalg.examples.explore.table1_section import HINTS, costs_of, layer_costs
+from shardalg.examples.explore.strategies import TRAIN_STEP
+from shardalg.paper import table1
+from shardalg.paper.table1 import MESH, costs_of, layer_costs, plan_part
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.growth import order
 
@@ -31,7 +32,7 @@ def layer():
 @cache
 def forward(strategy, part):
     """(kind, axes) to wire bytes of the forward pass, as formulas."""
-    table = plan_part(HINTS, strategy, part)._collectives_table
+    table = plan_part(table1.SIZES, MESH, strategy, part)._collectives_table
     found = {}
     for row in table:
         key = row["kind"], row["axes"]
@@ -42,7 +43,7 @@ def forward(strategy, part):
 @cache
 def step():
     """The whole train step, in named sizes."""
-    return plan_part(HINTS, FINALIZED, TRAIN_STEP)
+    return plan_part(table1.SIZES, MESH, FINALIZED, TRAIN_STEP)
 
 
 def in_symbols(formula):
@@ -114,7 +115,7 @@ def test_compute_is_of_order_mh_plus_mnd_and_communication_of_order_m():
     flops = sum(
         Formula.of(item.flops)
         for part in PARTS
-        for item in plan_part(HINTS, FINALIZED, part).cost(load("tpu_v3")).items
+        for item in plan_part(table1.SIZES, MESH, FINALIZED, part).cost(load("tpu_v3")).items
         if item.kind == "contraction"
     )
     sent = layer()[FINALIZED].scaling.activation_communication

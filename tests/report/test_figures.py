@@ -3,15 +3,10 @@ import sys
 
 import pytest
 
+from shardalg.io.pictures import png
 from shardalg.io.table import Table
 from shardalg.report.diagram import boxes
-from shardalg.report.figures import (
-    Panel,
-    draw_programs,
-    measured_times,
-    png,
-    wire_bytes_bars,
-)
+from shardalg.report.figures import Panel, draw_programs, measured_times, wire_bytes_bars
 from shardalg.report.tables import collectives, strategies
 from tests.costs.handmade import B, H, M, ffn_graph, ffn_program, loop_program
 

@@ -14,7 +14,7 @@ from shardalg.algebra.halos.halo import halo
 from shardalg.algebra.halos.interval import Interval
 from shardalg.algebra.halos.window import Window, pad_window, slice_window
 from shardalg.errors import ShardingError
-from shardalg.report.draw_halos import draw_halos, picture
+from shardalg.io.pictures import draw
 
 A2 = halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4)
 THIRD = halo(
@@ -39,7 +39,7 @@ def halos(seed, count=60):
 def test_taps_stand_below_what_they_read(seed, kernel_placement):
     """By the definition: output o reads k at tap r if base*k = stride*o + dilation*r - low."""
     for read in halos(seed):
-        w, shown = read.window, picture(read, kernel_placement=kernel_placement)
+        w, shown = read.window, read.picture(kernel_placement=kernel_placement)
         drawn = {}
         for row in shown.rows:
             assert row.start == read.start.at(row.partition)
@@ -57,7 +57,7 @@ def test_taps_stand_below_what_they_read(seed, kernel_placement):
 @pytest.mark.parametrize("seed", range(3))
 def test_cells_are_sent_by_their_holders(seed):
     for read in halos(seed):
-        shown = picture(read)
+        shown = read.picture()
         for row in shown.rows:
             cells = [(k, holder) for a, b, holder in shown.sent(row) for k in range(a, b)]
             exist = range(max(row.start, 0), min(row.limit, read.size))
@@ -67,7 +67,7 @@ def test_cells_are_sent_by_their_holders(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_no_window_lies_upon_another(seed):
     for read in halos(seed):
-        shown = picture(read, kernel_placement=True)
+        shown = read.picture(kernel_placement=True)
         low, high = shown.bounds
         for row in shown.rows:
             before, after = row.zeros
@@ -80,7 +80,7 @@ def test_no_window_lies_upon_another(seed):
 
 def test_placed_kernels_start_at_the_same_low_padding():
     """Of base dilation 3, in which the windows of the partitions start 1, 2, 0, 1 holes ahead."""
-    plain, placed = picture(THIRD), picture(THIRD, kernel_placement=True)
+    plain, placed = THIRD.picture(), THIRD.picture(kernel_placement=True)
     before = [3 * row.start - row.windows[0] for row in plain.rows]
     assert before == [1, 2, 0, 1]
     assert [row.zeros for row in placed.rows] == [(1, 1), (0, 2), (2, 0), (1, 1)]
@@ -91,8 +91,10 @@ def test_placed_kernels_start_at_the_same_low_padding():
 @pytest.mark.parametrize(
     "read",
     [
-        exchange(realignment.reverse(10, 4), size=10, count=4),
-        exchange(realignment.reshape((3, 2), (6,), parts=2).interval, size=6, count=2, block=4),
+        exchange(realignment.reverse_interval(10, 4), size=10, count=4),
+        exchange(
+            realignment.reshape_interval((3, 2), (6,), parts=2).interval, size=6, count=2, block=4
+        ),
         exchange(halo(pad_window(3, 1), size=12, parts=4).interval, size=12, count=4),
     ],
 )
@@ -104,7 +106,7 @@ def test_an_exchange_draws_what_its_permutes_deliver(read):
                 whole = (source * read.block + k for k in range(permute.lower, permute.upper))
                 start, limit = read.want.at({"p": target})
                 delivered |= {(k, source, target) for k in whole if start <= k < limit}
-    shown = picture(read)
+    shown = read.picture()
     drawn = {
         (k, holder, row.partition)
         for row in shown.rows
@@ -116,12 +118,15 @@ def test_an_exchange_draws_what_its_permutes_deliver(read):
 
 
 def test_the_appendix_is_drawn():
-    figure = draw_halos({"A.2": A2, "slice": halo(slice_window(5, 10, size=16), size=16, parts=4)})
+    figure = draw({"A.2": A2, "slice": halo(slice_window(5, 10, size=16), size=16, parts=4)})
     first, second = ([text.get_text() for text in axes.texts] for axes in figure.axes)
-    assert first[:2] == ["A.2", "left(p) = 1 - p, at most 1,   right(p) = p + 1, at most 4"]
+    assert first[:2] == [
+        "A.2",
+        "elements: left(p) = 1 - p, at most 1,   right(p) = p + 1, at most 4",
+    ]
     widths = [f"left {1 - p}, right {p + 1}" for p in range(4)]
     assert [text for text in first if text.startswith("left ")] == widths
-    assert second[1] == "left(p) = 2*p - 5, at most 1,   right(p) = 3 - 2*p, at most 3"
+    assert second[1] == "elements: left(p) = 2*p - 5, at most 1,   right(p) = 3 - 2*p, at most 3"
     keys = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "of an output past the end" in keys
     assert "tap of 0" not in keys
@@ -130,7 +135,7 @@ def test_the_appendix_is_drawn():
 @pytest.mark.parametrize(("parts", "size", "base"), [(2, 4, 1), (8, 40, 1), (8, 40, 3)])
 def test_no_text_leaves_the_figure_or_meets_the_next(parts, size, base):
     window = Window(5, 2, 4, 4, base, 2)
-    figure = draw_halos({"a halo": halo(window, size=size, parts=parts)}, kernel_placement=True)
+    figure = draw({"a halo": halo(window, size=size, parts=parts)}, kernel_placement=True)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     (axes,) = figure.axes
@@ -148,10 +153,12 @@ def test_only_one_row_of_devices_is_drawn():
     rows = (Digit(1, 2),)
     of_four = Exchange(Interval(Index.of("p") * 5 - 1, 6), 10, 5, rows, (("p", rows),), 4)
     with pytest.raises(ShardingError, match="one row of devices"):
-        draw_halos({"": of_four})
+        draw({"": of_four})
 
 
-def test_a_figure_of_nothing_has_its_key_alone():
-    figure = draw_halos({})
-    assert not figure.axes
-    assert len(figure.legends[0].get_texts()) == 4
+def test_one_is_drawn_with_its_title():
+    assert A2.draw().axes[0].texts[0].get_text() == "A window of 2 over 12 elements in 4 partitions"
+    reversal = exchange(realignment.reverse_interval(10, 4), size=10, count=4)
+    title, note = (text.get_text() for text in reversal.draw().axes[0].texts[:2])
+    assert title == "3 of 10 elements for each of 4 partitions"
+    assert note.startswith("p reads 3 elements from 7 - 3*p on;")

@@ -17,7 +17,7 @@ slices and pads of slices and pads are one (`ops/canonicalize/cuts.py`), also wh
 operators stand between them (`ops/canonicalize/passing.py`) or they are written as boxes at
 constant starts (`ops/canonicalize/constant_starts.py`). Indices that count along a dimension of
 their own (`ops/canonicalize/index_parallel.py`) make it a batch dimension of their gather or
-scatter. `report/draw_halos.py` draws them, a row per partition. `sa.prove(halo)` sends what a halo
-claims (`merge/proofs/halo_claims.py`) to z3; XLA's own halos are recorded in
+scatter. `algebra/drawings/draw_halos.py` draws them, a row per partition. `sa.prove(halo)` sends
+what a halo claims (`merge/proofs/halo_claims.py`) to z3; XLA's own halos are recorded in
 `tests/oracle/halos.json`.
 """

@@ -13,15 +13,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardalg.algebra.digits import Digit, Digits, overlap, partition_ids, parts
+from shardalg.algebra.drawings.draw_halos import PartitionRow, Picture
+from shardalg.algebra.halos.halo import Halo
 from shardalg.algebra.halos.interval import Interval
 from shardalg.algebra.halos.spans import extremes, residues
 from shardalg.algebra.halos.transfers import Permute, Reader, Round, Transfer, transfers
 from shardalg.algebra.offset import block_size
 from shardalg.errors import ShardingError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,38 @@ class Exchange:
             pairs = tuple((int(source[t]), int(t)) for t in members)
             permutes.append(Permute(pairs, *piece(lower[members], upper[members], self.block)))
         return Round(number, *layout, tuple(permutes), bool(own.any()))
+
+    def picture(self) -> Picture:
+        """What there is to draw of it.
+
+        Raises:
+          ShardingError: the dimension is not split over all devices, in their order.
+        """
+        row = (Digit(1, self.devices),)
+        if self.held != row or any(digits != row for _, digits in self.ids):
+            raise ShardingError(
+                f"an exchange of a dimension held in {self.held} over {self.devices} devices: only "
+                f"{row} is drawn, one row of devices. Build it by `shardalg.exchange`."
+            )
+        spans = [self.want.at({name: p for name, _ in self.ids}) for p in range(self.devices)]
+        rows = tuple(PartitionRow(p, *span) for p, span in enumerate(spans))
+        note = (
+            f"p reads {self.want.length} elements from {self.want.quotient!r} on;   a device sends "
+            f"{self.elements} in rounds, {self.hop_elements} by hops, {self.gather_elements} to "
+            "gather"
+        )
+        return Picture(self.size, self.block, rows, note)
+
+    def draw(self) -> Figure:
+        """Each partition's block and what it reads of others, as `Halo.draw` shows it.
+
+        Raises:
+          ShardingError: see `picture`.
+        """
+        title = f"{self.want.length} of {self.size} elements for each of {self.devices} partitions"
+        return self._drawn({title: self})
+
+    _drawn = staticmethod(Halo._drawn)
 
     @cached_property
     def _positions(self) -> np.ndarray:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
+from typing import TYPE_CHECKING
 
+from shardalg.algebra.drawings.draw_halos import PartitionRow, Picture, draw_halos
 from shardalg.algebra.halos.interval import Interval
 from shardalg.algebra.halos.window import Window
 from shardalg.algebra.offset import block_size
@@ -15,6 +17,11 @@ from shardalg.algebra.quotient import Quotient
 from shardalg.errors import ShardingError
 from shardalg.io.answers import MOST_ROWS, card
 from shardalg.io.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from shardalg.algebra.halos.exchange import Exchange
 
 
 @dataclass(frozen=True)
@@ -263,6 +270,63 @@ class Halo:
             }
             for p, read in enumerate(self._reads)
         )
+
+    def picture(self, *, kernel_placement: bool = False) -> Picture:
+        """What there is to draw of it; the arguments are those of `draw`.
+
+        >>> halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4).picture().rows[3]
+        PartitionRow(partition=3, start=11, limit=16, windows=(11, ..., 14), outputs=4, ...)
+        """
+        window = self.window
+        rows = tuple(self._row(p, kernel_placement) for p in range(self.parts))
+        taps = tuple(range(0, window.span, window.window_dilation))
+        widths = (("left", self.left, self.max_left), ("right", self.right, self.max_right))
+        note = ",   ".join(f"{side}(p) = {form!r}, at most {most}" for side, form, most in widths)
+        if window.base_dilation > 1:
+            note += f",   case {self.case}"
+        base, stride = window.base_dilation, window.stride
+        return Picture(self.size, self.block, rows, f"elements: {note}", base, taps, stride)
+
+    def _row(self, p: int, kernel_placement: bool) -> PartitionRow:
+        window = self.window
+        most, low = (self.max_padding_low, self.padding_low(p)) if kernel_placement else (0, 0)
+        outputs = range(p * self.out_block, (p + 1) * self.out_block)
+        return PartitionRow(
+            p,
+            self.start.at(p),
+            self.limit.at(p),
+            tuple(window.stride * o - window.padding_low for o in outputs),
+            sum(o < self.out_size for o in outputs),
+            (most - low, low),
+        )
+
+    def draw(self, *, kernel_placement: bool = False) -> Figure:
+        """Each partition's block, what it reads of others, and its windows: a row per partition.
+
+        A cell is an element, in the color of the partition that holds it; the frame is the
+        partition's own block, and a number above it names the partition that sends it. Hatched
+        cells do not exist. Below lie the windows of its outputs, a dot per tap.
+
+        Args:
+          kernel_placement: the paper's case 3 of base dilation: all partitions start with the same
+            low padding, and each moves the kernel in a window that is longer by so much (rings).
+
+        >>> figure = halo(Window(3, padding_low=1, padding_high=1), size=16, parts=4).draw()
+        >>> figure.axes[0].texts[0].get_text()
+        'A window of 3 over 16 elements in 4 partitions'
+        """
+        return self._drawn({self._title: self}, kernel_placement=kernel_placement)
+
+    @property
+    def _title(self) -> str:
+        w = self.window
+        said = {"stride": w.stride, "base dilation": w.base_dilation, "dilation": w.window_dilation}
+        notes = "".join(f", {name} {value}" for name, value in said.items() if value != 1)
+        return f"A window of {w.size}{notes} over {self.size} elements in {self.parts} partitions"
+
+    @staticmethod
+    def _drawn(things: Mapping[str, Halo | Exchange], **options: bool) -> Figure:
+        return draw_halos({name: each.picture(**options) for name, each in things.items()})
 
     def __repr__(self) -> str:
         return f"Halo(left={self.left!r}, right={self.right!r})"

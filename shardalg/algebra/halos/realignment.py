@@ -21,14 +21,14 @@ from shardalg.errors import ShardingError
 _P = Index.of("p")
 
 
-def reverse(size: int, parts: int) -> Interval:
+def reverse_interval(size: int, parts: int) -> Interval:
     """What a reversal reads: the interval is to be reversed locally.
 
     Output `o` is element `size - 1 - o`, so partition p reads the `block` elements before
     `size - p*block`: the block of partition `parts - 1 - p`, moved by the padding
     `parts*block - size`.
 
-    >>> reverse(10, 4)
+    >>> reverse_interval(10, 4)
     Interval([-3*p+7, +3))
     """
     block = _block(size, parts)
@@ -78,13 +78,13 @@ class Reshape:
         return Interval(_P * self.out_block, self.out_block)
 
 
-def reshape(shape: Sequence[int], out_shape: Sequence[int], *, parts: int) -> Reshape:
+def reshape_interval(shape: Sequence[int], out_shape: Sequence[int], *, parts: int) -> Reshape:
     """The reshape of an array that is split on dimension 0, into one that is.
 
     Raises:
       ShardingError: the shapes hold different numbers of elements.
 
-    >>> example = reshape((3, 2), (6,), parts=2)
+    >>> example = reshape_interval((3, 2), (6,), parts=2)
     >>> example, example.left, example.right
     (Reshape(size=6, block=4, out_block=3), p, -p - 1)
     """

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardalg.examples.explore.settings import Settings
+from shardalg.io.pictures import png
 from shardalg.plan.plan import Plan
-from shardalg.report.figures import Panel, draw_programs, png
+from shardalg.report.figures import Panel, draw_programs
 from shardalg.report.html import Picture, Section
 
 FEED_FORWARD = "ffn"

@@ -31,6 +31,7 @@ from shardalg.io.files import write_whole
 from shardalg.lower.calibrate import measure_hardware
 from shardalg.lower.host import host_devices
 from shardalg.lower.three_ways import Comparison
+from shardalg.paper.table1 import layer_costs
 from shardalg.plan.plan import Plan
 from shardalg.report.html import Page, Section
 from shardalg.report.latex import tables_tex
@@ -168,7 +169,7 @@ def write_figures(settings: Settings, folder: Path) -> None:
     totals, *_ = strategies.sections(exploration.layers)
     forward = strategies.plans_of(settings, drawings.FEED_FORWARD)
     drawn = drawings.section(settings, forward)
-    curves = table1.curves(table1.layer_costs(table1.HINTS))
+    curves = table1.curves(layer_costs())
     folder.mkdir(parents=True, exist_ok=True)
     for picture in Page("", "", (totals, drawn, curves)).pictures():
         path = folder / f"{picture.name}.png"

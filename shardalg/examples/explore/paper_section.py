@@ -8,9 +8,10 @@ from dataclasses import replace
 from shardalg.costs.memory import Liveness
 from shardalg.costs.step_time import Cost
 from shardalg.examples.explore.settings import MEASURED, PAPER, Settings
-from shardalg.examples.explore.strategies import TRAIN_STEP, bound, plan_part
+from shardalg.examples.explore.strategies import TRAIN_STEP, bound
 from shardalg.io.table import Table
 from shardalg.models.transformer import WIDE_64B
+from shardalg.paper.table1 import plan_part
 from shardalg.plan.plan import Plan
 from shardalg.report.html import Section
 
@@ -30,7 +31,7 @@ MOST_LINES = 12
 
 def section(settings: Settings = UNROLLED) -> Section:
     """Memory, what is alive at the peak, wire bytes and time."""
-    made = plan_part(settings, settings.strategies[0], TRAIN_STEP)
+    made = plan_part(settings.config, settings.mesh, settings.strategies[0], TRAIN_STEP)
     cost, config = made.cost(CHIP), settings.config
     words = INTRODUCTION.format(
         layers=config.L,

@@ -11,13 +11,14 @@ from typing import Any
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.step_time import Cost
 from shardalg.examples.explore.settings import Settings
+from shardalg.io.pictures import png
 from shardalg.io.table import Table
 from shardalg.lower.three_ways import Comparison, compare, one_device
 from shardalg.lower.xla_dump.hlo_collectives import table as hlo_table
 from shardalg.models.training import part
 from shardalg.plan.plan import Plan
 from shardalg.report import tables
-from shardalg.report.figures import measured_times, png
+from shardalg.report.figures import measured_times
 from shardalg.report.html import Picture, Section
 
 # All devices share this machine's memory.

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.step_time import Cost
 from shardalg.examples.explore.settings import MEASURED, PAPER, Settings
+from shardalg.io.pictures import png
 from shardalg.io.table import Table
-from shardalg.models.training import part
+from shardalg.paper.table1 import plan_part
 from shardalg.paper.table1_strategies import STRATEGIES
-from shardalg.plan.plan import Plan, plan
+from shardalg.plan.plan import Plan
 from shardalg.report import tables
-from shardalg.report.figures import png, wire_bytes_bars
+from shardalg.report.figures import wire_bytes_bars
 from shardalg.report.html import Picture, Section
 
 LAYER, TRAIN_STEP = "layer_gradient", "train_step"
@@ -33,26 +34,10 @@ paper measured {step_time_s} s per step, {peak_memory_gb} GB and {flops_utilizat
 peak flops{of_finalized}."""
 
 
-def plan_part(settings: Settings, strategy: str, name: str) -> Plan:
-    """The plan of a part of the model under a strategy of Table 1.
-
-    On a symbolic mesh the model's sizes have names too.
-    """
-    chosen = part(name)
-    arguments = chosen.named_arguments if settings.mesh.symbolic else chosen.arguments
-    return plan(
-        chosen.function(settings.config),
-        *arguments(settings.config),
-        strategy=STRATEGIES[strategy](settings.mesh, settings.config, name),
-        roles=chosen.roles(),
-        donate_argnums=chosen.donate_argnums(),
-    )
-
-
 def plans_of(settings: Settings, name: str) -> dict[str, Plan]:
     """The same part under each strategy: traced once, planned as often as there are strategies."""
     first, *others = settings.strategies
-    made = {first: plan_part(settings, first, name)}
+    made = {first: plan_part(settings.config, settings.mesh, first, name)}
     for other in others:
         strategy = STRATEGIES[other](settings.mesh, settings.config, name)
         made[other] = made[first].replan(strategy)

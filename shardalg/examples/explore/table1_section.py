@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import islice
 
-from shardalg.algebra.mesh import Mesh
 from shardalg.costs.analyses.scaling import Scaling
-from shardalg.costs.symbolic import Symbolised
-from shardalg.errors import StrategyError
 from shardalg.examples.explore.settings import Settings
 from shardalg.examples.explore.strategies import LAYER, TRAIN_STEP, plans_of
+from shardalg.io.pictures import png
 from shardalg.io.table import Table
-from shardalg.models.transformer import WIDE_64B, Config
+from shardalg.models.transformer import Config
 from shardalg.paper.sweeps import scaling_curves
-from shardalg.paper.table1_costs import Costs, costs, derive, difference, table
+from shardalg.paper.table1 import MESH, SIZES, costs_of, layer_costs
+from shardalg.paper.table1_costs import Costs, difference, table
 from shardalg.paper.table1_strategies import (
     ORDERS,
     STRATEGIES,
@@ -23,13 +21,11 @@ from shardalg.paper.table1_strategies import (
     tensors_per_layer,
 )
 from shardalg.plan.plan import Plan
-from shardalg.report.figures import png
 from shardalg.report.html import Picture, Section
 from shardalg.sizes.formula import Formula
 
 # The first column of the paper's Table 2: sizes have the paper's letters, and these hints.
-HINTS = Settings(replace(WIDE_64B, scan=True), Mesh({"X": 8, "Y": 16}, symbolic=True))
-PARTS = ("attention_gradient", "ffn_gradient")
+HINTS = Settings(SIZES, MESH)
 INTRODUCTION = """The paper's Table 1 (GSPMD, arXiv:2105.04663), not written down but derived: the
 attention and feed-forward layers are traced with named sizes, planned at the hints {hints} on
 {mesh}, and every byte of the programs is priced in those names. **Memory** is what one device
@@ -57,35 +53,10 @@ their conditions hold: on these scales a cost of order 1/X is a straight line th
 CAPTION = "Bytes of one device in one layer, against the size of each mesh axis."
 
 
-def costs_of(made: Plan, *, per: str | None = None) -> Costs:
-    """What a plan with named sizes takes: in formulas and orders, per unit of the size `per`."""
-    return derive(_named(made), made._traced.roles, per=per)
-
-
-def _named(made: Plan) -> Symbolised:
-    if made._symbolised is None:
-        raise StrategyError(
-            f"{made!r} has no named sizes, so that its costs have no orders: plan on a mesh with "
-            "symbolic=True and arguments in sa.dims, such as Part.named_arguments."
-        )
-    return made._symbolised
-
-
-def layer_costs(settings: Settings = HINTS) -> dict[str, Costs]:
-    """Attention and feed-forward with their gradients, together, per strategy."""
-    plans = [plans_of(settings, part) for part in PARTS]
-    return {name: _together([made[name] for made in plans]) for name in settings.strategies}
-
-
-def _together(plans: list[Plan]) -> Costs:
-    programs = [_named(made) for made in plans]
-    first, second = (costs_of(made).scaling for made in plans)
-    return costs(first + second, programs)
-
-
 def sections(settings: Settings = HINTS) -> tuple[Section, ...]:
     """The table, what stands beside it, and its curves."""
-    parts, layers = layer_costs(settings), plans_of(settings, LAYER)
+    parts = layer_costs(settings.config, settings.mesh, settings.strategies)
+    layers = plans_of(settings, LAYER)
     return (
         _derived(settings, parts),
         _choices(layers),

@@ -87,7 +87,7 @@ EXCHANGES = (
         "reverse_shift",
         "a reversed block p is the interval of s elements before D - p*s: the block n - 1 - p, "
         "moved by the padding n*s - D",
-        used="algebra/halos/realignment.py: reverse",
+        used="algebra/halos/realignment.py: reverse_interval",
         given="s >= 1, 0 <= x < s, o == p*s + x, start == D - s - p*s",
         shows="start + (s - 1 - x) == D - 1 - o, start == (n - 1 - p)*s - (n*s - D), "
         "0 <= s - 1 - x < s",
@@ -105,7 +105,7 @@ EXCHANGES = (
         "reshape_realignment",
         "flat blocks of a elements become blocks of c: partition i reads (a - c)*i before its "
         "own block and (c - a)*(i + 1) after it",
-        used="algebra/halos/realignment.py: reshape",
+        used="algebra/halos/realignment.py: reshape_interval",
         given="a >= 1, c >= 1, i >= 0, i*c <= x < (i + 1)*c, left == (a - c)*i, "
         "right == (c - a)*(i + 1)",
         shows="i*a - left <= x < (i + 1)*a + right",

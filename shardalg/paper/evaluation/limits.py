@@ -46,9 +46,9 @@ def seconds_by_cause(columns: Iterable[Column]) -> Table:
 
 def stacked(columns: Sequence[Column]) -> Figure:
     """Predicted seconds by cause, one bar per column, and what was measured as a dot."""
-    from matplotlib.figure import Figure
+    from shardalg.io.drawing import Drawing
 
-    figure = Figure(figsize=(9.2, 4.2), layout="constrained")
+    figure = Drawing(figsize=(9.2, 4.2), layout="constrained")
     panel = figure.subplots()
     places, bottom = range(len(columns)), [0.0] * len(columns)
     for color, (name, text) in zip(COLORS, CAUSES.items(), strict=False):
@@ -91,9 +91,9 @@ def beside(
     Args:
       compiled: as `compiled_peaks` reads it: of shallower models, hence beside their own plans.
     """
-    from matplotlib.figure import Figure
+    from shardalg.io.drawing import Drawing
 
-    figure = Figure(figsize=(9.2, 7.4 if compiled else 5.0), layout="constrained")
+    figure = Drawing(figsize=(9.2, 7.4 if compiled else 5.0), layout="constrained")
     panels = figure.subplots(3 if compiled else 2, 1)
     for panel, (quantity, unit) in zip(panels, ((STEP, "s"), (PEAK, "GB")), strict=False):
         chosen = [v for v in values if v.quantity == quantity and v.prediction]
@@ -145,9 +145,9 @@ def products(plan: Plan, chip: Hardware) -> Table:
 
 def roofline(found: Table, chip: Hardware) -> Figure:
     """Products below the roof of a chip: what their flops per byte allow, and the peak."""
-    from matplotlib.figure import Figure
+    from shardalg.io.drawing import Drawing
 
-    figure = Figure(figsize=(6.2, 3.6), layout="constrained")
+    figure = Drawing(figsize=(6.2, 3.6), layout="constrained")
     panel = figure.subplots()
     peak, speed = chip.peak("bfloat16"), chip.hbm_bytes_per_s
     ends = [peak / speed / 16, 2 * max(found["flops_per_byte"])]

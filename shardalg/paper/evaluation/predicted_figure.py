@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.calibration.constants import calibration_of
 from shardalg.costs.hardware import load
+from shardalg.io.pictures import png
 from shardalg.models.measured.measurements import published
 from shardalg.paper.evaluation.goals import STEP
 from shardalg.paper.evaluation.prediction import ANCHOR, TRAINED, Compared
-from shardalg.report.figures import png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,9 +75,9 @@ def predicted_against_measured(
     Hollow points are those that constants were fitted on. Below stand the errors themselves, which
     logarithmic scales hide.
     """
-    from matplotlib.figure import Figure
+    from shardalg.io.drawing import Drawing
 
-    figure = Figure(figsize=(6.4, 7.2), layout="constrained")
+    figure = Drawing(figsize=(6.4, 7.2), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=(3, 1.3), sharex=True)
     every = [p for points in found.values() for p in points]
     low, high = (f(p.measured for p in every) for f in (min, max))

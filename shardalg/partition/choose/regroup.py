@@ -2,8 +2,8 @@
 
 The dimensions of a reshape fall into groups that hold the same elements on both sides. Of a group
 that is split on its leading dimension a device holds an interval of its flat elements, and wants
-another one (`algebra.halos.realignment.reshape`); between them are whole rows on both sides.
-Source: GSPMD (arXiv:2105.04663), section 4.3, "Halo exchange for data formatting".
+another one (`algebra.halos.realignment.reshape_interval`); between them are whole rows on both
+sides. Source: GSPMD (arXiv:2105.04663), section 4.3, "Halo exchange for data formatting".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Drawings of halos: what each partition holds, what its windows read, and who sends it.
 
-The counterparts of figures 5, 9 and 10 of GSPMD (arXiv:2105.04663), drawn from the closed forms of
-a `Halo` or an `Exchange` alone.
+The counterparts of figures 5, 9 and 10 of GSPMD (arXiv:2105.04663). `Halo.picture` and
+`Exchange.picture` say what there is to draw, from their closed forms alone.
 """
 
 from __future__ import annotations
@@ -10,11 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardalg.algebra.digits import Digit
-from shardalg.algebra.halos.exchange import Exchange
-from shardalg.algebra.halos.halo import Halo
-from shardalg.errors import ShardingError
-from shardalg.report.figures import FAINT, INK
+from shardalg.io.pictures import FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +68,7 @@ class Picture:
 
         >>> from shardalg.algebra.halos.halo import halo
         >>> from shardalg.algebra.halos.window import Window
-        >>> shown = picture(halo(Window(3, padding_low=2, padding_high=2), size=16, parts=4))
+        >>> shown = halo(Window(3, padding_low=2, padding_high=2), size=16, parts=4).picture()
         >>> list(shown.sent(shown.rows[1]))
         [(3, 4, 0), (4, 8, 1), (8, 10, 2)]
         """
@@ -107,83 +103,22 @@ class Picture:
         return min(low), max(high)
 
 
-def picture(read: Halo | Exchange, *, kernel_placement: bool = False) -> Picture:
-    """What there is to draw of a halo, or of an exchange over one row of devices.
-
-    Args:
-      kernel_placement: the paper's case 3 of base dilation: all devices start with the same low
-        padding, and each moves the kernel in a window that is longer by so much.
-
-    Raises:
-      ShardingError: an exchange whose dimension is not split over all devices, in their order.
-
-    >>> from shardalg.algebra.halos.halo import halo
-    >>> from shardalg.algebra.halos.window import Window
-    >>> picture(halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4)).rows[3]
-    PartitionRow(partition=3, start=11, limit=16, windows=(11, 12, 13, 14), outputs=4, zeros=(0, 0))
-    """
-    if isinstance(read, Exchange):
-        return _of_exchange(read)
-    window = read.window
-    rows = tuple(_row(read, p, kernel_placement) for p in range(read.parts))
-    taps = tuple(range(0, window.span, window.window_dilation))
-    widths = (("left", read.left, read.max_left), ("right", read.right, read.max_right))
-    note = ",   ".join(f"{side}(p) = {form!r}, at most {most}" for side, form, most in widths)
-    if window.base_dilation > 1:
-        note += f",   case {read.case}"
-    return Picture(read.size, read.block, rows, note, window.base_dilation, taps, window.stride)
-
-
-def _row(halo: Halo, p: int, kernel_placement: bool) -> PartitionRow:
-    window = halo.window
-    most, low = (halo.max_padding_low, halo.padding_low(p)) if kernel_placement else (0, 0)
-    outputs = range(p * halo.out_block, (p + 1) * halo.out_block)
-    return PartitionRow(
-        p,
-        halo.start.at(p),
-        halo.limit.at(p),
-        tuple(window.stride * o - window.padding_low for o in outputs),
-        sum(o < halo.out_size for o in outputs),
-        (most - low, low),
-    )
-
-
-def _of_exchange(read: Exchange) -> Picture:
-    row = (Digit(1, read.devices),)
-    if read.held != row or any(digits != row for _, digits in read.ids):
-        raise ShardingError(
-            f"an exchange of a dimension held in {read.held} over {read.devices} devices: only "
-            f"{row} is drawn, one row of devices. Build it by `shardalg.exchange`."
-        )
-    spans = [read.want.at({name: p for name, _ in read.ids}) for p in range(read.devices)]
-    rows = tuple(PartitionRow(p, *span) for p, span in enumerate(spans))
-    note = (
-        f"p reads {read.want.length} elements from {read.want.quotient!r} on;   a device sends "
-        f"{read.elements} in rounds, {read.hop_elements} by hops, {read.gather_elements} to gather"
-    )
-    return Picture(read.size, read.block, rows, note)
-
-
-def draw_halos(reads: Mapping[str, Halo | Exchange], *, kernel_placement: bool = False) -> Figure:
+def draw_halos(pictures: Mapping[str, Picture]) -> Figure:
     """What each partition holds and reads: one row per partition, a panel per entry.
 
     A cell is an element, in the color of the partition that holds it; the frame is the partition's
     own block, and a number above it names the partition that sends it. Hatched cells do not exist:
     padding of uneven blocks, or reads that are masked. Below lie the windows of the partition's
-    outputs, a dot per tap.
-
-    Args:
-      reads: title to a halo, or to an exchange over one row of devices.
-      kernel_placement: see `picture`; the taps of 0 are drawn as rings.
+    outputs, a dot per tap; taps of 0 are rings.
     """
-    from matplotlib.figure import Figure
+    from shardalg.io.drawing import Drawing
 
-    shown = [picture(read, kernel_placement=kernel_placement) for read in reads.values()]
+    shown = list(pictures.values())
     heights = [_height(panel) for panel in shown]
     total = top = sum(heights) + KEY
     width = max([NARROW, *map(_width, shown)])
-    figure = Figure(figsize=(width, total))
-    for title, panel, height in zip(reads, shown, heights, strict=True):
+    figure = Drawing(figsize=(width, total))
+    for title, panel, height in zip(pictures, shown, heights, strict=True):
         top -= height
         axes = figure.add_axes((0, top / total, 1, height / total))
         axes.set(xlim=(0, width), ylim=(height, 0))

@@ -1,0 +1,1 @@
+"""Drawings of halos, exchanges and shardings, from their closed forms alone."""
