@@ -235,7 +235,7 @@ def plan(
     given = call.given or (args, kwargs or {})
     if donate_argnums is not None:
         call = replace(call, donated=call.donates(donate_argnums))
-    strategy, explicit = placed(call, strategy)
+    strategy, explicit = placed(call, strategy, given)
     traced = trace_call(call, strategy.mesh.shape, given=given, roles=roles, explicit=explicit)
     if roles is None and any(traced.argument_roles) and options.keep_gathers is None:
         # What the trees say names bytes; what stays for the backward pass is the user's to say.

@@ -17,7 +17,7 @@ from shardalg.io.records import read, values
 from shardalg.ops.canonicalize.normalise import normalise, unread
 from shardalg.ops.roles import roles
 from shardalg.ops.rows import BUILDERS
-from shardalg.planning.calls.call import Call, result_paths
+from shardalg.planning.calls.call import Call, Given, result_paths
 from shardalg.planning.calls.flat_layouts import flat_layouts
 from shardalg.planning.calls.user_call import opened
 from shardalg.propagate.other_mesh import check_sizes, is_another, placed
@@ -153,10 +153,6 @@ class Traced:
             "donated": list(self.donated),
             "home": self.first_mesh and values(self.first_mesh, Mesh),
         }
-
-
-Given = tuple[tuple[Any, ...], Mapping[str, Any]]
-"""Arguments of a call, by position and by name."""
 
 
 def trace_call(

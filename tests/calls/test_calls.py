@@ -1,6 +1,6 @@
 """What a call says itself: shardings, statics, donation, keywords, meshes."""
 
-from functools import partial
+from functools import partial, wraps
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +77,34 @@ def test_layouts_are_heard_wherever_they_are_said(how):
 def test_the_mesh_that_is_set_is_the_plans():
     with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"), axis_types=(AxisType.Auto,) * 2)):
         assert layouts(sa.plan(dot, X, W, **SIDES)) == layouts(WANT)
+
+
+def test_the_mesh_that_only_the_function_names_is_the_plans():
+    """A constraint in a nested call, and a region, of a function that is not traced yet."""
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    there = NamedSharding(mesh, P("x", "y"))
+    constrained = jax.jit(lambda v: jax.lax.with_sharding_constraint(jnp.sin(v), there))
+    region = jax.shard_map(jnp.sin, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    for fn in (lambda v: constrained(v) + 1, region):
+        plan = sa.plan(fn, np.ones((8, 8), "float32"))
+        assert plan.mesh.shape == {"x": 2, "y": 4}
+        assert plan.mesh.device_ids == sa.Mesh.from_jax(mesh).device_ids
+
+
+def test_what_wraps_a_jitted_function_is_planned_itself():
+    """`functools.wraps` copies what a jitted function says of itself, `__wrapped__` too."""
+
+    @jax.jit
+    def halved(v):
+        return v / 2
+
+    @wraps(halved)
+    def less(v):
+        return halved(v) - 1
+
+    v = np.ones((8, 4), "float32")
+    lowered = sa.plan(less, v, mesh=MESH, in_shardings=(P("X"),)).lower()
+    np.testing.assert_array_equal(lowered(v), np.full((8, 4), -0.5))
 
 
 def test_what_is_donated_and_static_is_the_functions_own():

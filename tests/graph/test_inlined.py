@@ -1,5 +1,7 @@
 """Calls that are their body leave no node of their own, and compute what they computed."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,7 +46,21 @@ def optimised(x):
     return jax.grad(lambda x: f(x).sum())(x)
 
 
+def normalised(x):
+    """Running over the batch by the name that `vmap` gives it, as modules of equinox do."""
+    mean = partial(jax.lax.pmean, axis_name="batch")
+    return jax.vmap(lambda v: (v - mean(v)) / mean(v * v), axis_name="batch")(x)
+
+
+def widest(x):
+    return jax.vmap(lambda v: jax.lax.pmax(v, "b") - jax.lax.pmin(v, "b"), axis_name="b")(x)
+
+
 CALLS = [
+    (normalised, "psum"),
+    (widest, "pmax"),
+    (widest, "pmin"),
+    (jax.grad(lambda x: normalised(x)[0].sum()), "psum"),
     (solve, "custom_linear_solve"),
     (jax.grad(lambda a: solve(a).sum()), "custom_linear_solve"),
     (composite, "composite"),

@@ -282,3 +282,21 @@ def test_a_region_is_planned_on_the_axes_it_was_traced_for():
         plan.replan(sa.Strategy(sa.Mesh(MESH.shape, symbolic=True)))
     with pytest.raises(SymbolError, match="Plan the function at numbers"):
         sa.plan(region(product), jax.ShapeDtypeStruct((B, 8), "float32"), W, mesh=MESH)
+
+
+def test_an_axis_of_vmap_and_one_of_the_mesh_in_one_mean():
+    """What `vmap` made a dimension of is reduced on each device, the axis of the mesh is sent."""
+    x = np.arange(48, dtype="float32").reshape(8, 6)
+
+    def centred(x):
+        return jax.vmap(lambda v: v - jax.lax.pmean(v, ("batch", "X")), axis_name="batch")(x)
+
+    mesh = jax.sharding.AbstractMesh((4,), ("X",))
+    region = jax.shard_map(centred, mesh=mesh, in_specs=P("X"), out_specs=P("X"), check_vma=False)
+    plan = sa.plan(region, x)
+    assert plan.mesh == sa.Mesh({"X": 4})
+    assert plan.verify().ok
+    assert plan.collectives()[["kind", "axes", "wire_bytes"]].values.tolist() == [
+        ["all_reduce", "X", 36]
+    ]
+    np.testing.assert_allclose(plan.lower()(x), x - x.mean(0), atol=1e-5)

@@ -100,21 +100,33 @@ def _laid_out(
 def _collective(
     builder: Builder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """A collective of the user's over whole axes."""
+    """A collective of the user's over whole axes; over dimensions (`vmap`) each device's own."""
     _check(equation, place)
-    return plain_node(builder, equation, operands, place)
+    named = [axis for axis in _axes(equation) if isinstance(axis, str)]
+    if len(named) == len(_axes(equation)):
+        return plain_node(builder, equation, operands, place)
+    made = builder.run(builder.written_out(equation), operands, place)
+    if not named:
+        return made
+    parts, params = builder.parts, {**equation.params, "axes": tuple(named)}
+    types = [parts.type_of(var.aval) for var in equation.outvars]
+    results = parts.results(types, parts.label(equation.primitive.name, place.source))
+    builder.node((equation.primitive, params), made, results, place=place)
+    return results
+
+
+def _axes(equation: Any) -> tuple[object, ...]:
+    """Axes by name, and dimensions of the operand that `vmap` has put in the place of one."""
+    axes = equation.params.get("axes", equation.params.get("axis_name"))
+    return axes if isinstance(axes, tuple) else (axes,)
 
 
 def _check(equation: Any, place: Scope) -> None:
-    params, name = equation.params, equation.primitive.name
-    axes = params.get("axes", params.get("axis_name"))
-    named = axes if isinstance(axes, tuple) else (axes,)
-    fault = "groups of an axis" if params.get("axis_index_groups") is not None else ""
-    fault = fault or ("no named axis" if any(not isinstance(n, str) for n in named) else "")
-    if fault:
+    if equation.params.get("axis_index_groups") is not None:
         raise TraceError(
-            f"{name} at {place.source or 'an unknown line'} is over {fault} ({axes}): a region is "
-            "planned with collectives over whole named axes. Give the mesh an axis for each group."
+            f"{equation.primitive.name} at {place.source or 'an unknown line'} is over groups of "
+            f"an axis ({_axes(equation)}): a region is planned with collectives over whole named "
+            "axes. Give the mesh an axis for each group."
         )
 
 

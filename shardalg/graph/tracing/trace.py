@@ -89,6 +89,20 @@ def trace(
     return replace(graph, trees=(tree, tree_structure(shapes)))
 
 
+def jaxpr_of(fn: Callable[..., Any], *args: Any) -> Any:
+    """The closed jaxpr of a function on no mesh.
+
+    Raises:
+      TraceError: JAX cannot trace it.
+
+    >>> jaxpr_of(jax.numpy.sin, 1.0).eqns[0].primitive.name
+    'sin'
+    """
+    paths, leaves, tree = _leaves(fn, args)
+    specs = [_spec(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
+    return _jaxpr(fn, jax.tree.unflatten(tree, specs), None)[0]
+
+
 def _whole(read: Callable[[Any], build.Placing]) -> Callable[[Any], build.Placing]:
     """A reader that leaves regions as they are written."""
     return lambda primitive: build.plain_node if primitive.name == "shard_map" else read(primitive)

@@ -136,8 +136,27 @@ join_ends_p.def_abstract_eval(_join_ends_type)
 mlir.register_lowering(join_ends_p, mlir.lower_fun(join_ends, multiple_results=False))
 
 _INDEX = np.dtype("int32")
+
+
+def _over_dimensions(equation: Any) -> Any:
+    """A collective over dimensions of its operand, which `vmap(..., axis_name=)` makes of an axis.
+
+    >>> mean = jax.vmap(lambda x: x - lax.psum(x, "batch"), axis_name="batch")
+    >>> psum, *_ = jax.make_jaxpr(mean)(jax.numpy.ones((8, 3))).eqns
+    >>> _over_dimensions(psum).eqns[0].primitive.name
+    'reduce_sum'
+    """
+    reduce = _REDUCED[equation.primitive.name]
+    dims = [axis for axis in equation.params["axes"] if not isinstance(axis, str)]
+    return _body(lambda *xs: [reduce(x, dims) for x in xs], equation)
+
+
+_REDUCED = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduce_min}
+
+
 _WRITTEN: dict[str, Callable[[Any], Any | None]] = {
     **dict.fromkeys(INDEXED, _wide_indices),
+    **dict.fromkeys(_REDUCED, _over_dimensions),
     "iota_2x32_shape": positions_of,
     "random_bits": bits_of,
     "split": _split,

@@ -17,6 +17,8 @@ from shardalg.graph.tracing.trace import flatten_prefix, parameter_names
 from shardalg.planning.calls.changed import watched
 from shardalg.planning.calls.found_roles import by_path, found_roles
 
+Given = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""The user's arguments of a call, by position and by name."""
 Inner = Callable[..., Any]
 """What runs on arrays, in the middle of a call."""
 Through = Callable[[Inner, tuple[Any, ...], Mapping[str, Any]], Any]
@@ -56,7 +58,7 @@ class Call:
     out_shardings: Any = None
     donated: tuple[int, ...] = ()
     keywords: bool = False
-    given: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
+    given: Given | None = None
     lost: Sequence[str] = ()
     names: tuple[str, ...] = ()
     own_roles: tuple[str | None, ...] | None = None

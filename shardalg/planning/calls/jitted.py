@@ -13,14 +13,18 @@ import jax
 from shardalg.errors import TraceError
 from shardalg.planning.calls.call import Call, Inner, leaf_paths, plain
 
+_JITTED = type(jax.jit(abs))
+
 
 def is_jitted(fn: Any) -> bool:
-    """Whether `jax.jit` made it.
+    """Whether `jax.jit` made it, as a function or as a method.
 
-    >>> is_jitted(jax.jit(abs)), is_jitted(abs)
-    (True, False)
+    What `functools.wraps` makes of a jitted function has all its attributes, and is another one.
+
+    >>> is_jitted(jax.jit(abs)), is_jitted(abs), is_jitted(wraps(jax.jit(abs))(lambda x: 2 * x))
+    (True, False, False)
     """
-    return hasattr(fn, "_jit_info") and hasattr(fn, "__wrapped__")
+    return isinstance(getattr(fn, "__func__", fn), _JITTED)
 
 
 def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:

@@ -11,8 +11,9 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
-from shardalg.graph.tracing.trace import Explicit
-from shardalg.planning.calls.call import Call
+from shardalg.graph.arguments import declared_dims
+from shardalg.graph.tracing.trace import Explicit, jaxpr_of
+from shardalg.planning.calls.call import Call, Given
 from shardalg.planning.calls.flat_layouts import entered
 from shardalg.propagate.strategy import Strategy
 
@@ -24,14 +25,18 @@ class Placed(NamedTuple):
     explicit: Explicit | None
 
 
-def placed(call: Call, strategy: Strategy) -> Placed:
+def placed(call: Call, strategy: Strategy, given: Given = ((), {})) -> Placed:
     """The strategy on a mesh: its own, or the one that the call or the context brings.
 
     A mesh of JAX becomes ours. In this order counts what is given, what arrays and layouts carry,
-    what `jax.set_mesh` has set, and, of a function that is traced, what its constraints say.
+    what `jax.set_mesh` has set, and what constraints and regions inside the function say, for which
+    it is traced.
+
+    Args:
+      given: the user's arguments, by position and by name.
 
     Raises:
-      StrategyError: there is none, or several.
+      StrategyError: there is none, or several. TraceError: JAX cannot trace the function.
 
     >>> from shardalg.planning.calls.call import plain
     >>> mesh = AbstractMesh((2, 4), ("x", "y"))
@@ -40,11 +45,11 @@ def placed(call: Call, strategy: Strategy) -> Placed:
     Mesh(x=2, y=4)
     """
     carried, around = list(_carried(call, strategy)), _around()
-    given: Any = strategy.mesh
-    ours = Mesh.from_jax(given) if _is_jax(given) else given
+    asked: Any = strategy.mesh
+    ours = Mesh.from_jax(asked) if _is_jax(asked) else asked
     if ours is None:
-        ours = _only(carried or around or list(_at_sites(getattr(call.fn, "jaxpr", None))))
-    seen = [mesh for mesh in (given, *carried, *around) if _is_jax(mesh)]
+        ours = _only(carried or around or _inside(call, given))
+    seen = [mesh for mesh in (asked, *carried, *around) if _is_jax(mesh)]
     explicit = frozenset(
         name
         for mesh in seen
@@ -70,14 +75,23 @@ def _carried(call: Call, strategy: Strategy) -> Iterator[Any]:
             yield sharding.mesh
 
 
+def _inside(call: Call, given: Given) -> list[Any]:
+    """Meshes that the function itself names; of named sizes it is not asked."""
+    if hasattr(call.fn, "jaxpr"):
+        return list(_at_sites(call.fn.jaxpr))
+    if declared_dims(call.args) is not None:
+        return []
+    return list(_at_sites(call.inside(lambda *arrays: jaxpr_of(call.fn, *arrays), *given)))
+
+
 def _at_sites(jaxpr: Any) -> Iterator[Any]:
-    """Meshes of the constraints of a jaxpr, those in its loops and branches too; of None none."""
+    """Meshes of the constraints and regions of a jaxpr, those in its loops and branches too."""
     for equation in getattr(getattr(jaxpr, "jaxpr", jaxpr), "eqns", ()):
-        sharding = equation.params.get("sharding")
-        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
-            yield sharding.mesh
-        for inner in jax.tree.leaves([*equation.params.values()]):
-            yield from _at_sites(inner)
+        for said in jax.tree.leaves([*equation.params.values()]):
+            mesh = said.mesh if isinstance(said, NamedSharding) else said
+            if _is_jax(mesh) and mesh.size > 1:
+                yield mesh
+            yield from _at_sites(said)
 
 
 def _around() -> list[Any]:
@@ -98,7 +112,7 @@ def _only(meshes: list[Any]) -> Mesh:
         return found.pop()
     which = ", ".join(sorted(map(repr, found))) or "none"
     raise StrategyError(
-        f"plan() needs a mesh: the arguments and layouts carry {which}, and "
+        f"plan() needs a mesh: arguments, layouts and function carry {which}, and "
         f"{len(found)} meshes are no answer. Pass mesh=sa.Mesh({{'X': 8, 'Y': 16}}), a mesh of "
         "JAX, or a Strategy, or set one with jax.set_mesh."
     )
