@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 from shardalg.costs.compute import contracts
 from shardalg.costs.walk import walk
@@ -30,6 +31,22 @@ from shardalg.spmd.program import SpmdProgram
 SLICES = frozenset({DynamicSlice, OwnerSelect, Slice, SliceAt})
 APART = frozenset({*kinds(Collective), *kinds(Control)})
 """What writes its results to memory, and reads what it takes from there."""
+VIEWS = frozenset(
+    ("annotate", "expand_dims", "optimization_barrier", "reshape", "squeeze", "transpose")
+)
+"""Operators that XLA makes by choosing a layout, or not at all (`optimization_barrier`)."""
+READS_PART = frozenset(("dynamic_slice", "gather", "slice"))
+
+
+class Update(NamedTuple):
+    """Which operand is written into the first one, and how often its bytes move for it."""
+
+    position: int
+    times: int
+
+
+UPDATES = {"dynamic_update_slice": Update(1, 1), "scatter": Update(2, 1), "scatter-add": Update(2, 2)}
+"""Operators that XLA carries out in place (`xla/service/copy_insertion.h`)."""
 ON_CHIP = "on_chip"
 """The name of the sites that mark what a kernel keeps on the chip."""
 
@@ -109,18 +126,54 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     return frozenset(found - read)
 
 
+def unwritten(program: SpmdProgram, graph: Graph) -> frozenset[int]:
+    """Values that no instruction moves from or to memory: fused ones, and what stays on the chip.
+
+    What another order or shape of a value in memory is (`is_view`) is that value: in memory too.
+    """
+    inside = {*fused(program, graph)}
+    for step in walk(program):
+        if is_view(step.instruction):
+            for value, made in viewed(step.instruction):
+                if value not in inside:
+                    inside.discard(made)
+    return on_chip(program, graph).union(inside)
+
+
+def is_view(instruction: Instruction) -> bool:
+    """Whether an instruction hands its operands on as they lie: compilers choose layouts for it."""
+    attributes = instruction.attributes
+    return type(attributes) is Apply and attributes.primitive in VIEWS
+
+
+def viewed(instruction: Instruction) -> Iterator[tuple[int, int]]:
+    """Operands of a view, each with the result that it is."""
+    return zip(instruction.operands, instruction.results, strict=False)
+
+
 def traffic(instruction: Instruction, inside: frozenset[int]) -> list[int]:
     """Values whose bytes an instruction moves from and to memory, of each as often as it does.
 
-    A slice reads as much as it makes, whatever it is cut from.
+    A slice or gather reads as much as it makes, whatever it is cut from; an update writes what is
+    new into the value that it updates. A view of a value in memory moves nothing.
 
     Args:
-      inside: values that are never in memory, as `fused` and `on_chip` give them.
+      inside: values that are never in memory, as `unwritten` gives them.
     """
-    if type(instruction.attributes) in SLICES:
-        ends = (*instruction.operands, *instruction.results)
-        return [instruction.results[0] for value in ends if value not in inside]
+    attributes = instruction.attributes
+    primitive = attributes.primitive if type(attributes) is Apply else None
+    if is_view(instruction):
+        pairs = [pair for pair in viewed(instruction) if (pair[0] in inside) != (pair[1] in inside)]
+        return [made if value in inside else value for value, made in pairs]
+    if type(attributes) in SLICES or primitive in READS_PART:
+        ends = (*instruction.operands[:1], *instruction.results)
+        moved = [instruction.results[0] for value in ends if value not in inside]
+        return moved + [v for v in instruction.operands[1:] if v not in inside]
     values = dict.fromkeys((*instruction.operands, *instruction.results))
+    update = UPDATES.get(primitive or "")
+    if update is not None and inside.isdisjoint((instruction.operands[0], *instruction.results)):
+        written = [instruction.operands[update.position]] * update.times
+        return written + [v for v in instruction.operands[1:] if v not in inside]
     return [value for value in values if value not in inside]
 
 

@@ -22,7 +22,7 @@ from shardalg.costs.compute import (
     signature_flops,
 )
 from shardalg.costs.cost import FORMATTING, MATRIX, MEMORY, Cost, Item, Totals
-from shardalg.costs.fusion import fused, on_chip, traffic
+from shardalg.costs.fusion import traffic, unwritten
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import liveness
 from shardalg.costs.network.span import Span
@@ -111,7 +111,7 @@ def timed(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> 
 def _pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> _Pricing:
     """Prices of the instructions of a program in numbers."""
     chip = hardware.chip
-    inside = fused(program, graph) | on_chip(program, graph)
+    inside = unwritten(program, graph)
     return _Pricing(program, graph, chip, inside, hardware.wiring(program.mesh).spans)
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.cost import Cost, number
-from shardalg.costs.fusion import fused, traffic
+from shardalg.costs.fusion import traffic, unwritten
 from shardalg.costs.walk import Execution, local_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
@@ -29,7 +29,7 @@ def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> 
       cost: adds `memory_s`, the seconds of those memory bytes on its hardware (`cost.formatting_s`
         in the last row), and `step_share`, what they are of `cost.step_time_s`.
     """
-    inside = fused(program, graph)
+    inside = unwritten(program, graph)
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
     whole: list[float] = [0, 0, 0]
     for step in walk(program):

@@ -11,7 +11,7 @@ from shardalg.costs.calibration.fused_chains import chains
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import contracts, operand_type, shaped_flops
 from shardalg.costs.cost import FORMATTING
-from shardalg.costs.fusion import fused, on_chip, traffic
+from shardalg.costs.fusion import on_chip, traffic, unwritten
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.pipelines.bubbles import pipeline_loops
 from shardalg.costs.topology import Topology
@@ -111,7 +111,7 @@ class _Split:
     ) -> None:
         self.program, self.graph, self.chip = program, graph, chip
         self.kept = on_chip(program, graph)
-        self.inside = fused(program, graph) | self.kept
+        self.inside = unwritten(program, graph)
         self.chains = chains(program, graph, self.inside)
         self.spans = machine.wiring(program.mesh).spans
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from shardalg.costs.compute import contracts
-from shardalg.costs.fusion import fuses
+from shardalg.costs.fusion import fuses, is_view, viewed
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph, Signature
 from shardalg.ops.rows import rules
@@ -50,6 +50,11 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
                 joined.join(place, made[value])
     by_product = {v for ins in products for v in ins.results}
     for_product = {v for ins in products for v in ins.operands}
+    views = [ins for ins in fusing if is_view(ins)]
+    for ins in views:
+        by_product.update(made for value, made in viewed(ins) if value in by_product)
+    for ins in reversed(views):
+        for_product.update(value for value, made in viewed(ins) if made in for_product)
     touches = {
         joined.first(place)
         for place, ins in enumerate(fusing)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shardalg.costs.hardware import Hardware, load
+from shardalg.costs.topology import Topology
 from shardalg.paper.evaluation.goals import STEP
 from shardalg.paper.evaluation.prediction import ANCHOR, HELD_OUT, Prediction
 from shardalg.paper.evaluation.published import Column, column
@@ -16,6 +18,20 @@ ANCHORS = {
     8: "unet-bench.c2",
 }
 """Table number to the column that is taken."""
+CHIP, CORES = "tpu_v3", 2
+
+
+def slice_of(devices: int) -> Topology | Hardware:
+    """The slice of TPU v3 with so many cores, as near to a square as the vendor's are, or a core.
+
+    >>> slice_of(64), slice_of(2048)
+    (Topology(tpu_v3:4x8), Topology(tpu_v3:32x32))
+    """
+    if devices < CORES:
+        return load(CHIP)
+    chips = devices // CORES
+    short = 1 << (chips.bit_length() - 1) // 2
+    return Topology(CHIP, shape=(short, chips // short))
 
 
 def anchored(

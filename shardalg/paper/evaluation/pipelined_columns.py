@@ -13,18 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.hardware import load
 from shardalg.costs.pipelines.bubbles import overheads
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.models.published.pipelined import ONCE_A_STEP, TABLE_4, Pipelined
 from shardalg.models.transformer import Config
-from shardalg.paper.evaluation.anchors import ANCHORS, anchored
+from shardalg.paper.evaluation.anchors import ANCHORS, anchored, slice_of
 from shardalg.paper.evaluation.goals import BUBBLES, PEAK, RECOMPUTE, STEP
 from shardalg.paper.evaluation.prediction import Prediction
 from shardalg.paper.evaluation.published import Column
 from shardalg.plan.plan import Plan
-
-CHIP = "tpu_v3"
 
 
 def pipelined(column: Column) -> Pipelined:
@@ -46,15 +43,15 @@ def planned(column: Column) -> Plan:
 
 def predict(column: Column) -> Mapping[str, Prediction]:
     """Bubbles and recomputation in per cent of the step; peak memory in the paper's GB."""
-    plan = planned(column)
-    spent = overheads(plan.program, plan.graph, load(CHIP))
+    plan, on = planned(column), slice_of(column.facts["devices"])
+    spent = overheads(plan.program, plan.graph, on)
     return {
         BUBBLES: Prediction(100 * spent.bubbles),
         RECOMPUTE: Prediction(100 * spent.recompute),
-        PEAK: Prediction(int(plan.cost(CHIP).peak_memory_bytes) / 1e9),
+        PEAK: Prediction(int(plan.cost(on).peak_memory_bytes) / 1e9),
         STEP: anchored(column, ANCHORS[4], _seconds),
     }
 
 
 def _seconds(column: Column) -> float:
-    return float(planned(column).cost(CHIP).step_time_s)
+    return float(planned(column).cost(slice_of(column.facts["devices"])).step_time_s)
