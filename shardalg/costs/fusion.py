@@ -45,7 +45,11 @@ class Update(NamedTuple):
     times: int
 
 
-UPDATES = {"dynamic_update_slice": Update(1, 1), "scatter": Update(2, 1), "scatter-add": Update(2, 2)}
+UPDATES = {
+    "dynamic_update_slice": Update(1, 1),
+    "scatter": Update(2, 1),
+    "scatter-add": Update(2, 2),
+}
 """Operators that XLA carries out in place (`xla/service/copy_insertion.h`)."""
 ON_CHIP = "on_chip"
 """The name of the sites that mark what a kernel keeps on the chip."""

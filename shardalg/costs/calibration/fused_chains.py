@@ -46,7 +46,7 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
     joined = _Joined(len(fusing))
     for place, ins in enumerate(fusing):
         for value in ins.operands:
-            if value in inside and value in made:
+            if value in made and (value in inside or is_view(fusing[made[value]])):
                 joined.join(place, made[value])
     by_product = {v for ins in products for v in ins.results}
     for_product = {v for ins in products for v in ins.operands}

@@ -43,7 +43,6 @@ VECTOR_FLOPS_PER_S = 8 * 128 * 940e6
 Micro 41, 2021)."""
 
 
-
 def conformer(here: Column) -> Plan:
     """The step of a column of Table 5; in a circular one every layer of a device is a round."""
     facts = here.facts
@@ -102,7 +101,9 @@ def _planned(name: str) -> Plan:
 
 def _seconds(here: Column) -> float:
     plan = _planned(here.id)
-    return float(plan.cost(slice_of(plan.mesh.size), overlap="dependences").step_time_s) + prefix_sums_s(plan)
+    return float(
+        plan.cost(slice_of(plan.mesh.size), overlap="dependences").step_time_s
+    ) + prefix_sums_s(plan)
 
 
 def prefix_sums_s(plan: Plan) -> float:
