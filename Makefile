@@ -36,7 +36,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow proofs lint docs notebooks bench oracle fuzz-algebra fuzz-operators \
+.PHONY: setup explore test test-slow proofs lint docs notebooks bench hardware oracle fuzz-algebra fuzz-operators \
 	aot mutate browser xla-merges xla-halos xla-completion xla-siblings xla-bytes reshards golden lock clean
 
 setup: $(STAMP)
@@ -97,6 +97,11 @@ notebooks: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# This machine calibrated, then fifteen plans predicted beside measured, on what jax.devices() offers;
+# kept in benchmarks/results/hardware by the kind of device. To be run on a machine that is quiet.
+hardware: $(STAMP)
+	$(BIN)/python -m benchmarks.hardware
 
 # The paper's Transformers compiled by the TPU's own compiler, beside their plans: minutes of a core
 # for each; LAYERS=0 is all of them. The compiler is large, and gets an environment of its own.

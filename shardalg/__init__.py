@@ -62,7 +62,7 @@ _PUBLIC = {
     "shardalg.report.lemmas": ("lemmas",),
     "shardalg.merge.proofs.prove": ("Proof", "prove"),
     "shardalg.lower.host": ("host_devices",),
-    "shardalg.lower.calibrate": ("measure_hardware",),
+    "shardalg.models.measured.this_machine": ("measure_hardware",),
     "shardalg.costs.hardware": ("Hardware",),
     "shardalg.models.measured.calibrated": ("calibrate",),
     "shardalg.models.ranking.ranked": ("strategies",),

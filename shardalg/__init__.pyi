@@ -99,7 +99,6 @@ from shardalg.graph.tracing.manual_axes import (
 )
 from shardalg.io.pictures import draw as draw
 from shardalg.io.table import Table as Table
-from shardalg.lower.calibrate import measure_hardware as measure_hardware
 from shardalg.lower.host import (
     host_devices as host_devices,
 )
@@ -124,6 +123,7 @@ from shardalg.merge.verdict import (
     Verdict as Verdict,
 )
 from shardalg.models.measured.calibrated import calibrate as calibrate
+from shardalg.models.measured.this_machine import measure_hardware as measure_hardware
 from shardalg.models.pipeline import Pipeline as Pipeline
 from shardalg.models.pipeline import pipeline as pipeline
 from shardalg.models.ranking.ranked import strategies as strategies

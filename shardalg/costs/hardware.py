@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.costs.calibration.operator_rates import DATA_SHEET, OPERATOR_UNITS, OperatorRates
 from shardalg.costs.network.interconnect import UNKNOWN, Interconnect, read
 from shardalg.costs.network.wiring import Unknown
 from shardalg.errors import HardwareError
@@ -32,8 +33,10 @@ UNITS = {
     "network_latency_s": "s",
     "dcn_bytes_per_s": "B/s",
     "dcn_latency_s": "s",
+    "cores": "cores",
 }
-MAYBE_ZERO = frozenset(name for name, unit in UNITS.items() if unit == "s")
+ALL_UNITS = {**UNITS, **OPERATOR_UNITS}
+MAYBE_ZERO = frozenset(name for name, unit in ALL_UNITS.items() if unit == "s")
 _PEAK = "peak_flops_per_s."
 _MOST = 1 << 40
 """Flops that weigh as much as a byte where arithmetic takes no time."""
@@ -75,6 +78,9 @@ class Hardware:
       axis_link_bytes_per_s: (axis name, bytes/s) of axes on other links, such as between hosts.
       rebuilds: whether its compiler repeats pointwise operators in the backward pass instead of
         keeping their results (`costs.saved`); XLA does on TPU, hardly on CPU.
+      cores: how many all devices of a machine share; all figures are then those of one core, and
+        the memory is the machine's. Infinite: every device has its own.
+      operators: what was measured of operators; it is then used instead.
       sources: where each figure is from, conflicting ones included.
       interconnect: how chips of this kind are joined, which a `Topology` is made of.
 
@@ -100,6 +106,8 @@ class Hardware:
     dcn_bytes_per_s: float = math.inf
     dcn_latency_s: float = 0.0
     sram_bytes_per_s: float = math.inf
+    cores: float = math.inf
+    operators: OperatorRates = DATA_SHEET
 
     def __post_init__(self) -> None:
         bad = {name: value for name, value in self._figures() if not _possible(name, value)}
@@ -112,6 +120,7 @@ class Hardware:
     def _figures(self) -> Iterable[tuple[str, Any]]:
         yield from ((_PEAK + dtype, value) for dtype, value in self.peak_flops_per_s)
         yield from ((f"link_bytes_per_s.{axis}", v) for axis, v in self.axis_link_bytes_per_s)
+        yield from self.operators.figures
         yield from ((name, getattr(self, name)) for name in UNITS if name != "peak_flops_per_s")
 
     def peak(self, dtype: str) -> float:
@@ -143,6 +152,27 @@ class Hardware:
         other = dict(self.axis_link_bytes_per_s)
         return min((other.get(axis, self.link_bytes_per_s) for axis in axes), default=math.inf)
 
+    def shared(self, devices: int) -> Hardware:
+        """What one of so many devices has, where they share cores: devices x work / cores.
+
+        >>> core = Hardware("laptop", (("float32", 8e9),), hbm_bytes=16e9, latency_s=1.0, cores=2)
+        >>> core.shared(8).peak("float32"), core.shared(8).latency_s, core.shared(1).latency_s
+        (2000000000.0, 4.0, 1.0)
+        """
+        if math.isinf(self.cores):
+            return self
+        turns = max(1.0, devices / self.cores)
+        plain = {n: getattr(self, n) for n in UNITS if n not in ("peak_flops_per_s", "cores")}
+        slower = {n: v * turns if UNITS[n] == "s" else v / turns for n, v in plain.items()}
+        return replace(
+            self,
+            **{**slower, "hbm_bytes": self.hbm_bytes / devices},
+            peak_flops_per_s=tuple((t, v / turns) for t, v in self.peak_flops_per_s),
+            axis_link_bytes_per_s=tuple((a, v / turns) for a, v in self.axis_link_bytes_per_s),
+            operators=self.operators.slower(turns),
+            cores=math.inf,
+        )
+
     @staticmethod
     def load(hardware: str | Hardware) -> Hardware:
         """The hardware of that name, or of a JSON file at that path (`load`)."""
@@ -169,7 +199,7 @@ class Hardware:
         """Every figure with its unit and source; `used` is False for one that another one beats."""
         first = {s.figure: s for s in reversed(self.sources)}
         rows = (
-            (s.figure, s.value, UNITS[s.figure.split(".")[0]], s is first[s.figure], s.source)
+            (s.figure, s.value, ALL_UNITS[s.figure.split(".")[0]], s is first[s.figure], s.source)
             for s in self.sources
         )
         return Table(("figure", "value", "unit", "used", "source"), tuple(rows))
@@ -223,11 +253,13 @@ def from_json(data: Any, *, where: str = "hardware") -> Hardware:
         for k, v in used.items()
         if k.startswith("link_bytes_per_s.")
     )
-    plain = {k: v for k, v in used.items() if "." not in k}
+    plain = {k: v for k, v in used.items() if k in UNITS}
+    measured = [(k, v) for k, v in used.items() if k.split(".")[0] in OPERATOR_UNITS]
     return Hardware(
         data["name"],
         tuple(reversed(peaks)),
         axis_link_bytes_per_s=tuple(reversed(links)),
+        operators=OperatorRates(tuple(reversed(measured))),
         rebuilds=data.get("rebuilds", False),
         sources=sources,
         interconnect=read(data["interconnect"], where)
@@ -250,7 +282,7 @@ def _sources(data: Any, where: str) -> Iterable[Source]:
     for figure, entries in data["figures"].items():
         if not _known(figure):
             raise HardwareError(
-                f"{where}: unknown figure {figure!r}; the figures are {', '.join(UNITS)} "
+                f"{where}: unknown figure {figure!r}; the figures are {', '.join(ALL_UNITS)} "
                 "(peak_flops_per_s.<item type>, link_bytes_per_s.<axis>)."
             )
         yield from _entries(figure, entries, where)
@@ -258,8 +290,8 @@ def _sources(data: Any, where: str) -> Iterable[Source]:
 
 def _known(figure: str) -> bool:
     base, dot, detail = figure.partition(".")
-    if base == "peak_flops_per_s":
-        return bool(detail)
+    if base == "peak_flops_per_s" or base in OPERATOR_UNITS:
+        return bool(detail) or figure == "operator_s"
     return base in UNITS and (not dot or (base == "link_bytes_per_s" and bool(detail)))
 
 
@@ -342,21 +374,22 @@ def own_names() -> tuple[str, ...]:
 
 
 def keep(hardware: Hardware, name: str) -> Path:
-    """Write a hardware file of the user's own, which everything then takes by `name`.
-
-    Raises:
-      HardwareError: no word of letters, digits, `_` and `-`, or that of a chip that has a file.
-    """
-    if not re.fullmatch(r"[A-Za-z][\w-]*", name) or _plain(name) in _aliases():
-        raise HardwareError(
-            f"{name!r} cannot name hardware of your own: write a word of letters, digits, _ and -, "
-            f"none of {', '.join(names())}."
-        )
+    """Write a hardware file of the user's own, which everything then takes by `name`."""
+    check_own_name(name)
     path = own_folder() / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(replace(hardware, name=name).to_json(), indent=1) + "\n")
     _read.cache_clear()
     return path
+
+
+def check_own_name(name: str) -> None:
+    """Raise HardwareError for no word of letters, digits, `_` and `-`, or a chip's that is here."""
+    if not re.fullmatch(r"[A-Za-z][\w-]*", name) or _plain(name) in _aliases():
+        raise HardwareError(
+            f"{name!r} cannot name hardware of your own: write a word of letters, digits, _ and -, "
+            f"none of {', '.join(names())}."
+        )
 
 
 def names() -> tuple[str, ...]:

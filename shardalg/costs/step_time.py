@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from shardalg.algebra.digits import Digits
 from shardalg.costs.analyses.overlap import check_overlap, scheduled_s
 from shardalg.costs.analyses.together import together
+from shardalg.costs.calibration.operator_rates import operator_class
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import (
     Shapes,
@@ -25,13 +26,15 @@ from shardalg.costs.cost import FORMATTING, MATRIX, MEMORY, Cost, Item, Totals
 from shardalg.costs.fusion import traffic, unwritten
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import liveness
-from shardalg.costs.network.span import Span
+from shardalg.costs.network.algorithms import LATENCY
+from shardalg.costs.network.span import LINK, Span
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.pause import collection_paused
 from shardalg.sizes.amounts import over
+from shardalg.sizes.amounts import times as multiplied
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.largest import larger
 from shardalg.sizes.sums import summed, total
@@ -70,6 +73,7 @@ def estimate(
     check_overlap(overlap)
     named = program if isinstance(program, Symbolised) else None
     hints = program.hints if isinstance(program, Symbolised) else program
+    hardware = hardware.shared(hints.mesh.size)
     chip = hardware.chip
     held = liveness(hints, graph, roles=roles, donated=donated, rebuild=chip.rebuilds)
     numbers = _pricing(hints, graph, hardware)
@@ -110,6 +114,7 @@ def timed(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> 
 
 def _pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> _Pricing:
     """Prices of the instructions of a program in numbers."""
+    hardware = hardware.shared(program.mesh.size)
     chip = hardware.chip
     inside = unwritten(program, graph)
     return _Pricing(program, graph, chip, inside, hardware.wiring(program.mesh).spans)
@@ -257,7 +262,11 @@ class _Pricing:
         axes = axis_names(mesh, attributes.digits)
         key = _Key(attributes.sent_as, axes, instruction.role, instruction.phase)
         sent = wire_bytes(attributes, size)
-        amounts = (((cause, 1.0), seconds) for cause, seconds in taken.items())
+        amounts = tuple(((cause, 1.0), seconds) for cause, seconds in taken.items())
+        measured = self.hardware.operators.collective(attributes.sent_as)
+        if measured is not None and whole is not None:
+            moving = ((LINK, measured[1]), wire_bytes(attributes, whole))
+            amounts = moving, ((LATENCY, 1.0), self.each(measured[0]))
         return _Price(key, (("count", 1), ("wire_bytes", sent), *amounts))
 
     def sent(self, instruction: Instruction) -> Any:
@@ -274,6 +283,8 @@ class _Pricing:
         flops, peak = self.arithmetic(instruction)
         sizes, speed = self.traffic(instruction)
         key = _Key(self.sort(instruction), (), "", instruction.phase)
+        if self.hardware.operators.figures:
+            return self.as_measured(instruction, key)
         if by_traffic is None:
             by_traffic = over(sum(sizes), speed) > over(flops, peak)
             amounts = (
@@ -283,6 +294,29 @@ class _Pricing:
             taken = larger(self.seconds(flops, peak), self.seconds(total(sizes), speed))
             amounts = [((MEMORY if by_traffic else MATRIX, 1.0), taken)]
         return _Price(key, (("count", 1), ("flops", flops), *amounts), by_traffic)
+
+    def as_measured(self, instruction: Instruction, key: _Key) -> _Price:
+        """The price of a local operator by the rates that were measured of operators."""
+        flops, peak = self.arithmetic(instruction)
+        sizes, speed = self.traffic(instruction)
+        rate = peak
+        if type(instruction.attributes) is Apply and instruction.node is not None:
+            signature = self.graph.nodes[instruction.node].signature
+            found = self.hardware.operators.flops_per_s(
+                operator_class(signature), operand_type(signature)
+            )
+            rate = peak if found is None else found
+        amounts: list[tuple[Any, Any]] = [("count", 1), ("flops", flops)]
+        if key.kind == "contraction":
+            each = self.each(self.hardware.operators.operator_s)
+            amounts += [((MATRIX, rate), flops), ((MATRIX, 1.0), each)]
+        else:
+            amounts += [((MEMORY, rate), flops), *(((MEMORY, speed), n) for n in sizes)]
+        return _Price(key, tuple(amounts))
+
+    def each(self, seconds: float) -> Any:
+        """Seconds of every execution; a formula where prices are."""
+        return multiplied(1 if self.sizes is None else Formula.of(1), seconds)
 
     def sort(self, instruction: Instruction) -> str:
         """What a local instruction is: the user's operator, or formatting that blocks need."""

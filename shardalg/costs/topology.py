@@ -110,6 +110,10 @@ class Topology:
         """The chip that it is made of."""
         return self.hardware
 
+    def shared(self, devices: int) -> Topology:
+        """Itself: its chips share no cores with others."""
+        return self
+
     def __repr__(self) -> str:
         slices = f", slices={self.slices}" if self.slices > 1 else ""
         order = f", order={','.join(self.order)}" if self.order else ""

@@ -1,9 +1,9 @@
-"""This machine's own figures, for estimates of runs on CPU devices: measured, never shipped."""
+"""Five probes of this machine's peaks."""
 
 from __future__ import annotations
 
+import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardalg.costs.hardware import Hardware, Source
+from shardalg.lower.measure import cores, repeated
 
 _AXIS = "devices"
 _MATMUL = 512  # rows and columns of the square that each device multiplies
@@ -21,15 +22,15 @@ _ELEMENTS = 1 << 20  # f32 elements that each device copies, or puts into an all
 _HOW = "measured in this process, all devices at once, median of 5 runs"
 
 
-def measure_hardware(devices: Sequence[jax.Device] | None = None) -> Hardware:
-    """What one of `devices` does while all of them work, as CPU devices share cores and memory.
+def probed(devices: Sequence[jax.Device]) -> Hardware:
+    """What one of `devices` does while all of them work; of CPU devices, what a core does.
 
     Flops: f32 matmuls of 512; memory: `x + 1` on 4 MiB, read and written; link: an all-reduce of
     4 MiB per device, ring bytes; latency: an all-reduce of one element, per hop of its ring.
     Takes about a second.
     """
-    devices = list(jax.devices("cpu") if devices is None else devices)
-    n = len(devices)
+    n, shared = len(devices), devices[0].platform == "cpu"
+    turns = max(1.0, n / cores()) if shared else 1.0
     mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
     square = jnp.ones((n * _MATMUL, _MATMUL), jnp.float32)
     block = jnp.ones((n * _ELEMENTS,), jnp.float32)
@@ -38,13 +39,19 @@ def measure_hardware(devices: Sequence[jax.Device] | None = None) -> Hardware:
     hops = max(1, 2 * (n - 1))
     figures = {
         "peak_flops_per_s.float32": 2 * _MATMUL**3 / _seconds(mesh, lambda x: x @ x, square),
-        "hbm_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / n,
+        "hbm_bytes": _memory_bytes(devices[0]),
         "hbm_bytes_per_s": 8 * _ELEMENTS / _seconds(mesh, lambda x: x + 1, block),
         "link_bytes_per_s": max(1, 2 * (n - 1)) / n * 4 * _ELEMENTS / sum_s,
         "latency_s": hop_s / hops,
     }
+    for name in figures.keys() - {"hbm_bytes", "latency_s"}:
+        figures[name] *= turns
+    figures["latency_s"] /= turns
+    if shared:
+        figures["cores"] = cores()
     return Hardware(
-        name=f"{n} CPU devices of this machine",
+        name=f"{n} {devices[0].device_kind} devices of this machine",
+        cores=figures.get("cores", math.inf),
         peak_flops_per_s=(("float32", figures["peak_flops_per_s.float32"]),),
         hbm_bytes=figures["hbm_bytes"],
         hbm_bytes_per_s=figures["hbm_bytes_per_s"],
@@ -55,16 +62,18 @@ def measure_hardware(devices: Sequence[jax.Device] | None = None) -> Hardware:
 
 
 def _seconds(mesh: Mesh, function: Callable[[jax.Array], jax.Array], x: Any) -> float:
-    """Median seconds of `function` on every device's block of `x`."""
+    """Seconds of `function` on every device's block of `x`."""
     spec = PartitionSpec(_AXIS)
     mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     x = jax.device_put(x, NamedSharding(mesh, spec))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         run = jax.jit(mapped).lower(x).compile()
-    jax.block_until_ready(run(x))
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        jax.block_until_ready(run(x))
-        times.append(time.perf_counter() - start)
-    return float(np.median(times))
+    shared = mesh.devices.flat[0].platform == "cpu"
+    return repeated(lambda: run(x), 5, shared=shared).step_s
+
+
+def _memory_bytes(device: jax.Device) -> float:
+    """Of the machine, where devices share it, else of the device."""
+    stats = device.memory_stats() or {}
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return float(stats.get("bytes_limit", whole))

@@ -3,6 +3,7 @@
 import json
 import math
 
+import jax
 import pytest
 
 from benchmarks import (
@@ -10,6 +11,7 @@ from benchmarks import (
     algebra,
     formatting,
     halos,
+    hardware,
     oracle,
     oracle_time,
     planning,
@@ -21,6 +23,7 @@ from benchmarks import (
     symbols,
 )
 from benchmarks.train_step import Step
+from shardalg.costs.hardware import Hardware
 from shardalg.io.table import Table
 from shardalg.models.transformer import Config
 
@@ -59,6 +62,19 @@ def test_halos(said):
     done = halos.run(said.append, meshes)
     assert len(done.table) == len(halos.PROGRAMS) * len(meshes)
     assert finite(v for row in done.table for v in row.values() if not isinstance(v, str))
+
+
+def test_hardware(said, monkeypatch):
+    monkeypatch.setattr(hardware, "LAYER", TINY)
+    chip = Hardware("toy", (("float32", 1e9),), 1e9, 1e9, 1e9)
+    devices = jax.devices()[:2]
+    done = hardware.run(said.append, ["Transformer layer"], devices=devices, chip=chip)
+    assert [row["mesh"] for row in done.table] == ["Mesh(X=1, Y=2)", "Mesh(X=2, Y=1)"]
+    for row in done.table:
+        assert row["error"] == pytest.approx(row["predicted_ms"] / row["work_ms"] - 1)
+        assert row["planned_bytes"] > 0 < row["compiled_bytes"]
+    assert (done.name, done.summary["plans"]) == ("cpu", 2)
+    assert [len(list(m.meshes(8))) for m in hardware.MODELS.values()] == [3] * 5
 
 
 def test_planning(said):

@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from shardalg.errors import DeviceError
-from shardalg.lower.calibrate import measure_hardware
 from shardalg.lower.host import host_devices
+from shardalg.models.measured.this_machine import measure_hardware
 
 
 def fresh(code, flags=""):
@@ -42,7 +42,7 @@ def test_flags_of_the_environment_are_kept():
 
 
 def test_figures_of_this_machine():
-    chip = measure_hardware(jax.devices()[:2])
+    chip = measure_hardware(jax.devices()[:2], quick=True)
     assert {s.figure for s in chip.sources} >= {"hbm_bytes_per_s", "link_bytes_per_s", "latency_s"}
     assert 1e7 < chip.peak("float32") < 1e14
     assert 1e6 < chip.link(("x",)) < 1e13

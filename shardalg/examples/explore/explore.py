@@ -28,9 +28,9 @@ from shardalg.examples.explore.progress import Progress
 from shardalg.examples.explore.screen import page_text
 from shardalg.examples.explore.settings import PAPER, Settings
 from shardalg.io.files import write_whole
-from shardalg.lower.calibrate import measure_hardware
 from shardalg.lower.host import host_devices
 from shardalg.lower.three_ways import Comparison
+from shardalg.models.measured.this_machine import known_or_probed
 from shardalg.paper.table1 import layer_costs
 from shardalg.plan.plan import Plan
 from shardalg.report.html import Page, Section
@@ -111,7 +111,7 @@ class Exploration:
         if reason:
             return runs.not_run(reason)
         self.say("measuring this machine")
-        hardware = measure_hardware(host_devices(settings.mesh.size))
+        hardware = known_or_probed(host_devices(settings.mesh.size))
         found = list(self.run_layers())
         if not settings.quick:
             self.say("compiling and running the train step, ours and XLA's")

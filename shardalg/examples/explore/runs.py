@@ -31,9 +31,11 @@ XLA's (where a ReLU's input lies within rounding of 0 its gradient jumps; then b
 says right after its partitioner (an all-reduce of which only a block is kept counts as the
 reduce-scatter that it stands for)."""
 TIMES = """Medians of {repeats} runs each, in turns, with the quartiles. `estimate_ms` is the
-plan's own price from figures of this machine that were measured when this report began (below):
-no overlap, every operator at the measured peak. {devices} devices share {cores} cores here, so
-these times compare the two programs on this machine and say nothing about a TPU or GPU."""
+plan's own price from figures of this machine (below), no overlap: those of `shardalg calibrate`
+where it was run, else of probes when this report began. {devices} devices share {cores} cores
+here: `work_ms` is the processor time of all of them over the cores, which the estimate foretells,
+with the error beside it. These times compare the two programs on this machine and say nothing
+about a TPU or GPU."""
 MEMORY = """Bytes per device: `plan_bytes` by our liveness analysis, beside what the compiler
 allots to our program and to XLA's (arguments, results and temporaries, a donated argument
 counted once)."""
@@ -88,8 +90,10 @@ class Run:
             for timing in (measured.ours, measured.xla)
             for value in (timing.median_s, *timing.quartiles_s)
         )
-        estimate_ms = round(self.cost.step_time_s * 1e3, 3)
-        return (self.name, *spreads, round(measured.ratio, 3), estimate_ms)
+        work_s, estimate_s = measured.ours.step_s, self.cost.step_time_s
+        beside = (round(seconds * 1e3, 3) for seconds in (work_s, estimate_s))
+        error = f"{estimate_s / work_s - 1:+.0%}"
+        return (self.name, *spreads, round(measured.ratio, 3), *beside, error)
 
     def memory(self) -> tuple[object, ...]:
         """Bytes per device."""
@@ -100,7 +104,8 @@ class Run:
 
 SUMMARY = ("plan", "error", "xla_error", "wire_bytes", "xla_wire_bytes", "ratio")
 QUARTILES = ("median_ms", "quartile_1_ms", "quartile_3_ms")
-TIMED = ("plan", *QUARTILES, *(f"xla_{name}" for name in QUARTILES), "ratio", "estimate_ms")
+TIMED = ("plan", *QUARTILES, *(f"xla_{name}" for name in QUARTILES), "ratio")
+TIMED += ("work_ms", "estimate_ms", "estimate_error")
 HELD = ("plan", "plan_bytes", "compiled_bytes", "xla_compiled_bytes")
 
 
@@ -175,7 +180,7 @@ def section(settings: Settings, runs: Sequence[Run]) -> Section:
             Table(HELD, tuple(r.memory() for r in runs)),
             *regathered(runs),
             *(part for pair in kinds for part in pair),
-            "This machine, as measured when the report began:",
+            f"This machine, as measured ({hardware.name}):",
             hardware.table().select("figure", "value", "unit", "source"),
         ),
     )

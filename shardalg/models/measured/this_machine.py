@@ -1,0 +1,152 @@
+"""This machine's own figures, for estimates of runs on its devices: measured, never shipped."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from shardalg.costs.calibration.core_rates import CoreFit, CoreTime, core_fit
+from shardalg.costs.calibration.operator_rates import (
+    MATMUL,
+    OPERATOR_UNITS,
+    OperatorRates,
+    operator_class,
+)
+from shardalg.costs.collectives import RING_BYTES
+from shardalg.costs.compute import operand_type
+from shardalg.costs.hardware import UNITS, Hardware, Source, load, own_names
+from shardalg.costs.step_time import timed
+from shardalg.lower.calibrate import probed
+from shardalg.lower.measure import Timing, cores, once
+from shardalg.lower.shard_map import Lowered
+from shardalg.models.measured.calibration_programs import Program, programs
+from shardalg.plan.plan import Plan
+
+REPEATS = 15
+THIS_MACHINE = "this_machine"
+"""The name that `shardalg calibrate` gives, where none is said."""
+Say = Callable[[str], None]
+
+
+def measure_hardware(
+    devices: Sequence[jax.Device] | None = None,
+    *,
+    quick: bool = False,
+    say: Say = lambda text: None,
+) -> Hardware:
+    """What this machine's devices do, from small programs that are planned and run on them.
+
+    Rates per class of operators and item type, a time per contraction, time per execution and
+    bytes per second of each kind of collective, and of memory: those that foretell the programs
+    best (least squares of relative errors). `sources` say how well each program is foretold by the
+    others. CPU devices share the machine's cores: their figures are those of a core, and its time
+    is the processor's, so that others who use the machine do not slow it. About 25 seconds.
+
+    Args:
+      devices: that work at once; None takes all CPU devices.
+      quick: five probes instead, of a second, at the peak of each unit.
+      say: hears the name of each program, as it is run.
+    """
+    chosen = list(jax.devices("cpu") if devices is None else devices)
+    rough = probed(chosen)
+    if quick:
+        return rough
+    rows = []
+    for program in programs(len(chosen)):
+        say(program.name)
+        rows.append(run(program, chosen))
+    return calibrated(rough, core_fit(rows))
+
+
+def known_or_probed(devices: Sequence[jax.Device]) -> Hardware:
+    """What `shardalg calibrate` found of this machine, else quick probes."""
+    known = THIS_MACHINE in own_names() and devices[0].platform == "cpu"
+    return load(THIS_MACHINE) if known else measure_hardware(devices, quick=True)
+
+
+def run(program: Program, devices: Sequence[jax.Device]) -> CoreTime:
+    """A program of the calibration, timed."""
+    planned = program.plan(len(devices))
+    timing = runs(planned.lower(devices), program.arguments(), REPEATS)
+    shared = len(timing.busy_s) > 0
+    seconds = timing.step_s * (cores() if shared else len(devices))
+    each = amounts(planned)
+    return CoreTime(program.name, {n: a * len(devices) for n, a in each.items()}, seconds)
+
+
+def runs(lowered: Lowered, arguments: Sequence[Any], repeats: int) -> Timing:
+    """A plan run on arguments, after one run that warms up."""
+    placed = lowered.entering(*arguments)
+    warm = once(lowered, placed)[0].seconds
+    made = [once(lowered, placed)[0] for _ in range(repeats)]
+    shared = lowered.run.mesh.devices.flat[0].platform == "cpu"
+    return Timing.of(made, shared=shared, warm_up_s=warm)
+
+
+def amounts(planned: Plan) -> dict[str, float]:
+    """What a device does in a step, per figure: flops, bytes, executions.
+
+    The price where a unit takes a second and everything else nothing.
+    """
+    names = [*_rates(planned), "operator_s"]
+    names += [f"{name}.{kind}" for name in _OF_KINDS for kind in RING_BYTES]
+    free = dict.fromkeys(_rates(planned), float("inf"))
+    found = {name: _priced(planned, {**free, name: 1.0}) for name in names}
+    found["hbm_bytes_per_s"] = _priced(planned, {**free, "operator_s": 0.0}, memory=1.0)
+    return {name: amount for name, amount in found.items() if amount}
+
+
+_OF_KINDS = ("collective_s", "collective_bytes_per_s")
+
+
+def _rates(planned: Plan) -> list[str]:
+    """The figures of the classes of operators that a plan has.
+
+    A class of its own has what contracts bfloat16; all else is as fast as on float32.
+    """
+    found: dict[str, None] = {}
+    for node in planned.graph.walk():
+        operator, dtype = operator_class(node.signature), operand_type(node.signature)
+        own = operator == MATMUL and dtype == "bfloat16"
+        found[f"operator_flops_per_s.{operator}.{dtype if own else 'float32'}"] = None
+    return list(found)
+
+
+def _priced(planned: Plan, figures: dict[str, float], memory: float = math.inf) -> float:
+    rates = OperatorRates(tuple(figures.items()))
+    unit = Hardware("unit", hbm_bytes_per_s=memory, operators=rates)
+    return sum(p.seconds * p.step.count for p in timed(planned.program, planned.graph, unit))
+
+
+def calibrated(rough: Hardware, fit: CoreFit) -> Hardware:
+    """The probes' figures, and in their place those of a fit."""
+    errors = sorted(abs(error) for error in fit.left_out.values())
+    how = (
+        f"least squares on {len(errors)} programs; each foretold by the others: median error "
+        f"{statistics.median(errors):.1%}, worst {errors[-1]:.1%}"
+    )
+    units = {**UNITS, **OPERATOR_UNITS}
+    figures = {
+        name: each if units[name.partition(".")[0]] == "s" else 1 / each
+        for name, each in fit.seconds.items()
+        if each > 0
+    }
+    memory = figures.pop("hbm_bytes_per_s", math.inf)
+    told = [Source(name, value, how) for name, value in figures.items()]
+    told += [Source("hbm_bytes_per_s", memory, how)] if math.isfinite(memory) else []
+    prefix = f"operator_flops_per_s.{MATMUL}."
+    peaks = {n.removeprefix(prefix): v for n, v in figures.items() if n.startswith(prefix)}
+    told += [Source(f"peak_flops_per_s.{dtype}", value, how) for dtype, value in peaks.items()]
+    kept = ("link_bytes_per_s", "latency_s", "hbm_bytes", "cores")
+    return replace(
+        rough,
+        peak_flops_per_s=tuple(peaks.items()),
+        hbm_bytes_per_s=memory,
+        operators=OperatorRates(tuple(figures.items())),
+        sources=(*told, *(s for s in rough.sources if s.figure in kept)),
+    )
