@@ -17,7 +17,7 @@ from shardalg.partition.choose.choices import Candidate, candidates, move_s
 from shardalg.partition.choose.component import components
 from shardalg.partition.choose.descent import Asked, Option, Problem, best_of
 from shardalg.partition.choose.key import LoopDigits
-from shardalg.partition.choose.node_classes import is_remade
+from shardalg.partition.choose.node_classes import remade_values
 from shardalg.partition.choose.regions import TiedArguments, border, laid, layouts, tied
 from shardalg.partition.partition import partition
 from shardalg.propagate.options import Options
@@ -200,16 +200,10 @@ class CostProblem:
         return tuple(found)
 
     def _move(self, value: int, source: Sharding, target: Sharding) -> float:
-        if value in self._remade:
+        if value in remade_values(self.graph):
             return 0.0
         itemsize = self.graph.values[value].type.itemsize
         return move_s(source, target, itemsize, self.hardware) * self._times[value]
-
-    @cached_property
-    def _remade(self) -> frozenset[int]:
-        """Values made from numbers alone: in every layout for nothing."""
-        nodes = self.graph.nodes
-        return frozenset(v for n in nodes if is_remade(self.graph, n) for v in n.results)
 
     @cached_property
     def completed(self) -> tuple[int, ...]:

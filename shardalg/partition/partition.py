@@ -11,7 +11,7 @@ from shardalg.algebra.derived_layouts import even_prefix, interned, undivided, w
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.restate import in_order
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.compute import operand_type
+from shardalg.costs.compute import contracts, operand_type
 from shardalg.costs.topology import Topology, machine
 from shardalg.graph.ir import Node
 from shardalg.partition.bodies import BodyPartitioner
@@ -142,17 +142,21 @@ class Partitioner(BodyPartitioner):
         return tuple([seen[id(sharding)] for sharding in shardings])
 
     def _hand_out(self) -> None:
-        """Where a value is only handed out, and does not divide, it lies as it is handed out.
+        """What is only handed out lies as it is handed out, but what products are divided by.
 
-        As it would without an annotation (`propagate.border`): XLA replicates such a result.
+        Completion's layout would be one move more; one that does not divide is no layout of a
+        product either (XLA replicates such a result).
         """
         graph, value_shardings = self.graph, self.value_shardings
         handed = Counter(graph.results)
         results = zip(graph.results, self._plain(self.sharded.results), strict=True)
         for value, result in results:
-            free = value not in self.sharded.fixed and graph.producer[value] is not None
-            alone = free and not graph.users[value] and handed[value] == 1
-            if alone and even_prefix(value_shardings[value]) != value_shardings[value]:
+            made = graph.producer[value]
+            if made is None or value in self.sharded.fixed or graph.users[value]:
+                continue
+            is_even = even_prefix(value_shardings[value]) == value_shardings[value]
+            divides = is_even and contracts(graph.nodes[made].signature)
+            if handed[value] == 1 and not divides:
                 value_shardings[value] = result
 
     def _phase(self, value: int) -> str:
@@ -229,8 +233,9 @@ class Partitioner(BodyPartitioner):
         number, options = self.alike.number(node), self.options
         values, unread = self.alike.reads[number], self.alike.unread[number]
         how = options.switches.pad_blocks, options.switches.finite_sums, self._waits(node)
+        shared = self.alike.shared[number] if options.keep_gathers is True else ()
         return NodeKey(
-            node.signature, values, available, value_shardings, rates, loops, unread, *how
+            node.signature, values, available, value_shardings, rates, loops, unread, *how, shared
         )
 
     def _waits(self, node: Node) -> bool:

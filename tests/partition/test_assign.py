@@ -141,6 +141,9 @@ MATCHES = {
         "bsm,mh->bsh", (16, 16, 32), (32, 32), P(None, "Z", "X"), P(("X", "Y", "Z")), P(None, "Z"),
         131072, 17920, "Z",
     ),
+    "one operand's, beside an idle axis": (
+        "mk,kn->mn", (16, 48), (48, 32), P(None, "X"), P(), P(), 49152, 1536,
+    ),
     "idle axis for both": (
         "mk,kn->mn", (8, 32), (32, 32), P("Y", "X"), P("Y", "X"), P("Y", "X"), 2048, 1536, "Z",
     ),

@@ -31,6 +31,7 @@ class NodeKey(NamedTuple):
       finite: whether sums wait behind products too (`Switches.finite_sums`).
       waits: whether partial sums of the result may wait until a loop is over: of two choices that
         cost the same, they do.
+      shared: operands of a product that a later product reads too, and maybe the same copy.
     """
 
     signature: Signature
@@ -43,6 +44,7 @@ class NodeKey(NamedTuple):
     padded: bool = True
     finite: bool = False
     waits: bool = False
+    shared: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

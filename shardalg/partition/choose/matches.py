@@ -89,21 +89,22 @@ def _aligned(key: NodeKey, component: Component, matched: Held) -> Held:
     """Contracted loops along which one operand is split and the other one is then split too.
 
     Where both are, by as many, or where digits that the other has there split another loop already,
-    one's take the place of the other's; else where nothing else is left to split, and the operand
-    is larger than the result (`dot_handler.cc`, should_partition_contracting_dim).
+    one's take the place of the other's; else where nothing else is left to split, no axis is idle,
+    and the operand is larger than the result (`dot_handler.cc`, should_partition_contracting_dim).
     """
     used, found = set().union(*matched.values()), {}
     others = twins(key, component)
     for name, sides in _contracted(key, component).items():
-        split = [(operand, own - used) for operand, own in sides if own - used]
+        split, lying = [(operand, own - used) for operand, own in sides if own - used], dict(sides)
         if not split and name in others:
             split = [(operand, set(others[name])) for operand, own in sides if own]
+            lying = dict(split)
         if len(sides) != 2 or not split:
             continue
         operand, own = split[0]
         ((other, taken),) = (side for side in sides if side[0] != operand)
         swapped = _parts(own) == _parts(taken) and not own & _digits_of(key, component, other)
-        free = len(split) == 1 and _is_free(key, component, operand, used)
+        free = len(split) == 1 and _is_free(key, component, operand, (used, lying[operand]))
         if swapped or (free and _outweighs(key, component, operand, matched)):
             found[name] = own
     return found
@@ -117,8 +118,17 @@ def _digits_of(key: NodeKey, component: Component, operand: int) -> set[Digit]:
     return {d for t in component.tensors if t.operand == operand for d in _digits(key, t)}
 
 
-def _is_free(key: NodeKey, component: Component, operand: int, used: set[Digit]) -> bool:
-    """Whether all other tensors are split by what matches alone."""
+def _is_free(
+    key: NodeKey, component: Component, operand: int, digits: tuple[set[Digit], set[Digit]]
+) -> bool:
+    """Whether all other tensors are split by what matches alone, and no axis is left idle.
+
+    Args:
+      digits: what matches, and all that one operand has on a contracted loop.
+    """
+    used, own = digits
+    if own & used or _parts(used) * _parts(own) != key.value_shardings[0].mesh.size:
+        return False
     return all(_digits(key, t) <= used for t in component.tensors if t.operand != operand)
 
 

@@ -14,6 +14,8 @@ from shardalg.ops.rows import rules
 from shardalg.ops.rule import SUM, Rule
 from shardalg.spmd.manual import WRITTEN
 
+KEPT = ("annotate", "optimization_barrier")
+"""Identities that hold a value where it is."""
 Alike = tuple[int, ...] | bool
 """What two nodes of one kind have in common beside their signature."""
 
@@ -28,7 +30,8 @@ class Kinds:
       numbers: per node, the number of its kind; None for calls and collectives of the user's.
       reads: per kind, of each operand the first one that is the same value.
       unread: per kind, results that nobody reads, and so nobody brings home.
-      remade: per kind, whether its only result is made from numbers alone (zeros, an iota).
+      remade: per kind, whether its only result is made from numbers alone (`remade_values`).
+      shared: per kind, operands of a product that a later product of the region reads too.
       pick: per node, its values' entries in a list: operands, then results.
     """
 
@@ -37,6 +40,7 @@ class Kinds:
     reads: tuple[tuple[int, ...], ...]
     unread: tuple[tuple[int, ...], ...]
     remade: tuple[bool, ...]
+    shared: tuple[tuple[int, ...], ...]
     pick: tuple[itemgetter, ...]
 
     def number(self, node: Node) -> int:
@@ -52,28 +56,50 @@ def kinds(graph: Graph) -> Kinds:
     inner = (v for region in graph.regions for v in region.results)
     outputs = frozenset([*graph.results, *inner])
     found: dict[tuple[Any, ...], int] = {}
+    again, later = remade_values(graph), _read_later(graph)
     numbers: list[int | None] = []
     for node in graph.nodes:
         if node.bodies or node.signature.primitive in WRITTEN:
             numbers.append(None)
         else:
-            key = (node.signature, *_alike(graph, node, outputs))
+            also = later.get(node.index, ())
+            key = (node.signature, *_alike(graph, node, (outputs, again)), also)
             numbers.append(found.setdefault(key, len(found)))
-    reads, unread, remade = list(zip(*found, strict=True))[1:] or [()] * 3
+    reads, unread, remade, shared = list(zip(*found, strict=True))[1:] or ((),) * 4
     once = [v for v, users in enumerate(graph.users) if len(users) == 1]
     linear = [(v, *read) for v in once if (read := _read(graph, v, outputs))]
     always = frozenset(v for v, rule, k in linear if k in rule.passes(finite=False))
     finite = frozenset(v for v, rule, k in linear if k in rule.passes(finite=True))
     pick = tuple(map(_owner_select, graph.nodes))
-    return Kinds((always, finite), tuple(numbers), reads, unread, remade, pick)
+    return Kinds((always, finite), tuple(numbers), reads, unread, remade, shared, pick)
 
 
-def _alike(graph: Graph, node: Node, outputs: frozenset[int]) -> tuple[Alike, ...]:
+def _alike(
+    graph: Graph, node: Node, sets: tuple[frozenset[int], frozenset[int]]
+) -> tuple[Alike, ...]:
+    """Args: sets: what regions give back, and what can be made again."""
+    outputs, again = sets
     reads = tuple([node.operands.index(value) for value in node.operands])
     if len(node.results) == 1:
-        return reads, (), is_remade(graph, node)
+        return reads, (), node.results[0] in again
     read = [graph.users[value] or value in outputs for value in node.results]
     return reads, tuple([k for k, is_read in enumerate(read) if not is_read]), False
+
+
+def _read_later(graph: Graph) -> dict[int, tuple[int, ...]]:
+    """Per product its operands that a later product of its region reads too.
+
+    Of products only: on how many devices they are computed at least is known (`matches`).
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    for region in graph.regions:
+        behind: set[int] = set()
+        for index in reversed(region.nodes):
+            node = graph.nodes[index]
+            if node.primitive == "dot_general":
+                found[index] = tuple([k for k, v in enumerate(node.operands) if v in behind])
+                behind.update(node.operands)
+    return found
 
 
 def _read(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rule, int] | None:
@@ -121,11 +147,34 @@ def formats(signature: Signature) -> bool:
     return bool(one and rows and not rows[0].flops and not rows[0].reduced)
 
 
-def is_remade(graph: Graph, node: Node) -> bool:
-    """Whether a node makes its only result from numbers alone (zeros, an iota)."""
-    signature = node.signature
-    if len(signature.results) != 1 or not signature.results[0].shape:
+@once_per_graph
+def remade_values(graph: Graph) -> frozenset[int]:
+    """Values that any layout can be made of again for nothing: of numbers and constants alone.
+
+    Zeros and an iota, and what is worked out of them element by element (a causal mask, positions).
+    """
+    known = {*graph.literals, *(value for value, _ in graph.constants)}
+    found = set()
+    for node in graph.walk():
+        if node.bodies or len(node.results) != 1 or not known.issuperset(node.operands):
+            continue
+        alone = graph.literals.issuperset(node.operands) and rules(node.signature) is not None
+        if alone or _elementwise(node.signature):
+            known.add(node.results[0])
+            if node.signature.results[0].shape:
+                found.add(node.results[0])
+    return frozenset(found)
+
+
+@lru_cache(maxsize=1 << 12)
+def _elementwise(signature: Signature) -> bool:
+    """Whether an element of the result is made of one element of each operand."""
+    rows = rules(signature) or ()
+    if len(rows) != 1 or signature.primitive in KEPT:
         return False
-    if not graph.literals.issuperset(node.operands):
-        return False
-    return rules(signature) is not None
+    row = rows[0]
+    indices = (index for tensor in row.tensors for index in row.indices(tensor))
+    loops = {name for name, _ in row.loops}
+    marked = row.guards or row.symbols or row.whole or row.local or row.prefix
+    plain = all(index.loop or not index.variables for index in indices)
+    return plain and not marked and row.result_loops == loops

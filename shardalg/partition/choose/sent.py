@@ -18,6 +18,7 @@ from shardalg.partition.choose import regroup
 from shardalg.partition.choose.component import reduced_digits
 from shardalg.partition.choose.key import Choice, NodeKey
 from shardalg.partition.choose.windows import elements, together, windows
+from shardalg.sizes.amounts import quotient
 
 GATHERED = (ARGMAX, ARGMIN, TOP, USER)
 """Ways to combine whose partial results are sent whole."""
@@ -27,7 +28,8 @@ def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding
     """Bytes that a device sends to bring operands in and results home.
 
     Sums that wait until a loop is over are sent once for all of its iterations: where they are made
-    wider on the way they count as what they are made of.
+    wider on the way they count as what they are made of. A copy that a later product may read too
+    counts a quarter less: the half that it would bear, if it wants the same copy, as one in two.
 
     Args:
       price: elements sent from one layout to another.
@@ -37,7 +39,8 @@ def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding
         available = key.sources[number]
         if required not in available:
             least = min([price(source, required) for source in available])
-            total += least * signature.operands[number].itemsize
+            sent = least * signature.operands[number].itemsize
+            total += quotient(sent * 3, 4) if number in key.shared else sent
     total += _window_bytes(key, choice) + _joined_bytes(key, choice)
     if choice.regrouped:
         sent = regroup.elements(signature, choice.required_shardings[0], choice.produced[0])
