@@ -56,6 +56,7 @@ _PUBLIC = {
     "shardalg.models.pipeline": ("Pipeline", "pipeline"),
     "shardalg.plan.plan": ("Plan", "plan", "load_plan"),
     "shardalg.planning.stablehlo.read_text": ("read_stablehlo",),
+    "shardalg.planning.calls.logical_rules": ("LogicalRules", "logical_rules"),
     "shardalg.costs.topology": ("Topology", "rank_device_orders"),
     "shardalg.plan.resharding": ("Reshard", "reshard"),
     "shardalg.merge.lemmas": ("lemma",),

@@ -132,6 +132,8 @@ from shardalg.plan.plan import load_plan as load_plan
 from shardalg.plan.plan import plan as plan
 from shardalg.plan.resharding import Reshard as Reshard
 from shardalg.plan.resharding import reshard as reshard
+from shardalg.planning.calls.logical_rules import LogicalRules as LogicalRules
+from shardalg.planning.calls.logical_rules import logical_rules as logical_rules
 from shardalg.planning.stablehlo.read_text import read_stablehlo as read_stablehlo
 from shardalg.propagate.options import Options as Options
 from shardalg.propagate.options import Switches as Switches

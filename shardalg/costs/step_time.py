@@ -60,7 +60,8 @@ def estimate(
     longer of both. A contraction takes `max(flops / peak, bytes / memory
     bandwidth)`; other operators are fused into chains, of which only the ends move bytes to and
     from memory. A collective takes its ring bytes over the link plus the latency of its hops.
-    Matrix units run at their peak: the estimate is a lower bound until it is calibrated.
+    Matrix units run at their peak, which makes an estimate shorter, and nothing overlaps unless
+    `overlap` says so, which makes it longer: until it is calibrated it is no bound.
 
     Args:
       program: in numbers; or one that `costs.symbolic.symbolise` made, for formulas.

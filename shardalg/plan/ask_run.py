@@ -171,6 +171,34 @@ class RunAnswers(ShardingAnswers, VerifyAnswers):
             "donate_argnums": tuple(given),
         }
 
+    def shardy(self) -> str:
+        """The function as StableHLO with this plan's layouts in Shardy's words.
+
+        The mesh (`sdy.mesh`), a `sdy.sharding` at every argument and result, and a
+        `sdy.sharding_constraint` at every annotated site; lines stand in locations. Uneven layouts
+        are constraints inside, since a border of JAX divides. `sa.read_stablehlo` reads it.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+        >>> plan = sa.plan(lambda x: x + 1, x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
+        >>> lines = plan.shardy().splitlines()
+        >>> [line.strip() for line in lines if "sdy.mesh" in line]
+        ['sdy.mesh @mesh = <["X"=2]>...']
+        >>> [line.count('#sdy.sharding<@mesh, [{"X"}, {}]>') for line in lines if "@main" in line]
+        [2]
+        """
+        from shardalg.xla.dump import shardy_text
+
+        graph, given = self.graph, self._annotations
+        layouts = self._sharded.shardings
+        completed = replace(
+            given,
+            arguments=tuple(layouts[v] for v in graph.arguments),
+            results=tuple(layouts[v] for v in graph.results),
+        )
+        return shardy_text(self._bound(None, None).graph, completed)
+
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file, atomically; `load_plan` reads it.
 

@@ -14,6 +14,7 @@ from shardalg.explain.trials import Trials
 from shardalg.explain.warnings import roundabout
 from shardalg.explain.warnings.held import held_rows
 from shardalg.explain.warnings.idle import idle_rows
+from shardalg.explain.warnings.whole import whole_rows
 from shardalg.explain.why_not import WhyNot, why_not
 from shardalg.graph.tracing.installed import installed_partitioner
 from shardalg.io.table import Table
@@ -94,7 +95,8 @@ class WhyAnswers(CollectiveAnswers):
         quiet = (*roundabout.unread(self.graph).rows, *roundabout.left_out(self.graph).rows)
         own = self._own_jit.warnings()
         held = held_rows(self._trials)
-        found = (*fallbacks.rows, *quiet, *idle_rows(self._trials), *held, *own.rows)
+        idle = (*idle_rows(self._trials), *whole_rows(self._trials))
+        found = (*fallbacks.rows, *quiet, *idle, *held, *own.rows)
         return Table(fallbacks.columns, found)
 
     def beside_jit(self) -> DataFrame:

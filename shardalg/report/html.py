@@ -79,10 +79,16 @@ Part = str | Table | Picture | Listing
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, and under it paragraphs (with `code` and **bold**), tables and pictures."""
+    """A heading, and under it paragraphs (with `code` and **bold**), tables and pictures.
+
+    Attributes:
+      brief: what of it a terminal shows; conclusion: the line that the page ends with for it.
+    """
 
     title: str
     parts: tuple[Part, ...]
+    brief: tuple[Table, ...] = ()
+    conclusion: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,9 +99,16 @@ class Page:
     lead: str
     sections: tuple[Section, ...]
 
+    @property
+    def conclusion(self) -> str:
+        """What the sections come to, a line for each that comes to something."""
+        return "\n".join(f"- {s.conclusion}" for s in self.sections if s.conclusion)
+
     def to_html(self) -> str:
         """One self-contained file: images inside, nothing loaded from elsewhere."""
         head = f"<title>{html.escape(self.title)}</title><style>{STYLE}</style>"
+        lines = "".join(f"<li>{_inline(s.conclusion)}</li>" for s in self.sections if s.conclusion)
+        ends = f"\n<h2>Conclusion</h2>\n<ul>{lines}</ul>" if lines else ""
         links = "".join(f'<a href="#s{i}">{_inline(s.title)}</a>' for i, s in self._numbered())
         body = "\n".join(
             f'<h2 id="s{i}">{_inline(section.title)}</h2>\n'
@@ -106,7 +119,7 @@ class Page:
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">{head}</head>\n'
             f'<body><h1>{_inline(self.title)}</h1><p class="lead">{_inline(self.lead)}</p>'
-            f"<nav>{links}</nav>\n{body}\n</body></html>\n"
+            f"<nav>{links}</nav>\n{body}{ends}\n</body></html>\n"
         )
 
     def to_markdown(self) -> str:
@@ -116,7 +129,8 @@ class Page:
             + "\n\n".join(_MARKDOWN[type(part)](part) for part in section.parts)
             for section in self.sections
         )
-        return "\n\n".join((f"# {self.title}", self.lead, *sections)) + "\n"
+        ends = (f"## Conclusion\n\n{self.conclusion}",) if self.conclusion else ()
+        return "\n\n".join((f"# {self.title}", self.lead, *sections, *ends)) + "\n"
 
     def pictures(self) -> tuple[Picture, ...]:
         """The pictures of all sections, in order."""

@@ -159,6 +159,24 @@ def _said(graph: Graph, site: Site) -> object:
     return node.source, node.signature.results, replace(site, node=0)
 
 
+def shardy_text(graph: Graph, annotations: Annotations) -> str:
+    """StableHLO of a graph with Shardy's shardings at its border and its sites; lines in locations.
+
+    Args:
+      annotations: of every argument and result.
+
+    Raises:
+      LoweringError: something is annotated in another order of the devices.
+    """
+    if annotations.orders:
+        raise LoweringError(
+            "annotations order the devices otherwise than the mesh, and a program of JAX has one "
+            "order. Leave those annotations out."
+        )
+    with using("shardy"):
+        return str(_stage(graph, annotations, probe=False).as_text(debug_info=True))
+
+
 def read(
     stage: Any, mesh: Mesh, partitioner: str, devices: tuple[jax.Device, ...] | None = None
 ) -> Completion:
@@ -195,7 +213,7 @@ def _completion(
     return Completion(partitioner, mesh, parse(dump.before), known, made)
 
 
-def _stage(graph: Graph, annotations: Annotations) -> Any:
+def _stage(graph: Graph, annotations: Annotations, *, probe: bool = True) -> Any:
     """JAX's lowered program of a graph with its annotations, uneven ones right inside.
 
     It is lowered for no devices, so that partition ids are positions in the mesh. JAX lowers a
@@ -203,7 +221,7 @@ def _stage(graph: Graph, annotations: Annotations) -> Any:
     """
     mesh = annotations.mesh
     try:
-        return _lowered(graph, annotations, mesh_to_abstract(mesh))
+        return _lowered(graph, annotations, mesh_to_abstract(mesh), probe=probe)
     except ValueError as error:
         if "require devices" not in str(error):
             raise
@@ -216,10 +234,13 @@ def _stage(graph: Graph, annotations: Annotations) -> Any:
             f"{len(devices)} of {mesh.size}. Ask for them first, with "
             f"shardalg.host_devices({mesh.size}), or leave the callbacks out."
         )
-    return _lowered(graph, annotations, Mesh(dict(mesh.axes)).to_jax(devices[: mesh.size]))
+    concrete = Mesh(dict(mesh.axes)).to_jax(devices[: mesh.size])
+    return _lowered(graph, annotations, concrete, probe=probe)
 
 
-def _lowered(graph: Graph, annotations: Annotations, jax_mesh: JaxMesh | AbstractMesh) -> Any:
+def _lowered(
+    graph: Graph, annotations: Annotations, jax_mesh: JaxMesh | AbstractMesh, *, probe: bool
+) -> Any:
     given = [s for s in (*annotations.arguments, *annotations.sites, *annotations.results) if s]
     digits = {digit for sharding in given for dim in sharding.dims for digit in dim}
     axes = axes_of(annotations.mesh, digits, jax_mesh)
@@ -227,15 +248,15 @@ def _lowered(graph: Graph, annotations: Annotations, jax_mesh: JaxMesh | Abstrac
     asked = _Asked(graph, axes, annotations, {site.node: s for site, s in sites if s is not None})
     types = [graph.values[value].type for value in graph.arguments]
     # JAX asks the borders alone for the mesh, and none of them may be annotated.
-    everywhere = NamedSharding(axes.mesh, PartitionSpec())
+    everywhere = [NamedSharding(axes.mesh, PartitionSpec())] * probe
     jitted = jax.jit(
         asked.function,
-        in_shardings=(*map(asked.border, annotations.arguments), everywhere),
+        in_shardings=(*map(asked.border, annotations.arguments), *everywhere),
         out_shardings=tuple(map(asked.border, annotations.results)),
         keep_unused=True,
     )
     structs = [jax.ShapeDtypeStruct(t.shape, item_type(t.dtype)) for t in types]
-    structs.append(jax.ShapeDtypeStruct((), "bool"))
+    structs += [jax.ShapeDtypeStruct((), "bool")] * probe
     with jax.sharding.use_abstract_mesh(axes.mesh.abstract_mesh):
         return jitted.trace(*structs).lower(lowering_platforms=("cpu",))
 
@@ -250,7 +271,7 @@ class _Asked:
     sites: dict[int, Sharding]
 
     def function(self, *leaves: jax.Array) -> tuple[jax.Array, ...]:
-        """Of the arguments, and of one more that nothing reads."""
+        """Of the arguments, and of one more, if asked for, that nothing reads."""
         annotations = self.annotations
         inside = map(self._uneven, leaves, annotations.arguments)
         results = evaluate(self.graph, *inside, annotate=self._at_site, scope=_named)

@@ -150,13 +150,13 @@ def run(settings: Settings) -> None:
         host_devices(settings.mesh.size)
     exploration = Exploration(settings, say)
     page = exploration.page()
-    print(f"\n{page.title}\n{page.lead}\n\n{page_text(page)}\n", flush=True)
     files = page.write(settings.out)
     plan_file, tables_file = settings.out / "plan.json", settings.out / "tables.tex"
     exploration.last_step.save(plan_file)
     write_whole(tables_file, tables_tex(page))
     names = ", ".join(str(path) for path in (*files[:2], tables_file, plan_file))
     say(f"wrote {names} and {len(files) - 2} pictures")
+    print(f"\n{page_text(page)}", flush=True)
 
 
 def write_figures(settings: Settings, folder: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from shardalg.costs.memory import Liveness
 from shardalg.costs.step_time import Cost
 from shardalg.examples.explore.settings import MEASURED, PAPER, Settings
-from shardalg.examples.explore.strategies import TRAIN_STEP, bound
+from shardalg.examples.explore.strategies import TRAIN_STEP, of_measured
 from shardalg.io.table import Table
 from shardalg.models.transformer import WIDE_64B
 from shardalg.paper.table1 import plan_part
@@ -22,7 +22,7 @@ INTRODUCTION = """The train step of {layers} unrolled layers ({parameters:.0f} b
 a batch of {batch}) on {mesh}, under the strategy `finalized`, beside the first column of the
 paper's Table 2. Nothing is fitted. Of the forward pass only a minimum cut is kept, since XLA
 rebuilds pointwise operators for TPUs. The time has no overlap, no inefficiency of matrix units and
-rings at full speed: {bound}."""
+rings at full speed: {share}."""
 ALIVE = """What one core holds at the peak, while `{op}` runs; values of one source line
 together:"""
 WIRE = "What one core sends in one step, {total:.1f} GB in all:"
@@ -38,7 +38,7 @@ def section(settings: Settings = UNROLLED) -> Section:
         parameters=sum(config.parameter_counts().values()) / 1e9,
         batch=config.B,
         mesh=repr(settings.mesh),
-        bound=bound(cost),
+        share=of_measured(cost),
     )
     peak = cost.memory
     held = ALIVE.format(op=_op(made, peak))

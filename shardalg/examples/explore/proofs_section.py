@@ -39,6 +39,7 @@ def section(plans: Mapping[str, Plan]) -> Section:
             "Its statements that took longest, as z3 was given them:",
             Table(slowest.columns, slowest.rows[:MOST_STATEMENTS]),
         ),
+        conclusion=f"{_verdict(reports)} {sum(len(r.table) for r in reports.values()):,} claims.",
     )
 
 

@@ -13,6 +13,7 @@ from shardalg.costs.step_time import Cost
 from shardalg.examples.explore.settings import Settings
 from shardalg.io.pictures import png
 from shardalg.io.table import Table
+from shardalg.io.units import bytes_text, seconds_text
 from shardalg.lower.three_ways import Comparison, compare, one_device
 from shardalg.lower.xla_dump.hlo_collectives import table as hlo_table
 from shardalg.models.training import part
@@ -82,6 +83,13 @@ class Run:
         errors = compared.relative_error, compared.xla_relative_error
         return (self.name, *(float(f"{e:.1e}") for e in errors), ours, theirs, ratio)
 
+    def brief(self) -> tuple[object, ...]:
+        """Error, bytes and times, ours and XLA's, in the units that people say."""
+        name, error, _, ours, theirs, _ = self.summary()
+        measured = self.compared.measurement
+        times = (seconds_text(timing.median_s) for timing in (measured.ours, measured.xla))
+        return (name, error, bytes_text(ours), bytes_text(theirs), *times)
+
     def times(self) -> tuple[object, ...]:
         """Milliseconds."""
         measured = self.compared.measurement
@@ -103,6 +111,7 @@ class Run:
 
 
 SUMMARY = ("plan", "error", "xla_error", "wire_bytes", "xla_wire_bytes", "ratio")
+BRIEF = ("plan", "error", "sends", "XLA sends", "median", "XLA's median")
 QUARTILES = ("median_ms", "quartile_1_ms", "quartile_3_ms")
 TIMED = ("plan", *QUARTILES, *(f"xla_{name}" for name in QUARTILES), "ratio")
 TIMED += ("work_ms", "estimate_ms", "estimate_error")
@@ -111,7 +120,8 @@ HELD = ("plan", "plan_bytes", "compiled_bytes", "xla_compiled_bytes")
 
 def not_run(reason: str) -> Section:
     """The section that says why there is none."""
-    return Section("Not run", (f"The plans were not run: {reason}.",))
+    said = f"The plans were not run: {reason}."
+    return Section("Not run", (said,), conclusion=said)
 
 
 def why_not(settings: Settings, plans: Mapping[str, Plan]) -> str:
@@ -137,6 +147,14 @@ def run(settings: Settings, made: Plan, data: Sample) -> Comparison:
     verified = made.verify().summary()
     lowered, repeats = made.lower(), settings.repeats
     return compare(lowered, data.arguments, data.expected, repeats=repeats, verified=verified)
+
+
+def _ran(devices: int, runs: Sequence[Run]) -> str:
+    worst = max(r.compared.relative_error for r in runs)
+    totals = [next(iter(r.beside.where(kind="all"))) for r in runs]
+    ours, theirs = (sum(total[n] for total in totals) for n in ("wire_bytes", "xla_wire_bytes"))
+    share = f"{ours / theirs:.0%} of the bytes that XLA sends" if theirs else "XLA sends nothing"
+    return f"On {devices} CPU devices: errors of at most {worst:.0e} against one device; {share}."
 
 
 def regathered(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -167,6 +185,7 @@ def section(settings: Settings, runs: Sequence[Run]) -> Section:
         png(measured_times(timed)),
         "Milliseconds per step on CPU devices: median, and quartiles of the runs.",
     )
+    few = Table(BRIEF, tuple(r.brief() for r in runs))
     kinds = [(f"Collectives of **{r.name}** in one step, beside XLA's:", r.beside) for r in runs]
     return Section(
         f"Run on {devices} CPU devices",
@@ -183,4 +202,6 @@ def section(settings: Settings, runs: Sequence[Run]) -> Section:
             f"This machine, as measured ({hardware.name}):",
             hardware.table().select("figure", "value", "unit", "source"),
         ),
+        (few,),
+        _ran(devices, runs),
     )

@@ -1,52 +1,40 @@
-"""A report as text for a terminal."""
+"""A report on a terminal: two screens of it, and what it comes to; the files have all."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
-from typing import Any
 
-from shardalg.io.table import Table
-from shardalg.report.html import Listing, Page, Picture, Section
+from shardalg.report.html import Page
 
-# Columns that a terminal is too narrow for, and how many characters of them it shows.
-WIDTH = 96
-NARROW = {"why": 60, "smt2": 40, "remedy": 60}
+WIDTH = 110
 
 
 def page_text(page: Page) -> str:
-    """The page's words and tables, long cells cut; pictures by the name of their file."""
-    return "\n\n".join(_section(section) for section in page.sections)
+    """Title, the tables that sections show in brief, and the conclusion.
 
-
-def _section(section: Section) -> str:
-    title = f"{section.title}\n{'=' * len(section.title)}"
-    return "\n\n".join((title, *(_TEXT[type(part)](part) for part in section.parts)))
-
-
-def _table(table: Table) -> str:
-    """The table, its long cells cut.
-
-    >>> print(_table(Table(("why",), (("because " * 9,),))))
-    why
-    because because because because because because because bec…
+    >>> from shardalg.io.table import Table
+    >>> from shardalg.report.html import Section
+    >>> few = Table(("n",), ((1,),))
+    >>> both = Section("Counted", ("Long words.", few), brief=(few,), conclusion="There is one.")
+    >>> print(page_text(Page("A report", "It leads.", (both,))))
+    A report
+    It leads.
+    <BLANKLINE>
+    Counted
+    n
+    1
+    <BLANKLINE>
+    Conclusion
+    - There is one.
     """
-    widths = [NARROW.get(name) for name in table.columns]
-    rows = (
-        tuple(_cut(cell, width) for cell, width in zip(row, widths, strict=True))
-        for row in table.rows
-    )
-    return repr(Table(table.columns, tuple(rows)))
-
-
-def _cut(cell: object, width: int | None) -> object:
-    text = str(cell)
-    return cell if width is None or len(text) <= width else text[: width - 1] + "…"
-
-
-_TEXT: dict[type, Callable[[Any], str]] = {
-    str: lambda text: textwrap.fill(text, WIDTH),
-    Table: _table,
-    Picture: lambda picture: f"({picture.name}.png: {picture.caption})",
-    Listing: lambda listing: listing.text,
-}
+    shown = [
+        "\n".join((section.title, *map(repr, section.brief)))
+        for section in page.sections
+        if section.brief
+    ]
+    lines = [
+        textwrap.fill(section.conclusion, WIDTH, initial_indent="- ", subsequent_indent="  ")
+        for section in page.sections
+        if section.conclusion
+    ]
+    return "\n\n".join((f"{page.title}\n{page.lead}", *shown, "\n".join(("Conclusion", *lines))))

@@ -73,7 +73,11 @@ def _derived(settings: Settings, parts: Mapping[str, Costs]) -> Section:
         hints=sizes, mesh=repr(settings.mesh), conditions=", ".join(map(str, facts))
     )
     paper = {name: ORDERS[name] for name in parts}
-    return Section("Table 1, derived", (words, table(parts, paper), _annotations(settings)))
+    derived = table(parts, paper)
+    same = derived["equal"].count("yes")
+    said = f"Table 1: {same} of {len(derived)} orders of the planned layers are the paper's."
+    shown = (words, derived, _annotations(settings))
+    return Section("Table 1, derived", shown, conclusion=said)
 
 
 def _annotations(settings: Settings) -> str:

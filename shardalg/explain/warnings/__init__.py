@@ -2,5 +2,6 @@
 
 A remedy that names an annotation was planned before it is said. Rows of operators that run in a
 roundabout way and of what is left out (`roundabout`), of axes along which devices compute the same
-(`idle`), of padding and of parameters that every device holds (`held`).
+(`idle`), of operators that every device runs whole (`whole`), of padding and of parameters that
+every device holds (`held`).
 """
