@@ -27,6 +27,7 @@ BENCHMARKS = {
     "reshards": "benchmarks.reshards",
     "reshard_paths": "benchmarks.reshard_paths",
     "calibration": "benchmarks.calibration",
+    "systems": "benchmarks.systems",
 }
 
 

@@ -21,6 +21,7 @@ from benchmarks import (
     step_time,
     switches,
     symbols,
+    systems,
 )
 from benchmarks.train_step import Step
 from shardalg.costs.hardware import Hardware
@@ -45,6 +46,14 @@ def test_switches(said):
     assert ratios["hoist_gathers=True"] < 1
     assert "join_formatting=False" not in ratios
     assert said == ["recurrent"]
+
+
+def test_systems(said):
+    done = systems.run(said.append, {"circular": systems.by_shift(2, is_gradient=True)})
+    (row,) = done.table
+    assert row["once_ratio"] < row["bytes_ratio"] <= 1
+    assert row["claims"] > 100
+    assert finite((row["plan_s"], row["prove_s"], row["gspmd_wire_bytes"]))
 
 
 def test_formatting(said):
