@@ -8,11 +8,39 @@
 Mesh(X=2, Y=4)
 
 `Config` has the sizes of the paper's Transformer, and `part` a piece of it to plan by itself, as
-"ffn", "layer_gradient" or "train_step"; `sa.paper` has their strategies.
+"ffn", "layer_gradient" or "train_step"; `sa.paper` has their strategies. Its other models are here
+with their layouts: `Pipelined` with a `Schedule` (`TABLE_4`), `MoEConfig` (`SPARSE`, `HYBRID`),
+`Conformer` (`PIPELINED`), `UNet3D` (`SPATIAL`) and `EncoderDecoder` (`FIGURE_2`).
 """
 
+from shardalg.costs.pipelines.schedules import Schedule
+from shardalg.costs.pipelines.schedules import compared as schedules
 from shardalg.models.dense import DenseTransformer
+from shardalg.models.published.conformer import PIPELINED, Conformer
+from shardalg.models.published.encoder_decoder import FIGURE_2, EncoderDecoder
+from shardalg.models.published.moe import HYBRID, SPARSE, MoEConfig
+from shardalg.models.published.pipelined import TABLE_4, Pipelined
+from shardalg.models.published.unet3d import SPATIAL, UNet3D
 from shardalg.models.training import Part, part
 from shardalg.models.transformer import WIDE_64B, Config
 
-__all__ = ["WIDE_64B", "Config", "DenseTransformer", "Part", "part"]
+__all__ = [
+    "FIGURE_2",
+    "HYBRID",
+    "PIPELINED",
+    "SPARSE",
+    "SPATIAL",
+    "TABLE_4",
+    "WIDE_64B",
+    "Config",
+    "Conformer",
+    "DenseTransformer",
+    "EncoderDecoder",
+    "MoEConfig",
+    "Part",
+    "Pipelined",
+    "Schedule",
+    "UNet3D",
+    "part",
+    "schedules",
+]

@@ -7,7 +7,7 @@
 7
 """
 
-from shardalg.paper import weight_update
+from shardalg.paper import figure_8, weight_update
 from shardalg.paper.evaluation import limits, tpu_v3_constants, two_dimensional
 from shardalg.paper.evaluation.comparison import compare
 from shardalg.paper.evaluation.published import column, columns
@@ -33,6 +33,7 @@ __all__ = [
     "costs_of",
     "count_annotations",
     "difference",
+    "figure_8",
     "finalized",
     "layer_costs",
     "level_bars",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,16 +87,19 @@ class Timeline:
 
         drawn = Drawing(figsize=(9, 0.8 + 0.4 * self.stages), layout="constrained")
         axes = drawn.subplots()
+        bars = defaultdict(list)
         for event in self.events:
-            bar = [(event.start_s, event.seconds)]
-            colour = COLOURS.get(event.kind, SENDING)
-            axes.broken_barh(bar, (event.stage - 0.4, 0.8), color=colour, linewidth=0)
+            drawn_as = event.stage, COLOURS.get(event.kind, SENDING)
+            bars[drawn_as].append((event.start_s, event.seconds))
+        for (stage, colour), spans in bars.items():
+            axes.broken_barh(spans, (stage - 0.4, 0.8), color=colour, linewidth=0)
         axes.set_yticks(range(self.stages), [f"stage {s}" for s in range(self.stages)])
         axes.invert_yaxis()
         axes.set_xlabel("seconds")
         axes.set_title(f"one step on {self.mesh}: bubbles {self.bubbles:.1%}", loc="left")
         shown = {**COLOURS, "collectives": SENDING}
-        axes.legend(handles=[Patch(color=c, label=name) for name, c in shown.items()], ncols=3)
+        handles = [Patch(color=c, label=name) for name, c in shown.items()]
+        drawn.legend(handles=handles, ncols=3, loc="outside lower right", frameon=False)
         return drawn
 
     def __repr__(self) -> str:
