@@ -16,7 +16,7 @@ import re
 import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,6 +48,7 @@ class Event(NamedTuple):
     device: str
     op: str
     seconds: float
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -128,18 +129,22 @@ def breakdown(
     runs = [once(lowered, placed)[0] for _ in range(repeats)]
     shared = lowered.run.mesh.devices.flat[0].platform == "cpu"
     timing = Timing.of(runs, shared=shared, warm_up_s=warm)
-    with tempfile.TemporaryDirectory(prefix="shardalg-trace-") as folder:
-        with jax.profiler.trace(folder):
-            for _ in range(repeats):
-                once(lowered, placed)
-        with warnings.catch_warnings():
-            # The reader's types warn when first used (jaxlib 0.11); as an error that ends Python.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            found = list(events(Path(folder), module))
+    found = recorded(lambda: [once(lowered, placed) for _ in range(repeats)], module)
     measured = per_instruction(found, module, repeats)
     prices = timed(lowered.program, lowered.graph, hardware)
     device = lowered.run.mesh.devices.flat[0].device_kind
     return Breakdown(tuple(rows(prices, measured)), timing, hardware.chip.name, device)
+
+
+def recorded(run: Callable[[], Any], module: HloModule) -> list[Event]:
+    """What the profiler says of the operators of a program while something runs."""
+    with tempfile.TemporaryDirectory(prefix="shardalg-trace-") as folder:
+        with jax.profiler.trace(folder):
+            run()
+        with warnings.catch_warnings():
+            # The reader's types warn when first used (jaxlib 0.11); as an error that ends Python.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return list(events(Path(folder), module))
 
 
 def events(folder: Path, module: HloModule) -> Iterable[Event]:
@@ -153,7 +158,8 @@ def events(folder: Path, module: HloModule) -> Iterable[Event]:
                 op = ops.get(str(stats.get("hlo_op")))
                 if op is not None and op.opcode not in _AROUND:
                     device = f"{plane.name} {stats.get('device_ordinal', '')}"
-                    yield Event(device, op.name, event.duration_ns * 1e-9)
+                    start, seconds = event.start_ns * 1e-9, event.duration_ns * 1e-9
+                    yield Event(device, op.name, seconds, start)
 
 
 def per_instruction(
@@ -164,21 +170,32 @@ def per_instruction(
     Raises:
       LoweringError: there are no events.
     """
-    if not found:
-        raise LoweringError(
-            "the profiler's trace has no events of the program: another profiler is running, or "
-            "this backend records none. Stop the other one, or take lowered.measure(...)."
-        )
-    scopes: dict[str, int | None] = {}
-    for ops in module.computations.values():
-        for name, op in ops.items():
-            inside = _SCOPED.findall(op.op_name)
-            scopes[name] = int(inside[-1]) if inside else None
+    check_events(found)
+    scopes = scopes_of(module)
     devices = len({event.device for event in found})
     total: dict[int | None, float] = defaultdict(float)
     for event in found:
         total[scopes[event.op]] += event.seconds / (devices * repeats)
     return total
+
+
+def check_events(found: Sequence[Event]) -> None:
+    """Raise LoweringError where a trace has none."""
+    if not found:
+        raise LoweringError(
+            "the profiler's trace has no events of the program: another profiler is running, or "
+            "this backend records none. Stop the other one, or take lowered.measure(...)."
+        )
+
+
+def scopes_of(module: HloModule) -> dict[str, int | None]:
+    """Operator of the compiled program to the first result of the instruction that it is of."""
+    scopes: dict[str, int | None] = {}
+    for ops in module.computations.values():
+        for name, op in ops.items():
+            inside = _SCOPED.findall(op.op_name)
+            scopes[name] = int(inside[-1]) if inside else None
+    return scopes
 
 
 def rows(prices: Sequence[Timed], measured: Mapping[int | None, float]) -> Iterable[Row]:

@@ -8,7 +8,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
@@ -23,6 +23,7 @@ from shardalg.io.files import write_whole
 from shardalg.io.table import Table
 
 if TYPE_CHECKING:
+    from shardalg.costs.pipelines.events import Event
     from shardalg.lower.measuring.isolated import Alone
 
 SCHEMA = "shardalg.measurement/1"
@@ -151,6 +152,8 @@ class Measurement:
       device: its kind; mesh: of the plan; digest: of the program that every device ran.
       predicted_s: of the step, by `hardware`; None where nothing was to predict it.
       alone: each distinct collective and contraction by itself, where that was asked for.
+      events: of one more step on the first device, where that was asked for.
+      drawn: makes a timeline of events on a mesh.
     """
 
     ours: Timing
@@ -165,6 +168,20 @@ class Measurement:
     predicted_s: float | None = None
     hardware: str = ""
     alone: tuple[Alone, ...] = ()
+    events: tuple[Event, ...] = ()
+    drawn: Callable[[tuple[Event, ...], str], Any] | None = field(default=None, compare=False)
+
+    def timeline(self) -> Any:
+        """One step as it ran on the first device, in the shape of `plan.timeline`.
+
+        Raises:
+          LoweringError: no step was traced, or it was lowered without a plan.
+        """
+        if not self.events or self.drawn is None:
+            raise LoweringError(
+                "no step was traced: measure what plan.lower() gives with trace=True."
+            )
+        return self.drawn(self.events, self.mesh)
 
     def split(self) -> Split:
         """The error of the prediction as one of rates, and the rest.
@@ -189,7 +206,9 @@ class Measurement:
         versions = {name: version(name) for name in ("shardalg", "jax", "jaxlib")}
         day = datetime.now(UTC).isoformat(timespec="seconds")
         about = {"schema": SCHEMA, "date": day, "versions": versions, "host": platform.machine()}
-        write_whole(Path(path), json.dumps({**about, **asdict(self)}, indent=1) + "\n")
+        content = asdict(replace(self, drawn=None))
+        del content["drawn"]
+        write_whole(Path(path), json.dumps({**about, **content}, indent=1) + "\n")
 
     @property
     def ratio(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -53,6 +53,7 @@ class Lowered:
       platform: for which it is lowered where the mesh has no devices ("tpu", "cuda"); None: that of
         the devices.
       call: the way from what the user's function takes to arrays, and back.
+      drawn: makes a timeline of events on a mesh (`report.timeline`).
     """
 
     program: SpmdProgram
@@ -64,6 +65,7 @@ class Lowered:
     verified: str = "not verified"
     platform: str | None = None
     call: UserCall = ON_ARRAYS
+    drawn: Callable[..., Any] | None = None
 
     @cached_property
     def arguments(self) -> tuple[ArrayBorder, ...]:
@@ -293,6 +295,7 @@ class Lowered:
         *args: Any,
         repeats: int = 20,
         isolate: bool = False,
+        trace: bool = False,
         hardware: str | Hardware | Topology | None = None,
     ) -> Measurement:
         """Both executables timed in turns on `args`, their memory, and how far they differ.
@@ -300,14 +303,16 @@ class Lowered:
         CPU devices share the machine's cores: their times are those of all devices' work on them.
 
         Args:
+          trace: also run a step under JAX's profiler, for `measurement.timeline()`.
           isolate: also run each distinct collective and contraction alone, at the plan's shapes.
           hardware: what predicts the step, and each of them: a chip's name, or "v3:8x8".
 
         Raises:
-          HardwareError: an unknown chip.
+          HardwareError: an unknown chip. LoweringError: a trace has no events of the program.
         """
         from shardalg.costs.topology import machine
         from shardalg.lower.measuring.isolated import each_alone
+        from shardalg.lower.measuring.traced import traced_step
 
         chip = None if hardware is None else machine(hardware)
         made = measure(self, self.jit(), args, repeats=repeats, verified=self.verified)
@@ -319,6 +324,8 @@ class Lowered:
             predicted_s=None if chip is None else _predicted_s(self, chip),
             hardware="" if chip is None else chip.chip.name,
             alone=each_alone(self, repeats, chip) if isolate else (),
+            events=traced_step(self, args) if trace else (),
+            drawn=self.drawn,
         )
 
     def breakdown(

@@ -11,6 +11,7 @@ from shardalg.errors import LoweringError
 from shardalg.plan.ask_shardings import ShardingAnswers
 from shardalg.plan.ask_verify import VerifyAnswers
 from shardalg.planning import plan_file
+from shardalg.report.timeline import Timeline
 
 if TYPE_CHECKING:
     from shardalg.costs.topology import Topology
@@ -80,7 +81,7 @@ class RunAnswers(ShardingAnswers, VerifyAnswers):
         made = lower(
             self.program, traced.graph, devices, donate=traced.donated, mesh=mesh, sites=sites
         )
-        return replace(made, platform=platform)
+        return replace(made, platform=platform, drawn=Timeline)
 
     def aot(
         self,

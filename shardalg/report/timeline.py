@@ -21,7 +21,7 @@ SENDING = "#d98032"
 
 @dataclass(frozen=True, repr=False)
 class Timeline:
-    """The events of one step; made by `plan.timeline`.
+    """The events of one step; made by `plan.timeline`, and by `measurement.timeline`.
 
     Attributes:
       events: in the order of time. mesh: as the plan prints it.
@@ -75,9 +75,13 @@ class Timeline:
         ]
         return {"traceEvents": [*named, *map(_traced, self.events)], "displayTimeUnit": "ms"}
 
-    def save(self, path: str | Path) -> None:
-        """Write the trace as JSON, whole or not at all."""
-        write_whole(Path(path), json.dumps(self.trace()) + "\n")
+    def save(self, path: str | Path, *, beside: Timeline | None = None) -> None:
+        """Write the trace as JSON, whole or not at all; with another one as a process beside it."""
+        made = self.trace()
+        if beside is not None:
+            other = [{**event, "pid": 1} for event in beside.trace()["traceEvents"]]
+            made = {**made, "traceEvents": [*made["traceEvents"], *other]}
+        write_whole(Path(path), json.dumps(made) + "\n")
 
     def figure(self) -> Figure:
         """A bar per stage, time to the right: compute, bubbles, and what is sent."""

@@ -1,5 +1,9 @@
 """Where a step's time goes, by JAX's profiler, beside the prices of the same instructions."""
 
+import json
+from dataclasses import replace
+from itertools import groupby, pairwise
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,6 +52,31 @@ def test_every_instruction_has_what_the_trace_says_of_it(plan, show):
     assert abs(found.largest.difference_s) == max(abs(r.difference_s) for r in found.rows)
     assert "devices share" in repr(found)
     assert found.timing.warm_up_s > 0
+
+
+def test_a_step_on_a_time_axis_beside_the_planned_one(plan, tmp_path):
+    made = plan.lower().measure(*ARGS, repeats=1, trace=True)
+    timeline, planned = made.timeline(), plan.timeline("tpu_v3")
+    assert type(timeline) is type(planned)
+    events = timeline.events
+    assert events[0].start_s == 0
+    assert all(a.start_s <= b.start_s for a, b in pairwise(events))
+    assert 0 < timeline.step_s < 60
+    # what is sent, in the order of the program; the gather, in a loop, with copies beside it
+    sent = [(e.kind, e.axes) for e in planned.events if e.axes]
+    assert sent == [("all_gather", ("Y",)), ("all_reduce", ("Y",))]
+    ran = [(e.kind, e.axes) for e in events if e.axes]
+    assert ran.count(sent[0]) >= 3
+    assert [kind for kind, _ in groupby(ran)] == sent
+    timeline.save(tmp_path / "both.json", beside=planned)
+    traced = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
+    found = {pid: sum(e["pid"] == pid for e in traced) for pid in (0, 1)}
+    assert found == {0: 1 + len(events), 1: 1 + len(planned.events)}
+    made.save(tmp_path / "m.json")
+    assert len(json.loads((tmp_path / "m.json").read_text())["events"]) == len(events)
+    for other in (plan.lower().measure(*ARGS, repeats=1), replace(made, drawn=None)):
+        with pytest.raises(LoweringError, match="trace=True"):
+            other.timeline()
 
 
 def test_a_trace_without_events(plan):
