@@ -312,7 +312,7 @@ class Lowered:
         """
         from shardalg.costs.topology import machine
         from shardalg.lower.measuring.isolated import each_alone
-        from shardalg.lower.measuring.traced import traced_step
+        from shardalg.lower.measuring.measured_step import traced_step
 
         chip = None if hardware is None else machine(hardware)
         made = measure(self, self.jit(), args, repeats=repeats, verified=self.verified)
