@@ -69,6 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[options.command].run(options)
     except (ShardalgError, OSError) as error:
-        message = " ".join(str(error).split())
+        message = " ".join(_said(error).split())
         print(f"shardalg {options.command}: error: {message}", file=sys.stderr)
         return WRONG_USE
+
+
+def _said(error: ShardalgError | OSError) -> str:
+    """What an error says; of the system's about a file, what to write instead."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    return (
+        f"{error.filename}: {error.strerror}. Give a file that can be read or written, in a folder "
+        "that exists."
+    )

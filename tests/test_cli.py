@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_written_is_one_line_at_once(tmp_path, capsys):
     assert status(["explore", "--out", str(tmp_path / "file" / "folder")]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "error: [Errno" in shown.err
+    assert re.search("file/folder: .*[.] Give a file that can be read or written", shown.err)
 
 
 def test_version(capsys):

@@ -30,19 +30,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the overview and the collectives; returns the exit status."""
+    """Print the overview and the collectives, then write files; returns the exit status."""
     plan = planned(options)
     report = plan.verify() if options.verify else None
+    if options.json:
+        print(json.dumps(_data(plan, None if report is None else str(report)), indent=1))
+    else:
+        print(plan.overview(), _collectives(plan) or "No collectives.", sep="\n\n")
+        if report is not None:
+            print(f"\n{report}")
     if options.html is not None:
         write_whole(options.html, page(plan, options.function))
     if options.save is not None:
         plan.save(options.save)
-    if options.json:
-        print(json.dumps(_data(plan, None if report is None else str(report)), indent=1))
-    else:
-        print(plan.overview(), _collectives(plan), sep="\n\n")
-        if report is not None:
-            print(f"\n{report}")
     return REFUTED if report is not None and report.refuted else 0
 
 

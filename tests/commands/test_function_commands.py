@@ -106,3 +106,14 @@ def test_wrong_use_is_one_line(here, capsys, name):
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+def test_a_page_that_cannot_be_written_loses_no_work(here, capsys):
+    """A plan without collectives is printed before its page fails."""
+    (here / "alone.py").write_text(
+        "import numpy as np\ndef f(x): return x + 1\ndef args(): return (np.ones(8, 'f4'),)\n"
+    )
+    assert main(["plan", "alone.py:f", "--mesh", "X=2", "--html", "no/folder.html"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out.endswith("\n\nNo collectives.\n")
+    assert "no/folder.html: No such file or directory. Give a file" in shown.err
