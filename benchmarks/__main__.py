@@ -28,6 +28,7 @@ BENCHMARKS = {
     "reshard_paths": "benchmarks.reshard_paths",
     "calibration": "benchmarks.calibration",
     "systems": "benchmarks.systems",
+    "ranking": "benchmarks.ranking",
 }
 
 

@@ -7,7 +7,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+from shardalg.io.files import write_whole
 
 HELP = "mesh shapes, strategies, microbatches and remat for a model, ranked by seconds per sample"
 INTERRUPTED = 130
@@ -27,6 +30,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--strategy", type=_listed(str), metavar="NAME,...", help="default: all")
     option("--remat", type=_listed(str), metavar="NAME,...", help="none, full, minimal")
     option("--optimizer", type=_listed(str), metavar="NAME,...", help="adafactor, adam, sgd")
+    option("--order", type=_listed(str), metavar="NAME", help="of axes on devices: given or all")
+    option("--verify", type=int, default=0, metavar="N", help="plan and prove the best N")
+    option("--html", type=Path, metavar="FILE", help="write the ranking as a page to FILE")
     option("--top", type=int, default=20, metavar="N", help="rows (default %(default)s)")
     option("--refused", action="store_true", help="print what does not fit or divide, and why")
     option("--json", action="store_true", help="everything as plain data")
@@ -49,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
         progress=_say,
     )
     _end_line()
+    if options.html is not None:
+        write_whole(options.html, ranking.page(max(options.top, 100)).to_html())
     if options.json:
         print(json.dumps(ranking.to_json(), indent=1))
     else:
@@ -56,11 +64,13 @@ def run(options: argparse.Namespace) -> int:
         for what, why in ranking.refused if options.refused else ():
             print(f"{what}: {why}")
         print(_summary(ranking))
+    if options.verify:
+        print(ranking.verified(options.verify))
     return INTERRUPTED if ranking.left else 0
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Sequence[Any]]:
-    names = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer")
+    names = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer", "order")
     given = {n: getattr(options, n) for n in names if getattr(options, n) is not None}
     if "remat" in given:
         given["remat"] = [False if name == "none" else name for name in given["remat"]]
@@ -81,7 +91,7 @@ def _say(number: int, count: int, what: str) -> None:
     """One line that is written over in a terminal, and one in a hundred elsewhere."""
     if sys.stderr.isatty():
         print(f"\r\033[K{number} of {count}: {what}", end="", file=sys.stderr, flush=True)
-    elif number % 100 == 1:
+    else:
         print(f"{number} of {count}: {what}", file=sys.stderr, flush=True)
 
 

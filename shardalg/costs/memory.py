@@ -15,6 +15,7 @@ from shardalg.costs.saved import fused_away, last_uses, rebuilt_last_uses
 from shardalg.costs.walk import local_bytes
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
+from shardalg.sizes.points.lanes import Lanes, largest
 from shardalg.sizes.recorded import first_largest
 from shardalg.sizes.sums import total
 from shardalg.spmd.instruction import Block, Instruction
@@ -153,6 +154,14 @@ def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) 
     return scan.peak(program.block, scan.lives(donated, scan.last_uses(program.block))).peak[1]
 
 
+def peak_bytes(
+    program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool, fuse: bool
+) -> Any:
+    """`Liveness.peak_bytes` of a program whose sizes may be lanes: at each point its own peak."""
+    scan = _Scan(program, graph, (), rebuild, fuse)
+    return scan.peak(program.block, scan.lives(donated, scan.last_uses(program.block))).peak[0]
+
+
 class _Held(NamedTuple):
     """Bytes that a value takes, and the local values whose bytes they are."""
 
@@ -179,8 +188,11 @@ class _Timeline:
 
     @cached_property
     def peak(self) -> tuple[int, ProgramPoint]:
-        """The first of the largest totals, and where it is."""
-        return self.totals[first_largest([total for total, _ in self.totals])]
+        """The first of the largest totals, and where it is; of lanes nowhere: it may differ."""
+        found = [total for total, _ in self.totals]
+        if any(type(total) is Lanes for total in found):
+            return largest(found), ()
+        return self.totals[first_largest(found)]
 
     def drop(self, value: int) -> None:
         """Count a value as freed."""
@@ -303,8 +315,8 @@ class _Scan:
             return None
         outside = control.num_consts + control.num_carry if type(control) is Loop else None
         lines = [self.body(block, outside) for block in blocks]
-        largest = first_largest([line.peak[0] for line in lines])
-        return lines[largest] if stop is None else self.body(blocks[largest], outside, stop)
+        most = first_largest([line.peak[0] for line in lines])
+        return lines[most] if stop is None else self.body(blocks[most], outside, stop)
 
     def body(
         self, block: Block, outside: int | None, stop: ProgramPoint | None = None

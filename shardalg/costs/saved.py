@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from shardalg.costs.fusion import fuses
 from shardalg.graph.ir import Graph
+from shardalg.sizes.points.lanes import one_answer
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.program import SpmdProgram
 
@@ -103,16 +107,21 @@ class _Span:
 
 
 def _minimum_cut(program: SpmdProgram, span: _Span) -> frozenset[int]:
-    """Values to keep: node 2k is value k before its bytes are paid, 2k+1 after."""
+    """Values to keep. Sizes count by their ratios alone, so that lanes ask once for many points."""
+    sizes = [program.locals[value].bytes for value in span.values]
+    return one_answer(sizes, lambda row: _cut(span, [n // (math.gcd(*row) or 1) for n in row]))
+
+
+def _cut(span: _Span, sizes: Sequence[int]) -> frozenset[int]:
+    """The cut at some sizes: node 2k is value k before its bytes are paid, 2k+1 after."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
     number, n = span.values, len(span.values)
-    sizes = {value: program.locals[value].bytes for value in number}
     # scipy counts in 32 bits: a unit such that the sum of all capacities fits.
-    unit = 1 + (sum(sizes.values()) >> 28)
+    unit = 1 + (sum(sizes) >> 28)
     source, sink = 2 * n, 2 * n + 1
-    arcs = [(2 * k, 2 * k + 1, -(-sizes[value] // unit)) for value, k in number.items()]
+    arcs = [(2 * k, 2 * k + 1, -(-sizes[k] // unit)) for k in number.values()]
     arcs += [(source, 2 * number[value], _INFINITE) for value in span.fixed]
     arcs += [(2 * number[a] + 1, 2 * number[b], _INFINITE) for a, b in set(span.edges)]
     arcs += [(2 * number[value] + 1, sink, _INFINITE) for value in span.crossing if value in number]

@@ -72,7 +72,7 @@ def priced(
         return done[depth], totals[depth]
     low, high = sorted(plans)
     share = (depth - low) / (high - low)
-    return _between(done[low], done[high], share), _totals(totals[low], totals[high], share)
+    return between(done[low], done[high], share), _totals(totals[low], totals[high], share)
 
 
 def _with_fused_memory(plan: Plan, on: Topology | Hardware) -> Totals:
@@ -89,7 +89,7 @@ def _with_fused_memory(plan: Plan, on: Topology | Hardware) -> Totals:
     return replace(plan.cost(on).totals, memory=held)
 
 
-def _between(low: Amounts, high: Amounts, share: float) -> Amounts:
+def between(low: Amounts, high: Amounts, share: float) -> Amounts:
     """On the line through two programs; what neither has is not there."""
     return low * (1 - share) + high * share
 

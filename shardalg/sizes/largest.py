@@ -14,6 +14,7 @@ import numpy as np
 from shardalg.sizes.formula import Formula, Number
 from shardalg.sizes.formula_text import to_sympy
 from shardalg.sizes.horner import Evaluator
+from shardalg.sizes.points import lanes
 
 if TYPE_CHECKING:
     import sympy
@@ -73,7 +74,7 @@ def larger(first: Any, second: Any) -> Any:
     (3, B*max(2, M), B*M + 2*B*M/X)
     """
     if type(first) is not Formula and type(second) is not Formula:
-        return max(first, second)
+        return lanes.largest((first, second))
     return _larger(*sorted((Formula.of(first), Formula.of(second)), key=repr))
 
 
@@ -85,7 +86,7 @@ def smaller(first: Any, second: Any) -> Any:
     (2, B + M - max(B, M))
     """
     if type(first) is not Formula and type(second) is not Formula:
-        return min(first, second)
+        return lanes.least((first, second))
     return first + second - larger(first, second)
 
 

@@ -15,6 +15,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.cli import main
 from shardalg.costs.topology import Topology
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
+from shardalg.models.ranking.groups import price
 from shardalg.models.ranking.named import NARROW
 from shardalg.models.ranking.space import meshes
 from shardalg.paper.evaluation.anchors import ANCHORS
@@ -42,7 +43,7 @@ def test_every_number_is_that_of_its_own_plan(small):
         else:
             own = made.model.cost(made.mesh, "v5e", strategy=made.strategy)
         assert float(own.step_time_s) / made.model.batch == one.seconds_per_sample
-        assert own.peak_memory_bytes == one.cost.peak_memory_bytes
+        assert own.peak_memory_bytes == one.peak_memory_bytes
         # memory that no plan can do without is what its arguments take
         assert made.argument_bytes() == made.plan().cost("v5e").memory.argument_bytes
 
@@ -50,8 +51,8 @@ def test_every_number_is_that_of_its_own_plan(small):
 def test_the_order_is_by_seconds_per_sample_and_the_front_is_pareto(small):
     times = [one.seconds_per_sample for one in small.ranked]
     assert times == sorted(times)
-    points = [(t, one.cost.peak_memory_bytes) for t, one in zip(times, small.ranked, strict=True)]
-    front = {(one.seconds_per_sample, one.cost.peak_memory_bytes) for one in small.pareto}
+    points = [(t, one.peak_memory_bytes) for t, one in zip(times, small.ranked, strict=True)]
+    front = {(one.seconds_per_sample, one.peak_memory_bytes) for one in small.pareto}
     better = {
         p for p in points if not any(a <= p[0] and b <= p[1] for a, b in points if (a, b) != p)
     }
@@ -78,8 +79,8 @@ def test_a_program_is_listed_once_whatever_its_axes_are_called():
         renamed = Candidate(SMALL, Mesh(sizes), strategy)
         same = [o for o in found.ranked if o.candidate.structure == renamed.structure]
         cost = renamed.cost("v5e")
-        assert [o.cost.step_time_s for o in same] == [cost.step_time_s]
-        assert [o.cost.peak_memory_bytes for o in same] == [cost.peak_memory_bytes]
+        assert [o.price.step_time_s for o in same] == [cost.step_time_s]
+        assert [o.peak_memory_bytes for o in same] == [cost.peak_memory_bytes]
     sliced = Candidate(SMALL, Mesh({"slice": 2, "fsdp": 2}), "fsdp")
     assert sliced.structure != Candidate(SMALL, Mesh({"X": 2, "Y": 2}), "finalized").structure
 
@@ -98,21 +99,21 @@ def test_a_memory_prunes_with_the_reason():
     """With the smaller of two peaks, one is ranked and the other refused."""
     asked = {"strategy": ["fsdp"], "microbatches": [2, 4]}
     both = sa.strategies(SMALL, 4, "v5e", choices=asked)
-    least, most = sorted(int(one.cost.peak_memory_bytes) for one in both.ranked)
+    least, most = sorted(int(one.peak_memory_bytes) for one in both.ranked)
     assert least < most
     found = sa.strategies(SMALL, 4, "v5e", choices=asked, memory_bytes=least)
-    assert [one.cost.peak_memory_bytes for one in found.ranked] == [least]
+    assert [one.peak_memory_bytes for one in found.ranked] == [least]
     assert ["its peak is" in why for _, why in found.refused] == [True]
 
 
 def test_a_memory_below_the_parameters_says_the_smallest_that_fits(small):
     """Of all peaks, whichever candidate holds the fewest parameters."""
-    least = min(int(one.cost.peak_memory_bytes) for one in small.ranked)
+    least = min(int(one.peak_memory_bytes) for one in small.ranked)
     for memory, below in ((1000, "is below parameters"), (least - 1, "holds none of 6 candidates")):
         with pytest.raises(sa.StrategyError, match=f"{below}.*smallest that fits is {least} bytes"):
             sa.strategies(SMALL, 4, "v5e", choices=CHOICES, memory_bytes=memory)
     fits = sa.strategies(SMALL, 4, "v5e", choices=CHOICES, memory_bytes=least)
-    assert [one.cost.peak_memory_bytes for one in fits.ranked] == [least]
+    assert [one.peak_memory_bytes for one in fits.ranked] == [least]
 
 
 BAD = {
@@ -122,6 +123,7 @@ BAD = {
     "no list": ({"choices": {"batch": 16}}, "give a list"),
     "prime": ({"devices": 7, "hardware": "h100", "choices": {"strategy": [PIPELINED]}}, "no mesh"),
     "batch": ({"choices": {"strategy": ["fsdp"], "batch": [6]}}, "no mesh of 8 devices divides"),
+    "order": ({"choices": {"order": ["any"]}}, "order 'any': write one of given, all"),
     "optimizer": ({"choices": {"optimizer": ["lion"]}}, "optimizer 'lion': write one of"),
     "no slice": ({"devices": 2, "hardware": "v5p"}, "no slice of tpu_v5p has so many"),
     "odd": ({"devices": 9}, "has 8 devices, not 9: give devices=8"),
@@ -140,18 +142,56 @@ def test_bad_input_is_one_line(case):
 
 
 def test_an_interrupt_keeps_what_is_ranked():
+    """Candidates of one mesh and step come together."""
+
     def stop(number, count, what):
         assert "fsdp" in what
-        if number == 2:
+        if number == 3:
             raise KeyboardInterrupt
 
-    choices = {"strategy": ["fsdp"], "batch": [16, 32, 64]}
+    choices = {"strategy": ["fsdp"], "batch": [16, 32], "remat": [False, "full"]}
     found = sa.strategies(SMALL, 8, "v3", choices=choices, progress=stop)
-    assert (len(found.ranked), found.left) == (1, 2)
+    assert (len(found.ranked), found.left) == (2, 2)
     assert found.to_json()["left"] == 2
 
 
-def test_the_command_prints_a_table_and_plain_data(capsys):
+DRAWN = {
+    "v3": {"batch": [16, 24, 32, 48, 64], "microbatches": [2, 4, 8], "remat": ["full"]},
+    "h100": {"batch": [16, 32, 96], "microbatches": [4], "rounds": [1, 2], "order": ["all"]},
+}
+
+
+@pytest.mark.parametrize("chip", DRAWN)
+def test_what_is_priced_together_is_exactly_what_each_plan_says(chip):
+    """Time, memory and limit of drawn candidates, by plans of their own, one by one."""
+    found = sa.strategies(SMALL, 8, chip, choices=DRAWN[chip])
+    assert found.planned < len(found.ranked)
+    for one in random.Random(11).sample(found.ranked, 6):
+        assert price(one.cost) == one.price, one.candidate
+
+
+@pytest.mark.slow
+def test_two_hundred_drawn_of_the_narrow_model():
+    choices = {"batch": [192, 256, 512, 768, 1024], "microbatches": [8, 16, 32], "remat": ["full"]}
+    found = sa.strategies(NARROW, 256, "v3", choices=choices)
+    for one in random.Random(12).sample(found.ranked, 200):
+        assert price(one.cost) == one.price, one.candidate
+
+
+def test_the_best_of_each_batch_and_of_each_order():
+    asked = {"strategy": ["finalized"], "batch": [16, 32, 64], "order": ["all"]}
+    found = sa.strategies(SMALL, 8, "v3", choices=asked)
+    meshes = {tuple(one.candidate.mesh.shape.items()) for one in found.ranked}
+    assert {(("X", 4), ("Y", 2)), (("Y", 2), ("X", 4))} <= meshes
+    table = found.by_batch()
+    assert list(table["batch"]) == [16, 32, 64]
+    for batch, seconds in zip(table["batch"], table["seconds_per_sample"], strict=True):
+        same = [o.seconds_per_sample for o in found.ranked if o.candidate.model.batch == batch]
+        assert seconds == min(same)
+    assert all(since <= batch for since, batch in zip(table["since"], table["batch"], strict=True))
+
+
+def test_the_command_prints_a_table_and_plain_data(capsys, tmp_path):
     sizes = "layers=2,model_dim=64,hidden_dim=128,heads=4,head_dim=16,vocab=128,seq=16"
     asked = ["strategies", "--sizes", sizes, "--devices", "8", "--hardware", "v3"]
     asked += ["--batch", "16,32", "--strategy", "fsdp", "--remat", "none,full"]
@@ -161,6 +201,10 @@ def test_the_command_prints_a_table_and_plain_data(capsys):
     assert main([*asked, "--json"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert [row["batch"] for row in read["ranked"]].count(16) == 2
+    page = tmp_path / "ranking.html"
+    assert main([*asked, "--html", str(page), "--verify", "1"]) == 0
+    assert "proved" in capsys.readouterr().out
+    assert "The fastest of each batch" in page.read_text()
     assert main([*asked, "--model", "broad"]) == 2
     assert "model 'broad': write one of narrow-16b" in capsys.readouterr().err
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardalg.costs.calibration.fused_chains import chains
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
@@ -18,6 +18,7 @@ from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.pause import collection_paused
+from shardalg.sizes.points.lanes import Lanes, real
 from shardalg.spmd.instruction import Collective, Instruction
 from shardalg.spmd.instructions import Apply, Control
 from shardalg.spmd.program import SpmdProgram
@@ -98,9 +99,14 @@ def amounts(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) ->
             continue
         key, quantities = work.moved(step) if moves(step) else work.computed(step.instruction)
         for name, amount in quantities:
-            rows[key][name] += float(amount * step.count)
-    made = {key: dict(row) for key, row in rows.items() if any(row.values())}
+            rows[key][name] += real(amount * step.count)
+    made = {key: dict(row) for key, row in rows.items() if any(map(_is_some, row.values()))}
     return Amounts(made, pipelined=bool(pipeline_loops(graph)))
+
+
+def _is_some(amount: Any) -> bool:
+    """Whether it is not 0; lanes are 0 at some points at most."""
+    return type(amount) is Lanes or bool(amount)
 
 
 class _Split:

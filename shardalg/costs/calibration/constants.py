@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from shardalg.costs.calibration.by_cause import MOVED, Amounts
 from shardalg.errors import HardwareError
+from shardalg.sizes.points.lanes import largest
 
 SCHEMA = "shardalg.calibration/1"
 FILES = Path(__file__).parent / "families"
@@ -127,7 +128,7 @@ class Calibration:
         moved = sum(seconds[cause] for cause in MOVED)
         measured = CONSTANTS["exposed"].default if apart else self["exposed"]
         wanted = {"measured": measured, "none": 1.0, "full": 0.0}[overlap]
-        exposed = max(wanted, 1 - computed / moved) if moved else wanted
+        exposed = largest((wanted, 1 - computed / moved)) if moved else wanted
         hops = self["hops"] if overlap == "measured" else exposed
         return {**local, **dict.fromkeys(MOVED, exposed), "latency": hops}
 

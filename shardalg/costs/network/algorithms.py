@@ -12,6 +12,7 @@ from shardalg.costs.network.span import CHIP, HOSTS, LINK, SLICES, SWITCH, TORUS
 from shardalg.sizes.amounts import over, quotient, times
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.largest import larger, smaller
+from shardalg.sizes.points.lanes import Lanes, chosen
 from shardalg.sizes.sums import total
 
 LATENCY, NETWORK, DCN = "latency", "network", "dcn"
@@ -211,6 +212,9 @@ def _exactly(steps: Any, latency_s: float, sent: Any) -> Any:
 def _cheaper(first: Seconds, second: Seconds) -> Seconds:
     """The way of fewer seconds; of formulas their smaller sum, latency being what bytes are not."""
     one, other = total(first.values()), total(second.values())
+    if Lanes in (type(one), type(other)):
+        causes = dict.fromkeys((*first, *second))
+        return {c: chosen(one, other, (first.get(c, 0), second.get(c, 0))) for c in causes}
     if type(one) is not Formula and type(other) is not Formula:
         return first if one <= other else second
     moved = {cause: seconds for cause, seconds in first.items() if cause != LATENCY}

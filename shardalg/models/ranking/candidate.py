@@ -132,39 +132,68 @@ class Candidate:
           StrategyError: a dimension, or a microbatch, that its axes do not divide, which no
             lowered program takes; or what `pipelined` raises.
         """
-        self._check_microbatch()
+        return self.data_bytes() + self.state_bytes()
+
+    def data_bytes(self) -> int:
+        """Tokens and targets of one device.
+
+        Raises:
+          StrategyError: axes that do not divide batch or microbatch. PipelineError: a schedule that
+            does not divide the layers.
+        """
+        model, piped = self.model, self.strategy == PIPELINED
+        if piped:
+            stages = self.mesh.shape.get("L", 1)
+            Schedule(stages, model.microbatches, self.rounds).layers_per_round(model.layers)
+        axes = ("X", "L") if piped else layout_on(self.strategy, self.mesh).batch
+        inside = axes[:1] if piped else axes
+        size = model.batch // model.microbatches
+        if size % (count := self._devices(inside)):
+            raise StrategyError(
+                f"a microbatch of {size} sequences is not divisible by the {count} devices along "
+                f"{','.join(inside)}."
+            )
+        if model.batch % (count := self._devices(axes)):
+            raise _uneven(model.batch, (model.batch, model.seq), count, axes)
+        return 2 * model.batch * model.seq * _TOKEN_BYTES // count
+
+    def _devices(self, axes: tuple[str, ...]) -> int:
+        """Along those of the axes that the mesh has."""
+        return math.prod(self.mesh.shape.get(axis, 1) for axis in axes)
+
+    def state_bytes(self) -> int:
+        """Parameters and optimizer state of one device, whatever the batch.
+
+        Raises:
+          StrategyError: axes that do not divide a dimension; or what `pipelined` raises.
+        """
         total = 0
         for value, spec in self._arguments():
             parts = 1
             for size, axes in zip(value.shape, (*spec, *(None,) * value.ndim), strict=False):
                 count = _devices(self.mesh, axes)
                 if size % count:
-                    raise StrategyError(
-                        f"a dimension of {size} of an argument {value.shape} is not divisible "
-                        f"by the {count} devices along {axes}."
-                    )
+                    raise _uneven(size, value.shape, count, axes)
                 parts *= count
             total += math.prod(value.shape) * value.dtype.itemsize // parts
         return total
 
-    def _check_microbatch(self) -> None:
-        model = self.model
-        axes = ("X",) if self.strategy == PIPELINED else layout_on(self.strategy, self.mesh).batch
-        size = model.batch // model.microbatches
-        count = _devices(self.mesh, tuple(a for a in axes if a in self.mesh.shape))
-        if size % count:
-            raise StrategyError(
-                f"a microbatch of {size} sequences is not divisible by the {count} devices along "
-                f"{','.join(axes)}."
-            )
-
     def _arguments(self) -> Iterator[tuple[Any, PartitionSpec]]:
-        """Shape and type of each argument, and its spec."""
+        """Shape and type of each argument but the data, and its spec."""
         of = self.pipelined if self.strategy == PIPELINED else self.model
-        specs = jax.tree.leaves(
-            self.laid_out().in_shardings, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
-        )
-        return zip(jax.tree.leaves(of.arguments()), specs, strict=True)
+        given: Any = self.laid_out().in_shardings
+        specs = jax.tree.leaves(given[:2], is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+        return zip(jax.tree.leaves(of.arguments()[:2]), specs, strict=True)
+
+
+_TOKEN_BYTES = 4
+
+
+def _uneven(size: int, shape: tuple[int, ...], count: int, axes: Any) -> StrategyError:
+    return StrategyError(
+        f"a dimension of {size} of an argument {shape} is not divisible by the {count} devices "
+        f"along {axes}."
+    )
 
 
 def _devices(mesh: Mesh, axes: Any) -> int:

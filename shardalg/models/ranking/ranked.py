@@ -1,9 +1,9 @@
 """`sa.strategies`: every way to train a model on so many devices, by predicted seconds per sample.
 
-Each candidate has a plan of its own, so that its numbers are those of that plan; a candidate whose
-parameters alone exceed the memory, or whose arguments do not divide, is refused without one. Of
-equal layers two or three are planned (`models.dense_cost`), a step is traced once for all its
-meshes, and of candidates that differ in the names of axes alone the first is listed.
+Candidates of one step on one mesh are planned and priced together (`groups`), each number being
+exactly that of the candidate's own plan; what its parameters and data alone make too large, or
+whose arguments do not divide, is refused without a plan. Of candidates that differ in the names of
+axes alone the first is listed.
 
 Pipelined steps of TPU v3 have a constant of their own, from one measured column; of other chips
 none was measured, so that they are predicted too fast beside the others.
@@ -11,8 +11,8 @@ none was measured, so that they are predicted too fast beside the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -26,8 +26,9 @@ from shardalg.io.units import bytes_text
 from shardalg.models.dense import DenseTransformer
 from shardalg.models.dense_cost import chip_of, machine_for
 from shardalg.models.ranking.candidate import Candidate
-from shardalg.models.ranking.shared_traces import SharedTraces
+from shardalg.models.ranking.groups import Price, Pricing, by_step
 from shardalg.models.ranking.space import Refused, candidates, chosen, grouped
+from shardalg.report.html import Page, Section
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of a candidate, of how many, and its text."""
@@ -35,21 +36,35 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Ranked:
-    """A candidate that fits, with its cost."""
+    """A candidate that fits, with its price.
+
+    Attributes:
+      on: what it is priced for.
+    """
 
     candidate: Candidate
-    cost: Cost
+    price: Price
+    on: Hardware | Topology = field(repr=False)
+
+    @property
+    def cost(self) -> Cost:
+        """The cost of its own plan, which says the same."""
+        return self.candidate.cost(self.on)
 
     @property
     def seconds_per_sample(self) -> float:
         """Predicted seconds of a step, per sequence of its batch."""
-        return float(self.cost.step_time_s) / self.candidate.model.batch
+        return self.price.step_time_s / self.candidate.model.batch
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Most bytes alive at once on one device."""
+        return self.price.peak_memory_bytes
 
     @property
     def limit(self) -> str:
         """What takes the most of its seconds, by `Cost.seconds_by_cause`."""
-        found = self.cost.seconds_by_cause
-        return max(found, key=lambda cause: float(found[cause]))
+        return self.price.limit
 
 
 @dataclass(frozen=True)
@@ -59,29 +74,84 @@ class Ranking:
     Attributes:
       refused: what does not fit or divide, with the reason.
       left: candidates that an interrupted search did not come to.
+      planned: runs of planning that all of it took.
     """
 
     ranked: tuple[Ranked, ...]
     refused: tuple[Refused, ...]
     left: int = 0
+    planned: int = 0
 
     @cached_property
     def pareto(self) -> tuple[Ranked, ...]:
         """Those that no other beats in both time per sample and memory, the fastest first."""
         best: list[Ranked] = []
         for one in self.ranked:
-            if not best or one.cost.peak_memory_bytes < best[-1].cost.peak_memory_bytes:
+            if not best or one.peak_memory_bytes < best[-1].peak_memory_bytes:
                 best.append(one)
         return tuple(best)
 
     def table(self, top: int | None = None) -> Table:
         """A row per candidate; `pareto` marks those of the front of time against memory."""
-        rows = [tuple(_record(one, self.pareto).values()) for one in self.ranked[:top]]
+        front = set(map(id, self.pareto))
+        rows = [tuple(_record(one, front).values()) for one in self.ranked[:top]]
         return Table(_COLUMNS, tuple(rows))
+
+    def by_batch(self) -> Table:
+        """The fastest candidate of each batch: where another one is best, the order crosses over.
+
+        Columns: those of `table`; `since`, the smallest batch from which on it is the same mesh,
+        strategy, rounds and remat.
+        """
+        best: dict[int, Ranked] = {}
+        for one in self.ranked:
+            best.setdefault(one.candidate.model.batch, one)
+        front, rows = set(map(id, self.pareto)), []
+        last: tuple[Any, ...] = ()
+        since = 0
+        for batch in sorted(best):
+            made = best[batch].candidate
+            way = made.strategy, made.mesh, made.rounds, made.model.remat, made.model.optimizer
+            since = since if way == last else batch
+            last = way
+            rows.append((*_record(best[batch], front).values(), since))
+        return Table((*_COLUMNS, "since"), tuple(rows))
+
+    def page(self, top: int = 100) -> Page:
+        """What was found as a page: the best, the front, the best of each batch, what was refused.
+
+        Args:
+          top: rows of the first table.
+        """
+        front = set(map(id, self.pareto))
+        pareto = Table(_COLUMNS, tuple(tuple(_record(o, front).values()) for o in self.pareto))
+        refused = Table(("candidate", "reason"), self.refused[:top])
+        return Page(
+            "Ways to train a model, ranked",
+            f"{len(self.ranked)} fit, {len(self.refused)} do not fit or divide.",
+            (
+                Section("By predicted seconds per sample", (self.table(top),)),
+                Section("Least time or least memory: what no other beats in both", (pareto,)),
+                Section("The fastest of each batch", (self.by_batch(),)),
+                Section("What was refused", (refused,)),
+            ),
+        )
+
+    def verified(self, top: int = 10) -> Table:
+        """The best, each planned by itself and proved.
+
+        Columns: candidate, seconds_per_sample, verdict.
+        """
+        rows = (
+            (str(one.candidate), one.seconds_per_sample, str(one.candidate.plan().verify()))
+            for one in self.ranked[:top]
+        )
+        return Table(("candidate", "seconds_per_sample", "verdict"), tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain data."""
-        ranked = [_record(one, self.pareto) for one in self.ranked]
+        front = set(map(id, self.pareto))
+        ranked = [_record(one, front) for one in self.ranked]
         refused = [{"candidate": what, "reason": why} for what, why in self.refused]
         return {"ranked": ranked, "refused": refused, "left": self.left}
 
@@ -92,7 +162,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def _record(one: Ranked, front: Sequence[Ranked]) -> dict[str, Any]:
+def _record(one: Ranked, front: Set[int]) -> dict[str, Any]:
     made, model = one.candidate, one.candidate.model
     values = (
         made.strategy,
@@ -103,10 +173,10 @@ def _record(one: Ranked, front: Sequence[Ranked]) -> dict[str, Any]:
         model.remat or "none",
         model.optimizer,
         one.seconds_per_sample,
-        float(one.cost.step_time_s),
-        float(one.cost.peak_memory_bytes) / 1e9,
+        one.price.step_time_s,
+        one.peak_memory_bytes / 1e9,
         one.limit,
-        any(one is other for other in front),
+        id(one) in front,
     )
     return dict(zip(_COLUMNS, values, strict=True))
 
@@ -128,9 +198,11 @@ def strategies(
         `Topology`, or its text.
       choices: lists to choose from, by name: "strategy" (default all: "finalized", "fsdp",
         "fsdp_tensor", "pipelined"), "batch", "microbatches" (of pipelines 1, 2 and 4 per stage),
-        "rounds" of pipelines, "remat", "optimizer" (what the model has).
+        "rounds" of pipelines, "remat", "optimizer" (what the model has), "order" of the axes on the
+        devices ("given" or "all").
       memory_bytes: of one device, for the peak; default: what the chip has.
-      progress: called before each candidate; Ctrl-C ends the search and keeps what is ranked.
+      progress: called before each mesh of a step, with the number of its first candidate; Ctrl-C
+        ends the search and keeps what is ranked.
 
     Raises:
       StrategyError: an unknown choice, nothing fits the memory (with the least that does), no mesh
@@ -139,8 +211,8 @@ def strategies(
 
     >>> model = DenseTransformer(2, 64, 256, 4, 16, 128, 32, 16)
     >>> found = strategies(model, 4, "h100", choices={"strategy": ["fsdp"], "batch": [16, 32]})
-    >>> [(one.candidate.model.batch, one.cost.fits) for one in found.ranked]
-    [(32, True), (16, True)]
+    >>> [(one.candidate.model.batch, one.limit) for one in found.ranked]
+    [(32, 'latency'), (16, 'latency')]
     """
     if type(devices) is not int or devices < 1:
         raise StrategyError(f"devices={devices!r}: give a number of at least 1.")
@@ -167,65 +239,95 @@ def _machine(devices: int, hardware: str | Hardware | Topology) -> Hardware | To
 
 
 class _Search:
-    """Prices candidates one after the other."""
+    """Prices candidates, those of one step on one mesh together."""
 
     def __init__(self, on: Hardware | Topology, memory: float, progress: Progress | None) -> None:
         self.on, self.memory, self.progress = on, memory, progress
-        self.shared = SharedTraces()
+        self.pricing = Pricing()
         self.ranked: list[Ranked] = []
         self.refused: list[Refused] = []
-        self.large: dict[Candidate, int] = {}
+        self.large: list[tuple[int, Candidate]] = []
         self.peaks: list[tuple[int, str]] = []
 
     def over(self, found: Sequence[Candidate | Refused]) -> Ranking:
         """Those that fit, by seconds per sample; interrupted, what there is by then."""
-        looked = 0
+        groups = by_step(self.dividing(found))
+        left = sum(map(len, groups))
         try:
-            for looked, one in enumerate(found):
-                if self.progress is not None and isinstance(one, Candidate):
-                    self.progress(looked + 1, len(found), str(one))
-                self.look(one)
-            looked = len(found)
+            for group in groups:
+                if self.progress is not None:
+                    self.progress(len(found) - left + 1, len(found), str(group[0]))
+                self.look(group)
+                left -= len(group)
         except KeyboardInterrupt:
             pass
         order = sorted(self.ranked, key=lambda one: one.seconds_per_sample)
-        return Ranking(tuple(order), tuple(self.refused), len(found) - looked)
+        return Ranking(tuple(order), tuple(self.refused), left, self.pricing.planned)
 
-    def look(self, one: Candidate | Refused) -> None:
-        """Rank it, or say why not."""
-        if not isinstance(one, Candidate):
-            self.refused.append(one)
-            return
+    def refuse(self, what: Candidate, why: object) -> None:
+        """Keep it with the reason."""
+        self.refused.append((str(what), " ".join(str(why).split())))
+
+    def dividing(self, found: Sequence[Candidate | Refused]) -> Iterator[Candidate]:
+        """Those whose batch and layers divide."""
+        for one in found:
+            if not isinstance(one, Candidate):
+                self.refused.append(one)
+                continue
+            try:
+                one.data_bytes()
+            except ShardalgError as error:
+                self.refuse(one, error)
+            else:
+                yield one
+
+    def look(self, group: Sequence[Candidate]) -> None:
+        """Rank candidates of one step on one mesh, or say why not."""
         try:
-            needed = one.argument_bytes()
-            if needed > self.memory:
-                self.large[one] = needed
-                raise StrategyError(
-                    f"parameters, optimizer state and data take {bytes_text(needed)} of the "
-                    f"{bytes_text(self.memory)} of a device."
-                )
-            self.rank(Ranked(one, self.shared.cost(one, self.on)))
+            state = group[0].state_bytes()
+            small = list(self.holding(group, state))
+            priced = list(self.priced(small)) if small else []
         except ShardalgError as error:
-            self.refused.append((str(one), " ".join(str(error).split())))
+            for one in group:
+                self.refuse(one, error)
+            return
+        for one, price in priced:
+            if price.peak_memory_bytes <= self.memory:
+                self.ranked.append(Ranked(one, price, self.on))
+                continue
+            peak = price.peak_memory_bytes
+            self.peaks.append((peak, str(one)))
+            has = bytes_text(self.memory)
+            self.refuse(one, f"its peak is {bytes_text(peak)}, a device has {has}.")
 
-    def rank(self, one: Ranked) -> None:
-        """Keep it if its peak fits."""
-        peak = int(one.cost.peak_memory_bytes)
-        if peak > self.memory:
-            self.peaks.append((peak, str(one.candidate)))
-            raise StrategyError(
-                f"its peak is {bytes_text(peak)}, a device has {bytes_text(self.memory)}."
+    def priced(self, group: Sequence[Candidate]) -> Iterator[tuple[Candidate, Price]]:
+        """Prices on the machine."""
+        return self.pricing.prices(group, machine_for(group[0].mesh, self.on))
+
+    def holding(self, group: Sequence[Candidate], state: int) -> Iterator[Candidate]:
+        """Those whose arguments alone fit."""
+        for one in group:
+            needed = state + one.data_bytes()
+            if needed <= self.memory:
+                yield one
+                continue
+            self.large.append((needed, one))
+            self.refuse(
+                one,
+                f"parameters, optimizer state and data take {bytes_text(needed)} of the "
+                f"{bytes_text(self.memory)} of a device.",
             )
-        self.ranked.append(one)
 
     def least(self) -> tuple[int, str] | None:
         """The smallest peak of all candidates that are too large; none is below its arguments."""
         best = min(self.peaks, default=None)
-        for one in sorted(self.large, key=lambda one: self.large[one]):
-            if best and self.large[one] >= best[0]:
-                break
-            found = int(self.shared.cost(one, self.on).peak_memory_bytes), str(one)
-            best = min(best or found, found)
+        needed = {id(one): size for size, one in self.large}
+        groups = by_step(one for _, one in self.large)
+        for group in sorted(groups, key=lambda group: min(needed[id(one)] for one in group)):
+            hopeful = [one for one in group if best is None or needed[id(one)] < best[0]]
+            for one, price in self.priced(hopeful) if hopeful else ():
+                found = price.peak_memory_bytes, str(one)
+                best = min(best or found, found)
         return best
 
     def nothing(self, devices: int, refused: Sequence[Refused]) -> StrategyError:

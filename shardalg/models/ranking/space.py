@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.costs.topology import SLICE
 from shardalg.errors import StrategyError
 from shardalg.models.dense import DenseTransformer
 from shardalg.models.dense_strategies import LAYOUTS
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
 
 STRATEGIES = (*LAYOUTS, PIPELINED)
-CHOICES = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer")
+CHOICES = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer", "order")
+ORDERS = ("given", "all")
 """What may be chosen from: each has a list of values."""
 _PER_STAGE = (1, 2, 4)
 """Microbatches of a pipeline, in stages, where none are asked for."""
@@ -36,6 +38,8 @@ def chosen(
     unknown = [name for name in choices.get("strategy", ()) if name not in STRATEGIES]
     if unknown:
         raise StrategyError(f"strategy {unknown[0]!r}: write one of {', '.join(STRATEGIES)}.")
+    if unknown := [name for name in choices.get("order", ()) if name not in ORDERS]:
+        raise StrategyError(f"order {unknown[0]!r}: write one of {', '.join(ORDERS)}.")
     start: dict[str, Sequence[Any]] = {
         "strategy": STRATEGIES,
         "batch": (model.batch,),
@@ -43,6 +47,7 @@ def chosen(
         "rounds": (1,),
         "remat": (model.remat,),
         "optimizer": (model.optimizer,),
+        "order": ORDERS[:1],
     }
     return {name: tuple(dict.fromkeys(given)) for name, given in {**start, **choices}.items()}
 
@@ -57,7 +62,8 @@ def candidates(
     """Every combination of choices on every mesh of its strategy, refused where there is none."""
     names = ("batch", "remat", "optimizer", "rounds")
     for strategy in choices["strategy"]:
-        for mesh in meshes(strategy, devices, slices, model.layers):
+        laid = meshes(strategy, devices, slices, model.layers)
+        for mesh in ordered(laid) if "all" in choices["order"] else laid:
             parts = _microbatches(model, mesh, strategy, choices["microbatches"])
             for values in product(parts, *(choices[name] for name in names)):
                 microbatches, batch, remat, optimizer, rounds = values
@@ -116,6 +122,20 @@ def meshes(strategy: str, devices: int, slices: int, layers: int) -> Iterator[Me
         for tensor in _divisors(within) if strategy == "fsdp_tensor" else (1,):
             if tensor > 1 or strategy == "fsdp":
                 yield _mesh({"slice": slices, "fsdp": within // tensor, "tensor": tensor})
+
+
+def ordered(laid: Iterable[Mesh]) -> Iterator[Mesh]:
+    """Each mesh with its axes in every order: which of them lie on neighbouring devices.
+
+    Slices stay outermost: an axis within one does not reach across them.
+
+    >>> [dict(mesh.shape) for mesh in ordered([Mesh({"L": 2, "Y": 4})])]
+    [{'L': 2, 'Y': 4}, {'Y': 4, 'L': 2}]
+    """
+    for mesh in laid:
+        outer = [axis for axis in mesh.axes if axis[0] == SLICE]
+        for inner in permutations([axis for axis in mesh.axes if axis[0] != SLICE]):
+            yield Mesh(dict([*outer, *inner]))
 
 
 def _mesh(sizes: Mapping[str, int]) -> Mesh:

@@ -36,6 +36,7 @@ from shardalg.partition.choose.matches import required_devices, twins
 from shardalg.partition.choose.owner_select import elements, picked
 from shardalg.partition.choose.sent import GATHERED, sent_bytes
 from shardalg.reshard.paths import reshard_bound, reshard_price
+from shardalg.sizes.points.lanes import Lanes, place_of_least
 from shardalg.sizes.recorded import Recorder, first_least, recorder_of
 
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
@@ -162,6 +163,10 @@ def _arg_reduce(key: NodeKey, candidates: list[Choice], component: Component) ->
     )
     if recorder is not None:
         return _best_recorded(key, candidates, counts, (recorder, "time" if weighs else "bytes"))
+    sizes: Iterable[Any] = (n for layout in key.value_shardings for n in layout.shape)
+    lanes = next((n for n in sizes if type(n) is Lanes), None)
+    if lanes is not None:
+        return candidates[place_of_least(_ranks(key, candidates, counts), lanes)]
     ordered = sorted(
         [
             (counts.time(c, sent_bytes(key, c, reshard_bound)), number)
@@ -188,7 +193,18 @@ def _best_recorded(
     key: NodeKey, candidates: list[Choice], counts: Weight, noted: tuple[Recorder, str]
 ) -> Choice:
     """The same of recorded sizes: all are priced, so that exactly what makes it best is noted."""
-    ranks = [
+    ranks = _ranks(key, candidates, counts)
+    recorder, by = noted
+
+    def about(best: int, other: int) -> Weighed:
+        return Weighed(candidates[best], candidates[other], by)
+
+    return candidates[first_least(ranks, recorder, about)]
+
+
+def _ranks(key: NodeKey, candidates: list[Choice], counts: Weight) -> list[tuple[Any, ...]]:
+    """Of each candidate, what the least is chosen by."""
+    return [
         (
             counts.time(choice, _price(key, choice)),
             not _left_partial(key, choice),
@@ -197,12 +213,6 @@ def _best_recorded(
         )
         for number, choice in enumerate(candidates)
     ]
-    recorder, by = noted
-
-    def about(best: int, other: int) -> Weighed:
-        return Weighed(candidates[best], candidates[other], by)
-
-    return candidates[first_least(ranks, recorder, about)]
 
 
 def _gather_all(key: NodeKey) -> Choice:

@@ -1,0 +1,188 @@
+"""Candidates of one step on one mesh, planned and priced together.
+
+They differ in batch and microbatches. The step is planned on all of their sizes at once
+(`sizes.points.lanes`), so that every number is exactly that of the candidate's own plan; candidates
+of which a question of planning or pricing has another answer are planned again, by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from shardalg.costs.calibration.by_cause import amounts
+from shardalg.costs.calibration.constants import calibration_of
+from shardalg.costs.cost import Cost, Totals
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.memory import Liveness, peak_bytes
+from shardalg.costs.topology import Topology
+from shardalg.models.dense_cost import SHALLOW, between, calibrated, chip_of
+from shardalg.models.published.pipelined import ONCE_A_STEP
+from shardalg.models.ranking.candidate import PIPELINED, Candidate
+from shardalg.models.ranking.template import (
+    NoTemplateError,
+    Sizes,
+    Template,
+    kind_of,
+    sizes_of,
+    template,
+    with_iterations,
+)
+from shardalg.planning.stages import Stages, planned
+from shardalg.propagate.options import Options
+from shardalg.propagate.strategy import resolve
+from shardalg.sizes.points.lanes import Lanes, parted
+
+OFFLOADED = "minimal_offloaded"
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a candidate takes, as its `Candidate.cost` says.
+
+    Attributes:
+      limit: the cause of the most seconds.
+    """
+
+    step_time_s: float
+    peak_memory_bytes: int
+    limit: str
+
+
+@dataclass(eq=False)
+class Pricing:
+    """Prices of candidates; a step of one form is traced for all of them.
+
+    Attributes:
+      planned: how many runs of planning there were.
+      alone: candidates that were planned by themselves.
+    """
+
+    planned: int = 0
+    alone: int = 0
+    templates: dict[Any, Template | None] = field(default_factory=dict)
+
+    def prices(
+        self, found: Sequence[Candidate], on: Hardware | Topology
+    ) -> Iterator[tuple[Candidate, Price]]:
+        """Of candidates on one mesh that are of one kind (`template.kind_of`)."""
+        first = found[0]
+        templates = {} if first.model.remat == OFFLOADED else self.of(first)
+        together = [one for one in found if all(t and t.keeps_apart(sizes_of(one))
+                    for t in templates.values())] if templates else []  # fmt: skip
+        given = set(map(id, together))
+        for one in found:
+            if id(one) not in given:
+                self.alone += 1
+                yield one, price(one.cost(on))
+        if together:
+            yield from self._parted(together, templates, on)
+
+    def of(self, one: Candidate) -> dict[int, Template | None]:
+        """Templates of its step, by layers; None where there is none."""
+        layers = one.model.layers
+        whole = one.strategy == PIPELINED or layers <= max(SHALLOW)
+        found = {}
+        for depth in (layers,) if whole else SHALLOW:
+            shallow = replace(one, model=replace(one.model, layers=depth))
+            key = kind_of(shallow)
+            if key not in self.templates:
+                self.templates[key] = _template(shallow)
+            found[depth] = self.templates[key]
+        return found
+
+    def _parted(
+        self, found: Sequence[Candidate], templates: Mapping[int, Any], on: Hardware | Topology
+    ) -> Iterator[tuple[Candidate, Price]]:
+        points = [sizes_of(one) for one in found]
+        bare = [{name: n for name, n in point.items() if name != "T"} for point in points]
+
+        def work(sizes: Sizes) -> _Prices:
+            self.planned += 1
+            return _prices(found[0], templates, on, with_iterations(sizes))
+
+        for places, among, made in parted(bare, work):
+            yield from zip((found[i] for i in places), made.each(among), strict=True)
+
+
+def _template(one: Candidate) -> Template | None:
+    try:
+        made = template(one)
+        made.at(made.points[0])
+        _ = made.literals
+    except NoTemplateError:
+        return None
+    return made
+
+
+def price(cost: Cost) -> Price:
+    """The price that a cost says."""
+    causes = cost.seconds_by_cause
+    limit = max(causes, key=lambda cause: float(causes[cause]))
+    return Price(float(cost.step_time_s), int(cost.peak_memory_bytes), limit)
+
+
+@dataclass(frozen=True)
+class _Prices:
+    """Prices at all points; numbers or lanes."""
+
+    step_time_s: Any
+    peak: Any
+    causes: Mapping[str, Any]
+
+    def each(self, places: np.ndarray) -> Iterator[Price]:
+        """Those of some of the points."""
+        causes = tuple(self.causes)
+        most = np.argmax([_at(self.causes[name], places) for name in causes], axis=0)
+        rows = zip(_at(self.step_time_s, places), _at(self.peak, places), most, strict=True)
+        for seconds, peak, cause in rows:
+            yield Price(float(seconds), int(peak), causes[cause])
+
+
+def _at(number: Any, places: np.ndarray) -> np.ndarray:
+    return number.values[places] if type(number) is Lanes else np.full(len(places), number)
+
+
+def _prices(
+    one: Candidate, templates: Mapping[int, Template], on: Hardware | Topology, sizes: Sizes
+) -> _Prices:
+    """`dense_cost.cost_on`, at all points."""
+    chip, depth = chip_of(on), one.model.layers
+    done, peaks = {}, {}
+    for layers, step in templates.items():
+        stages = _planned(replace(one, model=replace(one.model, layers=layers)), step, sizes)
+        program, graph, donated = stages.program, stages.graph, stages.traced.donated
+        done[layers] = amounts(program, graph, on)
+        peaks[layers] = peak_bytes(
+            program, graph, donated=donated, rebuild=chip.rebuilds, fuse=chip.rebuilds
+        )
+    if depth in templates:
+        work, peak = done[depth], peaks[depth]
+    else:
+        low, high = sorted(templates)
+        share = (depth - low) / (high - low)
+        work = between(done[low], done[high], share)
+        peak = peaks[low] + (peaks[high] - peaks[low]) * int(share)
+    blank = Totals((), 0, 0, one.mesh.size, Liveness(peak, None, (), 0, 0))
+    totals = calibrated(work, blank, calibration_of(chip.name), "measured")
+    cost = Cost(chip, totals, totals)
+    return _Prices(cost.step_time_s, peak, cost.seconds_by_cause)
+
+
+def _planned(one: Candidate, step: Template, sizes: Sizes) -> Stages:
+    traced = step.at(sizes)
+    strategy = traced.with_layouts(one.laid_out())
+    options = ONCE_A_STEP if one.strategy == PIPELINED else Options()
+    return planned(traced, resolve(traced.graph, strategy, one.mesh), options)
+
+
+def by_step(found: Iterable[Candidate]) -> list[list[Candidate]]:
+    """Candidates that are priced together: of one kind, on one mesh, those of a kind in a row."""
+    kinds: dict[Any, dict[Any, list[Candidate]]] = {}
+    for one in found:
+        key = one.strategy, one.mesh, one.rounds
+        kinds.setdefault(kind_of(one), {}).setdefault(key, []).append(one)
+    return [group for groups in kinds.values() for group in groups.values()]

@@ -1,0 +1,280 @@
+"""A train step for all sizes of batch and schedule: traced three times, read off at any others.
+
+A traced step is the same operators whatever its batch, microbatches, stages and rounds; each of its
+numbers is `c * product of some of them + d`. Three traces at sizes that no other number meets tell
+which; the third would show one that is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import ShardalgError
+from shardalg.graph.ir import Graph, Signature, ValueType
+from shardalg.models.dense import DONATED, ROLES
+from shardalg.models.ranking.candidate import PIPELINED, Candidate
+from shardalg.planning.calls.user_call import opened
+from shardalg.planning.traced import Traced, trace_call
+
+Sizes = Mapping[str, Any]
+"""What a step depends on: b sequences of a microbatch, Q microbatches, L stages, R rounds, n layers
+of a stage in a round, T iterations of the pipeline; numbers, or lanes."""
+_POINTS = (
+    {"b": 22, "Q": 26, "L": 3, "R": 5, "n": 7},
+    {"b": 34, "Q": 38, "L": 11, "R": 13, "n": 17},
+    {"b": 46, "Q": 58, "L": 19, "R": 23, "n": 29},
+)
+
+_COUNTS = ("Q", "L", "R")
+"""Whether two of these are one number is seen in the program: scalars of one value are one."""
+
+
+class NoTemplateError(ShardalgError, ValueError):
+    """The step is another program at other sizes, so that each is traced by itself."""
+
+
+class Monomial(NamedTuple):
+    """`factor * product of names + more`."""
+
+    names: tuple[str, ...]
+    factor: Fraction
+    more: Fraction
+
+    def at(self, sizes: Sizes) -> Any:
+        """The number there."""
+        made = math.prod([sizes[name] for name in self.names]) * self.factor + self.more
+        return made.numerator if type(made) is Fraction and made.denominator == 1 else made
+
+
+def sizes_of(one: Candidate) -> dict[str, Any]:
+    """The sizes of a candidate's step.
+
+    >>> from shardalg.models.dense import DenseTransformer
+    >>> model = DenseTransformer(4, 16, 32, 2, 8, 32, 8, 8, microbatches=4)
+    >>> sizes_of(Candidate(model, Mesh({"L": 2, "X": 2}), "pipelined"))
+    {'b': 2, 'Q': 4, 'L': 2, 'R': 1, 'n': 2, 'T': 5}
+    """
+    model = one.model
+    sizes = {"b": model.batch // model.microbatches, "Q": model.microbatches}
+    if one.strategy == PIPELINED:
+        stages = one.mesh.shape["L"]
+        sizes |= {"L": stages, "R": one.rounds, "n": model.layers // (stages * one.rounds)}
+    return with_iterations(sizes)
+
+
+def with_iterations(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with the iterations of the pipeline, if it is one."""
+    if "L" not in sizes:
+        return dict(sizes)
+    return {**sizes, "T": sizes["R"] * sizes["Q"] + sizes["L"] - 1}
+
+
+def kind_of(one: Candidate) -> tuple[Any, ...]:
+    """The same of two candidates whose steps are one program at other sizes."""
+    sizes = sizes_of(one)
+    ones = tuple(name for name, size in sizes.items() if size == 1)
+    counts = [sizes.get(name) for name in _COUNTS]
+    alike = tuple(counts.index(n) for n in counts)
+    piped = one.strategy == PIPELINED
+    model = replace(one.model, batch=1, microbatches=1, layers=1 if piped else one.model.layers)
+    return model, piped, ones, alike
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """A step whose numbers are read off three traces.
+
+    Attributes:
+      traces: at `points`, all of one form.
+    """
+
+    traces: tuple[Traced, ...]
+    points: tuple[Sizes, ...]
+
+    def at(self, sizes: Sizes) -> Traced:
+        """The step at other sizes; with lanes, at all points at once."""
+        known: dict[Any, Any] = {}
+
+        def number(*values: int) -> Any:
+            if values not in known:
+                known[values] = self.read(values).at(sizes)
+            return known[values]
+
+        first = self.traces[0]
+        graph = _Rebuilt(tuple(trace.graph for trace in self.traces), number).graph()
+        return replace(first, graph=graph)
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, ...], Monomial]:
+        return {}
+
+    def read(self, values: tuple[int, ...]) -> Monomial:
+        """The formula that has these values at the points.
+
+        Raises:
+          NoTemplateError: there is none.
+        """
+        if values not in self._known:
+            found = min(self._fitting(values), key=_plainest, default=None)
+            if found is None:
+                raise NoTemplateError(f"a number is {values} at {self.points}: no formula.")
+            self._known[values] = found
+        return self._known[values]
+
+    def _fitting(self, values: tuple[int, ...]) -> Iterator[Monomial]:
+        one, other, third = values
+        if one == other == third:
+            yield Monomial((), Fraction(1), Fraction(one - 1))
+            return
+        for names, (here, there, last) in self._products:
+            if (one - other) * (here - last) == (one - third) * (here - there):
+                factor = Fraction(one - other, here - there)
+                yield Monomial(names, factor, one - factor * here)
+
+    @cached_property
+    def _products(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+        names = tuple(self.points[0])
+        chosen = (c for n in range(1, 5) for c in combinations(names, n))
+        rows = ((c, tuple(math.prod(p[n] for n in c) for p in self.points)) for c in chosen)
+        return [(c, row) for c, row in rows if len(set(row)) == 3]
+
+    @cached_property
+    def literals(self) -> tuple[tuple[str, Callable[[Sizes], Any]], ...]:
+        """Type and value of every scalar in the program that is a number.
+
+        Raises:
+          NoTemplateError: one that is no formula, nor 1 over one.
+        """
+        rows = zip(*(trace.graph.constants for trace in self.traces), strict=True)
+        found = ([np.asarray(constant) for _, constant in row] for row in rows)
+        return tuple((str(row[0].dtype), self._literal(row)) for row in found if row[0].ndim == 0)
+
+    def _literal(self, row: list[Any]) -> Callable[[Sizes], Any]:
+        values = [one.item() for one in row]
+        if values.count(values[0]) == len(values):
+            return lambda _: values[0]
+        if all(value == int(value) for value in values):
+            formula = self.read(tuple(map(int, values)))
+            return lambda sizes: formula.at(sizes)
+        inverse = [round(1 / value) for value in values]
+        if any(row[0].dtype.type(1 / n) != value for n, value in zip(inverse, values, strict=True)):
+            raise NoTemplateError(f"a scalar is {values} at {self.points}: no formula.")
+        below = self.read(tuple(inverse))
+        return lambda sizes: row[0].dtype.type(1 / below.at(sizes)).item()
+
+    def keeps_apart(self, sizes: Sizes) -> bool:
+        """Whether scalars that are two values of the program are two numbers there."""
+        found = [(kind, value(sizes)) for kind, value in self.literals]
+        return len(set(found)) == len(found)
+
+
+def _plainest(found: Monomial) -> tuple[Any, ...]:
+    return found.more != 0, len(found.names), found.factor.denominator, abs(found.more)
+
+
+def template(one: Candidate) -> Template:
+    """The template of a candidate's step.
+
+    Raises:
+      NoTemplateError: its traces are not one program.
+    """
+    given = sizes_of(one)
+    points = []
+    for point in _POINTS:
+        chosen = {name: 1 if given[name] == 1 else point[name] for name in given if name != "T"}
+        for name in _COUNTS:
+            same = next((n for n in _COUNTS if given.get(n) == given.get(name)), name)
+            if same in chosen:
+                chosen[name] = chosen[same]
+        points.append(with_iterations(chosen))
+    return Template(tuple(_traced(_candidate_at(one, point)) for point in points), tuple(points))
+
+
+def _candidate_at(one: Candidate, sizes: Sizes) -> Candidate:
+    model = replace(one.model, batch=sizes["b"] * sizes["Q"], microbatches=sizes["Q"])
+    if one.strategy != PIPELINED:
+        return replace(one, model=model)
+    layers = sizes["L"] * sizes["R"] * sizes["n"]
+    mesh = Mesh({"L": sizes["L"]})
+    return replace(one, model=replace(model, layers=layers), mesh=mesh, rounds=sizes["R"])
+
+
+def _traced(one: Candidate) -> Traced:
+    of: Any = one.pipelined if one.strategy == PIPELINED else one.model
+    args = of.arguments()
+    call = opened(of.train_step, args, {})
+    call = replace(call, donated=call.donates(DONATED))
+    return trace_call(call, one.mesh.shape, given=call.given or (args, {}), roles=ROLES)
+
+
+class _Rebuilt:
+    """A graph with each number replaced by what its values in several traces stand for."""
+
+    def __init__(self, graphs: tuple[Graph, ...], number: Callable[..., Any]) -> None:
+        self.graphs, self.number = graphs, number
+
+    def graph(self) -> Graph:
+        """The graph.
+
+        Raises:
+          NoTemplateError: the traces differ in more than numbers.
+        """
+        self.check()
+        first = self.graphs[0]
+        rows = zip(*(g.values for g in self.graphs), strict=True)
+        values = tuple(
+            replace(
+                row[0], type=ValueType(self.of(*(v.type.shape for v in row)), row[0].type.dtype)
+            )
+            for row in rows
+        )
+        types, made, nodes = [value.type for value in values], {}, []
+        for row in zip(*(g.nodes for g in self.graphs), strict=True):
+            node = row[0]
+            ends = tuple(tuple(types[v] for v in side) for side in (node.operands, node.results))
+            key = (*(n.signature for n in row), ends)
+            if key not in made:
+                params = self.of(*(n.signature.params for n in row))
+                made[key] = Signature(node.primitive, params, *ends)
+            nodes.append(replace(node, signature=made[key]))
+        trips = zip(*(g.regions for g in self.graphs), strict=True)
+        regions = tuple(
+            replace(row[0], trip_count=self.number(*(r.trip_count for r in row))) for row in trips
+        )
+        return replace(first, values=values, nodes=tuple(nodes), regions=regions, bindings=())
+
+    def of(self, *found: Any) -> Any:
+        """A parameter."""
+        first = found[0]
+        if all(one is first or one == first for one in found):
+            return first
+        if all(type(one) is tuple and len(one) == len(first) for one in found):
+            return tuple(self.of(*row) for row in zip(*found, strict=True))
+        if all(type(one) is int for one in found):
+            return self.number(*found)
+        if all(type(one) is float for one in found):
+            return first
+        raise NoTemplateError(f"a parameter is {found} at other sizes.")
+
+    def check(self) -> None:
+        """Raise unless all graphs have one form."""
+        first = self.graphs[0]
+        for other in self.graphs[1:]:
+            forms = [(_form(g), g.sites and [s.name for s in g.sites]) for g in (first, other)]
+            if forms[0] != forms[1]:
+                raise NoTemplateError("the step is another program at other sizes.")
+
+
+def _form(graph: Graph) -> Any:
+    nodes = [(n.primitive, n.operands, n.results, n.region, n.bodies) for n in graph.nodes]
+    kinds = [(len(v.type.shape), v.type.dtype, v.kind) for v in graph.values]
+    return nodes, kinds, graph.arguments, graph.results, [i for i, _ in graph.constants]

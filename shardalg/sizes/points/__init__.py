@@ -1,0 +1,1 @@
+"""Numbers of many points at once."""

@@ -1,0 +1,338 @@
+"""Numbers of many points at once: code that computes with them runs for all points in one go.
+
+Planning and pricing are ordinary code on numbers. Run once on `Lanes` in place of the sizes of one
+point they give what they give at every point, in the same operations, so exactly. What they ask of
+a size (which is larger, does it divide) is answered as the first point does; points at which the
+answer is another one leave the run, and are run again by themselves (`parted`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, TypeVar
+
+import numpy as np
+
+Found = TypeVar("Found")
+_SAFE = float(1 << 62)
+_FLOAT = np.dtype(float)
+"""Below it no 64-bit integer overflows."""
+
+
+class Points:
+    """The lanes of one set of points: equal ones are one object, so that caches find them.
+
+    Attributes:
+      alive: the points whose answers were those of the first one so far.
+
+    >>> points = Points(3)
+    >>> b, q = points.of([8, 16, 24]), points.of([2, 2, 3])
+    >>> b * q, b // 8 + 1, q == 0, points.of([5, 5, 5]), max(b, 3) is b
+    (Lanes(16, 32, 72), Lanes(2, 3, 4), False, 5, True)
+    >>> b < 20, points.alive, b < 20
+    (True, array([ True,  True, False]), True)
+    """
+
+    def __init__(self, count: int) -> None:
+        self.alive = np.ones(count, bool)
+        self.known: dict[Hashable, Lanes] = {}
+        self.done: dict[Hashable, Any] = {}
+
+    def answer(self, answers: np.ndarray) -> Any:
+        """The first point's answer; points of other answers leave."""
+        first = answers[0]
+        self.alive &= answers == first
+        return first.item() if isinstance(first, np.generic) else first
+
+    def of(self, values: Sequence[Any] | np.ndarray) -> Any:
+        """The number at each point; a plain number where it is one at all of them."""
+        made = np.asarray(values)
+        if made.dtype == object and all(type(v) is int and abs(v) < _SAFE for v in made):
+            made = made.astype(np.int64)
+        first = made[0]
+        if (made == first).all():
+            return first.item() if isinstance(first, np.generic) else first
+        is_object = made.dtype == object
+        key = (made.dtype.str, tuple(made.tolist()) if is_object else made.tobytes())
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = Lanes(self, made)
+        return found
+
+    def ask(self, name: str, a: Lanes, b: Any) -> Any:
+        """What an operation gives on lanes and on lanes or a number on the right."""
+        wide = (a.most + 1) * (b.most + 1 if type(b) is Lanes else abs(b) + 1) >= _SAFE
+        sides = [_objects(n) if wide else n.values if type(n) is Lanes else n for n in (a, b)]
+        try:
+            with np.errstate(all="ignore"):
+                made = _DO[name](*sides)
+        except ZeroDivisionError:
+            # Of points that left: what they have here, no code would divide by.
+            made = _DO[name](*map(self._of_alive, sides))
+        return self.answer(made) if made.dtype == bool else self.of(made)
+
+    def _of_alive(self, values: Any) -> Any:
+        """The same with the first point's number at points that left."""
+        return np.where(self.alive, values, values[0]) if isinstance(values, np.ndarray) else values
+
+
+def _operator(name: str) -> Callable[[Lanes, Any], Any]:
+    def method(self: Lanes, other: Any) -> Any:
+        if type(other) is Lanes:
+            key: Hashable = (name, id(self), id(other))
+        elif type(other) in _NUMBERS:
+            key = (name, id(self), None, type(other), other)
+        else:
+            return NotImplemented
+        points = self.points
+        found = points.done.get(key)
+        if found is None:
+            found = points.done[key] = points.ask(name, self, other)
+        return found
+
+    return method
+
+
+class Lanes:
+    """A number that differs between points; made by `Points.of`.
+
+    It stands wherever a number may. It is no `int`, so that nothing reads one number behind the
+    others' back; where plain code needs one (a `range`), it is the first point's.
+    """
+
+    __slots__ = ("_hash", "most", "points", "values")
+
+    def __init__(self, points: Points, values: np.ndarray) -> None:
+        self.points, self.values = points, values
+        # Sums and products of integers below it need no more than 64 bits.
+        self.most = 0.0 if values.dtype is _FLOAT else float(abs(values).max())
+        self._hash = hash((id(points), len(points.known)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Lanes({', '.join(map(str, self.values[:8]))})"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    def __neg__(self) -> Any:
+        return self * -1
+
+    def __abs__(self) -> Any:
+        return self.points.of(abs(self.values))
+
+    def __index__(self) -> int:
+        return int(self.points.answer(self.values))
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        return float(self.points.answer(self.values))
+
+    def __eq__(self, other: object) -> bool:
+        return True if self is other else _equal(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        found = self.__eq__(other)
+        return found if found is NotImplemented else not found
+
+    __add__ = __radd__ = _operator("add")
+    __mul__ = __rmul__ = _operator("mul")
+    __sub__, __rsub__ = _operator("sub"), _operator("rsub")
+    __truediv__, __rtruediv__ = _operator("truediv"), _operator("rtruediv")
+    __floordiv__, __rfloordiv__ = _operator("floordiv"), _operator("rfloordiv")
+    __mod__, __rmod__ = _operator("mod"), _operator("rmod")
+    __lt__, __le__ = _operator("lt"), _operator("le")
+    __gt__, __ge__ = _operator("gt"), _operator("ge")
+
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
+        return other // self, other % self
+
+
+_equal = _operator("eq")
+_NUMBERS = {int, bool, Fraction, float}
+
+
+def _objects(a: Any) -> Any:
+    """Integers of any size."""
+    if type(a) is not Lanes:
+        return a
+    return a.values if a.values.dtype is _FLOAT else a.values.astype(object)
+
+
+def _plain(act: Callable[[Any, Any], Any]) -> Callable[[Any, Any], np.ndarray]:
+    """With fractions as objects, which numpy does not know."""
+
+    def done(a: Any, b: Any) -> np.ndarray:
+        if type(b) is Fraction:
+            b = np.array(b, object)
+        return np.asarray(act(a, b))
+
+    return done
+
+
+def _quotient(a: Any, b: Any) -> np.ndarray:
+    """`a / b` without rounding, of floats in floats."""
+    if any(isinstance(x, float) or getattr(x, "dtype", None) is _FLOAT for x in (a, b)):
+        return np.asarray(a / b)
+    if not isinstance(a, Fraction) and not isinstance(b, Fraction):
+        above, below = np.asarray(a), np.asarray(b)
+        if above.dtype == below.dtype == np.int64 and not (above % below).any():
+            return np.asarray(above // below)
+    above, below = np.broadcast_arrays(np.asarray(a, object), np.asarray(b, object))
+    return np.array([_ratio(x, y) for x, y in zip(above, below, strict=True)], object)
+
+
+def _ratio(above: Any, below: Any) -> Any:
+    found = Fraction(above) / below
+    return found.numerator if found.denominator == 1 else found
+
+
+def _swapped(act: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: act(b, a)
+
+
+_DO: dict[str, Callable[[Any, Any], Any]] = {
+    "add": _plain(operator.add),
+    "mul": _plain(operator.mul),
+    "sub": _plain(operator.sub),
+    "rsub": _swapped(_plain(operator.sub)),
+    "truediv": _quotient,
+    "rtruediv": _swapped(_quotient),
+    "floordiv": _plain(operator.floordiv),
+    "rfloordiv": _swapped(_plain(operator.floordiv)),
+    "mod": _plain(operator.mod),
+    "rmod": _swapped(_plain(operator.mod)),
+    "lt": _plain(operator.lt),
+    "le": _plain(operator.le),
+    "gt": _plain(operator.gt),
+    "ge": _plain(operator.ge),
+    "eq": _plain(operator.eq),
+}
+
+
+def real(number: Any) -> Any:
+    """The nearest float, at each point.
+
+    >>> real(Fraction(1, 4)), real(Points(2).of([1, Fraction(1, 2)]))
+    (0.25, Lanes(1.0, 0.5))
+    """
+    if type(number) is not Lanes:
+        return float(number)
+    return number.points.of(number.values.astype(float))
+
+
+def largest(numbers: Iterable[Any]) -> Any:
+    """The largest number, at each point; the first of equal ones.
+
+    >>> points = Points(2)
+    >>> largest([points.of([1, 5]), 3, 2]), largest([1, 3.0, 2])
+    (Lanes(3, 5), 3.0)
+    """
+    found = tuple(numbers)
+    lanes = next((n for n in found if type(n) is Lanes), None)
+    if lanes is None:
+        return max(found)
+    return lanes.points.of(np.maximum.reduce([_values(n, lanes) for n in found]))
+
+
+def least(numbers: Iterable[Any]) -> Any:
+    """The smallest number, at each point."""
+    found = tuple(numbers)
+    return -largest([-n for n in found]) if any(type(n) is Lanes for n in found) else min(found)
+
+
+def place_of_least(ranks: Sequence[tuple[Any, ...]], lanes: Lanes) -> int:
+    """The place of the first of the least ranks; points at which it is another one leave.
+
+    >>> b = Points(2).of([8, 16])
+    >>> place_of_least([(b, 1), (b - 1, 2), (3 * b, 0)], b)
+    1
+    """
+    columns = [[_values(number, lanes) for number in rank] for rank in ranks]
+    place, best = np.zeros(len(lanes.values), int), columns[0]
+    for number, rank in enumerate(columns[1:], 1):
+        before, same = np.zeros(len(place), bool), np.ones(len(place), bool)
+        for mine, theirs in zip(rank, best, strict=True):
+            before |= same & (mine < theirs)
+            same &= mine == theirs
+        place[before] = number
+        best = [np.where(before, m, t) for m, t in zip(rank, best, strict=True)]
+    return int(lanes.points.answer(place))
+
+
+def one_answer(numbers: Sequence[Any], ask: Callable[[tuple[int, ...]], Found]) -> Found:
+    """What a function of numbers gives that counts their ratios alone.
+
+    Of lanes it is asked once for each ratio that there is.
+
+    >>> b = Points(2).of([8, 16])
+    >>> one_answer([b, 3 * b], max), one_answer([5, 2], max)
+    (3, 5)
+    """
+    lanes = next((n for n in numbers if type(n) is Lanes), None)
+    if lanes is None:
+        return ask(tuple(numbers))
+    rows = np.array([_values(n, lanes) for n in numbers], np.int64).T
+    shared = np.gcd.reduce(rows, axis=1)[:, None]
+    known, place = np.unique(rows // np.maximum(shared, 1), axis=0, return_inverse=True)
+    answers = [ask(tuple(row.tolist())) for row in known]
+    label = {answer: number for number, answer in enumerate(dict.fromkeys(answers))}
+    lanes.points.answer(np.array([label[answer] for answer in answers])[place.ravel()])
+    return answers[place.ravel()[0]]
+
+
+def parted(
+    points: Sequence[Mapping[str, int]], work: Callable[[dict[str, Any]], Found]
+) -> Iterator[tuple[np.ndarray, np.ndarray, Found]]:
+    """What code makes of points: as few runs as there are ways in which it goes.
+
+    Args:
+      work: takes the lanes of each name.
+
+    Yields: places of the points that went one way, and what `work` gave on the lanes of all points
+    that it was run on, with the places of those among them.
+
+    >>> found = parted([{"b": n} for n in (8, 9, 10)], lambda s: s["b"] // 2 if s["b"] % 2 else 0)
+    >>> [(places.tolist(), made) for places, _, made in found]
+    [([0, 2], 0), ([1], 4)]
+    """
+    waiting = np.arange(len(points))
+    while len(waiting):
+        here, names = Points(len(waiting)), points[0]
+        lanes = {name: here.of([points[int(i)][name] for i in waiting]) for name in names}
+        made = work(lanes)
+        alike = np.flatnonzero(here.alive)
+        yield waiting[alike], alike, made
+        waiting = waiting[~here.alive]
+
+
+def _values(number: Any, like: Lanes) -> np.ndarray:
+    if type(number) is Lanes:
+        return number.values
+    kind = object if isinstance(number, Fraction) or abs(number) >= _SAFE else None
+    return np.full(len(like.values), number, kind)
+
+
+def chosen(first: Any, second: Any, parts: tuple[Any, Any]) -> Any:
+    """Of two `parts` the first where `first <= second`, at each point.
+
+    >>> points = Points(2)
+    >>> chosen(points.of([1, 5]), 3, (10, 20)), chosen(1, 3, (10, 20))
+    (Lanes(10, 20), 10)
+    """
+    lanes = next((n for n in (first, second, *parts) if type(n) is Lanes), None)
+    if lanes is None:
+        return parts[0] if first <= second else parts[1]
+    one, other, here, there = (_values(n, lanes) for n in (first, second, *parts))
+    return lanes.points.of(np.where(one <= other, here, there))

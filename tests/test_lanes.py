@@ -1,0 +1,99 @@
+"""`sizes.points.lanes`: code on many points at once gives what it gives at each, exactly."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardalg.sizes.points.lanes import (
+    Lanes,
+    Points,
+    chosen,
+    largest,
+    least,
+    one_answer,
+    parted,
+    real,
+)
+
+NUMBERS = st.one_of(st.integers(-9, 9), st.integers(-(1 << 70), 1 << 70), st.fractions(-9, 9))
+TWO = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=4)
+ARITHMETIC = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: Fraction(a) / b,
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "reversed": lambda a, b: 3 - a * 2 + b,
+    "largest": lambda a, b: max(a, b),
+    "least": lambda a, b: min(a, b),
+    "float": lambda a, b: float(a) * 1.7 + float(b),
+}
+ON_LANES = {
+    **ARITHMETIC,
+    "/": lambda a, b: a / b if Lanes in (type(a), type(b)) else Fraction(a) / b,
+    "largest": lambda a, b: largest((a, b)),
+    "least": lambda a, b: least((a, b)),
+    "float": lambda a, b: real(a) * 1.7 + real(b),
+}
+
+
+def at(number, place):
+    return number.values[place] if type(number) is Lanes else number
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+@given(pairs=TWO)
+def test_arithmetic_is_that_of_each_point(name, pairs):
+    """Of integers of any size and of fractions; floats to the last bit."""
+    if name in ("/", "//", "%"):
+        pairs = [(a, b or 1) for a, b in pairs]
+    points = Points(len(pairs))
+    made = ON_LANES[name](*(points.of(list(side)) for side in zip(*pairs, strict=True)))
+    for place, (a, b) in enumerate(pairs):
+        assert at(made, place) == ARITHMETIC[name](a, b)
+
+
+def collatz(n):
+    """Steps, and the way: code whose course depends on its number."""
+    way = []
+    while n != 1 and len(way) < 40:
+        way.append(bool(n % 2))
+        n = 3 * n + 1 if way[-1] else n // 2
+    return n, tuple(way)
+
+
+@given(numbers=st.lists(st.integers(1, 40), min_size=1, max_size=8))
+def test_points_that_go_another_way_are_run_again(numbers):
+    seen = []
+    for places, among, (number, way) in parted(
+        [{"n": n} for n in numbers], lambda s: collatz(s["n"])
+    ):
+        assert len(places) == len(among)
+        for place, inside in zip(places, among, strict=True):
+            assert (at(number, inside), way) == collatz(numbers[place])
+        seen += places.tolist()
+    assert sorted(seen) == list(range(len(numbers)))
+
+
+def test_a_divisor_that_left_does_no_harm():
+    """Points at which code would not have divided."""
+    points = Points(2)
+    n = points.of([2, 0])
+    assert n != 0
+    assert points.alive.tolist() == [True, False]
+    assert at(8 // n, 0) == at(Fraction(8) / n, 0) == 4
+    assert at(8 % n, 0) == 0
+
+
+def test_choices_at_each_point():
+    points = Points(3)
+    a, b = points.of([1, 2, 3]), points.of([3, 2, 1])
+    assert chosen(a, b, (10, b)).values.tolist() == [10, 10, 1]
+    assert one_answer([a, b], lambda row: row[0] > row[1]) is False
+    assert points.alive.tolist() == [True, True, False]
+    assert range(points.of([4, 4, 5]))[-1] == 3
+    assert np.array_equal(points.alive, [True, True, False])
