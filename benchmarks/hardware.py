@@ -5,6 +5,7 @@ On the accelerator that JAX offers, else on eight CPU devices; kept by the devic
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -164,6 +165,7 @@ def summary(table: Table, devices: Sequence[jax.Device]) -> dict[str, float | st
     found: dict[str, float | str] = {
         "device": f"{len(devices)} x {devices[0].device_kind}",
         "plans": len(table.rows),
+        "load of the machine at the end": os.getloadavg()[0],
     }
     for column in ("error", "wall_error", "probed_error", "bytes_error"):
         sizes = [abs(value) for value in table[column]]

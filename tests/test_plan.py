@@ -21,7 +21,7 @@ from tests.small_step import CONFIG, MESH, assert_close
 
 PLAN_NAMES = (
     "replan", "shardings", "collectives", "program", "explain", "warnings", "verify", "cost",
-    "lower", "aot", "save", "at", "constants", "conditions", "why_not", "diff",
+    "lower", "one_shard", "aot", "save", "at", "constants", "conditions", "why_not", "diff",
 )  # fmt: skip
 MODULE_NAMES = (
     "Window", "halo",

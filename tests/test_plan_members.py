@@ -27,7 +27,16 @@ MEMBERS = {
     ),
     "sizes": ("is_symbolic", "sizes", "constants", "conditions", "unguarded"),
     "verify": ("verify",),
-    "run": ("lower", "compare_runs", "aot", "named_shardings", "jit_kwargs", "shardy", "save"),
+    "run": (
+        "lower",
+        "compare_runs",
+        "one_shard",
+        "aot",
+        "named_shardings",
+        "jit_kwargs",
+        "shardy",
+        "save",
+    ),
 }
 MADE = ("options", "changes", "program", "mesh", "graph")
 OTHERS = ("replan", "at", "holds", "diff")

@@ -38,3 +38,8 @@ def host_devices(n: int) -> list[jax.Device]:
             f"XLA_FLAGS=--{FORCED}={n}."
         )
     return devices[:n]
+
+
+def first_device() -> jax.Device:
+    """The first of JAX's devices."""
+    return jax.devices()[0]

@@ -16,6 +16,7 @@ from shardalg.report.timeline import Timeline
 if TYPE_CHECKING:
     from shardalg.costs.topology import Topology
     from shardalg.lower import Lowered
+    from shardalg.lower.measuring.one_shard import OneShard
     from shardalg.lower.three_ways import Comparison
     from shardalg.planning.traced import Traced
     from shardalg.xla.aot_answer import BesideCompiler
@@ -67,6 +68,24 @@ class RunAnswers(ShardingAnswers, VerifyAnswers):
 
         lowered = self.lower()
         return compare(lowered, args, expected, repeats=repeats, verified=self._verified())
+
+    def one_shard(self, device: Any = None) -> OneShard:
+        """What one device does, on one device, to measure compute and memory of a large plan.
+
+        Collectives become local stand-ins of the same shapes: `measure()` gives times and memory,
+        and there is no result. `device`: None takes the first.
+
+        Raises:
+          LoweringError: a loaded plan, a `while` that ends by its values, a refuted claim.
+        """
+        from shardalg.lower.host import first_device
+        from shardalg.lower.measuring.one_shard import OneShard
+        from shardalg.verify.report import refuse_refuted
+
+        refuse_refuted(self.verify())
+        chosen = first_device() if device is None else device
+        traced = self._bound(None, None)
+        return OneShard(self._executable(traced, None, chosen.platform), chosen)
 
     def _executable(
         self, traced: Traced, devices: Sequence[Any] | None, platform: str | None = None

@@ -42,6 +42,10 @@ class Emitter:
         names = self.axes.names(digits)
         return lax.axis_index(names) if names else 0
 
+    def emit(self, instruction: Instruction) -> Callable[..., list[Array]]:
+        """The function that emits an instruction."""
+        return EMIT[type(instruction.attributes)]
+
     def start(self, start: Start) -> Array:
         """The element number on the device that executes."""
         return start.of({name: self.partition_id(digits) for name, digits in start.digits})
@@ -70,7 +74,7 @@ def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Arr
         if position in again:
             _hold_back(env, {*instruction.operands, *again[position]})
         operands = [env[index] for index in instruction.operands]
-        emit = EMIT[type(instruction.attributes)]
+        emit = emitter.emit(instruction)
         with named_scope(f"{SCOPE}{instruction.results[0]}" if instruction.results else ""):
             made = emit(emitter, instruction, *operands)
         env.update(zip(instruction.results, made, strict=True))
