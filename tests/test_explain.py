@@ -170,7 +170,7 @@ def test_a_collective_is_found_by_row_number_and_instruction():
     instruction = plan.explain(0).moved.step.instruction
     texts = {repr(plan.explain(which)) for which in (row, number, instruction)}
     (text,) = texts
-    assert text.startswith("all_to_all of add:1@test_explain.py:")
+    assert text.startswith("all_to_all of x along X at test_explain.py:")
     assert "Cheapest change that removes it: argument x as [None, X]" in text
 
 

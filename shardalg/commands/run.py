@@ -13,6 +13,7 @@ from shardalg.algebra.notation.command_line import mesh_of
 from shardalg.commands.function import add_function, arguments, loaded, plan_of
 from shardalg.errors import CommandError, DeviceError
 from shardalg.io.files import write_whole
+from shardalg.io.units import seconds_text
 
 if TYPE_CHECKING:
     from shardalg.plan.plan import Plan
@@ -136,7 +137,7 @@ def _run(
     def tell(step: int, seconds: float, scalars: Mapping[str, Any]) -> None:
         if first:
             shown = "".join(f"  {path} {value:.8g}" for path, value in scalars.items())
-            print(f"step {step}: {seconds * 1e3:.3f} ms{shown}", flush=True)
+            print(f"step {step}: {seconds_text(seconds)}{shown}", flush=True)
 
     if first:
         print(f"{lowered!r}, {job.processes} processes", flush=True)

@@ -15,6 +15,7 @@ from shardalg.costs.memory import Liveness
 from shardalg.costs.network.span import LINK
 from shardalg.errors import TableError
 from shardalg.io.table import Table
+from shardalg.io.units import bytes_text, seconds_text
 from shardalg.sizes.formula import Formula, FormulaError
 from shardalg.sizes.largest import larger
 from shardalg.sizes.sums import total
@@ -329,12 +330,13 @@ class Cost:
 
     def __repr__(self) -> str:
         at = replace(self, totals=self.hints, sizes=None)
-        full = "" if at.fits else f" (does not fit: {self.hardware.hbm_bytes:.4g} bytes)"
+        full = "" if at.fits else f" (does not fit: {bytes_text(self.hardware.hbm_bytes)})"
         names = f" in {', '.join(sorted(self.sizes.hints))}; at the hints" if self.sizes else ""
         return (
-            f"Cost{names} on {at.devices} x {self.hardware.name}: step {at.step_time_s:.4g} s "
-            f"= compute {at.compute_s:.4g} s + communication {at.communication_s:.4g} s, "
-            f"peak memory {at.peak_memory_bytes:.4g} bytes{full}, "
+            f"Cost{names} on {at.devices} x {self.hardware.name}: step "
+            f"{seconds_text(at.step_time_s)} = compute {seconds_text(at.compute_s)} + "
+            f"communication {seconds_text(at.communication_s)}, peak memory "
+            f"{bytes_text(at.peak_memory_bytes)}{full}, "
             f"flops utilization {at.flops_utilization:.1%}"
         )
 

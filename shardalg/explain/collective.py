@@ -176,7 +176,7 @@ def _headline(moved: MovedValue, trials: Trials) -> str:
     line = "" if node is None or not node.source else f" at {node.source}"
     count = moved.step.count
     times = "once a step" if count == 1 else f"{count} times a step"
-    sent = f"{number(moved.wire_bytes):,} wire bytes per device, {times}"
+    sent = f"{bytes_text(moved.wire_bytes)} sent per device, {times}"
     adds = isinstance(instruction.attributes, AllReduce | ReduceScatter)
     stays = _in_loop(moved, trials) if adds else ""
     return f"{kind} of {name} along {axes}{line}: {sent}; {instruction.why}.{stays}"

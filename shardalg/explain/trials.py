@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardalg.algebra.digits import Digits
-from shardalg.costs.cost import number
+from shardalg.io.units import bytes_text
 from shardalg.planning.stages import Stages, planned
 from shardalg.propagate.options import Options
 from shardalg.propagate.strategy import Annotations
@@ -45,8 +45,8 @@ class Outcome:
         return not self.fits, float(f"{self.step_time_s:.4g}"), self.peak_memory_bytes
 
     def __str__(self) -> str:
-        sent, held = number(self.wire_bytes), number(self.peak_memory_bytes)
-        return f"{self.collectives} collectives, {sent:,} wire bytes, peak {held:,} bytes"
+        sent, held = bytes_text(self.wire_bytes), bytes_text(self.peak_memory_bytes)
+        return f"{self.collectives} collectives, {sent} sent, peak {held}"
 
     @staticmethod
     def of(stages: Stages) -> Outcome:

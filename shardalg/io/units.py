@@ -20,6 +20,15 @@ def bytes_text(amount: Any) -> str:
     return f"{_three(scaled)} {_BYTES[unit]}"
 
 
+def flops_text(amount: Any) -> str:
+    """Floating-point operations, three figures.
+
+    >>> [flops_text(n) for n in (0, 3072, 1_006_632_960)]
+    ['0 flop', '3.07 kflop', '1.01 Gflop']
+    """
+    return bytes_text(amount)[:-1] + "flop"
+
+
 def seconds_text(amount: Any) -> str:
     """Seconds with the unit in which they have one to three figures before the point.
 

@@ -27,6 +27,7 @@ from shardalg.costs.collectives import RING_BYTES
 from shardalg.costs.step_time import Timed, timed
 from shardalg.errors import LoweringError
 from shardalg.io.table import Table
+from shardalg.io.units import seconds_text
 from shardalg.lower.emit.emitter import SCOPE
 from shardalg.lower.measure import Timing, once
 from shardalg.lower.xla_dump.hlo_text import HloModule, parse
@@ -110,8 +111,8 @@ class Breakdown:
         worst = self.largest
         return (
             f"Breakdown on {self.device}{shared}: step {self.timing}, predicted for "
-            f"{self.hardware} {self.predicted_s * 1e3:.3f} ms, ratio {ratio:.2f}; largest "
-            f"difference {worst.difference_s * 1e3:+.3f} ms of {worst.kind} {worst.name}\n"
+            f"{self.hardware} {seconds_text(self.predicted_s)}, ratio {ratio:.2f}; largest "
+            f"difference {seconds_text(worst.difference_s)} of {worst.kind} {worst.name}\n"
             f"{self.table()}"
         )
 

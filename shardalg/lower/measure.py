@@ -21,6 +21,7 @@ import numpy as np
 from shardalg.errors import LoweringError
 from shardalg.io.files import write_whole
 from shardalg.io.table import Table
+from shardalg.io.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from shardalg.costs.pipelines.events import Event
@@ -106,7 +107,7 @@ class Timing:
 
     def __str__(self) -> str:
         low, high = self.quartiles_s
-        return f"{self.median_s * 1e3:.3f} ms ({low * 1e3:.3f} to {high * 1e3:.3f})"
+        return f"{seconds_text(self.median_s)} ({seconds_text(low)} to {seconds_text(high)})"
 
 
 @dataclass(frozen=True)
@@ -226,8 +227,8 @@ class Measurement:
     def __repr__(self) -> str:
         return (
             f"Measurement on {self.device}, {len(self.ours.seconds)} runs each, in turns\n"
-            f"  shardalg {self.ours}   memory {self.memory.total_bytes:,} bytes per device\n"
-            f"  xla      {self.xla}   memory {self.xla_memory.total_bytes:,} bytes per device\n"
+            f"  shardalg {self.ours}   memory {bytes_text(self.memory.total_bytes)} per device\n"
+            f"  xla      {self.xla}   memory {bytes_text(self.xla_memory.total_bytes)} per device\n"
             f"  ratio {self.ratio:.3f}, relative error {self.max_relative_error:.1e}, "
             f"plan {self.verified}"
         )

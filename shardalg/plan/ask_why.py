@@ -52,7 +52,7 @@ class WhyAnswers(CollectiveAnswers):
         >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 4}), in_shardings=(P("X"),))
         >>> print(plan.explain(0).change)
-        argument x as [None, None] instead of [X, None]
+        argument x as [None, X] instead of [X, None]
         """
         if isinstance(what, str):
             return explanation(self._sharded, what)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardalg.costs.pipelines.events import BUBBLE, COMPUTE, Event
 from shardalg.io.files import write_whole
 from shardalg.io.table import Table
+from shardalg.io.units import seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,7 +110,7 @@ class Timeline:
     def __repr__(self) -> str:
         rows = f"{self.stages} stages" if self.stages > 1 else "every device alike"
         return (
-            f"Timeline on {self.mesh}: {rows}, step {self.step_s:.4g} s, of it "
+            f"Timeline on {self.mesh}: {rows}, step {seconds_text(self.step_s)}, of it "
             f"compute {self.seconds(COMPUTE) / (self.step_s or 1):.1%}, "
             f"bubbles {self.bubbles:.1%} (first stage), {len(self.events)} events"
         )

@@ -17,6 +17,7 @@ from shardalg.graph.ir import Graph
 from shardalg.graph.modules import modules
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
+from shardalg.io.units import bytes_text
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective, layout
 from shardalg.lower.xla_dump.hlo_collectives import table as hlo_table
 from shardalg.planning.stages import Stages, planned
@@ -158,8 +159,8 @@ class BesideXla(Answer):
         ours, theirs = self.wire_bytes, self.xla_wire_bytes
         ratio = f", {ours / theirs:.3f} of XLA's" if theirs else ""
         return (
-            f"{self.partitioner} on {self.told.mesh!r}: wire bytes per device and step {ours:,} "
-            f"here, {theirs:,} by XLA{ratio}."
+            f"{self.partitioner} on {self.told.mesh!r}: a device sends {bytes_text(ours)} a "
+            f"step here, {bytes_text(theirs)} by XLA{ratio}."
         )
 
     def _gathered_once(self) -> Iterator[str]:
@@ -170,11 +171,11 @@ class BesideXla(Answer):
         options = replace(trials.options, keep_gathers=True)
         kept = Outcome.of(planned(stages.traced, stages.annotations, options))
         if kept.wire_bytes < self.wire_bytes:
-            sent, held = number(kept.wire_bytes), number(kept.peak_memory_bytes)
+            sent, held = bytes_text(kept.wire_bytes), bytes_text(kept.peak_memory_bytes)
             yield (
                 "The backward pass gathers again what the forward pass gathered and freed; XLA "
-                f"keeps the copies. Options(keep_gathers=True) sends {sent:,}, and its peak "
-                f"memory is {held:,} bytes in place of {trials.now.peak_memory_bytes:,}."
+                f"keeps the copies. Options(keep_gathers=True) sends {sent}, and its peak "
+                f"memory is {held} in place of {bytes_text(trials.now.peak_memory_bytes)}."
             )
 
     def _agreement(self) -> str:

@@ -77,7 +77,7 @@ def test_a_train_step_in_two_processes(here, capsys):
     check_transformer(2)
     shown = capsys.readouterr().out
     assert "2 processes" in shown
-    assert re.search(r"step 20: [\d.]+ ms  result\[2\] \d", shown)
+    assert re.search(r"step 20: [\d.]+ m?s  result\[2\] \d", shown)
 
 
 def test_uneven_arrays_given_by_blocks(here):

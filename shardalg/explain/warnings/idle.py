@@ -13,6 +13,7 @@ from shardalg.costs.cost import number
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.explain.why_not import annotated_as
 from shardalg.graph.ir import Node
+from shardalg.io.units import bytes_text, flops_text
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import Rule
 from shardalg.planning.stages import Stages
@@ -58,10 +59,10 @@ def _remedy(trials: Trials, one: Idle) -> str:
         other = trials.under(annotated_as(stages, value, layout))
         outcome, left = Outcome.of(other), redundant_flops(idle(other.program, other.graph))
         name = stages.graph.values[value].name
-        sent = f"{number(trials.now.wire_bytes):,} to {number(outcome.wire_bytes):,} wire bytes"
+        sent = f"{bytes_text(trials.now.wire_bytes)} to {bytes_text(outcome.wire_bytes)} sent"
         words = (
-            f"annotate {name} as {layout.text()}: {number(before):,} to {number(left):,} "
-            f"redundant flops, {sent}"
+            f"annotate {name} as {layout.text()}: {flops_text(before)} to "
+            f"{flops_text(left)} repeated, {sent}"
         )
         if left < before and (best is None or (left, outcome.wire_bytes) < best[0]):
             best = (left, outcome.wire_bytes), words
