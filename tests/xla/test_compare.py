@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.errors import LoweringError
 from shardalg.explain.trials import Trials
+from shardalg.io.units import bytes_text
 from shardalg.xla import dump
 from shardalg.xla.compare import BesideXla
 from tests.oracle import corpus
@@ -214,6 +215,6 @@ def test_copies_that_xla_keeps_are_told_with_the_option_that_keeps_them():
     kept = plan.replan(sa.Strategy(plan.mesh, given), options=sa.Options(keep_gathers=True))
     beside = kept.compare_xla("shardy")
     assert beside.wire_bytes < found.wire_bytes
-    told = f"Options(keep_gathers=True) sends {beside.wire_bytes:,}, and its peak memory"
+    told = f"Options(keep_gathers=True) sends {bytes_text(beside.wire_bytes)}, and its peak memory"
     assert told in repr(found)
     assert "Options(keep_gathers" not in repr(beside)
