@@ -59,9 +59,13 @@ def shaped_flops(signature: Signature, shapes: Shapes) -> Any:
     >>> shaped_flops(dot, ((B / X, M), (M, 4), (B / X, 4)))
     8*B*M/X
     """
-    return sum(
-        flops(rule, _loop_sizes(rule, places, shapes)) for rule, places in _counted(signature)
-    )
+    return sum(flops(rule, sizes) for rule, sizes in shaped_sizes(signature, shapes))
+
+
+def shaped_sizes(signature: Signature, shapes: Shapes) -> Iterator[tuple[Rule, dict[str, Any]]]:
+    """The rows that do arithmetic, each with the sizes of its loops on other shapes."""
+    for rule, places in _counted(signature):
+        yield rule, _loop_sizes(rule, places, shapes)
 
 
 Places = tuple[tuple[tuple[str, ...], int, int], ...]

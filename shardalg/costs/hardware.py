@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.calibration.operator_rates import DATA_SHEET, OPERATOR_UNITS, OperatorRates
+from shardalg.costs.matrix_unit import ANY_SIZE, MatrixUnit, read_unit
 from shardalg.costs.network.interconnect import UNKNOWN, Interconnect, read
 from shardalg.costs.network.wiring import Unknown
 from shardalg.errors import HardwareError
@@ -83,6 +84,7 @@ class Hardware:
       operators: what was measured of operators; it is then used instead.
       sources: where each figure is from, conflicting ones included.
       interconnect: how chips of this kind are joined, which a `Topology` is made of.
+      matrix_unit: the sizes that products are rounded up to.
 
     Raises:
       HardwareError: a figure that is negative, zero (but for the latency) or not a number.
@@ -108,6 +110,7 @@ class Hardware:
     sram_bytes_per_s: float = math.inf
     cores: float = math.inf
     operators: OperatorRates = DATA_SHEET
+    matrix_unit: MatrixUnit = ANY_SIZE
 
     def __post_init__(self) -> None:
         bad = {name: value for name, value in self._figures() if not _possible(name, value)}
@@ -215,7 +218,8 @@ class Hardware:
                 found[figure] = [{"value": value, "source": self.name}]
         plain = {"schema": SCHEMA, "name": self.name, "rebuilds": self.rebuilds}
         joined = self.interconnect.to_json()
-        return {**plain, **({"interconnect": joined} if joined else {}), "figures": found}
+        more = {"interconnect": joined, "matrix_unit": self.matrix_unit.to_json()}
+        return {**plain, **{name: part for name, part in more.items() if part}, "figures": found}
 
 
 def _flops_per_byte(peak: float, bytes_per_s: float) -> int:
@@ -233,7 +237,8 @@ def from_json(data: Any, *, where: str = "hardware") -> Hardware:
     """A `Hardware` from plain data.
 
     `{"schema": ..., "name": ..., "figures": {figure: [{"value": ..., "source": ...}]}}`,
-    "rebuilds": true where that holds, and "interconnect" as `network.interconnect.read` reads it.
+    "rebuilds": true where that holds, "interconnect" as `network.interconnect.read` reads it, and
+    "matrix_unit" as `matrix_unit.read_unit` does.
 
     The first value of a figure is used, the others are kept as conflicting sources.
 
@@ -265,6 +270,7 @@ def from_json(data: Any, *, where: str = "hardware") -> Hardware:
         interconnect=read(data["interconnect"], where)
         if "interconnect" in data
         else Interconnect(),
+        matrix_unit=read_unit(data.get("matrix_unit"), where),
         **plain,
     )
 

@@ -25,6 +25,7 @@ from shardalg.costs.compute import (
 from shardalg.costs.cost import FORMATTING, MATRIX, MEMORY, Cost, Item, Totals
 from shardalg.costs.fusion import traffic, unwritten
 from shardalg.costs.hardware import Hardware
+from shardalg.costs.matrix_unit import padded_flops, product_peak
 from shardalg.costs.memory import liveness
 from shardalg.costs.network.algorithms import LATENCY
 from shardalg.costs.network.span import LINK, Span
@@ -281,18 +282,18 @@ class _Pricing:
         In formulas the longer of both, wherever that is which, booked as what is longer at the
         hints.
         """
-        flops, peak = self.arithmetic(instruction)
+        flops, kept, peak = self.arithmetic(instruction)
         sizes, speed = self.traffic(instruction)
         key = _Key(self.sort(instruction), (), "", instruction.phase)
         if self.hardware.operators.figures:
             return self.as_measured(instruction, key)
         if by_traffic is None:
-            by_traffic = over(sum(sizes), speed) > over(flops, peak)
+            by_traffic = over(sum(sizes), speed) > over(kept, peak)
             amounts = (
-                [((MEMORY, speed), n) for n in sizes] if by_traffic else [((MATRIX, peak), flops)]
+                [((MEMORY, speed), n) for n in sizes] if by_traffic else [((MATRIX, peak), kept)]
             )
         else:
-            taken = larger(self.seconds(flops, peak), self.seconds(total(sizes), speed))
+            taken = larger(self.seconds(kept, peak), self.seconds(total(sizes), speed))
             amounts = [((MEMORY if by_traffic else MATRIX, 1.0), taken)]
         return _Price(key, (("count", 1), ("flops", flops), *amounts), by_traffic)
 
@@ -326,14 +327,23 @@ class _Pricing:
         signature = self.graph.nodes[instruction.node].signature
         return "contraction" if contracts(signature) else "other compute"
 
-    def arithmetic(self, instruction: Instruction) -> tuple[Any, float]:
-        """Flops of a local operator on its local shapes, and how many the device does a second."""
+    def arithmetic(self, instruction: Instruction) -> tuple[Any, Any, float]:
+        """Flops of a local operator, those that its unit is kept for, and how many go a second."""
         if type(instruction.attributes) is not Apply or instruction.node is None:
-            return 0, math.inf
+            return 0, 0, math.inf
         signature = self.graph.nodes[instruction.node].signature
         held, values = self.program.locals, (*instruction.operands, *instruction.results)
-        flops = shaped_flops(signature, tuple([held[v].shape for v in values]))
-        return flops, self.hardware.peak(operand_type(signature))
+        shapes = tuple([held[v].shape for v in values])
+        kept = padded_flops(signature, shapes, self.hardware.matrix_unit)
+        return shaped_flops(signature, shapes), kept, self.peak(instruction.node)
+
+    def peak(self, node: int) -> float:
+        """Operations a second of a graph node's item type."""
+        signature, source = self.graph.nodes[node].signature, self.graph.nodes[node].source
+        dtype = operand_type(signature)
+        if not contracts(signature):
+            return self.hardware.peak(dtype)
+        return product_peak(self.hardware, dtype, f" ({signature.primitive} at {source})")
 
     def traffic(self, instruction: Instruction) -> tuple[list[Any], float]:
         """Bytes of what a local operator moves from and to memory, and how many go a second."""

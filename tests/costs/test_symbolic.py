@@ -118,9 +118,9 @@ def held(memory):
     return sorted((value.local, value.of, value.memory_class) for value in memory.alive)
 
 
-def check_memory(formulas, there, point):
+def check_memory(formulas, cost, point):
     """Every class of memory at the peak, which is the hints' peak, of the same values."""
-    here = there.memory
+    here = cost.memory
     assert (here.place, held(here)) == (formulas.place, held(formulas)), point
     classes = formulas.by_class
     assert dict(zip(classes, at(classes.values(), point), strict=True)) == here.by_class
@@ -145,7 +145,7 @@ class Formulas:
             assert at(sizes, point) == exact, (what, sizes, point)
         price = cost(there, there.program)
         assert at(self.flops, point) == (price.flops, price.useful_flops), point
-        check_memory(self.memory, there, point)
+        check_memory(self.memory, price, point)
 
 
 def compared(plan, point):

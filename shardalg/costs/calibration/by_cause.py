@@ -13,6 +13,7 @@ from shardalg.costs.compute import contracts, operand_type, shaped_flops
 from shardalg.costs.cost import FORMATTING
 from shardalg.costs.fusion import on_chip, traffic, unwritten
 from shardalg.costs.hardware import Hardware
+from shardalg.costs.matrix_unit import padded_flops, product_peak
 from shardalg.costs.pipelines.bubbles import pipeline_loops
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
@@ -142,10 +143,11 @@ class _Split:
         flops = found["flops"] = shaped_flops(signature, shapes)
         kind = "other compute"
         if contracts(signature):
-            kind, peak = "contraction", self.chip.peak(operand_type(signature))
+            kind, peak = "contraction", product_peak(self.chip, operand_type(signature))
             kept = not self.kept.isdisjoint(values)
             arithmetic, rereads = ("kernel", "kernel_rereads") if kept else ("matrix", "rereads")
-            found |= {arithmetic: flops / peak, rereads: flops / self.chip.sram_bytes_per_s}
+            whole = padded_flops(signature, shapes, self.chip.matrix_unit)
+            found |= {arithmetic: float(whole) / peak, rereads: flops / self.chip.sram_bytes_per_s}
         return Key(kind, (), "", instruction.phase), iter(found.items())
 
     def traffic(self, instruction: Instruction) -> dict[str, float]:
