@@ -253,11 +253,8 @@ def from_json(data: Any, *, where: str = "hardware") -> Hardware:
     sources = tuple(_sources(data, where))
     used = {s.figure: s.value for s in reversed(sources)}
     peaks = tuple((k[len(_PEAK) :], v) for k, v in used.items() if k.startswith(_PEAK))
-    links = tuple(
-        (k[len("link_bytes_per_s.") :], v)
-        for k, v in used.items()
-        if k.startswith("link_bytes_per_s.")
-    )
+    link = "link_bytes_per_s."
+    links = tuple((k[len(link) :], v) for k, v in used.items() if k.startswith(link))
     plain = {k: v for k, v in used.items() if k in UNITS}
     measured = [(k, v) for k, v in used.items() if k.split(".")[0] in OPERATOR_UNITS]
     return Hardware(

@@ -299,7 +299,7 @@ class _Pricing:
 
     def as_measured(self, instruction: Instruction, key: _Key) -> _Price:
         """The price of a local operator by the rates that were measured of operators."""
-        flops, peak = self.arithmetic(instruction)
+        flops, _, peak = self.arithmetic(instruction)
         sizes, speed = self.traffic(instruction)
         rate = peak
         if type(instruction.attributes) is Apply and instruction.node is not None:
@@ -341,7 +341,7 @@ class _Pricing:
         """Operations a second of a graph node's item type."""
         signature, source = self.graph.nodes[node].signature, self.graph.nodes[node].source
         dtype = operand_type(signature)
-        if not contracts(signature):
+        if not contracts(signature) or self.hardware.operators.figures:
             return self.hardware.peak(dtype)
         return product_peak(self.hardware, dtype, f" ({signature.primitive} at {source})")
 
