@@ -78,9 +78,9 @@ def read_unit(data: Any, where: str) -> MatrixUnit:
     if data is None:
         return ANY_SIZE
     entry = '{"rows": 8, "columns": 128, "contracting": 128, "source": "..."}'
-    given = data if isinstance(data, Mapping) else {}
+    given: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
     summed = given.get("contracting")
-    types = summed if isinstance(summed, Mapping) else {"any": summed}
+    types: Mapping[str, Any] = summed if isinstance(summed, Mapping) else {"any": summed}
     sizes = (given.get("rows"), given.get("columns"), *types.values())
     good = bool(types) and all(type(size) is int and size > 0 for size in sizes)
     if not good or not isinstance(given.get("source"), str):
