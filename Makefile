@@ -37,7 +37,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	exit 1; }
 
 .PHONY: setup explore test test-slow proofs lint docs notebooks bench hardware oracle fuzz-algebra fuzz-operators \
-	aot mutate browser xla-merges xla-halos xla-completion xla-siblings xla-bytes reshards golden lock clean
+	aot mutate browser xla-merges xla-halos xla-completion xla-faithful xla-siblings xla-bytes reshards golden lock clean
 
 setup: $(STAMP)
 
@@ -149,10 +149,16 @@ xla-halos: $(STAMP)
 # A difference per line as it is found, and at the end (or when interrupted) all of them by cause.
 COMPLETION ?= 500 1
 SIBLINGS ?= 3 0
-xla-completion xla-siblings xla-bytes: export JAX_PLATFORMS = cpu
-xla-completion xla-siblings xla-bytes: export XLA_FLAGS = --xla_force_host_platform_device_count=8
+xla-completion xla-faithful xla-siblings xla-bytes: export JAX_PLATFORMS = cpu
+xla-completion xla-faithful xla-siblings xla-bytes: export XLA_FLAGS = --xla_force_host_platform_device_count=8
 xla-completion: $(STAMP)
 	$(BIN)/python -m tests.propagate.harder $(COMPLETION)
+
+# The same on fresh programs with loops, caches and variants of attention: their number, the first
+# seed, and a folder for XLA's answers, which are asked for only once.
+FAITHFUL ?= 500 1001 out/told
+xla-faithful: $(STAMP)
+	$(BIN)/python -m tests.faithful.agreement $(FAITHFUL)
 
 xla-siblings: $(STAMP)
 	$(BIN)/python -m tests.propagate.siblings $(SIBLINGS)

@@ -146,11 +146,16 @@ def settle(
     *,
     numbers: list[int],
     seeds: dict[int, int],
+    is_carried: bool,
 ) -> Settled:
-    """Bring the layouts to what holds at the borders of the program and of its loops, in place."""
+    """Bring the layouts to what holds at the borders of the program and of its loops, in place.
+
+    Args:
+      is_carried: whether what a loop's body returns has the layout of what it carries.
+    """
     loose = _loose_arguments(graph, annotations, layouts.policy)
     restored = _settle_arguments(loose, numbers, seeds)
-    looped = _settle_loops(graph, layouts, numbers)
+    looped = _settle_loops(graph, layouts, numbers) if is_carried else []
     uneven = _settle_borders(graph, annotations, layouts, numbers)
     return Settled(tuple(restored), tuple(looped), tuple(uneven))
 

@@ -8,6 +8,7 @@ from typing import Any
 from shardalg.graph.ir import Graph
 from shardalg.ops.rows import rules
 from shardalg.propagate import border
+from shardalg.propagate.gspmd.computations import computations
 from shardalg.propagate.gspmd.fixpoint import Fixpoint
 from shardalg.propagate.gspmd.index import Rules, index
 from shardalg.propagate.history import Record, conflicts, history
@@ -20,8 +21,12 @@ from shardalg.propagate.shardy.worklist import Worklist
 from shardalg.propagate.strategy import Annotations
 
 DEFAULT = Options()
-WAYS: dict[str, tuple[Any, Any]] = {"gspmd": (index, Fixpoint), "shardy": (edge_index, Worklist)}
-"""Per partitioner the graph as it is visited, and the order of visits."""
+WAYS: dict[str, tuple[Any, Any]] = {
+    "paper": (index, Fixpoint),
+    "gspmd": (computations, Fixpoint),
+    "shardy": (edge_index, Worklist),
+}
+"""Per way to complete the graph as it is visited, and the order of visits."""
 
 
 def propagate(
@@ -55,7 +60,7 @@ def propagate(
     [x, y] - from x, w through dot_general (contraction, forward, level 1)
     """
     layouts = Layouts(annotations.mesh, options.partitioner)
-    indexed, completion = WAYS[options.partitioner]
+    indexed, completion = WAYS[options.way]
     steps = indexed(graph, table, any(s is not None for s in annotations.results))
     numbers, seeds = border.start(graph, annotations, layouts, steps)
     begin = tuple(numbers)
@@ -65,7 +70,10 @@ def propagate(
         for value, sharding in rows:
             fixpoint.take_part(value, border.in_round(layouts, numbers[value], sharding, now))
         fixpoint.run()
-    settled = border.settle(graph, annotations, layouts, numbers=numbers, seeds=seeds)
+    is_carried = options.way != "gspmd"  # whose loops carry places of their own
+    settled = border.settle(
+        graph, annotations, layouts, numbers=numbers, seeds=seeds, is_carried=is_carried
+    )
     own = frozenset(value for value, _ in border.given(graph, annotations))
     record = Record(graph, fixpoint, begin, seeds, settled, own)
     results = border.results(graph, annotations, layouts, numbers)

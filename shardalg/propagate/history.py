@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
 from shardalg.propagate.border import Settled
-from shardalg.propagate.gspmd.fixpoint import Fixpoint
+from shardalg.propagate.gspmd.fixpoint import Change, Fixpoint
 from shardalg.propagate.gspmd.step import Numbers
 from shardalg.propagate.layouts import extends
 from shardalg.propagate.operator_classes import Dims, OperatorClass
@@ -46,27 +47,26 @@ def _reasons(record: Record) -> Iterator[Reason]:
     known = layouts.shardings()
     for change in fixpoint.trail:
         if change.step is None:
-            kind = "annotated" if change.value in record.annotated else "annotated operand"
             if change.value < count:
-                yield Reason(change.value, known[change.number], kind)
+                yield _without_step(record, change, known[change.number])
         elif change.value < count:
             value, number, _, direction, sources, level = change
             step = change.step
             node, role = steps.nodes[step], steps.kinds[steps.kind_of_step[step]].role
-            taken = _inside(steps.tensors[step], sources, count)
+            taken = tuple([steps.names[steps.tensors[step][k]] for k in sources])
             layout = known[number]
             yield Reason(value, layout, "completed", node, direction, taken, role, level)
     for value, kind, sources in record.settled.changes():
         yield Reason(value, layouts.sharding(fixpoint.numbers[value]), kind, sources=sources)
 
 
-def _inside(tensors: Numbers, positions: Numbers, count: int) -> Numbers:
-    """Source values; an annotated result's stand-in, no value of the `count`, is the result."""
-    if len(positions) == 1:
-        value = tensors[positions[0]]
-        return (value if value < count else tensors[0],)
-    values = [tensors[k] for k in positions]
-    return tuple([v if v < count else tensors[0] for v in values])
+def _without_step(record: Record, change: Change, layout: Sharding) -> Reason:
+    """Of an annotation that takes part from a later round on, or of an element of a tuple."""
+    if change.sources:
+        names = record.fixpoint.index.names
+        return Reason(change.value, layout, "loop", sources=tuple(names[v] for v in change.sources))
+    kind = "annotated" if change.value in record.annotated else "annotated operand"
+    return Reason(change.value, layout, kind)
 
 
 def conflicts(record: Record) -> tuple[Conflict, ...]:
@@ -92,7 +92,7 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
             if value < len(record.graph.values) and (value, dims) not in found:
                 found[value, dims] = Conflict(
                     value, steps.nodes[position], direction,
-                    _inside(steps.tensors[position], sources, len(record.graph.values)),
+                    tuple([steps.names[steps.tensors[position][k]] for k in sources]),
                     layouts.sharding(final[value]),
                     layouts.sharding(layouts.number(layouts.shapes[final[value]], dims)),
                 )  # fmt: skip

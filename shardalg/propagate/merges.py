@@ -21,7 +21,7 @@ def merges(record: Record) -> tuple[Merge, ...]:
 
 def _replayed(record: Record) -> Iterator[Merge]:
     fixpoint, numbers = record.fixpoint, list(record.begin)
-    steps, layouts, count = fixpoint.index, fixpoint.layouts, len(record.graph.values)
+    steps, layouts = fixpoint.index, fixpoint.layouts
     for change in fixpoint.trail:
         value = change.value
         if change.step is None:
@@ -31,7 +31,7 @@ def _replayed(record: Record) -> Iterator[Merge]:
             key, kind = steps.pick[change.step](numbers), steps.kind(change.step)
             target = _target(steps.tensors[change.step], kind, change)
             shape = layouts.shapes[numbers[value]]
-            named = value if value < count else steps.tensors[change.step][0]
+            named = steps.names[value]
             for parts in MERGED[layouts.policy](kind, key, layouts, (target, change)):
                 first, second, both = (Sharding(layouts.mesh, shape, dims) for dims in parts)
                 yield named, first, second, both

@@ -268,3 +268,11 @@ def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> 
     shapes = tuple((0,) * extra + shape for extra in drop)
     role = priority.STACK if any(drop) else priority.LOOP
     return OperatorClass(role, maps, shapes, (0, 0), 1, (single,), None, (0,))
+
+
+def stacking(shape: Shape) -> OperatorClass:
+    """The kind of what a trip writes into a stack of this shape: a slice, the stack, the stack."""
+    inner = tuple(((f"d{i}", 0),) for i in range(1, len(shape)))
+    whole = ((("d0", 0),), *inner)
+    maps, shapes = (inner, whole, whole), (shape[1:], shape, shape)
+    return OperatorClass(priority.STACK, maps, shapes, (0, 0, 0), 2, (False,), None, (0, 1))

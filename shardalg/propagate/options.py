@@ -136,10 +136,10 @@ class Options:
     Attributes:
       policy: whose completion: "paper", the paper's; "gspmd" or "shardy", that of XLA's
         partitioner of this name; "jit", of the one that the installed jax uses, so that layouts are
-        those of the function's own `jax.jit` (collectives are ours). Inside loops XLA sweeps in an
-        order of its own, which "gspmd", "shardy" and "jit" do not follow yet: values there may lie
-        otherwise. "cost" starts from the paper's and lets any axis serve any loop, as takes the
-        fewest seconds (`partition.by_cost`).
+        those of the function's own `jax.jit` (collectives are ours). "gspmd" sweeps loops and
+        branches in XLA's own order, their tuples as XLA has them (`propagate/gspmd/`); the paper's
+        policy sweeps the program as one. "cost" starts from the paper's
+        and lets any axis serve any loop, as takes the fewest seconds (`partition.by_cost`).
       strict: a primitive without a rule, or a broken condition, is an error rather than a warning.
       keep_gathers: gathered operands of the forward pass stay for the backward pass: all, none, or
         as many as a device may hold in that number of bytes, what saves most per byte first. None:
@@ -203,6 +203,15 @@ class Options:
         ('gspmd', 'shardy')
         """
         return installed_partitioner() if self.policy == "jit" else _PARTITIONERS[self.policy]
+
+    @property
+    def way(self) -> str:
+        """Whose order of visits completion has: a partitioner's, or "paper".
+
+        >>> Options().way, Options(policy="gspmd").way
+        ('paper', 'gspmd')
+        """
+        return "paper" if self.policy in ("paper", "cost") else self.partitioner
 
     @property
     def followed(self) -> str:

@@ -15,7 +15,7 @@ from shardalg.graph.once import MEMO
 from shardalg.graph.tracing.trace import trace
 from shardalg.ops.canonicalize.normalise import normalise
 from shardalg.propagate import Options, Strategy, propagate, resolve
-from shardalg.propagate.gspmd import index, priority, step
+from shardalg.propagate.gspmd import priority, step, tuple_steps
 from shardalg.propagate.layouts import Layouts
 from shardalg.propagate.shardy import edges, factors, schedule, worklist
 from shardalg.verify.verify import verify
@@ -25,12 +25,6 @@ from tests.propagate.harder import Harder, described, module_of, programs
 from tests.propagate.siblings import Sibling
 
 POLICIES = ("gspmd", "shardy")
-# Look-ahead goes on into the stacks that a loop hands out, where GSPMD's ends: of the gradient of
-# one weight [x, y, None] instead of [y, None, None], as Shardy has it; the step sends 8.9 % less.
-DIFFERENT = {
-    "gspmd": {("scan_layers", "dot"), ("scan_layers_remat", "dot")},
-    "shardy": set(),
-}
 # What a region that is manual along some axes hands out, JAX lays out for GSPMD along these alone,
 # whatever its body has: that is no completion. Shardy's goes on with the body's layout, as ours.
 PINNED = {("gspmd", "shard_map_subgraph")}
@@ -70,11 +64,8 @@ def test_recorded_programs_are_completed_as_by_xla(policy, show):
     total = sum(map(len, found.values()))
     wrong = [(n, match) for n, matches in found.items() for match in matches if not match.agrees]
     show(f"{policy}: {total - len(wrong)} of {total} free values of {len(found)} recorded programs")
-    assert {(name, match.kind) for name, match in wrong} == DIFFERENT[policy], [
-        f"{name}: {described(match)}" for name, match in wrong
-    ]
+    assert [f"{name}: {described(match)}" for name, match in wrong] == []
     assert total > 200
-    assert 1 - len(wrong) / total >= 0.99
 
 
 @cache
@@ -171,7 +162,7 @@ MUTATIONS = {
         "operand from the result alone": (step, "_of_operands", lambda *_: ()),
         "no merging": (Layouts, "_merged", lambda *args: None),
         "left operand first": (step, "_larger_first", lambda kind, found: found),
-        "program order": (index, "post_order", program_order),
+        "program order": (tuple_steps.Computations, "_before", lambda self, key: []),
         "sorts stop it": (step, "_is_movable", lambda *args: False),
     },
     "shardy": {

@@ -76,13 +76,10 @@ def swept(graph, given, everything_due):
 class FullSweeps(Fixpoint):
     """Every step and value in every sweep."""
 
-    def _forward_sweep(self):
+    def _swept(self, span):
         self.due_steps[:] = b"\x01" * len(self.due_steps)
-        return super()._forward_sweep()
-
-    def _backward_sweep(self):
         self.due_places[:] = b"\x01" * len(self.due_places)
-        return super()._backward_sweep()
+        return super()._swept(span)
 
 
 @given(problems())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from shardalg.propagate.gspmd import priority
-from shardalg.propagate.gspmd.index import Index
+from shardalg.propagate.gspmd.index import Index, Span
 from shardalg.propagate.gspmd.priority import BACKWARD, FORWARD
 from shardalg.propagate.gspmd.step import Numbers, Outcome, asks, settled, step, wishes
 from shardalg.propagate.layouts import Layouts, extends
@@ -24,7 +24,10 @@ LONGEST_CHAIN = 20
 
 
 class Change(NamedTuple):
-    """A value's new layout, and the step that gave it; None where its annotation did."""
+    """A value's new layout, and the step that gave it; None where its annotation did.
+
+    None too where the value is in a tuple with another, whose layout it has: its one source.
+    """
 
     value: int
     number: int
@@ -48,10 +51,10 @@ class Fixpoint:
 
     def __post_init__(self) -> None:
         index, layouts = self.index, self.layouts
-        steps, values = len(index.tensors), len(self.numbers)
+        steps, places = len(index.tensors), len(index.order)
         self.level, self.merging = 0, False
-        self.due_steps, self.due_places = bytearray(steps), bytearray(values)
-        self.retry_steps, self.retry_places = bytearray(steps), bytearray(values)
+        self.due_steps, self.due_places = bytearray(steps), bytearray(places)
+        self.retry_steps, self.retry_places = bytearray(steps), bytearray(places)
         self.first = {d: [self._level(k.role, d) for k in index.kinds] for d in DIRECTIONS}
         self.memos: dict[tuple[str, bool], list[Memo]] = {
             (d, merging): [{} for _ in index.kinds] for d in DIRECTIONS for merging in (False, True)
@@ -60,6 +63,8 @@ class Fixpoint:
             fixed and not free for fixed, free in zip(layouts.fixed, layouts.open, strict=True)
         ]
         self.closed = bytes([closed[number] for number in self.numbers])
+        self.deaf = bytes([c or v in index.late for v, c in enumerate(self.closed)])
+        self._late = self._level(priority.BROADCAST, BACKWARD)
         self.doubtful = {number for number, kind in enumerate(index.kinds) if kind.is_doubtful}
 
     def _level(self, role: str, direction: str) -> int:
@@ -69,13 +74,22 @@ class Fixpoint:
         """All levels, each to its fixed point."""
         for level in range(priority.LAST_LEVEL + 1):
             self._enter(level)
-            while self._forward_sweep() | self._backward_sweep():
-                pass
+            changed = True
+            while changed:
+                changed = False
+                for span in self.index.spans:
+                    changed |= self._swept(span)
+
+    def _swept(self, span: Span) -> bool:
+        """One computation forward, then backward."""
+        first, end, place, last = span
+        return self._forward_sweep(first, end) | self._backward_sweep(place, last)
 
     def take_part(self, value: int, number: int) -> None:
         """An annotated value's layout at the beginning of a later round."""
         free = not self.layouts.fixed[number] or self.layouts.open[number]
         self.closed = bytes([*self.closed[:value], not free, *self.closed[value + 1 :]])
+        self.deaf = bytes([c or v in self.index.late for v, c in enumerate(self.closed)])
         self._write(Change(value, number, None, "", (), priority.LAST_LEVEL))
 
     def _enter(self, level: int) -> None:
@@ -88,6 +102,9 @@ class Fixpoint:
                 self.due_steps = _either(self.due_steps, steps)
             if self._level(role, BACKWARD) == level:
                 self.due_places = _either(self.due_places, places)
+        if level == self._late:
+            for place, value in enumerate(self.index.order):
+                self.due_places[place] |= value in self.index.late
         if level == priority.MERGING_LEVEL:
             self.due_steps = _either(self.due_steps, self.retry_steps)
             self.due_places = _either(self.due_places, self.retry_places)
@@ -102,22 +119,26 @@ class Fixpoint:
                 for place in index.near[value]:
                     self.due_places[place] = 1
 
-    def _forward_sweep(self) -> bool:
+    def _forward_sweep(self, first_step: int, end: int) -> bool:
         due, index, level = self.due_steps, self.index, self.level
         kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
         memos, first = self.memos[FORWARD, self.merging], self.first[FORWARD]
-        changed, position = False, due.find(1)
+        changed, position = False, due.find(1, first_step, end)
         while position >= 0:
             due[position] = 0
             kind = kind_of_step[position]
-            if first[kind] <= level:
+            if first[kind] > level:
+                pass
+            elif position in index.together:
+                changed |= self._rewritten(index.together[position], FORWARD)
+            else:
                 key = pick[position](numbers)
                 outcome = memos[kind].get(key, UNKNOWN)
                 if outcome is UNKNOWN:
                     outcome = memos[kind][key] = self._step(kind, key, FORWARD)
                 if outcome is not None:
                     changed |= self._write_results(position, outcome)
-            position = due.find(1, position + 1)
+            position = due.find(1, position + 1, end)
         return changed
 
     def _step(self, kind: int, key: Numbers, direction: str) -> Outcome | None:
@@ -156,18 +177,25 @@ class Fixpoint:
             due[position] = 1
         for place in self.index.near[value]:
             places[place] = 1
+        for other in self.index.related.get(value, ()):
+            if self.numbers[other] != change.number and not self.layouts.fixed[self.numbers[other]]:
+                self._write(change._replace(value=other, step=None, sources=(value,)))
 
-    def _backward_sweep(self) -> bool:
+    def _backward_sweep(self, first_place: int, end: int) -> bool:
         """Offer each due value, last ones first, what its readers want, in program order."""
         index, due, level = self.index, self.due_places, self.level
         kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
         memos, first = self.memos[BACKWARD, self.merging], self.first[BACKWARD]
-        changed, place = False, due.rfind(1)
+        deaf = self.deaf if level < self._late else self.closed
+        changed, place = False, due.rfind(1, first_place, end)
         while place >= 0:
             due[place], value, retry = 0, index.order[place], False
-            for position, k in () if self.closed[value] else index.readers[value]:
+            for position, k in () if deaf[value] else index.heard[place]:
                 kind = kind_of_step[position]
                 if first[kind] > level:
+                    continue
+                if position in index.together:
+                    changed |= self._rewritten(index.together[position], BACKWARD)
                     continue
                 key = pick[position](numbers)
                 outcome = memos[kind].get(key, UNKNOWN)
@@ -182,8 +210,44 @@ class Fixpoint:
                         self._write(Change(value, new, position, BACKWARD, sources, level))
                         changed = True
             self.retry_places[place] = retry
-            place = due.rfind(1, 0, place)
+            place = due.rfind(1, first_place, place)
         return changed
+
+    def _rewritten(self, steps: Sequence[int], direction: str) -> bool:
+        """One tuple from the other: if an element is refined, all of them are taken over.
+
+        Then also those that lose by it (`sharding_propagation.cc`, kWhile and MergeSharding).
+        """
+        index, outcomes = self.index, []
+        memos = self.memos[direction, self.merging]
+        for position in steps:
+            kind, key = index.kind_of_step[position], index.pick[position](self.numbers)
+            outcome = memos[kind].get(key, UNKNOWN)
+            if outcome is UNKNOWN:
+                outcome = memos[kind][key] = self._step(kind, key, direction)
+            outcomes.append(outcome)
+            if outcome is not None:
+                self._retry(position, direction, outcome.retry)
+        if not any(outcome is not None and outcome.changed for outcome in outcomes):
+            return False
+        for position, outcome in zip(steps, outcomes, strict=True):
+            source, target = index.tensors[position][:: 1 if direction == FORWARD else -1]
+            if outcome is not None and outcome.changed:
+                new, sources = outcome.layouts[0], outcome.sources[0]
+                self._write(Change(target, new, position, direction, sources, self.level))
+            elif self.layouts.dims[self.numbers[source]] != self.layouts.dims[self.numbers[target]]:
+                self._write(Change(target, self._copied(source, target), None, "", (), self.level))
+        return True
+
+    def _retry(self, position: int, direction: str, retry: bool) -> None:
+        if direction == FORWARD:
+            self.retry_steps[position] = retry
+        else:
+            self.retry_places[self.index.place[position][0]] = retry
+
+    def _copied(self, source: int, target: int) -> int:
+        layouts, number = self.layouts, self.numbers[source]
+        return layouts.number(layouts.shapes[self.numbers[target]], layouts.dims[number])
 
     def _is_reached(self, position: int) -> bool:
         """Whether XLA has laid out the results of a step, be it as replicated.
@@ -260,7 +324,7 @@ class Fixpoint:
             value = self.index.tensors[position][-1]
             if self.layouts.tiles[self.numbers[value]] > 1:
                 return chain
-            if self.layouts.fixed[self.numbers[value]]:
+            if self.layouts.fixed[self.numbers[value]] or kind.role in TUPLES:
                 return None
         return None
 
@@ -268,6 +332,8 @@ class Fixpoint:
 DIRECTIONS = (FORWARD, BACKWARD)
 BORDERS = (priority.LOOP,)
 """Where look-ahead ends. XLA's ends at the stacks of a loop too, and scanned steps send more."""
+TUPLES = (priority.TUPLE, priority.AGAIN)
+"""A tuple has several readers: look-ahead goes no farther, unless its element is laid out."""
 UNKNOWN: Outcome = Outcome((), (), ())
 """What a memo gives for a key that it does not hold; None is an outcome."""
 NOTHING = Outcome((), (), ())

@@ -5,7 +5,7 @@ Independent of mesh and annotations, so made once per graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -20,6 +20,8 @@ from shardalg.propagate.operator_classes import OperatorClass, edge, kind_of, pa
 Rules = Callable[[Signature], tuple[Rule, ...] | None]
 Visit = tuple[int, tuple[int, ...], int | None]
 """(number of its kind, its values: operands then results, its node or call)."""
+Span = tuple[int, int, int, int]
+Places = tuple[Sequence[int], Sequence[tuple[int, ...]]]
 ENTER = ("const", "init", "xs")
 """Ties by which values enter a loop's body; the others leave it."""
 
@@ -39,9 +41,15 @@ class Index:
       readers: per value, (step, operand position) of every read, in order.
       touching: per value, the steps that it is a tensor of.
       near: per value, the places of those steps' operands.
-      order: values by first appearance; place: its inverse.
+      order: values by first appearance, computation by computation; place: per step the places
+        that its values have there; heard: per place, the reads by the steps of its computation.
       shapes, shape_of: the distinct shapes, and per value the number of its shape.
       result_count: of the function.
+      spans: per computation (first step, end, first place, end), in the order of sweeps.
+      names: per value the graph's value that it stands for in words.
+      related: per value the others that always have its layout.
+      late: values that do not hear their readers before broadcasts do.
+      together: per step from one tuple to another all those of the two tuples.
     """
 
     kinds: list[OperatorClass]
@@ -54,10 +62,16 @@ class Index:
     touching: list[list[int]]
     near: list[Collection[int]]
     order: list[int]
-    place: list[int]
+    place: list[tuple[int, ...]]
+    heard: list[list[tuple[int, int]]]
     shapes: list[tuple[int, ...]]
     shape_of: list[int]
     result_count: int
+    spans: list[Span]
+    names: list[int]
+    related: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    late: frozenset[int] = frozenset()
+    together: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def of_role(self) -> dict[str, tuple[bytes, bytes]]:
@@ -68,8 +82,8 @@ class Index:
             here, places = found.setdefault(kind.role, empty)
             for step in steps:
                 here[step] = 1
-                for value in self.tensors[step][: kind.num_operands]:
-                    places[self.place[value]] = 1
+                for place in self.place[step][: kind.num_operands]:
+                    places[place] = 1
         return {role: (bytes(here), bytes(places)) for role, (here, places) in found.items()}
 
     def kind(self, step: int) -> OperatorClass:
@@ -91,16 +105,26 @@ def index(graph: Graph, rules: Rules, results_given: bool = True) -> Index:
     return assembled(graph, list(kinds.found), steps)
 
 
-def assembled(graph: Graph, found: list[OperatorClass], steps: list[Visit]) -> Index:
-    """The index of steps in sweep order, each of a numbered kind."""
-    count = len(graph.values) + len(graph.results)
+def assembled(
+    graph: Graph,
+    found: list[OperatorClass],
+    steps: list[Visit],
+    computations: Sequence[int] = (),
+    places: Places = ((), ()),
+) -> Index:
+    """The index of steps in sweep order, each of a numbered kind.
+
+    Args:
+      computations: how many steps each has; () is one of all steps.
+      places: (name, shape) of each value after the graph's and the stand-ins of its results.
+    """
+    named, shaped = places
+    count = len(graph.values) + len(graph.results) + len(named)
     tensors = [values for _, values, _ in steps]
-    order = list(dict.fromkeys(chain(chain.from_iterable(tensors), range(count))))
-    place = [0] * count
-    for position, value in enumerate(order):
-        place[value] = position
+    order, place, spans = _placed(tensors, computations or (len(steps),), count)
     readers, touching = _neighbours(found, steps, count)
-    shapes = {shape: i for i, shape in enumerate(dict.fromkeys(v.type.shape for v in graph.values))}
+    known = [*(v.type.shape for v in graph.values), *shaped]
+    shapes = {shape: i for i, shape in enumerate(dict.fromkeys(known))}
     shape_of = [shapes[v.type.shape] for v in graph.values]
     return Index(
         found,
@@ -114,10 +138,44 @@ def assembled(graph: Graph, found: list[OperatorClass], steps: list[Visit]) -> I
         _near(found, steps, (touching, place)),
         order,
         place,
+        _heard(found, steps, (order, place)),
         list(shapes),
-        shape_of + [shape_of[v] for v in graph.results],
+        [*shape_of, *(shape_of[v] for v in graph.results), *(shapes[shape] for shape in shaped)],
         len(graph.results),
+        spans,
+        [*range(len(graph.values)), *graph.results, *named],
     )
+
+
+def _placed(
+    tensors: list[tuple[int, ...]], computations: Sequence[int], count: int
+) -> tuple[list[int], list[tuple[int, ...]], list[Span]]:
+    """Values in order of first appearance in each computation, and where those of steps stand."""
+    order: list[int] = []
+    place: list[tuple[int, ...]] = []
+    spans: list[Span] = []
+    for size in computations:
+        first, here = len(place), tensors[len(place) : len(place) + size]
+        known = list(dict.fromkeys(chain.from_iterable(here)))
+        at = {value: number for number, value in enumerate(known, len(order))}
+        place += [tuple([at[value] for value in values]) for values in here]
+        spans.append((first, len(place), len(order), len(order) + len(known)))
+        order += known
+    unread = set(range(count)).difference(order)
+    return [*order, *sorted(unread)], place, spans
+
+
+def _heard(
+    found: list[OperatorClass],
+    steps: list[Visit],
+    where: tuple[list[int], list[tuple[int, ...]]],
+) -> list[list[tuple[int, int]]]:
+    order, place = where
+    heard: list[list[tuple[int, int]]] = [[] for _ in order]
+    for position, (kind, _, _) in enumerate(steps):
+        for k in range(found[kind].num_operands):
+            heard[place[position][k]].append((position, k))
+    return heard
 
 
 @dataclass(eq=False)
@@ -271,11 +329,13 @@ def _neighbours(
 
 
 def _near(
-    kinds: list[OperatorClass], steps: list[Visit], where: tuple[list[list[int]], list[int]]
+    kinds: list[OperatorClass],
+    steps: list[Visit],
+    where: tuple[list[list[int]], list[tuple[int, ...]]],
 ) -> list[Collection[int]]:
     touching, place = where
     count = [kind.num_operands for kind in kinds]
-    operands = [[place[v] for v in values[: count[kind]]] for kind, values, _ in steps]
+    operands = [places[: count[kind]] for places, (kind, _, _) in zip(place, steps, strict=True)]
     return [
         operands[positions[0]]
         if len(positions) == 1

@@ -75,9 +75,10 @@ def forward(
     if kind.role in priority.MATRIX:
         return _matrix_forward(kind, numbers, layouts, merging)
     after = []
+    merging = merging and kind.role not in (priority.TUPLE, priority.AGAIN)
     for target, single in zip(kind.results, kind.single, strict=True):
         found = offers(kind, numbers, layouts, target)
-        if not merging and len(found) > 1:
+        if not merging and len(found) > 1 and kind.role != priority.STACK:
             found = [max(found, key=lambda offer: _tiles(offer[0]))]
         may_replace = single and (not merging or kind.num_operands == 1)
         after.append(_in_turn(numbers[target], found, layouts, (merging, may_replace)))
@@ -88,9 +89,9 @@ def backward(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, merging: bool
 ) -> Outcome | None:
     """Operands from results, each by itself; for a contraction from the other operand too."""
+    how = (merging, kind.role in (priority.WHILE, priority.BRANCH, priority.ELEMENT))
     after = [
-        _in_turn(numbers[k], wishes(kind, numbers, layouts, k), layouts, (merging, False))
-        for k in kind.operands
+        _in_turn(numbers[k], wishes(kind, numbers, layouts, k), layouts, how) for k in kind.operands
     ]
     return _outcome(numbers[: kind.num_operands], after)
 

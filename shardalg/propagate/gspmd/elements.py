@@ -1,0 +1,229 @@
+"""The elements of the tuples with which loops and branches are called, as HLO has them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardalg.graph.ir import Graph, RegionArgument, ValueType
+
+Places = Callable[[int, tuple[int, ...]], int]
+LOOPS = ("scan", "while", "cond")
+
+
+@dataclass(eq=False)
+class Element:
+    """One element of a call's tuple.
+
+    Attributes:
+      kind: "carry", "ys" (a stack that trips write), "xs" (one that they read), "const", "branch"
+        (what branches read) or "made" (what they return).
+      outer: the value that is put in, None where nothing is.
+      result: the value that is taken out behind the call.
+      tuples: its places in the tuples before the call: one, or one per branch that has one.
+      loop: its place in what the call returns.
+      parameters, roots: per body its place in what it reads, and in what it returns.
+      inside: per body the value that is taken out there; stacks: the whole stack, where the value
+        is a slice of it; numbers: which of the body's results is put in.
+    """
+
+    kind: str
+    outer: int | None = None
+    result: int | None = None
+    tuples: list[int] | None = None
+    loop: int | None = None
+    parameters: dict[int, int] = field(default_factory=dict)
+    roots: dict[int, int] = field(default_factory=dict)
+    inside: dict[int, int] = field(default_factory=dict)
+    stacks: dict[int, int] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
+
+    def place_of(self, branch: int) -> int | None:
+        """Its place in the tuple that a branch is given."""
+        if self.tuples is None:
+            return None
+        return dict(zip(self.parameters, self.tuples, strict=True))[branch]
+
+    def related(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Each of its places with the others that have its layout.
+
+        A loop's are all one, but for the tuple that is put together before it; of branches what
+        they return is, and what one is given follows what that branch makes of it.
+        """
+        if self.kind == "branch":
+            for number, place in enumerate(self.parameters.values()):
+                before = self.outer if self.tuples is None else self.tuples[number]
+                if before is not None:
+                    yield place, (before,)
+            return
+        one = [*self.parameters.values(), *self.roots.values()]
+        one += [] if self.loop is None else [self.loop]
+        for place in one:
+            yield place, tuple(other for other in one if other != place)
+
+
+def elements(graph: Graph, place: Places) -> dict[int, list[Element]]:
+    """Per call its elements, in HLO's order: carries, stacks written, stacks read, constants."""
+    ties: dict[int, list[RegionArgument]] = defaultdict(list)
+    for tie in graph.region_arguments:
+        if not tie.is_manual:
+            ties[tie.call].append(tie)
+    found: dict[int, list[Element]] = {}
+    for node in graph.nodes:
+        kinds = {graph.regions[body].kind for body in node.bodies}
+        if "cond" in kinds:
+            found[node.index] = [*_of_branches(graph, node.index, place)]
+        elif kinds & {"scan", "while"}:
+            made = _Loop(graph, node.index, place)
+            for tie in ties[node.index]:
+                made.read(tie)
+            found[node.index] = made.elements()
+    return found
+
+
+ORDER = ("carry", "ys", "xs", "const")
+
+
+@dataclass(eq=False)
+class _Loop:
+    graph: Graph
+    call: int
+    place: Places
+
+    def __post_init__(self) -> None:
+        graph, bodies = self.graph, self.graph.nodes[self.call].bodies
+        self.bodies = bodies
+        self.body = bodies[-1]
+        self.regions = {v: body for body in bodies for v in graph.regions[body].arguments}
+        self.carried: dict[int, Element] = {}
+        self.constants: dict[int, Element] = {}
+        self.found: list[Element] = []
+        self.last: Element | None = None
+        self.made = 0
+
+    def read(self, tie: RegionArgument) -> None:
+        """One region argument."""
+        getattr(self, f"_{tie.kind}")(tie)
+
+    def _init(self, tie: RegionArgument) -> None:
+        element = Element("carry", outer=tie.source, inside={self.body: tie.target})
+        self.carried[tie.target] = element
+        self.found.append(element)
+
+    def _carry(self, tie: RegionArgument) -> None:
+        self.last = self.carried[tie.target]
+        self.last.numbers[self.body] = self.made
+        self.made += 1
+
+    def _result(self, tie: RegionArgument) -> None:
+        assert self.last is not None  # of `_carry`, just before
+        self.last.result = tie.target
+
+    def _xs(self, tie: RegionArgument) -> None:
+        self.found.append(Element("xs", outer=tie.source, inside={self.body: tie.target}))
+
+    def _ys(self, tie: RegionArgument) -> None:
+        element = Element("ys", result=tie.target, numbers={self.body: self.made})
+        self.made += 1
+        self.found.append(element)
+
+    def _const(self, tie: RegionArgument) -> None:
+        region = self.regions[tie.target]
+        element = self.carried.get(tie.source) or self.constants.get(tie.source)
+        if element is None:
+            element = self.constants[tie.source] = Element("const", outer=tie.source)
+            self.found.append(element)
+        element.inside[region] = tie.target
+
+    def elements(self) -> list[Element]:
+        """All of them that are no scalars, with places."""
+        kept = []
+        for element in sorted(self.found, key=lambda e: ORDER.index(e.kind)):
+            name = element.outer if element.outer is not None else element.result
+            assert name is not None  # a stack that is written has a result
+            shape = self.graph.values[name].type.shape
+            if not shape:
+                continue
+            element.tuples = [self.place(name, shape)]
+            element.loop = self.place(name, shape)
+            for body in self.bodies:
+                element.parameters[body] = self.place(name, shape)
+            element.roots[self.body] = self.place(name, shape)
+            if element.kind in ("xs", "ys"):
+                element.stacks[self.body] = self.place(name, shape)
+            kept.append(element)
+        return kept
+
+
+def _of_branches(graph: Graph, call: int, place: Places) -> Iterator[Element]:
+    """What branches read, each what it uses, and what they return."""
+    node = graph.nodes[call]
+    for position, outer in enumerate(node.operands[1:]):
+        shape = graph.values[outer].type.shape
+        element = Element("branch", outer=outer)
+        for body in node.bodies:
+            value = graph.regions[body].arguments[position]
+            if shape and _is_read(graph, value, body):
+                element.inside[body] = value
+        if element.inside:
+            element.tuples = []
+            for body in element.inside:
+                element.tuples.append(place(outer, shape))
+                element.parameters[body] = place(outer, shape)
+            yield element
+    for position, result in enumerate(node.results):
+        shape = graph.values[result].type.shape
+        if shape:
+            made = Element("made", result=result, loop=place(result, shape))
+            for body in node.bodies:
+                made.roots[body] = place(result, shape)
+                made.numbers[body] = position
+            yield made
+
+
+def _is_read(graph: Graph, value: int, region: int) -> bool:
+    return bool(graph.users[value]) or value in graph.regions[region].results
+
+
+Literal = tuple[float, ValueType]
+"""A number, and the type of the tensor that is full of it."""
+
+
+def literals(graph: Graph) -> dict[int, dict[Literal, list[int]]]:
+    """Per region, number and type the broadcasts of that number there: XLA makes them once."""
+    numbers = _numbers(graph)
+    found: dict[int, dict[Literal, list[int]]] = defaultdict(dict)
+    for node in graph.nodes_of(("broadcast_in_dim",)):
+        if node.operands[0] in numbers:
+            value = node.results[0]
+            key = (numbers[node.operands[0]], graph.values[value].type)
+            found[node.region].setdefault(key, []).append(value)
+    return found
+
+
+def read_literals(graph: Graph) -> dict[int, list[Literal]]:
+    """Per node the numbers that it reads, each as the tensor that XLA makes of it there."""
+    numbers = _numbers(graph)
+    found: dict[int, list[Literal]] = {}
+    for node in graph.nodes:
+        shape = graph.values[node.results[0]].type.shape if node.results else ()
+        if not shape or node.bodies or len(node.results) > 1:
+            continue
+        here = [
+            (numbers[v], ValueType(shape, graph.values[v].type.dtype))
+            for v in node.operands
+            if v in numbers
+        ]
+        if node.primitive == "logistic":
+            here.append((1.0, graph.values[node.results[0]].type))
+        if here:
+            found[node.index] = here
+    return found
+
+
+def _numbers(graph: Graph) -> dict[int, float]:
+    scalars = {v: np.asarray(array) for v, array in graph.constants if np.ndim(array) == 0}
+    return {v: float(array) for v, array in scalars.items() if array.dtype.kind in "fiubV"}

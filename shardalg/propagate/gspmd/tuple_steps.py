@@ -1,0 +1,394 @@
+"""The steps of a graph's computations as XLA has their instructions, tuples of loops among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from shardalg.graph.ir import Graph, Node, Signature
+from shardalg.propagate.gspmd import priority
+from shardalg.propagate.gspmd.elements import Element, Literal, elements, literals, read_literals
+from shardalg.propagate.gspmd.index import Rules, Visit
+from shardalg.propagate.operator_classes import OperatorClass, kind_of, pass_through, stacking
+
+Shape = tuple[int, ...]
+PASSING = (priority.POINTWISE, priority.LAYOUT)
+LATER = frozenset(
+    ("slice", "pad", "rev", "concatenate", "gather", "reduce_sum", "reduce_max", "reduce_min",
+     "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin", "cumsum", "sort")
+)  # fmt: skip
+"""Operators that XLA passes layouts through from the second level on, whatever their loops are."""
+Key = tuple[str, int, int]
+"""An instruction: what it is (a node, a call, an element that enters or leaves, a tuple of results,
+one of its elements), and its numbers."""
+
+
+@dataclass(eq=False)
+class Computations:
+    """The computations found so far.
+
+    Attributes:
+      names, shapes: of the places: the value that each stands for in words, and its shape.
+      related: places that have one layout, since they are one element of a tuple.
+      late: what broadcasts make, which hears its readers late.
+    """
+
+    graph: Graph
+    rules: Rules
+    results_given: bool
+    found: dict[OperatorClass, int] = field(default_factory=dict)
+    names: list[int] = field(default_factory=list)
+    shapes: list[Shape] = field(default_factory=list)
+    related: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    classes: dict[Signature, OperatorClass | None] = field(default_factory=dict)
+    held: set[tuple[Key, int]] = field(default_factory=set)
+    regions: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        graph = self.graph
+        self.first = len(graph.values) + len(graph.results)
+        self.elements = elements(graph, self._place)
+        self.entering = {
+            value: (element, region)
+            for found in self.elements.values()
+            for element in found
+            for region, value in element.inside.items()
+        }
+        self.leaving = {
+            element.result: (call, element)
+            for call, found in self.elements.items()
+            for element in found
+            if element.result is not None
+        }
+        for found in self.elements.values():
+            for element in found:
+                self.related.update(element.related())
+        self._join_literals()
+        self.users = self._counted()
+
+    def _place(self, value: int, shape: Shape) -> int:
+        """A new place, which stands for a value in words."""
+        self.names.append(value)
+        self.shapes.append(shape)
+        return self.first + len(self.names) - 1
+
+    def _join_literals(self) -> None:
+        """Equal constants of a computation are one, with the zeros that stacks begin as."""
+        groups: dict[int, dict[Literal, list[int]]] = literals(self.graph)
+        self._join_stacks(groups)
+        self.read: dict[int, list[int]] = {}
+        for number, keys in read_literals(self.graph).items():
+            node = self.graph.nodes[number]
+            if self._role(node) == priority.POINTWISE:
+                for key in dict.fromkeys(keys):
+                    first = self._first_of(groups[node.region], key, node.results[0])
+                    self.read.setdefault(number, []).append(first)
+        for group in chain.from_iterable(found.values() for found in groups.values()):
+            self.late.update(group)
+            for value in group if len(group) > 1 else ():
+                self.related[value] = tuple(v for v in group if v != value)
+
+    def _join_stacks(self, groups: dict[int, dict[Literal, list[int]]]) -> None:
+        for call, found in self.elements.items():
+            region = self.graph.nodes[call].region
+            for element in found:
+                if element.kind == "ys" and element.result is not None:
+                    key = (0.0, self.graph.values[element.result].type)
+                    element.outer = self._first_of(groups[region], key, element.result)
+
+    def _first_of(self, groups: dict[Literal, list[int]], key: Literal, name: int) -> int:
+        """The first value that is full of a number, or a place for it."""
+        group = groups.setdefault(key, [])
+        if not group:
+            group.append(self._place(name, key[1].shape))
+        return group[0]
+
+    def _counted(self) -> list[int]:
+        """Per value, how many instructions of its computation read it, but for the last tuple."""
+        graph = self.graph
+        counts = [0] * (self.first + len(self.names))
+        for node in graph.nodes:
+            for value in () if node.index in self.elements else set(node.operands):
+                counts[value] += 1
+        for call, found in self.elements.items():
+            for tuples in _tuples(graph, call, found):
+                for value in tuples:
+                    counts[value] += 1
+        for region in graph.regions:
+            if self._hands_on(region.index):
+                for value in set(region.results):
+                    counts[value] += 1
+        for value in set(graph.results) if self.results_given else ():
+            counts[value] += 1
+        return counts
+
+    def _hands_on(self, region: int) -> bool:
+        """Whether a body is a call that returns a tuple of its own: a scan's is, of several."""
+        found = self.graph.regions[region]
+        return found.kind == "scan" and len(found.results) > 1
+
+    def computations(self, region: int) -> Iterator[list[Visit]]:
+        """The steps of each computation, bodies first."""
+        for node in self._nodes(region):
+            if node in self.elements:
+                for body in sorted(self.graph.nodes[node].bodies, key=self._is_condition):
+                    yield from self.computations(body)
+        self.regions.append(region)
+        yield [*self._steps(region)]
+
+    def _is_condition(self, region: int) -> bool:
+        found = self.graph.regions[region]
+        node = self.graph.nodes[found.node] if found.node is not None else None
+        return node is not None and node.primitive == "while" and node.bodies[0] == region
+
+    def _nodes(self, region: int) -> Iterator[int]:
+        """A computation's nodes, those of manual regions in it as well."""
+        for node in self.graph.regions[region].nodes:
+            yield node
+            if node not in self.elements:
+                for body in self.graph.nodes[node].bodies:
+                    yield from self._nodes(body)
+
+    def _steps(self, region: int) -> Iterator[Visit]:
+        """Instructions from the results down, operands first, each once; then what none needs."""
+        nodes: list[Key] = [self._made_by(node) for node in self._nodes(region)]
+        done: set[Key] = set()
+        opened: set[Key] = set()
+        todo: list[Key] = [*reversed(nodes), ("root", region, 0)]
+        while todo:
+            key = todo[-1]
+            before = [k for k in self._before(key) if k not in done] if key not in opened else []
+            opened.add(key)
+            if key in done or not before:
+                todo.pop()
+                if key not in done:
+                    done.add(key)
+                    yield from self._emitted(key)
+            todo += reversed(before)
+        if region == 0:
+            yield from self._exits()
+
+    def _made_by(self, node: int) -> Key:
+        return ("call" if node in self.elements else "node", node, 0)
+
+    def _key(self, value: int) -> Key | None:
+        """The instruction that makes a value; None of an argument or a constant."""
+        if value in self.leaving:
+            return "leave", value, 0
+        if value in self.entering:
+            return "enter", value, 0
+        node = self.graph.producer[value] if value < len(self.graph.values) else None
+        return None if node is None else self._made_by(node)
+
+    def _keys(self, values: tuple[int, ...]) -> list[Key]:
+        return [key for value in values if (key := self._key(value)) is not None]
+
+    def _before(self, key: Key) -> list[Key]:
+        what, number, _ = key
+        graph = self.graph
+        if what == "node":
+            node = graph.nodes[number]
+            inside = [r for body in node.bodies for r in graph.regions[body].results]
+            return self._keys((*node.operands, *inside))
+        if what == "call":
+            outer = (e.outer for e in self.elements[number] if e.outer is not None)
+            return self._keys(tuple(outer))
+        if what == "leave":
+            return [("call", self.leaving[number][0], 0)]
+        if what == "tuple":
+            return self._keys(graph.regions[number].results)
+        if what == "part":
+            return [("tuple", number, 0)]
+        return self._before_root(number) if what == "root" else []
+
+    def _before_root(self, region: int) -> list[Key]:
+        """What a computation's last tuple reads: carries, stacks, and what only passes through."""
+        results = self.graph.regions[region].results
+        if self._hands_on(region):
+            made = [("part", region, k) for k in range(len(results))]
+        else:
+            made = self._keys(results)
+        entered = [("enter", v, 0) for v in self.graph.regions[region].arguments]
+        return [*made, *(key for key in entered if key[1] in self.entering)]
+
+    def _emitted(self, key: Key) -> Iterator[Visit]:
+        yield from getattr(self, f"_{key[0]}")(*key[1:])
+
+    def _node(self, number: int, _: int) -> Iterator[Visit]:
+        node = self.graph.nodes[number]
+        kind = self._class(node)
+        if kind is None:
+            return
+        if kind.role == priority.BROADCAST:
+            self.late.update(node.results)
+        single = tuple([self.users[v] == 1 for v in node.results])
+        yield self._numbered(replace(kind, single=single)), node.operands + node.results, number
+        for literal in self.read.get(number, ()):
+            yield self._tie(priority.LOOP, (literal, node.results[0]), number)
+
+    def _role(self, node: Node) -> str:
+        kind = self._class(node)
+        return "" if kind is None else kind.role
+
+    def _class(self, node: Node) -> OperatorClass | None:
+        """The class of a node, as XLA's levels have it; None where nothing is inferred."""
+        signature = node.signature
+        if signature not in self.classes:
+            rows = self.rules(signature) if signature.operands else None
+            kind = kind_of(signature, rows, (False,) * len(node.results)) if rows else None
+            if kind is not None and node.primitive == "dynamic_update_slice":
+                others = [k for k in range(kind.num_operands) if k != 1]
+                kind = replace(kind, role=priority.STACK, first=(1, *others))
+            elif kind is not None and node.primitive in LATER and kind.role in PASSING:
+                kind = replace(kind, role=priority.WINDOW)
+            self.classes[signature] = None if kind is None or kind.is_closed else kind
+        return self.classes[signature]
+
+    def _call(self, number: int, _: int) -> Iterator[Visit]:
+        for element in self.elements[number]:
+            if element.outer is not None and element.tuples is not None:
+                for branch, place in enumerate(element.tuples):
+                    yield self._put_in(("call", number, branch), (element.outer, place), number)
+        for element in self.elements[number]:
+            if element.loop is not None and element.tuples is not None:
+                yield self._tie(priority.WHILE, (element.tuples[0], element.loop), number)
+
+    def _leave(self, value: int, _: int) -> Iterator[Visit]:
+        call, element = self.leaving[value]
+        if element.loop is not None:
+            yield self._tie(priority.ELEMENT, (element.loop, value), call)
+
+    def _enter(self, value: int, _: int) -> Iterator[Visit]:
+        element, region = self.entering[value]
+        call = self.graph.regions[region].node
+        assert call is not None  # a body is a call's
+        parameter = element.parameters.get(region)
+        if parameter is None:
+            return
+        if element.kind == "branch":
+            place = element.place_of(region)
+            if place is None:  # a branch that reads one value alone gets no tuple
+                assert element.outer is not None
+                yield self._tie(priority.LOOP, (element.outer, value), call)
+                return
+            yield self._tie(priority.BRANCH, (place, parameter), call)
+        if element.kind != "xs":
+            yield self._tie(priority.ELEMENT, (parameter, value), call)
+            return
+        stack = element.stacks[region]
+        yield self._tie(priority.ELEMENT, (parameter, stack), call)
+        shape = self.graph.values[value].type.shape
+        kind = pass_through(shape, self.users[value] == 1, (1, 0))
+        yield self._numbered(kind), (stack, value), call
+
+    def _tuple(self, region: int, _: int) -> Iterator[Visit]:
+        call = self.graph.regions[region].node
+        for value, place in zip(*self._parts(region), strict=True):
+            if self.graph.values[value].type.shape:
+                yield self._put_in(("tuple", region, 0), (value, place), call)
+
+    def _put_in(self, into: Key, ends: tuple[int, int], call: int | None) -> Visit:
+        """A value put into a tuple: it hears the tuple where it stands first."""
+        role = priority.AGAIN if (into, ends[0]) in self.held else priority.TUPLE
+        self.held.add((into, ends[0]))
+        return self._tie(role, ends, call)
+
+    def _parts(self, region: int) -> tuple[tuple[int, ...], list[int]]:
+        """The results of a call, and their places in its tuple."""
+        results = self.graph.regions[region].results
+        if region not in self._tuple_places:
+            shapes = [self.graph.values[v].type.shape for v in results]
+            found = [self._place(v, shape) for v, shape in zip(results, shapes, strict=True)]
+            self._tuple_places[region] = found
+        return results, self._tuple_places[region]
+
+    @property
+    def _tuple_places(self) -> dict[int, list[int]]:
+        known: dict[int, list[int]] = vars(self).setdefault("tuple_places", {})
+        return known
+
+    def _part(self, region: int, number: int) -> Iterator[Visit]:
+        """One of a call's results, taken out of its tuple, and put into the loop's stack."""
+        call = self.graph.regions[region].node
+        assert call is not None  # as of `_enter`
+        values, places = self._parts(region)
+        shape = self.graph.values[values[number]].type.shape
+        element = self._made(call, region, number)
+        if shape:
+            taken = self._place(values[number], shape)
+            single = element is not None and element.kind == "ys"
+            yield self._tie(priority.ELEMENT, (places[number], taken), call, single=single)
+            yield from self._put(call, region, element, taken)
+        else:
+            yield from self._put(call, region, element, values[number])
+
+    def _made(self, call: int, region: int, number: int) -> Element | None:
+        found = [e for e in self.elements[call] if e.numbers.get(region) == number]
+        return found[0] if found else None
+
+    def _put(self, call: int, region: int, element: Element | None, made: int) -> Iterator[Visit]:
+        """A result in the tuple with which the next trip begins, or which the call returns."""
+        if element is None or region not in element.roots:
+            return
+        if element.kind == "ys":
+            stack = element.stacks[region]
+            yield self._tie(priority.ELEMENT, (element.parameters[region], stack), call)
+            written = self._place(
+                made if made < self.first else element.result or 0, self.shapes[stack - self.first]
+            )
+            kind = stacking(self.shapes[stack - self.first])
+            yield self._numbered(kind), (made, stack, written), call
+            made = written
+        yield self._put_in(("root", region, 0), (made, element.roots[region]), call)
+
+    def _root(self, region: int, _: int) -> Iterator[Visit]:
+        found = self.graph.regions[region]
+        if found.node is None:
+            return
+        if not self._hands_on(region):
+            for number, value in enumerate(found.results):
+                yield from self._put(
+                    found.node, region, self._made(found.node, region, number), value
+                )
+        for element in self.elements[found.node]:
+            if element.numbers.get(region) is None and region in element.roots:
+                inner = element.stacks.get(region) or element.inside.get(region)
+                if inner is not None:
+                    root = element.roots[region]
+                    yield self._put_in(("root", region, 0), (inner, root), found.node)
+
+    def _exits(self) -> Iterator[Visit]:
+        for number, value in enumerate(self.graph.results, len(self.graph.values)):
+            shape = self.graph.values[value].type.shape
+            if shape:
+                yield self._numbered(pass_through(shape, False)), (value, number), None
+
+    def _tie(
+        self, role: str, ends: tuple[int, int], call: int | None, *, single: bool = True
+    ) -> Visit:
+        """One value on both sides of a tuple's border."""
+        source, target = ends
+        if role == priority.ELEMENT and target < len(self.users):
+            single = single and self.users[target] == 1
+        kind = pass_through(self._shape(source), single and role != priority.LOOP)
+        return self._numbered(replace(kind, role=role)), ends, call
+
+    def _shape(self, value: int) -> Shape:
+        if value >= self.first:
+            return self.shapes[value - self.first]
+        values = self.graph.values
+        return values[value].type.shape
+
+    def _numbered(self, kind: OperatorClass) -> int:
+        return self.found.setdefault(kind, len(self.found))
+
+
+def _tuples(graph: Graph, call: int, found: list[Element]) -> Iterator[set[int]]:
+    """What is put into each tuple that a call reads."""
+    if found and found[0].kind == "branch":
+        for body in graph.nodes[call].bodies:
+            yield {e.outer for e in found if e.outer is not None and body in e.parameters}
+        return
+    yield {e.outer for e in found if e.outer is not None}

@@ -1,0 +1,86 @@
+"""GSPMD's and Shardy's layouts in loops, caches and attention, against XLA's recorded ones."""
+
+import json
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.once import MEMO
+from shardalg.propagate import Options, propagate
+from shardalg.propagate.gspmd import computations, elements
+from shardalg.verify.verify import verify
+from tests.faithful.agreement import TEMPLATES, Fresh, programs
+from tests.propagate.harder import described, module_of
+
+
+@cache
+def told():
+    """(program, per partitioner XLA's module and results)."""
+    data = json.loads((Path(__file__).parent / "told.json").read_text())
+    return [(Fresh(row["case"], row["seed"]), row) for row in data["programs"]]
+
+
+def differences(policy, partitioner):
+    """What differs from XLA, and how many values are compared."""
+    found = []
+    for program, row in told():
+        graph, answer = program.problem[0], row[partitioner]
+        shapes = [graph.values[v].type.shape for v in graph.results]
+        results = [
+            None if text is None else Sharding.from_hlo(text, shape, program.mesh)
+            for text, shape in zip(answer["results"], shapes, strict=True)
+        ]
+        found += program.matches(policy, module_of(answer["rows"]), tuple(results))
+    return [described(match) for match in found if not match.agrees], len(found)
+
+
+def test_loops_have_the_layouts_of_gspmd():
+    wrong, count = differences("gspmd", "gspmd")
+    assert wrong == []
+    assert count > 70
+
+
+def test_they_are_not_those_of_the_paper():
+    assert len(differences("paper", "gspmd")[0]) > 10
+
+
+MUTATIONS = {
+    "a tuple's elements refined one by one": (computations, "_together", lambda made: {}),
+    "elements unrelated": (elements.Element, "related", lambda self: ()),
+    "heard in order": (computations, "_order_readers", lambda *args: None),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_each_rule_of_the_sweeps_decides_some_program(name):
+    with mock.patch.object(*MUTATIONS[name]):
+        forget()
+        wrong, _ = differences("gspmd", "gspmd")
+    forget()
+    assert wrong
+
+
+def forget():
+    """The graphs as completion visits them, which they keep."""
+    for program, _ in told():
+        vars(program.problem[0]).pop(MEMO, None)
+
+
+@pytest.mark.parametrize("policy", ["gspmd", "shardy"])
+def test_plans_of_loops_are_proved_and_their_reasons_told(policy):
+    for program, _ in told()[:4]:
+        done, made = program.planned(policy)
+        assert verify(done, made).ok
+        assert all(done.why(value) for value in range(len(done.graph.values)))
+
+
+def test_fresh_programs_are_drawn_anew_and_completed():
+    """Every template once, under every policy."""
+    drawn = programs(len(TEMPLATES), 77)
+    assert {program.case for program in drawn} == set(TEMPLATES)
+    for program in drawn[::3]:
+        for policy in ("gspmd", "shardy"):
+            assert propagate(*program.problem, Options(policy=policy)).shardings
