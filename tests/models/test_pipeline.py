@@ -146,6 +146,18 @@ def test_gradients_are_reduced_once_a_step(case, remat):
     assert [r["count"] for r in reduced if r["kind"] == "all_reduce"] == [1, 1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", GPIPE + CIRCULAR, ids=str)
+def test_every_schedule_reduces_gradients_once(case):
+    """And permutes once per shift and direction, and nothing else along the stages."""
+    pipe, _, _, _ = of(*case)
+    shifts = ("collective_permute", pipe.schedule.iterations)
+    for plan in once_a_step(case):
+        assert in_the_loop(plan, "L") == [shifts, shifts]
+    kinds = {kind for kind, _ in in_the_loop(plan, "X")}
+    assert "all_reduce" not in kinds
+
+
 def given_strategy(plan):
     specs = ({"in": P("L", None, None, "Y"), "out": P("L", None, "Y")}, P("X"))
     return sa.Strategy(plan.mesh, (*specs, P("X")), specs)
