@@ -135,7 +135,7 @@ def once_a_step(case, remat="none"):
 
 
 @pytest.mark.parametrize(
-    ("case", "remat"), list(zip(SOME, ["none", "layer", "stage", "layer"], strict=True)), ids=str
+    ("case", "remat"), list(zip(SOME[1:], ["none", "stage", "layer"], strict=True)), ids=str
 )
 def test_gradients_are_reduced_once_a_step(case, remat):
     """Of the weights of a round, which are rows of a stage's, too."""
