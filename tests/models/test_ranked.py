@@ -157,7 +157,7 @@ def test_an_interrupt_keeps_what_is_ranked():
 
 DRAWN = {
     "v3": {"strategy": ["finalized"], "batch": [32, 40, 64, 96, 128], "remat": ["full"]},
-    "h100": {"strategy": [PIPELINED], "batch": [16, 32], "microbatches": [4], "rounds": [2]},
+    "h100": {"strategy": [PIPELINED], "batch": [36, 72, 108], "microbatches": [9]},
 }
 
 
@@ -165,7 +165,7 @@ DRAWN = {
 def test_what_is_priced_together_is_exactly_what_each_plan_says(chip):
     """Time, memory and limit of drawn candidates, by plans of their own, one by one."""
     found = sa.strategies(SMALL, 8, chip, choices=DRAWN[chip])
-    assert 0 < found.planned < len(found.ranked)
+    assert 0 < found.planned <= len(found.ranked)
     for one in random.Random(11).sample(found.ranked, 4):
         assert price(one.cost) == one.price, one.candidate
 

@@ -34,6 +34,8 @@ _POINTS = (
     {"b": 46, "Q": 58, "L": 19, "R": 23, "n": 29},
 )
 
+_SMALL = 2
+"""Up to it a size is traced as it is: it, or it less one, is among the scalars of any program."""
 _COUNTS = ("Q", "L", "R")
 """Whether two of these are one number is seen in the program: scalars of one value are one."""
 
@@ -81,12 +83,12 @@ def with_iterations(sizes: Mapping[str, Any]) -> dict[str, Any]:
 def kind_of(one: Candidate) -> tuple[Any, ...]:
     """The same of two candidates whose steps are one program at other sizes."""
     sizes = sizes_of(one)
-    ones = tuple(name for name, size in sizes.items() if size == 1)
+    small = tuple((name, size) for name, size in sizes.items() if size <= _SMALL)
     counts = [sizes.get(name) for name in _COUNTS]
     alike = tuple(counts.index(n) for n in counts)
     piped = one.strategy == PIPELINED
     model = replace(one.model, batch=1, microbatches=1, layers=1 if piped else one.model.layers)
-    return model, piped, ones, alike
+    return model, piped, small, alike
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +192,7 @@ def template(one: Candidate) -> Template:
     given = sizes_of(one)
     points = []
     for point in _POINTS:
-        chosen = {name: 1 if given[name] == 1 else point[name] for name in given if name != "T"}
+        chosen = {n: given[n] if given[n] <= _SMALL else point[n] for n in given if n != "T"}
         for name in _COUNTS:
             same = next((n for n in _COUNTS if given.get(n) == given.get(name)), name)
             if same in chosen:
