@@ -8,6 +8,7 @@ values take no memory and no traffic; what is computed of them, forward and back
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -51,6 +52,9 @@ UPDATES = {
     "scatter-add": Update(2, 2),
 }
 """Operators that XLA carries out in place (`xla/service/copy_insertion.h`)."""
+SAME_BUFFER = frozenset({"annotate", "optimization_barrier"})
+"""Operators of which each result is an operand, in its place in memory."""
+BARRIER = "optimization_barrier"
 ON_CHIP = "on_chip"
 """The name of the sites that mark what a kernel keeps on the chip."""
 
@@ -63,11 +67,69 @@ def fuses(instruction: Instruction, graph: Graph) -> bool:
     return instruction.node is None or not contracts(graph.nodes[instruction.node].signature)
 
 
+def repeats(instruction: Instruction, graph: Graph) -> bool:
+    """Whether a compiler that fuses makes the results anew in each reader: not of reductions."""
+    return fuses(instruction, graph) and not reduces(instruction, graph)
+
+
+def reduces(instruction: Instruction, graph: Graph) -> bool:
+    """Whether an instruction is a reduction."""
+    signature = _signature(instruction, graph)
+    return signature is not None and not contracts(signature) and _reduces(signature)
+
+
+def unaliased(block: Block) -> tuple[Block, dict[int, int]]:
+    """A block in which nothing reads or makes a value that is another one's memory.
+
+    Returns:
+      The block, whose operators that make such values do nothing; and these values, each with the
+      one that it is.
+    """
+    same: dict[int, int] = {}
+    found = []
+    for instruction in block.instructions:
+        operands = tuple(same.get(v, v) for v in instruction.operands)
+        if getattr(instruction.attributes, "primitive", None) in SAME_BUFFER:
+            same.update(zip(instruction.results, operands, strict=True))
+            instruction = replace(instruction, operands=(), results=())
+        elif operands != instruction.operands:
+            instruction = replace(instruction, operands=operands)
+        found.append(instruction)
+    results = tuple(same.get(v, v) for v in block.results)
+    return replace(block, instructions=tuple(found), results=results), same
+
+
+def held_back(block: Block) -> frozenset[int]:
+    """What barriers read: it is in memory before them."""
+    return frozenset(
+        value
+        for instruction in block.instructions
+        if getattr(instruction.attributes, "primitive", None) == BARRIER
+        for value in instruction.operands
+    )
+
+
+def inside_kernels(block: Block, graph: Graph) -> frozenset[int]:
+    """Values of a block that instructions that fuse make, and that only such ones read."""
+    made, read = _made_and_read(block, graph)
+    return frozenset(made - read)
+
+
 def expands(instruction: Instruction, graph: Graph) -> bool:
     """Whether an instruction repeats its operand along a loop of the result (broadcast, iota)."""
+    signature = _signature(instruction, graph)
+    return signature is not None and _expands(signature)
+
+
+def _signature(instruction: Instruction, graph: Graph) -> Signature | None:
     if type(instruction.attributes) is not Apply or instruction.node is None:
-        return False
-    return _expands(graph.nodes[instruction.node].signature)
+        return None
+    return graph.nodes[instruction.node].signature
+
+
+@lru_cache(maxsize=65536)
+def _reduces(signature: Signature) -> bool:
+    return any(rule.reduced and not rule.guards for rule in rules(signature) or ())
 
 
 @lru_cache(maxsize=65536)
@@ -118,8 +180,11 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
         return frozenset()
     found: set[int] = set()
     read = {value for block in _blocks(program.block) for value in block.results}
+    same: dict[int, int] = {}
     for step in walk(program):
         instruction = step.instruction
+        if getattr(instruction.attributes, "primitive", None) in SAME_BUFFER:
+            same.update(zip(instruction.results, instruction.operands, strict=True))
         if type(instruction.attributes) in APART:
             read.update((*instruction.operands, *instruction.results))
         elif instruction.node in marked:
@@ -127,6 +192,9 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
         elif fuses(instruction, graph):
             shapes = {program.locals[v].shape for v in instruction.operands if v in found}
             found.update(v for v in instruction.results if program.locals[v].shape in shapes)
+    for value in reversed(same):  # what is read as another value's memory is that value
+        if value in read:
+            read.add(same[value])
     return frozenset(found - read)
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
-from shardalg.costs.fusion import expands, fused, materialised, on_chip
-from shardalg.costs.saved import fused_away, last_uses, rebuilt_last_uses
+from shardalg.costs.fusion import expands, materialised, on_chip
+from shardalg.costs.occupancy import NOTHING, Held, ProgramPoint, Timeline
+from shardalg.costs.saved import last_uses, lifetimes
 from shardalg.costs.walk import local_bytes
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
-from shardalg.sizes.points.lanes import Lanes, largest
 from shardalg.sizes.recorded import first_largest
 from shardalg.sizes.sums import total
 from shardalg.spmd.instruction import Block, Instruction
@@ -31,10 +31,6 @@ _CLASS = {
     "unknown": "unknown",
     None: "transients",
 }
-
-
-ProgramPoint = tuple[int, ...]
-"""An instruction: its number in the program, then in the body of that loop, ...; () the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +116,6 @@ def liveness(
     roles: Sequence[str] | None = None,
     donated: Sequence[int] = (),
     rebuild: bool = False,
-    fuse: bool = False,
 ) -> Liveness:
     """The peak of the bytes alive on one device while the program runs.
 
@@ -136,72 +131,27 @@ def liveness(
       graph: without it no instruction is known to write over its operand or to be a broadcast.
       roles: per graph value (`ops.roles.roles`); without it the classes read "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
-      rebuild: whether the backward pass rebuilds what pointwise operators can
-        (`costs.saved.rebuilt_last_uses`); needs the graph.
-      fuse: whether values between fused operators take none (`costs.saved.fused_away`), likewise.
+      rebuild: whether pointwise operators are fused, so that what lies between them takes no
+        memory, and repeated in the backward pass (`costs.saved.lifetimes`); needs the graph.
 
     The model is that of buffer assignment in XLA (`xla/service/buffer_assignment.h`), less layouts
     and fragmentation.
     """
-    scan = _Scan(program, graph, tuple(roles or ()), rebuild and graph is not None, fuse)
-    lives = scan.lives(donated, scan.last_uses(program.block))
+    scan = _Scan(program, graph, tuple(roles or ()), rebuild and graph is not None)
+    lives = scan.lives(donated)
     return scan.liveness(lives, scan.peak(program.block, lives).peak[1])
 
 
 def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) -> ProgramPoint:
     """The instruction at which `liveness` finds its peak."""
     scan = _Scan(program, graph, ())
-    return scan.peak(program.block, scan.lives(donated, scan.last_uses(program.block))).peak[1]
+    return scan.peak(program.block, scan.lives(donated)).peak[1]
 
 
-def peak_bytes(
-    program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool, fuse: bool
-) -> Any:
+def peak_bytes(program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool) -> Any:
     """`Liveness.peak_bytes` of a program whose sizes may be lanes: at each point its own peak."""
-    scan = _Scan(program, graph, (), rebuild, fuse)
-    return scan.peak(program.block, scan.lives(donated, scan.last_uses(program.block))).peak[0]
-
-
-class _Held(NamedTuple):
-    """Bytes that a value takes, and the local values whose bytes they are."""
-
-    bytes: int = 0
-    of: tuple[int, ...] = ()
-
-
-_NOTHING = _Held()
-
-
-@dataclass
-class _Timeline:
-    """What is alive in a block, instruction by instruction; the totals so far, and where."""
-
-    alive: dict[int, _Held]
-    total: int = 0
-    inner: dict[int, _Held] = field(default_factory=dict)
-    totals: list[tuple[int, ProgramPoint]] = field(default_factory=list)
-
-    def add(self, value: int, held: _Held) -> None:
-        """Count a value as held from here on, in place of what was counted for it."""
-        self.total += held.bytes - self.alive.get(value, _NOTHING).bytes
-        self.alive[value] = held
-
-    @cached_property
-    def peak(self) -> tuple[int, ProgramPoint]:
-        """The first of the largest totals, and where it is; of lanes nowhere: it may differ."""
-        found = [total for total, _ in self.totals]
-        if any(type(total) is Lanes for total in found):
-            return largest(found), ()
-        return self.totals[first_largest(found)]
-
-    def drop(self, value: int) -> None:
-        """Count a value as freed."""
-        self.total -= self.alive.pop(value, _NOTHING).bytes
-
-    def reach(self, i: int, inner: _Timeline | None) -> None:
-        """Instruction `i` runs now; `inner` is the body of the loop that it is."""
-        inside, place = inner.peak if inner else (0, ())
-        self.totals.append((self.total + inside, (i, *place)))
+    scan = _Scan(program, graph, (), rebuild)
+    return scan.peak(program.block, scan.lives(donated)).peak[0]
 
 
 @dataclass(frozen=True)
@@ -210,13 +160,17 @@ class _Lives:
 
     Attributes:
       written: values in memory however their readers fuse (`costs.fusion`); never: never there.
+      sources: of a value that fused operators make anew, the values in memory that it is made of.
+      shielded: values that no fused operator writes over.
     """
 
-    start: dict[int, _Held]
+    start: dict[int, Held]
     pinned: frozenset[int]
-    last: dict[int, int]
-    written: frozenset[int]
+    last: Mapping[int, int]
+    written: frozenset[int] = frozenset()
     never: frozenset[int] = frozenset()
+    sources: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    shielded: frozenset[int] = frozenset()
 
     def ends(self, length: int) -> list[list[int]]:
         """Per instruction, the values that die with it."""
@@ -233,32 +187,32 @@ class _Scan:
     graph: Graph | None
     roles: tuple[str, ...]
     rebuild: bool = False
-    fuse: bool = False
 
-    def last_uses(self, block: Block) -> dict[int, int]:
-        """Of a block; the backward pass rebuilds what is cheap, if the compiler does so."""
-        if self.rebuild and self.graph:
-            return rebuilt_last_uses(self.program, self.graph, block)
-        return last_uses(block.instructions, block.results)
-
-    def lives(self, donated: Sequence[int], last: dict[int, int]) -> _Lives:
+    def lives(self, donated: Sequence[int]) -> _Lives:
         """What the program starts with, and for how long."""
         arguments = self.program.block.arguments
         start = dict.fromkeys([*arguments, *(local for local, _ in self.program.constants)])
         taken = frozenset(arguments[i] for i in donated)
         held = {v: self.whole[v] for v in start}
-        return self.span(self.program.block, held, frozenset(start) - taken, last=last)
+        return self.span(self.program.block, held, frozenset(start) - taken)
 
-    def span(
-        self, block: Block, start: dict[int, _Held], pinned: frozenset[int], *, last: dict[int, int]
-    ) -> _Lives:
+    def span(self, block: Block, start: dict[int, Held], pinned: frozenset[int]) -> _Lives:
         """The lives of a block's values."""
-        program, graph = self.program, self.graph
+        graph = self.graph
         if graph is None:
-            return _Lives(start, pinned, last, frozenset())
-        away = fused_away(block, fused(program, graph), last) if self.fuse else frozenset()
-        never = away | on_chip(program, graph)
-        return _Lives(start, pinned, last, materialised(block, graph), never)
+            return _Lives(start, pinned, last_uses(block.instructions, block.results))
+        written, never = materialised(block, graph), self.on_chip
+        if not self.rebuild:
+            last = last_uses(block.instructions, block.results)
+            return _Lives(start, pinned, last, written, never)
+        found = lifetimes(self.program, graph, block)
+        never |= found.sources.keys()
+        return _Lives(start, pinned, found.last, written, never, found.sources, found.reduced)
+
+    @cached_property
+    def on_chip(self) -> frozenset[int]:
+        """Values that a kernel keeps on the chip."""
+        return on_chip(self.program, self.graph) if self.graph else frozenset()
 
     def liveness(self, lives: _Lives, place: ProgramPoint) -> Liveness:
         """What is alive at a place."""
@@ -277,13 +231,13 @@ class _Scan:
         )
 
     @cached_property
-    def whole(self) -> tuple[_Held, ...]:
+    def whole(self) -> tuple[Held, ...]:
         """Per local value, its own bytes."""
-        return tuple(_Held(v.bytes, (v.index,)) for v in self.program.locals)
+        return tuple(Held(v.bytes, (v.index,)) for v in self.program.locals)
 
-    def peak(self, block: Block, lives: _Lives, stop: ProgramPoint | None = None) -> _Timeline:
+    def peak(self, block: Block, lives: _Lives, stop: ProgramPoint | None = None) -> Timeline:
         """The peak of a block; with `stop`, what is alive at that place."""
-        line = _Timeline(dict(lives.start), sum(held.bytes for held in lives.start.values()))
+        line = Timeline(dict(lives.start), sum(held.bytes for held in lives.start.values()))
         line.totals.append((line.total, ()))
         if stop == ():
             return line
@@ -291,7 +245,7 @@ class _Scan:
             line.drop(value)
         last, ends = lives.last, lives.ends(len(block.instructions))
         for i, instruction in enumerate(block.instructions):
-            for value in self.overwritten(instruction, ends[i], line.alive) if ends[i] else ():
+            for value in self.overwritten(instruction, ends[i], line.alive, lives):
                 line.drop(value)
             for value in instruction.results:
                 line.add(value, self.size(instruction, value, line.alive, lives))
@@ -305,9 +259,7 @@ class _Scan:
                 line.drop(value)
         return line
 
-    def inside(
-        self, instruction: Instruction, stop: ProgramPoint | None = None
-    ) -> _Timeline | None:
+    def inside(self, instruction: Instruction, stop: ProgramPoint | None = None) -> Timeline | None:
         """What the largest body holds beyond the instruction's own operands and results."""
         control = instruction.attributes
         blocks = control.bodies
@@ -318,50 +270,50 @@ class _Scan:
         most = first_largest([line.peak[0] for line in lines])
         return lines[most] if stop is None else self.body(blocks[most], outside, stop)
 
-    def body(
-        self, block: Block, outside: int | None, stop: ProgramPoint | None = None
-    ) -> _Timeline:
+    def body(self, block: Block, outside: int | None, stop: ProgramPoint | None = None) -> Timeline:
         """What a body holds; its arguments up to `outside` are held around it."""
-        start = dict.fromkeys(block.arguments[:outside], _NOTHING)
+        start = dict.fromkeys(block.arguments[:outside], NOTHING)
         pinned = frozenset(start)
         start |= {v: self.whole[v] for v in block.arguments if v not in start}
-        line = self.peak(block, self.span(block, start, pinned, last=self.last_uses(block)), stop)
+        line = self.peak(block, self.span(block, start, pinned), stop)
         line.alive.update(line.inner)
         return line
 
     def size(
-        self, instruction: Instruction, value: int, alive: dict[int, _Held], lives: _Lives
-    ) -> _Held:
+        self, instruction: Instruction, value: int, alive: dict[int, Held], lives: _Lives
+    ) -> Held:
         """What a result takes: of a broadcast that fuses with its readers, its operands' bytes."""
-        own = _NOTHING if value in lives.never else self.whole[value]
+        own = NOTHING if value in lives.never else self.whole[value]
         if self.graph is None or value in lives.written or not expands(instruction, self.graph):
             return own
-        read = [alive.get(operand, _NOTHING) for operand in instruction.operands]
+        read = [alive.get(operand, NOTHING) for operand in instruction.operands]
         of = tuple(v for held in read for v in held.of)
-        return min(own, _Held(sum(h.bytes for h in read), of), key=lambda held: held.bytes)
+        return min(own, Held(sum(h.bytes for h in read), of), key=lambda held: held.bytes)
 
     def overwritten(
-        self, instruction: Instruction, dying: list[int], alive: dict[int, _Held]
+        self, instruction: Instruction, dying: list[int], alive: dict[int, Held], lives: _Lives
     ) -> Iterator[int]:
         """The dying operands whose memory a result takes over."""
-        held, written, free = self.whole, set(), set(dying)
-        for operand, result in self.in_place(instruction):
+        held, written, free = self.whole, set(), set(dying) - lives.shielded
+        for operand, result in self.in_place(instruction, lives) if free else ():
             if operand not in free or result in written or operand not in alive:
                 continue
-            if alive[operand].bytes == held[result].bytes:
+            if alive[operand].bytes == held[result].bytes and result not in lives.never:
                 free.remove(operand)
                 written.add(result)
                 yield operand
 
-    def in_place(self, instruction: Instruction) -> Iterator[tuple[int, int]]:
+    def in_place(self, instruction: Instruction, lives: _Lives) -> Iterator[tuple[int, int]]:
         """Pairs (operand, result) of which the result may be written over the operand."""
         control = instruction.attributes
         if isinstance(control, Control):
             carry = _CARRIED[type(control)](control, instruction.operands)
             yield from zip(carry, instruction.results, strict=False)
         elif not self.writes_apart(instruction):
+            read = (sorted(lives.sources.get(v, (v,))) for v in instruction.operands)
+            operands = [operand for of in read for operand in of]
             taken = instruction.results[:1]
-            yield from ((operand, result) for result in taken for operand in instruction.operands)
+            yield from ((operand, result) for result in taken for operand in operands)
 
     def writes_apart(self, instruction: Instruction) -> bool:
         """Whether the result needs memory of its own while the operands are still read."""

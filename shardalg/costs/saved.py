@@ -3,92 +3,210 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from shardalg.costs.fusion import fuses
+from shardalg.costs.fusion import (
+    APART,
+    fuses,
+    held_back,
+    inside_kernels,
+    reduces,
+    repeats,
+    unaliased,
+)
 from shardalg.graph.ir import Graph
 from shardalg.sizes.points.lanes import one_answer
 from shardalg.spmd.instruction import Block, Instruction
+from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 
 _INFINITE = 1 << 30
+Instructions = tuple[Instruction, ...]
 
 
-def last_uses(instructions: tuple[Instruction, ...], results: tuple[int, ...]) -> dict[int, int]:
+def last_uses(instructions: Instructions, results: tuple[int, ...]) -> dict[int, int]:
     """Per value, the last instruction that reads it; one past the end for a result."""
     last = {value: i for i, ins in enumerate(instructions) for value in ins.operands}
     last.update(dict.fromkeys(results, len(instructions)))
     return last
 
 
-def rebuilt_last_uses(
-    program: SpmdProgram, graph: Graph, block: Block | None = None
-) -> dict[int, int]:
-    """Last uses in a program, or in the body of a loop, whose backward pass rebuilds cheap values.
+@dataclass(frozen=True)
+class Lifetimes:
+    """How long a compiler that fuses keeps the values of a program, or of the body of a loop.
+
+    Attributes:
+      last: per value the last instruction that needs it, for itself or for what is made of it
+        with no memory between; one past the end for a result.
+      kept: values of the forward pass that are kept for the backward one.
+      sources: per value that is never in memory, the values in memory that it is made of.
+      reduced: values that are reduced where they are made, by the same kernel.
+    """
+
+    last: Mapping[int, int]
+    kept: frozenset[int]
+    sources: Mapping[int, frozenset[int]]
+    reduced: frozenset[int]
+
+
+def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
+    """Lifetimes in a program, or in a loop's body, whose backward pass rebuilds cheap values.
 
     Instead of every value that the backward pass reads, those of a **minimum vertex cut** are kept:
-    the fewest bytes from which pointwise operators, layout operators and reductions give all of
-    them. A fusing compiler does so, since it repeats such operators inside their readers. Values
-    that follow from the arguments by such operators alone are free. A value that is not kept ends
-    with its last reader in the forward pass; a kept one lives as long as what is rebuilt from it.
+    the fewest bytes from which pointwise and layout operators give all of them. A compiler that
+    fuses does so, since it repeats such operators inside their readers; reductions it does not
+    repeat. Values that follow from the arguments by such operators alone are free. What collectives
+    or loops of both passes read is written once, for the first of them: it is kept. What lies
+    between fused operators is made wherever it is read; what it is made of lives until then.
     """
-    block = program.block if block is None else block
-    instructions, results = block.instructions, block.results
-    last = last_uses(instructions, results)
+    barred = held_back(block)
+    block, same = unaliased(block)
+    instructions = block.instructions
     border = _border(instructions)
-    end = len(instructions)
-    forward = instructions[:border]
-    made = {value: ins for ins in forward for value in ins.results}
-    crossing = {v: i for v, i in last.items() if v in made and border <= i < end}
-    if not crossing:
-        return last
-    kept = _minimum_cut(program, _Span(graph, made, frozenset(crossing)))
-    needed = dict(crossing)
-    for instruction in reversed(forward):
-        rebuilt = [needed[v] for v in instruction.results if v in needed and v not in kept]
-        for operand in instruction.operands if rebuilt else ():
-            needed[operand] = max(needed.get(operand, -1), *rebuilt)
-    before = last_uses(forward, ())
-    last.update({v: before.get(v, made_at) for v, made_at in _dropped(forward, crossing, kept)})
-    last.update({v: max(i, last[v]) for v, i in needed.items() if v in kept or v not in made})
+    kept = _kept(program, graph, instructions, border)
+    summed = {v for ins in instructions if reduces(ins, graph) for v in ins.results}
+    away = inside_kernels(block, graph) - kept - summed
+    before, behind = _epilogues(program, graph, block)
+    away = (away | before.difference(kept, block.results)) - behind
+    away -= {same.get(v, v) for v in barred}
+    forward, backward = _needed(instructions, border, kept, away)
+    sources, reduced = _sources(instructions, graph, away)
+    last = _last(instructions, border, kept, (forward, backward))
+    last.update(dict.fromkeys(block.results, len(instructions)))
+    last.update({alias: last[value] for alias, value in same.items() if value in last})
+    sources.update({v: sources.get(of, frozenset((of,))) for v, of in same.items()})
+    return Lifetimes(last, kept, sources, reduced)
+
+
+def _last(
+    instructions: Instructions,
+    border: int,
+    kept: frozenset[int],
+    needed: tuple[dict[int, int], dict[int, int]],
+) -> dict[int, int]:
+    """Per value, the last instruction that needs it; what is rebuilt ends with the forward pass."""
+    forward, backward = needed
+    ends = {v: max(forward.get(v, at), at) for v, at in backward.items()}
+    last = {**forward, **ends}
+    for at, instruction in enumerate(instructions[:border]):
+        for value in instruction.results:
+            if value in backward and value not in kept:
+                last[value] = forward.get(value, at)
     return last
 
 
 def saved_values(program: SpmdProgram, graph: Graph) -> tuple[int, ...]:
     """Local values that are there in the forward pass and kept for the backward one.
 
-    Those of the minimum cut (`rebuilt_last_uses`), and the arguments that both passes need: the
-    data, the weights. In one layer alone, its input is such an argument.
+    Those of the minimum cut (`lifetimes`), and the arguments that both passes need: the data, the
+    weights. In one layer alone, its input is such an argument.
     """
-    instructions = program.block.instructions
-    border, last = _border(instructions), rebuilt_last_uses(program, graph)
-    there = {v: None for i in instructions[:border] for v in (*i.operands, *i.results)}
-    return tuple(v for v in there if border <= last[v] < len(instructions))
+    block = program.block
+    border, last = _border(block.instructions), lifetimes(program, graph, block).last
+    block, _ = unaliased(block)
+    there = {v: None for i in block.instructions[:border] for v in (*i.operands, *i.results)}
+    return tuple(v for v in there if border <= last[v] < len(block.instructions))
 
 
-def _border(instructions: tuple[Instruction, ...]) -> int:
+def _border(instructions: Instructions) -> int:
     """The first instruction of the backward pass."""
     phases = [instruction.phase for instruction in instructions]
     return phases.index("backward") if "backward" in phases else len(phases)
 
 
-def _dropped(
-    forward: tuple[Instruction, ...], crossing: dict[int, int], kept: frozenset[int]
-) -> list[tuple[int, int]]:
-    """(value, where it is made) of what the backward pass reads and rebuilds."""
-    at = [(value, i) for i, instruction in enumerate(forward) for value in instruction.results]
-    return [(value, i) for value, i in at if value in crossing and value not in kept]
+def _kept(
+    program: SpmdProgram, graph: Graph, instructions: Instructions, border: int
+) -> frozenset[int]:
+    """The values of the forward pass that the backward pass finds."""
+    forward, backward = instructions[:border], instructions[border:]
+    made = {value: ins for ins in forward for value in ins.results}
+    crossing = frozenset(v for ins in backward for v in ins.operands if v in made)
+    if not crossing:
+        return crossing
+    sent = [
+        {v for i in part if type(i.attributes) in APART for v in i.operands}
+        for part in (forward, backward)
+    ]
+    again = crossing & sent[0] & sent[1]
+    return again | _minimum_cut(program, _Span(graph, made, crossing, again))
+
+
+def _epilogues(
+    program: SpmdProgram, graph: Graph, block: Block
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Results of products that only pointwise operators right behind them read, and of these.
+
+    The product and what makes no more bytes of it is one kernel, which writes the last result.
+    """
+    reads = Counter(v for ins in block.instructions for v in dict.fromkeys(ins.operands))
+    made: dict[int, int] = {}  # what became of a product, and the product
+    last: dict[int, int] = {}
+    for instruction in block.instructions:
+        if not repeats(instruction, graph):
+            multiplies = type(instruction.attributes) is Apply and not fuses(instruction, graph)
+            made = {v: v for v in instruction.results} if multiplies else {}
+            continue
+        for operand in instruction.operands:
+            if operand in made and reads[operand] == 1:
+                product, result = made.pop(operand), instruction.results[0]
+                made[result] = product
+                if program.locals[result].bytes <= program.locals[product].bytes:
+                    last[product] = result
+    return frozenset(last), frozenset(last.values())
+
+
+def _needed(
+    instructions: Instructions, border: int, kept: frozenset[int], away: frozenset[int]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Per value, the last instruction of the forward and of the backward pass that needs it."""
+    forward: dict[int, int] = {}
+    backward: dict[int, int] = {}
+    for at in reversed(range(len(instructions))):
+        instruction = instructions[at]
+        needs = forward if at < border else backward
+        through = away.issuperset(instruction.results)
+        until = max((needs.get(r, at) for r in instruction.results if through), default=at)
+        again = [backward[r] for r in instruction.results if r in backward and r not in kept]
+        for operand in instruction.operands:
+            needs[operand] = max(needs.get(operand, at), until)
+            if again and at < border:
+                backward[operand] = max(backward.get(operand, at), *again)
+    return forward, backward
+
+
+def _sources(
+    instructions: Instructions, graph: Graph, away: frozenset[int]
+) -> tuple[dict[int, frozenset[int]], frozenset[int]]:
+    """Of what the values that are never in memory are made; what is reduced where it is made."""
+    sources: dict[int, frozenset[int]] = {}
+    reduced: set[int] = set()
+    moved = {v for ins in instructions if type(ins.attributes) in APART for v in ins.results}
+    for instruction in instructions:
+        read = (sources.get(v, frozenset((v,))) for v in instruction.operands)
+        of = frozenset().union(*read)
+        made_of = of if repeats(instruction, graph) else frozenset()  # no product writes over these
+        sources.update(dict.fromkeys(away.intersection(instruction.results), made_of))
+        if reduces(instruction, graph):
+            reduced |= of - moved
+    return sources, frozenset(reduced)
 
 
 class _Span:
     """The forward values that lead to what the backward pass reads, and where they come from."""
 
     def __init__(
-        self, graph: Graph, made: dict[int, Instruction], crossing: frozenset[int]
+        self,
+        graph: Graph,
+        made: dict[int, Instruction],
+        crossing: frozenset[int],
+        free: frozenset[int],
     ) -> None:
         self.crossing = crossing
+        self.free = free
         self.values: dict[int, int] = {}
         self.fixed: set[int] = set()
         self.edges: list[tuple[int, int]] = []
@@ -98,7 +216,7 @@ class _Span:
             if value in self.values or value not in made:
                 continue
             self.values[value] = len(self.values)
-            if not fuses(made[value], graph):
+            if not repeats(made[value], graph):
                 self.fixed.add(value)
                 continue
             sources = [v for v in made[value].operands if v in made]
@@ -108,7 +226,7 @@ class _Span:
 
 def _minimum_cut(program: SpmdProgram, span: _Span) -> frozenset[int]:
     """Values to keep. Sizes count by their ratios alone, so that lanes ask once for many points."""
-    sizes = [program.locals[value].bytes for value in span.values]
+    sizes = [0 if v in span.free else program.locals[v].bytes for v in span.values]
     return one_answer(sizes, lambda row: _cut(span, [n // (math.gcd(*row) or 1) for n in row]))
 
 
@@ -131,18 +249,3 @@ def _cut(span: _Span, sizes: Sequence[int]) -> frozenset[int]:
     left.eliminate_zeros()
     reached = set(breadth_first_order(left, source, return_predecessors=False).tolist())
     return frozenset(v for v, k in number.items() if 2 * k in reached and 2 * k + 1 not in reached)
-
-
-def fused_away(block: Block, fused: frozenset[int], last: dict[int, int]) -> frozenset[int]:
-    """The values of a block that fused operators make anew wherever they are read.
-
-    Those between fused operators that the forward pass does not keep for the backward one. What
-    they are made of is counted for as long as something else reads it.
-
-    Args:
-      fused: as `costs.fusion.fused` gives them; last: as `rebuilt_last_uses` does.
-    """
-    border = _border(block.instructions)
-    made = {v: i for i, ins in enumerate(block.instructions) for v in ins.results}
-    kept = {v for v, i in made.items() if i < border <= last.get(v, -1)}
-    return fused & made.keys() - kept

@@ -6,20 +6,26 @@ held after all. So the operand of the second goes through an `optimization_barri
 `jax.checkpoint` computes again, together with
 - what its consumer reads beside the copy, the latest that is there by then: no compiler can gather
   before that is made;
-- what became of the copy before the last one: a compiler that computed the gradients of weights
-  when the optimizer asks for them would hold the gathered activations until then. Two copies at a
-  time are left, so that one can move while the other is used.
+- what became of the gathered copies that are not read any more, repeated ones and others: a
+  compiler that computed the gradients of weights when the optimizer asks for them would hold the
+  gathered activations until then. The last one is not waited for, so that two are left at a time,
+  and one can move while the other is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 from shardalg.graph.ir import Graph
 from shardalg.spmd.instruction import Block, Collective, Instruction, Operator
+from shardalg.spmd.instructions import AllGather
 
 Made = Mapping[int, int]
 """Local to the position of the instruction that makes it."""
+Readers = Mapping[int, Sequence[int]]
+"""Local to the positions of the instructions that read it."""
 AT_ONCE = 2
 
 
@@ -33,13 +39,33 @@ def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
     if not found:
         return {}
     made = {r: at for at, i in enumerate(block.instructions) for r in i.results}
-    read = {o: at for at, i in enumerate(block.instructions) for o in i.operands}
-    read |= dict.fromkeys(block.results, len(block.instructions))
-    before = [None] * AT_ONCE + found
-    return {
-        at: tuple({*_latest_beside(block, at, made), *_became(block, earlier, at, read)})
-        for at, earlier in zip(found, before, strict=False)
-    }
+    readers = _readers(block)
+    open_copies = _copies(block, block.instructions[found[0]].phase)
+    waits = {}
+    for at in found:
+        before = open_copies[: max(0, bisect_left(open_copies, at) + 1 - AT_ONCE)]
+        done = [copy for copy in before if all(i < at for i in _reads(block, copy, readers))]
+        open_copies = [copy for copy in open_copies if copy not in done]
+        became = (local for copy in done for local in _became(block, copy, at, readers))
+        waits[at] = tuple(dict.fromkeys((*_latest_beside(block, at, made), *became)))
+    return waits
+
+
+def _copies(block: Block, phase: str) -> list[int]:
+    """Where whole values are gathered in a phase."""
+    found = enumerate(block.instructions)
+    return [at for at, i in found if type(i.attributes) is AllGather and i.phase == phase]
+
+
+def _readers(block: Block) -> Readers:
+    """Per local, the positions of the instructions that read it; one past the end for a result."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for at, instruction in enumerate(block.instructions):
+        for operand in dict.fromkeys(instruction.operands):
+            found[operand].append(at)
+    for result in block.results:
+        found[result].append(len(block.instructions))
+    return found
 
 
 def _equal_to_earlier(graph: Graph, block: Block) -> Iterator[int]:
@@ -85,20 +111,25 @@ def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]
         yield from _there(block, operand, position, made)
 
 
-def _became(block: Block, start: int | None, end: int, read: Mapping[int, int]) -> tuple[int, ...]:
-    """The last of what is made of a result until `end` and still read after it, if anything is.
+def _became(block: Block, copy: int, end: int, readers: Readers) -> Iterator[int]:
+    """What is made of a copy before `end` and still read after it, nearest to the copy."""
+    seen: set[int] = set()
+    waiting = list(block.instructions[copy].results)
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if any(at > end for at in readers[value]):
+            yield value
+        else:
+            makers = (block.instructions[at] for at in readers[value] if at < end)
+            waiting += [result for instruction in makers for result in instruction.results]
 
-    Args:
-      read: local to where it is read last.
-    """
-    if start is None:
-        return ()
-    mine, kept = set(block.instructions[start].results), None
-    for instruction in block.instructions[start + 1 : end]:
-        if not mine.isdisjoint(instruction.operands):
-            mine |= set(instruction.results)
-            kept = next((r for r in instruction.results if read.get(r, -1) > end), kept)
-    return () if kept is None else (kept,)
+
+def _reads(block: Block, position: int, readers: Readers) -> list[int]:
+    """Where the results of an instruction are read."""
+    return [at for local in block.instructions[position].results for at in readers[local]]
 
 
 def _moves(instruction: Instruction) -> bool:

@@ -16,7 +16,7 @@ from shardalg.costs.calibration.by_cause import LOCAL, MOVED, Amounts, amounts
 from shardalg.costs.calibration.constants import Calibration, calibration_of
 from shardalg.costs.cost import MATRIX, MEMORY, Cost, Item, Totals
 from shardalg.costs.hardware import Hardware
-from shardalg.costs.memory import Alive, Liveness, liveness
+from shardalg.costs.memory import Alive, Liveness
 from shardalg.costs.topology import SLICE, Topology, machine
 from shardalg.errors import StrategyError
 from shardalg.plan.plan import Plan
@@ -67,26 +67,12 @@ def priced(
       plans: by layers: of `depth`, or of two numbers of layers.
     """
     done = {n: amounts(plan.program, plan.graph, on) for n, plan in plans.items()}
-    totals = {n: _with_fused_memory(plan, on) for n, plan in plans.items()}
+    totals = {n: plan.cost(on).totals for n, plan in plans.items()}
     if depth in plans:
         return done[depth], totals[depth]
     low, high = sorted(plans)
     share = (depth - low) / (high - low)
     return between(done[low], done[high], share), _totals(totals[low], totals[high], share)
-
-
-def _with_fused_memory(plan: Plan, on: Topology | Hardware) -> Totals:
-    """Totals with the memory of a program whose pointwise operators are fused."""
-    rebuilds, traced = chip_of(on).rebuilds, plan._traced
-    held = liveness(
-        plan.program,
-        plan.graph,
-        roles=traced.roles,
-        donated=traced.donated,
-        rebuild=rebuilds,
-        fuse=rebuilds,
-    )
-    return replace(plan.cost(on).totals, memory=held)
 
 
 def between(low: Amounts, high: Amounts, share: float) -> Amounts:

@@ -3,13 +3,20 @@
 from dataclasses import replace
 from itertools import combinations
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import shardalg as sa
 from shardalg.costs.memory import liveness
-from shardalg.costs.saved import last_uses, rebuilt_last_uses
+from shardalg.costs.saved import last_uses, lifetimes
 from shardalg.graph.ir import Graph, Node, Region, Signature, Value, ValueType
+from shardalg.models.training import part
+from shardalg.models.transformer import Config
+from shardalg.paper import table1_strategies as table1
+from shardalg.spmd.instructions import AllGather
 from tests.costs.unpartitioned import program_of
 
 MATMUL = (("dimension_numbers", (((1,), (0,)), ((), ()))),)
@@ -48,8 +55,12 @@ def split_at(program, border):
     return replace(program, block=replace(program.block, instructions=instructions))
 
 
+def lives(program, graph):
+    return lifetimes(program, graph, program.block)
+
+
 def kept(program, graph):
-    last = rebuilt_last_uses(program, graph)
+    last = lives(program, graph).last
     phases = [ins.phase for ins in program.block.instructions]
     border = phases.index("backward")
     made = {v for ins in program.block.instructions[:border] for v in ins.results}
@@ -103,7 +114,7 @@ def test_a_chain_of_pointwise_operators_keeps_its_narrowest_input():
     graph = graph_of(steps, (5,), ["bfloat16", "float32", "float32", "float32"])
     program = split_at(program_of(graph), 3)
     assert kept(program, graph) == {2}
-    last = rebuilt_last_uses(program, graph)
+    last = lives(program, graph).last
     assert (last[2], last[3]) == (3, 2)
 
 
@@ -111,7 +122,7 @@ def test_a_program_without_a_backward_pass_is_left_alone():
     graph = graph_of([("tanh", (0,)), ("add", (2, 0))], (3,), ["float32"] * 2)
     program = program_of(graph)
     block = program.block
-    assert rebuilt_last_uses(program, graph) == last_uses(block.instructions, block.results)
+    assert lives(program, graph).last == last_uses(block.instructions, block.results)
 
 
 @pytest.mark.parametrize("rebuild", [False, True])
@@ -123,3 +134,59 @@ def test_the_peak_counts_what_is_kept(rebuild):
     arguments = 2 * 8 * 8 * 4
     # the second product reads tanh (256 bytes) or what rebuilds it (128), and writes 256
     assert found.peak_bytes == arguments + (128 if rebuild else 256) + 256
+
+
+def test_what_fused_operators_read_lives_until_they_run():
+    steps = [("dot_general", (0, 1)), ("tanh", (2,)), ("dot_general", (2, 1)), ("add", (3, 4))]
+    graph = graph_of([*steps, ("dot_general", (5, 4))], (6,), ["float32"] * 5)
+    found = lives(program_of(graph), graph)
+    assert found.sources == {3: {2}}
+    assert found.last[2] == 3  # tanh is made inside the sum
+
+
+def test_a_product_and_the_sum_behind_it_are_one_kernel():
+    """Only the sum is written, over what is added: three products that are added up take two."""
+    steps = [("dot_general", (0, 1)), ("dot_general", (0, 0)), ("add", (2, 3))]
+    steps += [("dot_general", (1, 1)), ("add", (4, 5)), ("dot_general", (6, 6))]
+    graph = graph_of(steps, (7,), ["float32"] * 6)
+    program = program_of(graph)
+    found = lives(program, graph)
+    assert found.sources == {3: set(), 5: set()}
+    one = 8 * 8 * 4
+    assert liveness(program, graph, rebuild=True).peak_bytes == (2 + 2) * one
+    assert liveness(program, graph).peak_bytes == (2 + 2) * one
+
+
+def test_sums_are_kept_and_not_made_again():
+    """A row of 8 sums is less than the product that they are sums of, which nothing else reads."""
+
+    def loss(w, x):
+        h = x @ w
+        return jnp.sum(jnp.tanh(h.sum(axis=1)) @ x)
+
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    plan = sa.plan(jax.grad(loss), x, x, mesh=sa.Mesh({"X": 1}))
+    found = lives(plan.program, plan.graph)
+    shapes = [plan.program.locals[v].shape for v in found.kept]
+    assert shapes == [(8,)]
+
+
+def test_what_is_gathered_again_is_kept():
+    """Weights are cast, then gathered in both passes: the compiler casts them once."""
+    config, mesh = Config(B=4, S=8, M=16, H=32, N=4, D=4), sa.Mesh({"X": 2, "Y": 4})
+    step = part("train_step")
+    plan = sa.plan(
+        step.function(config),
+        *step.arguments(config),
+        strategy=table1.finalized(mesh, config),
+        roles=step.roles(),
+    )
+    block = plan.program.block
+    border = [i.phase for i in block.instructions].index("backward")
+    sent = [
+        {i.operands[0] for i in side if isinstance(i.attributes, AllGather)}
+        for side in (block.instructions[:border], block.instructions[border:])
+    ]
+    again = sent[0] & sent[1] - set(block.arguments)
+    assert len(again) >= 6 * config.L  # the weights of a layer, and what its products read
+    assert again <= lives(plan.program, plan.graph).kept

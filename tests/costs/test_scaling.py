@@ -60,15 +60,15 @@ def test_the_finalized_feed_forward_by_hand():
 
 
 def test_a_residual_and_two_norms_apart():
-    """A layer less its attention and its feed-forward; the residuals keep and move nothing."""
+    """A layer less its attention and its feed-forward; the residuals move nothing."""
     parts = [scalings(EVEN, "finalized", f"{name}_gradient")[1] for name in ("attention", "ffn")]
     _, layer = scalings(EVEN, "finalized", "layer_gradient")
     added = layer - (parts[0] + parts[1])
     assert added.weight_memory == added.weight_communication == 0
     # Two fp32 statistics of each norm, all-reduced forward, and two sums backward.
     assert added.activation_communication == 2 * 4 * 8 * B * S / X * (Y - 1) / Y
-    # The same statistics are kept; what the norms make is rebuilt from them.
-    assert added.activation_memory == 2 * 8 * B * S / X
+    # The same statistics are kept, and what the norms make: both passes gather it.
+    assert added.activation_memory == 2 * 8 * B * S / X + 2 * 2 * B * S * M / (X * Y)
 
 
 def test_only_a_linear_size_has_a_coefficient():

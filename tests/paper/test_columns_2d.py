@@ -41,16 +41,20 @@ def memory_errors(show):
     return [abs(value.error) for value in values]
 
 
-def test_memory_of_all_columns_is_near_what_was_measured(show):
-    """No constant is fitted; the largest error is (32, 64) at a batch of 1024: we count less."""
-    assert max(memory_errors(show)) <= 20
-
-
-@pytest.mark.xfail(strict=True, reason="what XLA holds beside the minimum cut is not counted")
-def test_memory_is_within_the_goal(show):
+def test_memory_of_most_columns_is_within_the_goal(show):
+    """No constant is fitted."""
     errors = memory_errors(show)
     assert statistics.median(errors) <= 5
-    assert max(errors) <= 15
+    assert max(errors) <= 20
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="narrow-bench.c1 says 12.4 GB, of which the TPU compiler makes 14.9 as we do; at a "
+    "batch of 1024 on (32, 64) XLA holds more than the program as it is planned",
+)
+def test_memory_of_all_columns_is_within_the_goal(show):
+    assert max(memory_errors(show)) <= 15
 
 
 @pytest.mark.parametrize("name", ["dense-bench.c1", "narrow-bench.c3"])

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
-from shardalg.costs.compute import contracts
-from shardalg.costs.fusion import fuses, is_view, viewed
+from shardalg.costs.fusion import fuses, is_view, reduces, viewed
 from shardalg.costs.walk import walk
-from shardalg.graph.ir import Graph, Signature
-from shardalg.ops.rows import rules
+from shardalg.graph.ir import Graph
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
@@ -60,8 +57,8 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
         for place, ins in enumerate(fusing)
         if not by_product.isdisjoint(ins.operands) or not for_product.isdisjoint(ins.results)
     }
-    reduces = {joined.first(place) for place, ins in enumerate(fusing) if _reduces(ins, graph)}
-    along = {id(ins): joined.first(place) in touches - reduces for place, ins in enumerate(fusing)}
+    summing = {joined.first(place) for place, ins in enumerate(fusing) if reduces(ins, graph)}
+    along = {id(ins): joined.first(place) in touches - summing for place, ins in enumerate(fusing)}
     return Chains(along)
 
 
@@ -82,22 +79,5 @@ class _Joined:
         self.above[self.first(one)] = self.first(other)
 
 
-def _signature(instruction: Instruction, graph: Graph) -> Signature | None:
-    if type(instruction.attributes) is not Apply or instruction.node is None:
-        return None
-    return graph.nodes[instruction.node].signature
-
-
 def _is_product(instruction: Instruction, graph: Graph) -> bool:
-    signature = _signature(instruction, graph)
-    return signature is not None and contracts(signature)
-
-
-def _reduces(instruction: Instruction, graph: Graph) -> bool:
-    signature = _signature(instruction, graph)
-    return signature is not None and _has_reduction(signature)
-
-
-@lru_cache(maxsize=65536)
-def _has_reduction(signature: Signature) -> bool:
-    return any(rule.reduced and not rule.guards for rule in rules(signature) or ())
+    return type(instruction.attributes) is Apply and not fuses(instruction, graph)

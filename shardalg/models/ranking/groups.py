@@ -156,9 +156,7 @@ def _prices(
         stages = _planned(replace(one, model=replace(one.model, layers=layers)), step, sizes)
         program, graph, donated = stages.program, stages.graph, stages.traced.donated
         done[layers] = amounts(program, graph, on)
-        peaks[layers] = peak_bytes(
-            program, graph, donated=donated, rebuild=chip.rebuilds, fuse=chip.rebuilds
-        )
+        peaks[layers] = peak_bytes(program, graph, donated=donated, rebuild=chip.rebuilds)
     if depth in templates:
         work, peak = done[depth], peaks[depth]
     else:
