@@ -29,19 +29,21 @@ def errors(program, names=tuple(ROWS)):
 
 
 def test_the_lowered_program_holds_what_is_planned(show):
-    """What XLA's buffer assignment counts, of each within 5 %."""
+    """What the buffer assignment of the TPU compiler counts: median 4 %, largest 10 %."""
     found = errors("compiled")
     sizes = sorted(map(abs, found.values()))
     show(", ".join(f"{name} {error:+.1%}" for name, error in found.items()))
+    assert len(sizes) >= 12
     assert statistics.median(sizes) <= 0.02
     assert sizes[-1] <= 0.055
 
 
-def test_xla_s_own_program_holds_a_little_more(show):
+def test_xla_s_own_program_holds_no_less(show):
+    """It puts off the products of weight gradients, and holds what they read until then."""
     found = errors("xla")
-    sizes = sorted(map(abs, found.values()))
     show(", ".join(f"{name} {error:+.1%}" for name, error in found.items()))
-    assert sizes[-1] <= 0.105
+    assert max(found.values()) <= 0.02
+    assert -statistics.median(found.values()) <= 0.07
 
 
 @pytest.mark.parametrize("name", ROWS)
