@@ -35,6 +35,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text(
         "def args():\n    return 1 / 0\n\n\ndef f(x):\n    return x\n"
     )
+    (tmp_path / "whole.py").write_text(MODULE.replace("float32", "int32"))
     (tmp_path / "bare.py").write_text("def f(x):\n    return x\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -95,6 +96,7 @@ WRONG = {
     "mesh": (["mine.py:layer", "--mesh", "X"], "mesh: 'X' in 'X'; write NAME=SIZE"),
     "no mesh": (["mine.py:layer"], "needs a mesh"),
     "chip": (["mine.py:layer", "--mesh", "X=2,Y=4", "--hardware", "h1000"], "h1000"),
+    "item type": (["whole.py:layer", *MESH], "no peak for products of int32 (dot_general at whole"),
     "axis": (["mine.py:layer", "--mesh", "Z=8"], "X"),
 }
 
