@@ -6,9 +6,8 @@ import pytest
 
 from shardalg.paper.evaluation import anchored_columns as anchored
 from shardalg.paper.evaluation.anchors import ANCHORS, slice_of
-from shardalg.paper.evaluation.comparison import compare, side_by_side
+from shardalg.paper.evaluation.comparison import compare, side_by_side, text
 from shardalg.paper.evaluation.goals import PEAK, RAW, RECOMPUTE, STEP
-from shardalg.paper.evaluation.prediction import summary
 from shardalg.paper.evaluation.published import column, columns
 
 TABLES = (5, 6, 7, 8)
@@ -22,7 +21,7 @@ def errors(values, quantity):
 def test_every_column_of_tables_5_to_8(show):
     """Step times within 5 % (median) and 12 %; peaks of the Conformer within 10 % (median)."""
     values = [v for table in TABLES for v in compare(columns(table))]
-    show(f"{side_by_side(values)}\n{summary(values)}")
+    show(text(values))
     steps, peaks = errors(values, STEP), errors(values, PEAK)
     assert len(steps) == 17
     assert len(peaks) == 6
