@@ -147,7 +147,7 @@ class _Split:
             kept = not self.kept.isdisjoint(values)
             arithmetic, rereads = ("kernel", "kernel_rereads") if kept else ("matrix", "rereads")
             whole = padded_flops(signature, shapes, self.chip.matrix_unit)
-            found |= {arithmetic: float(whole) / peak, rereads: flops / self.chip.sram_bytes_per_s}
+            found |= {arithmetic: real(whole) / peak, rereads: flops / self.chip.sram_bytes_per_s}
         return Key(kind, (), "", instruction.phase), iter(found.items())
 
     def traffic(self, instruction: Instruction) -> dict[str, float]:
