@@ -138,8 +138,9 @@ class Options:
         partitioner of this name; "jit", of the one that the installed jax uses, so that layouts are
         those of the function's own `jax.jit` (collectives are ours). "gspmd" sweeps loops and
         branches in XLA's own order, their tuples as XLA has them (`propagate/gspmd/`); the paper's
-        policy sweeps the program as one. "cost" starts from the paper's
-        and lets any axis serve any loop, as takes the fewest seconds (`partition.by_cost`).
+        policy sweeps the program as one, and "shardy" does not yet follow Shardy's own order inside
+        loops: values there may lie otherwise. "cost" starts from the paper's and lets any axis
+        serve any loop, as takes the fewest seconds (`partition.by_cost`).
       strict: a primitive without a rule, or a broken condition, is an error rather than a warning.
       keep_gathers: gathered operands of the forward pass stay for the backward pass: all, none, or
         as many as a device may hold in that number of bytes, what saves most per byte first. None:
