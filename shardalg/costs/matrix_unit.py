@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardalg.costs.compute import Shapes, shaped_sizes
+from shardalg.costs.compute import Shapes, contracts, operand_type, shaped_sizes
 from shardalg.errors import HardwareError
-from shardalg.graph.ir import Signature
+from shardalg.graph.ir import Graph, Signature
 from shardalg.ops.loops import flops
 from shardalg.ops.rule import SUM, Rule
 from shardalg.sizes.amounts import quotient
@@ -99,31 +99,54 @@ WIDER = {
 """Types in which items are multiplied exactly, as a compiler does where it has no narrower unit."""
 
 
-def product_peak(chip: Hardware, dtype: str, where: str = "") -> float:
+def product_peak(chip: Hardware, dtype: str) -> float:
     """Operations a second of products: in their item type, or the first that holds its numbers.
 
-    Args:
-      where: the product, for the message.
-
-    Raises:
-      HardwareError: the chip has peaks, but none of such a type.
+    Of a type that the chip does not multiply (`check_products` names it), those of its slowest one.
 
     >>> from shardalg.costs.hardware import load
     >>> tpu = load("tpu_v3")
     >>> product_peak(tpu, "float16") == tpu.peak("float32")
     True
     """
+    return chip.peak(_multiplied_in(chip, dtype) or dtype)
+
+
+def _multiplied_in(chip: Hardware, dtype: str) -> str | None:
     peaks = dict(chip.peak_flops_per_s)
+    return next((one for one in _exact(dtype) if one in peaks), None)
+
+
+def _exact(dtype: str) -> tuple[str, ...]:
     narrow = (dtype, "bfloat16", "float16", "float32") if "float8" in dtype else (dtype,)
-    exact = WIDER.get(dtype, narrow)
-    chosen = next((one for one in exact if one in peaks), None)
-    if chosen is None and peaks:
-        raise HardwareError(
-            f"{chip.name} has no peak for products of {dtype}{where}: cast the operands to one of "
-            f"{', '.join(sorted(peaks))}, or give 'peak_flops_per_s.{exact[0]}' in a hardware file "
-            "of your own."
-        )
-    return chip.peak(chosen or dtype)
+    return WIDER.get(dtype, narrow)
+
+
+def check_products(graph: Graph, chip: Hardware) -> None:
+    """Raise where seconds are asked for and the chip has peaks, but none for a product's item type.
+
+    Raises:
+      HardwareError: with the type, the first such operator, its line, and what to write instead.
+
+    >>> import jax
+    >>> from shardalg.costs.hardware import load
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> graph = trace(lambda x: x @ x, jax.ShapeDtypeStruct((8, 8), "int32"))
+    >>> check_products(graph, load("tpu_v3"))
+    Traceback (most recent call last):
+    shardalg.errors.HardwareError: tpu_v3 has no peak for products of int32 (dot_general at ...
+    """
+    if not chip.peak_flops_per_s or chip.operators.figures:
+        return
+    for node in graph.walk():
+        dtype = operand_type(node.signature)
+        if _multiplied_in(chip, dtype) is None and contracts(node.signature):
+            peaks = ", ".join(sorted(dict(chip.peak_flops_per_s)))
+            raise HardwareError(
+                f"{chip.name} has no peak for products of {dtype} ({node.primitive} at "
+                f"{node.source or 'an unknown line'}): cast the operands to one of {peaks}, or "
+                f"give 'peak_flops_per_s.{_exact(dtype)[0]}' in a hardware file of your own."
+            )
 
 
 def padded_flops(signature: Signature, shapes: Shapes, unit: MatrixUnit) -> Any:

@@ -339,11 +339,11 @@ class _Pricing:
 
     def peak(self, node: int) -> float:
         """Operations a second of a graph node's item type."""
-        signature, source = self.graph.nodes[node].signature, self.graph.nodes[node].source
+        signature = self.graph.nodes[node].signature
         dtype = operand_type(signature)
         if not contracts(signature) or self.hardware.operators.figures:
             return self.hardware.peak(dtype)
-        return product_peak(self.hardware, dtype, f" ({signature.primitive} at {source})")
+        return product_peak(self.hardware, dtype)
 
     def traffic(self, instruction: Instruction) -> tuple[list[Any], float]:
         """Bytes of what a local operator moves from and to memory, and how many go a second."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardalg.costs.matrix_unit import check_products
 from shardalg.costs.pipelines.events import events
 from shardalg.costs.topology import machine
 from shardalg.plan.planned import Planned
@@ -31,8 +32,17 @@ class CostAnswers(Planned):
         says what axes share. `overlap` of compute and collectives is "none", "dependences" (what
         the program allows) or "full". Numbers; of a plan with named sizes, sympy expressions.
         `cost(...).table(by="module")` says what each module takes.
+
+        Raises:
+          HardwareError: an unknown chip, a mesh that does not tile the topology, or products of an
+            item type for which the chip has no peak (what a plan prints takes its slowest one).
         """
         chip = machine(hardware)  # type: ignore[arg-type]  # None is named there
+        check_products(self.graph, chip.chip)
+        return self._cost(chip, overlap=overlap)
+
+    def _cost(self, chip: Hardware | Topology, *, overlap: str = "none") -> Cost:
+        """The same, where products of a type without a peak take the chip's slowest one."""
         program = self._symbolised or self.program
         made = priced(self._traced, program, chip, overlap=overlap)
         return replace(made, by_module=lambda: costs_by_module(self._stages, chip))

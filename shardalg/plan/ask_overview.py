@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shardalg.costs.topology import machine
 from shardalg.io.units import bytes_text, seconds_text
 from shardalg.plan.ask_cost import CostAnswers
 from shardalg.plan.ask_run import RunAnswers
@@ -41,8 +42,9 @@ class OverviewAnswers(WhyAnswers, CostAnswers, RunAnswers):
         axes  devices  collectives  sent  time
         X           2            1  64 B  ...
         """
-        chip = self.options.hardware if hardware is None else hardware
-        return Overview(self, self.cost(chip))
+        if hardware is not None:
+            return Overview(self, self.cost(hardware))
+        return Overview(self, self._cost(machine(self.options.hardware)))
 
     def _repr_html_(self) -> str:
         key = f"p{id(self):x}"
@@ -84,7 +86,7 @@ class OverviewAnswers(WhyAnswers, CostAnswers, RunAnswers):
         return draw_plans({title: drawn}, show=show, module=module, letters=letters)
 
     def _drawn_plan(self) -> DrawnPlan:
-        cost = self.cost(self.options.hardware)
+        cost = self._cost(machine(self.options.hardware))
         numbers = replace(cost, totals=cost.hints, sizes=None)
         note = (
             f"{self.mesh!r}: {bytes_text(numbers.wire_bytes)} sent per device and step, "

@@ -21,7 +21,7 @@ _FOLLOWED = {
     "shardy": "XLA's (Shardy)",
     "cost": "chosen by cost",
 }
-_WEIGHED = ("paper", "shardy")
+_WEIGHED = ("paper", "gspmd", "shardy")
 """The completions that "cost" is never slower than."""
 _Class = TypeVar("_Class")
 

@@ -182,6 +182,10 @@ def test_an_item_type_without_a_peak():
     message = r"tpu_v3 has no peak for products of int32 \(dot_general at .*\): cast the operands"
     with pytest.raises(HardwareError, match=message):
         plan.cost("tpu_v3")
+    assert "1 node" in str(plan)
+    assert plan.memory.peak_bytes == 2 * 8 * 8 * 4
+    assert "takes" in plan.overview().sentence
+    assert "dot_general" in plan._repr_html_()
     assert sa.plan(lambda x: x + x, x, mesh=sa.Mesh({"X": 1})).cost("tpu_v3").step_time_s > 0
     chip = load("a100_80gb")
     assert product_peak(chip, "float8_e5m2") == chip.peak("bfloat16")

@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 
 from shardalg.errors import ShardalgError
+from shardalg.planning.stages import priced
 
 CHIP = "tpu_v3"
 
@@ -22,7 +23,7 @@ def structure(make):
 
 
 def planned(plan):
-    cost = plan.cost(CHIP)
+    cost = priced(plan._traced, plan.program, CHIP)
     return {
         "completion": digest(completion(plan)),
         "instructions": digest(instructions(plan)),
