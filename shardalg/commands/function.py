@@ -33,6 +33,8 @@ example of a specs.py; it may also define out_shardings, strategy, roles, donate
 
   in_shardings = (P("model", None), P("data", "model"))
 """
+CHIP = "tpu_v3"
+"""By whose rates a plan weighs and is priced where no chip is asked for."""
 
 
 def add_function(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +50,7 @@ def add_function(parser: argparse.ArgumentParser) -> None:
         "--args", type=Path, metavar="FILE",
         help="Python that defines args(), shapes or arrays (default: the function's module)",
     )  # fmt: skip
-    option("--hardware", default="tpu_v3", help="the chip (or tpu_v3:8x8); default %(default)s")
+    option("--hardware", help=f"the chip (or tpu_v3:8x8); default {CHIP}")
     option("--policy", choices=POLICIES, default="paper", help="default %(default)s")
 
 
@@ -85,7 +87,7 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
     own = getattr(given.get("strategy"), "mesh", None)
     if None not in (own, mesh) and own != mesh:
         raise CommandError(f"--mesh {options.mesh}, but the strategy of the specs is on {own!r}.")
-    made = sa.Options(policy=options.policy, hardware=options.hardware)
+    made = sa.Options(policy=options.policy, hardware=options.hardware or CHIP)
     mesh = mesh if own is None else None
     return sa.plan(function, *arguments(specs), mesh=mesh, options=made, **given)
 

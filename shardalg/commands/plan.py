@@ -13,6 +13,7 @@ from shardalg.io.table import Table
 
 if TYPE_CHECKING:
     from shardalg.plan.plan import Plan
+    from shardalg.verify.report import Report
 
 HELP = "plan a function: what it sends, holds and takes on a mesh, and what is worth a look"
 REFUTED = 1
@@ -34,9 +35,9 @@ def run(options: argparse.Namespace) -> int:
     plan = planned(options)
     report = plan.verify() if options.verify else None
     if options.json:
-        print(json.dumps(_data(plan, None if report is None else str(report)), indent=1))
+        print(json.dumps(_data(plan, options.hardware, report), indent=1))
     else:
-        print(plan.overview(), _collectives(plan) or "No collectives.", sep="\n\n")
+        print(plan.overview(options.hardware), _collectives(plan) or "No collectives.", sep="\n\n")
         if report is not None:
             print(f"\n{report}")
     if options.html is not None:
@@ -60,8 +61,8 @@ def _collectives(plan: Plan) -> Table:
     return Table(tuple(kept), tuple(rows[kept].itertuples(index=False, name=None)))
 
 
-def _data(plan: Plan, report: str | None) -> dict[str, Any]:
-    seen = plan.overview()
+def _data(plan: Plan, hardware: str | None, report: Report | None) -> dict[str, Any]:
+    seen = plan.overview(hardware)
     named = {name: _plain(value) for name, value in seen.priced.hints.named()}
     return {
         "plan": repr(plan),
@@ -73,7 +74,7 @@ def _data(plan: Plan, report: str | None) -> dict[str, Any]:
         "beside_jit": _records(plan.beside_jit()),
         "collectives": _records(plan.collectives()),
         "warnings": _records(plan.warnings()),
-        "verify": report,
+        "verify": None if report is None else str(report),
     }
 
 

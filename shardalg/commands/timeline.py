@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shardalg.commands.function import add_function, planned
+from shardalg.commands.function import CHIP, add_function, planned
 from shardalg.io.files import write_whole
 
 HELP = "when each pipeline stage of a function computes, waits and sends; a figure, a Chrome trace"
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     """Print one line, and write what was asked for."""
     from shardalg.io.pictures import png
 
-    timeline = planned(options).timeline(options.hardware)
+    timeline = planned(options).timeline(options.hardware or CHIP)
     print(timeline)
     if options.table:
         print(timeline.table())

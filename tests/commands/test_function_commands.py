@@ -96,7 +96,10 @@ WRONG = {
     "mesh": (["mine.py:layer", "--mesh", "X"], "mesh: 'X' in 'X'; write NAME=SIZE"),
     "no mesh": (["mine.py:layer"], "needs a mesh"),
     "chip": (["mine.py:layer", "--mesh", "X=2,Y=4", "--hardware", "h1000"], "h1000"),
-    "item type": (["whole.py:layer", *MESH], "no peak for products of int32 (dot_general at whole"),
+    "item type": (
+        ["whole.py:layer", *MESH, "--hardware", "tpu_v3"],
+        "no peak for products of int32 (dot_general at whole",
+    ),
     "axis": (["mine.py:layer", "--mesh", "Z=8"], "X"),
 }
 

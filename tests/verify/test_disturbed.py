@@ -14,7 +14,7 @@ from tests.partition.planned import MESH, instructions, numbers
 from tests.verify.mutating import Case, changed
 
 X, Y = MESH.digits("X"), MESH.digits("Y")
-TABLE, IDS = numbers(12, 4), np.array([3, 10, 0, 7, 9, 1, 5, 2], np.int32)
+TABLE, IDS = numbers(48, 4), np.array([3, 10, 0, 7, 9, 1, 5, 2], np.int32)
 LOOKUP = Case(
     lambda table, ids: jnp.asarray(table).at[ids].get(mode="clip"),
     (TABLE, IDS),
@@ -60,12 +60,12 @@ def test_indices_are_shifted_behind_the_gather_of_all():
 
 
 def test_what_is_looked_up_is_masked_before_it_is_summed():
-    assert refuted(LOOKUP, exchanged(LOOKUP.plan.program, p.MaskIndexed, p.ReduceScatter))
+    assert refuted(LOOKUP, exchanged(LOOKUP.plan.program, p.MaskIndexed, p.AllReduce))
 
 
 def test_the_mask_reads_the_indices_by_which_was_gathered():
     """Indices that were clamped otherwise: what is out of range then is nobody's."""
-    ids = IDS * np.int32(3)
+    ids = IDS * np.int32(12)
     case = replace_arguments(LOOKUP, (TABLE, ids))
     program = case.plan.program
     offset = next(s for s in instructions(program.block) if isinstance(s.attributes, p.Offset))
