@@ -106,6 +106,7 @@ def test_a_memory_prunes_with_the_reason():
     assert ["its peak is" in why for _, why in found.refused] == [True]
 
 
+@pytest.mark.slow
 def test_a_memory_below_the_parameters_says_the_smallest_that_fits(small):
     """Of all peaks, whichever candidate holds the fewest parameters."""
     least = min(int(one.peak_memory_bytes) for one in small.ranked)

@@ -14,6 +14,12 @@ import shardalg as sa
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+LONG = ("08", "09", "10")
+"""Executed by `make test-slow` and `make notebooks`: 20 to 30 seconds each."""
+EXECUTED = [
+    pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem[:2] in LONG else [])
+    for p in NOTEBOOKS
+]
 LOGIC = (ast.For, ast.While, ast.If)
 
 
@@ -38,7 +44,7 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXECUTED)
 def test_it_runs_and_puts_out_what_is_committed(path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")  # the notebook asks for its devices itself
     committed, fresh = read(path), read(path)
