@@ -291,7 +291,8 @@ def test_an_axis_of_vmap_and_one_of_the_mesh_in_one_mean():
     def centred(x):
         return jax.vmap(lambda v: v - jax.lax.pmean(v, ("batch", "X")), axis_name="batch")(x)
 
-    mesh = jax.sharding.AbstractMesh((4,), ("X",))
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((4,), ("X",), axis_types=auto)
     region = jax.shard_map(centred, mesh=mesh, in_specs=P("X"), out_specs=P("X"), check_vma=False)
     plan = sa.plan(region, x)
     assert plan.mesh == sa.Mesh({"X": 4})
