@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.result import RESULTS, rounded, shown
+from benchmarks.result import RESULTS, printed
 from shardalg.examples.explore.progress import Progress
 
 # Name -> module with `run(say) -> Result`; each loads jax itself, after the environment is set.
@@ -45,9 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in options.names or BENCHMARKS:
         result = importlib.import_module(BENCHMARKS[name]).run(say)
         paths = result.save(options.out)
-        print(f"\n{result.about}\n\n{rounded(result.table)}\n")
-        for figure, value in result.summary.items():
-            print(f"{figure}: {shown(value)}")
+        printed(result)
         say(f"{name}: written to {', '.join(map(str, paths))}\n")
     return 0
 

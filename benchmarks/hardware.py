@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import shardalg as sa
-from benchmarks.result import RESULTS, Result, rounded, shown
+from benchmarks.result import RESULTS, Result, printed
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.examples.explore.progress import Progress
@@ -178,9 +178,7 @@ def main() -> int:
     say = Progress()
     result = run(say)
     paths = result.save(RESULTS / "hardware")
-    print(f"\n{result.about}\n\n{rounded(result.table)}\n")
-    for figure, value in result.summary.items():
-        print(f"{figure}: {shown(value)}")
+    printed(result)
     say(f"written to {', '.join(map(str, paths))}")
     return 0
 

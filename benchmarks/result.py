@@ -77,6 +77,13 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logarithms) / len(logarithms)) if logarithms else math.nan
 
 
+def printed(result: Result) -> None:
+    """What was measured, and the figures that sum it up, on the screen."""
+    print(f"\n{result.about}\n\n{rounded(result.table)}\n")
+    for figure, value in result.summary.items():
+        print(f"{figure}: {shown(value)}")
+
+
 def rounded(table: Table) -> Table:
     """The same table with four significant digits, so that a file shows what was measured."""
     return Table(table.columns, [tuple(map(_significant, row)) for row in table.rows])

@@ -267,10 +267,6 @@ class Recorded:
     def __eq__(self, other: object) -> bool:
         return True if self is other else _equal(self, other)
 
-    def __ne__(self, other: object) -> bool:
-        found = self.__eq__(other)
-        return found if found is NotImplemented else not found
-
     __add__ = __radd__ = _operator("add")
     __mul__ = __rmul__ = _operator("mul")
     __sub__, __rsub__ = _operator("sub"), _operator("rsub")
