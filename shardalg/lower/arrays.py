@@ -100,11 +100,8 @@ class ArrayBorder:
         here = not isinstance(array, jax.Array) or array.is_fully_addressable
         return here or array.sharding.device_set == self.inner.device_set
 
-    def enter(self, array: Any) -> jax.Array:
-        """Padded and placed; an array that already is so is returned itself."""
-        return _seen(self._placed(array), self.seen)
-
-    def _placed(self, array: Any) -> jax.Array:
+    def placed(self, array: Any) -> jax.Array:
+        """Padded and laid out; an array that already is so is returned itself."""
         blocks = self.blocks(array)
         if blocks is not None:
             return blocks.placed(self.padded_shape, self.inner)
@@ -131,6 +128,10 @@ class ArrayBorder:
         if blocks is not None:
             return blocks.placed(shape, self.outer)
         return array if np.shape(array) == shape else array[tuple(map(slice, shape))]
+
+    def taken(self, array: jax.Array) -> jax.Array:
+        """What `placed` gives, as the executable takes it."""
+        return _seen(array, self.seen)
 
     def handed(self, array: jax.Array) -> jax.Array:
         """What the executable returns, on the devices on which it lies."""
@@ -243,7 +244,7 @@ def place(
         raise LoweringError(f"the plan takes {len(borders)} arrays, got {len(leaves)}.")
     pairs = list(zip(borders, leaves, strict=True))
     _check(pairs)
-    return [b.enter(x) if padded else put(b.true(x), b.outer) for b, x in pairs]
+    return [b.placed(x) if padded else put(b.true(x), b.outer) for b, x in pairs]
 
 
 def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:

@@ -174,14 +174,13 @@ class Lowered:
         return self.call.through(self._run, args, kwargs)
 
     def _run(self, *arrays: Any) -> Any:
-        outputs = self.compiled(*place(self.graph, self.arguments, arrays))
-        return filled(self.graph, self.leave(outputs))
+        return filled(self.graph, self.leave(self.compiled(*self._taken(arrays))))
 
     def padded(self, *args: Any, **kwargs: Any) -> Any:
         """As a call, but uneven results keep their padding and their full layout."""
 
         def run(*arrays: Any) -> Any:
-            outputs = self.compiled(*place(self.graph, self.arguments, arrays))
+            outputs = self.compiled(*self._taken(arrays))
             pairs = zip(self.results, outputs, strict=True)
             return filled(self.graph, [b.handed(x) for b, x in pairs])
 
@@ -196,7 +195,7 @@ class Lowered:
         return [b.leave(x) for b, x in zip(self.results, outputs, strict=True)]
 
     def place(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """The arguments, padded and laid out as the executable takes them; a call takes them.
+        """The arguments, padded and laid out as planned, for calls: they then move nothing.
 
         An array may be given by a function from the place of a block (a slice with start and stop
         per dimension, of the true shape) to its elements: it is asked for the blocks of this
@@ -206,16 +205,18 @@ class Lowered:
           LoweringError: the pytree, a shape, an item type or the devices are others than planned;
             a block is not that of its place.
         """
-        leaves = self.entering(*args, **kwargs)
+        leaves = self.call.inside(
+            lambda *arrays: place(self.graph, self.arguments, arrays), args, kwargs
+        )
         return tuple(leaves if self.graph.trees is None else self.graph.trees[0].unflatten(leaves))
 
     def entering(self, *args: Any, **kwargs: Any) -> list[jax.Array]:
         """What `place` gives, flattened: as `compiled` takes it."""
+        return self.call.inside(lambda *arrays: self._taken(arrays), args, kwargs)
 
-        def placed(*arrays: Any) -> list[jax.Array]:
-            return place(self.graph, self.arguments, arrays)
-
-        return self.call.inside(placed, args, kwargs)
+    def _taken(self, arrays: Sequence[Any]) -> list[jax.Array]:
+        placed = place(self.graph, self.arguments, arrays)
+        return [b.taken(x) for b, x in zip(self.arguments, placed, strict=True)]
 
     def save_state(self, path: str | Path, state: Any, *, argument: int = 0) -> None:
         """Write a state that `padded` gave, to be loaded on this mesh or another one.

@@ -107,6 +107,8 @@ def test_an_argument_in_another_order_is_one_permute(order, tmp_path):
     lowered = plan.lower()
     check_blocks(lowered.place(X)[0], jax.device_put(X, turned))
     check_blocks(lowered(X), jax.device_put(-X, as_jax(RING, ("x", None))))
+    np.testing.assert_array_equal(lowered.place(X)[0], X)
+    np.testing.assert_array_equal(lowered(*lowered.place(X)), -X)
     plan.save(tmp_path / "plan.json")
     assert sa.load_plan(tmp_path / "plan.json").text() == plan.text()
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+import shardalg as sa
 from shardalg.cli import main
 from tests.running import modules
 
@@ -19,7 +20,7 @@ MESH = ["--mesh", "X=2,Y=4"]
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    for name in ("transformer", "uneven", "killed"):
+    for name in ("transformer", "residual", "uneven", "killed", "elsewhere"):
         (tmp_path / f"{name}.py").write_text(getattr(modules, name.upper()))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
@@ -43,17 +44,17 @@ def ran(*arguments):
         return dict(file)
 
 
-def check_transformer(processes):
-    given = module(modules.TRANSFORMER)
-    found = ran(
-        "transformer.py:step", "--processes", str(processes), "--steps", "20", "--carry", "0:0"
-    )
-    params, *data = given["args"]()
+def check_training(name, processes):
+    """Twenty steps: state and gradients of the last, every loss."""
+    given = module(getattr(modules, name.upper()))
+    command = [f"{name}.py:step", "--processes", str(processes), "--steps", "20"]
+    found = ran(*command, "--carry", "0:0")
+    state, *data = given["args"]()
     step, losses = jax.jit(given["step"]), []
     for _ in range(20):
-        params, grads, loss = step(params, *data)
+        state, grads, loss = step(state, *data)
         losses.append(loss)
-    want = [*jax.tree.leaves((params, grads)), np.asarray(losses)]
+    want = [*jax.tree.leaves((state, grads)), np.asarray(losses)]
     assert len(found) == len(want)
     for (path, got), expected in zip(found.items(), want, strict=True):
         close(got, np.asarray(expected), path)
@@ -74,10 +75,20 @@ def check_uneven(processes):
 
 
 def test_a_train_step_in_two_processes(here, capsys):
-    check_transformer(2)
+    check_training("transformer", 2)
     shown = capsys.readouterr().out
     assert "2 processes" in shown
     assert re.search(r"step 20: [\d.]+ m?s  result\[2\] \d", shown)
+
+
+def test_batch_norm_and_orders_of_the_devices_in_two_processes(here):
+    """What changes the order of all devices is sent between the processes."""
+    given = module(modules.RESIDUAL)
+    plan = sa.plan(given["step"], *given["args"](), strategy=given["strategy"])
+    sent = plan.collectives()
+    turned = sent[(sent["kind"] == "collective_permute") & (sent["axes"] == "X,Y")]
+    assert len(turned) >= 3  # images that enter; into the other order, and back for gradients
+    check_training("residual", 2)
 
 
 def test_uneven_arrays_given_by_blocks(here):
@@ -86,7 +97,8 @@ def test_uneven_arrays_given_by_blocks(here):
 
 @pytest.mark.slow
 def test_four_processes(here):
-    check_transformer(4)
+    check_training("transformer", 4)
+    check_training("residual", 4)
     check_uneven(4)
 
 
@@ -100,6 +112,13 @@ def test_a_killed_process_ends_the_run(here, capsys):
     assert "process 1 of 2 was killed by signal 9" in shown.err
     assert (here / "out.npz").read_text() == "of before"
     assert [p.name for p in here.glob(".*")] == []
+
+
+@pytest.mark.slow
+def test_an_array_that_lies_elsewhere(here, capsys):
+    command = ["run", "elsewhere.py:add", "--mesh", "X=2", "--processes", "2"]
+    assert main([*command, "--time-limit", "100"]) == 2
+    assert "x: laid out as NamedSharding" in capsys.readouterr().out
 
 
 def test_a_time_limit(here, capsys):

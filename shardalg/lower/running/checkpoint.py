@@ -60,7 +60,7 @@ class StoredArray:
 
     def stored(self, array: Any) -> jax.Array:
         """As it is written."""
-        held = self.border.handed(self.border.enter(array))
+        held = self.border.placed(array)
         return jax.random.key_data(held) if self._words else held
 
     @property
@@ -78,15 +78,15 @@ class StoredArray:
         )
 
     def loaded(self, array: jax.Array) -> jax.Array:
-        """What was read, as the executable takes it."""
+        """What was read, as the plan lays it out."""
         if self._words:
             key: Any = item_type(self.border.dtype)
             array = jax.random.wrap_key_data(array, impl=key._impl.name)
-        return self.border.enter(array)
+        return self.border.placed(array)
 
     def empty(self) -> jax.Array:
         """An array that files do not have."""
-        return self.border.enter(
+        return self.border.placed(
             jnp.zeros(self.border.sharding.shape, item_type(self.border.dtype))
         )
 
