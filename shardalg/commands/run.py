@@ -100,11 +100,27 @@ def _passed(options: argparse.Namespace) -> list[str]:
 def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:
     """Run as one process of a job, or alone."""
     from shardalg.lower.host import FORCED, host_devices
-    from shardalg.lower.running.members import Job, agree, join, leave
+    from shardalg.lower.running.members import abandon, join, leave
 
     joined = join()
     if not joined and options.mesh is not None and FORCED not in os.environ.get("XLA_FLAGS", ""):
         host_devices(mesh_of(options.mesh).size)  # beside an accelerator's, before JAX starts
+    try:
+        _planned_and_run(options, carry, joined=joined)
+    except BaseException:
+        if joined:
+            abandon()
+        raise
+    if joined:
+        leave()
+    return 0
+
+
+def _planned_and_run(
+    options: argparse.Namespace, carry: Mapping[int, int], *, joined: bool
+) -> None:
+    from shardalg.lower.running.members import Job, agree
+
     function, specs = loaded(options)
     plan = plan_of(function, specs, options)
     if joined:
@@ -112,9 +128,6 @@ def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:
         agree(plan.text(), "the plans")
     values = arguments(specs, "arrays" if hasattr(specs, "arrays") else "args")
     _run(options, plan, values, carry)
-    if joined:
-        leave()
-    return 0
 
 
 def _check_devices(plan: Plan, found: int) -> None:

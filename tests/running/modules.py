@@ -164,7 +164,9 @@ def args():
 def arrays():
     there = Mesh([d for d in jax.devices() if d.process_index == 1], ("x",))
     whole = np.ones(8, "float32")
-    return jax.make_array_from_callback((8,), NamedSharding(there, P("x")), whole.__getitem__)
+    target = NamedSharding(there, P("x"))
+    blocks = [jax.device_put(whole, d) for d in target.addressable_devices]
+    return jax.make_array_from_single_device_arrays((8,), target, blocks, dtype=whole.dtype)
 
 
 in_shardings = (P("X"),)

@@ -116,9 +116,12 @@ def test_a_killed_process_ends_the_run(here, capsys):
 
 @pytest.mark.slow
 def test_an_array_that_lies_elsewhere(here, capsys):
+    """Process 0 ends by its error, although process 1 waits for it."""
     command = ["run", "elsewhere.py:add", "--mesh", "X=2", "--processes", "2"]
     assert main([*command, "--time-limit", "100"]) == 2
-    assert "x: laid out as NamedSharding" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "x: laid out as NamedSharding" in shown.out
+    assert "process 0 of 2 ended with status 2" in shown.err
 
 
 def test_a_time_limit(here, capsys):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import sys
 from dataclasses import dataclass
 
 import jax
@@ -60,6 +62,17 @@ class Job:
 def leave() -> None:
     """Wait for the others, and part."""
     jax.distributed.shutdown()
+
+
+def abandon() -> None:
+    """End with this process, after an error, and not as JAX does, which waits for the others."""
+
+    def end() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(2)
+
+    atexit.register(end)  # before what JAX registered, as it is later
 
 
 def agree(text: str, what: str) -> None:
