@@ -57,12 +57,14 @@ class Pipeline:
       schedule: stages, microbatches and rounds; its formulas.
       axis: the mesh axis of the stages; None: completion decides.
       remat: what the backward pass computes again, "none", "layer" or "stage".
+      stream_io: microbatches lie on all stages, M / L on each.
     """
 
     stage_fn: StageFn
     schedule: Schedule
     axis: str | None = "L"
     remat: str = "none"
+    stream_io: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.stage_fn):
@@ -72,6 +74,8 @@ class Pipeline:
             )
         if self.remat not in REMAT:
             raise PipelineError(f"remat must be one of {REMAT}, got {self.remat!r}.")
+        if self.stream_io:
+            self.schedule.microbatches_per_stage()
 
     def stack(self, layers: Tree) -> Tree:
         """Weights of all layers, (layers, ...), as the pipeline takes them: (stages, ...).
@@ -124,36 +128,67 @@ class Pipeline:
             or the stage function makes another shape or type than it takes.
         """
         self._check(weights, x)
-        feed = jax.tree.map(self._entering, x)
+        feed = jax.tree.map(self._streamed if self.stream_io else self._entering, x)
         weights = jax.tree.map(self._by_stage, weights)
         state = jax.tree.map(lambda leaf: self._by_stage(jnp.zeros_like(leaf[:, 0])), feed)
-        done = jax.tree.map(lambda leaf: self._slots(jnp.zeros_like(leaf)), feed)
-        step = partial(self._iteration, weights, feed)
-        (_, done), _ = lax.scan(step, (state, done), jnp.arange(self.schedule.iterations))
-        return jax.tree.map(_leaving, done)
+        done = jax.tree.map(self._no_slots, state) if self._stores else None
+        if not self.stream_io:
+            step = partial(self._iteration, weights, feed)
+            (_, done), _ = lax.scan(step, (state, done), self._times)
+            return jax.tree.map(_leaving, done)
+
+        def streamed(carry: tuple[Tree, Tree], t: Array) -> tuple[tuple[Tree, Tree], None]:
+            (state, done), io = carry
+            (state, done), _ = self._iteration(weights, io, (state, done), t)
+            return ((state, done), jax.tree.map(partial(self._moved_up, t), io, state)), None
+
+        (_, io), _ = lax.scan(streamed, ((state, done), feed), self._times)
+        return jax.tree.map(self._left, io)
+
+    @property
+    def _times(self) -> Array:
+        return jnp.arange(self.schedule.iterations)
+
+    @property
+    def _stores(self) -> bool:
+        """Whether what the stages made is stored: to wait for its next round, or to leave."""
+        return self.schedule.rounds > 1 or not self.stream_io
 
     def _iteration(
         self, weights: Tree, feed: Tree, carry: tuple[Tree, Tree], t: Array
     ) -> tuple[tuple[Tree, Tree], None]:
         state, done = carry
         stages, batches = self.schedule.stages, self.schedule.microbatches
-        x = jax.tree.map(partial(self._shifted, t), feed, state, done)
+        x = jax.tree.map(partial(self._shifted, t), feed, state, done if self._stores else state)
         stage = jnp.arange(stages)
         turn = jnp.clip((t - stage) // batches, 0, self.schedule.rounds - 1)
         state = jax.tree.map(self._by_stage, jax.vmap(self._stage)(weights, x, turn))
         slot = (t - (stages - 1)) % batches
-        kept = jax.tree.map(
-            lambda to, made: self._slots(lax.dynamic_update_index_in_dim(to, made, slot, 1)),
-            done,
-            state,
-        )
-        return (state, kept), None
+        if self._stores:
+            done = jax.tree.map(partial(self._put, slot), done, state)
+        return (state, done), None
+
+    def _put(self, slot: Array, to: Array, made: Array) -> Array:
+        return self._slots(lax.dynamic_update_index_in_dim(to, made, slot, 1))
+
+    def _fresh(self, t: Array, feed: Array) -> Array:
+        """The column of slots whose first stage has the microbatch that enters at `t`."""
+        count = feed.shape[1]
+        slot = t % count if self.stream_io else jnp.minimum(t, count - 1)
+        return lax.dynamic_index_in_dim(feed, slot, 1, keepdims=False)
+
+    def _moved_up(self, t: Array, io: Array, state: Array) -> Array:
+        """The column of time `t`, one stage nearer to the first; last of it, what has left."""
+        stage = lax.broadcasted_iota(jnp.int32, state.shape, 0)
+        column = jnp.pad(self._fresh(t, io), [(0, 1), *[(0, 0)] * (state.ndim - 1)])[1:]
+        column = self._by_stage(jnp.where(stage == self.schedule.stages - 1, state, column))
+        return self._put(t % io.shape[1], io, column)
 
     def _shifted(self, t: Array, feed: Array, state: Array, done: Array) -> Array:
         """What each stage takes: of the first stage its microbatch, else what the last one made."""
         stages, batches = self.schedule.stages, self.schedule.microbatches
         stage = lax.broadcasted_iota(jnp.int32, state.shape, 0)
-        fresh = lax.dynamic_index_in_dim(feed, jnp.minimum(t, batches - 1), 1, keepdims=False)
+        fresh = self._fresh(t, feed)
         if self.schedule.rounds == 1:
             shifted = jnp.pad(state, [(1, 0), *[(0, 0)] * (state.ndim - 1)])[:-1]
             return self._by_stage(jnp.where(stage == 0, fresh, shifted), SHIFTED)
@@ -187,10 +222,28 @@ class Pipeline:
 
     def _entering(self, leaf: Array) -> Array:
         """(batch, ...) to (stages, microbatches, batch / microbatches, ...), on the first stage."""
-        batches = self.schedule.microbatches
-        strided = leaf.reshape(leaf.shape[0] // batches, batches, *leaf.shape[1:]).swapaxes(0, 1)
+        strided = self._strided(leaf)
         padding = [(0, self.schedule.stages - 1), *[(0, 0)] * strided.ndim]
         return self._slots(jnp.pad(strided[None], padding))
+
+    def _streamed(self, leaf: Array) -> Array:
+        """(batch, ...) to (stages, microbatches / stages, batch / microbatches, ...)."""
+        strided = self._strided(leaf)
+        shape = (self.schedule.stages, self.schedule.microbatches_per_stage(), *strided.shape[1:])
+        return self._slots(strided.reshape(shape))
+
+    def _left(self, io: Array) -> Array:
+        """What has left, in the order of the samples: the column of time t has microbatch t."""
+        made = jnp.roll(self._slots(io), 1 - self.schedule.stages, 1)
+        return _in_order(made.reshape(self.schedule.microbatches, *made.shape[2:]))
+
+    def _strided(self, leaf: Array) -> Array:
+        batches = self.schedule.microbatches
+        return leaf.reshape(leaf.shape[0] // batches, batches, *leaf.shape[1:]).swapaxes(0, 1)
+
+    def _no_slots(self, state: Array) -> Array:
+        shape = (state.shape[0], self.schedule.microbatches, *state.shape[1:])
+        return self._slots(jnp.zeros(shape, state.dtype))
 
     def _by_stage(self, leaf: Array, name: str | None = None) -> Array:
         stage: dict[int, str | None] = {} if self.axis is None else {0: self.axis}
@@ -253,7 +306,12 @@ def _types(tree: Tree) -> str:
 
 def _leaving(leaf: Array) -> Array:
     """What the last stage made, in the order of the samples."""
-    made = leaf[-1].swapaxes(0, 1)
+    return _in_order(leaf[-1])
+
+
+def _in_order(leaf: Array) -> Array:
+    """(microbatches, samples of each, ...) to (batch, ...); sample i is of microbatch i % M."""
+    made = leaf.swapaxes(0, 1)
     return made.reshape(made.shape[0] * made.shape[1], *made.shape[2:])
 
 
@@ -265,6 +323,7 @@ def pipeline(
     rounds: int = 1,
     axis: str | None = "L",
     remat: str = "none",
+    stream_io: bool = False,
 ) -> Pipeline:
     """A stack of equal layers as a pipeline: plain JAX, to be planned as any other function.
 
@@ -280,10 +339,12 @@ def pipeline(
       axis: the mesh axis that partitions the stages; None leaves it to completion.
       remat: what the backward pass computes again: "none", each "layer" from its input, or the
         whole "stage" from its input.
+      stream_io: the microbatches that wait to enter, and those that have left, lie on all stages,
+        M / L on each, instead of all on each: one more permute of a microbatch per iteration.
 
     Raises:
       PipelineError: numbers below 1, fewer microbatches than stages in more than one round, no
-        function, or an unknown `remat`.
+        function, an unknown `remat`, or stages that do not divide streamed microbatches.
 
     >>> from jax.sharding import PartitionSpec as P
     >>> import shardalg as sa
@@ -302,4 +363,4 @@ def pipeline(
 
     Source: GSPMD (arXiv:2105.04663) section 3.3.
     """
-    return Pipeline(stage_fn, Schedule(stages, microbatches, rounds), axis, remat)
+    return Pipeline(stage_fn, Schedule(stages, microbatches, rounds), axis, remat, stream_io)

@@ -57,8 +57,8 @@ def planned(pipe, weights, x, dy, *, batch="X"):
     return sa.plan(fn, *arguments, mesh=mesh, in_shardings=specs, out_shardings=grads), arguments
 
 
-def check_as_jax_runs_it(case):
-    pipe, weights, x, dy = of(*case)
+def check_as_jax_runs_it(case, **more):
+    pipe, weights, x, dy = of(*case, **more)
     made = jax.jit(jax.vjp, static_argnums=0)(pipe, pipe.stack(weights), x)
     np.testing.assert_array_equal(made[0], sequential(weights, x))
     stacked, by_x = made[1](dy)
@@ -96,6 +96,56 @@ def test_runs_on_devices_and_is_proved(case, remat):
 def test_every_schedule(case):
     check_as_jax_runs_it(case)
     check_on_devices(case)
+
+
+STREAMED = [(2, 4, 1, 1), (4, 8, 1, 2), (4, 4, 2, 1)]
+
+
+def check_streamed(case, batch="X"):
+    """Microbatches on all stages: the same numbers, two permutes per iteration and direction."""
+    pipe, weights, x, dy = of(*case, stream_io=True)
+    plan, arguments = planned(pipe, weights, x, dy, batch=batch)
+    stacked, by_x = plan.lower()(*arguments)
+    want = gradient(sequential)(weights, x, dy)
+    jax.tree.map(np.testing.assert_array_equal, (pipe.unstack(stacked), by_x), want)
+    assert plan.verify().ok
+    assert in_the_loop(plan, "L") == [("collective_permute", pipe.schedule.iterations)] * 4
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("case", "batch"), list(zip(STREAMED, ["L", "X", "L"], strict=True)), ids=str
+)
+def test_microbatches_on_all_stages(case, batch):
+    check_streamed(case, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [c for c in GPIPE + CIRCULAR if c[1] % c[0] == 0], ids=str)
+def test_every_schedule_streams(case):
+    check_as_jax_runs_it(case, stream_io=True)
+    for batch in ("X", "L"):
+        check_streamed(case, batch)
+
+
+def test_streamed_microbatches_take_less_memory():
+    """M / L of the microbatches in place of M on each stage, to enter and to leave."""
+
+    def peak(**more):
+        pipe, weights, _, _ = of(4, 64, 1, 1, **more)
+        x = jax.ShapeDtypeStruct((64 * 64, 4), "float32")
+        specs = ({"in": P("L"), "out": P("L")}, P(("L", "X")))
+        plan = sa.plan(
+            pipe,
+            pipe.stack(weights),
+            x,
+            mesh=sa.Mesh({"L": 4, "X": 2}),
+            in_shardings=specs,
+            out_shardings=P(("L", "X")),
+        )
+        return plan.cost("tpu_v3").peak_memory_bytes
+
+    assert peak(stream_io=True) < 0.5 * peak()
 
 
 def in_the_loop(plan, axis):
@@ -237,6 +287,10 @@ BAD = [
     ({"microbatches": 2.5}, "microbatches must be an integer of at least 1, got 2.5"),
     ({"rounds": -1}, "rounds must be an integer of at least 1, got -1"),
     ({"stages": 4, "microbatches": 2, "rounds": 2}, "at least as many microbatches as stages"),
+    (
+        {"microbatches": 2, "stages": 4, "stream_io": True},
+        "2 microbatches are not divisible by 4 stages.*Take microbatches=4",
+    ),
     ({"remat": "all"}, "remat must be one of .*got 'all'"),
     ({"stage_fn": "layer"}, "stage_fn is a str, 'layer', no function"),
     ({"stage_fn": wider}, r"takes float32\[4, 4\] and makes float32\[4, 8\].*must be the same"),

@@ -121,6 +121,24 @@ class Schedule:
             )
         return batch // self.microbatches
 
+    def microbatches_per_stage(self) -> int:
+        """Microbatches that lie on each stage, where they lie on all of them (`stream_io`).
+
+        Raises:
+          PipelineError: the stages do not divide the microbatches.
+
+        >>> Schedule(4, 8).microbatches_per_stage()
+        2
+        """
+        if self.microbatches % self.stages:
+            near = -(-self.microbatches // self.stages) * self.stages
+            raise PipelineError(
+                f"{self.microbatches} microbatches are not divisible by {self.stages} stages: "
+                f"with stream_io each stage holds as many. Take microbatches={near}, or "
+                "stream_io=False."
+            )
+        return self.microbatches // self.stages
+
 
 @dataclass(frozen=True)
 class Mpmd(Schedule):
