@@ -15,10 +15,10 @@ from shardalg.graph.ir import Graph, Node
 from shardalg.ops.rows import rules
 from shardalg.partition.choose.choices import Candidate, candidates, move_s
 from shardalg.partition.choose.component import components
-from shardalg.partition.choose.descent import Asked, Option, Problem, best_of
 from shardalg.partition.choose.key import LoopDigits
 from shardalg.partition.choose.node_classes import remade_values
 from shardalg.partition.choose.regions import TiedArguments, border, laid, layouts, tied
+from shardalg.partition.descent import Asked, Option, Problem, best_of
 from shardalg.partition.partition import partition
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import Reason, RegionBorder, ShardedGraph

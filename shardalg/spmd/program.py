@@ -33,7 +33,7 @@ class SpmdProgram:
 
     def text(self, graph: Graph | None = None) -> str:
         """The whole program; with the graph, names of arguments and source lines stand behind."""
-        return Printer(self.mesh, self.locals, graph).program(self.block)
+        return Printer(self.mesh, self.locals, graph).program(self.block, self.constants)
 
     def __str__(self) -> str:
         return self.text()

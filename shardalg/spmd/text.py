@@ -34,12 +34,16 @@ class Printer:
     locals: Sequence[Local]
     graph: Graph | None = None
 
-    def program(self, block: Block) -> str:
-        """The whole program."""
+    def program(self, block: Block, constants: Sequence[tuple[int, int]]) -> str:
+        """The whole program, with the (local, graph value) of its constants."""
         head = [f"SpmdProgram on {self.mesh!r}, every device runs:"]
         for local in block.arguments:
             kind = local_text(self.locals[local])
             head.append(f"  %{local} = {kind} argument{self._name(local)}")
+        for local, value in constants:
+            head.append(
+                f"  %{local} = {local_text(self.locals[local])} constant{self._number(value)}"
+            )
         return "\n".join([*head, *self._lines(block, "  ")])
 
     def instruction(self, instruction: Instruction) -> str:
@@ -54,6 +58,13 @@ class Printer:
         if self.graph is None or origin is None:
             return ""
         return f" {self.graph.values[origin].name}"
+
+    def _number(self, value: int) -> str:
+        """Of a constant; arrays and their values are the graph's."""
+        name, _, kind = (
+            self.graph.values[value].name.rpartition(":") if self.graph else ("", "", "")
+        )
+        return f" {name}" if name and not kind.isdecimal() else ""
 
     def _lines(self, block: Block, indent: str) -> Iterator[str]:
         for instruction in block.instructions:

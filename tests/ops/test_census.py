@@ -36,7 +36,9 @@ def test_every_primitive_of_jax_is_accounted_for(installed, show):
     counts = {name: len(installed & set(place)) for name, place in places.items()}
     show(f"jax {jax.__version__}: {len(installed)} primitives, {counts}")
     unknown = installed - set(BUILDERS) - set(HANDLERS) - set(EXCLUDED)
-    assert not unknown, "add a row (ops/families), a call (graph/calls), or a reason (ops/excluded)"
+    assert not unknown, (
+        "add a row (ops/families), a call (graph/tracing) or a reason (ops.excluded)"
+    )
 
 
 def test_nothing_is_named_that_jax_does_not_have(installed):

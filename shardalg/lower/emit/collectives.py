@@ -18,9 +18,9 @@ from jax import lax
 
 from shardalg.algebra.digits import parts
 from shardalg.errors import LoweringError
-from shardalg.lower.emit.all_to_all import all_to_all, pieces, swapped
 from shardalg.lower.emit.emitter import Array, Emitter, emits
 from shardalg.lower.emit.extrema import EXTREMA, extremum
+from shardalg.lower.emit.pieces import all_to_all, pieces, swapped
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import (
     AllGather,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
@@ -21,6 +20,7 @@ from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Access, Rule
 from shardalg.partition.choose.assign import choose
 from shardalg.partition.choose.component import reduced_digits
 from shardalg.partition.choose.key import Choice, NodeKey
+from shardalg.partition.choose.masks import Before, around, masks
 from shardalg.partition.choose.owner_select import ELEMENT, picks
 from shardalg.partition.choose.sent import through_windows
 from shardalg.partition.choose.windows import Kept, Window, kept, spans, windows
@@ -32,14 +32,11 @@ from shardalg.spmd.instructions import (
     Apply,
     ArgReduce,
     Choose,
-    Dilate,
     ExclusiveScan,
     Extract,
     FirstMember,
     Fold,
     Insert,
-    Mask,
-    MaskAt,
     MaskIndexed,
     Offset,
     Slice,
@@ -50,18 +47,6 @@ from shardalg.spmd.why import Purpose, Why
 
 Operator = Apply | Choose | Extract | Insert
 """What stands for the operator on a device."""
-
-
-class Before(NamedTuple):
-    """An instruction on an operand before the operator runs.
-
-    Attributes:
-      filler: the operand whose number fills places, if one does.
-    """
-
-    operand: int
-    attributes: Attributes
-    filler: int | None = None
 
 
 @dataclass(frozen=True)
@@ -140,8 +125,8 @@ def node_plan(key: NodeKey) -> NodePlan:
     emission = emit(key.signature, rows[0], blocks, held) if alone else Emission()
     before = (
         *(Before(0, pick) for pick in taken),
-        *_masks(rows, loops),
-        *_around(rows[0], emission, loops),
+        *masks(rows, loops),
+        *around(rows[0], emission, loops),
         *_shifts(emission, loops, blocks),
     )
     if emission.first_member is not None:
@@ -206,65 +191,12 @@ def _raw(rule: Rule, choice: Choice) -> tuple[Sharding, ...]:
     return tuple(replace(p, unreduced=p.unreduced + pending) for p in choice.produced)
 
 
-def _masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[Before, ...]:
-    """Mask operands along a combined loop that does not divide: padding would be counted."""
-    found: dict[Before, None] = {}
-    for rule in rows:
-        split = [name for name in _joined(rule) if name in loops]
-        for operand, dims in rule.operands.items() if split and rule.combine != PICK else ():
-            for dim, index in enumerate(dims):
-                mask = _mask(rule, index.loop, loops) if index.loop in split else None
-                if mask:
-                    made = _masking(rule, operand, dim, mask)
-                    found[Before(operand, made, rule.filler(operand))] = None
-    return tuple(found)
-
-
-class PaddedLoop(NamedTuple):
-    """A loop whose last blocks hold padding: by which digits it is cut, its block, its extent."""
-
-    digits: Digits
-    block: int
-    size: int
-
-
-def _masking(rule: Rule, operand: int, dim: int, padded: PaddedLoop) -> Mask | MaskAt:
-    """What fills the places beyond a loop: an identity, or the number that stands for it."""
-    if rule.filler(operand) is None:
-        return Mask(dim, *padded, rule.combine)
-    loop = _loop(rule.operands[operand][dim])
-    start = Start(Index.of(loop) * padded.block, ((loop, padded.digits),))
-    return MaskAt(dim, start, padded.size, None)
-
-
-def _joined(rule: Rule) -> tuple[str, ...]:
-    """Loops whose padding joins what is kept: combined ones, and those of prefixes from the end."""
-    return rule.reduced if rule.prefix is None or not rule.prefix[1] else (rule.prefix[0],)
-
-
 def _carries(rule: Rule, loops: Mapping[str, Digits]) -> Iterator[ExclusiveScan]:
     """What joins the prefixes of the blocks of a sharded loop, along its dimension of a result."""
     loop, reverse = rule.prefix or ("", False)
     if loops.get(loop):
         (dim,) = [d for d, index in enumerate(rule.results[0]) if index.loop == loop]
         yield ExclusiveScan(dim, loops[loop], rule.combine, reverse)
-
-
-def _mask(rule: Rule, loop: str, loops: dict[str, Digits]) -> PaddedLoop | None:
-    """A sharded loop as it is padded; None where its blocks are even."""
-    digits, extent = loops.get(loop, ()), rule.extents[loop]
-    if extent % parts(digits) == 0:
-        return None
-    return PaddedLoop(digits, tile(extent, parts(digits)), extent)
-
-
-def _around(rule: Rule, emission: Emission, loops: dict[str, Digits]) -> Iterator[Before]:
-    """Margins around a block that windows overlap; what is read there, or behind its end, is 0."""
-    for dim, loop, width in emission.margins:
-        mask = _mask(rule, loop, loops)
-        if mask:
-            yield Before(0, Mask(dim, *mask, SUM))
-        yield Before(0, Dilate(dim, 1, width, width, SUM))
 
 
 def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:

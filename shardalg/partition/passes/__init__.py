@@ -4,10 +4,11 @@ Formatting that repeats or undoes itself (masks, resizes, slices, permutes) is o
 (`partition/passes/merge_formatting.py`); what is left, and its share of bytes and time, is
 `plan.formatting()` (`report/formatting.py`) and `Cost.formatting_s`. A reduction that is only cut
 along its axes becomes a reduce-scatter (`partition/passes/scattering.py`): sums are one by their
-layout already, other combinations are complete when they are made. A mask moves to where its value
-is made, so that there is one copy of it (`partition/passes/masking.py`), and goes where the number
-is there already: whole dimensions are padded with zeros, and pointwise operators make numbers of
-numbers (`partition/passes/padding_values.py`, `ops/families/numbers.py`).
-What one device alone has is joined as bits (`partition/passes/alone.py`): a sum of floats would
-make -0 and the +0 of the others +0. `verify/operators/fills.py` follows the numbers by itself.
+layout already, other combinations are complete when they are made. A mask (placed by
+`partition/choose/masks.py`) moves to where its value is made, so that there is one copy of it
+(`partition/passes/moving_masks.py`), and goes where the number is there already: whole dimensions
+are padded with zeros, and pointwise operators make numbers of numbers
+(`partition/passes/padding_values.py`, `ops/families/numbers.py`). What one device alone has is
+joined as bits (`partition/passes/alone.py`): a sum of floats would make -0 and the +0 of the others
++0. `verify/operators/fills.py` follows the numbers by itself.
 """

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from shardalg.graph.ir import Graph
 from shardalg.partition.passes.alone import joined_as_bits
-from shardalg.partition.passes.masking import masks_moved
 from shardalg.partition.passes.merge_formatting import joined
+from shardalg.partition.passes.moving_masks import masks_moved
 from shardalg.partition.passes.scattering import scattered
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import Control

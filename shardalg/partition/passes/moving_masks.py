@@ -2,7 +2,8 @@
 
     x = f(..); a = mask(x); y = g(x); b = mask(y)      x = mask(f(..)); a = x; y = b = g(x)
 where g makes the number of the mask of it. Two operators that make values to be masked of one value
-that is not let the mask move to that one. GSPMD, arXiv:2105.04663, section 4.6.
+that is not let the mask move to that one. `partition/choose/masks.py` says where they are needed.
+GSPMD, arXiv:2105.04663, section 4.6.
 """
 
 from __future__ import annotations
