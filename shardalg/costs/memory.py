@@ -19,7 +19,15 @@ from shardalg.io.table import Table
 from shardalg.sizes.recorded import first_largest
 from shardalg.sizes.sums import total
 from shardalg.spmd.instruction import Block, Instruction
-from shardalg.spmd.instructions import Apply, Branches, Control, Loop, Manual, While
+from shardalg.spmd.instructions import (
+    Apply,
+    Branches,
+    CollectiveMatmul,
+    Control,
+    Loop,
+    Manual,
+    While,
+)
 from shardalg.spmd.program import SpmdProgram
 
 # Class of a local value that is neither argument, constant nor result, by the role of the graph
@@ -265,10 +273,20 @@ class _Scan:
         blocks = control.bodies
         if not blocks:
             return None
+        if isinstance(control, CollectiveMatmul):
+            return self.travelling(control)
         outside = control.num_consts + control.num_carry if type(control) is Loop else None
         lines = [self.body(block, outside) for block in blocks]
         most = first_largest([line.peak[0] for line in lines])
         return lines[most] if stop is None else self.body(blocks[most], outside, stop)
+
+    def travelling(self, ring: CollectiveMatmul) -> Timeline:
+        """Of a ring, in place of what one of its two hands to the other: a block, and the next."""
+        collective = ring.collective
+        (moves,) = collective.operands if ring.gathers else collective.results
+        (handed,) = ring.body.instructions[0].results
+        held = Held(2 * self.whole[moves].bytes, (moves, moves))
+        return Timeline({handed: held}, held.bytes, totals=[(held.bytes, ())])
 
     def body(self, block: Block, outside: int | None, stop: ProgramPoint | None = None) -> Timeline:
         """What a body holds; its arguments up to `outside` are held around it."""
@@ -361,4 +379,5 @@ _CARRIED: dict[type, Callable[..., tuple[int, ...]]] = {
     While: lambda loop, operands: operands[sum(loop.num_consts) :],
     Branches: lambda branches, operands: (),
     Manual: lambda region, operands: (),
+    CollectiveMatmul: lambda ring, operands: (),
 }

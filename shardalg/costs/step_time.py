@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from shardalg.algebra.digits import Digits
 from shardalg.costs.analyses.overlap import check_overlap, scheduled_s
+from shardalg.costs.analyses.rings import RingTimes, permute_s, ring_times
 from shardalg.costs.analyses.together import together
 from shardalg.costs.calibration.operator_rates import operator_class
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
@@ -39,8 +40,8 @@ from shardalg.sizes.amounts import times as multiplied
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.largest import larger
 from shardalg.sizes.sums import summed, total
-from shardalg.spmd.instruction import Collective, Instruction
-from shardalg.spmd.instructions import Apply, Control
+from shardalg.spmd.instruction import Collective, Instruction, is_a
+from shardalg.spmd.instructions import Apply, CollectiveMatmul, Control
 from shardalg.spmd.program import SpmdProgram
 
 
@@ -78,7 +79,7 @@ def estimate(
     hardware = hardware.shared(hints.mesh.size)
     chip = hardware.chip
     held = liveness(hints, graph, roles=roles, donated=donated, rebuild=chip.rebuilds)
-    numbers = _pricing(hints, graph, hardware)
+    numbers = pricing(hints, graph, hardware)
     formulas = replace(numbers, program=named.program, sizes=named.sizes) if named else numbers
     runs = formulas.runs()
     prices = numbers.prices(runs)
@@ -106,20 +107,20 @@ def timed(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> 
 
     The sum of `seconds * step.count` is the step time of `estimate`.
     """
-    pricing = _pricing(program, graph, hardware)
-    places = dict.fromkeys(range(len(pricing.steps)), 1)
+    priced = pricing(program, graph, hardware)
+    places = dict.fromkeys(range(len(priced.steps)), 1)
     return tuple(
-        Timed(step, price.key.kind, price.key.axes, float(pricing.took(price)))
-        for step, price in zip(pricing.steps, pricing.prices(places), strict=True)
+        Timed(step, price.key.kind, price.key.axes, float(priced.took(price)))
+        for step, price in zip(priced.steps, priced.prices(places), strict=True)
     )
 
 
-def _pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> _Pricing:
+def pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> Pricing:
     """Prices of the instructions of a program in numbers."""
     hardware = hardware.shared(program.mesh.size)
     chip = hardware.chip
     inside = unwritten(program, graph)
-    return _Pricing(program, graph, chip, inside, hardware.wiring(program.mesh).spans)
+    return Pricing(program, graph, chip, inside, hardware.wiring(program.mesh).spans)
 
 
 class _Key(NamedTuple):
@@ -143,7 +144,7 @@ class _Price(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Pricing:
+class Pricing:
     """Prices of single instructions.
 
     Attributes:
@@ -165,12 +166,33 @@ class _Pricing:
         steps = walk(self.program)
         return tuple(s for s in steps if not isinstance(s.instruction.attributes, Control))
 
+    @cached_property
+    def rings(self) -> dict[int, RingTimes]:
+        """Per collective of a ring, by the `id` of its instruction, what the ring takes."""
+        found = [step.instruction for step in walk(self.program)]
+        rings = [one for one in found if is_a(one, CollectiveMatmul)]
+        return {id(ring.attributes.collective): self.ring(ring) for ring in rings}
+
+    def ring(self, ring: Instruction[CollectiveMatmul]) -> RingTimes:
+        """What a ring takes, and the two instructions that it stands for."""
+        measured = self.hardware.operators.collective("collective_permute")
+        permute = permute_s(self.program, ring, self.spans(ring.attributes.ring), measured)
+        return ring_times(self.program, ring, self.alone_s, permute)
+
+    def alone_s(self, program: SpmdProgram, instruction: Instruction) -> float:
+        """Seconds of an instruction that is no part of a ring, with the shapes of a program."""
+        other, alone = replace(self, program=program), Execution(instruction, 1)
+        price = (
+            other.moved(alone.instruction) if moves(alone) else other.computed(instruction, None)
+        )
+        return float(self.took(price))
+
     def runs(self) -> dict[int, int]:
         """The first step of every price, by its place, and how many steps have that price."""
         number: dict[Any, int] = {}
         types = [number.setdefault((v.shape, v.dtype), v.index) for v in self.program.locals]
         found: dict[Any, list[int]] = {}
-        joined, inside = self.together, self.fused
+        joined, inside, rings = self.together, self.fused, self.rings
         for place, step in enumerate(self.steps):
             instruction = step.instruction
             values = (*instruction.operands, *instruction.results)
@@ -178,6 +200,7 @@ class _Pricing:
             key = (
                 *(self.operation(instruction), instruction.role, instruction.phase, step.count),
                 self.company(instruction, types) if id(instruction) in joined else None,
+                rings.get(id(instruction)),
                 tuple([types[v] for v in values]),
                 tuple([types[v] for v in each if v not in inside]),
             )
@@ -218,12 +241,19 @@ class _Pricing:
         for place, side in zip_longest(runs, sides):
             step = self.steps[place]
             price = (
-                self.moved(step.instruction)
+                self.beside_products(step.instruction, self.moved(step.instruction))
                 if moves(step)
                 else self.computed(step.instruction, side)
             )
             found.append(price)
         return found
+
+    def beside_products(self, instruction: Instruction, price: _Price) -> _Price:
+        """The price of a collective; of one that is part of a ring, what that takes longer."""
+        if id(instruction) not in self.rings:
+            return price
+        waits = [((cause, 1.0), taken) for cause, taken in self.rings[id(instruction)].exposed]
+        return price._replace(amounts=(*price.amounts[:2], *waits))  # behind count and bytes
 
     def items(self, runs: Mapping[int, int], prices: Sequence[_Price]) -> tuple[Item, ...]:
         """The prices of all instructions, those of one kind together."""

@@ -17,9 +17,9 @@ from shardalg.spmd.instruction import Collective
 
 FLIPPED = (
     "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "defer_in_loops",
-    "finite_sums", "wide_sums", "join_formatting", "pad_blocks",
+    "finite_sums", "wide_sums", "join_formatting", "pad_blocks", "collective_matmul",
 )  # fmt: skip
-FLIPPED_OF_NAMED = tuple(name for name in FLIPPED if name != "wide_sums")
+FLIPPED_OF_NAMED = tuple(n for n in FLIPPED if n not in ("wide_sums", "collective_matmul"))
 SWITCH_COLUMNS = (
     "options", "collectives", "wire_bytes", "peak_memory_bytes", "local_instructions",
     "formatting_bytes",

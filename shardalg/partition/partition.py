@@ -24,6 +24,7 @@ from shardalg.partition.choose.sent import sent_bytes
 from shardalg.partition.emit.context import UNMADE, Cause, PartitionContext
 from shardalg.partition.emit.node import remake, settle
 from shardalg.partition.emit.recipe import Recipe, recipe
+from shardalg.partition.passes.collective_matmul import collective_matmuls
 from shardalg.partition.passes.simplify import simplify
 from shardalg.propagate.options import Options
 from shardalg.propagate.orders import border_orders
@@ -102,7 +103,11 @@ class Partitioner(BodyPartitioner):
             result_shardings=results_at,
             constants=constants,
         )
-        return check(simplify(program, graph, join=self.options.switches.join_formatting))
+        switches = self.options.switches
+        program = simplify(program, graph, join=switches.join_formatting)
+        if switches.collective_matmul:
+            program = collective_matmuls(program, graph, self.options.hardware)
+        return check(program)
 
     def _entered(self, value: int, order: Mesh | None) -> int:
         """An argument; one in another order of the devices is permuted first."""

@@ -84,6 +84,10 @@ class Switches:
         one.
       pad_blocks: blocks whose sizes do not divide are padded on the way between two layouts; else
         such dimensions are gathered whole. Named sizes go without: their bytes are formulas.
+      collective_matmul: a product and the all-gather of an operand, or the reduce-scatter of its
+        result, go as a ring of permutes beside products of one block each, where that is faster by
+        the rates of `hardware`: as many bytes, and nobody holds what is gathered or still to be
+        summed. Sums are then added up in the order of the ring. Named sizes go without.
       priorities: of operators; False lets all of them act at once (to see what the order does).
         Those of annotations (`Sharding.priorities`) hold either way.
 
@@ -115,6 +119,7 @@ class Switches:
     wide_sums: bool = False
     join_formatting: bool = True
     pad_blocks: bool = True
+    collective_matmul: bool = False
     priorities: bool = True
 
     def __post_init__(self) -> None:
@@ -227,7 +232,8 @@ class Options:
 
     def where(self, *, named: bool) -> Options:
         """The options of a plan whose sizes have names, or have none."""
-        return replace(self, switches=replace(self.switches, pad_blocks=False)) if named else self
+        bare = {"pad_blocks": False, "collective_matmul": False}
+        return replace(self, switches=replace(self.switches, **bare)) if named else self
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hardware", str(self.hardware))  # of a Topology its text

@@ -7,7 +7,15 @@ from typing import Any
 
 from shardalg.errors import MeshError, ProgramError
 from shardalg.spmd.instruction import Block, Instruction, Type, derived
-from shardalg.spmd.instructions import Apply, Branches, CollectivePermute, Loop, Manual, While
+from shardalg.spmd.instructions import (
+    Apply,
+    Branches,
+    CollectiveMatmul,
+    CollectivePermute,
+    Loop,
+    Manual,
+    While,
+)
 from shardalg.spmd.program import SpmdProgram
 
 
@@ -154,6 +162,7 @@ _BORDERS: dict[type, Callable[[SpmdProgram, Any], None]] = {
     While: _check_while,
     Branches: _check_branches,
     Manual: lambda program, instruction: _check_blocks(program, instruction, instruction.operands),
+    CollectiveMatmul: lambda program, one: _check_blocks(program, one, one.operands),
 }
 # Locals outside and inside a block, in order, and how many of them are not stacked inside a loop.
 _Pairs = tuple[tuple[int, ...], tuple[int, ...], int]

@@ -12,12 +12,12 @@ from __future__ import annotations
 from shardalg.merge.proofs.prove import MergeClaim
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.spmd.program import SpmdProgram
-from shardalg.verify import control
+from shardalg.verify import collective_matmul, control
 from shardalg.verify.report import FACTS, Report
 from shardalg.verify.verifier import Verifier
 
-REGISTERED = (control,)
-"""The module whose functions are in `CLAIMS` once it is imported."""
+REGISTERED = (collective_matmul, control)
+"""The modules whose functions are in `CLAIMS` once they are imported."""
 
 
 def verify(sharded: ShardedGraph, program: SpmdProgram, *, finite: bool = False) -> Report:

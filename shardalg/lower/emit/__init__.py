@@ -3,6 +3,7 @@
 from shardalg.lower.emit import (
     apply,
     boxes,
+    collective_matmul,
     collectives,
     control,
     indices,
@@ -15,7 +16,10 @@ from shardalg.lower.emit import (
 from shardalg.lower.emit.control import body
 from shardalg.lower.emit.emitter import EMIT, Emitter, emits
 
-REGISTERED = (apply, boxes, collectives, control, indices, joins, masks, pads, permute, slices)
+REGISTERED = (
+    apply, boxes, collective_matmul, collectives, control, indices, joins, masks, pads, permute,
+    slices,
+)  # fmt: skip
 """The modules whose functions are in `EMIT` once they are imported."""
 
 __all__ = ["EMIT", "REGISTERED", "Emitter", "body", "emits"]

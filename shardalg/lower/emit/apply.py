@@ -5,7 +5,7 @@ from __future__ import annotations
 from jax import lax
 
 from shardalg.graph.evaluate import apply
-from shardalg.lower.emit.around_xla import around_faults, refuse_kernel
+from shardalg.lower.around_xla import around_faults, refuse_kernel
 from shardalg.lower.emit.emitter import Array, Emitter, emits
 from shardalg.spmd.bound import bound
 from shardalg.spmd.instruction import Instruction

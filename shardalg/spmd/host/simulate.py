@@ -18,6 +18,7 @@ from shardalg.graph.ir import Graph
 from shardalg.spmd.host import (
     apply,
     boxes,
+    collective_matmul,
     collectives,
     control,
     indices,
@@ -32,7 +33,8 @@ from shardalg.spmd.host.run import Run, check_copies, run_block
 from shardalg.spmd.program import SpmdProgram
 
 REGISTERED = (
-    apply, boxes, collectives, control, indices, joins, masks, pads, permute, slices,
+    apply, boxes, collective_matmul, collectives, control, indices, joins, masks, pads, permute,
+    slices,
 )  # fmt: skip
 """The modules whose functions are in `SIMULATE` once they are imported."""
 

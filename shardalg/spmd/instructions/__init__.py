@@ -12,6 +12,7 @@ from shardalg.spmd.instructions.all_reduce import AllReduce, ReduceScatter
 from shardalg.spmd.instructions.all_to_all import AllToAll
 from shardalg.spmd.instructions.apply import Apply
 from shardalg.spmd.instructions.boxes import Extract, Insert, Places
+from shardalg.spmd.instructions.collective_matmul import CollectiveMatmul, Direction
 from shardalg.spmd.instructions.control import Branches, Control, Loop, Manual, While
 from shardalg.spmd.instructions.indices import MaskIndexed, Offset
 from shardalg.spmd.instructions.joins import ArgReduce, ExclusiveScan, Fold, Join, Top, ValueAt
@@ -23,7 +24,8 @@ from shardalg.spmd.instructions.slices import DynamicSlice, OwnerSelect, Slice, 
 
 __all__ = [
     "AllGather", "AllReduce", "AllToAll", "Apply", "ArgReduce", "Branches", "Choose",
-    "CollectivePermute", "Concatenate", "Control", "Dilate", "DynamicSlice", "ExclusiveScan",
+    "CollectiveMatmul", "CollectivePermute", "Concatenate", "Control", "Dilate", "Direction",
+    "DynamicSlice", "ExclusiveScan",
     "Extract", "FirstMember", "Fold", "HaloExchange", "Insert", "Join", "Loop", "Manual", "Mask",
     "MaskAt", "MaskIndexed", "Offset", "OwnerSelect", "Pairs", "Places", "Reading",
     "ReduceScatter", "Regroup", "Resize", "Slice", "SliceAt", "Top", "ValueAt", "While", "kinds",
@@ -35,7 +37,7 @@ def kinds(base: type[Attributes] = Attributes) -> tuple[type[Attributes], ...]:
     """Every kind of instruction, or those of one sort: none is listed, so that a new one counts.
 
     >>> [kind.__name__ for kind in kinds(Control)]
-    ['Loop', 'While', 'Branches', 'Manual']
+    ['Loop', 'While', 'Branches', 'Manual', 'CollectiveMatmul']
     """
     # `dataclass(slots=True)` makes a class anew; the one before it may live on for a while
     return tuple({f"{one.__module__}.{one.__qualname__}": one for one in _below(base)}.values())

@@ -1,0 +1,104 @@
+"""Rings of products: a permute of the next block beside the product of the one that is here.
+
+Products and permutes of a ring depend on one another from step to step alone, so that a compiler
+whose permutes are asynchronous (a start and a done) runs both at once. They are written out, not
+looped: XLA overlaps nothing across the trips of a loop.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax, named_scope
+
+from shardalg.lower.emit.emitter import EMIT, SCOPE, Array, Emitter, emits
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import CollectiveMatmul, Direction
+
+
+@emits(CollectiveMatmul)
+def _collective_matmul(
+    emitter: Emitter, instruction: Instruction[CollectiveMatmul], *operands: Array
+) -> list[Array]:
+    a = instruction.attributes
+    ring = _Ring(emitter, a, dict(zip(a.body.arguments, operands, strict=True)))
+    return [ring.gathered() if a.gathers else ring.scattered()]
+
+
+class _Ring:
+    """One ring, on what the product and the collective read."""
+
+    def __init__(self, emitter: Emitter, a: CollectiveMatmul, env: dict[int, Array]) -> None:
+        self.emitter, self.a, self.env = emitter, a, env
+        self.product, self.collective = a.product, a.collective
+        self.dim, self.n = self.collective.attributes.dim, a.members
+        self.names = emitter.axes.names(a.ring)
+        self.id = emitter.partition_id(a.ring)
+        held = self.collective.operands if a.gathers else self.collective.results
+        self.block = emitter.program.locals[held[0]].shape[self.dim]
+
+    def gathered(self) -> Array:
+        """All directions step by step: what they send and what they multiply lie side by side."""
+        own = self.env[self.collective.operands[0]]
+        made = self.a.along[-1]
+        pieces = [lax.slice_in_dim(own, d.first, d.first + d.size, 1, self.dim) for d in self._ways]
+        result: Array | None = None
+        for t in range(max(d.products for d in self._ways)):
+            products = [
+                (d, self.multiplied(d, t, piece))
+                for d, piece in zip(self._ways, pieces, strict=True)
+                if t < d.products
+            ]
+            pieces = [
+                self.permuted(piece, d.hop) if t + 1 < d.products else piece
+                for d, piece in zip(self._ways, pieces, strict=True)
+            ]
+            for d, product in products:
+                if made is None:
+                    result = product if result is None else result + product
+                else:
+                    whole = self.emitter.program.locals[self.product.results[0]].shape
+                    result = jnp.zeros(whole, product.dtype) if result is None else result
+                    place = (self.start(d, t), made)
+                    result = lax.dynamic_update_slice_in_dim(result, product, *place)
+        return result
+
+    def scattered(self) -> Array:
+        """A sum moves on while the product that is added to it next is made."""
+        sums: dict[int, Array] = {}
+        for t in range(max(d.products for d in self._ways)):
+            for d in self._ways:
+                if t < d.products:
+                    arrived = self.permuted(sums[d.first], d.hop) if t else None
+                    product = self.multiplied(d, t, None)
+                    sums[d.first] = product if arrived is None else arrived + product
+        return jnp.concatenate([sums[first] for first in sorted(sums)], self.dim)
+
+    @property
+    def _ways(self) -> tuple[Direction, ...]:
+        return self.a.directions
+
+    def start(self, direction: Direction, t: int) -> Array:
+        """Where what product `t` is of begins, on the device that executes."""
+        return direction.block(self.id, t, self.n) * self.block + direction.first
+
+    def multiplied(self, direction: Direction, t: int, travelling: Array | None) -> Array:
+        """The product of one piece of each operand; what travels is a piece already."""
+        operands = []
+        for local, dim in zip(self.product.operands, self.a.along, strict=False):
+            if self.a.gathers and local == self.collective.results[0]:
+                operands.append(travelling)
+            elif dim is None:
+                operands.append(self.env[local])
+            else:
+                where = (self.start(direction, t), direction.size, dim)
+                operands.append(lax.dynamic_slice_in_dim(self.env[local], *where))
+        emit = EMIT[type(self.product.attributes)]
+        with named_scope(f"{SCOPE}{self.product.results[0]}"):
+            (made,) = emit(self.emitter, self.product, *operands)
+        return made
+
+    def permuted(self, piece: Array, hop: int) -> Array:
+        """What the member that is so many places on holds."""
+        pairs = [((p + hop) % self.n, p) for p in range(self.n)]
+        with named_scope(f"{SCOPE}{self.collective.results[0]}"):
+            return lax.ppermute(piece, self.names, pairs)

@@ -1,0 +1,121 @@
+"""Rings of products: at every position the blocks that come by, one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shardalg.algebra.digits import partition_id
+from shardalg.spmd.host.blocks import Stack
+from shardalg.spmd.host.collectives import combined
+from shardalg.spmd.host.run import SIMULATE, Run, everywhere, exchange, simulates
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import CollectiveMatmul, Direction
+
+
+@simulates(CollectiveMatmul)
+def _collective_matmul(
+    run: Run, instruction: Instruction[CollectiveMatmul], *stacks: Stack
+) -> list[Stack]:
+    a = instruction.attributes
+    env = dict(zip(a.body.arguments, stacks, strict=True))
+    ring = _Ring(run, a, env)
+    return [ring.gathered() if a.gathers else ring.scattered()]
+
+
+class _Ring:
+    """One ring, on what the product and the collective read."""
+
+    def __init__(self, run: Run, a: CollectiveMatmul, env: dict[int, Stack]) -> None:
+        self.run, self.a, self.env = run, a, env
+        self.product, self.collective = a.product, a.collective
+        self.ids = [partition_id(a.ring, position) for position in run.positions]
+
+    def gathered(self) -> Stack:
+        """Blocks of the operand go round: their products are placed, or added up."""
+        travels, dim = self.collective.results[0], self.collective.attributes.dim
+        own = self.env[self.collective.operands[0]]
+        made, block = self.a.along[-1], own[0].shape[dim]
+        whole: Stack | None = None
+        for direction in self.a.directions:
+            piece = everywhere(lambda _, x, d=direction: _cut(x, dim, d.first, d.size), own)
+            for t in range(direction.products):
+                piece = self.permuted(piece, direction.hop) if t else piece
+                starts = self.starts(direction, t, block)
+                product = self.multiplied(direction, starts, {travels: piece})
+                if made is None:
+                    whole = product if whole is None else self.sums(whole, product)
+                else:
+                    whole = whole or self.empty(product)
+                    self.place(whole, product, (made, starts))
+        assert whole is not None, "a ring has a direction"
+        return whole
+
+    def scattered(self) -> Stack:
+        """Sums of the result's blocks go round, to which each member adds its own product."""
+        dim = self.collective.attributes.dim
+        (made,) = self.collective.results
+        block = self.run.program.locals[made].shape[dim]
+        parts: dict[int, Stack] = {}
+        for direction in self.a.directions:
+            for t in range(direction.products):
+                piece = self.multiplied(direction, self.starts(direction, t, block), {})
+                if t:
+                    arrived = self.permuted(parts[direction.first], direction.hop)
+                    piece = self.sums(arrived, piece)
+                parts[direction.first] = piece
+        return everywhere(
+            lambda _, *x: np.concatenate(x, dim), *(parts[first] for first in sorted(parts))
+        )
+
+    def starts(self, direction: Direction, t: int, block: int) -> list[int]:
+        """Per position, where what product `t` is of begins."""
+        n = self.a.members
+        return [direction.block(p, t, n) * block + direction.first for p in self.ids]
+
+    def multiplied(self, direction: Direction, starts: list[int], given: dict[int, Stack]) -> Stack:
+        """The product of one piece of each operand; those that are given are pieces already."""
+        operands = [
+            given[local] if local in given else self.cut(self.env[local], dim, direction, starts)
+            for local, dim in zip(self.product.operands, self.a.along, strict=False)
+        ]
+        (made,) = SIMULATE[type(self.product.attributes)](self.run, self.product, *operands)
+        return made
+
+    def cut(self, stack: Stack, dim: int | None, direction: Direction, starts: list[int]) -> Stack:
+        """Of an operand the part at each position's start."""
+        if dim is None:
+            return stack
+        return everywhere(lambda p, x: _cut(x, dim, starts[p], direction.size), stack)
+
+    def permuted(self, stack: Stack, hop: int) -> Stack:
+        """What each member gets of the one that is so many places on."""
+
+        def sent(blocks: Stack) -> Stack:
+            return [blocks[(p + hop) % len(blocks)] for p in range(len(blocks))]
+
+        return exchange(self.a.ring, stack, sent)
+
+    def sums(self, first: Stack, second: Stack) -> Stack:
+        """Both added up, in their own type."""
+        return everywhere(lambda _, x, y: combined([x, y], "sum"), first, second)
+
+    def empty(self, like: Stack) -> Stack:
+        """Arrays for the whole result."""
+        shape = self.run.program.locals[self.product.results[0]].shape
+        return everywhere(lambda _, x: np.zeros(shape, x.dtype), like)
+
+    def place(self, whole: Stack, product: Stack, where: tuple[int, list[int]]) -> None:
+        """Write each position's product to its place."""
+        dim, starts = where
+        for array, piece, start in zip(whole, product, starts, strict=True):
+            array[_along(dim, start, piece.shape[dim])] = piece
+
+
+def _cut(x: Any, dim: int, start: int, size: int) -> Any:
+    return x[_along(dim, start, size)]
+
+
+def _along(dim: int, start: int, size: int) -> tuple[slice, ...]:
+    return (*(slice(None),) * dim, slice(start, start + size))
