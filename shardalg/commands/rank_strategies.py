@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         print(ranking.table(options.top))
         for what, why in ranking.refused if options.refused else ():
             print(f"{what}: {why}")
-        print(_summary(ranking))
+        print(ranking.summary())
     if options.verify:
         print(ranking.verified(options.verify))
     return INTERRUPTED if ranking.left else 0
@@ -98,9 +98,3 @@ def _say(number: int, count: int, what: str) -> None:
 def _end_line() -> None:
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def _summary(ranking: Any) -> str:
-    """What was looked at, and what was not."""
-    text = f"{len(ranking.ranked)} fit, {len(ranking.refused)} do not fit or divide"
-    return f"{text}; interrupted with {ranking.left} left" if ranking.left else text

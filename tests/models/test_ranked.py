@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from dataclasses import replace
 from itertools import combinations
 
@@ -13,6 +14,7 @@ from scipy.stats import kendalltau
 import shardalg as sa
 from shardalg.algebra.mesh import Mesh
 from shardalg.cli import main
+from shardalg.commands import rank_strategies
 from shardalg.costs.topology import Topology
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
 from shardalg.models.ranking.groups import price
@@ -20,6 +22,7 @@ from shardalg.models.ranking.named import NARROW
 from shardalg.models.ranking.space import meshes
 from shardalg.paper.evaluation.anchors import ANCHORS
 from shardalg.paper.evaluation.published import columns
+from shardalg.report.html import Page
 
 SMALL = sa.models.DenseTransformer(
     layers=4, model_dim=64, hidden_dim=128, heads=4, head_dim=16, vocab=128, seq=16, batch=16
@@ -124,6 +127,14 @@ BAD = {
     "no list": ({"choices": {"batch": 16}}, "give a list"),
     "prime": ({"devices": 7, "hardware": "h100", "choices": {"strategy": [PIPELINED]}}, "no mesh"),
     "batch": ({"choices": {"strategy": ["fsdp"], "batch": [6]}}, "no mesh of 8 devices divides"),
+    "rounds": ({"choices": {"rounds": ["circular"]}}, "rounds 'circular': write whole numbers"),
+    "schedule": ({"choices": {"strategy": ["1f1b"]}}, "strategy '1f1b': write one of finalized"),
+    "parts": (
+        {"choices": {"microbatches": [0]}},
+        "microbatches 0: write whole numbers of at least",
+    ),
+    "remat": ({"choices": {"remat": ["some"]}}, "remat 'some': write one of False, full"),
+    "memory": ({"memory_bytes": -1}, "memory_bytes=-1: give a number above 0"),
     "order": ({"choices": {"order": ["any"]}}, "order 'any': write one of given, all"),
     "optimizer": ({"choices": {"optimizer": ["lion"]}}, "optimizer 'lion': write one of"),
     "no slice": ({"devices": 2, "hardware": "v5p"}, "no slice of tpu_v5p has so many"),
@@ -154,6 +165,33 @@ def test_an_interrupt_keeps_what_is_ranked():
     found = sa.strategies(SMALL, 8, "v3", choices=choices, progress=stop)
     assert (len(found.ranked), found.left) == (2, 2)
     assert found.to_json()["left"] == 2
+
+
+SIZES = "layers=2,model_dim=64,hidden_dim=128,heads=4,head_dim=16,vocab=128,seq=16"
+ASKED = ["strategies", "--sizes", SIZES, "--devices", "8", "--hardware", "v3"]
+ASKED += ["--batch", "16,32", "--strategy", "fsdp", "--remat", "none,full"]
+
+
+def test_an_interrupted_command_writes_whole_files_or_none(capsys, tmp_path, monkeypatch):
+    """Ctrl-C in the search keeps what is ranked; while the page is made it leaves the old file."""
+    page = tmp_path / "ranking.html"
+    page.write_text("of yesterday")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Page, "to_html", stop)
+        with pytest.raises(KeyboardInterrupt):
+            main([*ASKED, "--html", str(page)])
+    assert page.read_text() == "of yesterday"
+    assert list(tmp_path.iterdir()) == [page]
+    monkeypatch.setattr(rank_strategies, "_say", lambda number, *_: stop() if number > 1 else None)
+    assert main([*ASKED, "--html", str(page), "--json"]) == rank_strategies.INTERRUPTED
+    read = json.loads(capsys.readouterr().out.split("left\n")[-1])
+    assert (len(read["ranked"]), read["left"]) == (2, 2)
+    assert "interrupted with 2 left" in page.read_text()
+    assert page.read_text().rstrip().endswith("</html>")
 
 
 DRAWN = {
@@ -193,21 +231,32 @@ def test_the_best_of_each_batch_and_of_each_order():
 
 
 def test_the_command_prints_a_table_and_plain_data(capsys, tmp_path):
-    sizes = "layers=2,model_dim=64,hidden_dim=128,heads=4,head_dim=16,vocab=128,seq=16"
-    asked = ["strategies", "--sizes", sizes, "--devices", "8", "--hardware", "v3"]
-    asked += ["--batch", "16,32", "--strategy", "fsdp", "--remat", "none,full"]
-    assert main(asked) == 0
+    assert main(ASKED) == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[-1] == "4 fit, 0 do not fit or divide"
-    assert main([*asked, "--json"]) == 0
+    assert main([*ASKED, "--json"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert [row["batch"] for row in read["ranked"]].count(16) == 2
     page = tmp_path / "ranking.html"
-    assert main([*asked, "--html", str(page), "--verify", "1"]) == 0
+    assert main([*ASKED, "--html", str(page), "--verify", "1"]) == 0
     assert "proved" in capsys.readouterr().out
     assert "The fastest of each batch" in page.read_text()
-    assert main([*asked, "--model", "broad"]) == 2
-    assert "model 'broad': write one of narrow-16b" in capsys.readouterr().err
+
+
+WRONG = {
+    "model": (["--model", "broad"], "model 'broad': write one of narrow-16b"),
+    "chip": (["--hardware", "v99"], "no hardware 'v99': the names are"),
+    "schedule": (["--strategy", "1f1b"], "strategy '1f1b': write one of finalized"),
+    "memory": (["--memory", "1000"], "below parameters and optimizer state.*smallest that fits is"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_word_or_budget_on_the_command_line_is_one_line(case, capsys):
+    given, message = WRONG[case]
+    assert main([*ASKED, "--remat", "full", "--batch", "16", *given]) == 2
+    *_, said = capsys.readouterr().err.splitlines()
+    assert re.search(f"^shardalg strategies: error: .*{message}", said)
 
 
 def test_a_model_that_has_no_pipelined_plan_is_refused_by_name():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -180,10 +181,19 @@ class Candidate:
 
     def _arguments(self) -> Iterator[tuple[Any, PartitionSpec]]:
         """Shape and type of each argument but the data, and its spec."""
-        of = self.pipelined if self.strategy == PIPELINED else self.model
         given: Any = self.laid_out().in_shardings
         specs = jax.tree.leaves(given[:2], is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
-        return zip(jax.tree.leaves(of.arguments()[:2]), specs, strict=True)
+        model, stages, _ = self.step
+        state = _state(replace(model, batch=1, microbatches=1), stages, self.strategy == PIPELINED)
+        return zip(state, specs, strict=True)
+
+
+@lru_cache(maxsize=256)
+def _state(model: DenseTransformer, stages: int, piped: bool) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes and types of parameters and optimizer state, which no batch changes."""
+    one = Candidate(model, Mesh({"L": stages}), PIPELINED) if piped else None
+    of = one.pipelined if one is not None else model
+    return tuple(jax.tree.leaves(of.arguments()[:2]))
 
 
 _TOKEN_BYTES = 4

@@ -128,7 +128,7 @@ class Ranking:
         refused = Table(("candidate", "reason"), self.refused[:top])
         return Page(
             "Ways to train a model, ranked",
-            f"{len(self.ranked)} fit, {len(self.refused)} do not fit or divide.",
+            f"{self.summary()}.",
             (
                 Section("By predicted seconds per sample", (self.table(top),)),
                 Section("Least time or least memory: what no other beats in both", (pareto,)),
@@ -136,6 +136,11 @@ class Ranking:
                 Section("What was refused", (refused,)),
             ),
         )
+
+    def summary(self) -> str:
+        """What was looked at, and what was not."""
+        text = f"{len(self.ranked)} fit, {len(self.refused)} do not fit or divide"
+        return f"{text}; interrupted with {self.left} left" if self.left else text
 
     def verified(self, top: int = 10) -> Table:
         """The best, each planned by itself and proved.
@@ -216,6 +221,8 @@ def strategies(
     """
     if type(devices) is not int or devices < 1:
         raise StrategyError(f"devices={devices!r}: give a number of at least 1.")
+    if memory_bytes is not None and not (_is_number(memory_bytes) and memory_bytes > 0):
+        raise StrategyError(f"memory_bytes={memory_bytes!r}: give a number above 0.")
     on = _machine(devices, hardware)
     memory = chip_of(on).hbm_bytes if memory_bytes is None else memory_bytes
     slices = on.slices if isinstance(on, Topology) else 1
@@ -225,6 +232,10 @@ def strategies(
     if not ranking.ranked and not ranking.left:
         raise search.nothing(devices, ranking.refused)
     return ranking
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _machine(devices: int, hardware: str | Hardware | Topology) -> Hardware | Topology:

@@ -12,12 +12,21 @@ from shardalg.costs.topology import SLICE
 from shardalg.errors import StrategyError
 from shardalg.models.dense import DenseTransformer
 from shardalg.models.dense_strategies import LAYOUTS
+from shardalg.models.optimizers import OPTIMIZERS
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
+from shardalg.models.transformer import REMAT
 
 STRATEGIES = (*LAYOUTS, PIPELINED)
 CHOICES = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer", "order")
 ORDERS = ("given", "all")
 """What may be chosen from: each has a list of values."""
+_KNOWN: Mapping[str, tuple[Any, ...]] = {
+    "strategy": STRATEGIES,
+    "order": ORDERS,
+    "remat": (False, *REMAT),
+    "optimizer": tuple(OPTIMIZERS),
+}
+"""Values of the choices that have names; all others are numbers."""
 _PER_STAGE = (1, 2, 4)
 """Microbatches of a pipeline, in stages, where none are asked for."""
 
@@ -28,18 +37,15 @@ def chosen(
     """All lists of choices: those given, else what the model says; all strategies, one round.
 
     Raises:
-      StrategyError: an unknown choice or strategy, no list, an empty one.
+      StrategyError: an unknown choice or value, no list, an empty one.
     """
     for name, values in choices.items():
         if name not in CHOICES:
             raise StrategyError(f"choice {name!r}: write one of {', '.join(CHOICES)}.")
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise StrategyError(f"choices of {name} are {values!r}: give a list of at least one.")
-    unknown = [name for name in choices.get("strategy", ()) if name not in STRATEGIES]
-    if unknown:
-        raise StrategyError(f"strategy {unknown[0]!r}: write one of {', '.join(STRATEGIES)}.")
-    if unknown := [name for name in choices.get("order", ()) if name not in ORDERS]:
-        raise StrategyError(f"order {unknown[0]!r}: write one of {', '.join(ORDERS)}.")
+        for value in values:
+            _check(name, value)
     start: dict[str, Sequence[Any]] = {
         "strategy": STRATEGIES,
         "batch": (model.batch,),
@@ -50,6 +56,15 @@ def chosen(
         "order": ORDERS[:1],
     }
     return {name: tuple(dict.fromkeys(given)) for name, given in {**start, **choices}.items()}
+
+
+def _check(name: str, value: Any) -> None:
+    """Raise where a value is none that a choice has."""
+    known = _KNOWN.get(name)
+    if known is None and (type(value) is not int or value < 1):
+        raise StrategyError(f"{name} {value!r}: write whole numbers of at least 1.")
+    if known is not None and value not in known:
+        raise StrategyError(f"{name} {value!r}: write one of {', '.join(map(str, known))}.")
 
 
 Refused = tuple[str, str]
