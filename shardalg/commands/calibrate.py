@@ -1,18 +1,26 @@
-"""`shardalg calibrate`: this machine measured, as hardware that every command takes by name."""
+"""`shardalg calibrate`: measured hardware that every command takes by name.
+
+This machine's, or that of measurements which were saved.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
-from shardalg.costs.hardware import check_own_name, keep, load
+from shardalg.costs.hardware import Hardware, check_own_name, keep, load
 
-HELP = "measure this machine into a hardware file of your own, for --hardware NAME"
+HELP = "a hardware file of your own, for --hardware NAME: this machine, or saved measurements"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     option = parser.add_argument
+    option(
+        "measurements", nargs="*", metavar="FILE.json",
+        help="what measurement.save wrote, to be fitted (default: measure this machine)",
+    )  # fmt: skip
     option("--name", default="this_machine", help="of the hardware; default %(default)s")
     option(
         "--devices", type=int, default=8, metavar="N",
@@ -22,13 +30,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, write and show; returns the exit status."""
-    from shardalg.lower.host import host_devices
-    from shardalg.models.measured.this_machine import measure_hardware
-
+    """Measure or read, write and show; returns the exit status."""
     check_own_name(options.name)
-    devices = host_devices(options.devices)
-    found = measure_hardware(devices, quick=options.quick, say=lambda x: print(x, file=sys.stderr))
+    found = _fitted(options.measurements) if options.measurements else _measured(options)
     path = keep(found, options.name)
     print(load(options.name).table(), f"written to {path}; use it as --hardware {options.name}")
     return 0
+
+
+def _measured(options: argparse.Namespace) -> Hardware:
+    from shardalg.lower.host import host_devices
+    from shardalg.models.measured.this_machine import measure_hardware
+
+    devices = host_devices(options.devices)
+    return measure_hardware(devices, quick=options.quick, say=lambda x: print(x, file=sys.stderr))
+
+
+def _fitted(measurements: Sequence[str]) -> Hardware:
+    from shardalg.models.measured.saved_measurements import from_saved
+
+    found = from_saved(measurements)
+    print(found)
+    return found.hardware

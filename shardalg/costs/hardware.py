@@ -230,7 +230,7 @@ def _flops_per_byte(peak: float, bytes_per_s: float) -> int:
 
 def _possible(name: str, value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool) and value == value
-    return number and (value >= 0 if name in MAYBE_ZERO else value > 0)
+    return number and (value >= 0 if name.partition(".")[0] in MAYBE_ZERO else value > 0)
 
 
 def from_json(data: Any, *, where: str = "hardware") -> Hardware:

@@ -14,7 +14,7 @@ from shardalg.algebra.digits import Digits
 from shardalg.costs.analyses.overlap import check_overlap, scheduled_s
 from shardalg.costs.analyses.rings import RingTimes, permute_s, ring_times
 from shardalg.costs.analyses.together import together
-from shardalg.costs.calibration.operator_rates import operator_class
+from shardalg.costs.calibration.operator_rates import operator_class, size_class
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import (
     Shapes,
@@ -295,7 +295,7 @@ class Pricing:
         key = _Key(attributes.sent_as, axes, instruction.role, instruction.phase)
         sent = wire_bytes(attributes, size)
         amounts = tuple(((cause, 1.0), seconds) for cause, seconds in taken.items())
-        measured = self.hardware.operators.collective(attributes.sent_as)
+        measured = self.hardware.operators.collective(attributes.sent_as, axes)
         if measured is not None and whole is not None:
             moving = ((LINK, measured[1]), wire_bytes(attributes, whole))
             amounts = moving, ((LATENCY, 1.0), self.each(measured[0]))
@@ -334,8 +334,11 @@ class Pricing:
         rate = peak
         if type(instruction.attributes) is Apply and instruction.node is not None:
             signature = self.graph.nodes[instruction.node].signature
+            at_hints = (
+                flops if self.sizes is None else float(Formula.of(flops).at(self.sizes.hints))
+            )
             found = self.hardware.operators.flops_per_s(
-                operator_class(signature), operand_type(signature)
+                operator_class(signature), operand_type(signature), size_class(at_hints)
             )
             rate = peak if found is None else found
         amounts: list[tuple[Any, Any]] = [("count", 1), ("flops", flops)]

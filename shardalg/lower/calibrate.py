@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardalg.costs.hardware import Hardware, Source
-from shardalg.lower.measure import cores, repeated
+from shardalg.lower.measure import cores, memory_bytes, repeated
 
 _AXIS = "devices"
 _MATMUL = 512  # rows and columns of the square that each device multiplies
@@ -39,7 +38,7 @@ def probed(devices: Sequence[jax.Device]) -> Hardware:
     hops = max(1, 2 * (n - 1))
     figures = {
         "peak_flops_per_s.float32": 2 * _MATMUL**3 / _seconds(mesh, lambda x: x @ x, square),
-        "hbm_bytes": _memory_bytes(devices[0]),
+        "hbm_bytes": memory_bytes(devices[0]),
         "hbm_bytes_per_s": 8 * _ELEMENTS / _seconds(mesh, lambda x: x + 1, block),
         "link_bytes_per_s": max(1, 2 * (n - 1)) / n * 4 * _ELEMENTS / sum_s,
         "latency_s": hop_s / hops,
@@ -70,10 +69,3 @@ def _seconds(mesh: Mesh, function: Callable[[jax.Array], jax.Array], x: Any) -> 
         run = jax.jit(mapped).lower(x).compile()
     shared = mesh.devices.flat[0].platform == "cpu"
     return repeated(lambda: run(x), 5, shared=shared).step_s
-
-
-def _memory_bytes(device: jax.Device) -> float:
-    """Of the machine, where devices share it, else of the device."""
-    stats = device.memory_stats() or {}
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return float(stats.get("bytes_limit", whole))

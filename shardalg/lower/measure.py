@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -153,6 +154,8 @@ class Measurement:
       device: its kind; mesh: of the plan; digest: of the program that every device ran.
       predicted_s: of the step, by `hardware`; None where nothing was to predict it.
       alone: each distinct collective and contraction by itself, where that was asked for.
+      devices: how many worked at once; device_bytes: of memory that one of them has.
+      amounts: what one of them takes in a step of the figures that measurements are fitted to.
       events: of one more step on the first device, where that was asked for.
       drawn: makes a timeline of events on a mesh.
     """
@@ -171,6 +174,9 @@ class Measurement:
     alone: tuple[Alone, ...] = ()
     events: tuple[Event, ...] = ()
     drawn: Callable[[tuple[Event, ...], str], Any] | None = field(default=None, compare=False)
+    devices: int = 0
+    device_bytes: float = math.inf
+    amounts: Mapping[str, float] = field(default_factory=dict)
 
     def timeline(self) -> Any:
         """One step as it ran on the first device, in the shape of `plan.timeline`.
@@ -206,7 +212,8 @@ class Measurement:
         """
         versions = {name: version(name) for name in ("shardalg", "jax", "jaxlib")}
         day = datetime.now(UTC).isoformat(timespec="seconds")
-        about = {"schema": SCHEMA, "date": day, "versions": versions, "host": platform.machine()}
+        machine = {"host": platform.machine(), "cores": cores()}
+        about = {"schema": SCHEMA, "date": day, "versions": versions, **machine}
         content = asdict(replace(self, drawn=None))
         del content["drawn"]
         write_whole(Path(path), json.dumps({**about, **content}, indent=1) + "\n")
@@ -276,6 +283,7 @@ def measure(
         max_relative_error=max(map(relative_error, *results), default=0.0),
         verified=verified,
         device=_device(ours).device_kind,
+        device_bytes=memory_bytes(_device(ours)),
     )
 
 
@@ -306,6 +314,13 @@ def repeated(call: Callable[[], Any], repeats: int, *, shared: bool) -> Timing:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes(device: jax.Device) -> float:
+    """Of the machine, where devices share it, else of the device."""
+    stats = device.memory_stats() or {}
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return float(stats.get("bytes_limit", whole))
 
 
 def _device(executable: Executable) -> jax.Device:

@@ -174,13 +174,13 @@ class Lowered:
         return self.call.through(self._run, args, kwargs)
 
     def _run(self, *arrays: Any) -> Any:
-        return filled(self.graph, self.leave(self.compiled(*self._taken(arrays))))
+        return filled(self.graph, self.leave(self.compiled(*self._taken(*arrays))))
 
     def padded(self, *args: Any, **kwargs: Any) -> Any:
         """As a call, but uneven results keep their padding and their full layout."""
 
         def run(*arrays: Any) -> Any:
-            outputs = self.compiled(*self._taken(arrays))
+            outputs = self.compiled(*self._taken(*arrays))
             pairs = zip(self.results, outputs, strict=True)
             return filled(self.graph, [b.handed(x) for b, x in pairs])
 
@@ -205,18 +205,18 @@ class Lowered:
           LoweringError: the pytree, a shape, an item type or the devices are others than planned;
             a block is not that of its place.
         """
-        leaves = self.call.inside(
-            lambda *arrays: place(self.graph, self.arguments, arrays), args, kwargs
-        )
+        leaves = self.call.inside(self._placed, args, kwargs)
         return tuple(leaves if self.graph.trees is None else self.graph.trees[0].unflatten(leaves))
 
     def entering(self, *args: Any, **kwargs: Any) -> list[jax.Array]:
         """What `place` gives, flattened: as `compiled` takes it."""
-        return self.call.inside(lambda *arrays: self._taken(arrays), args, kwargs)
+        return self.call.inside(self._taken, args, kwargs)
 
-    def _taken(self, arrays: Sequence[Any]) -> list[jax.Array]:
-        placed = place(self.graph, self.arguments, arrays)
-        return [b.taken(x) for b, x in zip(self.arguments, placed, strict=True)]
+    def _placed(self, *arrays: Any) -> list[jax.Array]:
+        return place(self.graph, self.arguments, arrays)
+
+    def _taken(self, *arrays: Any) -> list[jax.Array]:
+        return [b.taken(x) for b, x in zip(self.arguments, self._placed(*arrays), strict=True)]
 
     def save_state(self, path: str | Path, state: Any, *, argument: int = 0) -> None:
         """Write a state that `padded` gave, to be loaded on this mesh or another one.
@@ -304,27 +304,30 @@ class Lowered:
         CPU devices share the machine's cores: their times are those of all devices' work on them.
 
         Args:
-          trace: also run a step under JAX's profiler, for `measurement.timeline()`.
-          isolate: also run each distinct collective and contraction alone, at the plan's shapes.
+          trace: also run a step under the profiler, for `timeline()`; isolate: also each distinct
+            collective and contraction alone, at the plan's shapes.
           hardware: what predicts the step, and each of them: a chip's name, or "v3:8x8".
 
         Raises:
           HardwareError: an unknown chip. LoweringError: a trace has no events of the program.
         """
+        from shardalg.costs.analyses.rate_amounts import rate_amounts, whole_step
         from shardalg.costs.topology import machine
         from shardalg.lower.measuring.isolated import each_alone
         from shardalg.lower.measuring.measured_step import traced_step
 
         chip = None if hardware is None else machine(hardware)
         made = measure(self, self.jit(), args, repeats=repeats, verified=self.verified)
-        digest = sha256(str(self.program).encode()).hexdigest()
+        taken = rate_amounts(self.program, self.graph, finely=True)
         return replace(
             made,
             mesh=repr(self.program.mesh),
-            digest=digest,
+            digest=sha256(str(self.program).encode()).hexdigest(),
             predicted_s=None if chip is None else _predicted_s(self, chip),
             hardware="" if chip is None else chip.chip.name,
-            alone=each_alone(self, repeats, chip) if isolate else (),
+            devices=self.program.mesh.size,
+            amounts=whole_step(taken),
+            alone=each_alone(self, repeats, taken, chip) if isolate else (),
             events=traced_step(self, args) if trace else (),
             drawn=self.drawn,
         )

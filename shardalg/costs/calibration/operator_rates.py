@@ -4,11 +4,16 @@ Where a `Hardware` has them, a local operator takes its flops at the rate of its
 not a contraction also its bytes to and from memory; a contraction takes a time per execution, which
 makes small ones slower; a collective takes a time per execution and its ring bytes at the rate of
 its kind. All of it adds up, as on cores that do one thing after the other.
+
+A figure may be finer: `operator_flops_per_s.matmul.float32.large` of one size class,
+`collective_s.all_reduce.X` of one mesh axis. What was measured of other sizes or axes alone is
+taken to be as slow as the slowest of them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -23,6 +28,8 @@ OPERATOR_UNITS = {
 }
 """Units of the figures; but for `operator_s` each has a detail: class and item type, or kind."""
 MATMUL, POINTWISE = "matmul", "pointwise"
+SIZE_CLASSES = {"small": 1 << 20, "medium": 1 << 26, "large": math.inf}
+"""Of contractions, by the flops that one execution on a device is below."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +47,40 @@ class OperatorRates:
     def _by_name(self) -> dict[str, float]:
         return dict(self.figures)
 
-    def flops_per_s(self, operator: str, dtype: str) -> float | None:
-        """Of a class of operators on items of `dtype`, else on float32."""
-        found = (f"operator_flops_per_s.{operator}.{name}" for name in (dtype, "float32"))
-        return next((self._by_name[name] for name in found if name in self._by_name), None)
+    def flops_per_s(self, operator: str, dtype: str, size: str = "") -> float | None:
+        """Of a class of operators on items of `dtype`, else on float32; `size` of `size_class`."""
+        details = (
+            detail
+            for kind in (f"{operator}.{dtype}", f"{operator}.float32")
+            for detail in (f"{kind}.{size}", kind)
+        )
+        return self._nearest("operator_flops_per_s", details, min)
+
+    def _nearest(
+        self, figure: str, details: Iterable[str], slowest: Callable[[list[float]], float]
+    ) -> float | None:
+        """The first that there is; of one that only finer figures have, their slowest."""
+        for detail in details:
+            name = f"{figure}.{detail}"
+            if name in self._by_name:
+                return self._by_name[name]
+            finer = [value for other, value in self.figures if other.startswith(f"{name}.")]
+            if finer:
+                return slowest(finer)
+        return None
 
     @property
     def operator_s(self) -> float:
         """Seconds of every contraction, however small."""
         return self._by_name.get("operator_s", 0.0)
 
-    def collective(self, kind: str) -> tuple[float, float] | None:
-        """Seconds of every execution, and ring bytes per second; None of a kind not measured."""
-        found = [self._by_name.get(f"{name}.{kind}") for name in OPERATOR_UNITS]
-        if found == [None] * len(found):
+    def collective(self, kind: str, axes: Sequence[str] = ()) -> tuple[float, float] | None:
+        """Seconds of every execution along axes, and ring bytes per second; None: not measured."""
+        details = f"{kind}.{','.join(axes)}", kind
+        seconds = self._nearest("collective_s", details, max)
+        rate = self._nearest("collective_bytes_per_s", details, min)
+        if seconds is rate is None:
             return None
-        _, _, seconds, rate = found
         return seconds or 0.0, math.inf if rate is None else rate
 
     def slower(self, turns: float) -> OperatorRates:
@@ -70,6 +95,15 @@ class OperatorRates:
 
 DATA_SHEET = OperatorRates()
 """Nothing was measured."""
+
+
+def size_class(flops: float) -> str:
+    """Of one execution of a contraction on one device.
+
+    >>> size_class(1000), size_class(2 * 512**3)
+    ('small', 'large')
+    """
+    return next(name for name, bound in SIZE_CLASSES.items() if flops < bound)
 
 
 def _unit(figure: str) -> str:

@@ -8,7 +8,7 @@ other, what the compiler fuses, and all other compute.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -28,6 +28,7 @@ from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import Apply
 
 if TYPE_CHECKING:
+    from shardalg.costs.analyses.rate_amounts import Taken
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.topology import Topology
     from shardalg.lower.shard_map import Lowered
@@ -44,6 +45,7 @@ class Alone:
       shapes: local, of what it takes: "f32[4,8]".
       predicted_s: of all executions in a step; None where nothing predicts.
       timing: of one, what a program of the same border that does nothing takes being taken off.
+      amounts: what one takes of the figures that measurements are fitted to (`rate_amounts`).
     """
 
     name: str
@@ -53,6 +55,7 @@ class Alone:
     count: int
     timing: Timing
     predicted_s: float | None = None
+    amounts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -66,6 +69,7 @@ class Sort:
 
     Attributes:
       first: of them; all-reduces that are sent as one stand together.
+      place: the `id` of the instruction that they are priced as.
     """
 
     first: tuple[Instruction, ...]
@@ -73,19 +77,27 @@ class Sort:
     axes: tuple[str, ...]
     count: int
     predicted_s: float | None = None
+    place: int = 0
 
 
 def each_alone(
-    lowered: Lowered, repeats: int, hardware: Hardware | Topology | None = None
+    lowered: Lowered,
+    repeats: int,
+    taken: Sequence[Taken],
+    hardware: Hardware | Topology | None = None,
 ) -> tuple[Alone, ...]:
     """Every distinct collective and contraction, in the order of the program.
 
     Args:
-      hardware: what predicts, if anything.
+      taken: by every instruction. hardware: what predicts, if anything.
     """
     prices = timed(lowered.program, lowered.graph, hardware) if hardware is not None else ()
     seconds = {id(p.step.instruction): p.seconds * p.step.count for p in prices}
-    return tuple(_timed(lowered, sort, repeats) for sort in sorts(lowered, seconds))
+    amounts = {one.instruction: one.amounts for one in taken}
+    return tuple(
+        replace(_timed(lowered, sort, repeats), amounts=amounts[sort.place])
+        for sort in sorts(lowered, seconds)
+    )
 
 
 def table(rows: Sequence[Alone]) -> Table:
@@ -124,7 +136,8 @@ def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[Sort]:
         key = kind, tuple(_operation(lowered, one) for one in group)
         axes = axis_names(lowered.program.mesh, getattr(group[0].attributes, "digits", ()))
         mine = seconds.get(id(step.instruction))
-        one = found.get(key, Sort(group, kind, axes, 0, 0.0 if seconds else None))
+        place = id(step.instruction)
+        one = found.get(key, Sort(group, kind, axes, 0, 0.0 if seconds else None, place))
         predicted = None if one.predicted_s is None else one.predicted_s + (mine or 0.0)
         found[key] = replace(one, count=one.count + step.count, predicted_s=predicted)
     return list(found.values())

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 
+from shardalg.costs.analyses.rate_amounts import MEMORY, rate_amounts, whole_step
 from shardalg.costs.calibration.core_rates import CoreFit, CoreTime, core_fit
-from shardalg.costs.calibration.operator_rates import (
-    MATMUL,
-    OPERATOR_UNITS,
-    OperatorRates,
-    operator_class,
-)
-from shardalg.costs.collectives import RING_BYTES
-from shardalg.costs.compute import operand_type
+from shardalg.costs.calibration.operator_rates import MATMUL, OPERATOR_UNITS, OperatorRates
 from shardalg.costs.hardware import UNITS, Hardware, Source, load, own_names
-from shardalg.costs.step_time import timed
 from shardalg.lower.calibrate import probed
 from shardalg.lower.measure import Timing, cores, once
 from shardalg.lower.shard_map import Lowered
@@ -89,64 +82,48 @@ def runs(lowered: Lowered, arguments: Sequence[Any], repeats: int) -> Timing:
 
 
 def amounts(planned: Plan) -> dict[str, float]:
-    """What a device does in a step, per figure: flops, bytes, executions.
-
-    The price where a unit takes a second and everything else nothing.
-    """
-    names = [*_rates(planned), "operator_s"]
-    names += [f"{name}.{kind}" for name in _OF_KINDS for kind in RING_BYTES]
-    free = dict.fromkeys(_rates(planned), float("inf"))
-    found = {name: _priced(planned, {**free, name: 1.0}) for name in names}
-    found["hbm_bytes_per_s"] = _priced(planned, {**free, "operator_s": 0.0}, memory=1.0)
-    return {name: amount for name, amount in found.items() if amount}
-
-
-_OF_KINDS = ("collective_s", "collective_bytes_per_s")
-
-
-def _rates(planned: Plan) -> list[str]:
-    """The figures of the classes of operators that a plan has.
-
-    A class of its own has what contracts bfloat16; all else is as fast as on float32.
-    """
-    found: dict[str, None] = {}
-    for node in planned.graph.walk():
-        operator, dtype = operator_class(node.signature), operand_type(node.signature)
-        own = operator == MATMUL and dtype == "bfloat16"
-        found[f"operator_flops_per_s.{operator}.{dtype if own else 'float32'}"] = None
-    return list(found)
-
-
-def _priced(planned: Plan, figures: dict[str, float], memory: float = math.inf) -> float:
-    rates = OperatorRates(tuple(figures.items()))
-    unit = Hardware("unit", hbm_bytes_per_s=memory, operators=rates)
-    return sum(p.seconds * p.step.count for p in timed(planned.program, planned.graph, unit))
+    """What a device does in a step, per figure: flops, bytes, executions."""
+    return whole_step(rate_amounts(planned.program, planned.graph, finely=False))
 
 
 def calibrated(rough: Hardware, fit: CoreFit) -> Hardware:
     """The probes' figures, and in their place those of a fit."""
     errors = sorted(abs(error) for error in fit.left_out.values())
     how = (
-        f"least squares on {len(errors)} programs; each foretold by the others: median error "
+        f"least squares on {len(errors)} measurements; each foretold by the others: median error "
         f"{statistics.median(errors):.1%}, worst {errors[-1]:.1%}"
     )
     units = {**UNITS, **OPERATOR_UNITS}
     figures = {
-        name: each if units[name.partition(".")[0]] == "s" else 1 / each
+        name: each if units[name.partition(".")[0]] == "s" else 1 / max(each, _NO_TIME)
         for name, each in fit.seconds.items()
-        if each > 0
     }
-    memory = figures.pop("hbm_bytes_per_s", math.inf)
+    memory = figures.pop(MEMORY, math.inf)
     told = [Source(name, value, how) for name, value in figures.items()]
-    told += [Source("hbm_bytes_per_s", memory, how)] if math.isfinite(memory) else []
-    prefix = f"operator_flops_per_s.{MATMUL}."
-    peaks = {n.removeprefix(prefix): v for n, v in figures.items() if n.startswith(prefix)}
+    told += [Source(MEMORY, memory, how)] if math.isfinite(memory) else []
+    peaks = _peaks(figures)
     told += [Source(f"peak_flops_per_s.{dtype}", value, how) for dtype, value in peaks.items()]
     kept = ("link_bytes_per_s", "latency_s", "hbm_bytes", "cores")
     return replace(
         rough,
-        peak_flops_per_s=tuple(peaks.items()),
+        peak_flops_per_s=tuple(peaks.items()) or rough.peak_flops_per_s,
         hbm_bytes_per_s=memory,
         operators=OperatorRates(tuple(figures.items())),
         sources=(*told, *(s for s in rough.sources if s.figure in kept)),
     )
+
+
+_NO_TIME = 1e-30
+"""Seconds of a unit whose time no program shows."""
+
+
+def _peaks(figures: Mapping[str, float]) -> dict[str, float]:
+    """Of every item type the rate of products, of their fastest size class."""
+    found: dict[str, float] = {}
+    for name, rate in figures.items():
+        figure, _, detail = name.partition(".")
+        operator, _, of = detail.partition(".")
+        if figure == "operator_flops_per_s" and operator == MATMUL and rate < 1 / _NO_TIME:
+            dtype = of.partition(".")[0]
+            found[dtype] = max(rate, found.get(dtype, 0.0))
+    return found

@@ -1,0 +1,191 @@
+"""Hardware of the user's own from measurements that were saved: rates, and how well they foretell.
+
+Every file of `measurement.save` has its step, and where it was measured with `isolate=True` each
+distinct contraction and collective alone: a row each, of seconds and of what it takes of every
+figure. Figures are rates of contractions by item type and size class, of collectives by kind and
+axes a time per execution and bytes per second, of memory, and of pointwise operators.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardalg.costs.calibration.core_rates import CoreFit, CoreTime, core_fit
+from shardalg.costs.hardware import ALL_UNITS, Hardware, Source
+from shardalg.errors import TableError
+from shardalg.io.table import Table
+from shardalg.lower.measure import SCHEMA
+from shardalg.models.measured.this_machine import calibrated
+
+_PLAIN = (
+    "device",
+    "mesh",
+    "digest",
+    "devices",
+    "device_bytes",
+    "cores",
+    "amounts",
+    "ours",
+    "alone",
+)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What came of saved measurements.
+
+    Attributes:
+      rows: name to seconds that all devices were kept busy.
+      untold: figures that these measurements cannot tell from others, and which take no time.
+    """
+
+    hardware: Hardware
+    fit: CoreFit
+    rows: Mapping[str, float]
+    untold: tuple[str, ...]
+
+    def table(self) -> Table:
+        """A row per step and per operator alone; errors are predicted over measured - 1."""
+        fit = self.fit
+        rows = ((n, s, fit.errors[n], fit.left_out[n]) for n, s in self.rows.items())
+        return Table(("measured", "busy_s", "error", "left_out_error"), tuple(rows))
+
+    def __repr__(self) -> str:
+        errors = sorted(map(abs, self.fit.left_out.values()))
+        untold = f"; not told apart: {', '.join(self.untold)}" if self.untold else ""
+        return (
+            f"{self.table()}\neach foretold by the others: median error "
+            f"{statistics.median(errors):.1%}, worst {errors[-1]:.1%}{untold}"
+        )
+
+
+def from_saved(paths: Sequence[str | Path]) -> Calibrated:
+    """A device's figures from files of `measurement.save`, all of one kind of device.
+
+    Raises:
+      TableError: a file that is none, is cut, or lacks a field; a number that is none; devices of
+        two kinds; no more rows than figures.
+    """
+    named = {Path(path): _read(Path(path)) for path in paths}
+    files = list(named.values())
+    if not files:
+        raise TableError("no measurements: name files that measurement.save(path) wrote.")
+    kinds = {_kind(file): str(path) for path, file in named.items()}
+    if len(kinds) > 1:
+        told = "; ".join(f"{path}: {kind}, {cores} cores" for (kind, cores), path in kinds.items())
+        raise TableError(f"measurements of more than one machine ({told}): fit each by itself.")
+    found = [row for path, file in named.items() for row in _rows(str(path.with_suffix("")), file)]
+    rows, untold = _told_apart(found)
+    figures = _names(rows)
+    if len(rows) <= len(figures):
+        raise TableError(
+            f"{len(rows)} measured rows cannot tell {len(figures)} figures apart and leave one "
+            "out: measure more plans, and with isolate=True, which adds each operator alone."
+        )
+    fit = core_fit(rows)
+    return Calibrated(
+        calibrated(_machine(files[0]), fit), fit, {row.name: row.seconds for row in rows}, untold
+    )
+
+
+def _kind(file: Mapping[str, Any]) -> tuple[str, float]:
+    return file["device"], file["cores"] if file["ours"]["busy_s"] else math.inf
+
+
+def _machine(file: Mapping[str, Any]) -> Hardware:
+    """What is known without a fit."""
+    name, cores = _kind(file)
+    memory, how = file["device_bytes"], f"measured on {file['devices']} x {name}, {file['date']}"
+    sources = [Source("hbm_bytes", memory, how)]
+    sources += [Source("cores", cores, how)] if math.isfinite(cores) else []
+    return Hardware(name, hbm_bytes=memory, cores=cores, sources=tuple(sources))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise TableError(f"{path}: no measurement ({error}). Is the file cut short?") from None
+    schema = content.get("schema") if isinstance(content, dict) else type(content).__name__
+    if schema != SCHEMA:
+        raise TableError(f"{path}: schema {schema!r}, but {SCHEMA!r} is read: measurement.save's.")
+    missing = [name for name in _PLAIN if name not in content]
+    if missing:
+        raise TableError(f"{path}: {', '.join(missing)} is missing: measure and save it again.")
+    _check(path, content)
+    return content
+
+
+def _check(path: Path, content: Mapping[str, Any]) -> None:
+    """Raise unless times and amounts are numbers, of figures with units that are known."""
+    parts = [("step", content), *((str(one.get("name")), one) for one in content["alone"])]
+    for name, part in parts:
+        timing = part.get("ours" if part is content else "timing") or {}
+        if not {"seconds", "busy_s"} <= timing.keys():
+            raise TableError(
+                f"{path}: {name} has no 'seconds' and 'busy_s', which say their unit: found "
+                f"{', '.join(timing) or 'nothing'}. Save it with measurement.save."
+            )
+        amounts = part.get("amounts") or {}
+        unknown = [figure for figure in amounts if figure.partition(".")[0] not in ALL_UNITS]
+        if unknown or not amounts:
+            raise TableError(f"{path}: {name} takes {unknown or 'nothing'}: measure it again.")
+        runs = [(unit, s) for unit in ("seconds", "busy_s") for s in timing[unit]]
+        bad = [f"{what} = {n!r}" for what, n in (*amounts.items(), *runs) if not _is_amount(n)]
+        if bad or not timing["seconds"]:
+            told = ", ".join(bad) or "no runs"
+            raise TableError(f"{path}: {name}: {told}; all are finite numbers from 0.")
+
+
+def _is_amount(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value >= 0
+
+
+def _rows(name: str, file: Mapping[str, Any]) -> Iterable[CoreTime]:
+    """The step and each operator alone; not what takes no longer than a program that does nothing.
+
+    Amounts are of all devices, as are seconds: of CPU devices processor seconds, else the clock's.
+    """
+    devices, (_, cores) = file["devices"], _kind(file)
+    parts = [(f"{name}: step", file["ours"], file["amounts"])]
+    parts += [
+        (f"{name}: {one['kind']} {one['name']}", one["timing"], one["amounts"])
+        for one in file["alone"]
+    ]
+    for named, timing, amounts in parts:
+        step = statistics.median(timing["busy_s"] or timing["seconds"])
+        seconds = step * (cores if math.isfinite(cores) else devices)
+        if seconds:
+            yield CoreTime(named, {n: a * devices for n, a in amounts.items()}, seconds)
+
+
+def _names(rows: Sequence[CoreTime]) -> list[str]:
+    """Figures, those first that nothing stands in for: times per execution after rates."""
+    found = {name for row in rows for name, amount in row.amounts.items() if amount}
+    return sorted(found, key=lambda name: (ALL_UNITS[name.partition(".")[0]] == "s", name))
+
+
+def _told_apart(rows: Sequence[CoreTime]) -> tuple[list[CoreTime], tuple[str, ...]]:
+    """Rows of the figures that they tell apart, and the other figures.
+
+    One whose amounts follow from those of others in every row has no time of its own: a time per
+    execution, where all executions were of one size.
+    """
+    names = _names(rows)
+    kept: list[str] = []
+    weights = {n: np.array([r.amounts.get(n, 0.0) / r.seconds for r in rows]) for n in names}
+    for name in names:
+        columns = np.stack([weights[n] / weights[n].max() for n in (*kept, name)])
+        if np.linalg.matrix_rank(columns, tol=1e-6) > len(kept):
+            kept.append(name)
+    told = [CoreTime(r.name, {n: r.amounts.get(n, 0.0) for n in kept}, r.seconds) for r in rows]
+    return told, tuple(name for name in names if name not in kept)
