@@ -54,6 +54,7 @@ _PUBLIC = {
     "shardalg.graph.annotate": ("annotate", "mesh_split"),
     "shardalg.graph.tracing.manual_axes": ("manual",),
     "shardalg.models.pipeline": ("Pipeline", "pipeline"),
+    "shardalg.models.unequal_pipeline": ("Stage", "UnequalPipeline", "unequal_pipeline"),
     "shardalg.plan.plan": ("Plan", "plan", "load_plan"),
     "shardalg.planning.stablehlo.read_text": ("read_stablehlo",),
     "shardalg.planning.calls.logical_rules": ("LogicalRules", "logical_rules"),

@@ -127,6 +127,9 @@ from shardalg.models.measured.this_machine import measure_hardware as measure_ha
 from shardalg.models.pipeline import Pipeline as Pipeline
 from shardalg.models.pipeline import pipeline as pipeline
 from shardalg.models.ranking.ranked import strategies as strategies
+from shardalg.models.unequal_pipeline import Stage as Stage
+from shardalg.models.unequal_pipeline import UnequalPipeline as UnequalPipeline
+from shardalg.models.unequal_pipeline import unequal_pipeline as unequal_pipeline
 from shardalg.plan.plan import Plan as Plan
 from shardalg.plan.plan import load_plan as load_plan
 from shardalg.plan.plan import plan as plan

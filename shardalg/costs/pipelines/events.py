@@ -54,7 +54,7 @@ def events(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) ->
 
     steps = timed(program, graph, hardware)
     for around, inside in groupby(steps, pipelined):
-        one = [*_parts([*inside], around)]
+        one = [*parts([*inside], around)]
         trips: Sequence[int | None] = [None]
         if around is not None:
             trips = _times(around)
@@ -80,14 +80,16 @@ def _idle(loops: dict[int, PipelineLoop], loop: Instruction, stage: int, trip: i
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
+    """Neighbours of one sort, which take these seconds."""
+
     kind: str
     axes: tuple[str, ...]
     phase: str
     seconds: float
 
 
-def _parts(steps: list[Timed], around: Instruction | None) -> Iterator[_Part]:
+def parts(steps: list[Timed], around: Instruction | None) -> Iterator[Part]:
     """Seconds of neighbours of one sort; of a pipeline, those of one trip."""
     trips = around.attributes.executions if around is not None else 1
 
@@ -98,15 +100,15 @@ def _parts(steps: list[Timed], around: Instruction | None) -> Iterator[_Part]:
     for (kind, axes, phase), run in groupby(steps, sort):
         seconds = sum(each.seconds * each.step.count for each in run) / trips
         if seconds:
-            yield _Part(kind, axes, phase, seconds)
+            yield Part(kind, axes, phase, seconds)
 
 
 def _placed(
-    parts: list[_Part], start: float, stage: int, trip: int | None, idle: bool
+    made: list[Part], start: float, stage: int, trip: int | None, idle: bool
 ) -> Iterator[Event]:
     if idle:
-        yield Event(stage, BUBBLE, (), parts[0].phase, start, sum(p.seconds for p in parts), trip)
+        yield Event(stage, BUBBLE, (), made[0].phase, start, sum(p.seconds for p in made), trip)
         return
-    for part in parts:
+    for part in made:
         yield Event(stage, part.kind, part.axes, part.phase, start, part.seconds, trip)
         start += part.seconds

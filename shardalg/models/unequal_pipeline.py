@@ -1,0 +1,331 @@
+"""Pipelines whose stages differ: each planned on a sub-mesh of its own, joined in time.
+
+A pipeline of equal stages is one tensor program (`models.pipeline`). Stages that differ in their
+functions, weights, shapes or devices are not; for these GSPMD (arXiv:2105.04663, section 3.3) is a
+partitioner of each stage inside another implementation of pipelines. So it is here: every stage is
+planned, proved and priced as any other function, forward of one microbatch, and backward of all of
+them with the gradients of its weights added up and reduced once; a schedule then says which
+microbatch is where (`costs.pipelines.joined`). The whole is not lowered: programs that differ from
+device to device are another system's. The plans of the stages are, one by one.
+
+What a stage keeps of a microbatch is its input, and it computes the rest again, as in the paper's
+pipelines (section 5.2). Between stages a microbatch goes from the blocks of one sub-mesh to those
+of the next one, each device sending its share:
+
+    latency + max(block, block * receivers / senders) / link_bytes_per_s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.pipelines.events import BUBBLE, Part, parts
+from shardalg.costs.pipelines.joined import (
+    BACKWARD,
+    FORWARD,
+    StageTimes,
+    Task,
+    in_flight,
+    joined,
+    orders,
+)
+from shardalg.costs.pipelines.schedules import Schedule
+from shardalg.costs.step_time import timed
+from shardalg.costs.topology import Topology, machine
+from shardalg.costs.walk import local_bytes
+from shardalg.errors import LoweringError, PipelineError
+from shardalg.io.table import Table
+from shardalg.plan.plan import Plan, plan
+from shardalg.propagate.options import Options, Switches
+from shardalg.report.timeline import Timeline
+from shardalg.verify.report import Report
+
+Tree = Any
+StageFn = Callable[[Tree, Tree], Tree]
+Parts = tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a pipeline as it is given.
+
+    Attributes:
+      fn: `(weights, microbatch) -> microbatch` of the next stage, or a loss.
+      weights: arrays, or their types.
+      mesh: its devices, of no other stage.
+      specs: layouts of the weights; x: of what it takes, a PartitionSpec per array; None is open.
+    """
+
+    fn: StageFn
+    weights: Tree
+    mesh: Mesh
+    specs: Any = None
+    x: Any = None
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage on its sub-mesh.
+
+    Attributes:
+      forward: of `(weights, microbatch)`.
+      backward: of `(weights, all microbatches, gradients of all results)`, which gives the
+        gradients of the weights and, but of the first stage, of the microbatches.
+      weights: how many arrays the weights are.
+    """
+
+    forward: Plan
+    backward: Plan
+    weights: int
+
+    @property
+    def mesh(self) -> Mesh:
+        """The sub-mesh."""
+        return self.forward.mesh
+
+    @cached_property
+    def taken_bytes(self) -> int:
+        """Of one microbatch that arrives, on a device."""
+        program = self.forward.program
+        return int(local_bytes(program, program.block.arguments[self.weights :]))
+
+    @cached_property
+    def made_bytes(self) -> int:
+        """Of one microbatch that leaves, on a device."""
+        program = self.forward.program
+        return int(local_bytes(program, program.block.results))
+
+    def times(self, hardware: Hardware | Topology, microbatches: int) -> tuple[Parts, Parts, Parts]:
+        """Seconds forward and backward of one microbatch, and once a step after all of them."""
+        forward = timed(self.forward.program, self.forward.graph, hardware)
+        backward = timed(self.backward.program, self.backward.graph, hardware)
+        inside = [each for each in backward if each.step.loops]
+        after = [each for each in backward if not each.step.loops]
+        each = (replace(p, seconds=p.seconds / microbatches) for p in parts(inside, None))
+        return (
+            _named(FORWARD, parts([*forward], None)),
+            _named(BACKWARD, each),
+            _named(BACKWARD, parts(after, None)),
+        )
+
+    def peak_memory_bytes(self, hardware: Hardware | Topology, kept: int, microbatches: int) -> int:
+        """Bytes of the worse pass, on a device that keeps the inputs of so many microbatches.
+
+        The backward plan holds what arrives and leaves of all microbatches; a stage holds the
+        inputs that it keeps, and of the rest one. Gradients of weights are there from the start.
+        """
+        block = self.backward.program.block
+        gradients = local_bytes(self.backward.program, block.results[: self.weights])
+        passing = (*block.arguments[self.weights :], *block.results[self.weights :])
+        passing_bytes = local_bytes(self.backward.program, passing)
+        forward = self.forward.cost(hardware).peak_memory_bytes + gradients
+        backward = self.backward.cost(hardware).peak_memory_bytes
+        alone = backward - passing_bytes + passing_bytes // microbatches
+        return int(max(forward, alone) + (kept - 1) * self.taken_bytes)
+
+
+@dataclass(frozen=True)
+class UnequalPipeline:
+    """Stages of any functions on meshes of their own; made by `unequal_pipeline`.
+
+    Attributes:
+      stages: their plans, first to last.
+      microbatches: parts of the batch. schedule: "gpipe" or "1f1b".
+    """
+
+    stages: tuple[StagePlan, ...]
+    microbatches: int
+    schedule: str
+
+    def timeline(self, hardware: str | Hardware | Topology) -> Timeline:
+        """What the devices of each stage do when, on a chip: a table, a figure, a Chrome trace."""
+        chip = machine(hardware)
+        times = [
+            StageTimes(*stage.times(chip, self.microbatches), *self._sent_s(number, chip))
+            for number, stage in enumerate(self.stages)
+        ]
+        meshes = " | ".join(str(stage.mesh) for stage in self.stages)
+        return Timeline(joined(times, self._orders), meshes)
+
+    def table(self, hardware: str | Hardware | Topology) -> Table:
+        """A row per stage: its mesh, the seconds it works and waits, microbatches kept, memory.
+
+        `lowered` says that the whole is not: each stage's plans are.
+        """
+        chip, timeline = machine(hardware), self.timeline(hardware)
+        rows = []
+        for number, (stage, order) in enumerate(zip(self.stages, self._orders, strict=True)):
+            waits, kept = timeline.seconds(BUBBLE, number), in_flight(order)
+            peak = stage.peak_memory_bytes(chip, kept, self.microbatches)
+            works = timeline.step_s - waits
+            rows.append((number, str(stage.mesh), works, waits, kept, peak, "not lowered"))
+        names = ("stage", "mesh", "busy_s", "waits_s", "in_flight", "peak_memory_bytes", "lowered")
+        return Table(names, tuple(rows))
+
+    def step_s(self, hardware: str | Hardware | Topology) -> float:
+        """Seconds of a step: of the gradients of all weights, without the optimizer."""
+        return self.timeline(hardware).step_s
+
+    def verify(self) -> tuple[Report, ...]:
+        """The proofs of every stage, forward and backward."""
+        return tuple(p.verify() for stage in self.stages for p in (stage.forward, stage.backward))
+
+    def lower(self) -> NoReturn:
+        """The whole is not lowered; the plans of the stages are.
+
+        Raises:
+          LoweringError: always.
+        """
+        raise LoweringError(
+            f"a pipeline of {len(self.stages)} unequal stages is not lowered: its devices run "
+            "different programs. Lower a stage, pipe.stages[0].forward.lower(), or make the stages "
+            "equal: sa.pipeline(layer, stages=...)."
+        )
+
+    @cached_property
+    def _orders(self) -> tuple[tuple[Task, ...], ...]:
+        return orders(self.schedule, len(self.stages), self.microbatches)
+
+    def _sent_s(self, number: int, chip: Hardware | Topology) -> tuple[float, float]:
+        """Seconds to the next stage, and of the gradient back."""
+        if number == len(self.stages) - 1:
+            return 0.0, 0.0
+        here, there = self.stages[number : number + 2]
+        rates = chip.chip
+
+        def seconds(senders: int, receivers: int, block: int) -> float:
+            most = max(block, block * receivers / senders)
+            return rates.latency_s + most / rates.link_bytes_per_s
+
+        return (
+            seconds(here.mesh.size, there.mesh.size, there.taken_bytes),
+            seconds(there.mesh.size, here.mesh.size, here.made_bytes),
+        )
+
+
+def unequal_pipeline(
+    stages: Sequence[Stage], x: Tree, *, microbatches: int, schedule: str = "gpipe"
+) -> UnequalPipeline:
+    """Plan stages that differ, each on its own sub-mesh, and join them in time.
+
+    Args:
+      stages: first to last, each with its function, weights, mesh and layouts.
+      x: what the first stage takes of the whole batch; per leaf (batch, ...).
+      microbatches: parts of the batch that follow one another.
+      schedule: "gpipe", or "1f1b", which keeps fewer microbatches.
+
+    Raises:
+      PipelineError: no stages, microbatches that do not divide the batch, an unknown schedule, or a
+        stage that cannot take what the one before makes.
+
+    >>> from jax.sharding import PartitionSpec as P
+    >>> import shardalg as sa
+    >>> def wide(w, x):
+    ...     return jnp.tanh(x @ w)
+    >>> def thin(w, x):
+    ...     return (x @ w).sum()
+    >>> stages = [
+    ...     sa.Stage(wide, jnp.ones((64, 256)), sa.Mesh({"X": 4}), x=P("X")),
+    ...     sa.Stage(thin, jnp.ones((256, 8)), sa.Mesh({"X": 2}), x=P("X")),
+    ... ]
+    >>> pipe = sa.unequal_pipeline(stages, jnp.ones((64, 64)), microbatches=4, schedule="1f1b")
+    >>> table = pipe.table("tpu_v3")
+    >>> list(table["in_flight"]), set(table["lowered"])
+    ([2, 1], {'not lowered'})
+    >>> all(report.ok for report in pipe.verify())
+    True
+
+    Source: GSPMD (arXiv:2105.04663) section 3.3, heterogeneous stages.
+    """
+    if not stages:
+        raise PipelineError("a pipeline needs stages: pass [sa.Stage(fn, weights, mesh), ...].")
+    orders(schedule, 1, 1)
+    size = Schedule(len(stages), microbatches).microbatch_size
+
+    def microbatch(leaf: Any) -> jax.ShapeDtypeStruct:
+        count = size(leaf.shape[0] if jnp.ndim(leaf) else 0)
+        return jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype)
+
+    taken, found = jax.tree.map(microbatch, x), []
+    for number, stage in enumerate(stages):
+        made = _made(number, stage, taken)
+        found.append(_planned(stage, taken, made, microbatches, returns=number > 0))
+        taken = made
+    return UnequalPipeline(tuple(found), microbatches, schedule)
+
+
+def _made(number: int, stage: Stage, taken: Tree) -> Tree:
+    """The types of what a stage makes of a microbatch."""
+    try:
+        return jax.eval_shape(stage.fn, stage.weights, taken)
+    except (TypeError, ValueError) as error:
+        told = str(error).partition("\n")[0]
+        raise PipelineError(
+            f"stage {number} cannot take what comes to it, {taken}: {told} A stage takes what the "
+            "one before makes of a microbatch."
+        ) from error
+
+
+def _planned(
+    stage: Stage, taken: Tree, made: Tree, microbatches: int, *, returns: bool
+) -> StagePlan:
+    def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((microbatches, *leaf.shape), leaf.dtype)
+
+    forward = plan(
+        stage.fn,
+        stage.weights,
+        taken,
+        mesh=stage.mesh,
+        in_shardings=(stage.specs, stage.x),
+        roles=("parameters", "data"),
+    )
+    backward = plan(
+        partial(_gradient, stage.fn, returns),
+        stage.weights,
+        jax.tree.map(stacked, taken),
+        jax.tree.map(stacked, made),
+        mesh=stage.mesh,
+        in_shardings=(stage.specs, _under_loop(stage.x), None),
+        out_shardings=(stage.specs, _under_loop(stage.x) if returns else None),
+        roles=("parameters", "data", "data"),
+        options=Options(switches=Switches(defer_in_loops=True)),
+    )
+    return StagePlan(forward, backward, len(jax.tree.leaves(stage.weights)))
+
+
+def _gradient(fn: StageFn, returns: bool, weights: Tree, xs: Tree, dys: Tree) -> tuple[Tree, Tree]:
+    """Gradients by the weights, added up over microbatches, and by each microbatch."""
+
+    def one(grads: Tree, passing: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+        x, dy = passing
+        if returns:
+            by_weights, by_x = jax.vjp(fn, weights, x)[1](dy)
+        else:
+            (by_weights,), by_x = jax.vjp(lambda w: fn(w, x), weights)[1](dy), None
+        return jax.tree.map(jnp.add, grads, by_weights), by_x
+
+    return lax.scan(one, jax.tree.map(jnp.zeros_like, weights), (xs, dys))
+
+
+def _under_loop(specs: Any) -> Any:
+    """The layouts of microbatches one after the other: the new dimension is whole."""
+    return jax.tree.map(
+        lambda spec: None if spec is None else PartitionSpec(None, *spec),
+        specs,
+        is_leaf=lambda spec: spec is None or isinstance(spec, PartitionSpec),
+    )
+
+
+def _named(phase: str, found: Iterable[Part]) -> Parts:
+    return tuple(replace(part, phase=phase) for part in found)

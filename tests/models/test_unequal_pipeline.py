@@ -1,0 +1,124 @@
+"""Stages that differ: their plans give the gradients of the whole, and are proved and priced."""
+
+from functools import reduce
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.costs.topology import machine
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+
+def embed(w, ids):
+    return w[ids]
+
+
+def wide(w, x):
+    return jnp.maximum(x @ w["in"], 0) @ w["out"]
+
+
+def loss(w, x):
+    return (x @ w).sum()
+
+
+def whole(shape):
+    return jnp.asarray(np.random.default_rng(sum(shape)).integers(-1, 2, shape), "float32")
+
+
+WEIGHTS = (whole((16, 8)), {"in": whole((8, 32)), "out": whole((32, 12))}, whole((12, 4)))
+IDS = jnp.arange(24) % 16
+
+
+def stages():
+    """Other functions, other meshes: 2, 4 and 2 of eight devices."""
+    specs = {"in": P(None, "Y"), "out": P("Y")}
+    return [
+        sa.Stage(embed, WEIGHTS[0], sa.Mesh({"X": 2}), x=P("X")),
+        sa.Stage(wide, WEIGHTS[1], sa.Mesh({"X": 2, "Y": 2}), specs, P("X")),
+        sa.Stage(loss, WEIGHTS[2], sa.Mesh({"X": 2}), x=P("X")),
+    ]
+
+
+def planned(**more):
+    return sa.unequal_pipeline(stages(), IDS, microbatches=4, **more)
+
+
+def test_the_plans_of_the_stages_give_the_gradients_of_the_whole():
+    pipe = planned()
+    taken = [IDS.reshape(4, 6)]
+    for given, stage in zip(stages(), pipe.stages, strict=True):
+        run = stage.forward.lower()
+        taken.append(jnp.stack([jnp.asarray(run(given.weights, x)) for x in taken[-1]]))
+    total = taken[-1].sum()
+    gradient, found = jnp.ones(4), []
+    for given, stage, xs in zip(stages()[::-1], pipe.stages[::-1], taken[-2::-1], strict=True):
+        by_weights, gradient = stage.backward.lower()(given.weights, xs, gradient)
+        gradient = None if gradient is None else np.asarray(gradient)
+        found.append(by_weights)
+
+    def one(weights):
+        runs = zip((embed, wide, loss), weights, strict=True)
+        return reduce(lambda x, run: run[0](run[1], x), runs, IDS)
+
+    want, grads = jax.value_and_grad(one)(WEIGHTS)
+    assert total == want
+    jax.tree.map(np.testing.assert_array_equal, tuple(found[::-1]), grads)
+    assert all(report.ok for report in pipe.verify())
+
+
+def test_gradients_are_reduced_once_a_step_and_behind_it():
+    stage = planned().stages[1]
+    rows = stage.backward.collectives().to_dict("records")
+    reduced = [row for row in rows if row["axes"] == "X" and row["kind"] == "all_reduce"]
+    assert reduced
+    assert {row["count"] for row in reduced} == {1}
+    after = stage.times(machine("tpu_v3"), 4)[2]
+    assert {part.axes for part in after} >= {("X",)}
+
+
+def test_one_forward_one_backward_keeps_fewer_microbatches_and_takes_as_long():
+    gpipe, other = planned().table("tpu_v3"), planned(schedule="1f1b").table("tpu_v3")
+    assert list(gpipe["in_flight"]) == [4, 4, 4]
+    assert list(other["in_flight"]) == [3, 2, 1]
+    for here, there in zip(gpipe["peak_memory_bytes"], other["peak_memory_bytes"], strict=True):
+        assert there < here
+    busy = [np.add(t["busy_s"], t["waits_s"]) for t in (gpipe, other)]
+    assert np.allclose(busy[0], planned().step_s("tpu_v3"))
+
+
+def test_a_timeline_has_every_stage_and_microbatch():
+    timeline = planned().timeline("tpu_v3")
+    assert timeline.stages == 3
+    forward = {
+        (e.stage, e.trip) for e in timeline.events if e.phase == "forward" and e.trip is not None
+    }
+    assert forward == {(s, m) for s in range(3) for m in range(4)}
+    assert "Mesh(X=2) | Mesh(X=2, Y=2) | Mesh(X=2)" in repr(timeline)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: sa.unequal_pipeline([], IDS, microbatches=2), "needs stages: pass"),
+        (lambda: planned(schedule="zb"), "no schedule 'zb' here"),
+        (lambda: sa.unequal_pipeline(stages(), IDS, microbatches=5), "24 is not divisible by 5"),
+        (
+            lambda: sa.unequal_pipeline(stages()[::2], IDS, microbatches=4),
+            r"stage 1 cannot take what comes to it.*same shape, got \(8,\) and \(12,\)",
+        ),
+    ],
+)
+def test_bad_input(made, message):
+    with pytest.raises(sa.PipelineError, match=message) as raised:
+        made()
+    assert "\n" not in str(raised.value)
+
+
+def test_the_whole_is_not_lowered_by_name():
+    with pytest.raises(sa.LoweringError, match=r"3 unequal stages is not lowered.*sa.pipeline"):
+        planned().lower()
