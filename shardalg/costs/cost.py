@@ -119,7 +119,7 @@ class Cost:
       hints: the same in numbers, at the hints; of a plan in numbers, `totals` itself.
       sizes: the names of the sizes; None in a plan in numbers.
       by_module: makes the table by module; None where nothing tells modules.
-      overlap: of compute and collectives: "none", "dependences" or "full".
+      overlap: of compute and collectives: "none", "asynchronous", "dependences" or "full".
       scheduled_s: the step with the overlap that dependences allow, at the hints.
     """
 
@@ -186,10 +186,10 @@ class Cost:
         """Seconds of a step: compute and communication as `overlap` says.
 
         "none": their sum; "full": the longer one; "dependences": what the program's dependences
-        allow, which has no formula in named sizes.
+        allow, "asynchronous": and the chip's compiler, neither of which has a formula.
 
         Raises:
-          FormulaError: "dependences" of a plan with named sizes.
+          FormulaError: "dependences" or "asynchronous" of a plan with named sizes.
         """
         return self._shown(self._time(self.totals))
 
@@ -202,8 +202,8 @@ class Cost:
             return larger(compute, sent)
         if totals is not self.hints:
             raise FormulaError(
-                "overlap='dependences' is a schedule, which has no formula in named sizes: take "
-                "'none' or 'full', or ask plan.at(...) for numbers."
+                f"overlap={self.overlap!r} is a schedule, which has no formula in named sizes: "
+                "take 'none' or 'full', or ask plan.at(...) for numbers."
             )
         return self.scheduled_s
 
@@ -296,6 +296,8 @@ class Cost:
     def table(self, by: str | None = None) -> Table:
         """A row per kind, axes, role and phase, the longest (at the hints) first.
 
+        Overlappable are collectives that the chip's compiler splits into a start and a done.
+
         Args:
           by: "module": a row per module of the function, alike ones folded, with what it takes,
             sends, and holds at the peak (at the hints).
@@ -313,11 +315,12 @@ class Cost:
             (
                 *(i.kind, ",".join(i.axes), i.role, i.phase),
                 *map(self._shown, (i.count, i.flops, number(i.wire_bytes), i.time_s)),
+                i.kind in self.hardware.interconnect.asynchronous,
             )
             for i in ordered
         )
-        names = ("kind", "axes", "role", "phase", "count", "flops", "wire_bytes", "time_s")
-        return Table(names, tuple(rows))
+        names = "kind axes role phase count flops wire_bytes time_s overlappable".split()
+        return Table(tuple(names), tuple(rows))
 
     def formulas(self) -> Table:
         """Every quantity as a formula in the named sizes, and as a number at the hints."""

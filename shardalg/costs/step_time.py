@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from shardalg.algebra.digits import Digits
 from shardalg.costs.analyses.overlap import check_overlap, scheduled_s
-from shardalg.costs.analyses.rings import RingTimes, permute_s, ring_times
+from shardalg.costs.analyses.rings import RingTimes, ring_times
 from shardalg.costs.analyses.together import together
 from shardalg.costs.calibration.operator_rates import operator_class, size_class
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
@@ -28,7 +28,7 @@ from shardalg.costs.fusion import traffic, unwritten
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.matrix_unit import padded_flops, product_peak
 from shardalg.costs.memory import liveness
-from shardalg.costs.network.algorithms import LATENCY
+from shardalg.costs.network.algorithms import COLLECTIVES, LATENCY
 from shardalg.costs.network.span import LINK, Span
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.topology import Topology
@@ -58,10 +58,11 @@ def estimate(
     """Time and memory of one call of `program` on devices of one kind.
 
     With `overlap="none"` every instruction runs after the one before it; "dependences" runs
-    collectives beside compute that does not wait for them (`analyses.overlap`), "full" takes the
-    longer of both. A contraction takes `max(flops / peak, bytes / memory
-    bandwidth)`; other operators are fused into chains, of which only the ends move bytes to and
-    from memory. A collective takes its ring bytes over the link plus the latency of its hops.
+    collectives beside compute that does not wait for them, "asynchronous" of these only what the
+    chip's compiler starts ahead (`analyses.overlap`), "full" takes the longer of both. A
+    contraction takes `max(flops / peak, bytes / memory bandwidth)`; other operators are fused into
+    chains, of which only the ends move bytes to and from memory. A collective takes its ring bytes
+    over the link plus the latency of its hops.
     Matrix units run at their peak, which makes an estimate shorter, and nothing overlaps unless
     `overlap` says so, which makes it longer: until it is calibrated it is no bound.
 
@@ -83,7 +84,7 @@ def estimate(
     formulas = replace(numbers, program=named.program, sizes=named.sizes) if named else numbers
     runs = formulas.runs()
     prices = numbers.prices(runs)
-    beside = numbers.scheduled_s() if overlap == "dependences" else None
+    beside = numbers.scheduled_s(overlap) if overlap not in ("none", "full") else None
     at_hints = Totals(numbers.items(runs, prices), *numbers.useful(), hints.mesh.size, held)
     if named is None:
         return Cost(chip, at_hints, at_hints, overlap=overlap, scheduled_s=beside)
@@ -118,9 +119,8 @@ def timed(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> 
 def pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> Pricing:
     """Prices of the instructions of a program in numbers."""
     hardware = hardware.shared(program.mesh.size)
-    chip = hardware.chip
-    inside = unwritten(program, graph)
-    return Pricing(program, graph, chip, inside, hardware.wiring(program.mesh).spans)
+    inside, spans = unwritten(program, graph), hardware.wiring(program.mesh).spans
+    return Pricing(program, graph, hardware.chip, inside, spans)
 
 
 class _Key(NamedTuple):
@@ -169,23 +169,20 @@ class Pricing:
     @cached_property
     def rings(self) -> dict[int, RingTimes]:
         """Per collective of a ring, by the `id` of its instruction, what the ring takes."""
-        found = [step.instruction for step in walk(self.program)]
-        rings = [one for one in found if is_a(one, CollectiveMatmul)]
+        found = (step.instruction for step in walk(self.program))
+        rings = (one for one in found if is_a(one, CollectiveMatmul))
         return {id(ring.attributes.collective): self.ring(ring) for ring in rings}
 
     def ring(self, ring: Instruction[CollectiveMatmul]) -> RingTimes:
         """What a ring takes, and the two instructions that it stands for."""
-        measured = self.hardware.operators.collective("collective_permute")
-        permute = permute_s(self.program, ring, self.spans(ring.attributes.ring), measured)
-        return ring_times(self.program, ring, self.alone_s, permute)
+        links = self.spans(ring.attributes.ring), self.hardware
+        return ring_times(self.program, ring, self.alone_s, links)
 
     def alone_s(self, program: SpmdProgram, instruction: Instruction) -> float:
         """Seconds of an instruction that is no part of a ring, with the shapes of a program."""
-        other, alone = replace(self, program=program), Execution(instruction, 1)
-        price = (
-            other.moved(alone.instruction) if moves(alone) else other.computed(instruction, None)
-        )
-        return float(self.took(price))
+        other, step = replace(self, program=program), Execution(instruction, 1)
+        sent = other.moved(step.instruction) if moves(step) else None
+        return float(self.took(sent or other.computed(instruction, None)))
 
     def runs(self) -> dict[int, int]:
         """The first step of every price, by its place, and how many steps have that price."""
@@ -217,12 +214,13 @@ class Pricing:
         sent = self.together[id(instruction)]
         return tuple(sorted(types[v] for other in sent for v in other.operands))
 
-    def scheduled_s(self) -> float:
+    def scheduled_s(self, overlap: str) -> float:
         """Seconds of the program in numbers, collectives beside the compute that can do without."""
         places = dict.fromkeys(range(len(self.steps)), 1)
         prices = zip(self.steps, self.prices(places), strict=True)
         found = {id(step.instruction): float(self.took(price)) for step, price in prices}
-        return scheduled_s(self.program.block, lambda instruction: found[id(instruction)])
+        ahead = COLLECTIVES if overlap == "dependences" else self.hardware.interconnect.asynchronous
+        return scheduled_s(self.program.block, lambda one: found[id(one)], ahead)
 
     def operation(self, instruction: Instruction) -> Any:
         """What is done, be it to whichever values: a node's operator, or an instruction's own."""
@@ -240,16 +238,15 @@ class Pricing:
         found = []
         for place, side in zip_longest(runs, sides):
             step = self.steps[place]
-            price = (
-                self.beside_products(step.instruction, self.moved(step.instruction))
-                if moves(step)
-                else self.computed(step.instruction, side)
-            )
-            found.append(price)
+            if moves(step):
+                found.append(self.exposed(step.instruction))
+            else:
+                found.append(self.computed(step.instruction, side))
         return found
 
-    def beside_products(self, instruction: Instruction, price: _Price) -> _Price:
-        """The price of a collective; of one that is part of a ring, what that takes longer."""
+    def exposed(self, instruction: Instruction[Collective]) -> _Price:
+        """The price of a collective; of one of a ring, what that takes longer than its product."""
+        price = self.moved(instruction)
         if id(instruction) not in self.rings:
             return price
         waits = [((cause, 1.0), taken) for cause, taken in self.rings[id(instruction)].exposed]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from shardalg.costs.collectives import is_collective
+from shardalg.costs.network.algorithms import COLLECTIVES
 from shardalg.errors import HardwareError
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import Control
 
-OVERLAPS = ("none", "dependences", "full")
+OVERLAPS = ("none", "asynchronous", "dependences", "full")
 
 
 def check_overlap(overlap: str) -> None:
@@ -22,11 +23,16 @@ def check_overlap(overlap: str) -> None:
     if overlap not in OVERLAPS:
         raise HardwareError(
             f"overlap={overlap!r}: write 'none' (one after the other), 'dependences' (collectives "
-            "beside the compute that does not wait for them) or 'full' (the longer of both)."
+            "beside the compute that does not wait for them), 'asynchronous' (of these only what "
+            "the chip's compiler starts ahead) or 'full' (the longer of both)."
         )
 
 
-def scheduled_s(block: Block, seconds: Callable[[Instruction], float]) -> float:
+def scheduled_s(
+    block: Block,
+    seconds: Callable[[Instruction], float],
+    asynchronous: Collection[str] = COLLECTIVES,
+) -> float:
     """Seconds of a block on a device that computes and sends at the same time.
 
     Instructions of each sort start in program order, as soon as the one before of their sort is
@@ -36,8 +42,9 @@ def scheduled_s(block: Block, seconds: Callable[[Instruction], float]) -> float:
 
     Args:
       seconds: of one execution of an instruction that is no loop.
+      asynchronous: kinds of collectives that are started ahead; for others nothing else runs.
     """
-    line = _Line(seconds)
+    line = _Line(seconds, asynchronous)
     for instruction in block.instructions:
         line.run(instruction)
     return max(line.free.values())
@@ -48,13 +55,18 @@ class _Line:
     """When the compute unit and the links are free, and each value is there."""
 
     seconds: Callable[[Instruction], float]
+    asynchronous: Collection[str]
     free: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
     ready: dict[int, float] = field(default_factory=dict)
 
     def run(self, instruction: Instruction) -> None:
         """Start an instruction as early as it can."""
-        control = isinstance(instruction.attributes, Control)
-        sorts = (False, True) if control else (is_collective(instruction.attributes),)
+        attributes = instruction.attributes
+        control, sends = isinstance(attributes, Control), is_collective(attributes)
+        alone = control or (
+            is_collective(attributes) and attributes.sent_as not in self.asynchronous
+        )
+        sorts = (False, True) if alone else (sends,)
         taken = self.inside(instruction) if control else self.seconds(instruction)
         waits = (self.ready.get(value, 0.0) for value in instruction.operands)
         end = max(*(self.free[sort] for sort in sorts), *waits, 0.0) + taken
@@ -64,5 +76,5 @@ class _Line:
     def inside(self, instruction: Instruction) -> float:
         """Of a loop or a branch: of all bodies, each as often as `walk` counts it."""
         control = instruction.attributes
-        once = sum(scheduled_s(body, self.seconds) for body in control.bodies)
+        once = sum(scheduled_s(body, self.seconds, self.asynchronous) for body in control.bodies)
         return control.executions * once

@@ -1,6 +1,7 @@
 """Seconds of a ring of products: at each step the longer of a permute and a product.
 
     ring = product + (n - 1) * max(permute, product)        n members, each step one block
+On a chip whose compiler starts no permute ahead (`Interconnect.asynchronous`) a step is their sum.
 As many bytes are sent as by the collective alone, by permutes to a neighbour: half of a block each
 way round. The product of one block is priced as any product is, so that small ones fill their unit
 badly, and read again what all blocks are multiplied with; a sum that is added to is read, too.
@@ -9,10 +10,11 @@ badly, and read again what all blocks are multiplied with; a sum that is added t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from shardalg.costs.hardware import Hardware
 from shardalg.costs.network.algorithms import LATENCY, stages
 from shardalg.costs.network.span import CHIP, LINK, Span
 from shardalg.spmd.instruction import Instruction
@@ -22,6 +24,7 @@ from shardalg.spmd.program import SpmdProgram
 Seconds = Callable[[SpmdProgram, Instruction], float]
 """Of one execution of an instruction, with the local shapes of a program."""
 Ring = Instruction[CollectiveMatmul]
+PERMUTE = "collective_permute"
 
 
 class RingTimes(NamedTuple):
@@ -38,20 +41,23 @@ class RingTimes(NamedTuple):
 
 
 def ring_times(
-    program: SpmdProgram, ring: Ring, seconds: Seconds, permute: Mapping[str, float]
+    program: SpmdProgram, ring: Ring, seconds: Seconds, links: tuple[Sequence[Span], Hardware]
 ) -> RingTimes:
     """What a ring takes, and what it takes the place of.
 
     Args:
       seconds: of the product and the collective alone.
-      permute: seconds of one step's permutes, by cause (`permute_s`).
+      links: what lies under the ring, and the chip.
     """
-    a = ring.attributes
+    a, (spans, chip) = ring.attributes, links
     product_s = seconds(program, a.product)
     apart_s = product_s + seconds(program, a.collective)
     step_s = sum(seconds(piece(program, a, d), a.product) for d in a.directions)
+    permute = permute_s(program, ring, spans, chip.operators.collective(PERMUTE))
     permuted_s = sum(permute.values())
-    ring_s = step_s + (a.members - 1) * max(step_s, permuted_s)
+    ahead = PERMUTE in chip.interconnect.asynchronous
+    both_s = max(step_s, permuted_s) if ahead else step_s + permuted_s
+    ring_s = step_s + (a.members - 1) * both_s
     beyond = max(ring_s - product_s, 0.0)
     causes = permute if permuted_s else {LATENCY: 1.0}
     whole = sum(causes.values())

@@ -174,6 +174,8 @@ _WAYS: dict[str, Callable[[Sequence[Stage], Any], Seconds]] = {
     "all_to_all": _all_to_all,
     "collective_permute": _permute,
 }
+COLLECTIVES = tuple(_WAYS)
+"""Kinds of collectives, as they are on the wire."""
 
 
 def _devices(over_stages: Sequence[Stage]) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from shardalg.costs.network.algorithms import COLLECTIVES
 from shardalg.errors import HardwareError
 
 
@@ -22,6 +23,8 @@ class Interconnect:
       cubes: whether dimensions wrap only where all of them may.
       island: GPUs that one switch joins (NVLink); 0 for a torus.
       shapes: the slices that the vendor offers, by chips along each dimension.
+      asynchronous: kinds of collectives that its compiler splits into a start and a done, so that
+        they run beside what does not wait for them; the device waits for others.
       source: where this is from.
     """
 
@@ -32,6 +35,7 @@ class Interconnect:
     cubes: bool = False
     island: int = 0
     shapes: tuple[tuple[int, ...], ...] = ()
+    asynchronous: tuple[str, ...] = ()
     source: str = ""
 
     def wraps(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
@@ -109,6 +113,8 @@ def read(data: Any, where: str) -> Interconnect:
 def _fits(value: Any, default: Any, name: str) -> bool:
     if name == "shapes":
         return isinstance(value, list | tuple) and all(_fits(v, (), "") for v in value)
+    if name == "asynchronous":
+        return isinstance(value, list | tuple) and set(value) <= set(COLLECTIVES)
     if isinstance(default, tuple):
         return isinstance(value, list | tuple) and all(_positive(v) for v in value)
     return _positive(value) if type(default) is int else type(value) is type(default)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax, named_scope
 
-from shardalg.lower.emit.emitter import EMIT, SCOPE, Array, Emitter, emits
+from shardalg.lower.emit.emitter import SCOPE, Array, Emitter, emits
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import CollectiveMatmul, Direction
 
@@ -31,7 +31,6 @@ class _Ring:
         self.emitter, self.a, self.env = emitter, a, env
         self.product, self.collective = a.product, a.collective
         self.dim, self.n = self.collective.attributes.dim, a.members
-        self.names = emitter.axes.names(a.ring)
         self.id = emitter.partition_id(a.ring)
         held = self.collective.operands if a.gathers else self.collective.results
         self.block = emitter.program.locals[held[0]].shape[self.dim]
@@ -92,13 +91,12 @@ class _Ring:
             else:
                 where = (self.start(direction, t), direction.size, dim)
                 operands.append(lax.dynamic_slice_in_dim(self.env[local], *where))
-        emit = EMIT[type(self.product.attributes)]
+        emit = self.emitter.emit(self.product)
         with named_scope(f"{SCOPE}{self.product.results[0]}"):
             (made,) = emit(self.emitter, self.product, *operands)
         return made
 
     def permuted(self, piece: Array, hop: int) -> Array:
         """What the member that is so many places on holds."""
-        pairs = [((p + hop) % self.n, p) for p in range(self.n)]
         with named_scope(f"{SCOPE}{self.collective.results[0]}"):
-            return lax.ppermute(piece, self.names, pairs)
+            return self.emitter.rotated(self.a.ring, piece, hop)

@@ -46,6 +46,12 @@ class Emitter:
         """The function that emits an instruction."""
         return EMIT[type(instruction.attributes)]
 
+    def rotated(self, digits: Digits, x: Array, hop: int) -> Array:
+        """What the member of a group that is so many places on holds."""
+        names = self.axes.names(digits)
+        n = lax.axis_size(names)
+        return lax.ppermute(x, names, [((p + hop) % n, p) for p in range(n)])
+
     def start(self, start: Start) -> Array:
         """The element number on the device that executes."""
         return start.of({name: self.partition_id(digits) for name, digits in start.digits})
