@@ -10,6 +10,7 @@ import shardalg
 from shardalg.cli import main
 
 PROVE = ["prove", "[X]", "[X]", "--shape", "8"]
+RANK = ["strategies", "--hardware", "v3"]
 WRONG = {
     "no command": ([], "the following arguments are required: command"),
     "unknown command": (["explains"], "invalid choice: 'explains'"),
@@ -54,6 +55,19 @@ WRONG = {
         ["paper", "--table", "3", "--column", "unet-bench.c1"],
         "unet-bench.c1 is of Table 8, not of Table 3",
     ),
+    "model of no layers": (
+        [*RANK, "--devices", "8", "--sizes", "layers=0"],
+        "integers of at least 1, got {'layers': 0}",
+    ),
+    "no devices": ([*RANK, "--devices", "0"], "devices=0: give a number of at least 1"),
+    "other devices": (
+        ["strategies", "--hardware", "v3:2x2", "--devices", "9"],
+        r"has 8 devices, not 9: give devices=8",
+    ),
+    "batch of nothing": (
+        [*RANK, "--devices", "8", "--batch", "8,0"], "argument --batch: 0: write a number above 0"
+    ),
+    "memory of no size": ([*RANK, "--devices", "8", "--memory", "nan"], "nan: write a number"),
     "unknown strategy": (["explore", "--strategy", "best"], "no strategy 'best'; Table 1 has"),
 }
 

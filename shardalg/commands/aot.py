@@ -6,6 +6,7 @@ import argparse
 import json
 
 from shardalg.commands.function import add_function, planned
+from shardalg.errors import CommandError
 
 HELP = "a function's plan beside the chip's own compiler, as in --hardware v3:8x8; no chip needed"
 
@@ -20,6 +21,8 @@ def run(options: argparse.Namespace) -> int:
     """Compile, and print the comparison."""
     from shardalg.costs.topology import Topology
 
+    if options.hardware is None:
+        raise CommandError("what is compiled for? Write a chip and its shape: --hardware v3:8x8.")
     topology = Topology.parse(options.hardware)
     options.hardware = topology.hardware.name
     found = planned(options).aot(topology)

@@ -15,6 +15,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.notation.command_line import mesh_of
+from shardalg.costs.matrix_unit import check_products
+from shardalg.costs.topology import machine
 from shardalg.errors import CommandError
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
 
     Raises:
       CommandError: a strategy of the specs, which has its own mesh, has another than --mesh names.
+      HardwareError: a chip is asked for that has no peak for the function's products.
     """
     import shardalg as sa
 
@@ -89,7 +92,10 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
         raise CommandError(f"--mesh {options.mesh}, but the strategy of the specs is on {own!r}.")
     made = sa.Options(policy=options.policy, hardware=options.hardware or CHIP)
     mesh = mesh if own is None else None
-    return sa.plan(function, *arguments(specs), mesh=mesh, options=made, **given)
+    plan = sa.plan(function, *arguments(specs), mesh=mesh, options=made, **given)
+    if options.hardware:
+        check_products(plan.graph, machine(options.hardware).chip)
+    return plan
 
 
 def arguments(specs: ModuleType, name: str = "args") -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -23,17 +24,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--sizes", default="", metavar="layers=32,...", help="change sizes of the model")
     option("--devices", type=int, required=True, metavar="N", help="of the mesh")
     option("--hardware", required=True, metavar="CHIP", help="a chip (v3), or a topology (v3:8x16)")
-    option("--memory", type=float, metavar="BYTES", help="of a device (default: what the chip has)")
-    option("--batch", type=_listed(int), metavar="N,...", help="sequences of a step")
-    option("--microbatches", type=_listed(int), metavar="N,...", help="parts of the batch")
-    option("--rounds", type=_listed(int), metavar="N,...", help="of circular pipelines")
+    option("--memory", type=_positive(float), metavar="BYTES", help="of a device (default: what the chip has)")
+    option("--batch", type=_listed(_positive(int)), metavar="N,...", help="sequences of a step")
+    option("--microbatches", type=_listed(_positive(int)), metavar="N,...", help="parts of the batch")
+    option("--rounds", type=_listed(_positive(int)), metavar="N,...", help="of circular pipelines")
     option("--strategy", type=_listed(str), metavar="NAME,...", help="default: all")
     option("--remat", type=_listed(str), metavar="NAME,...", help="none, full, minimal")
     option("--optimizer", type=_listed(str), metavar="NAME,...", help="adafactor, adam, sgd")
     option("--order", type=_listed(str), metavar="NAME", help="of axes on devices: given or all")
     option("--verify", type=int, default=0, metavar="N", help="plan and prove the best N")
     option("--html", type=Path, metavar="FILE", help="write the ranking as a page to FILE")
-    option("--top", type=int, default=20, metavar="N", help="rows (default %(default)s)")
+    option("--top", type=_positive(int), default=20, metavar="N", help="rows (default %(default)s)")
     option("--refused", action="store_true", help="print what does not fit or divide, and why")
     option("--json", action="store_true", help="everything as plain data")
 
@@ -77,7 +78,20 @@ def _choices(options: argparse.Namespace) -> dict[str, Sequence[Any]]:
     return given
 
 
-def _listed(kind: type) -> Callable[[str], list[Any]]:
+def _positive(kind: type) -> Callable[[str], Any]:
+    """A number above 0."""
+
+    def positive(text: str) -> Any:
+        number = kind(text)
+        if not 0 < number < math.inf:
+            raise argparse.ArgumentTypeError(f"{text}: write a number above 0")
+        return number
+
+    positive.__name__ = kind.__name__
+    return positive
+
+
+def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     """Values of a kind with commas between them."""
 
     def values(text: str) -> list[Any]:

@@ -346,7 +346,8 @@ def _data(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except ValueError as error:
-        raise HardwareError(f"{path}: not JSON ({error}). Is the file cut short?") from None
+        how = "Is the file cut short? Write it again (this machine's: shardalg calibrate)."
+        raise HardwareError(f"{path}: not JSON ({error}). {how}") from None
 
 
 @lru_cache(maxsize=1)

@@ -52,8 +52,12 @@ class CostAnswers(Planned):
 
         One instruction after the other, bubbles as what they are; of a plan with named sizes, at
         the hints. A row per stage; without a pipeline one row stands for every device.
+
+        Raises:
+          HardwareError: as `cost` does.
         """
         given = machine(hardware)
+        check_products(self.graph, given.chip)
         return Timeline(events(self.program, self.graph, given), str(self.program.mesh))
 
     @property

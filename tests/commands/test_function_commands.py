@@ -6,6 +6,7 @@ import pytest
 
 import shardalg as sa
 from shardalg.cli import main
+from shardalg.xla import aot
 
 MODULE = """
 import jax, jax.numpy as jnp
@@ -36,6 +37,7 @@ def here(tmp_path, monkeypatch):
         "def args():\n    return 1 / 0\n\n\ndef f(x):\n    return x\n"
     )
     (tmp_path / "whole.py").write_text(MODULE.replace("float32", "int32"))
+    (tmp_path / "cut.json").write_text('{"schema": "shardalg.hardware/1", "name')
     (tmp_path / "bare.py").write_text("def f(x):\n    return x\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -101,6 +103,13 @@ WRONG = {
         "no peak for products of int32 (dot_general at whole",
     ),
     "axis": (["mine.py:layer", "--mesh", "Z=8"], "X"),
+    "no tiling": (["mine.py:layer", *MESH, "--hardware", "v3:4x4"], "does not tile Topology"),
+    "no topology": (["mine.py:layer", *MESH, "--hardware", "v3:2by2"], "as in 'v3:8x8'"),
+    "no chip in a row": (["mine.py:layer", *MESH, "--hardware", "v3:0x2"], "numbers of at least 1"),
+    "a chip cut short": (
+        ["mine.py:layer", *MESH, "--hardware", "cut.json"],
+        "Is the file cut short? Write it again",
+    ),
 }
 
 
@@ -111,6 +120,42 @@ def test_wrong_use_is_one_line(here, capsys, name):
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("timeline",), ("explain", "0"), ("compare-xla",), ("run",)],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_chip_that_is_asked_for_has_a_peak_for_every_product(here, capsys, arguments):
+    command, *rest = arguments
+    assert main([command, "whole.py:layer", *rest, *MESH, "--hardware", "tpu_v3"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert "no peak for products of int32 (dot_general at whole" in shown.err
+    assert "cast the operands to one of bfloat16, float32" in shown.err
+
+
+AOT = {
+    "nowhere": ([], "Write a chip and its shape: --hardware v3:8x8"),
+    "a chip alone": (["--hardware", "v3"], "'v3' is no topology: write the chip and its shape"),
+    "no such chip": (["--hardware", "v9:2x2"], "no hardware 'v9': the names are a100_40gb"),
+    "no tiling": (["--hardware", "v3:4x4"], "give axes whose sizes are products of these"),
+    "no compiler": (["--hardware", "v3:2x2"], "pip install 'shardalg[tpu]'"),
+}
+
+
+@pytest.mark.parametrize("name", AOT)
+def test_what_nothing_compiles_for_is_one_line(here, capsys, monkeypatch, name):
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(aot, "find_spec", lambda name: None)
+    arguments, words = AOT[name]
+    assert main(["aot", "mine.py:layer", *MESH, *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert words in shown.err
+    assert shown.err.count("\n") == 1
 
 
 def test_a_page_that_cannot_be_written_loses_no_work(here, capsys):
