@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from shardalg.models.training import part
 from shardalg.models.transformer import WIDE_64B, Config
 from shardalg.paper.table1 import costs_of
 from shardalg.paper.table1_strategies import finalized
-from shardalg.sizes.formula import Formula
 from shardalg.symbolic.lift import lift
 from shardalg.symbolic.retrace import Retrace
 
@@ -26,6 +26,7 @@ TRACED_ON = (2, 2)
 MESHES = ((8, 16), (4, 32), (16, 8), (16, 16), (32, 8), (8, 32), (4, 16))
 CHIP = "tpu_v3"
 POINTS = 4_000_000
+SWEPT = ("B", "BL", "BSL", "BXY")
 # What "a symbolic plan and all its formulas" is: these, after tracing.
 COUNTED = ("lift", "plan", "symbolise", "collectives", "cost formulas")
 TWICE = ("B", "S", "H", "V", "L")
@@ -39,8 +40,10 @@ then come the table of collectives, every quantity of the cost in sympy and the 
 that; `at` is the plan at twice one of {", ".join(TWICE)}, checked against that: the same plan, or
 traced and planned again; `its program` is the same plan traced and planned when asked for.
 `first_ms` is on the first mesh, with nothing remembered, `ms` the median of the meshes
-{MESHES[1:]}, each seen for the first time; processor time. A sweep evaluates one formula of that
-many terms at {POINTS:,} points of B, X and Y, on one thread."""
+{MESHES[1:]}, each seen for the first time; processor time. A sweep (`plan.sweep`) gives seconds,
+peak memory and guards together at about {POINTS:,} points, on one thread: of a grid, multiples of
+the hints (of mesh axes all sizes), or of points that have nothing in common; `first_ms` with the
+formulas to be compiled, `holds` the share of points at which the plan holds for certain."""
 
 
 def run(
@@ -64,7 +67,10 @@ def run(
     summary = {
         "symbolic plan and all formulas after tracing, ms": sum(r["ms"] for r in counted),
         "the same with nothing remembered, ms": sum(r["first_ms"] for r in counted),
-        "wire bytes swept, points per second": sweeps[0]["points_per_s"],
+        "time, memory and guards swept, the slowest grid, points per second": _slowest(
+            sweeps, "a grid"
+        ),
+        "the same, the slowest of scattered points": _slowest(sweeps, "scattered"),
         "at() with unchanged decisions, ms": _ms(rows, SAME),
         "what it needs once per plan (guards), ms": _ms(rows, "guards"),
         "at() at twice a size, decisions unchanged": len(stages.get(SAME, ())),
@@ -75,6 +81,10 @@ def run(
 
 def _ms(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:
     return next((row["ms"] for row in rows if row["stage"] == stage), None)
+
+
+def _slowest(sweeps: Sequence[Mapping[str, Any]], how: str) -> float:
+    return min(row["points_per_s"] for row in sweeps if row["stage"].endswith(how))
 
 
 def planned(config: Config, shape: tuple[int, int]) -> sa.Plan:
@@ -123,20 +133,24 @@ def _row(stage: str, seconds: Sequence[Seconds]) -> dict[str, Any]:
 
 
 def swept(plan: sa.Plan, points: int) -> Iterator[dict[str, Any]]:
-    """Points per second of formulas over B, X and Y, the other sizes at their hints."""
-    rng = np.random.default_rng(0)
-    sizes: Mapping[str, Any] = {
-        **{name: size.hint for name, size in plan.sizes.items()},
-        **{name: rng.integers(1, 4096, points).astype(np.float64) for name in "BXY"},
-    }
-    totals = dict(plan.cost(CHIP).totals.named())
-    for name in ("wire_bytes", "peak_memory_bytes", "flops", "step_time_s"):
-        formula = Formula.of(totals[name])
-        sweep = formula.lambdify()
-        sweep(**sizes)
-        seconds = min(timed(lambda: sweep(**sizes))[1].wall for _ in range(3))  # noqa: B023
-        yield {
-            "stage": f"sweep of {name}",
-            "terms": len(formula.terms),
-            "points_per_s": points / seconds,
-        }
+    """Points per second of seconds, peak and guards together, the other sizes at their hints."""
+    rng, side = np.random.default_rng(0), round(points ** (1 / 3))
+    for names in SWEPT:
+        grid = np.ix_(*(np.arange(1, round(points ** (1 / len(names))) + 1) for _ in names))
+        rows = [rng.integers(1, 4096, side**3) for _ in names]
+        for how, arrays in (("a grid", grid), ("scattered", rows)):
+            hints = [plan.sizes[name].hint for name in names]
+            sizes = {
+                n: a * (h if n not in "XY" else 1)
+                for n, a, h in zip(names, arrays, hints, strict=True)
+            }
+            found, first = timed(partial(plan.sweep, CHIP, **sizes))
+            seconds = min(timed(partial(plan.sweep, CHIP, **sizes))[1].cpu for _ in range(3))
+            yield {
+                "stage": f"sweep of {', '.join(names)}, {how}",
+                "first_ms": 1e3 * first.cpu,
+                "ms": 1e3 * seconds,
+                "points": found.holds.size,
+                "points_per_s": found.holds.size / seconds,
+                "holds": float(found.holds.mean()),
+            }

@@ -65,7 +65,8 @@ WRONG = {
         r"has 8 devices, not 9: give devices=8",
     ),
     "batch of nothing": (
-        [*RANK, "--devices", "8", "--batch", "8,0"], "argument --batch: 0: write a number above 0"
+        [*RANK, "--devices", "8", "--batch", "8,0"],
+        "argument --batch: 0: write a number above 0",
     ),
     "memory of no size": ([*RANK, "--devices", "8", "--memory", "nan"], "nan: write a number"),
     "unknown strategy": (["explore", "--strategy", "best"], "no strategy 'best'; Table 1 has"),

@@ -26,6 +26,7 @@ MEMBERS = {
         "cost_of_xla",
     ),
     "sizes": ("is_symbolic", "sizes", "constants", "conditions", "unguarded"),
+    "sweep": ("sweep",),
     "verify": ("verify",),
     "run": (
         "lower",

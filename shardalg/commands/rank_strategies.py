@@ -24,9 +24,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--sizes", default="", metavar="layers=32,...", help="change sizes of the model")
     option("--devices", type=int, required=True, metavar="N", help="of the mesh")
     option("--hardware", required=True, metavar="CHIP", help="a chip (v3), or a topology (v3:8x16)")
-    option("--memory", type=_positive(float), metavar="BYTES", help="of a device (default: what the chip has)")
+    option(
+        "--memory",
+        type=_positive(float),
+        metavar="BYTES",
+        help="of a device (default: what the chip has)",
+    )
     option("--batch", type=_listed(_positive(int)), metavar="N,...", help="sequences of a step")
-    option("--microbatches", type=_listed(_positive(int)), metavar="N,...", help="parts of the batch")
+    option(
+        "--microbatches", type=_listed(_positive(int)), metavar="N,...", help="parts of the batch"
+    )
     option("--rounds", type=_listed(_positive(int)), metavar="N,...", help="of circular pipelines")
     option("--strategy", type=_listed(str), metavar="NAME,...", help="default: all")
     option("--remat", type=_listed(str), metavar="NAME,...", help="none, full, minimal")

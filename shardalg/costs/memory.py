@@ -145,25 +145,25 @@ def liveness(
     The model is that of buffer assignment in XLA (`xla/service/buffer_assignment.h`), less layouts
     and fragmentation.
     """
-    scan = _Scan(program, graph, tuple(roles or ()), rebuild and graph is not None)
+    scan = Scan(program, graph, tuple(roles or ()), rebuild and graph is not None)
     lives = scan.lives(donated)
     return scan.liveness(lives, scan.peak(program.block, lives).peak[1])
 
 
 def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) -> ProgramPoint:
     """The instruction at which `liveness` finds its peak."""
-    scan = _Scan(program, graph, ())
+    scan = Scan(program, graph, ())
     return scan.peak(program.block, scan.lives(donated)).peak[1]
 
 
 def peak_bytes(program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool) -> Any:
     """`Liveness.peak_bytes` of a program whose sizes may be lanes: at each point its own peak."""
-    scan = _Scan(program, graph, (), rebuild)
+    scan = Scan(program, graph, (), rebuild)
     return scan.peak(program.block, scan.lives(donated)).peak[0]
 
 
 @dataclass(frozen=True)
-class _Lives:
+class Lives:
     """What a block starts with, the values that never die, and last uses.
 
     Attributes:
@@ -190,13 +190,15 @@ class _Lives:
 
 
 @dataclass(frozen=True)
-class _Scan:
+class Scan:
+    """Goes through a program and counts what is alive."""
+
     program: SpmdProgram
     graph: Graph | None
     roles: tuple[str, ...]
     rebuild: bool = False
 
-    def lives(self, donated: Sequence[int]) -> _Lives:
+    def lives(self, donated: Sequence[int]) -> Lives:
         """What the program starts with, and for how long."""
         arguments = self.program.block.arguments
         start = dict.fromkeys([*arguments, *(local for local, _ in self.program.constants)])
@@ -204,25 +206,25 @@ class _Scan:
         held = {v: self.whole[v] for v in start}
         return self.span(self.program.block, held, frozenset(start) - taken)
 
-    def span(self, block: Block, start: dict[int, Held], pinned: frozenset[int]) -> _Lives:
+    def span(self, block: Block, start: dict[int, Held], pinned: frozenset[int]) -> Lives:
         """The lives of a block's values."""
         graph = self.graph
         if graph is None:
-            return _Lives(start, pinned, last_uses(block.instructions, block.results))
+            return Lives(start, pinned, last_uses(block.instructions, block.results))
         written, never = materialised(block, graph), self.on_chip
         if not self.rebuild:
             last = last_uses(block.instructions, block.results)
-            return _Lives(start, pinned, last, written, never)
+            return Lives(start, pinned, last, written, never)
         found = lifetimes(self.program, graph, block)
         never |= found.sources.keys()
-        return _Lives(start, pinned, found.last, written, never, found.sources, found.reduced)
+        return Lives(start, pinned, found.last, written, never, found.sources, found.reduced)
 
     @cached_property
     def on_chip(self) -> frozenset[int]:
         """Values that a kernel keeps on the chip."""
         return on_chip(self.program, self.graph) if self.graph else frozenset()
 
-    def liveness(self, lives: _Lives, place: ProgramPoint) -> Liveness:
+    def liveness(self, lives: Lives, place: ProgramPoint) -> Liveness:
         """What is alive at a place."""
         program, block = self.program, self.program.block
         line = self.peak(block, lives, stop=place)
@@ -243,10 +245,9 @@ class _Scan:
         """Per local value, its own bytes."""
         return tuple(Held(v.bytes, (v.index,)) for v in self.program.locals)
 
-    def peak(self, block: Block, lives: _Lives, stop: ProgramPoint | None = None) -> Timeline:
+    def peak(self, block: Block, lives: Lives, stop: ProgramPoint | None = None) -> Timeline:
         """The peak of a block; with `stop`, what is alive at that place."""
-        line = Timeline(dict(lives.start), sum(held.bytes for held in lives.start.values()))
-        line.totals.append((line.total, ()))
+        line = self.begin(lives.start)
         if stop == ():
             return line
         for value in lives.start.keys() - lives.last.keys() - lives.pinned:
@@ -267,6 +268,11 @@ class _Scan:
                 line.drop(value)
         return line
 
+    def begin(self, start: dict[int, Held]) -> Timeline:
+        """The timeline of a block that starts with these values."""
+        total = sum(held.bytes for held in start.values())
+        return Timeline(dict(start), total, totals=[(total, ())])
+
     def inside(self, instruction: Instruction, stop: ProgramPoint | None = None) -> Timeline | None:
         """What the largest body holds beyond the instruction's own operands and results."""
         control = instruction.attributes
@@ -278,7 +284,11 @@ class _Scan:
         outside = control.num_consts + control.num_carry if type(control) is Loop else None
         lines = [self.body(block, outside) for block in blocks]
         most = first_largest([line.peak[0] for line in lines])
-        return lines[most] if stop is None else self.body(blocks[most], outside, stop)
+        return self.largest(lines, most) if stop is None else self.body(blocks[most], outside, stop)
+
+    def largest(self, lines: list[Timeline], most: int) -> Timeline:
+        """Of bodies of which one runs, what stands for all of them."""
+        return lines[most]
 
     def travelling(self, ring: CollectiveMatmul) -> Timeline:
         """Of a ring, in place of what one of its two hands to the other: a block, and the next."""
@@ -298,7 +308,7 @@ class _Scan:
         return line
 
     def size(
-        self, instruction: Instruction, value: int, alive: dict[int, Held], lives: _Lives
+        self, instruction: Instruction, value: int, alive: dict[int, Held], lives: Lives
     ) -> Held:
         """What a result takes: of a broadcast that fuses with its readers, its operands' bytes."""
         own = NOTHING if value in lives.never else self.whole[value]
@@ -309,7 +319,7 @@ class _Scan:
         return min(own, Held(sum(h.bytes for h in read), of), key=lambda held: held.bytes)
 
     def overwritten(
-        self, instruction: Instruction, dying: list[int], alive: dict[int, Held], lives: _Lives
+        self, instruction: Instruction, dying: list[int], alive: dict[int, Held], lives: Lives
     ) -> Iterator[int]:
         """The dying operands whose memory a result takes over."""
         held, written, free = self.whole, set(), set(dying) - lives.shielded
@@ -321,7 +331,7 @@ class _Scan:
                 written.add(result)
                 yield operand
 
-    def in_place(self, instruction: Instruction, lives: _Lives) -> Iterator[tuple[int, int]]:
+    def in_place(self, instruction: Instruction, lives: Lives) -> Iterator[tuple[int, int]]:
         """Pairs (operand, result) of which the result may be written over the operand."""
         control = instruction.attributes
         if isinstance(control, Control):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.topology import machine
 from shardalg.io.units import bytes_text, seconds_text
-from shardalg.plan.ask_cost import CostAnswers
 from shardalg.plan.ask_run import RunAnswers
+from shardalg.plan.ask_sweep import SweepAnswers
 from shardalg.plan.ask_why import WhyAnswers
 from shardalg.plan.overview import Overview
 from shardalg.report.draw_plans import DrawnPlan, draw_plans
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 AT_THE_BORDER = "arguments and results"
 
 
-class OverviewAnswers(WhyAnswers, CostAnswers, RunAnswers):
+class OverviewAnswers(WhyAnswers, SweepAnswers, RunAnswers):
     """One screen, and the program behind it."""
 
     def overview(self, hardware: str | Hardware | None = None) -> Overview:

@@ -33,8 +33,8 @@ class Plan(OverviewAnswers):
     named sizes is made at their hints, and shardings, program, `verify`, `simulate` and `lower` are
     those of the hints; `at` makes the plan at other sizes. What it answers stands in this room by
     question: `ask_overview`, `ask_shardings`, `ask_collectives`, `ask_cost`, `ask_why`,
-    `ask_sizes`, `ask_verify` and `ask_run`; here is what makes and compares plans. Tables are
-    methods, values properties.
+    `ask_sizes`, `ask_sweep`, `ask_verify`, `ask_run`; here is what makes and compares plans. Tables
+    are methods, values properties.
 
     Attributes:
       options: how the plan was made.

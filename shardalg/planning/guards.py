@@ -74,11 +74,14 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
     return Guards(recorded, facts), ""
 
 
+PEAK = "peak"
+
+
 class Asked(NamedTuple):
     """What a question is about that the run itself asks: the part of `plan.changes` and the node.
 
     Attributes:
-      kind: "sharding", "collectives" or "peak".
+      kind: "sharding", "collectives" or `PEAK`.
       node: None at the program's border, and of what is not about one node.
     """
 
@@ -94,7 +97,7 @@ def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgr
     graph = sizes.graph()
     sharded = propagate(graph, annotations_at(stages.annotations, graph, mesh), options)
     program = partition(sharded, stages.traced.roles, options, partial(_Telling, recorded))
-    recorded.about = Asked("peak")
+    recorded.about = Asked(PEAK)
     peak_place(program, graph, stages.traced.donated)
     return program
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardalg.errors import ShardalgError
+from shardalg.sizes.arrays import Code, run
 from shardalg.sizes.formula_text import factored_sum, text, to_sympy
-from shardalg.sizes.horner import Evaluator, evaluator, in_blocks
 
 if TYPE_CHECKING:
     import sympy
@@ -241,32 +241,29 @@ class Formula:
     def lambdify(self) -> Callable[..., np.ndarray]:
         """A numpy function of the sizes, for sweeps: keyword arguments that broadcast.
 
-        The value is one float64 division of two polynomials, each nested by Horner's scheme;
-        ceilings are exact while their numerators stay below 2**52. Other sizes are ignored.
+        Values are of double precision; ceilings are exact while their numerators stay below
+        2**52. Other sizes are ignored.
 
         >>> cost = (ceiling(symbol("M") / symbol("X")) * 3).lambdify()
         >>> cost(M=np.array([8, 9, 13]), X=4)
         array([ 6.,  9., 12.])
         """
-        evaluate = self.evaluator()
+        code = Code()
+        root = code.polynomial(self.terms)
 
         def sweep(**values: Any) -> np.ndarray:
             self._demand(values)
-            return in_blocks(evaluate, {name: values[name] for name in self.names})
+            return run(code, [root], {name: values[name] for name in self.names})[0]
 
         return sweep
 
-    def evaluator(self) -> Evaluator:
-        """A function of arrays by name."""
-        # One division at the end: a product with 1/n would be off where ceil(D/n) jumps.
-        above, below = (evaluator(part.terms) for part in self.fraction)
-        inner = [(atom, atom.evaluator()) for atom in self.atoms]
+    def steps(self, code: Code) -> int:
+        """The formula as one division of two polynomials.
 
-        def evaluate(values: Mapping[Any, Any]) -> Any:
-            known = {**values, **{atom: inside(values) for atom, inside in inner}}
-            return above(known) / below(known)
-
-        return evaluate
+        A product with 1/n would be off where `ceil(D/n)` jumps.
+        """
+        above, below = (code.polynomial(part.terms) for part in self.fraction)
+        return above if below == code.number(1) else code.step("divide", above, below)
 
     def sympy(
         self, *, factored: bool = True, symbols: Mapping[str, sympy.Symbol] | None = None
@@ -294,6 +291,7 @@ class Ceil:
     """The factor `ceil(ratio)` of a monomial: an integer, and nothing else is known of it."""
 
     ratio: Formula
+    pair = ()
 
     @cached_property
     def _hash(self) -> int:
@@ -315,10 +313,9 @@ class Ceil:
         """With some sizes replaced."""
         return ceiling(self.ratio.subs(values))
 
-    def evaluator(self) -> Evaluator:
-        """A function of arrays by name."""
-        ratio = self.ratio.evaluator()
-        return lambda values: np.ceil(ratio(values))
+    def steps(self, code: Code) -> int:
+        """Of arrays."""
+        return code.step("ceil", self.ratio.steps(code))
 
     def __repr__(self) -> str:
         above, below = self.ratio.fraction

@@ -9,11 +9,9 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from shardalg.sizes.formula import Formula, Number
+from shardalg.sizes.arrays import Code
+from shardalg.sizes.formula import Formula, Monomial, Number
 from shardalg.sizes.formula_text import to_sympy
-from shardalg.sizes.horner import Evaluator
 from shardalg.sizes.points import lanes
 
 if TYPE_CHECKING:
@@ -47,10 +45,19 @@ class Max:
         """With some sizes replaced."""
         return larger(self.first.subs(values), self.second.subs(values))
 
-    def evaluator(self) -> Evaluator:
-        """A function of arrays by name."""
-        first, second = self.first.evaluator(), self.second.evaluator()
-        return lambda values: np.maximum(first(values), second(values))
+    @property
+    def pair(self) -> tuple[Mapping[Monomial, Number], ...]:
+        """The terms of both."""
+        return self.first.terms, self.second.terms
+
+    @property
+    def least(self) -> Least:
+        """The smaller of the two."""
+        return Least(self)
+
+    def steps(self, code: Code) -> int:
+        """Of arrays."""
+        return code.step("max", *map(code.polynomial, self.pair))
 
     def __repr__(self) -> str:
         return f"max({self.first}, {self.second})"
@@ -61,6 +68,17 @@ class Max:
 
         return sympy.Max(*(to_sympy(f.terms, symbols) for f in (self.first, self.second)),
                          evaluate=False)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Least:
+    """The smaller one of two prices, where formulas are swept."""
+
+    of: Max
+
+    def steps(self, code: Code) -> int:
+        """Of arrays."""
+        return code.step("min", *map(code.polynomial, self.of.pair))
 
 
 def larger(first: Any, second: Any) -> Any:

@@ -13,6 +13,8 @@ from math import gcd
 from numbers import Integral
 from typing import Any
 
+import numpy as np
+
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.dims import Expr, Size, SymbolError, hint_of, second_hints, sizes_of
 from shardalg.algebra.dims_data import Data
@@ -223,6 +225,44 @@ def point_of(named: Mapping[str, Size], given: Mapping[str, int]) -> dict[str, i
     if bad:
         raise SymbolError(f"sizes are integers of at least 1, got {_text(bad)}.")
     return {name: int(given.get(name, size.hint)) for name, size in named.items()}
+
+
+def points_of(
+    named: Mapping[str, Size], given: Mapping[str, Any]
+) -> tuple[dict[str, int], dict[str, np.ndarray]]:
+    """The sizes of a plan that are one number, and arrays of those that are swept.
+
+    Raises:
+      SymbolError: what `point_of` raises, arrays of anything else or that do not broadcast, none.
+
+    >>> points_of({"B": Size("B", 8), "X": Size("X", 2)}, {"X": [2, 4]})
+    ({'B': 8}, {'X': array([2, 4])})
+    """
+    arrays = {name: np.asarray(value) for name, value in given.items()}
+    swept = {name: array for name, array in arrays.items() if array.ndim}
+    known = point_of(named, {n: v for n, v in given.items() if n not in swept})
+    point_of(named, dict.fromkeys(swept, 1))
+    if not swept:
+        raise SymbolError(
+            "a sweep needs an array of some size, as in sweep('tpu_v3', B=2 ** np.arange(10)); "
+            "plan.at(...) is for one point."
+        )
+    for name, array in swept.items():
+        if array.dtype.kind not in "iu" or (array.size and array.min() < 1):
+            shown = np.array2string(array.reshape(-1)[:3], separator=", ")
+            raise SymbolError(
+                f"{name} is {shown}... of {array.dtype}: give integers of at least 1, as "
+                f"np.arange(1, 9) has them."
+            )
+    try:
+        np.broadcast_shapes(*(array.shape for array in swept.values()))
+    except ValueError:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in swept.items())
+        raise SymbolError(
+            f"arrays of shapes {shapes} do not broadcast: give all points of each size, or a grid "
+            "as np.ix_ makes it."
+        ) from None
+    return {name: size for name, size in known.items() if name not in swept}, swept
 
 
 def _is_size(value: object) -> bool:

@@ -173,8 +173,8 @@ def test_symbols_times_every_stage_and_every_sweep(said):
     counted = sum(stages[name]["ms"] for name in symbols.COUNTED)
     assert done.summary["symbolic plan and all formulas after tracing, ms"] == counted
     sweeps = [row for name, row in stages.items() if name.startswith("sweep of")]
-    assert len(sweeps) == 4
-    assert all(row["terms"] > 3 and row["points_per_s"] > 0 for row in sweeps)
+    assert len(sweeps) == 2 * len(symbols.SWEPT)
+    assert all(row["points_per_s"] > 0 for row in sweeps)
 
 
 def test_algebra(said):

@@ -1,0 +1,182 @@
+"""Where memory may peak at other sizes: the bytes alive at each instruction, in formulas.
+
+At the hints one instruction has the most bytes alive; elsewhere it may be another one. Of all,
+those are kept that some sizes can make the largest, as far as their terms tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shardalg.costs.memory import Scan
+from shardalg.costs.occupancy import NOTHING, Held, Timeline
+from shardalg.costs.symbolic import Symbolised
+from shardalg.sizes.formula import Formula, Monomial
+from shardalg.spmd.program import SpmdProgram
+
+Rows = list[np.ndarray]
+
+
+def candidate_peaks(
+    named: Symbolised, *, donated: Sequence[int], rebuild: bool
+) -> tuple[Formula, ...]:
+    """The bytes alive at a time, of which the largest is the peak of memory.
+
+    What is alive when, and what is written over what, is that of the hints (`costs.memory`).
+
+    Args:
+      donated, rebuild: as in `liveness`.
+    """
+    scan = _Candidates(named.hints, named.graph, (), rebuild, named.program)
+    line = scan.peak(named.hints.block, scan.lives(donated))
+    assert isinstance(line, _Rows), "begun by this scan"
+    return undominated(scan.terms.formula(row) for row in np.unique(line.rows, axis=0))
+
+
+def undominated(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
+    """Those that no other one is at least as large as wherever sizes are at least 1.
+
+    Of two formulas one is, if each term that it lacks is covered by terms that it has more of and
+    that are never smaller. Incomplete: what is kept may be smaller too.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> B, M = symbols("B M")
+    >>> undominated([B, 2 * B, B + M, M, 2 * B, M + B / M])
+    (2*B, B + M)
+    """
+    found = tuple(dict.fromkeys(formulas))
+    terms = _Terms.of(found)
+    rows = [terms.row(formula) for formula in found]
+    kept: list[int] = []
+    for at in sorted(range(len(rows)), key=lambda at: (-rows[at].sum(), str(found[at]))):
+        if not any((rows[k] >= rows[at]).all() for k in kept):
+            kept.append(at)
+    left = [found[at] for at in kept]
+    return tuple(f for f in left if not any(o is not f and _covers(o - f) for o in left))
+
+
+def _covers(difference: Formula) -> bool:
+    """Whether positive terms cover the negative ones, each by those that it divides."""
+    spare = {m: c for m, c in difference.terms.items() if c > 0}
+    for monomial, lacking in difference.terms.items():
+        need = -lacking
+        for other in spare if need > 0 else ():
+            if need > 0 and spare[other] and _at_least(other, monomial):
+                taken = min(need, spare[other])
+                spare[other] -= taken
+                need -= taken
+        if need > 0:
+            return False
+    return True
+
+
+def _at_least(first: Monomial, second: Monomial) -> bool:
+    """Whether a product of sizes is at least another one: what is left of both is a product."""
+    left = Formula({first: 1}) / Formula({second: 1})
+    return all(type(f) is str and e > 0 for m in left.terms for f, e in m)
+
+
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """Monomials as places of a row; coefficients are whole numbers in units of 1 / `scale`."""
+
+    places: Mapping[Monomial, int]
+    scale: int
+
+    @staticmethod
+    def of(formulas: Iterable[Formula]) -> _Terms:
+        """Places for the monomials of formulas."""
+        terms = [(m, c) for formula in formulas for m, c in formula.terms.items()]
+        scale = math.lcm(*(Fraction(c).denominator for _, c in terms))
+        return _Terms({m: at for at, m in enumerate(dict(terms))}, scale)
+
+    def row(self, formula: Formula) -> np.ndarray:
+        """The coefficients of a formula."""
+        row = np.zeros(len(self.places))
+        for monomial, coefficient in formula.terms.items():
+            row[self.places[monomial]] = float(coefficient * self.scale)
+        return row
+
+    def formula(self, row: np.ndarray) -> Formula:
+        """The formula that has these coefficients."""
+        pairs = zip(self.places, row, strict=True)
+        return Formula({m: Fraction(int(c), self.scale) for m, c in pairs if c})
+
+
+@dataclass
+class _Rows(Timeline):
+    """What is alive, and its bytes as coefficients; `rows` has those of every instruction.
+
+    Attributes:
+      sizes: per local value, its bytes as coefficients.
+    """
+
+    sizes: Sequence[np.ndarray] = ()
+    row: Any = 0.0
+    rows: Rows = field(default_factory=list)
+
+    def add(self, value: int, held: Held) -> None:
+        """Count a value as held from here on, in place of what was counted for it."""
+        self.row = self.row + self.bytes(held) - self.bytes(self.alive.get(value, NOTHING))
+        super().add(value, held)
+
+    def drop(self, value: int) -> None:
+        """Count a value as freed."""
+        self.row = self.row - self.bytes(self.alive.get(value, NOTHING))
+        super().drop(value)
+
+    def reach(self, i: int, inner: Timeline | None) -> None:
+        """Instruction `i` runs now; `inner` is the body of the loop that it is."""
+        super().reach(i, inner)
+        inside = inner.rows if isinstance(inner, _Rows) else [0.0]
+        self.rows += [self.row + row for row in inside]
+
+    def bytes(self, held: Held) -> Any:
+        """The bytes of what a value stands for."""
+        return sum((self.sizes[v] for v in held.of), start=np.zeros_like(self.sizes[0]))
+
+
+@dataclass(frozen=True)
+class _Candidates(Scan):
+    """Goes through a program at its hints, and notes what is alive at every instruction."""
+
+    formulas: SpmdProgram | None = None
+
+    @cached_property
+    def held(self) -> list[Formula]:
+        """Per local value, its bytes in formulas."""
+        assert self.formulas is not None, "given where it is made"
+        return [Formula.of(local.bytes) for local in self.formulas.locals]
+
+    @cached_property
+    def terms(self) -> _Terms:
+        """The monomials of all bytes."""
+        return _Terms.of(dict.fromkeys(self.held))
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Per local value, its bytes as coefficients."""
+        known = {size: self.terms.row(size) for size in dict.fromkeys(self.held)}
+        return [known[size] for size in self.held]
+
+    def begin(self, start: dict[int, Held]) -> Timeline:
+        """A timeline that notes rows."""
+        line = super().begin(start)
+        found = _Rows(line.alive, line.total, totals=line.totals, sizes=self.rows)
+        found.row = sum(map(found.bytes, start.values()), start=np.zeros(len(self.terms.places)))
+        found.rows.append(found.row)
+        return found
+
+    def largest(self, lines: list[Timeline], most: int) -> Timeline:
+        """The largest body at the hints, with the rows of all of them."""
+        both = lines[most]
+        assert isinstance(both, _Rows), "begun by this scan"
+        both.rows = [row for line in lines if isinstance(line, _Rows) for row in line.rows]
+        return both

@@ -1,0 +1,97 @@
+"""Seconds and memory of a plan with named sizes at millions of points, and where the plan holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardalg.costs.analyses.peaks import undominated
+from shardalg.costs.hardware import Hardware
+from shardalg.io.units import bytes_text, seconds_text
+from shardalg.sizes.arrays import Code, run
+from shardalg.sizes.checked import Checked
+from shardalg.sizes.facts import Fact
+from shardalg.sizes.formula import Formula
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sweep:
+    """What a step takes at each point, arrays of the shape that the sizes broadcast to.
+
+    Attributes:
+      hardware: of which the seconds are.
+      sizes: the sizes that were given. step_time_s, peak_memory_bytes: in double precision.
+      holds: whether all that planning asked of the sizes has the hints' answer, so that the
+        formulas are the plan's.
+      doubtful: where only questions of functions that planning calls have other answers: they may
+        still return the same, which `Plan.holds` tells of a point.
+    """
+
+    hardware: Hardware
+    sizes: Mapping[str, np.ndarray]
+    step_time_s: np.ndarray
+    peak_memory_bytes: np.ndarray
+    holds: np.ndarray
+    doubtful: np.ndarray
+
+    @property
+    def fits(self) -> np.ndarray:
+        """Whether the peak is within the memory of a device."""
+        return self.peak_memory_bytes <= self.hardware.hbm_bytes
+
+    def __repr__(self) -> str:
+        names, good = ", ".join(self.sizes), self.holds & self.fits
+        text = (
+            f"Sweep of {names} on {self.hardware.name}: {self.holds.size:,} points, the plan holds "
+            f"at {self.holds.sum():,} ({self.doubtful.sum():,} in doubt), fits at {good.sum():,}"
+        )
+        if not good.any():
+            return text
+        best = np.unravel_index(np.argmin(np.where(good, self.step_time_s, np.inf)), good.shape)
+        at = {n: np.broadcast_to(a, good.shape)[best] for n, a in self.sizes.items()}
+        where = ", ".join(f"{name}={value}" for name, value in at.items())
+        return (
+            f"{text}; fastest {where}: {seconds_text(float(self.step_time_s[best]))}, "
+            f"{bytes_text(int(self.peak_memory_bytes[best]))}"
+        )
+
+
+class Sweeper:
+    """The formulas of a plan on a chip, ready to be taken at arrays of some sizes.
+
+    Args:
+      step_time_s: of a step. peaks: bytes of which the largest is the peak of memory.
+      asked: all that planning itself asked of the sizes, and what functions did that it calls.
+      known: the sizes that are not swept.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> B, X = symbols("B X")
+    >>> sweeper = Sweeper(B / X, [B + X, 2 * B], ([], [Fact(B - 4, "> 0")]), {"X": 4})
+    >>> sweeper.at({"B": np.array([2, 8])})
+    (array([0.5, 2. ]), array([ 6., 16.]), array([False,  True]), array([ True, False]))
+    """
+
+    def __init__(
+        self,
+        step_time_s: Any,
+        peaks: Iterable[Formula],
+        asked: tuple[Iterable[Fact], Iterable[Fact]],
+        known: Mapping[str, int],
+    ) -> None:
+        self.code = Code()
+        self.time = self.code.polynomial(Formula.of(step_time_s).subs(known).terms)
+        first, *others = undominated(peak.subs(known) for peak in peaks)
+        self.peak = self.code.polynomial(first.terms)
+        for other in others:
+            self.peak = self.code.step("max", self.peak, self.code.polynomial(other.terms))
+        self.own, self.called = (Checked(facts, known) for facts in asked)
+
+    def at(self, sizes: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Seconds, peak bytes, where all facts hold, and where those do not that were called."""
+        seconds, peak = run(self.code, [self.time, self.peak], sizes)
+        own = self.own.hold(sizes)
+        holds = self.called.hold(sizes, own)
+        return seconds, peak, holds, own & ~holds
