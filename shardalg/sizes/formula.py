@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardalg.errors import ShardalgError
-from shardalg.sizes.arrays import Code, run
 from shardalg.sizes.formula_text import factored_sum, text, to_sympy
+from shardalg.sizes.points.arrays import Code, run
 
 if TYPE_CHECKING:
     import sympy

@@ -9,10 +9,10 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from shardalg.sizes.arrays import Code
 from shardalg.sizes.formula import Formula, Monomial, Number
 from shardalg.sizes.formula_text import to_sympy
 from shardalg.sizes.points import lanes
+from shardalg.sizes.points.arrays import Code
 
 if TYPE_CHECKING:
     import sympy

@@ -11,10 +11,10 @@ import numpy as np
 from shardalg.costs.analyses.peaks import undominated
 from shardalg.costs.hardware import Hardware
 from shardalg.io.units import bytes_text, seconds_text
-from shardalg.sizes.arrays import Code, run
 from shardalg.sizes.checked import Checked
 from shardalg.sizes.facts import Fact
 from shardalg.sizes.formula import Formula
+from shardalg.sizes.points.arrays import Code, run
 
 
 @dataclass(frozen=True, eq=False, repr=False)
