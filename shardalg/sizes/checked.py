@@ -16,7 +16,7 @@ import numpy as np
 
 from shardalg.sizes.facts import BROKEN, NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact
 from shardalg.sizes.formula import Ceil, Formula, Number
-from shardalg.sizes.points.arrays import FEWER, Code, Points, straight
+from shardalg.sizes.points.array_steps import FEWER, Code, Points, straight
 
 _EXACT = float(1 << 52)
 _ROUNDED = 2.0**-40
@@ -56,7 +56,9 @@ class Checked:
           among: the points that are asked about; the others come out as False.
         """
         points = Points(values)
-        ranges = {n: (float(a.min()), float(a.max())) for n, a in points.arrays.items() if a.size}
+        ranges = {
+            n: (float(a.min()), float(a.max())) for n, a in points.array_steps.items() if a.size
+        }
         found = np.full(points.inner, not self.never)
         if among is not None:
             found &= among.reshape(points.inner)
@@ -72,7 +74,7 @@ class Checked:
 
     def _ask(self, asked: list[_Asked], points: Points, found: np.ndarray) -> None:
         """Rule out points: first by the facts of few sizes, at the points that these span."""
-        arrays, many = points.arrays, []
+        arrays, many = points.array_steps, []
         groups: dict[frozenset[str], list[_Asked]] = {}
         for one in asked:
             groups.setdefault(one.check.names, []).append(one)

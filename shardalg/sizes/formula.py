@@ -21,7 +21,7 @@ import numpy as np
 
 from shardalg.errors import ShardalgError
 from shardalg.sizes.formula_text import factored_sum, text, to_sympy
-from shardalg.sizes.points.arrays import Code, run
+from shardalg.sizes.points.array_steps import Code, run
 
 if TYPE_CHECKING:
     import sympy

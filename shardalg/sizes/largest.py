@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shardalg.sizes.formula import Formula, Monomial, Number
 from shardalg.sizes.formula_text import to_sympy
 from shardalg.sizes.points import lanes
-from shardalg.sizes.points.arrays import Code
+from shardalg.sizes.points.array_steps import Code
 
 if TYPE_CHECKING:
     import sympy

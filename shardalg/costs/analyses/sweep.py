@@ -14,7 +14,7 @@ from shardalg.io.units import bytes_text, seconds_text
 from shardalg.sizes.checked import Checked
 from shardalg.sizes.facts import Fact
 from shardalg.sizes.formula import Formula
-from shardalg.sizes.points.arrays import Code, run
+from shardalg.sizes.points.array_steps import Code, run
 
 
 @dataclass(frozen=True, eq=False, repr=False)
