@@ -14,34 +14,52 @@ from shardalg.propagate.strategy import Annotations
 Rows = list[tuple[int, Sharding]]
 
 
-def seed(graph: Graph, annotations: Annotations, layouts: Layouts) -> dict[int, int]:
+Told = bool | tuple[frozenset[int], tuple[tuple[int, int, bool], ...]]
+
+
+def told(graph: Graph, annotations: Annotations, policy: str) -> Told:
+    """What of the annotations decides how the graph is visited.
+
+    Returns:
+      Of GSPMD whether some result is annotated; of Shardy the annotated values, and its sites.
+    """
+    if policy != "shardy":
+        return any(s is not None for s in annotations.results)
+    own = frozenset(
+        v for v, s in given(graph, annotations) if len(s.unspecified_dims) < len(s.dims)
+    )
+    pairs = zip(graph.sites, annotations.sites, strict=True)
+    sites = [(site.node, sharding) for site, sharding in pairs if sharding is not None]
+    numbers = {s: k for k, s in enumerate(dict.fromkeys(s for _, s in sites))}
+    return own, tuple((node, numbers[s], not s.unspecified_dims) for node, s in sites)
+
+
+def seed(graph: Graph, annotations: Annotations, layouts: Layouts, index: Index) -> dict[int, int]:
     """Layout numbers of the annotated values, as far as they take part in the first round."""
     seeds = {value: _fixed(s, layouts) for value, s in given(graph, annotations)}
-    for value, sharding in _on_operands(graph, annotations, layouts.policy, set(seeds)).items():
+    for value, sharding in _on_operands(graph, annotations, index, set(seeds)).items():
         kind = graph.values[value].kind
-        fixed = kind != "region_argument" and (layouts.policy == "shardy" or kind != "argument")
+        fixed = value in index.seeded or kind not in ("region_argument", "argument")
         seeds[value] = _fixed(sharding, layouts, fixed=fixed)
     return seeds
 
 
 def _on_operands(
-    graph: Graph, annotations: Annotations, policy: str, known: set[int]
+    graph: Graph, annotations: Annotations, index: Index, known: set[int]
 ) -> dict[int, Sharding]:
     """Annotations inside that also hold for the value they are put on, which has none of its own.
 
     Only those without an open dimension do. GSPMD takes the last of several, and an argument stays
-    free to refine; Shardy none that disagree (`apply_sharding_constraints.cc`).
+    free to refine; of which they hold in Shardy's way, its index says.
     """
+    pairs = [(s.node, a) for s, a in zip(graph.sites, annotations.sites, strict=True)]
+    if index.told:
+        asked = dict(pairs)
+        found = {value: asked[node] for value, node in index.seeded.items()}
+        return {value: sharding for value, sharding in found.items() if sharding is not None}
     known = known | {value for value, _ in graph.constants}
-    found: dict[int, list[Sharding]] = {}
-    for site, sharding in zip(graph.sites, annotations.sites, strict=True):
-        value = graph.nodes[site.node].operands[0]
-        if sharding is not None and value not in known:
-            found.setdefault(value, []).append(sharding)
-    if policy == "shardy":
-        found = {value: shardings for value, shardings in found.items() if len({*shardings}) == 1}
-    closed = {v: [s for s in shardings if not s.unspecified_dims] for v, shardings in found.items()}
-    return {value: shardings[-1] for value, shardings in closed.items() if shardings}
+    rows = [(graph.nodes[node].operands[0], sharding) for node, sharding in pairs]
+    return {v: s for v, s in rows if s is not None and v not in known and not s.unspecified_dims}
 
 
 def given(graph: Graph, annotations: Annotations) -> list[tuple[int, Sharding]]:
@@ -83,13 +101,13 @@ def in_round(layouts: Layouts, number: int, sharding: Sharding, now: int) -> int
     )
 
 
-def rounds(graph: Graph, annotations: Annotations, policy: str) -> list[tuple[int, Rows]]:
+def rounds(graph: Graph, annotations: Annotations, index: Index) -> list[tuple[int, Rows]]:
     """(priority, annotated values and stand-ins that it concerns) of the rounds after the first."""
     shardings = (*annotations.arguments, *annotations.sites, *annotations.results)
     if not any(s is not None and s.priorities for s in shardings):
         return []
     own = dict(given(graph, annotations))
-    rows = [*own.items(), *_on_operands(graph, annotations, policy, set(own)).items()]
+    rows = [*own.items(), *_on_operands(graph, annotations, index, set(own)).items()]
     rows += [(v, s) for v, s in enumerate(annotations.results, len(graph.values)) if s is not None]
     numbers = sorted({n for _, sharding in rows for n in sharding.priorities if n})
     return [(n, [row for row in rows if n in row[1].priorities]) for n in numbers]
@@ -103,7 +121,7 @@ def start(
     Constants and rank-0 values stay replicated: a device cuts its block of a constant out of it for
     nothing. So does the stand-in of a result without annotation: it asks for nothing.
     """
-    seeds = seed(graph, annotations, layouts)
+    seeds = seed(graph, annotations, layouts, index)
     wholes = [layouts.whole(shape, fixed=not shape) for shape in index.shapes]
     numbers = [wholes[shape] for shape in index.shape_of]
     for value, _ in graph.constants:

@@ -61,22 +61,23 @@ def propagate(
     """
     layouts = Layouts(annotations.mesh, options.partitioner)
     indexed, completion = WAYS[options.way]
-    steps = indexed(graph, table, any(s is not None for s in annotations.results))
+    steps = indexed(graph, table, border.told(graph, annotations, options.partitioner))
     numbers, seeds = border.start(graph, annotations, layouts, steps)
     begin = tuple(numbers)
     fixpoint = completion(steps, layouts, numbers, options.switches.priorities)
     fixpoint.run()
-    for now, rows in border.rounds(graph, annotations, options.partitioner):
+    for now, rows in border.rounds(graph, annotations, steps):
         for value, sharding in rows:
             fixpoint.take_part(value, border.in_round(layouts, numbers[value], sharding, now))
         fixpoint.run()
-    is_carried = options.way != "gspmd"  # whose loops carry places of their own
+    is_carried = options.way == "paper"  # the loops of others carry places of their own
     settled = border.settle(
         graph, annotations, layouts, numbers=numbers, seeds=seeds, is_carried=is_carried
     )
     own = frozenset(value for value, _ in border.given(graph, annotations))
     record = Record(graph, fixpoint, begin, seeds, settled, own)
     results = border.results(graph, annotations, layouts, numbers)
+    fixpoint.settle()
     known = layouts.shardings()
     return ShardedGraph(
         graph,

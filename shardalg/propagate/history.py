@@ -61,10 +61,11 @@ def _reasons(record: Record) -> Iterator[Reason]:
 
 
 def _without_step(record: Record, change: Change, layout: Sharding) -> Reason:
-    """Of an annotation that takes part from a later round on, or of an element of a tuple."""
+    """Of an annotation that takes part from a later round on, a product, or a tuple's element."""
     if change.sources:
         names = record.fixpoint.index.names
-        return Reason(change.value, layout, "loop", sources=tuple(names[v] for v in change.sources))
+        kind = change.direction or "loop"
+        return Reason(change.value, layout, kind, sources=tuple(names[v] for v in change.sources))
     kind = "annotated" if change.value in record.annotated else "annotated operand"
     return Reason(change.value, layout, kind)
 

@@ -60,7 +60,7 @@ class Fresh(harder.Harder):
         mesh = ours.to_jax(jax.devices()[: ours.size])
         given = tuple(s if s is None else NamedSharding(mesh, s) for s in self.drawn[0])
         with dump.using(partitioner), jax.set_mesh(mesh):
-            stage = jax.jit(self.made[0], in_shardings=given).lower(*self.types)
+            stage = jax.jit(self.made[0], in_shardings=given, keep_unused=True).lower(*self.types)
             if self.folder is None:
                 return _plain(dump.read(stage, ours, partitioner))
             asked = f"{jax.__version__} {partitioner} {stage.as_text()}"

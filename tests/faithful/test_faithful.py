@@ -11,6 +11,8 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.once import MEMO
 from shardalg.propagate import Options, propagate
 from shardalg.propagate.gspmd import computations, elements
+from shardalg.propagate.shardy import edges, lowered, worklist
+from shardalg.propagate.shardy.shardy_module import Builder
 from shardalg.verify.verify import verify
 from tests.faithful.agreement import TEMPLATES, Fresh, programs
 from tests.propagate.harder import described, module_of
@@ -37,8 +39,9 @@ def differences(policy, partitioner):
     return [described(match) for match in found if not match.agrees], len(found)
 
 
-def test_loops_have_the_layouts_of_gspmd():
-    wrong, count = differences("gspmd", "gspmd")
+@pytest.mark.parametrize("policy", ["gspmd", "shardy"])
+def test_loops_have_the_layouts_of_xla(policy):
+    wrong, count = differences(policy, policy)
     assert wrong == []
     assert count > 70
 
@@ -47,20 +50,30 @@ def test_they_are_not_those_of_the_paper():
     assert len(differences("paper", "gspmd")[0]) > 10
 
 
-MUTATIONS = {
+GSPMD = {
     "a tuple's elements refined one by one": (computations, "_together", lambda made: {}),
     "elements unrelated": (elements.Element, "related", lambda self: ()),
     "heard in order": (computations, "_order_readers", lambda *args: None),
 }
+SHARDY = {
+    "no open copies": (Builder, "_outside", lambda self, call, value: self.read(value)),
+    "all is carried": (Builder, "_is_kept", lambda *args: False),
+    "readers of loops in order": (edges, "last_first", reversed),
+    "slices with what passes": (lowered, "LATER", frozenset()),
+    "products as they are read": (worklist, "made_as_operands", lambda *args: ()),
+    "annotations hold for what is carried": (edges, "is_carried", lambda *args: False),
+}
+RULES = [("gspmd", name, row) for name, row in GSPMD.items()]
+RULES += [("shardy", name, row) for name, row in SHARDY.items()]
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_each_rule_of_the_sweeps_decides_some_program(name):
-    with mock.patch.object(*MUTATIONS[name]):
+@pytest.mark.parametrize(("policy", "name", "row"), RULES)
+def test_each_rule_decides_some_program(policy, name, row):
+    with mock.patch.object(*row):
         forget()
-        wrong, _ = differences("gspmd", "gspmd")
+        wrong, _ = differences(policy, policy)
     forget()
-    assert wrong
+    assert wrong, name
 
 
 def forget():

@@ -17,7 +17,7 @@ from shardalg.ops.canonicalize.normalise import normalise
 from shardalg.propagate import Options, Strategy, propagate, resolve
 from shardalg.propagate.gspmd import priority, step, tuple_steps
 from shardalg.propagate.layouts import Layouts
-from shardalg.propagate.shardy import edges, factors, schedule, worklist
+from shardalg.propagate.shardy import factors, lowered, schedule, shardy_module, worklist
 from shardalg.verify.verify import verify
 from shardalg.xla import align, dump
 from tests.oracle import corpus
@@ -138,20 +138,12 @@ def test_plans_of_harder_programs_are_proved(policy):
         assert report.ok, (program, report)
 
 
-def program_order(graph, number):
-    return list(graph.regions[number].nodes)
-
-
 def one_stage(kind, _):
     return dict.fromkeys(kind.sizes, factors.BOTH)
 
 
 def reductions_early(kind, loop, stage, known=schedule._direction):
     return known(kind, loop, 3 if stage == 2 else stage)
-
-
-def constants(graph):
-    return {value for value, _ in graph.constants}
 
 
 LEVELS, LAST = priority.LEVELS, schedule.LAST_STAGE
@@ -171,8 +163,8 @@ MUTATIONS = {
         "broadcasts forward with the rest": (schedule, "LAST_STAGE", 2),
         "reductions with the rest": (schedule, "_direction", reductions_early),
         "operands surpass results": (factors, "_is_sideways", lambda *args: False),
-        "numbers pass layouts on": (edges, "_made_of_numbers", constants),
-        "program order": (edges, "post_order", program_order),
+        "numbers pass layouts on": (lowered, "keeps_numbers", lambda *args: False),
+        "program order": (shardy_module.Builder, "_before", lambda self, key: []),
         "changes are not followed": (worklist.Worklist, "_push", lambda *args: None),
     },
 }  # fmt: skip

@@ -12,11 +12,10 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Graph
 from shardalg.ops.rows import rules
 from shardalg.propagate import Options, border, propagate
-from shardalg.propagate.gspmd import index as index_module
 from shardalg.propagate.gspmd.fixpoint import Fixpoint
 from shardalg.propagate.gspmd.index import index
+from shardalg.propagate.gspmd.instructions import Instructions
 from shardalg.propagate.layouts import Layouts, extends
-from shardalg.propagate.shardy import edges
 from tests.propagate.small import MESH, Builder, annotations, axes, behind, layout
 
 SPECS = [(None, None), ("x", None), (None, "x"), ("y", None), (None, "y"), ("x", "y"), ("y", "x")]
@@ -127,13 +126,18 @@ def test_the_merges_told_are_merges(problem, policy):
 
 
 def any_order(rng):
-    """A stand-in for `post_order`: a random one in which operands stand before their readers."""
+    """A stand-in for XLA's order: a random one in which operands stand before their readers."""
 
-    def order(graph, number):
-        here, producer, done = set(graph.regions[number].nodes), graph.producer, []
-        needed = {n: {producer[v] for v in graph.nodes[n].operands} & here for n in here}
-        while len(done) < len(here):
-            ready = sorted(n for n in here - set(done) if needed[n] <= set(done))
+    def order(self, region):
+        before, todo = {}, [("root", region, 0), *map(self._made_by, self._nodes(region))]
+        while todo:
+            key = todo.pop()
+            if key not in before:
+                before[key] = self._before(key)
+                todo += before[key]
+        done = []
+        while len(done) < len(before):
+            ready = sorted(k for k in before if k not in done and set(before[k]) <= set(done))
             done.append(rng.choice(ready))
         return done
 
@@ -144,7 +148,7 @@ def reordered(problem, policy, seed):
     """The completion of a problem whose nodes are visited in another order."""
     graph, given = replace(problem[0]), problem[1]  # a copy, which remembers no index
     order = any_order(random.Random(seed))
-    with patch.object(index_module, "post_order", order), patch.object(edges, "post_order", order):
+    with patch.object(Instructions, "in_order", order):
         return propagate(graph, given, Options(policy=policy))
 
 

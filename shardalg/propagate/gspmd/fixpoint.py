@@ -85,6 +85,9 @@ class Fixpoint:
         first, end, place, last = span
         return self._forward_sweep(first, end) | self._backward_sweep(place, last)
 
+    def settle(self) -> None:
+        """Nothing is left to do when the results of the function have their layouts."""
+
     def take_part(self, value: int, number: int) -> None:
         """An annotated value's layout at the beginning of a later round."""
         free = not self.layouts.fixed[number] or self.layouts.open[number]

@@ -50,6 +50,8 @@ class Index:
       related: per value the others that always have its layout.
       late: values that do not hear their readers before broadcasts do.
       together: per step from one tuple to another all those of the two tuples.
+      told: per value the steps that wait for a change of it, the next one last.
+      seeded: values that have the annotation of a node that reads them, with this node.
     """
 
     kinds: list[OperatorClass]
@@ -72,6 +74,8 @@ class Index:
     related: dict[int, tuple[int, ...]] = field(default_factory=dict)
     late: frozenset[int] = frozenset()
     together: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    told: dict[int, list[int]] = field(default_factory=dict)
+    seeded: dict[int, int] = field(default_factory=dict)
 
     @cached_property
     def of_role(self) -> dict[str, tuple[bytes, bytes]]:

@@ -8,8 +8,9 @@ from itertools import chain
 
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.propagate.gspmd import priority
-from shardalg.propagate.gspmd.elements import Element, Literal, elements, literals, read_literals
+from shardalg.propagate.gspmd.elements import Element, Literal, literals, read_literals
 from shardalg.propagate.gspmd.index import Rules, Visit
+from shardalg.propagate.gspmd.instructions import Instructions, Key
 from shardalg.propagate.operator_classes import OperatorClass, kind_of, pass_through, stacking
 
 Shape = tuple[int, ...]
@@ -19,13 +20,10 @@ LATER = frozenset(
      "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin", "cumsum", "sort")
 )  # fmt: skip
 """Operators that XLA passes layouts through from the second level on, whatever their loops are."""
-Key = tuple[str, int, int]
-"""An instruction: what it is (a node, a call, an element that enters or leaves, a tuple of results,
-one of its elements), and its numbers."""
 
 
 @dataclass(eq=False)
-class Computations:
+class Computations(Instructions):
     """The computations found so far.
 
     Attributes:
@@ -49,19 +47,7 @@ class Computations:
     def __post_init__(self) -> None:
         graph = self.graph
         self.first = len(graph.values) + len(graph.results)
-        self.elements = elements(graph, self._place)
-        self.entering = {
-            value: (element, region)
-            for found in self.elements.values()
-            for element in found
-            for region, value in element.inside.items()
-        }
-        self.leaving = {
-            element.result: (call, element)
-            for call, found in self.elements.items()
-            for element in found
-            if element.result is not None
-        }
+        self.find_elements(self._place)
         for found in self.elements.values():
             for element in found:
                 self.related.update(element.related())
@@ -124,11 +110,6 @@ class Computations:
             counts[value] += 1
         return counts
 
-    def _hands_on(self, region: int) -> bool:
-        """Whether a body is a call that returns a tuple of its own: a scan's is, of several."""
-        found = self.graph.regions[region]
-        return found.kind == "scan" and len(found.results) > 1
-
     def computations(self, region: int) -> Iterator[list[Visit]]:
         """The steps of each computation, bodies first."""
         for node in self._nodes(region):
@@ -138,80 +119,11 @@ class Computations:
         self.regions.append(region)
         yield [*self._steps(region)]
 
-    def _is_condition(self, region: int) -> bool:
-        found = self.graph.regions[region]
-        node = self.graph.nodes[found.node] if found.node is not None else None
-        return node is not None and node.primitive == "while" and node.bodies[0] == region
-
-    def _nodes(self, region: int) -> Iterator[int]:
-        """A computation's nodes, those of manual regions in it as well."""
-        for node in self.graph.regions[region].nodes:
-            yield node
-            if node not in self.elements:
-                for body in self.graph.nodes[node].bodies:
-                    yield from self._nodes(body)
-
     def _steps(self, region: int) -> Iterator[Visit]:
-        """Instructions from the results down, operands first, each once; then what none needs."""
-        nodes: list[Key] = [self._made_by(node) for node in self._nodes(region)]
-        done: set[Key] = set()
-        opened: set[Key] = set()
-        todo: list[Key] = [*reversed(nodes), ("root", region, 0)]
-        while todo:
-            key = todo[-1]
-            before = [k for k in self._before(key) if k not in done] if key not in opened else []
-            opened.add(key)
-            if key in done or not before:
-                todo.pop()
-                if key not in done:
-                    done.add(key)
-                    yield from self._emitted(key)
-            todo += reversed(before)
+        for key in self.in_order(region):
+            yield from self._emitted(key)
         if region == 0:
             yield from self._exits()
-
-    def _made_by(self, node: int) -> Key:
-        return ("call" if node in self.elements else "node", node, 0)
-
-    def _key(self, value: int) -> Key | None:
-        """The instruction that makes a value; None of an argument or a constant."""
-        if value in self.leaving:
-            return "leave", value, 0
-        if value in self.entering:
-            return "enter", value, 0
-        node = self.graph.producer[value] if value < len(self.graph.values) else None
-        return None if node is None else self._made_by(node)
-
-    def _keys(self, values: tuple[int, ...]) -> list[Key]:
-        return [key for value in values if (key := self._key(value)) is not None]
-
-    def _before(self, key: Key) -> list[Key]:
-        what, number, _ = key
-        graph = self.graph
-        if what == "node":
-            node = graph.nodes[number]
-            inside = [r for body in node.bodies for r in graph.regions[body].results]
-            return self._keys((*node.operands, *inside))
-        if what == "call":
-            outer = (e.outer for e in self.elements[number] if e.outer is not None)
-            return self._keys(tuple(outer))
-        if what == "leave":
-            return [("call", self.leaving[number][0], 0)]
-        if what == "tuple":
-            return self._keys(graph.regions[number].results)
-        if what == "part":
-            return [("tuple", number, 0)]
-        return self._before_root(number) if what == "root" else []
-
-    def _before_root(self, region: int) -> list[Key]:
-        """What a computation's last tuple reads: carries, stacks, and what only passes through."""
-        results = self.graph.regions[region].results
-        if self._hands_on(region):
-            made = [("part", region, k) for k in range(len(results))]
-        else:
-            made = self._keys(results)
-        entered = [("enter", v, 0) for v in self.graph.regions[region].arguments]
-        return [*made, *(key for key in entered if key[1] in self.entering)]
 
     def _emitted(self, key: Key) -> Iterator[Visit]:
         yield from getattr(self, f"_{key[0]}")(*key[1:])

@@ -1,171 +1,166 @@
 """A graph as Shardy's propagation visits it: operators, and edges of values that share a layout.
 
-A loop's carry is one edge: what it starts with and what the body makes are its sources, the body's
-argument and the loop's result its targets. What is made of numbers alone is no tensor here: Shardy
-gives every reader a copy of its own (`constant_or_scalar_splitter.cc`), so nothing passes through.
+The operators are those of the module that XLA hands to Shardy, in its order. What a loop carries is
+one value: an edge from what it starts with and what the body makes to the body's argument and the
+loop's result. What a loop only reads is read from outside (`stablehlo.while` is canonicalised so),
+annotated values through an open copy (`open_while_free_vars_sharding.cc`); branches read all of it
+so. What is made of numbers alone, or is full of one, is no tensor here: Shardy gives every reader a
+copy of its own (`constant_or_scalar_splitter.cc`), so nothing passes through.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from shardalg.graph.ir import Graph, Node, RegionArgument
+from shardalg.graph.ir import Graph
 from shardalg.graph.once import once_per_graph
-from shardalg.propagate.gspmd import priority
-from shardalg.propagate.gspmd.index import Index, Rules, Visit, assembled, post_order
-from shardalg.propagate.operator_classes import OperatorClass, edge, kind_of, pass_through
-
-JOINED = ("init", "carry", "result")
-"""Ties that are one edge where they share a value; the others are an edge each."""
+from shardalg.propagate.gspmd.index import Index, Rules, Visit, assembled
+from shardalg.propagate.operator_classes import OperatorClass, edge
+from shardalg.propagate.shardy.shardy_module import Builder, Given, Operator
 
 
-def edge_index(graph: Graph, rules: Rules, _: bool = True) -> Index:
-    """The index of a graph for Shardy's steps; annotated results change none."""
-    return _edge_index(graph, rules)
+def edge_index(graph: Graph, rules: Rules, given: Given = (frozenset(), ())) -> Index:
+    """The index of a graph for Shardy's steps."""
+    return _edge_index(graph, rules, given)
 
 
 @once_per_graph
-def _edge_index(graph: Graph, rules: Rules) -> Index:
-    builder = _Builder(graph, rules)
-    steps = [*builder.region(0), *builder.exits()]
-    return assembled(graph, list(builder.found), steps)
+def _edge_index(graph: Graph, rules: Rules, given: Given) -> Index:
+    builder = Builder(graph, rules, *given)
+    operators = [*builder.region(0), *builder.exits()]
+    return _Finished(builder, operators).index()
 
 
 @dataclass(eq=False)
-class _Builder:
-    graph: Graph
-    rules: Rules
-    found: dict[OperatorClass, int] = field(default_factory=dict)
-    numbers: dict[object, int | None] = field(default_factory=dict)
-    across: dict[object, int] = field(default_factory=dict)
+class _Finished:
+    """The operators with what only all of them together say."""
+
+    builder: Builder
+    operators: list[Operator]
 
     def __post_init__(self) -> None:
-        graph = self.graph
-        self.made_of_numbers = _made_of_numbers(graph)
-        self.region_arguments: dict[int, list[RegionArgument]] = {}
-        for tie in graph.region_arguments:
-            if not tie.is_manual:
-                self.region_arguments.setdefault(tie.call, []).append(tie)
-        uses = Counter(v for node in graph.nodes if not node.bodies for v in node.operands)
-        uses.update(graph.results)
-        uses.update(tie.source for tie in graph.region_arguments if tie.kind != "result")
-        self.uses = uses
+        builder = self.builder
+        self.absent = builder.numbers | builder.full
+        held = {value: rows[0][0] for value, rows in builder.asked.items() if self._takes(value)}
+        self.instead = {v: self._copy(node) for v, node in held.items() if is_carried(builder, v)}
+        self.seeded = {v: node for v, node in held.items() if v not in self.instead}
+        self.operators = [*map(self._redirected, self.operators)]
+        self.uses = Counter(v for o in self.operators if not o.is_edge for v in o.operands)
+        self.found: dict[OperatorClass, int] = {}
 
-    def region(self, number: int) -> Iterator[Visit]:
-        """Steps in order of execution, a call's edges behind its bodies."""
-        for position in post_order(self.graph, number):
-            node = self.graph.nodes[position]
-            if node.bodies:
-                for body in node.bodies:
-                    yield from self.region(body)
-                yield from self._edges(position)
-            else:
-                yield from self._operator(node)
+    def _takes(self, value: int) -> bool:
+        """Whether what annotated sites say of a value holds for it (`shouldApply`).
 
-    def exits(self) -> Iterator[Visit]:
-        """One per result of the function: the value, and the stand-in of its annotation."""
-        for stand_in, value in enumerate(self.graph.results, len(self.graph.values)):
-            shape = self.graph.values[value].type.shape
-            if shape:
-                kind = self._edge_kind(shape, 1, 1, (priority.EXIT, True))
-                yield kind, (value, stand_in), None
+        It has no annotation of its own, and all say the same, and leave no dimension open.
+        """
+        builder, rows = self.builder, self.builder.asked[value]
+        is_free = value not in builder.annotated and value < len(builder.graph.values)
+        one = len({number for _, number, _ in rows}) == 1
+        return is_free and value not in self.absent and one and rows[0][2]
 
-    def _operator(self, node: Node) -> Iterator[Visit]:
-        if all(value in self.made_of_numbers for value in node.results):
-            return
-        absent = tuple(value in self.made_of_numbers for value in node.operands)
-        key = (node.signature, absent, self._is_alone(node.operands))
-        if key not in self.numbers:
-            self.numbers[key] = self._kind(node, absent, key[2])
-        number = self.numbers[key]
-        if number is not None:
-            yield number, node.operands + node.results, node.index
+    def _copy(self, node: int) -> tuple[int, int]:
+        """The annotated copy of a value that readers read instead, and the node that makes it."""
+        return self.builder.graph.nodes[node].results[0], node
 
-    def _kind(self, node: Node, absent: tuple[bool, ...], alone: bool) -> int | None:
-        rows = self.rules(node.signature) if node.signature.operands else None
-        if not rows:
-            return None
-        kind = kind_of(node.signature, rows, (False,) * len(node.results))
-        maps = kind.maps if kind.image is None else kind.image.nested(kind.maps)
-        pairs = zip(maps, (*absent, *(False for _ in node.results)), strict=True)
-        maps = tuple(((),) * len(dims) if gone else dims for dims, gone in pairs)
-        return self._add(replace(kind, maps=maps, alone=alone))
-
-    def _is_alone(self, operands: tuple[int, ...]) -> bool:
-        shapes = self.graph.values
-        return all(
-            self.uses[value] <= 1
-            for value in operands
-            if shapes[value].type.shape and value not in self.made_of_numbers
+    def _redirected(self, made: Operator) -> Operator:
+        """An operator that reads a value's annotated copy instead of the value."""
+        return made._replace(
+            operands=tuple(
+                self.instead[v][0] if v in self.instead and self.instead[v][1] != made.node else v
+                for v in made.operands
+            )
         )
 
-    def _edges(self, call: int) -> Iterator[Visit]:
-        region_arguments = self.region_arguments.get(call, [])
-        for tie in region_arguments:
-            if tie.kind not in JOINED and tie.source not in self.made_of_numbers:
-                yield from self._single(tie)
-        for sources, targets in _joined([tie for tie in region_arguments if tie.kind in JOINED]):
-            shape = self.graph.values[targets[0]].type.shape
-            known = tuple(value for value in sources if value not in self.made_of_numbers)
-            if shape and known:
-                role = (priority.LOOP, self._is_alone(known))
-                kind = self._edge_kind(shape, len(known), len(targets), role)
-                yield kind, known + targets, call
+    def index(self) -> Index:
+        """The steps, and who is told of a change."""
+        builder = self.builder
+        kept = [(*row, made) for made in self.operators if (row := self._step(made)) is not None]
+        steps: list[Visit] = [
+            (kind, self._tensors(values), made.node) for kind, values, made in kept
+        ]
+        places = (builder.names, builder.shapes)
+        index = assembled(builder.graph, [*self.found], steps, places=places)
+        told = self._told([values for _, values, _ in kept], [made for _, _, made in kept])
+        return replace(index, told=told, related=self._aliases(), seeded=self.seeded)
 
-    def _single(self, tie: RegionArgument) -> Iterator[Visit]:
-        drop = (tie.source_drop, tie.target_drop)
-        shape = self.graph.values[tie.source].type.shape[drop[0] :]
-        alone = self._is_alone((tie.source,))
-        key = (shape, drop, alone)
-        if key not in self.across:
-            kind = replace(pass_through(shape, False, drop), alone=alone)
-            through = frozenset(f"d{i}" for i in range(len(shape)))
-            self.across[key] = self._add(replace(kind, through=through))
-        yield self.across[key], (tie.source, tie.target), tie.call
+    def _step(self, made: Operator) -> tuple[int, tuple[int, ...]] | None:
+        """The number of an operator's kind, and its values as they are read."""
+        kind = made.kind
+        if kind is None:
+            return None
+        known = tuple(v for v in made.operands if v not in self.absent)
+        if made.is_edge:
+            if not known:
+                return None
+            count = len(known)
+            kind = edge(self.builder.shape(made.results[0]), count, 1, role=kind.role, alone=True)
+            return self._number(kind), (*known, *made.results)
+        gone = (*(v in self.absent for v in made.operands), *(False for _ in made.results))
+        maps = tuple(
+            ((),) * len(dims) if is_gone else dims
+            for dims, is_gone in zip(kind.maps, gone, strict=True)
+        )
+        alone = all(self.uses[v] == 1 for v in known if self.builder.shape(v))
+        kind = replace(kind, maps=maps, alone=alone)
+        return self._number(kind), (*made.operands, *made.results)
 
-    def _edge_kind(
-        self, shape: tuple[int, ...], sources: int, targets: int, role: tuple[str, bool]
-    ) -> int:
-        key = (shape, sources, targets, role)
-        if key not in self.across:
-            made = edge(shape, sources, targets, role=role[0], alone=role[1])
-            self.across[key] = self._add(made)
-        return self.across[key]
-
-    def _add(self, kind: OperatorClass) -> int:
+    def _number(self, kind: OperatorClass) -> int:
         return self.found.setdefault(kind, len(self.found))
 
+    def _tensors(self, values: Iterable[int]) -> tuple[int, ...]:
+        """Values by the one that has their layout."""
+        return tuple(self.builder.target.get(v, v) for v in values)
 
-def _made_of_numbers(graph: Graph) -> set[int]:
-    """Values without data: no argument or constant array is behind them, in their own region."""
-    found = {value for value, _ in graph.constants}
-    sites = {site.node for site in graph.sites}
-    for node in graph.walk():
-        made = not node.bodies and node.index not in sites
-        if made and all(value in found for value in node.operands):
-            found.update(node.results)
-    return found
+    def _told(self, read: list[tuple[int, ...]], kept: list[Operator]) -> dict[int, list[int]]:
+        """Per value the steps that follow a change of it, in the order in which they wait.
+
+        The last is visited first. Readers wait last ones first, but those of a loop's result, whose
+        readers are given it anew by the edge (`addDataFlowEdges`, replaceAllUsesExcept).
+        """
+        makers: dict[int, int] = {}
+        readers: dict[int, list[int]] = {}
+        for step, (values, made) in enumerate(zip(read, kept, strict=True)):
+            count = len(values) - len(made.results)
+            makers.update(dict.fromkeys(values[count:], step))
+            for value in values[:count]:
+                readers.setdefault(value, []).append(step)
+        told = {}
+        inner = self.builder.inner
+        for value in dict.fromkeys((*makers, *readers)):
+            own = readers.get(value, [])
+            before = [s for v in inner.get(value, ()) for s in reversed(readers.get(v, []))]
+            maker = [makers[value]] if value in makers else []
+            told[value] = [*before, *maker, *(last_first(own) if value in inner else own[::-1])]
+        return told
+
+    def _aliases(self) -> dict[int, tuple[int, ...]]:
+        """Per value the others that are it, or have its layout."""
+        found: dict[int, tuple[int, ...]] = {}
+        for value in range(len(self.builder.graph.values)):
+            (one,) = self._tensors((self._known(value),))
+            if one != value:
+                found[one] = (*found.get(one, ()), value)
+        return found
+
+    def _known(self, value: int) -> int:
+        builder = self.builder
+        while value in builder.same or value in builder.captured:
+            if value in builder.same:
+                value = builder.same[value]
+            else:
+                call, outside = builder.captured[value]
+                outer = self._known(outside)
+                return builder.copies.get((call, outer), outer)
+        return value
 
 
-def _joined(
-    region_arguments: list[RegionArgument],
-) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(sources, targets) of each edge: region arguments that share a value are one."""
-    groups: list[set[int]] = []
-    for tie in region_arguments:
-        here = {tie.source, tie.target}
-        for group in [g for g in groups if g & here]:
-            here |= group
-            groups.remove(group)
-        groups.append(here)
-    order = dict.fromkeys(v for tie in region_arguments for v in (tie.source, tie.target))
-    targets = {tie.target for tie in region_arguments}
-    return [
-        (
-            tuple(v for v in order if v in group and v not in targets),
-            tuple(v for v in order if v in group and v in targets),
-        )
-        for group in groups
-    ]
+def is_carried(builder: Builder, value: int) -> bool:
+    """Whether a value has one layout with others, as what a loop carries has."""
+    return value in builder.target or value in builder.inner
+
+
+def last_first(readers: list[int]) -> list[int]:
+    """Readers of a loop's result as they wait, the next one last: the edge hands it on anew."""
+    return readers

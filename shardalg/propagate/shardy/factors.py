@@ -61,7 +61,7 @@ def step(
         return None
     if kind.is_alike and len({layouts.dims[number] for number in numbers}) == 1:
         return None
-    tensors = [_parts(kind, k, layouts, number) for k, number in enumerate(numbers)]
+    tensors = [split(kind, k, layouts, number) for k, number in enumerate(numbers)]
     axes = {loop: _agreed(kind, tensors, loop, directions.get(loop, 0)) for loop in kind.sizes}
     if not any(axes.values()):
         return None
@@ -73,7 +73,7 @@ def step(
         limits = [tensors[r] for r in kind.results] if _is_sideways(kind, k) else []
         sources_of = _extend(tensors[k], kind, order, (axes, held[k], limits))
         if sources_of:
-            new = layouts.extended(numbers[k], _joined(kind, k, tensors[k], layouts))
+            new = layouts.extended(numbers[k], joined(kind, k, tensors[k], layouts))
             taken = tuple(sorted({sources[loop][1] for loop in sources_of} - {k}))
             after[k] = (new, taken if new != numbers[k] else ())
     changed = any(new != old for (new, _), old in zip(after, numbers, strict=True))
@@ -97,7 +97,7 @@ def _is_sideways(kind: OperatorClass, tensor: int) -> bool:
     return kind.role == priority.POINTWISE and tensor < kind.num_operands
 
 
-def _parts(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Tensor:
+def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Tensor:
     """A layout loop by loop; digits are split where a loop takes only their major part."""
     found: Tensor = {}
     is_fixed, free = layouts.fixed[number], layouts.open[number]
@@ -238,7 +238,7 @@ def _without(digits: Digits, used: Sequence[Digit]) -> Digits:
     return tuple(kept)
 
 
-def _joined(kind: OperatorClass, tensor: int, found: Tensor, layouts: Layouts) -> Dims:
+def joined(kind: OperatorClass, tensor: int, found: Tensor, layouts: Layouts) -> Dims:
     """A tensor's dimensions from its loops; one that is not filled ends its dimension."""
     return tuple(
         layouts.fused(tuple(_in_turn(kind, entry, found))) if entry else found[f"dim {dim}"].digits

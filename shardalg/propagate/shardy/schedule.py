@@ -17,7 +17,6 @@ PASSING = {
     priority.LAYOUT: BOTH,
     priority.LOOP: BOTH,
     priority.DYNAMIC_SLICE: FORWARD,
-    priority.STACK: FORWARD,
 }
 """Roles of stages 0 and 1, and their directions."""
 LAST_STAGE = 4
@@ -42,8 +41,6 @@ def directions(kind: OperatorClass, stage: int) -> Directions:
 def _direction(kind: OperatorClass, loop: str, stage: int) -> int:
     towards_operand = BACKWARD if kind.role == priority.BROADCAST else BOTH
     way = PASSING.get(kind.role, 0) if stage >= 1 or kind.alone else 0
-    if stage >= 1 and kind.role == priority.STACK:
-        way = BOTH
     if (stage >= 2 and loop in kind.through) or stage >= 3:
         way |= towards_operand
     return BOTH if stage >= LAST_STAGE else way

@@ -16,9 +16,12 @@ from shardalg.propagate.gspmd.index import Index
 from shardalg.propagate.gspmd.step import Numbers
 from shardalg.propagate.layouts import Layouts
 from shardalg.propagate.shardy.factors import Extended, asks, step
+from shardalg.propagate.shardy.products import made_as_operands
 from shardalg.propagate.shardy.schedule import LAST_STAGE, Directions, directions
 
 Memo = dict[Numbers, Extended | None]
+PRODUCT = "product"
+"""Why a product has another layout than its readers want (`products.py`)."""
 UNKNOWN: Extended = ()
 """What a memo gives for a key that it does not hold; None is an outcome."""
 
@@ -38,14 +41,8 @@ class Worklist:
     def __post_init__(self) -> None:
         index = self.index
         self.level = 0
-        self.makers: list[int | None] = [None] * len(self.numbers)
-        self.exits = []
-        for position, values in enumerate(index.tensors):
-            kind = index.kind(position)
-            if kind.role == priority.EXIT:
-                self.exits.append(position)
-            for value in values[kind.num_operands :]:
-                self.makers[value] = position
+        steps = range(len(index.tensors))
+        self.exits = [step for step in steps if index.kind(step).role == priority.EXIT]
         self.todo: list[int] = []
         self.waits = bytearray(len(index.tensors))
         self.known: list[tuple[Directions, Memo] | None] = [None] * len(index.kinds)
@@ -64,6 +61,25 @@ class Worklist:
                 self.waits[position] = 0
                 self._visit(position)
             self._pass_exits()
+        self._name_alike()
+
+    def _name_alike(self) -> None:
+        """Values that are another one, or an element of a loop with it, get its layout."""
+        layouts = self.layouts
+        for value, others in self.index.related.items():
+            dims = layouts.dims[self.numbers[value]]
+            for other in others:
+                if layouts.dims[self.numbers[other]] != dims:
+                    number = layouts.number(layouts.shapes[self.numbers[other]], dims)
+                    self.numbers[other] = number
+                    self.trail.append(Change(other, number, None, "", (value,), self.level))
+
+    def settle(self) -> None:
+        """Behind the results of the function: products that are made in another layout."""
+        for step_of, value, number in [*made_as_operands(self.index, self.layouts, self.numbers)]:
+            self.numbers[value] = number
+            operands = self.index.tensors[step_of][:2]
+            self.trail.append(Change(value, number, None, PRODUCT, operands, self.level))
 
     def take_part(self, value: int, number: int) -> None:
         """An annotated value's layout at the beginning of a later round."""
@@ -107,11 +123,8 @@ class Worklist:
         is_result = tensor >= self.index.kind(position).num_operands
         direction = priority.FORWARD if is_result else priority.BACKWARD
         self.trail.append(Change(value, new, position, direction, sources, self.level))
-        maker = self.makers[value]
-        if maker is not None:
-            self._push(maker, position)
-        for reader, _ in reversed(self.index.readers[value]):
-            self._push(reader, position)
+        for step_of in self.index.told.get(value, ()):
+            self._push(step_of, position)
 
     def _measure(self, number: int) -> tuple[int, int]:
         """Tiles of a layout, and how many digits it has."""
