@@ -20,15 +20,15 @@ layouts) and is looked up by integers, so a deep model costs one dictionary look
 operators that it cannot tell apart are one `OperatorClass` (`operator_classes.py`), found once per
 function. Policy `shardy` has another step (`factors.py`: loop by loop, all tensors at once),
 another table (`schedule.py`) and another order (`worklist.py`: what changed is followed first) on
-another view of the graph: the operators of the module that XLA hands to Shardy
-(`shardy_module.py`, `lowered.py`), where a loop's carry is one edge and what it only reads stands
-outside (`edges.py`); products that Shardy makes in another layout than their readers want come last
-(`products.py`). Policy `gspmd` has the paper's
-table and step on XLA's own view (`gspmd/computations.py`: bodies before what is around them, the
-tuples of loops and branches with layouts of their own, equal constants one). All visit operators
-from the results down, as XLA orders instructions (`gspmd/instructions.py`): where layouts conflict, the
-first wins. Under gspmd an annotated argument is refined on the way like any value as soon as
-another argument is open, and has its annotation again at the end (`border.settle`).
+another view of the graph: the operators of the module that XLA hands to Shardy (`shardy_module.py`,
+`lowered.py`), where a loop's carry is one edge and what it only reads stands outside (`edges.py`);
+products that Shardy makes in another layout than their readers want come last (`products.py`).
+Policy `gspmd` has the paper's table and step on XLA's own view (`gspmd/computations.py`: bodies
+before what is around them, the tuples of loops and branches with layouts of their own, equal
+constants one). All visit operators from the results down, as XLA orders instructions
+(`gspmd/instructions.py`): where layouts conflict, the first wins. Under gspmd an annotated argument
+is refined on the way like any value as soon as another argument is open, and has its annotation
+again at the end (`border.settle`).
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, split_to
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.xla.signatures import GraphSide, HloSide, graph_kind
 
+_POSITIONS = ("argmax", "argmin")
 TARGETS = ("argument", "result", "dot", "conv", "reduce", "constraint")
 """Kinds of values whose layouts decide what a program computes and sends."""
 
@@ -71,11 +72,14 @@ def matches(
 
 def _inside(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
     for value, instruction in aligned(done, module):
-        theirs = layout_of(instruction, done.mesh)
+        producer = done.graph.producer[value]
+        assert producer is not None  # an anchor is made by a node
+        node = done.graph.nodes[producer]
+        # XLA reduces values and positions together, and JAX takes the positions.
+        theirs = layout_of(instruction, done.mesh, leaf=int(node.primitive in _POSITIONS))
         if theirs is not None and _is_free(done, value):
-            producer = done.graph.producer[value]
-            kind = None if producer is None else graph_kind(done.graph.nodes[producer])
-            assert kind is not None  # an anchor is made by a node of some kind
+            kind = graph_kind(node)
+            assert kind is not None  # of an anchor it is some kind
             name, ours = done.graph.values[value].name, done.shardings[value]
             yield Match(value, kind, name, ours, theirs, instruction.name)
 
@@ -107,13 +111,13 @@ def _is_free(done: ShardedGraph, value: int) -> bool:
     return bool(sharding.shape) and (value not in done.fixed or bool(sharding.unspecified_dims))
 
 
-def layout_of(instruction: HloInstruction, mesh: Mesh) -> Sharding | None:
-    """The layout of an instruction's (first) result; None where it is no digits of the mesh."""
+def layout_of(instruction: HloInstruction, mesh: Mesh, leaf: int = 0) -> Sharding | None:
+    """The layout of one of an instruction's results; None where it is no digits of the mesh."""
     text = instruction.attributes.get("sharding")
-    shapes = [shape for _, shape in instruction.leaves]
+    shape = instruction.leaves[leaf][1]
     if text is None:
-        return replicated(shapes[0], mesh)
-    return layout(split_top(text[1:-1])[0] if text.startswith("{{") else text, shapes[0], mesh)
+        return replicated(shape, mesh)
+    return layout(split_top(text[1:-1])[leaf] if text.startswith("{{") else text, shape, mesh)
 
 
 def aligned(done: ShardedGraph, module: HloModule) -> list[tuple[int, HloInstruction]]:

@@ -12,7 +12,6 @@ from shardalg.graph.once import MEMO
 from shardalg.propagate import Options, propagate
 from shardalg.propagate.gspmd import computations, elements
 from shardalg.propagate.shardy import edges, lowered, worklist
-from shardalg.propagate.shardy.shardy_module import Builder
 from shardalg.verify.verify import verify
 from tests.faithful.agreement import TEMPLATES, Fresh, programs
 from tests.propagate.harder import described, module_of
@@ -56,9 +55,6 @@ GSPMD = {
     "heard in order": (computations, "_order_readers", lambda *args: None),
 }
 SHARDY = {
-    "no open copies": (Builder, "_outside", lambda self, call, value: self.read(value)),
-    "all is carried": (Builder, "_is_kept", lambda *args: False),
-    "readers of loops in order": (edges, "last_first", reversed),
     "slices with what passes": (lowered, "LATER", frozenset()),
     "products as they are read": (worklist, "made_as_operands", lambda *args: ()),
     "annotations hold for what is carried": (edges, "is_carried", lambda *args: False),

@@ -132,7 +132,7 @@ class _Finished:
             own = readers.get(value, [])
             before = [s for v in inner.get(value, ()) for s in reversed(readers.get(v, []))]
             maker = [makers[value]] if value in makers else []
-            told[value] = [*before, *maker, *(last_first(own) if value in inner else own[::-1])]
+            told[value] = [*before, *maker, *(own if value in inner else own[::-1])]
         return told
 
     def _aliases(self) -> dict[int, tuple[int, ...]]:
@@ -159,8 +159,3 @@ class _Finished:
 def is_carried(builder: Builder, value: int) -> bool:
     """Whether a value has one layout with others, as what a loop carries has."""
     return value in builder.target or value in builder.inner
-
-
-def last_first(readers: list[int]) -> list[int]:
-    """Readers of a loop's result as they wait, the next one last: the edge hands it on anew."""
-    return readers
