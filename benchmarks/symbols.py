@@ -106,13 +106,13 @@ def strategy(config: Config, shape: tuple[int, int]) -> sa.Strategy:
 
 def priced(first: sa.Plan, config: Config, shape: tuple[int, int]) -> Iterator[tuple[str, Seconds]]:
     """Each stage of a plan on one mesh, in order."""
-    symbols = first.symbols
+    symbols = first._symbols
     second = Retrace(symbols.tracer(symbols.second), symbols.second)
     yield "lift", timed(lift, first.graph, symbols.dims, second)[1]
     plan, seconds = timed(first.replan, strategy(config, shape))
     yield "plan", seconds
-    yield "symbolise", timed(lambda: plan.symbolised)[1]
-    yield "collectives", timed(lambda: plan.collectives_table)[1]
+    yield "symbolise", timed(lambda: plan._symbolised)[1]
+    yield "collectives", timed(lambda: plan._collectives_table)[1]
     cost, estimated = timed(plan.cost, CHIP)
     _, shown = timed(cost.formulas)
     yield "cost formulas", Seconds(estimated.wall + shown.wall, estimated.cpu + shown.cpu)

@@ -56,9 +56,7 @@ class Checked:
           among: the points that are asked about; the others come out as False.
         """
         points = Points(values)
-        ranges = {
-            n: (float(a.min()), float(a.max())) for n, a in points.array_steps.items() if a.size
-        }
+        ranges = {n: (float(a.min()), float(a.max())) for n, a in points.arrays.items() if a.size}
         found = np.full(points.inner, not self.never)
         if among is not None:
             found &= among.reshape(points.inner)
@@ -74,7 +72,7 @@ class Checked:
 
     def _ask(self, asked: list[_Asked], points: Points, found: np.ndarray) -> None:
         """Rule out points: first by the facts of few sizes, at the points that these span."""
-        arrays, many = points.array_steps, []
+        arrays, many = points.arrays, []
         groups: dict[frozenset[str], list[_Asked]] = {}
         for one in asked:
             groups.setdefault(one.check.names, []).append(one)

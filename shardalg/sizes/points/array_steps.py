@@ -255,7 +255,7 @@ class _Plan:
     def _done_once(self, number: int) -> bool:
         """Take a step that spans few points; whether that is so."""
         names, points = self.sizes[number], self.points
-        shape = np.broadcast_shapes(*(points.array_steps[name].shape for name in names))
+        shape = np.broadcast_shapes(*(points.arrays[name].shape for name in names))
         if math.prod(shape) * FEWER > points.count and names and points.count > 1:
             return False
         self._taken(number)
@@ -272,7 +272,7 @@ class _Plan:
         return self.once[number]
 
     def _name(self, name: Any) -> np.ndarray:
-        return self.points.array_steps[name]
+        return self.points.arrays[name]
 
     def at(self, index: Index) -> list[Any]:
         """The results at a block."""
