@@ -226,15 +226,14 @@ class _Symboliser:
             return self.sizes.dims[self.graph.nodes[instruction.node].results[position]]
         before, attributes = self.wholes[instruction.operands[0]], instruction.attributes
         if isinstance(attributes, Regroup):
-            return self.regrouped(instruction, attributes, (before, attributes.sizes))
+            return self.regrouped(instruction, attributes, before, attributes.sizes)
         return before
 
     def regrouped(
-        self, instruction: Instruction, regroup: Regroup, shapes: tuple[Shape, tuple[int, ...]]
+        self, instruction: Instruction, regroup: Regroup, before: Shape, numbers: tuple[int, ...]
     ) -> Shape:
         """Dimensions that stay keep their formulas; the others are numbers, or have no formula."""
         found: list[Any] = []
-        before, numbers = shapes
         for count, sizes in regroup.groups:
             group, before = before[:count], before[count:]
             if any(type(size) is not int for size in group) and (count, len(sizes)) != (1, 1):
@@ -249,9 +248,9 @@ class _Symboliser:
         blocks = local.sharding.shard_shape
         given = self.shapes.get(instruction.operands[0], ()) if instruction.operands else ()
         if isinstance(attributes, Resize):
-            return self.resized(local, (attributes.dim, given), after)
+            return self.resized(local, attributes.dim, given, after)
         if isinstance(attributes, Regroup):
-            return self.regrouped(instruction, attributes, (given, local.shape))
+            return self.regrouped(instruction, attributes, given, local.shape)
         if local.shape == blocks:
             return self.plain(local)
         if isinstance(attributes, EXCHANGED):
@@ -285,9 +284,8 @@ class _Symboliser:
             "dimension, and the axes that split it, as numbers; or ask plan.at(...) for numbers."
         )
 
-    def resized(self, local: Local, given: tuple[int, Shape], after: Instruction | None) -> Shape:
+    def resized(self, local: Local, dim: int, before: Shape, after: Instruction | None) -> Shape:
         """One dimension stripped to its block, or padded to the blocks that `after` cuts."""
-        dim, before = given
         shape = list(before)
         if local.shape[dim] == local.sharding.shard_shape[dim]:
             shape[dim] = self.tiled(local, [dim])[dim]

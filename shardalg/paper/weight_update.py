@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +41,15 @@ ROLES = ("parameters", "optimizer_state", "data", "data")
 DONATED = (0, 1)
 
 
+class Setting(NamedTuple):
+    """What is trained, and how."""
+
+    config: Config
+    optimizer: Optimizer
+
+
 def train_step(
-    setting: tuple[Config, Optimizer], params: Any, state: Any, tokens: Array, targets: Array
+    setting: Setting, params: Any, state: Any, tokens: Array, targets: Array
 ) -> tuple[Any, Any, Array]:
     """One step of training: (parameters, optimizer state, loss before the step)."""
     config, optimizer = setting
@@ -58,7 +65,7 @@ def function(config: Config, optimizer: str = "adam") -> Callable[..., Any]:
       StrategyError: no optimizer of that name; layers that are scanned, whose stacked weights lead
         with the number of layers.
     """
-    return partial(train_step, (config, _chosen(config, optimizer)))
+    return partial(train_step, Setting(config, _chosen(config, optimizer)))
 
 
 def arguments(config: Config, optimizer: str = "adam") -> tuple[Any, ...]:

@@ -123,8 +123,8 @@ def resolve(graph: Graph, strategy: Strategy, first_mesh: Mesh | None = None) ->
       argument x f32[8,16]: ... names 'Y' ..., which the mesh does not have. Its axes are ['X'].
     """
     trees = graph.trees or (None, None)
-    given = _flat(strategy.in_shardings, trees[0], (graph.argument_paths, "in_shardings"))
-    wanted = _flat(strategy.out_shardings, trees[1], (graph.result_paths, "out_shardings"))
+    given = _flat(strategy.in_shardings, trees[0], graph.argument_paths, "in_shardings")
+    wanted = _flat(strategy.out_shardings, trees[1], graph.result_paths, "out_shardings")
     reader = _Reader(graph, strategy.mesh)
     arguments = [
         reader.read(spec, value, f"argument {path}")
@@ -192,9 +192,8 @@ def layout_of(graph: Graph, mesh: Mesh, value: int, spec: object) -> Sharding:
     return made
 
 
-def _flat(prefix: object, tree: Any, where: tuple[Sequence[str], str]) -> list[object]:
-    """One spec per leaf; `where` is the leaves' paths and the name of the parameter."""
-    paths, what = where
+def _flat(prefix: object, tree: Any, paths: Sequence[str], what: str) -> list[object]:
+    """One spec per leaf; `paths` are the leaves', `what` the name of the parameter."""
     if prefix is None:
         return [None] * len(paths)
     if isinstance(prefix, PerLeaf):

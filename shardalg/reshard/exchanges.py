@@ -77,7 +77,7 @@ def _sent(
     ):
         return {p: along.places(sources[k], slot.lower, slot.upper) for k, slot, p in placed}
     readings = tuple(
-        _reading(exchanges[piece.reader], (k, piece), transfer, classes) for k, _, piece in placed
+        _reading(exchanges[piece.reader], k, piece, transfer, classes) for k, _, piece in placed
     )
     sizes = (slots[0].upper - slots[0].lower,) * len(readings)
     fetch = HaloExchange(along.dim, exchanges[0].held, readings)
@@ -90,10 +90,9 @@ def _sent(
 
 
 def _reading(
-    exchange: Exchange, place: tuple[int, Piece], transfer: Transfer, classes: Classes | None
+    exchange: Exchange, number: int, piece: Piece, transfer: Transfer, classes: Classes | None
 ) -> Reading:
     """How the block of a piece's round is read off the slot of a transfer."""
-    number, piece = place
     first, start = transfer.slots[number].lower, exchange.want.start
     source = Index(start.terms, start.constant, start.div * exchange.block)
     # pairs of positions, as runs of classes on a large mesh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.proofs.integers import Number
@@ -63,8 +64,8 @@ def _while(verifier: Verifier, instruction: Instruction[While], held: Held) -> I
     yield verifier.judged(name, "carry", Decided(words, counts == loop.num_consts))
     first, both = loop.num_consts[0], sum(loop.num_consts)
     pairs = list(zip(instruction.operands, node.operands, strict=True))
-    condition = (loop.condition, node.bodies[0], [*pairs[:first], *pairs[both:]])
-    body = (loop.body, node.bodies[1], pairs[first:])
+    condition = _Body(loop.condition, node.bodies[0], [*pairs[:first], *pairs[both:]])
+    body = _Body(loop.body, node.bodies[1], pairs[first:])
     carried = [verifier.layout(local) for local in loop.body.arguments[loop.num_consts[1] :]]
     says = [verifier.layout(local) for local in loop.condition.results]
     yield _same_everywhere(verifier, instruction, says)
@@ -91,7 +92,7 @@ def _branches(
     pairs = list(zip(instruction.operands[1:], node.operands[1:], strict=True))
     results = [verifier.layout(local) for local in instruction.results]
     for block, region in zip(blocks, node.bodies, strict=True):
-        yield from _inside(verifier, instruction, (block, region, pairs), held, results)
+        yield from _inside(verifier, instruction, _Body(block, region, pairs), held, results)
     yield from _outside(verifier, instruction, held, results)
 
 
@@ -120,16 +121,24 @@ def _manual(verifier: Verifier, instruction: Instruction[Manual], held: Held) ->
     yield Claim(name, "manual", TRUSTED, words=MANUAL)
 
 
+class _Body(NamedTuple):
+    """A block with the region that it stands for, and (local, value) of what it reads outside."""
+
+    block: Block
+    region: int
+    outside: list[tuple[int, int]]
+
+
 def _inside(
     verifier: Verifier,
     instruction: Instruction,
-    body: tuple[Block, int, list[tuple[int, int]]],
+    body: _Body,
     held: Held,
     layouts: list[Sharding],
 ) -> Iterator[Claim]:
     """A body on (locals, values) from outside, its results in these layouts."""
-    block, index, pairs = body
-    region, name = verifier.graph.regions[index], verifier.name(instruction)
+    block, pairs = body.block, body.outside
+    region, name = verifier.graph.regions[body.region], verifier.name(instruction)
     inner = verifier.constants()
     for local, value, (outer, read) in zip(block.arguments, region.arguments, pairs, strict=True):
         inner[local] = verifier.said(local)

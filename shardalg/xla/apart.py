@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardalg.errors import LoweringError
 from shardalg.lower.xla_dump.hlo_collectives import Dumping
@@ -24,31 +24,39 @@ _STAMP = re.compile(r"^[A-Z]\d+ [\d:.]+ +\d+ ")
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
 
-def compile_apart(
-    stage: Any, dumping: Dumping, asked: tuple[str, int, list[bool], list[bool]]
-) -> tuple[list[str], str]:
+class Request(NamedTuple):
+    """What another process is asked about a module.
+
+    Attributes:
+      open_arguments, open_results: for each, whether XLA lays it out.
+    """
+
+    partitioner: str
+    devices: int
+    open_arguments: list[bool]
+    open_results: list[bool]
+
+
+def compile_apart(stage: Any, dumping: Dumping, asked: Request) -> tuple[list[str], str]:
     """The results' layouts, as HLO text, of a program compiled in another process, and its log.
 
     Args:
       stage: JAX's lowered program.
-      asked: partitioner, number of devices, and for each argument and result whether XLA lays it
-        out.
 
     Raises:
       LoweringError: XLA ends without an answer.
     """
     module = BytesIO()
     stage.compiler_ir("stablehlo").operation.write_bytecode(module)
-    names = ("partitioner", "devices", "open_arguments", "open_results")
-    request = dict(zip(names, asked, strict=True)) | {"options": dumping.options}
+    request = asked._asdict() | {"options": dumping.options}
     (dumping.folder / "module").write_bytes(module.getvalue())
     (dumping.folder / "request.json").write_text(json.dumps(request))
     run = run_apart(SCRIPT, dumping.folder, LONGEST_S)
     if run.returncode:
         raise LoweringError(
-            f"XLA's {asked[0]} partitioner ended without an answer on {asked[1]} devices (status "
-            f"{run.returncode}): {last_words(run.stderr)}\nCompare with another partitioner, or "
-            "leave out the part of the function that it names."
+            f"XLA's {asked.partitioner} partitioner ended without an answer on {asked.devices} "
+            f"devices (status {run.returncode}): {last_words(run.stderr)}\n"
+            "Compare with another partitioner, or leave out the part of the function that it names."
         )
     return json.loads((dumping.folder / "results.json").read_text()), run.stderr
 

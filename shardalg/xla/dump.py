@@ -35,7 +35,7 @@ from shardalg.lower.xla_dump.hlo_collectives import (
 )
 from shardalg.lower.xla_dump.hlo_text import HloModule, parse
 from shardalg.propagate.strategy import Annotations
-from shardalg.xla.apart import compile_apart
+from shardalg.xla.apart import Request, compile_apart
 
 _NODE = "node"
 _CALLBACKS = ("pure_callback", "io_callback")
@@ -134,9 +134,9 @@ def ask(
     arguments, results = annotations.arguments, annotations.results
     open_ends = [s is None for s in arguments] + [False], [s is None for s in results]
     with Dumping(is_run=False) as dumping:
-        texts, log = compile_apart(stage, dumping, (partitioner, mesh.size, *open_ends))
+        texts, log = compile_apart(stage, dumping, Request(partitioner, mesh.size, *open_ends))
         shaped = zip(texts, _shapes(stage), strict=True)
-        made = _completion(dumping.read(), (partitioner, mesh), shaped)
+        made = _completion(dumping.read(), partitioner, mesh, shaped)
         return replace(made, log=log, graph=graph)
 
 
@@ -191,7 +191,7 @@ def read(
         compiled = stage.compile(compiler_options=options, device_assignment=devices)
         given = zip(jax.tree.leaves(compiled.output_shardings), _shapes(stage), strict=True)
         texts = [(str(s._to_xla_hlo_sharding(len(shape))), shape) for s, shape in given]
-        return _completion(dumping.read(), (partitioner, mesh), texts)
+        return _completion(dumping.read(), partitioner, mesh, texts)
 
 
 def _shapes(stage: Any) -> list[tuple[int, ...]]:
@@ -199,10 +199,9 @@ def _shapes(stage: Any) -> list[tuple[int, ...]]:
 
 
 def _completion(
-    dump: Dump, asked: tuple[str, Mesh], results: Iterable[tuple[str, tuple[int, ...]]]
+    dump: Dump, partitioner: str, mesh: Mesh, results: Iterable[tuple[str, tuple[int, ...]]]
 ) -> Completion:
     """What the dump says; `results` are their layouts in HLO text, and their shapes."""
-    partitioner, mesh = asked
     if dump.before is None or dump.after is None:
         raise LoweringError(
             f"XLA partitioned nothing on {mesh!r}: there is no dump of its partitioner. Compare a "

@@ -89,7 +89,7 @@ def predicted_against_measured(
     above.plot(ends, ends, color=FAINT, lw=0.8)
     below.axhline(0, color=FAINT, lw=0.8)
     for place, (name, points) in enumerate(found.items()):
-        _draw(above, below, (place, name), points)
+        _draw(above, below, place, name, points)
     above.set(xscale="log", yscale="log", ylabel=f"predicted {title}", xlim=ends)
     below.set(xscale="log", xlabel=f"measured {title}", ylabel="error, %")
     for panel in (above, below):
@@ -111,9 +111,8 @@ def figure_of(values: Iterable[Compared]) -> bytes:
     return png(predicted_against_measured({**step_times(values), **published_rows()}))
 
 
-def _draw(above: Axes, below: Axes, which: tuple[int, str], points: Sequence[Point]) -> None:
+def _draw(above: Axes, below: Axes, place: int, name: str, points: Sequence[Point]) -> None:
     """One series in both panels."""
-    place, name = which
     color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
     for fitted in (False, True):
         chosen = [p for p in points if p.fitted is fitted]

@@ -194,7 +194,7 @@ def _read(run: Run, place: tuple[int, int], maps: tuple[Index, Index], held: Hel
     hit, element = _element(index, run.iterations, held.size)
     found, position = _element(local, run.places, held.length)
     here = All((found, _holds(held, position, element), held.exists(element)))
-    empty = _is_empty(run, operand, held, (found, position))
+    empty = _is_empty(run, operand, held, found, position)
     goal = implies(run.exists(index.variables), All((implies(hit, here), implies(Not(hit), empty))))
     words = f"operand {operand}, dimension {dim}: {local} of the block is {index}"
     return run.claim(words, goal, index.variables)
@@ -212,9 +212,8 @@ def _holds(held: Held, position: Number, element: Number) -> Formula:
     return equal(position + held.start, element * held.base)
 
 
-def _is_empty(run: Run, operand: int, held: Held, read: tuple[Formula, Number]) -> Formula:
+def _is_empty(run: Run, operand: int, held: Held, inside: Formula, position: Number) -> Formula:
     """A local read that finds nothing: outside the buffer, or at a place that is filled."""
-    inside, position = read
     at = position + held.start
     found: list[Formula] = [Not(inside)]
     if _absorbs(run, operand, held.gap):
@@ -269,7 +268,7 @@ def _beyond(
             if name in index.variables:
                 found = held[mine.operand].dims[dim]
                 read = _element(local, run.places, found.length)
-                empty = _is_empty(run, mine.operand, found, read)
+                empty = _is_empty(run, mine.operand, found, *read)
                 known.append(Either((empty, _is_element(found, read[1]))))
                 absorbed.append(empty)
                 names |= dict.fromkeys(index.variables)
