@@ -222,6 +222,11 @@ def updated(w, m, x, y):
     return w - m, m, jnp.einsum("bm,bn->mn", x, y) + jnp.ones((6, 1)) * jnp.arange(6.0)[:, None]
 
 
+def in_rings(x, up, down, y, z):
+    """Products of a gathered operand, kept and summed, and one whose sums are scattered."""
+    return jnp.maximum(x @ up, 0) @ down, jnp.einsum("km,kn->mn", y, z)
+
+
 TABLE = ((11, 4), "float32", 9)
 LOOKED_UP = Case(
     looked_up,
@@ -299,6 +304,14 @@ CASES = {
     ),
     "padded": PADDED,
     "updated": UPDATED,
+    "in rings": Case(
+        in_rings,
+        (((16, 4),), ((4, 16),), ((16, 12),), ((32, 16),), ((32, 16),)),
+        (ROWS, P(None, "Y"), ROWS, ROWS, ROWS),
+        (ROWS, ROWS),
+        LINE,
+        sa.Options(hardware="h100", switches=sa.Switches(collective_matmul=True)),
+    ),
     "looked up, shardy": again(LOOKED_UP, policy="shardy"),
     "controlled, cost": again(CONTROLLED, policy="cost"),
     "updated, by switches": again(

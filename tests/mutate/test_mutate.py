@@ -9,7 +9,7 @@ import pytest
 from shardalg.algebra.affine import Index
 from shardalg.algebra.sharding import Sharding
 from shardalg.spmd.instruction import Block, Instruction
-from shardalg.spmd.instructions import AllReduce, Reading, ReduceScatter
+from shardalg.spmd.instructions import AllReduce, Direction, Reading, ReduceScatter
 from shardalg.spmd.local import Local, Start
 from shardalg.spmd.program import SpmdProgram
 from shardalg.verify.verify import verify
@@ -38,7 +38,18 @@ def test_every_kind_of_instruction_and_every_field_of_each_is_tampered_with():
     occur = {type(step.attributes) for subject in subjects for _, step in subject.instructions}
     assert set(KINDS) - occur == set()
     found = {owner for subject in subjects for owner in reached(subject, random.Random(0))}
-    of_all = (*KINDS, Instruction, Block, Local, Sharding, Start, Reading, Index, SpmdProgram)
+    of_all = (
+        *KINDS,
+        Instruction,
+        Block,
+        Local,
+        Sharding,
+        Start,
+        Reading,
+        Direction,
+        Index,
+        SpmdProgram,
+    )
     assert {(kind, field.name) for kind in of_all for field in fields(kind) if field.init} == found
 
 
