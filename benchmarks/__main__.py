@@ -29,6 +29,7 @@ BENCHMARKS = {
     "calibration": "benchmarks.calibration",
     "systems": "benchmarks.systems",
     "ranking": "benchmarks.ranking",
+    "collective_matmul": "benchmarks.collective_matmul",
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import (
     __main__,
     algebra,
+    collective_matmul,
     formatting,
     halos,
     hardware,
@@ -54,6 +55,16 @@ def test_systems(said):
     assert row["once_ratio"] < row["bytes_ratio"] <= 1
     assert row["claims"] > 100
     assert finite((row["plan_s"], row["prove_s"], row["gspmd_wire_bytes"]))
+
+
+def test_collective_matmul(said):
+    names = [("feed-forward", "forward")]
+    (row,) = collective_matmul.run(said.append, names, small=(2, 256, 64, 256)).table
+    assert row["rings"] == 2
+    assert row["wire_bytes"] == row["wire_bytes_gathered"]
+    assert row["temp_bytes"] < row["temp_bytes_gathered"]
+    assert row["relative_error"] < 1e-6
+    assert row["proved"] > 50
 
 
 def test_formatting(said):
