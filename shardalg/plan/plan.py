@@ -13,6 +13,7 @@ from shardalg.errors import PlanFileError, ShardalgError, StrategyError
 from shardalg.explain import decisions
 from shardalg.explain.difference import PlanDifference, difference
 from shardalg.explain.warnings import roundabout
+from shardalg.io.units import bytes_text
 from shardalg.plan.ask_overview import OverviewAnswers
 from shardalg.planning import plan_file
 from shardalg.planning.calls.meshes import placed
@@ -169,7 +170,8 @@ class Plan(OverviewAnswers):
         whose = self.options.followed
         return (
             f"Plan on {self.mesh!r} for {self.options.hardware}, layouts {whose}: {counts}, "
-            f"{moved:,.0f} wire bytes per device and step, {', '.join([self._verified(), *notes])}"
+            f"{bytes_text(moved)} sent per device and step, "
+            f"{', '.join([self._verified(), *notes])}"
         )
 
 

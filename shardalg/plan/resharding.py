@@ -18,6 +18,7 @@ from shardalg.errors import ShardingError
 from shardalg.graph.ir import ITEM_SIZES, Graph, Region, Value, ValueType
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
+from shardalg.io.units import bytes_text, seconds_text
 from shardalg.partition.emit.context import Cause, PartitionContext
 from shardalg.reshard.links import links_on
 from shardalg.reshard.paths import lacking, reshard_bound
@@ -123,10 +124,11 @@ class Reshard(Answer):
         words = (
             f"{self.source.text()} to {self.target.text()} of {self.dtype}"
             f"[{','.join(map(str, self.source.shape))}] on {self.source.mesh!r}: "
-            f"{_shown(self.wire_bytes)} wire bytes per device, at least "
-            f"{_shown(self.least_wire_bytes)}, largest buffer {self.peak_bytes:,} of {held:,} bytes"
+            f"{bytes_text(self.wire_bytes)} sent per device, at least "
+            f"{bytes_text(self.least_wire_bytes)}, largest buffer {bytes_text(self.peak_bytes)} of "
+            f"{bytes_text(held)}"
         )
-        timed = "" if self.seconds is None else f", {self.seconds * 1e6:.1f} us"
+        timed = "" if self.seconds is None else f", {seconds_text(self.seconds)}"
         return f"{words}{timed}.", self.table
 
     def verify(self) -> Report:
@@ -182,10 +184,6 @@ class Reshard(Answer):
 
 def _whole(amount: Any) -> Any:
     return amount if isinstance(amount, int) else float(amount)
-
-
-def _shown(amount: Any) -> str:
-    return f"{_whole(amount):,}"
 
 
 def reshard(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from shardalg.graph.ir import Graph
@@ -30,6 +31,8 @@ KIND_COLORS = {
 }
 # Inches: a column, a lane, and the box in it.
 COLUMN, LANE, WIDTH, HEIGHT = 1.42, 1.0, 0.86, 0.36
+TITLE_LINE, TITLE_SIZE = 0.2, 11
+"""Inches of a line, points of a letter."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +67,27 @@ def draw_programs(panels: Sequence[Panel]) -> Figure:
 
     drawn = [panel.boxes for panel in panels]
     spans = [_span(found) for found in drawn]
-    width = max(columns for columns, _, _ in spans) * COLUMN + 0.3
-    heights = [(high - low + 1) * LANE + 0.45 for _, low, high in spans]
-    figure = Drawing(figsize=(max(width, 6.0), sum(heights) + 0.5))
+    width = max(max(columns for columns, _, _ in spans) * COLUMN + 0.3, 6.0)
+    panels = [replace(panel, title=_wrapped(panel.title, width)) for panel in panels]
+    heights = [
+        (high - low + 1) * LANE + 0.25 + TITLE_LINE * (panel.title.count("\n") + 1)
+        for panel, (_, low, high) in zip(panels, spans, strict=True)
+    ]
+    figure = Drawing(figsize=(width, sum(heights) + 0.5))
     total = figure.get_figheight()
     top = total - 0.35
     for panel, found, span, height in zip(panels, drawn, spans, heights, strict=True):
         top -= height
         axes = figure.add_axes((0, top / total, 1, height / total))
-        _paint(axes, panel, found, span)
+        axes.set_ylim((span[1] - 0.62) * LANE, (span[1] - 0.62) * LANE + height)
+        _paint(axes, panel, found, span[2])
     _legend(figure, panels, drawn)
     return figure
+
+
+def _wrapped(title: str, width: float) -> str:
+    """A title in lines that fit into so many inches; a letter is 0.65 times as wide as its size."""
+    return "\n".join(wrap(title, int((width - 0.3) * 72 / (0.65 * TITLE_SIZE))))
 
 
 def _span(found: Sequence[Box]) -> tuple[int, int, int]:
@@ -83,14 +96,15 @@ def _span(found: Sequence[Box]) -> tuple[int, int, int]:
     return max((box.column for box in found), default=0) + 1, min(lanes), max(lanes)
 
 
-def _paint(axes: Axes, panel: Panel, found: Sequence[Box], span: tuple[int, int, int]) -> None:
-    _, low, high = span
+def _paint(axes: Axes, panel: Panel, found: Sequence[Box], high: int) -> None:
     figure = axes.get_figure(root=True)
     assert figure is not None, "axes stand in a figure"
     axes.set_xlim(0, figure.get_figwidth())
-    axes.set_ylim((low - 0.62) * LANE, (high + 0.38) * LANE + 0.45)
     axes.axis("off")
-    axes.text(0.15, (high + 0.38) * LANE + 0.22, panel.title, fontsize=11, weight="bold", color=INK)
+    axes.text(
+        0.15, (high + 0.38) * LANE + 0.14, panel.title, fontsize=TITLE_SIZE, weight="bold",
+        color=INK, va="bottom",
+    )  # fmt: skip
     colors = _axis_colors(panel)
     for box in found:
         for i in box.inputs:

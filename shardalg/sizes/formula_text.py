@@ -52,8 +52,19 @@ def _is_product(line: str) -> bool:
 
 
 def _product(powers: Iterable[tuple[Any, int]]) -> str:
-    ordered = sorted((str(factor), exponent) for factor, exponent in powers)
+    ordered = sorted((_name(factor), exponent) for factor, exponent in powers)
     return "*".join(name if e == 1 else f"{name}**{e}" for name, e in ordered)
+
+
+def _name(factor: Any) -> str:
+    """A name, or an atom as text."""
+    return factor if type(factor) is str else _text_of(factor)
+
+
+# Few atoms are in many prices, and a formula is asked for its text to be put in order.
+@lru_cache(maxsize=1 << 14)
+def _text_of(atom: Any) -> str:
+    return str(atom)
 
 
 def to_sympy(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
@@ -67,7 +78,7 @@ def to_sympy(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
     def factor(f: Any) -> sympy.Expr:
         if f in symbols:
             return symbols[f]
-        return _symbol(f) if type(f) is str else f.sympy(symbols)
+        return _symbol(f) if type(f) is str else _in_sympy(f, symbols)
 
     products = (_term_in_sympy({factor(f): e for f, e in m}, c) for m, c in terms.items())
     return sympy.Add(*products)
@@ -101,6 +112,7 @@ def _order(powers: frozenset[tuple[str, int, type]]) -> tuple[tuple[str, int], .
     return tuple((base.name, int(e)) for base, e in pairs)
 
 
+@lru_cache(maxsize=4096)
 def _symbol(name: str) -> sympy.Symbol:
     import sympy
 
@@ -119,9 +131,19 @@ def factored_sum(terms: Terms, symbols: Mapping[str, sympy.Symbol]) -> sympy.Exp
     """
     # Symbols stand for the ceilings meanwhile: sympy.factor would expand what is inside of them.
     atoms = {f for monomial in terms for f, _ in monomial if type(f) is not str}
-    hidden = {atom: _symbol(str(atom)) for atom in atoms}
+    hidden = {atom: _symbol(_name(atom)) for atom in atoms}
     shown = _products(terms, {**symbols, **hidden})
-    return shown.xreplace({stand_in: atom.sympy(symbols) for atom, stand_in in hidden.items()})
+    return shown.xreplace({stand_in: _in_sympy(a, symbols) for a, stand_in in hidden.items()})
+
+
+def _in_sympy(atom: Any, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
+    """An atom in the symbols of its names."""
+    return _atom_once(atom, frozenset((n, symbols[n]) for n in atom.names if n in symbols))
+
+
+@lru_cache(maxsize=4096)
+def _atom_once(atom: Any, used: frozenset[Any]) -> sympy.Expr:
+    return atom.sympy(dict(used))
 
 
 def _products(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
@@ -151,7 +173,7 @@ def _factored_once(items: frozenset[Any], used: frozenset[Any]) -> sympy.Expr:
         return to_sympy(terms, symbols)
     shared, rest = _shared(terms)
     number, bracket = _factors(frozenset(rest.items()))
-    bracket = bracket.xreplace({_symbol(str(f)): symbol for f, symbol in used})
+    bracket = bracket.xreplace({_symbol(_name(f)): symbol for f, symbol in used})
     outside = to_sympy(shared, symbols) * number
     # sympy would multiply a mere number into the bracket.
     kept = outside.is_Number and outside != 1 and bracket.is_Add
@@ -182,7 +204,7 @@ def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
     """A polynomial of coprime terms, in plain symbols, as a number and a product."""
     import sympy
 
-    plain = {f: _symbol(str(f)) for monomial, _ in terms for f, _ in monomial}
+    plain = {f: _symbol(_name(f)) for monomial, _ in terms for f, _ in monomial}
     whole = to_sympy(dict(terms), plain)
     if _is_irreducible([dict(monomial) for monomial, _ in terms]):
         return sympy.Integer(1), whole

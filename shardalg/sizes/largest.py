@@ -93,7 +93,7 @@ def larger(first: Any, second: Any) -> Any:
     """
     if type(first) is not Formula and type(second) is not Formula:
         return lanes.largest((first, second))
-    return _larger(*sorted((Formula.of(first), Formula.of(second)), key=repr))
+    return _larger(Formula.of(first), Formula.of(second))
 
 
 def smaller(first: Any, second: Any) -> Any:
@@ -115,7 +115,7 @@ def _larger(first: Formula, second: Formula) -> Formula:
     if _never_less(second - first):
         return second
     shared = _shared(first, second)
-    inside = Max(first / shared, second / shared)
+    inside = Max(*sorted((first / shared, second / shared), key=repr))
     return shared * Formula({frozenset({(inside, 1)}): 1})
 
 

@@ -73,3 +73,20 @@ def test_kinds_are_not_mixed(plan):
 
 def test_a_notebook_shows_the_figure_itself(plan):
     assert plan.draw()._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_long_title_of_a_narrow_drawing_goes_on_in_the_next_line():
+    name = "a_feed_forward_block_of_a_rather_long_name_" * 3
+
+    def layer(w, x):
+        with jax.named_scope(name):
+            return jnp.tanh(x @ w)
+
+    plan = sa.plan(layer, WEIGHT, X, mesh=MESH, in_shardings=(P("X"), P("Y", "X")))
+    figure = plan.draw(module=name)
+    figure.canvas.draw()
+    (title,) = [t for axes in figure.axes for t in axes.texts if t.get_weight() == "bold"][:1]
+    assert title.get_text().count("\n") >= 1
+    box, page = title.get_window_extent(), figure.bbox
+    assert page.x0 <= box.x0 < box.x1 <= page.x1
+    assert page.y0 <= box.y0 < box.y1 <= page.y1

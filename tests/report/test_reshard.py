@@ -45,8 +45,8 @@ def test_issues_take_two_all_to_alls_and_a_quarter_of_the_memory(name, show):
 def test_a_path_says_what_it_costs():
     path = between(*ISSUES["jax 21562"], shape=(8, 8, 8))
     assert repr(path).startswith(
-        "[y, None, x] to [None, (x, y), None] of float32[8,8,8] on Mesh(x=2, y=4): 320 wire bytes "
-        "per device, at least 224, largest buffer 256 of 2,048 bytes.\nkind "
+        "[y, None, x] to [None, (x, y), None] of float32[8,8,8] on Mesh(x=2, y=4): 320 B sent "
+        "per device, at least 224 B, largest buffer 256 B of 2.05 kB.\nkind "
     )
     assert "<table>" in path._repr_html_()
     assert list(path.df["wire_bytes"]) == [128, 192]

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from shardalg.costs.walk import walk
 from shardalg.errors import LoweringError
 from shardalg.graph.abstract import item_type
+from shardalg.io.units import bytes_text
 from shardalg.lower.emit import EMIT, Emitter, body
 from shardalg.lower.measure import Memory, Timing, repeated
 from shardalg.spmd.instruction import Collective, Instruction
@@ -43,7 +44,7 @@ class ShardMeasurement:
     def __repr__(self) -> str:
         return (
             f"ShardMeasurement on {self.device} ({self.note}): {self.timing}, "
-            f"{self.memory.total_bytes:,} bytes"
+            f"{bytes_text(self.memory.total_bytes)}"
         )
 
 
