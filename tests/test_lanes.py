@@ -17,6 +17,7 @@ from shardalg.sizes.points.lanes import (
     parted,
     real,
 )
+from shardalg.sizes.points.rejoined import rejoined
 
 NUMBERS = st.one_of(st.integers(-9, 9), st.integers(-(1 << 70), 1 << 70), st.fractions(-9, 9))
 TWO = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=4)
@@ -97,3 +98,38 @@ def test_choices_at_each_point():
     assert points.alive.tolist() == [True, True, False]
     assert range(points.of([4, 4, 5]))[-1] == 3
     assert np.array_equal(points.alive, [True, True, False])
+
+
+def _cheapest(held, sent):
+    """A search on sizes that drops most of what it compares, as the planner's do."""
+    best = min(held, 3 * sent)
+    if best % 2:
+        return ("odd", 1), best + 1
+    return ("even" if best < 90 else "large", 2), best
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_call_gives_at_each_point_what_it_gives_alone(seed):
+    """Points of another value, or of another number that may be a place, leave; no other does."""
+    random = np.random.default_rng(seed)
+    held, sent = (random.integers(1, 100, 40).tolist() for _ in range(2))
+    held[7:9], sent[7:9] = held[:2], sent[:2]
+    points = Points(40)
+    made = []
+
+    def counted(*sizes):
+        made.append(sizes)
+        return _cheapest(*sizes)
+
+    kind, size = rejoined(_cheapest, counted, (points.of(held), points.of(sent)), points)
+    alone = [_cheapest(*sizes) for sizes in zip(held, sent, strict=True)]
+    assert kind == alone[0][0]
+    assert points.alive.tolist() == [one[0] == kind for one in alone]
+    sizes = size.values if type(size) is Lanes else np.full(40, size)
+    assert [s for s, a in zip(sizes, points.alive, strict=True) if a] == [
+        one[1] for one in alone if one[0] == kind
+    ]
+    before = len(made)
+    rejoined(_cheapest, counted, (points.of(held), points.of(sent)), points)
+    rejoined(_cheapest, counted, (points.of(held), points.of(sent)), points)
+    assert len(made) <= 2 * before  # the points that stayed are asked once more, then never again

@@ -4,6 +4,9 @@ The facts of a whole run (`sizes.recorded`) are more than what its outcome needs
 cheapest path also compares what it then drops. So each call of a `decided` function is recorded by
 itself. Where one of its facts fails, the function is asked again in numbers, and the call stands if
 its result is the same there.
+
+On numbers of many points (`sizes.points.lanes`) a call is made by itself too: points that go other
+ways inside of it come together again where what it gives is one value with a number per point.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ from typing import Any, TypeVar
 from shardalg.algebra.mesh import Mesh
 from shardalg.sizes.facts import Fact, Facts
 from shardalg.sizes.formula import Formula, Number
+from shardalg.sizes.points.lanes import points_of
+from shardalg.sizes.points.rejoined import rejoined
 from shardalg.sizes.recorded import Answers, Recorded, Recorder, recorder_of
+from shardalg.sizes.replaced import Replaced
 
 Result = TypeVar("Result")
 
@@ -78,7 +84,10 @@ def decided(
         @wraps(function)
         def cached(*args: Any) -> Result:
             asks = recorder_of(numbers(*args))
-            return function(*args) if asks is None else _recorded(asks, (cached, function), args)
+            if asks is not None:
+                return _recorded(asks, (cached, function), args)
+            points = points_of(numbers(*args))
+            return function(*args) if points is None else rejoined(cached, function, args, points)
 
         return cached
 
@@ -105,47 +114,7 @@ def _recorded(
 
 def moved(value: Any, target: Recorder) -> Any:
     """A value with the same sizes, recorded by another recorder."""
-    return _Replaced(lambda size: target.size(size.formula))(value)
-
-
-class _Replaced:
-    """Values with other numbers in place of the recorded ones."""
-
-    def __init__(self, number: Callable[[Recorded], Any]) -> None:
-        self.number = number
-        self.meshes: dict[Mesh, Mesh] = {}
-
-    def __call__(self, value: Any) -> Any:
-        kind = type(value)
-        if kind is Recorded:
-            return self.number(value)
-        if isinstance(value, tuple):
-            return self.sequence(value)
-        if kind is Mesh:
-            return self.mesh(value)
-        return self.record(value) if is_dataclass(kind) else value
-
-    def sequence(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The tuple with each item replaced; itself where nothing changes."""
-        made = [self(value) for value in values]
-        if all(a is b for a, b in zip(made, values, strict=True)):
-            return values
-        return tuple(made) if type(values) is tuple else type(values)(*made)
-
-    def mesh(self, mesh: Mesh) -> Mesh:
-        """The mesh with its sizes replaced; one object per mesh."""
-        if mesh not in self.meshes:
-            sizes = {name: self(size) for name, size in mesh.axes}
-            same = all(sizes[name] is size for name, size in mesh.axes)
-            self.meshes[mesh] = mesh if same else mesh.resized(sizes)
-        return self.meshes[mesh]
-
-    def record(self, value: Any) -> Any:
-        """The dataclass with each field replaced; itself where nothing changes."""
-        parts = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-        made = {name: self(part) for name, part in parts.items()}
-        same = all(made[name] is part for name, part in parts.items())
-        return value if same else type(value)(**made)
+    return Replaced(Recorded, lambda size: target.size(size.formula))(value)
 
 
 class Guards:
@@ -190,7 +159,7 @@ class _There:
     def __init__(self, values: Mapping[str, int]) -> None:
         self.values = values
         self.known: dict[Formula, Number] = {}
-        self.replaced = _Replaced(self.number)
+        self.replaced = Replaced(Recorded, self.number)
 
     def number(self, size: Recorded) -> Number:
         """The number that a recorded size has at the point."""

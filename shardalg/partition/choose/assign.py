@@ -36,7 +36,7 @@ from shardalg.partition.choose.matches import required_devices, twins
 from shardalg.partition.choose.owner_select import elements, picked
 from shardalg.partition.choose.sent import GATHERED, sent_bytes
 from shardalg.reshard.paths import reshard_bound, reshard_price
-from shardalg.sizes.points.lanes import Lanes, place_of_least
+from shardalg.sizes.points.lanes import place_of_least
 from shardalg.sizes.recorded import Recorder, first_least, recorder_of
 
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
@@ -163,9 +163,7 @@ def _arg_reduce(key: NodeKey, candidates: list[Choice], component: Component) ->
     )
     if recorder is not None:
         return _best_recorded(key, candidates, counts, (recorder, "time" if weighs else "bytes"))
-    sizes: Iterable[Any] = (n for layout in key.value_shardings for n in layout.shape)
-    lanes = next((n for n in sizes if type(n) is Lanes), None)
-    if lanes is not None:
+    if (lanes := next(key.lanes, None)) is not None:
         return candidates[place_of_least(_ranks(key, candidates, counts), lanes)]
     ordered = sorted(
         [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from shardalg.costs.compute import signature_flops
 from shardalg.costs.hardware import Rates
 from shardalg.graph.ir import Signature
 from shardalg.partition.choose.component import Assigned, Tensor
+from shardalg.sizes.points.lanes import Lanes
 
 LoopDigits = tuple[tuple[str, Digits], ...]
 """Sharded loops with their digits."""
@@ -45,6 +47,14 @@ class NodeKey(NamedTuple):
     finite: bool = False
     waits: bool = False
     shared: tuple[int, ...] = ()
+
+    @property
+    def lanes(self) -> Iterator[Lanes]:
+        """Sizes of results and operands that are numbers of many points."""
+        held = (layouts[0] for layouts in self.sources)
+        for layout in (*self.value_shardings, *held):
+            sizes: tuple[Any, ...] = layout.shape
+            yield from (size for size in sizes if type(size) is Lanes)
 
 
 @dataclass(frozen=True)

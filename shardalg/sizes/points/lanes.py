@@ -21,6 +21,21 @@ _FLOAT = np.dtype(float)
 """Below it no 64-bit integer overflows."""
 
 
+class Calls:
+    """Calls that were made on points of their own (`sizes.points.rejoined`), each once."""
+
+    def __init__(self) -> None:
+        self.found: dict[Hashable, Any] = {}
+        self.known: dict[int, Points] = {}
+
+    def keys(self, count: int) -> Points:
+        """So many points, in whose lanes arguments are kept: nothing is asked of them."""
+        found = self.known.get(count)
+        if found is None:
+            found = self.known[count] = Points(count, self)
+        return found
+
+
 class Points:
     """The lanes of one set of points: equal ones are one object, so that caches find them.
 
@@ -35,8 +50,9 @@ class Points:
     (True, array([ True,  True, False]), True)
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, calls: Calls | None = None) -> None:
         self.alive = np.ones(count, bool)
+        self.calls = calls or Calls()
         self.known: dict[Hashable, Lanes] = {}
         self.done: dict[Hashable, Any] = {}
 
@@ -311,6 +327,11 @@ def parted(
         alike = np.flatnonzero(here.alive)
         yield waiting[alike], alike, made
         waiting = waiting[~here.alive]
+
+
+def points_of(numbers: Iterable[Any]) -> Points | None:
+    """Whose lanes these are; None where none of them is one."""
+    return next((number.points for number in numbers if type(number) is Lanes), None)
 
 
 def _values(number: Any, like: Lanes) -> np.ndarray:
