@@ -21,8 +21,8 @@ from shardalg.sizes.facts import Fact, Facts
 from shardalg.sizes.formula import Formula, Number
 from shardalg.sizes.points.lanes import points_of
 from shardalg.sizes.points.rejoined import rejoined
+from shardalg.sizes.points.replaced import Replaced
 from shardalg.sizes.recorded import Answers, Recorded, Recorder, recorder_of
-from shardalg.sizes.replaced import Replaced
 
 Result = TypeVar("Result")
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.sizes.points.lanes import Lanes, Points
-from shardalg.sizes.replaced import Replaced
+from shardalg.sizes.points.replaced import Replaced
 
 
 class Way(NamedTuple):
