@@ -24,6 +24,7 @@ from shardalg.costs.compute import (
     signature_flops,
 )
 from shardalg.costs.cost import FORMATTING, MATRIX, MEMORY, Cost, Item, Totals
+from shardalg.costs.cpu.occupied import cpu_liveness
 from shardalg.costs.fusion import traffic, unwritten
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.matrix_unit import padded_flops, product_peak
@@ -77,9 +78,13 @@ def estimate(
     check_overlap(overlap)
     named = program if isinstance(program, Symbolised) else None
     hints = program.hints if isinstance(program, Symbolised) else program
+    shares_cores = math.isfinite(hardware.chip.cores)
     hardware = hardware.shared(hints.mesh.size)
     chip = hardware.chip
-    held = liveness(hints, graph, roles=roles, donated=donated, rebuild=chip.rebuilds)
+    if shares_cores:
+        held = cpu_liveness(hints, graph, roles=roles or (), donated=donated)
+    else:
+        held = liveness(hints, graph, roles=roles, donated=donated, rebuild=chip.rebuilds)
     numbers = pricing(hints, graph, hardware)
     formulas = replace(numbers, program=named.program, sizes=named.sizes) if named else numbers
     runs = formulas.runs()
