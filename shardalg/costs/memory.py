@@ -154,7 +154,7 @@ def described(
     program: SpmdProgram, graph: Graph, roles: Sequence[str]
 ) -> Callable[[int, Held], Alive]:
     """From a local value and what it takes to its row, with class and name."""
-    scan = _Scan(program, graph, tuple(roles))
+    scan = Scan(program, graph, tuple(roles))
     return lambda v, held: Alive(v, scan.memory_class(v), scan.name(v), *held)
 
 
