@@ -104,7 +104,8 @@ def test_as_many_gathers_are_kept_as_fit():
     # True keeps what the forward pass alone gathers, too: here the backward pass then reads a copy
     # of the embedding that it would not have made, so that no row of copies made twice has it.
     assert bytes_[0] > bytes_[whole // 2] > bytes_[whole] >= bytes_[True]
-    assert sent(plan) - bytes_[whole] == rows["saved_wire_bytes"].sum()
+    # What is worked out of a kept copy then is not sent either: sums of its squares.
+    assert sent(plan) - bytes_[whole] >= rows["saved_wire_bytes"].sum()
 
 
 def test_the_table_of_switches_is_what_replanning_gives():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import takewhile
+from math import prod
 
 from shardalg.algebra.derived_layouts import even_prefix, interned, undivided, whole
+from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.restate import in_order
 from shardalg.algebra.sharding import Sharding
@@ -18,7 +21,7 @@ from shardalg.partition.bodies import BodyPartitioner
 from shardalg.partition.choose import gathers
 from shardalg.partition.choose.gathers import Copied, GatherChoice
 from shardalg.partition.choose.key import NodeKey
-from shardalg.partition.choose.node_classes import formats, kinds, repeats
+from shardalg.partition.choose.node_classes import KEPT, elementwise, formats, kinds, repeats
 from shardalg.partition.choose.node_plan import NodePlan, node_plan
 from shardalg.partition.choose.sent import sent_bytes
 from shardalg.partition.emit.context import UNMADE, Cause, PartitionContext
@@ -208,14 +211,44 @@ class Partitioner(BodyPartitioner):
         return made._replace(is_remade=is_remade, again=self._again(node, value_shardings))
 
     def _again(self, node: Node, value_shardings: tuple[Sharding, ...]) -> Sharding | None:
-        """Where formatting splits a dimension of one element, what all devices can hold of it."""
-        layouts = tuple([undivided(s) for s in value_shardings])
-        if layouts == value_shardings or not formats(node.signature):
+        """A layout beside its own in which a result can be had without sending anything."""
+        layouts = tuple(self._wider(node, value_shardings))
+        if layouts == value_shardings:
             return None
         key = self.key(node, layouts)
         choice, price = node_plan(key).choice, partial(reshard_price, padded=key.padded)
         is_free = choice.produced == layouts and not sent_bytes(key, choice, price)
         return layouts[0] if is_free else None
+
+    def _wider(self, node: Node, value_shardings: tuple[Sharding, ...]) -> Iterator[Sharding]:
+        """The layouts of results, wider where that may be free.
+
+        Where formatting splits a dimension of one element, all devices can hold it. What is worked
+        out one element at a time may be as wide as the operands are at hand, and whatever else
+        divides no product may be whole where they are; what is annotated lies as it is.
+        """
+        shardings, signature = [undivided(s) for s in value_shardings], node.signature
+        if formats(signature) and shardings[0] != value_shardings[0]:
+            yield shardings[0]
+        elif len(shardings) > 1 or contracts(signature) or signature.primitive in KEPT:
+            yield from value_shardings
+        elif elementwise(signature):
+            yield self._widest(node, value_shardings[0])
+        else:
+            held = map(self.context.sources, node.operands)
+            is_whole = all(whole(sources[0]) in sources for sources in held)
+            yield whole(value_shardings[0]) if is_whole else value_shardings[0]
+
+    def _widest(self, node: Node, layout: Sharding) -> Sharding:
+        """Of a layout, what the widest layouts of all operands that have its rank are split by."""
+        dims = layout.dims
+        for value in node.operands:
+            held = self.context.sources(value)
+            if len(held[0].shape) == len(dims):
+                widest = max(held, key=lambda at: prod(at.shard_shape))
+                pairs = zip(dims, widest.dims, strict=True)
+                dims = tuple([_common(own, other) for own, other in pairs])
+        return interned(layout.mesh, layout.shape, dims, ())
 
     def _written(self, node: Node) -> None:
         """A collective of the user's, on whole values of each device."""
@@ -267,6 +300,12 @@ class Partitioner(BodyPartitioner):
         if sent_bytes(key, plan.choice, price) < moved:
             return remake(context, node, plan, layout, cause)
         return None
+
+
+def _common(first: Digits, second: Digits) -> Digits:
+    """What both begin with."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return tuple([digit for digit, _ in same])
 
 
 def _turned(layout: Sharding, order: Mesh | None) -> Sharding:

@@ -53,7 +53,7 @@ def keys(shape, specs):
 def weighed(key, component):
     """What is weighed, and the number of devices that it is computed on at least."""
     found, least = assign.candidates(key, component, assign._options(key, component))
-    return [choice for choice in found if not choice.regrouped], least
+    return found, least
 
 
 def searched(source, target):

@@ -7,6 +7,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from tests.oracle import siblings
 from tests.partition.planned import check_equal, checked, moves, numbers, planned
 
 MESH = sa.Mesh({"X": 2, "Y": 2})
@@ -66,3 +67,44 @@ def test_a_weight_that_the_backward_pass_reads_too_is_gathered_once():
     check_equal(plan, jax.grad(loss), arguments)
     assert moves(plan) == [("all_gather", "X")]
     assert plan.verify().ok
+
+
+def test_what_is_worked_out_of_what_every_device_has_is_not_gathered():
+    """Completion splits w * last along X, as the positions are: its product reads all of it."""
+
+    def fn(x, a, w):
+        at = jnp.arange(8)
+        row = at % 7
+        first, last = at[:, None] <= row, row[:, None] < at
+        return jnp.tanh(x @ (a * first)) @ (w * last)
+
+    arguments = numbers(8, 8), numbers(8, 8, seed=1), numbers(8, 8, seed=2)
+    plan = checked(fn, arguments, (P("X"), P(None, "X"), P()), mesh=sa.Mesh({"X": 4}))
+    assert moves(plan) == [("all_gather", "X")]
+    assert plan.verify().ok
+
+
+def test_what_nobody_reads_as_it_was_completed_is_not_brought_there():
+    """Rows that are picked are completed along the indices; they are made, and read, along columns.
+
+    XLA's GSPMD (jax 0.10.2) sends 288 bytes.
+    """
+    program = siblings.Sibling("indices", 5010)
+    plan = sa.plan(
+        program.function,
+        *program.types,
+        mesh=sa.Mesh(program.mesh),
+        in_shardings=(P(), P(None, "x"), P("x"), P()),
+        out_shardings=P(None, "x"),
+    )
+    assert [kind for kind, _ in moves(plan)] == ["all_gather", "all_gather"]
+    assert plan.collectives()["wire_bytes"].sum() == 96
+    assert plan.verify().ok
+
+
+def test_what_is_annotated_is_brought_where_it_is_annotated():
+    def fn(x):
+        return jnp.tanh(sa.mesh_split(x, MESH, (1, -1)))
+
+    plan = checked(fn, (numbers(8, 8),), (P("X"),), mesh=MESH)
+    assert len(moves(plan)) == 1

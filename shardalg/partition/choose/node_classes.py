@@ -159,7 +159,7 @@ def remade_values(graph: Graph) -> frozenset[int]:
         if node.bodies or len(node.results) != 1 or not known.issuperset(node.operands):
             continue
         alone = graph.literals.issuperset(node.operands) and rules(node.signature) is not None
-        if alone or _elementwise(node.signature):
+        if alone or elementwise(node.signature):
             known.add(node.results[0])
             if node.signature.results[0].shape:
                 found.add(node.results[0])
@@ -167,7 +167,7 @@ def remade_values(graph: Graph) -> frozenset[int]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _elementwise(signature: Signature) -> bool:
+def elementwise(signature: Signature) -> bool:
     """Whether an element of the result is made of one element of each operand."""
     rows = rules(signature) or ()
     if len(rows) != 1 or signature.primitive in KEPT:

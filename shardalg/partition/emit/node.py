@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from shardalg.algebra.derived_layouts import interned, undivided
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
+from shardalg.partition.choose.node_classes import KEPT
 from shardalg.partition.choose.node_plan import NodePlan
 from shardalg.partition.choose.regroup import moved, regrouped
 from shardalg.partition.choose.windows import Window, brought, together
@@ -113,12 +115,18 @@ def settle(
     local: int,
     result_sharding: Sharding,
 ) -> None:
-    """Bring a result home; leave its partial sums pending where its only user can pass them on."""
+    """Bring a result home, where that adds up its partial sums or leaves a device less of it.
+
+    Partial sums stay pending where the only user can pass them on. What is no smaller at home, and
+    not annotated, is brought there, or elsewhere, by whoever reads it.
+    """
     layout = context.locals[local].sharding
     if layout == result_sharding:
         context.hold(value, result_sharding, local)
         return
-    if layout.unreduced and context.options.switches.defer_sums and value in context.deferrable:
+    waits = context.options.switches.defer_sums and value in context.deferrable
+    stays = node.primitive not in KEPT and _is_no_smaller(result_sharding, layout)
+    if waits if layout.unreduced else stays:
         context.hold(value, layout, local)
         return
     why = Why(Purpose.LEAVES_SUMS if layout.unreduced else Purpose.GIVES, node.primitive)
@@ -129,6 +137,11 @@ def settle(
     context.hold(value, result_sharding, context.move(local, layout, result_sharding, cause))
     if not layout.unreduced:
         context.hold(value, layout, local)
+
+
+def _is_no_smaller(first: Sharding, second: Sharding) -> bool:
+    """Whether a device holds no less of a value in one layout than in another."""
+    return bool(prod(first.shard_shape) >= prod(second.shard_shape))
 
 
 def regroup(
