@@ -71,6 +71,9 @@ CASES = {
         product, (numbers(8, 16), numbers(16, 24)), (P(None, (X, Y)), P((X, Y))), P(None, (Y, X)),
         MESH, 1,
     ),
+    "sums over two axes in another order than the mesh has": (
+        transposed, (numbers(16, 64), numbers(16, 8)), (P((X, Y)), P((X, Y))), P((Y, X)), MESH, 1,
+    ),
     "two neighbours": (
         product, (numbers(8, 16), numbers(16, 8)), (P(X), P(None, X)), P(None, X), MESH, 1,
     ),

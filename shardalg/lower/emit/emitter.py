@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from jax import lax, named_scope
 
-from shardalg.algebra.digits import Digits
+from shardalg.algebra.digits import Digits, partition_id, parts
 from shardalg.graph.ir import Graph
 from shardalg.lower.axes import Axes
 from shardalg.lower.kept_apart import repeated
@@ -48,9 +48,13 @@ class Emitter:
 
     def rotated(self, digits: Digits, x: Array, hop: int) -> Array:
         """What the member of a group that is so many places on holds."""
-        names = self.axes.names(digits)
-        n = lax.axis_size(names)
-        return lax.ppermute(x, names, [((p + hop) % n, p) for p in range(n)])
+        at, n = {}, parts(digits)
+        for p in range(self.program.mesh.size):
+            group = p - sum(digit.at(p) * digit.stride for digit in digits)
+            at[group, partition_id(digits, p)] = p
+        pairs = [(at[group, (number + hop) % n], p) for (group, number), p in at.items()]
+        # permutes count along the axes of the mesh, in whichever order these are named
+        return lax.ppermute(x, self.axes.all_names, pairs)
 
     def start(self, start: Start) -> Array:
         """The element number on the device that executes."""
