@@ -21,6 +21,16 @@ MORE_BYTES = {
     "maxpool_stride2_grad": "XLA pads before it scatters: the padded tensor's blocks are others",
 }
 
+OTHERWISE = {
+    ("embedding_feature_sharded", "cost"): "fewer bytes, by another choice of as many seconds",
+    ("reshard_uneven", "cost"): "another path of as many seconds",
+    ("scan_layers", "gspmd"): "fewer bytes: the stacks of a loop read back are carries of its body",
+    ("scan_layers_remat", "gspmd"): "the same",
+    ("scan_layers", "cost"): "the same",
+    ("scan_layers_remat", "cost"): "the same",
+}
+OTHERS = [pytest.param(p, marks=pytest.mark.slow) for p in ("gspmd", "shardy", "jit", "cost")]
+
 
 @cache
 def text(name, dtype="bfloat16"):
@@ -58,13 +68,16 @@ def border(plan):
     return [s.text() for s in (*sharded.shardings[:count], *sharded.results)]
 
 
+@pytest.mark.parametrize("policy", ["paper", *OTHERS])
 @pytest.mark.parametrize("name", corpus.names())
-def test_a_recorded_program_read_back_is_planned_as_the_function(name):
-    back, own = sa.plan(sa.read_stablehlo(text(name))), of_oracle(name, "paper")
+def test_a_recorded_program_read_back_is_planned_as_the_function(name, policy):
+    options = sa.Options(policy=policy)
+    back, own = sa.plan(sa.read_stablehlo(text(name)), options=options), of_oracle(name, policy)
     assert back.mesh == own.mesh
     assert border(back) == border(own)
-    assert (sent(back) == sent(own)) == (name not in MORE_BYTES)
-    assert sum(sent(back).values()) >= sum(sent(own).values())
+    is_alike = name not in MORE_BYTES and (name, policy) not in OTHERWISE
+    assert (sent(back) == sent(own)) == is_alike
+    assert name not in MORE_BYTES or sum(sent(back).values()) >= sum(sent(own).values())
 
 
 def one_device(read, arguments):
