@@ -12,8 +12,6 @@ from shardalg.propagate.operator_classes import OperatorClass, pass_through
 Shape = tuple[int, ...]
 NOTHING = frozenset(("stop_gradient", "copy", "copy_p", "pvary", "name"))
 """What XLA has no instruction for."""
-AGAIN = {"square": 1}
-"""Operators that read their operand once more than JAX says."""
 NUMBERS_THROUGH = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "slice"))
 """What keeps numbers numbers, beside what acts on each element (`isConstantPreserving`)."""
 LATER = frozenset(
@@ -61,6 +59,30 @@ def _moved(node: Node, kind: OperatorClass) -> frozenset[str]:
         dims = node.signature.param("dimensions")
         return frozenset(loop for dim in dims for loop, _ in kind.maps[-1][dim])
     return frozenset()
+
+
+def factors_of(node: Node) -> list[tuple[int, int]]:
+    """The products that a power is, each of two values: 0 the operand, then what is made in turn.
+
+    Source: `jax/_src/lax/lax.py`, `_integer_pow` and its lowering.
+    """
+    power = 2 if node.primitive == "square" else node.signature.param("y", 0)
+    if node.primitive not in ("square", "integer_pow") or power in (-1, 0, 1):
+        return []
+    if power == 3:
+        return [(0, 0), (1, 0)]
+    found: list[tuple[int, int]] = []
+    base, total, rest = 0, -1, abs(power)
+    while rest:
+        if rest & 1 and total >= 0:
+            found.append((total, base))
+        if rest & 1:
+            total = len(found) if total >= 0 else base
+        rest >>= 1
+        if rest:
+            found.append((base, base))
+            base = len(found)
+    return found
 
 
 def sliced(shape: Shape) -> OperatorClass:

@@ -49,6 +49,7 @@ class Builder(Instructions):
       copies: per (loop, value outside) its open copy; opened: per loop its copies in order.
       numbers: values made of numbers alone; full: those that are full of one number.
       asked: per value that annotated sites read these sites.
+      shared: broadcasts that every reader makes anew, and whether one did.
       written: per body's result that is put into a stack, the stack and what it becomes.
     """
 
@@ -66,6 +67,7 @@ class Builder(Instructions):
     opened: dict[int, list[Operator]] = field(default_factory=dict)
     full: set[int] = field(default_factory=set)
     asked: dict[int, list[tuple[int, int, bool]]] = field(default_factory=dict)
+    shared: dict[int, tuple[Node, bool]] = field(default_factory=dict)
     written: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -137,6 +139,8 @@ class Builder(Instructions):
             self.numbers.update(node.results)
         elif node.primitive == "broadcast_in_dim" and not self.shape(operands[0]):
             self.full.update(node.results)
+        elif node.primitive == "broadcast_in_dim" and self._is_shared(node):
+            self.shared[node.results[0]] = (node, False)
         elif not node.bodies:
             yield from self._operator(node, operands)
 
@@ -144,17 +148,71 @@ class Builder(Instructions):
         kind = self._kind(node)
         if node.index in self.sites:
             self.asked.setdefault(operands[0], []).append(self.sites[node.index])
-        again = lowered.AGAIN.get(node.primitive, 0)
-        yield Operator(None, operands * again, (), node.index)
+        if products := lowered.factors_of(node):
+            yield from self._power(node, operands[0], products)
+            return
         if node.primitive == "broadcast_in_dim" and kind is not None:
-            shape = self.shape(node.results[0])
-            steps = lowered.widened(self.shape(operands[0]), shape, node)
-            for step in steps:
-                place = self.place(node.results[0], step.shapes[1])
-                yield Operator(step, operands, (place,), node.index)
-                operands = (place,)
-            kind = lowered.widening(steps[-1].shapes[1], shape, node) if steps else kind
+            yield from self._widened(node, operands, node.results[0], kind)
+            return
+        for position, value in enumerate(operands):
+            if value in self.shared:
+                operands, copies = self._own_copy(operands, position)
+                yield from copies
         yield Operator(kind, operands, node.results, node.index)
+
+    def _widened(
+        self, node: Node, operands: tuple[int, ...], result: int, kind: OperatorClass
+    ) -> Iterator[Operator]:
+        """A broadcast, which XLA has in three steps where it widens dimensions of one."""
+        shape = self.shape(node.results[0])
+        steps = lowered.widened(self.shape(operands[0]), shape, node)
+        for step in steps:
+            place = self.place(result, step.shapes[1])
+            yield Operator(step, operands, (place,), node.index)
+            operands = (place,)
+        kind = lowered.widening(steps[-1].shapes[1], shape, node) if steps else kind
+        yield Operator(kind, operands, (result,), node.index)
+
+    def _own_copy(
+        self, operands: tuple[int, ...], position: int
+    ) -> tuple[tuple[int, ...], list[Operator]]:
+        """What a reader of a broadcast that JAX makes anew for each reads, and how it is made."""
+        value = operands[position]
+        node, first = self.shared[value]
+        own = self.place(value, self.shape(value)) if first else value
+        self.shared[value] = (node, True)
+        kind = self._kind(node)
+        assert kind is not None  # of a broadcast
+        copies = [*self._widened(node, (self.read(node.operands[0]),), own, kind)]
+        return (*operands[:position], own, *operands[position + 1 :]), copies
+
+    def _is_shared(self, node: Node) -> bool:
+        """Whether several operators read a tensor as wide as they are: each has its own broadcast.
+
+        JAX widens dimensions of one where operators read them; the graph has one node for all.
+        """
+        graph, value = self.graph, node.results[0]
+        at = node.signature.param("broadcast_dimensions")
+        is_wide = at == tuple(range(len(self.shape(value)))) and len(graph.users[value]) > 1
+        plain = all(not graph.nodes[n].bodies and n not in self.sites for n in graph.users[value])
+        handed = any(value in region.results for region in graph.regions)
+        return is_wide and plain and not handed
+
+    def _power(
+        self, node: Node, operand: int, products: list[tuple[int, int]]
+    ) -> Iterator[Operator]:
+        """A power as its products; a negative one divides by what they give."""
+        (result,) = node.results
+        shape, made = self.shape(result), [operand]
+        is_divided = node.signature.param("y", 2) < 0
+        for number, (left, right) in enumerate(products, 1):
+            is_last = number == len(products) and not is_divided
+            made.append(result if is_last else self.place(result, shape))
+            kind = edge(shape, 2, 1, role=priority.POINTWISE, alone=False)
+            yield Operator(kind, (made[left], made[right]), (made[-1],), node.index)
+        if is_divided:
+            kind = edge(shape, 1, 1, role=priority.POINTWISE, alone=False)
+            yield Operator(kind, (made[-1],), (result,), node.index)
 
     def _keeps_numbers(self, node: Node) -> bool:
         return node.index not in self.sites and lowered.keeps_numbers(node, self._kind(node))
