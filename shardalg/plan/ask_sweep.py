@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,10 @@ class SweepAnswers(CostAnswers, SizeAnswers):
 
         Arrays broadcast against each other: a grid, `B=batches[:, None], X=axis`, costs least.
         Other sizes have their hints. The peak is the largest of the bytes at every instruction, so
-        that it may stand elsewhere than at the hints; what is alive when is the hints'. Seconds and
-        bytes are those of the hints' decisions; `Sweep.holds` says where these are taken: nowhere
-        for certain where `unguarded` says that the questions are not known.
+        that it may stand elsewhere than at the hints, but for CPU devices (`costs.cpu`); what is
+        alive when is the hints'. Seconds and bytes are those of the hints' decisions; `Sweep.holds`
+        says where these are taken: nowhere for certain where `unguarded` says that the questions
+        are not known.
 
         Args:
           overlap: "none" or "full", as in `cost`.
@@ -77,7 +79,11 @@ class SweepAnswers(CostAnswers, SizeAnswers):
 
         cost, named = self.cost(chip, overlap=overlap), self._symbolised
         assert named is not None, "a plan without named sizes was refused"
-        peaks = candidate_peaks(named, donated=self._traced.donated, rebuild=chip.chip.rebuilds)
+        if math.isfinite(chip.chip.cores):
+            peaks: tuple[Formula, ...] = (Formula.of(cost.totals.memory.peak_bytes),)
+        else:
+            donated = self._traced.donated
+            peaks = candidate_peaks(named, donated=donated, rebuild=chip.chip.rebuilds)
         guards = self._guards
         if guards is None:
             asked: Any = ((Fact(Formula({}), NONZERO),), ())

@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -185,3 +186,5 @@ def test_formulas_at_the_hints_are_the_numbers():
     formula = named.cost(CORES).peak_memory_bytes
     (symbol,) = formula.free_symbols
     assert int(formula.subs({symbol: 512})) == plain.cost(CORES).peak_memory_bytes
+    swept = named.sweep(CORES, **{str(symbol): np.array([512, 1024])}).peak_memory_bytes
+    assert swept.tolist() == [int(formula.subs({symbol: n})) for n in (512, 1024)]
