@@ -3,7 +3,8 @@
     dot_general(all_gather(x), w)        the blocks of x go round, each multiplied as it comes by
     reduce_scatter(dot_general(x, w))    the sums go round, to each of which a product is added
 What is handed from one to the other must be read by nobody else: a gathered operand of several
-products would go round several times, and send more. A product that could be either becomes what
+products would go round several times, and send more; what is padded, cut or transposed between the
+two stays as it is. A product that could be either becomes what
 saves more. Blocks of more than one element go both ways round, half each.
 """
 
