@@ -58,10 +58,12 @@ def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
 
     Instead of every value that the backward pass reads, those of a **minimum vertex cut** are kept:
     the fewest bytes from which pointwise and layout operators give all of them. A compiler that
-    fuses does so, since it repeats such operators inside their readers; reductions it does not
-    repeat. Values that follow from the arguments by such operators alone are free. What collectives
-    or loops of both passes read is written once, for the first of them: it is kept. What lies
-    between fused operators is made wherever it is read; what it is made of lives until then.
+    fuses does so, since it repeats such operators inside their readers. Reductions it does not
+    repeat: the compiler of TPU v3 keeps sums. Were they repeated, the peaks of the twelve recorded
+    programs would be 0.05 to 0.15 % smaller, nine of them further from the compiler's. Values that
+    follow from the arguments by such operators alone are free. What collectives or loops of both
+    passes read is written once, for the first of them: it is kept. What lies between fused
+    operators is made wherever it is read; what it is made of lives until then.
     """
     barred = held_back(block)
     block, same = unaliased(block)
