@@ -57,7 +57,8 @@ REMOVED = [
     ("two layouts of a sum", 0, 2),
     ("slice_strided", 1, 1),
     ("attempt 2, layer_gradient, unrolled", 5, 1),
-    ("attempt 2, layer_gradient, unrolled", 8, 4),
+    ("attempt 2, layer_gradient, unrolled", 8, 2),
+    ("attempt 2, layer_gradient, unrolled", 13, 5),
     ("reduce_uneven", 1, 1),
     ("topk_sharded", 0, 1),
     ("embedding_grad", 0, 1),
@@ -157,8 +158,8 @@ def test_why_not_costs_what_the_annotated_plan_costs_in_every_plan(show):
 
 def test_of_many_changes_none_can_be_left_out():
     plan = MODELS["attempt 2, layer_gradient, unrolled"]()
-    found = plan.explain(8)
-    assert "4 changes that remove it, none of which can be left out" in repr(found)
+    found = plan.explain(13)
+    assert "5 changes that remove it, none of which can be left out" in repr(found)
     steps, moved = found.change.steps, found.moved
     assert len({slot for step in steps for slot in step.slots}) >= len(steps)
     for left_out in steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import takewhile
@@ -212,43 +212,42 @@ class Partitioner(BodyPartitioner):
 
     def _again(self, node: Node, value_shardings: tuple[Sharding, ...]) -> Sharding | None:
         """A layout beside its own in which a result can be had without sending anything."""
-        layouts = tuple(self._wider(node, value_shardings))
-        if layouts == value_shardings:
+        layouts = (self._wider(node, value_shardings[0]),) if len(value_shardings) == 1 else ()
+        if not layouts or layouts == value_shardings:
             return None
         key = self.key(node, layouts)
         choice, price = node_plan(key).choice, partial(reshard_price, padded=key.padded)
         is_free = choice.produced == layouts and not sent_bytes(key, choice, price)
         return layouts[0] if is_free else None
 
-    def _wider(self, node: Node, value_shardings: tuple[Sharding, ...]) -> Iterator[Sharding]:
-        """The layouts of results, wider where that may be free.
+    def _wider(self, node: Node, layout: Sharding) -> Sharding:
+        """The layout of a result, wider where that may be free.
 
         Where formatting splits a dimension of one element, all devices can hold it. What is worked
         out one element at a time may be as wide as the operands are at hand, and whatever else
         divides no product may be whole where they are; what is annotated lies as it is.
         """
-        shardings, signature = [undivided(s) for s in value_shardings], node.signature
-        if formats(signature) and shardings[0] != value_shardings[0]:
-            yield shardings[0]
-        elif len(shardings) > 1 or contracts(signature) or signature.primitive in KEPT:
-            yield from value_shardings
-        elif elementwise(signature):
-            yield self._widest(node, value_shardings[0])
-        else:
-            held = map(self.context.sources, node.operands)
-            is_whole = all(whole(sources[0]) in sources for sources in held)
-            yield whole(value_shardings[0]) if is_whole else value_shardings[0]
+        signature = node.signature
+        if not any(layout.dims):
+            return layout
+        joined = undivided(layout) if 1 in layout.shape and formats(signature) else layout
+        if joined != layout or contracts(signature) or signature.primitive in KEPT:
+            return joined
+        if elementwise(signature):
+            return self._widest(node, layout)
+        held = map(self.context.sources, node.operands)
+        return whole(layout) if all(whole(sources[0]) in sources for sources in held) else layout
 
     def _widest(self, node: Node, layout: Sharding) -> Sharding:
         """Of a layout, what the widest layouts of all operands that have its rank are split by."""
         dims = layout.dims
         for value in node.operands:
             held = self.context.sources(value)
-            if len(held[0].shape) == len(dims):
-                widest = max(held, key=lambda at: prod(at.shard_shape))
+            widest = held[0] if len(held) == 1 else max(held, key=lambda s: prod(s.shard_shape))
+            if len(widest.dims) == len(dims) and widest.dims != dims:
                 pairs = zip(dims, widest.dims, strict=True)
                 dims = tuple([_common(own, other) for own, other in pairs])
-        return interned(layout.mesh, layout.shape, dims, ())
+        return layout if dims == layout.dims else interned(layout.mesh, layout.shape, dims, ())
 
     def _written(self, node: Node) -> None:
         """A collective of the user's, on whole values of each device."""
