@@ -21,6 +21,7 @@ def test_the_examples_are_found():
         "Add a chip",
         "Add a strategy",
         "Add an instruction",
+        "Add a policy",
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardalg.graph.ir import Graph
 from shardalg.ops.rows import rules
@@ -21,12 +21,26 @@ from shardalg.propagate.shardy.worklist import Worklist
 from shardalg.propagate.strategy import Annotations
 
 DEFAULT = Options()
-WAYS: dict[str, tuple[Any, Any]] = {
-    "paper": (index, Fixpoint),
-    "gspmd": (computations, Fixpoint),
-    "shardy": (edge_index, Worklist),
+
+
+class Way(NamedTuple):
+    """How layouts spread over a graph.
+
+    Attributes:
+      steps: the graph as it is visited. order: of the visits, until nothing changes.
+      is_carried: whether a loop's value has one layout outside and inside.
+    """
+
+    steps: Any
+    order: Any
+    is_carried: bool = False
+
+
+WAYS = {
+    "paper": Way(index, Fixpoint, is_carried=True),
+    "gspmd": Way(computations, Fixpoint),
+    "shardy": Way(edge_index, Worklist),
 }
-"""Per way to complete the graph as it is visited, and the order of visits."""
 
 
 def propagate(
@@ -60,19 +74,18 @@ def propagate(
     [x, y] - from x, w through dot_general (contraction, forward, level 1)
     """
     layouts = Layouts(annotations.mesh, options.partitioner)
-    indexed, completion = WAYS[options.way]
-    steps = indexed(graph, table, border.told(graph, annotations, options.partitioner))
+    way = WAYS[options.way]
+    steps = way.steps(graph, table, border.told(graph, annotations, options.partitioner))
     numbers, seeds = border.start(graph, annotations, layouts, steps)
     begin = tuple(numbers)
-    fixpoint = completion(steps, layouts, numbers, options.switches.priorities)
+    fixpoint = way.order(steps, layouts, numbers, options.switches.priorities)
     fixpoint.run()
     for now, rows in border.rounds(graph, annotations, steps):
         for value, sharding in rows:
             fixpoint.take_part(value, border.in_round(layouts, numbers[value], sharding, now))
         fixpoint.run()
-    is_carried = options.way == "paper"  # the loops of others carry places of their own
     settled = border.settle(
-        graph, annotations, layouts, numbers=numbers, seeds=seeds, is_carried=is_carried
+        graph, annotations, layouts, numbers=numbers, seeds=seeds, is_carried=way.is_carried
     )
     own = frozenset(value for value, _ in border.given(graph, annotations))
     record = Record(graph, fixpoint, begin, seeds, settled, own)

@@ -6,23 +6,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from shardalg.errors import StrategyError
 from shardalg.graph.tracing.installed import installed_partitioner
 from shardalg.renamed import warn_renamed
 
-POLICIES = ("paper", "gspmd", "shardy", "jit", "cost")
-_PARTITIONERS = {"paper": "gspmd", "gspmd": "gspmd", "shardy": "shardy", "cost": "gspmd"}
-_NAMES = {"gspmd": "GSPMD", "shardy": "Shardy"}
-_FOLLOWED = {
-    "paper": "the paper's",
-    "gspmd": "XLA's (GSPMD)",
-    "shardy": "XLA's (Shardy)",
-    "cost": "chosen by cost",
+
+class Policy(NamedTuple):
+    """Whose layouts a policy has.
+
+    Attributes:
+      partitioner: whose borders and merges: "gspmd" or "shardy".
+      way: of `propagate.complete.WAYS`, in which order layouts spread.
+      followed: whose layouts those are, in words.
+      is_weighed: whether policy "cost" is never slower than it.
+    """
+
+    partitioner: str
+    way: str
+    followed: str
+    is_weighed: bool = False
+
+
+POLICIES = {
+    "paper": Policy("gspmd", "paper", "the paper's", is_weighed=True),
+    "gspmd": Policy("gspmd", "gspmd", "XLA's (GSPMD)", is_weighed=True),
+    "shardy": Policy("shardy", "shardy", "XLA's (Shardy)", is_weighed=True),
+    "cost": Policy("gspmd", "paper", "chosen by cost"),
 }
-_WEIGHED = ("paper", "gspmd", "shardy")
-"""The completions that "cost" is never slower than."""
+"""A row per policy; "jit" is that of the partitioner that the installed jax uses."""
+JIT = "jit"
+_NAMES = {"gspmd": "GSPMD", "shardy": "Shardy"}
 _Class = TypeVar("_Class")
 
 
@@ -199,7 +214,7 @@ class Options:
         """The options of all completions that the policy weighs: its own, or several by cost."""
         if self.policy != "cost":
             return (self,)
-        return tuple(replace(self, policy=name) for name in _WEIGHED)
+        return tuple(replace(self, policy=name) for name, row in POLICIES.items() if row.is_weighed)
 
     @property
     def partitioner(self) -> str:
@@ -208,7 +223,7 @@ class Options:
         >>> Options().partitioner, Options(policy="shardy").partitioner
         ('gspmd', 'shardy')
         """
-        return installed_partitioner() if self.policy == "jit" else _PARTITIONERS[self.policy]
+        return self._row.partitioner
 
     @property
     def way(self) -> str:
@@ -217,7 +232,7 @@ class Options:
         >>> Options().way, Options(policy="gspmd").way
         ('paper', 'gspmd')
         """
-        return "paper" if self.policy in ("paper", "cost") else self.partitioner
+        return self._row.way
 
     @property
     def followed(self) -> str:
@@ -226,9 +241,13 @@ class Options:
         >>> Options().followed, Options(policy="cost").followed
         ("the paper's", 'chosen by cost')
         """
-        if self.policy == "jit":
+        if self.policy == JIT:
             return f"your jax.jit's ({_NAMES[self.partitioner]}; collectives are shardalg's)"
-        return _FOLLOWED[self.policy]
+        return self._row.followed
+
+    @property
+    def _row(self) -> Policy:
+        return POLICIES[installed_partitioner() if self.policy == JIT else self.policy]
 
     def where(self, *, named: bool) -> Options:
         """The options of a plan whose sizes have names, or have none."""
@@ -237,9 +256,9 @@ class Options:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hardware", str(self.hardware))  # of a Topology its text
-        if self.policy not in POLICIES:
+        if self.policy not in (JIT, *POLICIES):
             raise StrategyError(
-                f"policy {self.policy!r} is not one of {list(POLICIES)}. "
+                f"policy {self.policy!r} is not one of {[*POLICIES, JIT]}. "
                 "Use Options(policy='jit') for the layouts of your jax.jit, or leave it out."
             )
         _check_switches(self)

@@ -78,9 +78,9 @@ class Fixpoint:
             while changed:
                 changed = False
                 for span in self.index.spans:
-                    changed |= self._swept(span)
+                    changed |= self.swept(span)
 
-    def _swept(self, span: Span) -> bool:
+    def swept(self, span: Span) -> bool:
         """One computation forward, then backward."""
         first, end, place, last = span
         return self._forward_sweep(first, end) | self._backward_sweep(place, last)
