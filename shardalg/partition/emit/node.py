@@ -135,7 +135,7 @@ def settle(
     if everywhere != result_sharding:
         local, layout = context.move(local, layout, everywhere, cause), everywhere
     context.hold(value, result_sharding, context.move(local, layout, result_sharding, cause))
-    if not layout.unreduced:
+    if not layout.unreduced and node.primitive not in KEPT:
         context.hold(value, layout, local)
 
 
