@@ -31,6 +31,10 @@ def asked(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple[str, De
                 order = orders.get((side, number), sharded.mesh)
                 there = layout.mesh == order or layout.is_replicated
                 yield values[value].name, Decided(words, there and follows(layout, annotation))
+            stated = () if annotation is None else annotation.priorities
+            if any(layout.priorities) and layout.priorities != stated:
+                words = "it takes part in completion from the rounds on that its annotation says"
+                yield values[value].name, Decided(words, holds=False)
             if layout.manual:
                 words = "nothing at the border belongs to a manual region"
                 yield values[value].name, Decided(words, holds=False)

@@ -31,6 +31,18 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("out", [None, P(), P("Y"), P(None, "X"), P("X", "Y"), P(("Y", "X"))])
+@pytest.mark.parametrize("spec", [P(None, "Y"), P(None, "Y", "X"), P("X", "Y"), P("Y"), P()])
+def test_a_reshape_in_another_order_of_dimensions(spec, out):
+    """A loop that cuts a dimension by itself may be one of several in another: that one is cut."""
+
+    def turned(x):
+        return jax.lax.reshape(x, (12, 2), (1, 0, 2))
+
+    plan = checked(turned, (numbers(3, 4, 2),), (spec,), out_shardings=out)
+    assert plan.verify().ok
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_only_what_lies_elsewhere_is_sent(name):
     shape, out_shape, spec, out, most = CASES[name]

@@ -1,5 +1,6 @@
 """What the mutation engine found that was verified and wrong: refuted, and seen."""
 
+import copy
 from dataclasses import replace
 
 import jax
@@ -76,6 +77,26 @@ def test_a_reshape_makes_as_many_elements_as_it_reads(shape, right):
     (reshape,) = plan.program.block.instructions
     read, made = plan.program.locals
     assert derived(plan.graph, reshape, [replace(read, shape=shape)], [made]).holds == right
+
+
+@pytest.mark.parametrize("side", ["argument_shardings", "result_shardings"])
+def test_nothing_at_the_border_has_a_priority_that_nobody_gave(side):
+    """With a dimension that is neither split nor open, it could not even be lowered."""
+    case = CASES["reshaped"]
+    given = getattr(case.plan.program, side)
+    layouts = tuple(object_with(x, priorities=(1,) * len(x.shape)) for x in given)
+    refuted = case.verified(replace(case.plan.program, **{side: layouts})).refuted
+    assert {claim.words.partition(" from")[0] for claim in refuted} == {
+        "it takes part in completion"
+    }
+
+
+def object_with(layout, **changed):
+    """A copy that its class does not check."""
+    made = copy.copy(layout)
+    for name, value in changed.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 @pytest.mark.parametrize("side", ["argument_shardings", "result_shardings"])

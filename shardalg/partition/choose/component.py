@@ -131,6 +131,8 @@ class Component:
             for name, own in zip(names, dims, strict=True):
                 if own if name is None else found.setdefault(name, own) != own:
                     return None
+        if any(found.get(name) for loops in self.nests for name, _ in loops):
+            return None  # another tensor has the loop in a dimension that nothing splits
         return {name: found[name] for name in self.loops if found.get(name)}
 
     @cached_property
