@@ -40,11 +40,11 @@ def _made(kind: OperatorClass, numbers: Numbers, layouts: Layouts) -> int | None
     if len(moved) != 1:
         return None
     (loop,) = moved
-    digits = _own(left, right, loop)
+    digits, held = _own(left, right, loop), result[loop].digits
+    if not (digits and held and held == _summed(left, right, result)):
+        return None
     elements = max(kind.elements[k] for k, side in enumerate((left, right)) if loop in side)
-    is_small = kind.elements[2] <= elements
-    held = result[loop].digits
-    if not (digits and held and is_small and held == _summed(left, right, result)):
+    if kind.elements[2] > elements:
         return None
     result[loop] = result[loop]._replace(digits=digits)
     return layouts.number(layouts.shapes[numbers[2]], joined(kind, 2, result, layouts))
