@@ -164,11 +164,22 @@ class Layouts:
             d if i in open_dims and not any(overlap(a, b) for a in d for b in held) else ()
             for i, d in enumerate(dims)
         )
-        both = self.merged(shape, self.dims[number], tuple(map(self.fused, offered)))
+        own, offered = self.dims[number], tuple(map(self.fused, offered))
+        finer = tuple(d if i in open_dims else own[i] for i, d in enumerate(offered))
+        if _is_once(finer) and extends(finer, own):
+            both: Dims | None = finer  # an open dimension may have digits: others go behind them
+        else:
+            both = self.merged(shape, own, offered)
         if both is None:
             return number
         new = self.extended(number, both)
         return new if self.tiles[new] > self.tiles[number] else number
+
+
+def _is_once(dims: Dims) -> bool:
+    """Whether no two digits of a layout lie over each other."""
+    pairs = itertools.combinations([d for digits in dims for d in digits], 2)
+    return not any(overlap(*pair) for pair in pairs)
 
 
 def _prefix(size: int, digits: Digits) -> Digits:
