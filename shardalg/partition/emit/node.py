@@ -118,7 +118,8 @@ def settle(
     """Bring a result home, where that adds up its partial sums or leaves a device less of it.
 
     Partial sums stay pending where the only user can pass them on. What is no smaller at home, and
-    not annotated, is brought there, or elsewhere, by whoever reads it.
+    not annotated, is brought there, or elsewhere, by whoever reads it. By cost a reader may take
+    what lay there before an annotation, which then is the layout of the value's own copy.
     """
     layout = context.locals[local].sharding
     if layout == result_sharding:
@@ -135,7 +136,8 @@ def settle(
     if everywhere != result_sharding:
         local, layout = context.move(local, layout, everywhere, cause), everywhere
     context.hold(value, result_sharding, context.move(local, layout, result_sharding, cause))
-    if not layout.unreduced and node.primitive not in KEPT:
+    is_free = node.primitive not in KEPT or context.options.policy == "cost"
+    if is_free and not layout.unreduced:
         context.hold(value, layout, local)
 
 
