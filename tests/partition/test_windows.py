@@ -109,7 +109,7 @@ CASES = {
         lambda x: pool(lax.add, 0.0, "SAME")(x) / 9, ((2, 12, 8, 3),), ROWS, ROWS, "4",
     ),
     "gradient of a mean": (
-        gradient(pool(lax.add, 0.0, "SAME")), ((2, 11, 8, 3),), ROWS, ROWS, "4",
+        gradient(lambda x: pool(lax.add, 0.0, "SAME")(x) ** 2), ((2, 11, 8, 3),), ROWS, ROWS, "4",
     ),
     "gradient of the largest": (
         gradient(pool(lax.max, -np.inf)), ((2, 15, 8, 3),), ROWS, ROWS, "4",

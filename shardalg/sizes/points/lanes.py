@@ -77,6 +77,14 @@ class Points:
             found = self.known[key] = Lanes(self, made)
         return found
 
+    def hides_numbers(self, places: np.ndarray) -> bool:
+        """Whether something is one number at these points, but not at those that left.
+
+        As lanes it is found under another key than that number, which code of its own would find.
+        """
+        held = (lanes.values[places] for lanes in self.known.values())
+        return any((values == values[0]).all() for values in held)
+
     def ask(self, name: str, a: Lanes, b: Any) -> Any:
         """What an operation gives on lanes and on lanes or a number on the right."""
         wide = (a.most + 1) * (b.most + 1 if type(b) is Lanes else abs(b) + 1) >= _SAFE
@@ -313,20 +321,26 @@ def parted(
       work: takes the lanes of each name.
 
     Yields: places of the points that went one way, and what `work` gave on the lanes of all points
-    that it was run on, with the places of those among them.
+    that it was run on, with the places of those among them. Where some leave and a number is one at
+    all others, these are run again by themselves: equal numbers are then one key.
 
     >>> found = parted([{"b": n} for n in (8, 9, 10)], lambda s: s["b"] // 2 if s["b"] % 2 else 0)
     >>> [(places.tolist(), made) for places, _, made in found]
     [([0, 2], 0), ([1], 4)]
     """
-    waiting = np.arange(len(points))
-    while len(waiting):
+    queue = [np.arange(len(points))] if points else []
+    while queue:
+        waiting = queue.pop(0)
         here, names = Points(len(waiting)), points[0]
         lanes = {name: here.of([points[int(i)][name] for i in waiting]) for name in names}
         made = work(lanes)
-        alike = np.flatnonzero(here.alive)
+        alike, left = np.flatnonzero(here.alive), waiting[~here.alive]
+        if len(left) and here.hides_numbers(alike):
+            queue[:0] = [waiting[alike], left]
+            continue
         yield waiting[alike], alike, made
-        waiting = waiting[~here.alive]
+        if len(left):
+            queue.insert(0, left)
 
 
 def points_of(numbers: Iterable[Any]) -> Points | None:
