@@ -74,6 +74,7 @@ def check_uneven(processes):
         close(got, np.asarray(expected), path)
 
 
+@pytest.mark.slow
 def test_a_train_step_in_two_processes(here, capsys):
     check_training("transformer", 2)
     shown = capsys.readouterr().out

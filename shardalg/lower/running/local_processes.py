@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -86,7 +87,9 @@ class LocalProcesses:
             seen = _forwarded(logs[0], seen, show)
             failed = [index for index, state in enumerate(states) if state]
             if failed:
-                raise self._lost(failed[0], states[failed[0]] or 0, logs[failed[0]], show)
+                # One that is killed takes the others with it: these end, or abort, after it.
+                first = min(failed, key=lambda i: ((states[i] or 0) > 0, states[i] == _ABORTED, i))
+                raise self._lost(first, states[first] or 0, logs[first], show)
             if all(state == 0 for state in states):
                 return
             if time.monotonic() > end:
@@ -105,6 +108,9 @@ class LocalProcesses:
             f"process {index} of {self.count} {how}; the others are ended, nothing is written. "
             f"Its last line: {last or '(none)'}"
         )
+
+
+_ABORTED = -signal.SIGABRT
 
 
 def _started(
