@@ -32,9 +32,7 @@ from shardalg.spmd.program import SpmdProgram
 SLICES = frozenset({DynamicSlice, OwnerSelect, Slice, SliceAt})
 APART = frozenset({*kinds(Collective), *kinds(Control)})
 """What writes its results to memory, and reads what it takes from there."""
-VIEWS = frozenset(
-    ("annotate", "expand_dims", "optimization_barrier", "reshape", "squeeze", "transpose")
-)
+VIEWS = frozenset(("annotate", "optimization_barrier", "reshape", "squeeze", "transpose"))
 """Operators that XLA makes by choosing a layout, or not at all (`optimization_barrier`)."""
 READS_PART = frozenset(("dynamic_slice", "gather", "slice"))
 

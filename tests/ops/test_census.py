@@ -7,10 +7,14 @@ import sys
 import jax
 import pytest
 
+from shardalg.costs import fusion
+from shardalg.costs.cpu import written_out
 from shardalg.graph.tracing.control_flow import INDEXED
 from shardalg.graph.tracing.opened import READERS as HANDLERS
 from shardalg.ops.excluded import EXCLUDED, REASONS
 from shardalg.ops.rows import BUILDERS
+from shardalg.propagate.gspmd import tuple_steps
+from shardalg.propagate.shardy import lowered
 
 # In one of the versions of jax that pyproject.toml allows, not in the other.
 ONLY_BEFORE = """
@@ -45,6 +49,23 @@ def test_nothing_is_named_that_jax_does_not_have(installed):
     named = set(BUILDERS) | set(HANDLERS) | set(EXCLUDED)
     elsewhere = {*ONLY_BEFORE.split(), *ONLY_SINCE_0_11.split(), *OWN}
     assert not named - installed - elsewhere
+
+
+TABLES = {
+    "costs": (fusion.VIEWS, fusion.READS_PART, fusion.SAME_BUFFER),
+    "costs on CPU": (
+        *(written_out.SAME, written_out.SHAPES, written_out.MOVES, written_out.OWN_LOOPS),
+        *(written_out.SLOW, written_out.ORDERED),
+    ),
+    "propagate": (tuple_steps.LATER, lowered.NOTHING, lowered.NUMBERS_THROUGH, lowered.LATER),
+}
+
+
+@pytest.mark.parametrize("room", TABLES)
+def test_what_a_table_of_another_room_names_is_a_primitive(room):
+    """A name that there is not (`scatter_add` of `scatter-add`) would never be met."""
+    named = {name for table in TABLES[room] for name in table if isinstance(name, str)}
+    assert named - set(BUILDERS) - set(HANDLERS) - set(EXCLUDED) == set()
 
 
 def test_no_primitive_is_named_twice():

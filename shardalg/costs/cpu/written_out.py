@@ -9,7 +9,7 @@ from typing import Any
 
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
-from shardalg.costs.fusion import reduces
+from shardalg.costs.fusion import SAME_BUFFER, reduces
 from shardalg.costs.occupancy import Held
 from shardalg.graph.ir import Graph, Signature
 from shardalg.spmd.instruction import Block, Instruction
@@ -28,8 +28,8 @@ from shardalg.spmd.program import SpmdProgram
 FUSED, APART, REDUCTION, WRITTEN, VIEW = "fused", "apart", "reduction", "written", "view"
 """What fuses with its readers; what reads and writes memory; what reads through what is fused into
 it, and writes: reductions, and the others; what is another shape of the same memory."""
-SAME = frozenset(("annotate", "optimization_barrier", "stop_gradient"))
-SHAPES = frozenset(("copy", "expand_dims", "reshape", "squeeze"))
+SAME = SAME_BUFFER | {"stop_gradient"}
+SHAPES = frozenset(("copy", "reshape", "squeeze"))
 MOVES = frozenset(
     ("broadcast_in_dim", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad")
 ) | frozenset(("rev", "slice", "transpose"))

@@ -10,12 +10,12 @@ from shardalg.propagate.maps import Map
 from shardalg.propagate.operator_classes import OperatorClass, pass_through
 
 Shape = tuple[int, ...]
-NOTHING = frozenset(("stop_gradient", "copy", "copy_p", "pvary", "name"))
+NOTHING = frozenset(("stop_gradient", "copy", "pvary", "name"))
 """What XLA has no instruction for."""
-NUMBERS_THROUGH = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "slice"))
+NUMBERS_THROUGH = frozenset(("broadcast_in_dim", "reshape", "squeeze", "slice"))
 """What keeps numbers numbers, beside what acts on each element (`isConstantPreserving`)."""
 LATER = frozenset(
-    ("slice", "split", "pad", "rev", "concatenate", "gather", "scatter", "scatter_add", "sort",
+    ("slice", "split", "pad", "rev", "concatenate", "gather", "scatter", "scatter-add", "sort",
      "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax",
      "argmin", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "dot_general", "erf")
 )  # fmt: skip
