@@ -225,8 +225,8 @@ def unequal_pipeline(
       schedule: "gpipe", or "1f1b", which keeps fewer microbatches.
 
     Raises:
-      PipelineError: no stages, microbatches that do not divide the batch, an unknown schedule, or a
-        stage that cannot take what the one before makes.
+      PipelineError: no stages, two of them on one device, microbatches that do not divide the batch,
+        an unknown schedule, or a stage that cannot take what the one before makes.
 
     >>> from jax.sharding import PartitionSpec as P
     >>> import shardalg as sa
@@ -249,6 +249,7 @@ def unequal_pipeline(
     """
     if not stages:
         raise PipelineError("a pipeline needs stages: pass [sa.Stage(fn, weights, mesh), ...].")
+    _own_devices(stages)
     orders(schedule, 1, 1)
     size = Schedule(len(stages), microbatches).microbatch_size
 
@@ -262,6 +263,22 @@ def unequal_pipeline(
         found.append(_planned(stage, taken, made, microbatches, returns=number > 0))
         taken = made
     return UnequalPipeline(tuple(found), microbatches, schedule)
+
+
+def _own_devices(stages: Sequence[Stage]) -> None:
+    """Raise where two stages are on one device, if any mesh names devices: each works alone."""
+    if all(stage.mesh.device_ids is None for stage in stages):
+        return
+    taken: dict[int, int] = {}
+    for number, stage in enumerate(stages):
+        for device in stage.mesh.order:
+            if device in taken:
+                raise PipelineError(
+                    f"stages {taken[device]} and {number} are both on device {device}: "
+                    f"{stages[taken[device]].mesh} and {stage.mesh}. Give each stage's mesh "
+                    "device_ids of its own; without any, only their sizes count."
+                )
+            taken[device] = number
 
 
 def _made(number: int, stage: Stage, taken: Tree) -> Tree:

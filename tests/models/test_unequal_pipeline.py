@@ -1,5 +1,6 @@
 """Stages that differ: their plans give the gradients of the whole, and are proved and priced."""
 
+from dataclasses import replace
 from functools import reduce
 
 import jax
@@ -101,6 +102,13 @@ def test_a_timeline_has_every_stage_and_microbatch():
     assert "Mesh(X=2) | Mesh(X=2, Y=2) | Mesh(X=2)" in repr(timeline)
 
 
+def meeting() -> list:
+    """The stages, of which the last one is on devices of the first."""
+    first, second, last = stages()
+    second = replace(second, mesh=sa.Mesh(second.mesh.shape, device_ids=range(2, 6)))
+    return [first, second, replace(last, mesh=sa.Mesh({"X": 2}, device_ids=[1, 0]))]
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [
@@ -110,6 +118,10 @@ def test_a_timeline_has_every_stage_and_microbatch():
         (
             lambda: sa.unequal_pipeline(stages()[::2], IDS, microbatches=4),
             r"stage 1 cannot take what comes to it.*same shape, got \(8,\) and \(12,\)",
+        ),
+        (
+            lambda: sa.unequal_pipeline(meeting(), IDS, microbatches=4),
+            r"stages 0 and 2 are both on device 0: Mesh\(X=2\) and Mesh\(X=2, device_ids=",
         ),
     ],
 )
