@@ -225,8 +225,8 @@ def unequal_pipeline(
       schedule: "gpipe", or "1f1b", which keeps fewer microbatches.
 
     Raises:
-      PipelineError: no stages, two of them on one device, microbatches that do not divide the batch,
-        an unknown schedule, or a stage that cannot take what the one before makes.
+      PipelineError: no stages, two of them on one device, microbatches that do not divide the
+        batch, an unknown schedule, or a stage that cannot take what the one before makes.
 
     >>> from jax.sharding import PartitionSpec as P
     >>> import shardalg as sa
