@@ -133,3 +133,43 @@ def test_a_call_gives_at_each_point_what_it_gives_alone(seed):
     rejoined(_cheapest, counted, (points.of(held), points.of(sent)), points)
     rejoined(_cheapest, counted, (points.of(held), points.of(sent)), points)
     assert len(made) <= 2 * before  # the points that stayed are asked once more, then never again
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_between_two_of_one_answer_are_not_asked(seed):
+    """The least of many sums of numbers: asked at every point, and at few."""
+    random = np.random.default_rng(seed)
+    points = Points(200)
+    b, q = (points.of(random.integers(1, 1000, 200)) for _ in range(2))
+    fixed = random.integers(0, 50, (12, 5))
+    numbers = [b * 3, b + 7, 40 * b, 9, 2 * q if seed % 2 else 5]
+    asked = []
+
+    def least_sum(row):
+        asked.append(row)
+        return int(np.argmin([sum(c * n for c, n in zip(s, row, strict=True)) for s in fixed]))
+
+    found = one_answer(numbers, least_sum, 1 << 28)
+    alone = [least_sum([int(at(n, p)) for n in numbers]) for p in range(200)]
+    assert found == alone[0]
+    assert points.alive.tolist() == [answer == found for answer in alone]
+    assert seed % 2 or len(asked) < 200 + 60
+    first = len(asked)
+    assert one_answer(numbers, least_sum) == found
+    assert len(asked) >= first + len(set(map(tuple, asked[:20])))
+
+
+def test_fractions_of_any_size_stay_exact():
+    """Past 64 bits too, and where a divisor is 0 at points that left."""
+    points = Points(2)
+    a, b = points.of([1 << 40, 3]), points.of([(1 << 40) - 1, 7])
+    ratio = a / b
+    assert [at(ratio * ratio * ratio, p) for p in (0, 1)] == [
+        Fraction(1 << 40, (1 << 40) - 1) ** 3,
+        Fraction(27, 343),
+    ]
+    zero = points.of([1, 0])
+    assert zero > 0
+    assert at(ratio / zero, 0) == Fraction(1 << 40, (1 << 40) - 1)
+    with pytest.raises(ZeroDivisionError):
+        _ = ratio / points.of([0, 5])

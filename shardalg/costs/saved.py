@@ -25,6 +25,8 @@ from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 
 _INFINITE = 1 << 30
+_EXACTLY = (1 << 28) - 1
+"""Sizes of this sum are cut without rounding."""
 Instructions = tuple[Instruction, ...]
 
 
@@ -229,7 +231,9 @@ class _Span:
 def _minimum_cut(program: SpmdProgram, span: _Span) -> frozenset[int]:
     """Values to keep. Sizes count by their ratios alone, so that lanes ask once for many points."""
     sizes = [0 if v in span.free else program.locals[v].bytes for v in span.values]
-    return one_answer(sizes, lambda row: _cut(span, [n // (math.gcd(*row) or 1) for n in row]))
+    return one_answer(
+        sizes, lambda row: _cut(span, [n // (math.gcd(*row) or 1) for n in row]), _EXACTLY
+    )
 
 
 def _cut(span: _Span, sizes: Sequence[int]) -> frozenset[int]:
@@ -239,7 +243,7 @@ def _cut(span: _Span, sizes: Sequence[int]) -> frozenset[int]:
 
     number, n = span.values, len(span.values)
     # scipy counts in 32 bits: a unit such that the sum of all capacities fits.
-    unit = 1 + (sum(sizes) >> 28)
+    unit = 1 + sum(sizes) // (_EXACTLY + 1)
     source, sink = 2 * n, 2 * n + 1
     arcs = [(2 * k, 2 * k + 1, -(-sizes[k] // unit)) for k in number.values()]
     arcs += [(source, 2 * number[value], _INFINITE) for value in span.fixed]

@@ -17,8 +17,10 @@ import numpy as np
 
 Found = TypeVar("Found")
 _SAFE = float(1 << 62)
-_FLOAT = np.dtype(float)
 """Below it no 64-bit integer overflows."""
+_WHOLE_FLOATS = float(1 << 53)
+"""Up to it every whole number is a float."""
+_FLOAT = np.dtype(float)
 
 
 class Calls:
@@ -65,8 +67,10 @@ class Points:
     def of(self, values: Sequence[Any] | np.ndarray) -> Any:
         """The number at each point; a plain number where it is one at all of them."""
         made = np.asarray(values)
-        if made.dtype == object and all(type(v) is int and abs(v) < _SAFE for v in made):
-            made = made.astype(np.int64)
+        if made.dtype == object:
+            pairs = _pairs(made)
+            if pairs is not None:
+                return self.ratio(*pairs)
         first = made[0]
         if (made == first).all():
             return first.item() if isinstance(first, np.generic) else first
@@ -77,17 +81,51 @@ class Points:
             found = self.known[key] = Lanes(self, made)
         return found
 
+    def ratio(self, above: np.ndarray, below: np.ndarray | None) -> Any:
+        """The number `above / below` at each point, of 64-bit integers; None for 1.
+
+        Raises:
+          ZeroDivisionError: a divisor of a point that is alive is 0.
+        """
+        if below is None:
+            return self.of(above)
+        if not below.all():
+            above, below = map(self._of_alive, (above, below))
+            if not below.all():
+                raise ZeroDivisionError
+        shared = np.gcd(above, below) * np.sign(below)
+        above, below = above // shared, below // shared
+        if (below == 1).all():
+            return self.of(above)
+        if (above == above[0]).all() and (below == below[0]).all():
+            return Fraction(int(above[0]), int(below[0]))
+        key = (above.tobytes(), below.tobytes())
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = Lanes(self, above, below)
+        return found
+
+    def at(self, lanes: Lanes, places: Any) -> Any:
+        """Of other points the number at some of their places, which are these points."""
+        if lanes.below is None:
+            return self.of(lanes.above[places])
+        return self.ratio(lanes.above[places], lanes.below[places])
+
     def hides_numbers(self, places: np.ndarray) -> bool:
         """Whether something is one number at these points, but not at those that left.
 
         As lanes it is found under another key than that number, which code of its own would find.
         """
-        held = (lanes.values[places] for lanes in self.known.values())
-        return any((values == values[0]).all() for values in held)
+        return any(lanes.is_one(places) for lanes in self.known.values())
 
     def ask(self, name: str, a: Lanes, b: Any) -> Any:
         """What an operation gives on lanes and on lanes or a number on the right."""
-        wide = (a.most + 1) * (b.most + 1 if type(b) is Lanes else abs(b) + 1) >= _SAFE
+        wide = (a.most + 1) * (_most(b) + 1) >= _SAFE
+        if not wide and _is_exact(name, a, b):
+            made = _OF_RATIOS[name](*_ratio_of(a), *_ratio_of(b))
+            if type(made) is tuple:
+                return self.ratio(*made)
+            return self.answer(made) if made.dtype == bool else self.of(made)
         sides = [_objects(n) if wide else n.values if type(n) is Lanes else n for n in (a, b)]
         try:
             with np.errstate(all="ignore"):
@@ -126,13 +164,37 @@ class Lanes:
     others' back; where plain code needs one (a `range`), it is the first point's.
     """
 
-    __slots__ = ("_hash", "most", "points", "values")
+    __slots__ = ("_hash", "_values", "above", "below", "most", "points")
 
-    def __init__(self, points: Points, values: np.ndarray) -> None:
-        self.points, self.values = points, values
+    def __init__(self, points: Points, above: np.ndarray, below: np.ndarray | None = None) -> None:
+        self.points, self.above, self.below = points, above, below
+        self._values = above if below is None else None
         # Sums and products of integers below it need no more than 64 bits.
-        self.most = 0.0 if values.dtype is _FLOAT else float(abs(values).max())
+        self.most = 0.0 if above.dtype is _FLOAT else float(abs(above).max())
+        if below is not None:
+            self.most = max(self.most, float(below.max()))
         self._hash = hash((id(points), len(points.known)))
+
+    @property
+    def values(self) -> np.ndarray:
+        """The number at each point; objects where they are fractions."""
+        if self._values is None:
+            rows = zip(self.above.tolist(), self._below, strict=True)
+            self._values = np.array([_ratio(*row) for row in rows], object)
+        return self._values
+
+    @property
+    def _below(self) -> list[int]:
+        return [] if self.below is None else self.below.tolist()
+
+    @property
+    def columns(self) -> tuple[np.ndarray, ...]:
+        """What tells points apart: the numbers, of fractions what is above and what is below."""
+        return (self.above,) if self.below is None else (self.above, self.below)
+
+    def is_one(self, places: np.ndarray) -> bool:
+        """Whether it is one number at some of the points."""
+        return all((column[places] == column[places[0]]).all() for column in self.columns)
 
     def __hash__(self) -> int:
         return self._hash
@@ -150,7 +212,9 @@ class Lanes:
         return self * -1
 
     def __abs__(self) -> Any:
-        return self.points.of(abs(self.values))
+        if self.below is not None:
+            return self.points.ratio(abs(self.above), self.below)
+        return self.points.of(abs(self.above))
 
     def __index__(self) -> int:
         return int(self.points.answer(self.values))
@@ -187,7 +251,7 @@ def _objects(a: Any) -> Any:
     """Integers of any size."""
     if type(a) is not Lanes:
         return a
-    return a.values if a.values.dtype is _FLOAT else a.values.astype(object)
+    return a.above if a.above.dtype is _FLOAT else a.values.astype(object)
 
 
 def _plain(act: Callable[[Any, Any], Any]) -> Callable[[Any, Any], np.ndarray]:
@@ -201,14 +265,45 @@ def _plain(act: Callable[[Any, Any], Any]) -> Callable[[Any, Any], np.ndarray]:
     return done
 
 
+def _most(number: Any) -> float:
+    """No part of a number is larger."""
+    if type(number) is Lanes:
+        return number.most
+    parts = number.as_integer_ratio() if type(number) is Fraction else (number,)
+    return float(max(map(abs, parts)))
+
+
+def _pairs(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None] | None:
+    """What is above and below, where all numbers are small enough whole numbers or fractions."""
+    if any(type(n) not in _EXACT for n in numbers):
+        return None
+    above, below = ([getattr(n, of) for n in numbers] for of in ("numerator", "denominator"))
+    if max(map(abs, above)) >= _SAFE or max(below) >= _SAFE:
+        return None
+    rest = np.array(below, np.int64) if any(n != 1 for n in below) else None
+    return np.array(above, np.int64), rest
+
+
+def _is_exact(name: str, a: Lanes, b: Any) -> bool:
+    """Whether it is done on numerators and denominators: one side has some, or gets them."""
+    kinds = [n.above.dtype if type(n) is Lanes else type(n) for n in (a, b)]
+    if name not in _OF_RATIOS or any(kind not in _WHOLE for kind in kinds):
+        return False
+    given = a.below is not None or kinds[1] is Fraction
+    given = given or (type(b) is Lanes and b.below is not None)
+    return given or name in ("truediv", "rtruediv")
+
+
+def _ratio_of(number: Any) -> tuple[Any, Any]:
+    if type(number) is Lanes:
+        return number.above, 1 if number.below is None else number.below
+    return number.as_integer_ratio()
+
+
 def _quotient(a: Any, b: Any) -> np.ndarray:
     """`a / b` without rounding, of floats in floats."""
     if any(isinstance(x, float) or getattr(x, "dtype", None) is _FLOAT for x in (a, b)):
         return np.asarray(a / b)
-    if not isinstance(a, Fraction) and not isinstance(b, Fraction):
-        above, below = np.asarray(a), np.asarray(b)
-        if above.dtype == below.dtype == np.int64 and not (above % below).any():
-            return np.asarray(above // below)
     above, below = np.broadcast_arrays(np.asarray(a, object), np.asarray(b, object))
     return np.array([_ratio(x, y) for x, y in zip(above, below, strict=True)], object)
 
@@ -241,6 +336,29 @@ _DO: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def _divided(above: Any, below: Any) -> tuple[np.ndarray, np.ndarray]:
+    made = np.broadcast_arrays(np.asarray(above), np.asarray(below))
+    return made[0], made[1]
+
+
+# Of a/u and c/v.
+_OF_RATIOS: dict[str, Callable[..., Any]] = {
+    "add": lambda a, u, c, v: _divided(a * v + c * u, u * v),
+    "sub": lambda a, u, c, v: _divided(a * v - c * u, u * v),
+    "rsub": lambda a, u, c, v: _divided(c * u - a * v, u * v),
+    "mul": lambda a, u, c, v: _divided(a * c, u * v),
+    "truediv": lambda a, u, c, v: _divided(a * v, u * c),
+    "rtruediv": lambda a, u, c, v: _divided(c * u, a * v),
+    "lt": lambda a, u, c, v: a * v < c * u,
+    "le": lambda a, u, c, v: a * v <= c * u,
+    "gt": lambda a, u, c, v: a * v > c * u,
+    "ge": lambda a, u, c, v: a * v >= c * u,
+    "eq": lambda a, u, c, v: a * v == c * u,
+}
+_EXACT = {int, Fraction}
+_WHOLE = {np.dtype(np.int64), *_EXACT}
+
+
 def real(number: Any) -> Any:
     """The nearest float, at each point.
 
@@ -249,6 +367,8 @@ def real(number: Any) -> Any:
     """
     if type(number) is not Lanes:
         return float(number)
+    if number.below is not None and number.most < _WHOLE_FLOATS:
+        return number.points.of(number.above / number.below)
     return number.points.of(number.values.astype(float))
 
 
@@ -291,10 +411,14 @@ def place_of_least(ranks: Sequence[tuple[Any, ...]], lanes: Lanes) -> int:
     return int(lanes.points.answer(place))
 
 
-def one_answer(numbers: Sequence[Any], ask: Callable[[tuple[int, ...]], Found]) -> Found:
+def one_answer(
+    numbers: Sequence[Any], ask: Callable[[tuple[int, ...]], Found], most: int = 0
+) -> Found:
     """What a function of numbers gives that counts their ratios alone.
 
-    Of lanes it is asked once for each ratio that there is.
+    Of lanes it is asked once for each ratio that there is; of rows whose sum is at most `most` not
+    even that: there it says which of many sums of them is the least (of equal ones the same), so
+    that what is so of two rows is so of all between them.
 
     >>> b = Points(2).of([8, 16])
     >>> one_answer([b, 3 * b], max), one_answer([5, 2], max)
@@ -306,10 +430,66 @@ def one_answer(numbers: Sequence[Any], ask: Callable[[tuple[int, ...]], Found]) 
     rows = np.array([_values(n, lanes) for n in numbers], np.int64).T
     shared = np.gcd.reduce(rows, axis=1)[:, None]
     known, place = np.unique(rows // np.maximum(shared, 1), axis=0, return_inverse=True)
-    answers = [ask(tuple(row.tolist())) for row in known]
+    answers = _Between(known, ask, known.sum(axis=1) <= most).answers()
     label = {answer: number for number, answer in enumerate(dict.fromkeys(answers))}
     lanes.points.answer(np.array([label[answer] for answer in answers])[place.ravel()])
     return answers[place.ravel()[0]]
+
+
+class _Between:
+    """Answers of rows of numbers: those between two rows of one answer have it too."""
+
+    def __init__(self, rows: np.ndarray, ask: Callable[..., Any], small: np.ndarray) -> None:
+        self.rows, self.ask = rows, ask
+        self.found: list[Any] = [None] * len(rows)
+        self.order = self.sorted(np.flatnonzero(small))
+        for row in np.flatnonzero(~small):
+            self.asked(int(row))
+
+    def sorted(self, places: np.ndarray) -> np.ndarray:
+        """Rows by how much of them is what differs the most between the first and the last."""
+        if len(places) < 3:
+            return places
+        share = self.rows[places] / self.rows[places].sum(axis=1)[:, None].clip(1)
+        return places[np.argsort(share[:, np.argmax(np.ptp(share, axis=0))], kind="stable")]
+
+    def answers(self) -> list[Any]:
+        """That of each row."""
+        waiting = [(0, len(self.order) - 1)] if len(self.order) else []
+        while waiting:
+            low, high = waiting.pop()
+            first, last = (self.asked(int(self.order[at])) for at in (low, high))
+            inside = self.order[low + 1 : high]
+            if first == last and self.between(inside, self.order[low], self.order[high]):
+                for row in inside:
+                    self.found[row] = first
+            elif len(inside):
+                middle = (low + high) // 2
+                waiting += [(low, middle), (middle, high)]
+        return self.found
+
+    def asked(self, row: int) -> Any:
+        """The function itself."""
+        if self.found[row] is None:
+            self.found[row] = self.ask(tuple(self.rows[row].tolist()))
+        return self.found[row]
+
+    def between(self, inside: np.ndarray, low: int, high: int) -> bool:
+        """Whether rows are sums of two others, each a number of times that is not negative.
+
+        With the determinant of two columns, `d*row = m*low + n*high`; what is no more than 2**28 in
+        each makes differences below 2**63 of floats, and those of integers are exact up to 2**64.
+        """
+        a, b, rows = self.rows[low], self.rows[high], self.rows[inside]
+        p = int(np.argmax(a / max(a.sum(), 1) - b / max(b.sum(), 1)))
+        q = int(np.argmin(a / max(a.sum(), 1) - b / max(b.sum(), 1)))
+        d = a[p] * b[q] - a[q] * b[p]
+        m, n = rows[:, p] * b[q] - rows[:, q] * b[p], a[p] * rows[:, q] - a[q] * rows[:, p]
+        if d <= 0 or (m < 0).any() or (n < 0).any():
+            return False
+        sides = d * rows, m[:, None] * a + n[:, None] * b
+        near = float(d) * rows - (m[:, None] * a.astype(float) + n[:, None] * b.astype(float))
+        return bool((sides[0] == sides[1]).all() and (abs(near) < _SAFE).all())
 
 
 def parted(

@@ -45,11 +45,11 @@ def rejoined(
     ((Lanes(4, 4, 6), 'up'), array([ True,  True,  True]))
     """
     lanes, alive = _lanes_in(args), np.flatnonzero(points.alive)
-    label, places = _distinct([n.values[alive] for n in lanes])
-    columns = {id(n): n.values[alive[places]] for n in lanes}
+    label, places = _distinct([column[alive] for n in lanes for column in n.columns])
+    among = alive[places]
 
     def at(here: Points, rows: Any) -> tuple[Any, ...]:
-        made = {number: here.of(column[rows]) for number, column in columns.items()}
+        made = {id(n): here.at(n, among[rows]) for n in lanes}
         moved: tuple[Any, ...] = Replaced(Lanes, lambda n: made[id(n)])(args)
         return moved
 
@@ -144,17 +144,28 @@ class _Joined:
 
     def number(self, values: tuple[Any, ...]) -> Any:
         """The number at each point; of points that left what it is at the first one."""
-        rows = [
-            value.values[way.among].tolist() if type(value) is Lanes else [value] * len(way.points)
-            for value, way in zip(values, self.ways, strict=True)
-        ]
-        kinds = {type(number) for row in rows for number in row}
-        if float in kinds and not kinds <= {float, int}:
+        if all(value is values[0] for value in values) and type(values[0]) is not Lanes:
+            return values[0]
+        sides = [_sides(value, way.among) for value, way in zip(values, self.ways, strict=True)]
+        kinds = {above.dtype for above, _ in sides}
+        is_ratio = any(type(below) is np.ndarray for _, below in sides)
+        if is_ratio and _FLOAT in kinds:
             raise ApartError
-        made = np.full(len(self.points.alive), rows[0][0], float if float in kinds else object)
+        above = self._spread([above for above, _ in sides], np.result_type(*kinds))
+        if not is_ratio:
+            return self.points.of(above)
+        if above.dtype == object:
+            wide = [a.astype(object) * Fraction(1) / b for a, b in sides]
+            return self.points.of(self._spread(wide, np.dtype(object)))
+        below = [np.broadcast_to(below, above.shape) for above, below in sides]
+        return self.points.ratio(above, self._spread(below, np.dtype(np.int64)))
+
+    def _spread(self, rows: Sequence[np.ndarray], kind: np.dtype[Any]) -> np.ndarray:
+        """Rows of the ways at all points."""
+        made = np.full(len(self.points.alive), rows[0][0], kind)
         for row, way in zip(rows, self.ways, strict=True):
             made[way.points] = row
-        return self.points.of(made)
+        return made
 
     def sequence(self, values: tuple[tuple[Any, ...], ...]) -> tuple[Any, ...]:
         """Item by item."""
@@ -176,6 +187,16 @@ class _Joined:
         return type(first)(**made)
 
 
+def _sides(number: Any, among: np.ndarray) -> tuple[np.ndarray, Any]:
+    """What is above and below, at the points of a way."""
+    if type(number) is Lanes:
+        return number.above[among], 1 if number.below is None else number.below[among]
+    above, below = number.as_integer_ratio() if type(number) is Fraction else (number, None)
+    given = np.full(len(among), above)
+    return given, 1 if below is None else np.full(len(among), below)
+
+
+_FLOAT = np.dtype(float)
 _AMOUNTS = {Lanes, Fraction, float}
 """Kinds of numbers that are sizes for certain: two whole numbers that differ may be places."""
 _NUMBERS = {*_AMOUNTS, int}
