@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardalg.sizes.points.between import one_answer
 from shardalg.sizes.points.lanes import (
     Lanes,
     Points,
     chosen,
     largest,
     least,
-    one_answer,
     parted,
     real,
 )

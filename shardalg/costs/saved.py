@@ -19,7 +19,7 @@ from shardalg.costs.fusion import (
     unaliased,
 )
 from shardalg.graph.ir import Graph
-from shardalg.sizes.points.lanes import one_answer
+from shardalg.sizes.points.between import one_answer
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram

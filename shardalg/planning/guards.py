@@ -31,7 +31,6 @@ from shardalg.sizes.recorded import Recorder
 from shardalg.spmd.instruction import Block
 from shardalg.spmd.program import SpmdProgram
 from shardalg.symbolic.retrace import Retrace
-from shardalg.symbolic.symbols import annotations_at
 
 
 def guards(
@@ -91,6 +90,8 @@ class Asked(NamedTuple):
 
 def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgram:
     """All of planning that `at` compares, on recorded sizes."""
+    from shardalg.symbolic.symbols import annotations_at
+
     recorded, axes = sizes.recorded, sizes.sizes.axes
     recorded.about = Asked("sharding")
     mesh = stages.mesh.resized({name: recorded.size(axis) for name, axis in axes.items()})

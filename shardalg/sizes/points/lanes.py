@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 Found = TypeVar("Found")
-_SAFE = float(1 << 62)
+SAFE = float(1 << 62)
 """Below it no 64-bit integer overflows."""
 _WHOLE_FLOATS = float(1 << 53)
 """Up to it every whole number is a float."""
@@ -120,7 +120,7 @@ class Points:
 
     def ask(self, name: str, a: Lanes, b: Any) -> Any:
         """What an operation gives on lanes and on lanes or a number on the right."""
-        wide = (a.most + 1) * (_most(b) + 1) >= _SAFE
+        wide = (a.most + 1) * (_most(b) + 1) >= SAFE
         if not wide and _is_exact(name, a, b):
             made = _OF_RATIOS[name](*_ratio_of(a), *_ratio_of(b))
             if type(made) is tuple:
@@ -278,7 +278,7 @@ def _pairs(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None] | None:
     if any(type(n) not in _EXACT for n in numbers):
         return None
     above, below = ([getattr(n, of) for n in numbers] for of in ("numerator", "denominator"))
-    if max(map(abs, above)) >= _SAFE or max(below) >= _SAFE:
+    if max(map(abs, above)) >= SAFE or max(below) >= SAFE:
         return None
     rest = np.array(below, np.int64) if any(n != 1 for n in below) else None
     return np.array(above, np.int64), rest
@@ -383,7 +383,7 @@ def largest(numbers: Iterable[Any]) -> Any:
     lanes = next((n for n in found if type(n) is Lanes), None)
     if lanes is None:
         return max(found)
-    return lanes.points.of(np.maximum.reduce([_values(n, lanes) for n in found]))
+    return lanes.points.of(np.maximum.reduce([spread(n, lanes) for n in found]))
 
 
 def least(numbers: Iterable[Any]) -> Any:
@@ -399,7 +399,7 @@ def place_of_least(ranks: Sequence[tuple[Any, ...]], lanes: Lanes) -> int:
     >>> place_of_least([(b, 1), (b - 1, 2), (3 * b, 0)], b)
     1
     """
-    columns = [[_values(number, lanes) for number in rank] for rank in ranks]
+    columns = [[spread(number, lanes) for number in rank] for rank in ranks]
     place, best = np.zeros(len(lanes.values), int), columns[0]
     for number, rank in enumerate(columns[1:], 1):
         before, same = np.zeros(len(place), bool), np.ones(len(place), bool)
@@ -409,87 +409,6 @@ def place_of_least(ranks: Sequence[tuple[Any, ...]], lanes: Lanes) -> int:
         place[before] = number
         best = [np.where(before, m, t) for m, t in zip(rank, best, strict=True)]
     return int(lanes.points.answer(place))
-
-
-def one_answer(
-    numbers: Sequence[Any], ask: Callable[[tuple[int, ...]], Found], most: int = 0
-) -> Found:
-    """What a function of numbers gives that counts their ratios alone.
-
-    Of lanes it is asked once for each ratio that there is; of rows whose sum is at most `most` not
-    even that: there it says which of many sums of them is the least (of equal ones the same), so
-    that what is so of two rows is so of all between them.
-
-    >>> b = Points(2).of([8, 16])
-    >>> one_answer([b, 3 * b], max), one_answer([5, 2], max)
-    (3, 5)
-    """
-    lanes = next((n for n in numbers if type(n) is Lanes), None)
-    if lanes is None:
-        return ask(tuple(numbers))
-    rows = np.array([_values(n, lanes) for n in numbers], np.int64).T
-    shared = np.gcd.reduce(rows, axis=1)[:, None]
-    known, place = np.unique(rows // np.maximum(shared, 1), axis=0, return_inverse=True)
-    answers = _Between(known, ask, known.sum(axis=1) <= most).answers()
-    label = {answer: number for number, answer in enumerate(dict.fromkeys(answers))}
-    lanes.points.answer(np.array([label[answer] for answer in answers])[place.ravel()])
-    return answers[place.ravel()[0]]
-
-
-class _Between:
-    """Answers of rows of numbers: those between two rows of one answer have it too."""
-
-    def __init__(self, rows: np.ndarray, ask: Callable[..., Any], small: np.ndarray) -> None:
-        self.rows, self.ask = rows, ask
-        self.found: list[Any] = [None] * len(rows)
-        self.order = self.sorted(np.flatnonzero(small))
-        for row in np.flatnonzero(~small):
-            self.asked(int(row))
-
-    def sorted(self, places: np.ndarray) -> np.ndarray:
-        """Rows by how much of them is what differs the most between the first and the last."""
-        if len(places) < 3:
-            return places
-        share = self.rows[places] / self.rows[places].sum(axis=1)[:, None].clip(1)
-        return places[np.argsort(share[:, np.argmax(np.ptp(share, axis=0))], kind="stable")]
-
-    def answers(self) -> list[Any]:
-        """That of each row."""
-        waiting = [(0, len(self.order) - 1)] if len(self.order) else []
-        while waiting:
-            low, high = waiting.pop()
-            first, last = (self.asked(int(self.order[at])) for at in (low, high))
-            inside = self.order[low + 1 : high]
-            if first == last and self.between(inside, self.order[low], self.order[high]):
-                for row in inside:
-                    self.found[row] = first
-            elif len(inside):
-                middle = (low + high) // 2
-                waiting += [(low, middle), (middle, high)]
-        return self.found
-
-    def asked(self, row: int) -> Any:
-        """The function itself."""
-        if self.found[row] is None:
-            self.found[row] = self.ask(tuple(self.rows[row].tolist()))
-        return self.found[row]
-
-    def between(self, inside: np.ndarray, low: int, high: int) -> bool:
-        """Whether rows are sums of two others, each a number of times that is not negative.
-
-        With the determinant of two columns, `d*row = m*low + n*high`; what is no more than 2**28 in
-        each makes differences below 2**63 of floats, and those of integers are exact up to 2**64.
-        """
-        a, b, rows = self.rows[low], self.rows[high], self.rows[inside]
-        p = int(np.argmax(a / max(a.sum(), 1) - b / max(b.sum(), 1)))
-        q = int(np.argmin(a / max(a.sum(), 1) - b / max(b.sum(), 1)))
-        d = a[p] * b[q] - a[q] * b[p]
-        m, n = rows[:, p] * b[q] - rows[:, q] * b[p], a[p] * rows[:, q] - a[q] * rows[:, p]
-        if d <= 0 or (m < 0).any() or (n < 0).any():
-            return False
-        sides = d * rows, m[:, None] * a + n[:, None] * b
-        near = float(d) * rows - (m[:, None] * a.astype(float) + n[:, None] * b.astype(float))
-        return bool((sides[0] == sides[1]).all() and (abs(near) < _SAFE).all())
 
 
 def parted(
@@ -528,10 +447,11 @@ def points_of(numbers: Iterable[Any]) -> Points | None:
     return next((number.points for number in numbers if type(number) is Lanes), None)
 
 
-def _values(number: Any, like: Lanes) -> np.ndarray:
+def spread(number: Any, like: Lanes) -> np.ndarray:
+    """The number at each point, also where it is one at all of them."""
     if type(number) is Lanes:
         return number.values
-    kind = object if isinstance(number, Fraction) or abs(number) >= _SAFE else None
+    kind = object if isinstance(number, Fraction) or abs(number) >= SAFE else None
     return np.full(len(like.values), number, kind)
 
 
@@ -545,5 +465,5 @@ def chosen(first: Any, second: Any, parts: tuple[Any, Any]) -> Any:
     lanes = next((n for n in (first, second, *parts) if type(n) is Lanes), None)
     if lanes is None:
         return parts[0] if first <= second else parts[1]
-    one, other, here, there = (_values(n, lanes) for n in (first, second, *parts))
+    one, other, here, there = (spread(n, lanes) for n in (first, second, *parts))
     return lanes.points.of(np.where(one <= other, here, there))
