@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardalg.algebra.digits import Digits, take
@@ -258,6 +258,12 @@ def edge(shape: Shape, sources: int, targets: int, *, role: str, alone: bool) ->
         role, (maps,) * count, (shape,) * count, zeros, sources, single, None,
         tuple(range(sources)), through, alone,
     )  # fmt: skip
+
+
+def joined(shape: Shape, count: int) -> OperatorClass:
+    """The kind of a value that is put into a tuple in so many places."""
+    kind = edge(shape, 1, count, role=priority.TUPLE, alone=False)
+    return replace(kind, single=(True,) * count)
 
 
 def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> OperatorClass:

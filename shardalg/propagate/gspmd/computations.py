@@ -73,4 +73,4 @@ def _order_readers(graph: Graph, made: Index, region: int, span: Span) -> None:
 
 def _is_last(made: Index, step: int, call: int | None) -> bool:
     """Whether a step puts a value into the tuple that a body returns."""
-    return made.nodes[step] == call and made.kind(step).role in (priority.TUPLE, priority.AGAIN)
+    return made.nodes[step] == call and made.kind(step).role == priority.TUPLE

@@ -298,10 +298,11 @@ class Fixpoint:
         if chain is None:
             return None
         layouts, index = self.layouts, self.index
-        dims = layouts.dims[self.numbers[index.tensors[chain[-1][0]][-1]]]
+        dims: Dims | None = None
         for position, k in reversed(chain):
             numbers = list(index.pick[position](self.numbers))
-            numbers[-1] = layouts.number(layouts.shapes[numbers[-1]], dims)
+            if dims is not None:
+                numbers[-1] = layouts.number(layouts.shapes[numbers[-1]], dims)
             wished = wishes(index.kind(position), tuple(numbers), layouts, k)
             if not wished:
                 return None
@@ -321,13 +322,14 @@ class Fixpoint:
                 return None
             position, kind = readers[0][0], self.index.kind(readers[0][0])
             leaves = kind.role in BORDERS and self.index.nodes[position] is not None
-            if leaves or len(kind.results) != 1:
+            if leaves or not (len(kind.results) == 1 or kind.role == priority.TUPLE):
                 return None
             chain.append(readers[0])
-            value = self.index.tensors[position][-1]
-            if self.layouts.tiles[self.numbers[value]] > 1:
+            made = self.index.tensors[position][kind.num_operands :]
+            value = made[-1]
+            if any(self.layouts.tiles[self.numbers[v]] > 1 for v in made):
                 return chain
-            if self.layouts.fixed[self.numbers[value]] or kind.role in TUPLES:
+            if self.layouts.fixed[self.numbers[value]] or kind.role == priority.TUPLE:
                 return None
         return None
 
@@ -335,8 +337,6 @@ class Fixpoint:
 DIRECTIONS = (FORWARD, BACKWARD)
 BORDERS = (priority.LOOP,)
 """Where look-ahead ends. XLA's ends at the stacks of a loop too, and scanned steps send more."""
-TUPLES = (priority.TUPLE, priority.AGAIN)
-"""A tuple has several readers: look-ahead goes no farther, unless its element is laid out."""
 UNKNOWN: Outcome = Outcome((), (), ())
 """What a memo gives for a key that it does not hold; None is an outcome."""
 NOTHING = Outcome((), (), ())

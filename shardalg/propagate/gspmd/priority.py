@@ -16,8 +16,8 @@ MATRIX = (CONTRACTION, CONVOLUTION)
 """Products: of two operands that each improve the result the larger one goes first."""
 ZEROS = "zeros"
 """Between stacks of equal type: they begin as the same zeros, which XLA makes once."""
-TUPLE, AGAIN, WHILE, BRANCH, ELEMENT = "tuple", "again", "while", "branch", "element"
-"""Into a tuple, for the first time and again; from the tuple that a loop or a branch is given to
+TUPLE, WHILE, BRANCH, ELEMENT = "tuple", "while", "branch", "element"
+"""Into a tuple, be it in several places; from the tuple that a loop or a branch is given to
 its own; and out of one."""
 EXIT = "exit"
 """From a result's value to its annotation, in Shardy's way of completing."""
@@ -27,7 +27,6 @@ LEVELS: dict[str, tuple[int, int]] = {
     LAYOUT: (0, 0),
     LOOP: (0, 0),
     TUPLE: (0, 0),
-    AGAIN: (0, 4),
     WHILE: (0, 0),
     BRANCH: (1, 1),
     ELEMENT: (0, 0),

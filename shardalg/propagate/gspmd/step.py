@@ -75,7 +75,7 @@ def forward(
     if kind.role in priority.MATRIX:
         return _matrix_forward(kind, numbers, layouts, merging)
     after = []
-    merging = merging and kind.role not in (priority.TUPLE, priority.AGAIN)
+    merging = merging and kind.role != priority.TUPLE
     for target, single in zip(kind.results, kind.single, strict=True):
         found = offers(kind, numbers, layouts, target)
         if not merging and len(found) > 1 and kind.role != priority.STACK:
@@ -222,10 +222,20 @@ def wishes(kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int)
     if target in kind.deaf:
         return []
     found = [*_of_results(kind, numbers, layouts, target)]
+    if kind.role == priority.TUPLE:
+        return _finest(found)
     for side in _of_operands(kind, numbers, layouts, target):
         both = layouts.merged(kind.shapes[target], found[0][0], side[0]) if found else None
         found = _with_side(kind, found, side, both)
     return found
+
+
+def _finest(found: list[Offer]) -> list[Offer]:
+    """Of the places that a value has in one tuple that of most tiles.
+
+    Source: `sharding_propagation.cc`, GetShardingFromUser, kTuple.
+    """
+    return sorted(found, key=lambda offer: -_tiles(offer[0]))[:1]
 
 
 def _of_results(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -11,7 +12,13 @@ from shardalg.propagate.gspmd import priority
 from shardalg.propagate.gspmd.elements import Element, Literal, literals, read_literals
 from shardalg.propagate.gspmd.index import Rules, Visit
 from shardalg.propagate.gspmd.instructions import Instructions, Key
-from shardalg.propagate.operator_classes import OperatorClass, kind_of, pass_through, stacking
+from shardalg.propagate.operator_classes import (
+    OperatorClass,
+    joined,
+    kind_of,
+    pass_through,
+    stacking,
+)
 
 Shape = tuple[int, ...]
 PASSING = (priority.POINTWISE, priority.LAYOUT)
@@ -30,6 +37,7 @@ class Computations(Instructions):
       names, shapes: of the places: the value that each stands for in words, and its shape.
       related: places that have one layout, since they are one element of a tuple.
       late: what broadcasts make, which hears its readers late.
+      put: per body (value, place) of what is put into the tuple that it returns.
     """
 
     graph: Graph
@@ -41,7 +49,7 @@ class Computations(Instructions):
     related: dict[int, tuple[int, ...]] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
     classes: dict[Signature, OperatorClass | None] = field(default_factory=dict)
-    held: set[tuple[Key, int]] = field(default_factory=set)
+    put: defaultdict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     regions: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,8 +79,10 @@ class Computations(Instructions):
                 for key in dict.fromkeys(keys):
                     first = self._first_of(groups[node.region], key, node.results[0])
                     self.read.setdefault(number, []).append(first)
+        self.first_of: dict[int, int] = {}
         for group in chain.from_iterable(found.values() for found in groups.values()):
             self.late.update(group)
+            self.first_of.update(dict.fromkeys(group, group[0]))
             for value in group if len(group) > 1 else ():
                 self.related[value] = tuple(v for v in group if v != value)
 
@@ -159,10 +169,13 @@ class Computations(Instructions):
         return self.classes[signature]
 
     def _call(self, number: int, _: int) -> Iterator[Visit]:
+        tuples: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for element in self.elements[number]:
-            if element.outer is not None and element.tuples is not None:
-                for branch, place in enumerate(element.tuples):
-                    yield self._put_in(("call", number, branch), (element.outer, place), number)
+            if element.outer is not None:
+                for branch, place in enumerate(element.tuples or ()):
+                    tuples[branch].append((element.outer, place))
+        for parts in tuples.values():
+            yield from self._put_in(parts, number)
         for element in self.elements[number]:
             if element.loop is not None and element.tuples is not None:
                 yield self._tie(priority.WHILE, (element.tuples[0], element.loop), number)
@@ -197,15 +210,16 @@ class Computations(Instructions):
 
     def _tuple(self, region: int, _: int) -> Iterator[Visit]:
         call = self.graph.regions[region].node
-        for value, place in zip(*self._parts(region), strict=True):
-            if self.graph.values[value].type.shape:
-                yield self._put_in(("tuple", region, 0), (value, place), call)
+        parts = [*zip(*self._parts(region), strict=True)]
+        yield from self._put_in([p for p in parts if self.graph.values[p[0]].type.shape], call)
 
-    def _put_in(self, into: Key, ends: tuple[int, int], call: int | None) -> Visit:
-        """A value put into a tuple: it hears the tuple where it stands first."""
-        role = priority.AGAIN if (into, ends[0]) in self.held else priority.TUPLE
-        self.held.add((into, ends[0]))
-        return self._tie(role, ends, call)
+    def _put_in(self, parts: list[tuple[int, int]], call: int | None) -> Iterator[Visit]:
+        """Values put into one tuple, each with all its places there."""
+        places: dict[int, list[int]] = defaultdict(list)
+        for value, place in parts:
+            places[self.first_of.get(value, value)].append(place)
+        for value, found in places.items():
+            yield self._numbered(joined(self._shape(value), len(found))), (value, *found), call
 
     def _parts(self, region: int) -> tuple[tuple[int, ...], list[int]]:
         """The results of a call, and their places in its tuple."""
@@ -253,7 +267,7 @@ class Computations(Instructions):
             kind = stacking(self.shapes[stack - self.first])
             yield self._numbered(kind), (made, stack, written), call
             made = written
-        yield self._put_in(("root", region, 0), (made, element.roots[region]), call)
+        self.put[region].append((made, element.roots[region]))
 
     def _root(self, region: int, _: int) -> Iterator[Visit]:
         found = self.graph.regions[region]
@@ -268,8 +282,8 @@ class Computations(Instructions):
             if element.numbers.get(region) is None and region in element.roots:
                 inner = element.stacks.get(region) or element.inside.get(region)
                 if inner is not None:
-                    root = element.roots[region]
-                    yield self._put_in(("root", region, 0), (inner, root), found.node)
+                    self.put[region].append((inner, element.roots[region]))
+        yield from self._put_in(self.put[region], found.node)
 
     def _exits(self) -> Iterator[Visit]:
         for number, value in enumerate(self.graph.results, len(self.graph.values)):
