@@ -5,6 +5,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -98,6 +99,16 @@ def sources():
     return sorted(p for p in PACKAGE.rglob("*.py") if "__pycache__" not in p.parts)
 
 
+def parsed(path):
+    """Its tree, which nobody changes."""
+    return tree_of(path.read_text())
+
+
+@cache
+def tree_of(text):
+    return ast.parse(text)
+
+
 def module_name(path, package=PACKAGE):
     parts = [package.name, *path.relative_to(package).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -108,9 +119,9 @@ BY_STRING = ("import_module", "__import__")
 LAZY = ("shardalg/__init__.py", "shardalg/commands/function.py")
 
 
-def imported(tree, module, is_package=False):
+def imported(nodes, module, is_package=False):
     """(module, names taken from it) of every import, those inside functions and in strings too."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, ()) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -139,18 +150,19 @@ def computed(tree):
 
 
 def runtime(tree):
-    """The tree without what stands below `if TYPE_CHECKING:`, which no interpreter imports."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            node.body = [ast.Pass()]
-    return tree
+    """All nodes but what stands below `if TYPE_CHECKING:`, which no interpreter imports."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        typing = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        waiting += node.orelse if typing else ast.iter_child_nodes(node)
 
 
-def edges(path, known, package=PACKAGE, *, keep=lambda tree: tree):
+def edges(path, known, package=PACKAGE, *, keep=ast.walk):
     """The modules of the package that `path` imports; a name from a folder may be a module."""
     module = module_name(path, package)
-    tree = keep(ast.parse(path.read_text()))
-    for name, taken in imported(tree, module, path.name == "__init__.py"):
+    for name, taken in imported(keep(parsed(path)), module, path.name == "__init__.py"):
         if name.split(".")[0] != package.name:
             continue
         modules = [f"{name}.{t}" for t in taken if f"{name}.{t}" in known]
@@ -210,7 +222,7 @@ def test_no_import_cycle():
 
 def test_no_import_by_a_computed_string():
     """But for those: such an import has no edge that a test could follow."""
-    places = {p.relative_to(ROOT).as_posix(): computed(ast.parse(p.read_text())) for p in sources()}
+    places = {p.relative_to(ROOT).as_posix(): computed(parsed(p)) for p in sources()}
     assert {place for place, lines in places.items() if lines} == set(LAZY)
 
 
@@ -306,8 +318,7 @@ def misplaced(relative, names):
 def test_third_parties_stay_in_their_place():
     bad = []
     for path in sources():
-        tree = runtime(ast.parse(path.read_text()))
-        names = [name for name, _ in imported(tree, module_name(path))]
+        names = [name for name, _ in imported(runtime(parsed(path)), module_name(path))]
         relative = path.relative_to(PACKAGE).as_posix()
         bad += [f"shardalg/{relative} imports {name}" for name in misplaced(relative, names)]
     assert not bad, "\n".join(bad)
@@ -348,7 +359,7 @@ def test_the_checks_see_what_they_must(tmp_path):
     path = package / "ops" / "rule.py"
     found = set(edges(path, known, package))
     assert found == {"shardalg.ops.rows", "shardalg.partition.emit.node"}
-    names = [name for name, _ in imported(ast.parse(path.read_text()), "shardalg.ops.rule")]
+    names = [name for name, _ in imported(ast.walk(parsed(path)), "shardalg.ops.rule")]
     assert misplaced("ops/rule.py", names) == ["jax"]
     assert misplaced("lower/jit.py", names) == []
 
@@ -376,7 +387,7 @@ def undocumented(trees):
 
 
 def test_what_others_call_is_documented():
-    trees = {p: ast.parse(p.read_text()) for p in sources()}
+    trees = {p: parsed(p) for p in sources()}
     place = {f: p for p, tree in trees.items() for f in ast.walk(tree)}
     found = list(undocumented(trees.values()))
     bad = [f"{place[f].relative_to(ROOT)}:{f.lineno} {f.name}" for f in found]
@@ -389,7 +400,7 @@ def test_what_others_call_is_documented():
 
 def functions():
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield path.relative_to(ROOT), node
 
@@ -411,7 +422,7 @@ def parameters(function):
 
 def file_lines(path):
     """Lines of a module that are not docstring."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     docs = 0
     documented = ast.Module | ast.ClassDef | ast.FunctionDef
     for node in ast.walk(tree):
