@@ -11,8 +11,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
 
 
-# What a module leaves behind is in caches, of jax and of ours: gigabytes by the end of the suite, that
-# the collector would walk again and again for the few new objects (a third of the suite's time).
+# What a module leaves behind is in caches, of jax and of ours: gigabytes by the end of the suite,
+# that the collector would walk again and again for the few objects that are new.
 gc.set_threshold(10_000, 20, 20)
 
 
