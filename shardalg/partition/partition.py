@@ -233,8 +233,9 @@ class Partitioner(BodyPartitioner):
         joined = undivided(layout) if 1 in layout.shape and formats(signature) else layout
         if joined != layout or contracts(signature) or signature.primitive in KEPT:
             return joined
-        if elementwise(signature):
-            return self._widest(node, layout)
+        wider = self._widest(node, layout) if elementwise(signature) else layout
+        if wider != layout:
+            return wider
         held = map(self.context.sources, node.operands)
         return whole(layout) if all(whole(sources[0]) in sources for sources in held) else layout
 
@@ -271,8 +272,9 @@ class Partitioner(BodyPartitioner):
         values, unread = self.alike.reads[number], self.alike.unread[number]
         how = options.switches.pad_blocks, options.switches.finite_sums, self._waits(node)
         shared = self.alike.shared[number] if options.keep_gathers is True else ()
+        about = shared, self.alike.repeated[number]
         return NodeKey(
-            node.signature, values, available, value_shardings, rates, loops, unread, *how, shared
+            node.signature, values, available, value_shardings, rates, loops, unread, *how, *about
         )
 
     def _waits(self, node: Node) -> bool:

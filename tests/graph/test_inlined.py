@@ -87,3 +87,23 @@ def test_a_call_is_its_body(fn, name):
     nodes = {"annotate", *INDEXED}  # what is left of these is a node, as it was written or widened
     assert not {node.primitive for node in graph.nodes} & (set(HANDLERS) - nodes)
     np.testing.assert_allclose(evaluate(graph, X)[0], fn(X), rtol=1e-5)
+
+
+def test_a_branch_for_kernels_alone_leaves_no_branches():
+    """`jnp.diagonal` has another way for Pallas, of which JAX lowers nothing."""
+
+    def fn(x):
+        return jnp.diagonal(x) * 2
+
+    assert {"cond", "platform_index"} <= set(primitives(jax.make_jaxpr(fn)(X).jaxpr))
+    graph = trace(fn, X)
+    assert not any(node.bodies for node in graph.nodes)
+    np.testing.assert_array_equal(evaluate(graph, X)[0], fn(X))
+
+
+def test_branches_of_platforms_that_programs_are_lowered_for_stay():
+    def fn(x):
+        return jax.lax.platform_dependent(x, cpu=jnp.sin, tpu=jnp.cos, default=jnp.tan)
+
+    (call,) = (node for node in trace(fn, X).nodes if node.bodies)
+    assert len(call.bodies) == 3

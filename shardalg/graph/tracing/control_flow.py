@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shardalg.graph.ir import RegionArgument
 
@@ -18,6 +19,9 @@ INLINED = frozenset(
 )
 # What the parameter that holds it is called, by one primitive and version or another.
 BODY_PARAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
+
+KERNELS = frozenset({"mosaic"})
+"""Platforms of branches inside kernels: no program over devices is lowered for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,24 @@ def while_arguments(call: Call) -> Iterator[RegionArgument]:
     for inner, made, result in zip(carried, call.body_results[1], call.results, strict=True):
         yield RegionArgument(call.node, "carry", made, inner)
         yield RegionArgument(call.node, "result", made, result)
+
+
+def taken_branches(params: Mapping[str, Any]) -> Sequence[Any]:
+    """The branches of a `cond`, one alone where the others are for kernels.
+
+    `jnp.diagonal` has one for Pallas and one for all else; JAX lowers the latter alone, too.
+
+    >>> taken_branches({"branches": ("a", "b"), "branches_platforms": (("mosaic",), None)})
+    ('b',)
+    >>> taken_branches({"branches": ("a", "b"), "branches_platforms": (("tpu",), None)})
+    ('a', 'b')
+    """
+    branches, platforms = params["branches"], params.get("branches_platforms")
+    if platforms is None:
+        return branches
+    pairs = zip(branches, platforms, strict=True)
+    taken = tuple([branch for branch, names in pairs if not names or not KERNELS.issuperset(names)])
+    return taken if len(taken) == 1 else branches
 
 
 def branch_arguments(call: Call) -> Iterator[RegionArgument]:

@@ -12,7 +12,14 @@ from shardalg.errors import TraceError
 from shardalg.graph.ir import Graph, LeftOut, Node, Plain, PlainMesh, Region, Site
 from shardalg.graph.phase import Draft, phases
 from shardalg.graph.source import Sources, within
-from shardalg.graph.tracing.control_flow import BODY_PARAMS, CALLS, INDEXED, INLINED, Call
+from shardalg.graph.tracing.control_flow import (
+    BODY_PARAMS,
+    CALLS,
+    INDEXED,
+    INLINED,
+    Call,
+    taken_branches,
+)
 from shardalg.graph.tracing.parts import Parts
 
 if TYPE_CHECKING:
@@ -272,8 +279,10 @@ def _while(builder: Builder, equation: Any, operands: list[int], place: Scope) -
 
 
 def _cond(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
-    """Branches: each in a region of its own."""
-    branches = equation.params["branches"]
+    """Branches: each in a region of its own; the only one that is ever taken is its body."""
+    branches = taken_branches(equation.params)
+    if len(branches) == 1:
+        return builder.run(branches[0], operands[1:], place)
     labels = range(len(operands) - 1)
     bodies = [(b, [f"branch{k}/operand{i}" for i in labels]) for k, b in enumerate(branches)]
     return call(builder, equation, operands, place, Bodies(bodies, ()))
