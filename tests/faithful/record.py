@@ -14,7 +14,7 @@ FACTS = Path(__file__).parent / "told.json"
 CHOSEN = (
     ("solver", 1), ("branches", 1), ("microbatches", 5), ("nested", 1), ("mapped", 1),
     ("state_space", 1), ("decode", 2), ("crossed", 1), ("nested", 1024), ("branches", 1010),
-    ("cells", 2),
+    ("cells", 2), ("prefill", 3), ("generate", 5004),
 )  # fmt: skip
 """Programs of which each rule of either way decides one."""
 

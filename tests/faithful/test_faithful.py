@@ -11,7 +11,7 @@ import pytest
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.once import MEMO
 from shardalg.propagate import Options, propagate
-from shardalg.propagate.gspmd import computations, elements, step
+from shardalg.propagate.gspmd import computations, elements, hlo_class, step, tuple_steps
 from shardalg.propagate.shardy import edges, lowered, worklist
 from shardalg.verify.verify import verify
 from tests.faithful.agreement import TEMPLATES, Fresh, programs
@@ -61,6 +61,8 @@ GSPMD = {
     "a tuple's elements refined one by one": (computations, "_together", lambda made: {}),
     "elements unrelated": (elements.Element, "related", lambda self: ()),
     "a tuple heard where most is cut": (step, "_finest", lambda found: found[:1]),
+    "boxes as they are written": (hlo_class, "BOXES", {}),
+    "the largest and where they are in one tuple": (tuple_steps, "ARGUMENTS", ()),
     "heard in order": (computations, "_order_readers", lambda *args: None),
 }
 SHARDY = {

@@ -10,23 +10,19 @@ from itertools import chain
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.propagate.gspmd import priority
 from shardalg.propagate.gspmd.elements import Element, Literal, literals, read_literals
+from shardalg.propagate.gspmd.hlo_class import hlo_class, is_written_over, written
 from shardalg.propagate.gspmd.index import Rules, Visit
 from shardalg.propagate.gspmd.instructions import Instructions, Key
 from shardalg.propagate.operator_classes import (
     OperatorClass,
     joined,
-    kind_of,
     pass_through,
     stacking,
 )
 
 Shape = tuple[int, ...]
-PASSING = (priority.POINTWISE, priority.LAYOUT)
-LATER = frozenset(
-    ("slice", "pad", "rev", "concatenate", "gather", "reduce_sum", "reduce_max", "reduce_min",
-     "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin", "cumsum", "sort")
-)  # fmt: skip
-"""Operators that XLA passes layouts through from the second level on, whatever their loops are."""
+ARGUMENTS = ("argmax", "argmin")
+"""Operators that XLA has as a reduction of several operands to a tuple."""
 
 
 @dataclass(eq=False)
@@ -48,7 +44,7 @@ class Computations(Instructions):
     shapes: list[Shape] = field(default_factory=list)
     related: dict[int, tuple[int, ...]] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
-    classes: dict[Signature, OperatorClass | None] = field(default_factory=dict)
+    classes: dict[tuple[Signature, str], OperatorClass | None] = field(default_factory=dict)
     put: defaultdict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     regions: list[int] = field(default_factory=list)
 
@@ -75,7 +71,7 @@ class Computations(Instructions):
         self.read: dict[int, list[int]] = {}
         for number, keys in read_literals(self.graph).items():
             node = self.graph.nodes[number]
-            if self._role(node) == priority.POINTWISE:
+            if self._reads_literals(node):
                 for key in dict.fromkeys(keys):
                     first = self._first_of(groups[node.region], key, node.results[0])
                     self.read.setdefault(number, []).append(first)
@@ -145,28 +141,42 @@ class Computations(Instructions):
             return
         if kind.role == priority.BROADCAST:
             self.late.update(node.results)
-        single = tuple([self.users[v] == 1 for v in node.results])
-        yield self._numbered(replace(kind, single=single)), node.operands + node.results, number
+        kind = replace(kind, single=tuple([self.users[v] == 1 for v in node.results]))
+        if node.primitive in ARGUMENTS:
+            yield from self._argument(node, kind)
+            return
+        yield self._numbered(kind), node.operands + node.results, number
         for literal in self.read.get(number, ()):
             yield self._tie(priority.LOOP, (literal, node.results[0]), number)
 
-    def _role(self, node: Node) -> str:
+    def _argument(self, node: Node, kind: OperatorClass) -> Iterator[Visit]:
+        """What finds the largest: XLA has the values and where they are in one tuple.
+
+        It reduces the operand with its positions, a broadcast, and gives both to either. The first
+        hears the layout of the largest values alone, the other that of their positions.
+        """
+        (operand,), (result,) = node.operands, node.results
+        largest, positions = (
+            self._place(result, kind.shapes[1]),
+            self._place(operand, kind.shapes[0]),
+        )
+        self.late.add(positions)
+        for target, own in ((largest, operand), (result, positions)):
+            for source in (operand, positions):
+                heard = kind if source == own else replace(kind, deaf=frozenset((0,)))
+                yield self._numbered(heard), (source, target), node.index
+
+    def _reads_literals(self, node: Node) -> bool:
         kind = self._class(node)
-        return "" if kind is None else kind.role
+        pointwise = kind is not None and kind.role == priority.POINTWISE
+        return pointwise or is_written_over(self.graph, node)
 
     def _class(self, node: Node) -> OperatorClass | None:
         """The class of a node, as XLA's levels have it; None where nothing is inferred."""
-        signature = node.signature
-        if signature not in self.classes:
-            rows = self.rules(signature) if signature.operands else None
-            kind = kind_of(signature, rows, (False,) * len(node.results)) if rows else None
-            if kind is not None and node.primitive == "dynamic_update_slice":
-                others = [k for k in range(kind.num_operands) if k != 1]
-                kind = replace(kind, role=priority.STACK, first=(1, *others))
-            elif kind is not None and node.primitive in LATER and kind.role in PASSING:
-                kind = replace(kind, role=priority.WINDOW)
-            self.classes[signature] = None if kind is None or kind.is_closed else kind
-        return self.classes[signature]
+        key = node.signature, written(self.graph, node)
+        if key not in self.classes:
+            self.classes[key] = hlo_class(node, self.rules, key[1])
+        return self.classes[key]
 
     def _call(self, number: int, _: int) -> Iterator[Visit]:
         tuples: dict[int, list[tuple[int, int]]] = defaultdict(list)

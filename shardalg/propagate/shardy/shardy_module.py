@@ -9,6 +9,7 @@ from typing import NamedTuple
 from shardalg.graph.ir import Graph, Node
 from shardalg.propagate.gspmd import priority
 from shardalg.propagate.gspmd.elements import Element
+from shardalg.propagate.gspmd.hlo_class import BOXES, boxed, written
 from shardalg.propagate.gspmd.index import Rules
 from shardalg.propagate.gspmd.instructions import Instructions, read
 from shardalg.propagate.operator_classes import OperatorClass, edge, kind_of, pass_through
@@ -222,7 +223,10 @@ class Builder(Instructions):
         rows = self.rules(node.signature) if node.signature.operands else None
         if not rows:
             return None
-        return lowered.as_shardy_has_it(node, kind_of(node.signature, rows, ()))
+        kind = kind_of(node.signature, rows, ())
+        if (node.primitive, written(self.graph, node)) in BOXES:
+            return replace(boxed(kind), role=priority.DYNAMIC_SLICE)
+        return lowered.as_shardy_has_it(node, kind)
 
     def _barrier(self, node: Node, operands: tuple[int, ...]) -> Iterator[Operator]:
         yield Operator(None, operands, (), node.index)
