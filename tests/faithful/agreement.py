@@ -20,6 +20,8 @@ import jax
 from jax.sharding import NamedSharding
 
 from shardalg.algebra.sharding import Sharding
+from shardalg.graph.serial import graph_hash
+from shardalg.graph.tracing.trace import trace
 from shardalg.lower.xla_dump.hlo_collectives import total_wire_bytes
 from shardalg.xla import dump
 from tests.faithful import caches, loops
@@ -53,6 +55,12 @@ class Fresh(harder.Harder):
     def constrained(self):
         """Every constraint is kept."""
         return nullcontext()
+
+    @cached_property
+    def traced(self):
+        """What tells the program from that which another jax traces: operators change."""
+        graph = trace(self.made[0], *self.types, mesh_shape=self.module.MESH)
+        return graph_hash(graph)[:16]
 
     def told(self, partitioner):
         """(module, results, wire bytes) of XLA's, asked at most once where there is a folder."""
