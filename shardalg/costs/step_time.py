@@ -180,8 +180,8 @@ class Pricing:
 
     def ring(self, ring: Instruction[CollectiveMatmul]) -> RingTimes:
         """What a ring takes, and the two instructions that it stands for."""
-        links = self.spans(ring.attributes.ring), self.hardware
-        return ring_times(self.program, ring, self.alone_s, links)
+        spans = self.spans(ring.attributes.ring)
+        return ring_times(self.program, ring, self.alone_s, spans, self.hardware)
 
     def alone_s(self, program: SpmdProgram, instruction: Instruction) -> float:
         """Seconds of an instruction that is no part of a ring, with the shapes of a program."""

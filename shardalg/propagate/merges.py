@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.propagate.gspmd import priority
@@ -32,10 +33,17 @@ def _replayed(record: Record) -> Iterator[Merge]:
             target = _target(steps.tensors[change.step], kind, change)
             shape = layouts.shapes[numbers[value]]
             named = steps.names[value]
-            for parts in MERGED[layouts.policy](kind, key, layouts, (target, change)):
+            for parts in MERGED[layouts.policy](kind, key, layouts, Taken(target, change)):
                 first, second, both = (Sharding(layouts.mesh, shape, dims) for dims in parts)
                 yield named, first, second, both
         numbers[value] = change.number
+
+
+class Taken(NamedTuple):
+    """A change, and which of the operator's tensors has it."""
+
+    target: int
+    change: Change
 
 
 def _target(tensors: Numbers, kind: OperatorClass, change: Change) -> int:
@@ -44,33 +52,32 @@ def _target(tensors: Numbers, kind: OperatorClass, change: Change) -> int:
 
 
 def _merged(
-    kind: OperatorClass, key: Numbers, layouts: Layouts, where: tuple[int, Change]
+    kind: OperatorClass, key: Numbers, layouts: Layouts, taken: Taken
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
     """(first, second, merged) of the offers that a change took, in that order."""
-    target, _ = where
-    number = key[target]
-    for dims, origin in _taken(kind, key, layouts, where):
+    number = key[taken.target]
+    for dims, origin in _offers_of(kind, key, layouts, taken):
         if len(origin) == 2:
-            first, second = (kind.project(k, target, layouts.dims[key[k]]) for k in origin)
+            first, second = (kind.project(k, taken.target, layouts.dims[key[k]]) for k in origin)
             yield first, second, dims
         free = layouts.open[number]
         asked = tuple(d if i in free else () for i, d in enumerate(dims)) if free else dims
         new = layouts.improve(number, dims, True, False)
         if new != number and layouts.tiles[number] > 1:
-            both = layouts.merged(kind.shapes[target], layouts.dims[number], asked)
+            both = layouts.merged(kind.shapes[taken.target], layouts.dims[number], asked)
             if both == layouts.dims[new]:
                 yield layouts.dims[number], asked, both
         number = new
 
 
 def _extended(
-    kind: OperatorClass, key: Numbers, layouts: Layouts, where: tuple[int, Change]
+    kind: OperatorClass, key: Numbers, layouts: Layouts, taken: Taken
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
     """What Shardy's step added to other dimensions of a tensor that was partitioned already.
 
     A dimension that only took more digits was refined, which is no merge.
     """
-    target, change = where
+    target, change = taken
     old, new = layouts.dims[key[target]], layouts.dims[change.number]
     refined = tuple(b if a else () for a, b in zip(old, new, strict=True))
     added = tuple(() if a else b for a, b in zip(old, new, strict=True))
@@ -82,10 +89,8 @@ MERGED = {"gspmd": _merged, "shardy": _extended}
 """Per policy, (first, second, merged) of what a change took."""
 
 
-def _taken(
-    kind: OperatorClass, key: Numbers, layouts: Layouts, where: tuple[int, Change]
-) -> list[Offer]:
-    target, change = where
+def _offers_of(kind: OperatorClass, key: Numbers, layouts: Layouts, taken: Taken) -> list[Offer]:
+    target, change = taken
     asks = offers if change.direction == priority.FORWARD else wishes
     order = change.sources
     found = [offer for offer in asks(kind, key, layouts, target) if set(offer[1]) <= set(order)]

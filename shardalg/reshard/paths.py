@@ -19,7 +19,17 @@ from shardalg.reshard import uneven
 from shardalg.reshard.links import Links
 from shardalg.reshard.padded import gathered
 from shardalg.reshard.route import translated
-from shardalg.reshard.search import Dims, Move, Shape, State, bound, cheaper, is_direct, search
+from shardalg.reshard.search import (
+    Dims,
+    Ends,
+    Move,
+    Shape,
+    State,
+    bound,
+    cheaper,
+    is_direct,
+    search,
+)
 from shardalg.reshard.search import SearchStep as Hop
 from shardalg.sizes.decided import decided
 from shardalg.spmd.instructions import (
@@ -115,7 +125,7 @@ def path_moves(
     if source.is_even and target.is_even:
         found = search(source.shape, start, goal, axes)
         if links is not None:
-            found = cheaper(found, (source.shape, start, goal), axes, links)
+            found = cheaper(found, Ends(source.shape, start, goal), axes, links)
     else:
         found = uneven.search(source.shape, start, goal, axes, padded=padded)
     return tuple(found)

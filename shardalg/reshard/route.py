@@ -24,7 +24,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise, product
 from math import gcd, lcm, prod
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from shardalg.algebra.digits import Digit, Digits, complement, nested, overlap, parts
 from shardalg.reshard.shuffle import Shuffle, Stacks, Swap, settled
@@ -184,7 +184,7 @@ def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[Digits, Digits])
     wanted = [d for d in free[back] if d in used[not back]]
     others = [d for d in free[back] if d not in used[not back]]
     for placed in (wanted, wanted + others) if others else (wanted,):
-        best = _swapped(shape, ends, (pool, tuple(placed), back), best)
+        best = _swapped(shape, ends, Pool(pool, tuple(placed), back), best)
     return best[1]
 
 
@@ -194,11 +194,21 @@ Arc = tuple[int, int, int]
 """Source and target dimension of an all-to-all, and its number of devices."""
 
 
-def _swapped(
-    shape: Shape, ends: tuple[Dims, Dims], digits: tuple[Digits, Digits, bool], best: Priced
-) -> Priced:
+class Pool(NamedTuple):
+    """All digits that a search may use.
+
+    Attributes:
+      placed: those to cut by first. back: the search runs from the goal to the start.
+    """
+
+    digits: Digits
+    placed: Digits
+    back: bool
+
+
+def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -> Priced:
     """All-to-alls alone, if they send less than the best; found from the side that is fuller."""
-    (start, goal), (pool, placed, back) = ends, digits
+    (start, goal), (pool, placed, back) = ends, among
     units = _units(start, goal, pool, ample=not any(size % parts(pool) for size in shape))
     bits = {unit[0]: 1 << i for i, unit in enumerate(units)}
     of_bits = {1 << i: unit for i, unit in enumerate(units)}

@@ -68,9 +68,15 @@ def search(shape: Shape, start: State, goal: State, axes: Digits) -> list[Search
     return [step for _, steps in found[1] for step in steps]
 
 
-def cheaper(
-    even: list[SearchStep], ends: tuple[Shape, State, State], axes: Digits, links: Links
-) -> list[SearchStep]:
+class Ends(NamedTuple):
+    """A reshard of even blocks: sizes of a tensor, and its layouts before and after."""
+
+    shape: Shape
+    start: State
+    goal: State
+
+
+def cheaper(even: list[SearchStep], ends: Ends, axes: Digits, links: Links) -> list[SearchStep]:
     """Fewest elements sent, each as often as its axis is slow, then fewest moves that send.
 
     Every buffer on the way is at most as large as at the larger end.
@@ -80,7 +86,7 @@ def cheaper(
         lie between the ends.
       axes: of the mesh.
     """
-    shape, start, goal = tuple(map(index, ends[0])), *map(_plain_state, ends[1:])
+    shape, start, goal = tuple(map(index, ends.shape)), *map(_plain_state, ends[1:])
     held = dict.fromkeys(d for dims, more in (start, goal) for ds in (*dims, more) for d in ds)
     (axes,) = plain((axes,))
     digits = (*held, *(a for a in axes if not any(overlap(a, d) for d in held)))
@@ -92,7 +98,7 @@ def cheaper(
     if found is None:
         return even
     steps = [step for _, steps in found[1] for step in steps]
-    return [*steps[:-1], steps[-1]._replace(state=ends[2])]
+    return [*steps[:-1], steps[-1]._replace(state=ends.goal)]
 
 
 def _plain_state(state: State) -> State:

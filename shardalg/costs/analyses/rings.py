@@ -41,15 +41,15 @@ class RingTimes(NamedTuple):
 
 
 def ring_times(
-    program: SpmdProgram, ring: Ring, seconds: Seconds, links: tuple[Sequence[Span], Hardware]
+    program: SpmdProgram, ring: Ring, seconds: Seconds, spans: Sequence[Span], chip: Hardware
 ) -> RingTimes:
     """What a ring takes, and what it takes the place of.
 
     Args:
       seconds: of the product and the collective alone.
-      links: what lies under the ring, and the chip.
+      spans: the links that lie under the ring.
     """
-    a, (spans, chip) = ring.attributes, links
+    a = ring.attributes
     product_s = seconds(program, a.product)
     apart_s = product_s + seconds(program, a.collective)
     step_s = sum(seconds(piece(program, a, d), a.product) for d in a.directions)

@@ -71,7 +71,7 @@ def step(
     after: list[tuple[int, Numbers]] = [(number, ()) for number in numbers]
     for k in (*kind.results, *kind.operands):
         limits = [tensors[r] for r in kind.results] if _is_sideways(kind, k) else []
-        sources_of = _extend(tensors[k], kind, order, (axes, held[k], limits))
+        sources_of = _extend(tensors[k], kind, order, Extension(axes, held[k], limits))
         if sources_of:
             new = layouts.extended(numbers[k], joined(kind, k, tensors[k], layouts))
             taken = tuple(sorted({sources[loop][1] for loop in sources_of} - {k}))
@@ -164,19 +164,27 @@ def _rank(kind: OperatorClass, source: tuple[int, int], digits: Digits) -> tuple
     return (source[0], -split, source[1])
 
 
+class Extension(NamedTuple):
+    """What a tensor may be extended by.
+
+    Attributes:
+      axes: the digits of each loop. held: those that the tensor may not have.
+      limits: results that a pointwise operand must not surpass.
+    """
+
+    axes: Mapping[str, Digits]
+    held: Digits
+    limits: Sequence[Tensor]
+
+
 def _extend(
     tensor: Tensor,
     kind: OperatorClass,
     order: Sequence[str],
-    what: tuple[Mapping[str, Digits], Digits, Sequence[Tensor]],
+    by: Extension,
 ) -> list[str]:
-    """Extends a tensor along its loops, in place; the loops that took something.
-
-    Args:
-      what: the digits of each loop, those that the tensor may not have, and the results that a
-        pointwise operand must not surpass.
-    """
-    (axes, held, limits), changed = what, []
+    """Extends a tensor along its loops, in place; the loops that took something."""
+    (axes, held, limits), changed = by, []
     for loop in order:
         part = tensor.get(loop)
         if part is None or not axes[loop]:

@@ -48,7 +48,7 @@ class _Ring:
                     whole = product if whole is None else self.sums(whole, product)
                 else:
                     whole = whole or self.empty(product)
-                    self.place(whole, product, (made, starts))
+                    self.place(whole, product, made, starts)
         assert whole is not None, "a ring has a direction"
         return whole
 
@@ -106,9 +106,8 @@ class _Ring:
         shape = self.run.program.locals[self.product.results[0]].shape
         return everywhere(lambda _, x: np.zeros(shape, x.dtype), like)
 
-    def place(self, whole: Stack, product: Stack, where: tuple[int, list[int]]) -> None:
+    def place(self, whole: Stack, product: Stack, dim: int, starts: list[int]) -> None:
         """Write each position's product to its place."""
-        dim, starts = where
         for array, piece, start in zip(whole, product, starts, strict=True):
             array[_along(dim, start, piece.shape[dim])] = piece
 
