@@ -6,7 +6,9 @@ from pathlib import Path
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.once import MEMO
@@ -14,6 +16,7 @@ from shardalg.propagate import Options, propagate
 from shardalg.propagate.gspmd import computations, elements, hlo_class, step, tuple_steps
 from shardalg.propagate.shardy import edges, lowered, worklist
 from shardalg.verify.verify import verify
+from shardalg.xla import dump
 from tests.faithful.agreement import TEMPLATES, Fresh, programs
 from tests.faithful.record import CHOSEN
 from tests.propagate.harder import described, module_of
@@ -82,6 +85,26 @@ def test_each_rule_decides_some_program(policy, name, row):
         wrong, _ = differences(policy, policy)
     forget()
     assert wrong, name
+
+
+def boxes(draw):
+    """A shift as `at` writes it, and rows that are taken out by one number."""
+    draw.mesh = {"x": 2, "y": 2}
+    draw.arguments = {"x": ((4, 8), jnp.float32, P("x", "y")), "w": ((8, 8), jnp.float32, None)}
+
+    def run(x, w):
+        shifted = jnp.zeros_like(x).at[1:].set(x[:-1])
+        return shifted, jnp.tanh(shifted @ w).at[jnp.array([1])].get(mode="clip")
+
+    return run
+
+
+@pytest.mark.parametrize("policy", dump.partitioners())
+def test_boxes_of_scatters_and_gathers_lie_as_xla_has_them(policy):
+    with mock.patch.dict(TEMPLATES, boxes=boxes):
+        found = Fresh("boxes", 0).compared(policy, policy)
+    assert [described(match) for match in found if not match.agrees] == []
+    assert len(found) >= 3
 
 
 def forget():

@@ -18,6 +18,8 @@ LATER = frozenset(
 BOXES = {
     ("slice", "dynamic_slice"): priority.DYNAMIC_SLICE,
     ("pad", "dynamic_update_slice"): priority.STACK,
+    ("slice", "gather"): priority.WINDOW,
+    ("pad", "scatter"): priority.WINDOW,
 }
 """(primitive, what is written there) of boxes at known starts, which are slices and pads here."""
 
@@ -29,7 +31,7 @@ def written(graph: Graph, node: Node) -> str:
 
 def is_written_over(graph: Graph, node: Node) -> bool:
     """Whether a pad is written as a box that is put into a tensor full of one number."""
-    return BOXES.get((node.primitive, written(graph, node))) == priority.STACK
+    return node.primitive == "pad" and ("pad", written(graph, node)) in BOXES
 
 
 def hlo_class(node: Node, rules: Rules, written: str = "") -> OperatorClass | None:
@@ -44,7 +46,7 @@ def hlo_class(node: Node, rules: Rules, written: str = "") -> OperatorClass | No
     if kind is None or kind.is_closed:
         return None
     if (node.primitive, written) in BOXES:
-        return replace(boxed(kind), role=BOXES[node.primitive, written])
+        return replace(boxed(node, kind), role=BOXES[node.primitive, written])
     if node.primitive == "dynamic_update_slice":
         others = [k for k in range(kind.num_operands) if k != 1]
         return replace(kind, role=priority.STACK, first=(1, *others))
@@ -53,14 +55,15 @@ def hlo_class(node: Node, rules: Rules, written: str = "") -> OperatorClass | No
     return kind
 
 
-def boxed(kind: OperatorClass) -> OperatorClass:
+def boxed(node: Node, kind: OperatorClass) -> OperatorClass:
     """Of a box neither side says where the other is cut along a dimension that it has a part of.
 
     Source: `sharding_propagation.cc`, kDynamicSlice and kDynamicUpdateSlice, and Shardy's
     `op_sharding_rule_registry.cc`, DynamicSliceOp and DynamicUpdateSliceOp.
     """
-    shapes = kind.shapes[0], kind.shapes[-1]
-    parts = {d for d, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1}
+    whole = zip(kind.shapes[0], kind.shapes[-1], strict=True)
+    ends = node.signature.param("padding_config", [(a - b,) for a, b in whole])
+    parts = {d for d, sizes in enumerate(ends) if any(sizes)}
     maps = [
         tuple(() if d in parts else entry for d, entry in enumerate(dims)) for dims in kind.maps
     ]

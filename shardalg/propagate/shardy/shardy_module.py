@@ -224,9 +224,11 @@ class Builder(Instructions):
         if not rows:
             return None
         kind = kind_of(node.signature, rows, ())
-        if (node.primitive, written(self.graph, node)) in BOXES:
-            return replace(boxed(kind), role=priority.DYNAMIC_SLICE)
-        return lowered.as_shardy_has_it(node, kind)
+        role = BOXES.get((node.primitive, written(self.graph, node)))
+        if role is None:
+            return lowered.as_shardy_has_it(node, kind)
+        is_window = role == priority.WINDOW
+        return replace(boxed(node, kind), role=role if is_window else priority.DYNAMIC_SLICE)
 
     def _barrier(self, node: Node, operands: tuple[int, ...]) -> Iterator[Operator]:
         yield Operator(None, operands, (), node.index)
