@@ -96,12 +96,8 @@ class Candidate:
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """The same of two candidates whose programs differ in names of axes alone."""
-        if self.strategy == PIPELINED:
-            return self.step, self.mesh
-        names, layout = self.mesh.axis_names, layout_on(self.strategy, self.mesh)
-        cut = [tuple(map(names.index, c)) for c in (layout.batch, layout.weights, layout.tensor)]
-        return self.step, tuple(self.mesh.shape.values()), *cut, SLICE in names
+        """The same of two candidates of one step whose programs differ in names of axes alone."""
+        return _structure(self.strategy, self.mesh)
 
     def laid_out(self) -> Strategy:
         """Shardings of the train step and its sites."""
@@ -142,25 +138,20 @@ class Candidate:
           StrategyError: axes that do not divide batch or microbatch. PipelineError: a schedule that
             does not divide the layers.
         """
-        model, piped = self.model, self.strategy == PIPELINED
-        if piped:
+        model = self.model
+        if self.strategy == PIPELINED:
             stages = self.mesh.shape.get("L", 1)
             Schedule(stages, model.microbatches, self.rounds).layers_per_round(model.layers)
-        axes = ("X", "L") if piped else layout_on(self.strategy, self.mesh).batch
-        inside = axes[:1] if piped else axes
+        (axes, count), (inside, parts) = _batch_axes(self.strategy, self.mesh)
         size = model.batch // model.microbatches
-        if size % (count := self._devices(inside)):
+        if size % parts:
             raise StrategyError(
-                f"a microbatch of {size} sequences is not divisible by the {count} devices along "
+                f"a microbatch of {size} sequences is not divisible by the {parts} devices along "
                 f"{','.join(inside)}."
             )
-        if model.batch % (count := self._devices(axes)):
+        if model.batch % count:
             raise _uneven(model.batch, (model.batch, model.seq), count, axes)
         return 2 * model.batch * model.seq * _TOKEN_BYTES // count
-
-    def _devices(self, axes: tuple[str, ...]) -> int:
-        """Along those of the axes that the mesh has."""
-        return math.prod(self.mesh.shape.get(axis, 1) for axis in axes)
 
     def state_bytes(self) -> int:
         """Parameters and optimizer state of one device, whatever the batch.
@@ -186,6 +177,24 @@ class Candidate:
         model, stages, _ = self.step
         state = _state(replace(model, batch=1, microbatches=1), stages, self.strategy == PIPELINED)
         return zip(state, specs, strict=True)
+
+
+@lru_cache(maxsize=256)
+def _structure(strategy: str, mesh: Mesh) -> tuple[Any, ...]:
+    if strategy == PIPELINED:
+        return strategy, mesh
+    names, layout = mesh.axis_names, layout_on(strategy, mesh)
+    cut = [tuple(map(names.index, c)) for c in (layout.batch, layout.weights, layout.tensor)]
+    return tuple(mesh.shape.values()), *cut, SLICE in names
+
+
+@lru_cache(maxsize=256)
+def _batch_axes(strategy: str, mesh: Mesh) -> tuple[tuple[tuple[str, ...], int], ...]:
+    """The axes that cut the batch and those that cut a microbatch, with the devices along them."""
+    piped = strategy == PIPELINED
+    axes = ("X", "L") if piped else layout_on(strategy, mesh).batch
+    both = axes, axes[:1] if piped else axes
+    return tuple((a, math.prod(mesh.shape.get(axis, 1) for axis in a)) for a in both)
 
 
 @lru_cache(maxsize=256)

@@ -7,8 +7,9 @@ of which a question of planning or pricing has another answer are planned again,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from shardalg.models.ranking.template import (
 from shardalg.planning.stages import Stages, planned
 from shardalg.propagate.options import Options
 from shardalg.propagate.strategy import resolve
-from shardalg.sizes.points.lanes import Lanes, parted
+from shardalg.sizes.points.lanes import Lanes, parted, points_of
 
 OFFLOADED = "minimal_offloaded"
 
@@ -69,28 +70,48 @@ class Pricing:
         self, found: Sequence[Candidate], on: Hardware | Topology
     ) -> Iterator[tuple[Candidate, Price]]:
         """Of candidates on one mesh that are of one kind (`template.kind_of`)."""
-        first = found[0]
-        templates = {} if first.model.remat == OFFLOADED else self.of(first)
-        together = [one for one in found if all(t and t.keeps_apart(sizes_of(one))
-                    for t in templates.values())] if templates else []  # fmt: skip
-        given = set(map(id, together))
-        for one in found:
-            if id(one) not in given:
-                self.alone += 1
+        for group, templates in self.together(found):
+            if templates:
+                yield from self._parted(group, templates, on)
+                continue
+            self.alone += len(group)
+            for one in group:
                 yield one, price(one.cost(on))
-        if together:
-            yield from self._parted(together, templates, on)
 
-    def of(self, one: Candidate) -> dict[int, Template | None]:
+    def together(
+        self, found: Sequence[Candidate], held: Set[str] = frozenset()
+    ) -> Iterator[tuple[Sequence[Candidate], Mapping[int, Template]]]:
+        """Those of one program, with its templates by layers; without any, they are on their own.
+
+        Args:
+          held: sizes that they have in common, as which their templates are traced.
+        """
+        templates = {} if found[0].model.remat == OFFLOADED else self.of(found[0], held)
+        made = {depth: one for depth, one in templates.items() if one}
+        if not made or len(made) < len(templates):
+            yield found, {}
+            return
+        same: dict[Any, list[Candidate]] = {}
+        for one in found:
+            sizes = sizes_of(one)
+            names = held.union(*(t.together(sizes) for t in made.values()))
+            same.setdefault(tuple((n, sizes[n]) for n in sorted(names - held)), []).append(one)
+        for more, group in same.items():
+            if more:
+                yield from self.together(group, held | dict(more).keys())
+            else:
+                yield group, made
+
+    def of(self, one: Candidate, held: Set[str]) -> dict[int, Template | None]:
         """Templates of its step, by layers; None where there is none."""
-        layers = one.model.layers
+        layers, sizes = one.model.layers, sizes_of(one)
         whole = one.strategy == PIPELINED or layers <= max(SHALLOW)
         found = {}
         for depth in (layers,) if whole else SHALLOW:
             shallow = replace(one, model=replace(one.model, layers=depth))
-            key = kind_of(shallow)
+            key = kind_of(shallow), tuple((name, sizes[name]) for name in sorted(held))
             if key not in self.templates:
-                self.templates[key] = _template(shallow)
+                self.templates[key] = _template(shallow, held)
             found[depth] = self.templates[key]
         return found
 
@@ -108,9 +129,9 @@ class Pricing:
             yield from zip((found[i] for i in places), made.each(among), strict=True)
 
 
-def _template(one: Candidate) -> Template | None:
+def _template(one: Candidate, held: Set[str]) -> Template | None:
     try:
-        made = template(one)
+        made = template(one, held)
         made.at(made.points[0])
         _ = made.literals
     except NoTemplateError:
@@ -156,7 +177,9 @@ def _prices(
         stages = _planned(replace(one, model=replace(one.model, layers=layers)), step, sizes)
         program, graph, donated = stages.program, stages.graph, stages.traced.donated
         done[layers] = amounts(program, graph, on)
-        peaks[layers] = peak_bytes(program, graph, donated=donated, rebuild=chip.rebuilds)
+        peak = partial(peak_bytes, program, graph, donated=donated, rebuild=chip.rebuilds)
+        points = points_of(sizes.values())
+        peaks[layers] = peak() if points is None else points.each_way(peak)
     if depth in templates:
         work, peak = done[depth], peaks[depth]
     else:

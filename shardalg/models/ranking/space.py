@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import permutations, product
 from typing import Any
 
@@ -76,6 +77,7 @@ def candidates(
 ) -> Iterator[Candidate | Refused]:
     """Every combination of choices on every mesh of its strategy, refused where there is none."""
     names = ("batch", "remat", "optimizer", "rounds")
+    made = lru_cache(maxsize=None)(partial(_model, model))
     for strategy in choices["strategy"]:
         laid = meshes(strategy, devices, slices, model.layers)
         for mesh in ordered(laid) if "all" in choices["order"] else laid:
@@ -84,22 +86,37 @@ def candidates(
                 microbatches, batch, remat, optimizer, rounds = values
                 if rounds > 1 and strategy != PIPELINED:
                     continue
-                changed = {"batch": batch, "microbatches": microbatches, "remat": remat}
-                try:
-                    made = replace(model, **changed, optimizer=optimizer)
-                except StrategyError as error:
-                    yield f"{strategy} {mesh!r} batch {batch}", str(error)
+                found = made(batch, microbatches, remat, optimizer)
+                if isinstance(found, str):
+                    yield f"{strategy} {mesh!r} batch {batch}", found
                 else:
-                    yield Candidate(made, mesh, strategy, rounds)
+                    yield Candidate(found, mesh, strategy, rounds)
+
+
+def _model(
+    model: DenseTransformer, batch: int, microbatches: int, remat: Any, optimizer: str
+) -> DenseTransformer | str:
+    """The model with these choices, one object for all meshes; why there is none."""
+    changed = {"batch": batch, "microbatches": microbatches, "remat": remat}
+    try:
+        return replace(model, **changed, optimizer=optimizer)
+    except StrategyError as error:
+        return str(error)
 
 
 def grouped(found: Iterable[Candidate | Refused]) -> tuple[Candidate | Refused, ...]:
     """Those that train one step after one another, each program once, whatever its axes' names."""
     steps: dict[object, dict[object, Candidate]] = {}
+    numbers: dict[object, int] = {}  # of equal models, found by their hash once
+    known: dict[int, int] = {}
     refused = []
     for one in found:
         if isinstance(one, Candidate):
-            steps.setdefault(one.step, {}).setdefault(one.structure, one)
+            model, *schedule = one.step
+            number = known.get(id(model))
+            if number is None:
+                number = known[id(model)] = numbers.setdefault(model, len(numbers))
+            steps.setdefault((number, *schedule), {}).setdefault(one.structure, one)
         else:
             refused.append(one)
     return (*refused, *(one for group in steps.values() for one in group.values()))

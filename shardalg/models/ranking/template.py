@@ -8,8 +8,8 @@ which; the third would show one that is not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
@@ -20,7 +20,7 @@ import numpy as np
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import ShardalgError
 from shardalg.graph.ir import Graph, Signature, ValueType
-from shardalg.models.dense import DONATED, ROLES
+from shardalg.models.dense import DONATED, ROLES, DenseTransformer
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
 from shardalg.planning.calls.user_call import opened
 from shardalg.planning.traced import Traced, trace_call
@@ -33,6 +33,8 @@ _POINTS = (
     {"b": 34, "Q": 38, "L": 11, "R": 13, "n": 17},
     {"b": 46, "Q": 58, "L": 19, "R": 23, "n": 29},
 )
+
+_FIELDS = {f.name for f in fields(DenseTransformer)} - {"batch", "microbatches"}
 
 _SMALL = 2
 """Up to it a size is traced as it is: it, or it less one, is among the scalars of any program."""
@@ -87,8 +89,30 @@ def kind_of(one: Candidate) -> tuple[Any, ...]:
     counts = [sizes.get(name) for name in _COUNTS]
     alike = tuple(counts.index(n) for n in counts)
     piped = one.strategy == PIPELINED
-    model = replace(one.model, batch=1, microbatches=1, layers=1 if piped else one.model.layers)
-    return model, piped, small, alike
+    return _sizeless(one.model, piped), piped, small, alike
+
+
+def _sizeless(model: DenseTransformer, piped: bool) -> Any:
+    """All of a model but what `sizes_of` says."""
+    kept = {k: v for k, v in vars(model).items() if k in _FIELDS}
+    return tuple(v for k, v in kept.items() if not (piped and k == "layers"))
+
+
+@dataclass(frozen=True, eq=False)
+class Literal:
+    """A scalar of a program: its type, the sizes it depends on, its value at some."""
+
+    kind: str
+    names: tuple[str, ...]
+    value: Callable[[Sizes], Any]
+    known: dict[tuple[int, ...], Any] = field(default_factory=dict)
+
+    def at(self, sizes: Sizes) -> Any:
+        """The value at some sizes, worked out once."""
+        key = tuple([sizes[name] for name in self.names])
+        if key not in self.known:
+            self.known[key] = self.value(sizes)
+        return self.known[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,41 +174,61 @@ class Template:
         return [(c, row) for c, row in rows if len(set(row)) == 3]
 
     @cached_property
-    def literals(self) -> tuple[tuple[str, Callable[[Sizes], Any]], ...]:
-        """Type and value of every scalar in the program that is a number.
+    def literals(self) -> tuple[Literal, ...]:
+        """Every scalar in the program that is a number.
 
         Raises:
           NoTemplateError: one that is no formula, nor 1 over one.
         """
         rows = zip(*(trace.graph.constants for trace in self.traces), strict=True)
         found = ([np.asarray(constant) for _, constant in row] for row in rows)
-        return tuple((str(row[0].dtype), self._literal(row)) for row in found if row[0].ndim == 0)
+        return tuple(self._literal(row) for row in found if row[0].ndim == 0)
 
-    def _literal(self, row: list[Any]) -> Callable[[Sizes], Any]:
-        values = [one.item() for one in row]
+    def _literal(self, row: list[Any]) -> Literal:
+        values, kind = [one.item() for one in row], str(row[0].dtype)
         if values.count(values[0]) == len(values):
-            return lambda _: values[0]
+            return Literal(kind, (), lambda _: values[0])
         if all(value == int(value) for value in values):
             formula = self.read(tuple(map(int, values)))
-            return lambda sizes: formula.at(sizes)
+            return Literal(kind, formula.names, formula.at)
         inverse = [round(1 / value) for value in values]
         if any(row[0].dtype.type(1 / n) != value for n, value in zip(inverse, values, strict=True)):
             raise NoTemplateError(f"a scalar is {values} at {self.points}: no formula.")
         below = self.read(tuple(inverse))
-        return lambda sizes: row[0].dtype.type(1 / below.at(sizes)).item()
+        inverted = row[0].dtype.type
+        return Literal(kind, below.names, lambda sizes: inverted(1 / below.at(sizes)).item())
 
-    def keeps_apart(self, sizes: Sizes) -> bool:
-        """Whether scalars that are two values of the program are two numbers there."""
-        found = [(kind, value(sizes)) for kind, value in self.literals]
-        return len(set(found)) == len(found)
+    def together(self, sizes: Sizes) -> frozenset[str]:
+        """The sizes at which scalars that are two values of the program are one number there."""
+        known: dict[Any, Literal] = {}
+        found: set[str] = set()
+        for one in self.varying:
+            key = one.kind, one.at(sizes)
+            other = known.setdefault(key, one)
+            if other is not one or key in self.fixed:
+                found.update(one.names, other.names)
+        return frozenset(found)
+
+    @cached_property
+    def varying(self) -> list[Literal]:
+        """Scalars that depend on sizes."""
+        return [one for one in self.literals if one.names]
+
+    @cached_property
+    def fixed(self) -> frozenset[tuple[str, Any]]:
+        """Type and value of those that do not."""
+        return frozenset((one.kind, one.value({})) for one in self.literals if not one.names)
 
 
 def _plainest(found: Monomial) -> tuple[Any, ...]:
     return found.more != 0, len(found.names), found.factor.denominator, abs(found.more)
 
 
-def template(one: Candidate) -> Template:
+def template(one: Candidate, held: Set[str] = frozenset()) -> Template:
     """The template of a candidate's step.
+
+    Args:
+      held: sizes that are as the candidate has them, at which two scalars are one (`together`).
 
     Raises:
       NoTemplateError: its traces are not one program.
@@ -192,7 +236,9 @@ def template(one: Candidate) -> Template:
     given = sizes_of(one)
     points = []
     for point in _POINTS:
-        chosen = {n: given[n] if given[n] <= _SMALL else point[n] for n in given if n != "T"}
+        chosen = {
+            n: given[n] if given[n] <= _SMALL or n in held else point[n] for n in given if n != "T"
+        }
         for name in _COUNTS:
             same = next((n for n in _COUNTS if given.get(n) == given.get(name)), name)
             if same in chosen:

@@ -34,8 +34,8 @@ def one_answer(
     known, place = np.unique(rows // np.maximum(shared, 1), axis=0, return_inverse=True)
     answers = _Between(known, ask, known.sum(axis=1) <= most).answers()
     label = {answer: number for number, answer in enumerate(dict.fromkeys(answers))}
-    lanes.points.answer(np.array([label[answer] for answer in answers])[place.ravel()])
-    return answers[place.ravel()[0]]
+    chosen = lanes.points.choice(np.array([label[answer] for answer in answers])[place.ravel()])
+    return list(label)[chosen]
 
 
 class _Between:

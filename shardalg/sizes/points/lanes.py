@@ -43,6 +43,8 @@ class Points:
 
     Attributes:
       alive: the points whose answers were those of the first one so far.
+      lead: the point as which questions are answered.
+      group: in `each_way`, the points that go the way of that one.
 
     >>> points = Points(3)
     >>> b, q = points.of([8, 16, 24]), points.of([2, 2, 3])
@@ -54,15 +56,41 @@ class Points:
 
     def __init__(self, count: int, calls: Calls | None = None) -> None:
         self.alive = np.ones(count, bool)
+        self.lead = 0
+        self.group: np.ndarray | None = None
         self.calls = calls or Calls()
         self.known: dict[Hashable, Lanes] = {}
         self.done: dict[Hashable, Any] = {}
 
     def answer(self, answers: np.ndarray) -> Any:
         """The first point's answer; points of other answers leave."""
-        first = answers[0]
+        first = answers[self.lead]
         self.alive &= answers == first
         return first.item() if isinstance(first, np.generic) else first
+
+    def choice(self, answers: np.ndarray) -> int:
+        """The same of what is chosen on the way to a number: in `each_way` nobody leaves."""
+        if self.group is None:
+            return int(self.answer(answers))
+        self.group &= answers == answers[self.lead]
+        return int(answers[self.lead])
+
+    def each_way(self, work: Callable[[], Any]) -> Any:
+        """The number that is made at each point, where points may choose otherwise on the way.
+
+        The work is done once for each way of choosing. All else that it asks is asked of all points
+        that are left, so that answers which code remembers hold for each of them.
+        """
+        waiting, made = self.alive.copy(), np.zeros(len(self.alive), np.int64)
+        while (waiting := waiting & self.alive).any():
+            self.lead, self.group = int(np.argmax(waiting)), waiting.copy()
+            number = work()
+            values = number.values if type(number) is Lanes else np.full(len(made), number)
+            if self.alive[self.lead]:
+                made = np.where(self.group, values, made)
+                waiting &= ~self.group
+        self.lead, self.group = int(np.argmax(self.alive)), None
+        return self.of(np.where(self.alive, made, made[self.lead]))
 
     def of(self, values: Sequence[Any] | np.ndarray) -> Any:
         """The number at each point; a plain number where it is one at all of them."""
@@ -137,7 +165,9 @@ class Points:
 
     def _of_alive(self, values: Any) -> Any:
         """The same with the first point's number at points that left."""
-        return np.where(self.alive, values, values[0]) if isinstance(values, np.ndarray) else values
+        if not isinstance(values, np.ndarray):
+            return values
+        return np.where(self.alive, values, values[self.lead])
 
 
 def _operator(name: str) -> Callable[[Lanes, Any], Any]:
