@@ -149,14 +149,11 @@ def test_rows_between_two_of_one_answer_are_not_asked(seed):
         asked.append(row)
         return int(np.argmin([sum(c * n for c, n in zip(s, row, strict=True)) for s in fixed]))
 
-    found = one_answer(numbers, least_sum, 1 << 28)
+    found = one_answer(numbers, least_sum)
     alone = [least_sum([int(at(n, p)) for n in numbers]) for p in range(200)]
     assert found == alone[0]
     assert points.alive.tolist() == [answer == found for answer in alone]
     assert seed % 2 or len(asked) < 200 + 60
-    first = len(asked)
-    assert one_answer(numbers, least_sum) == found
-    assert len(asked) >= first + len(set(map(tuple, asked[:20])))
 
 
 def test_fractions_of_any_size_stay_exact():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +25,8 @@ from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 
-_INFINITE = 1 << 30
-_EXACTLY = (1 << 28) - 1
-"""Sizes of this sum are cut without rounding."""
+_BITS = 28
+"""Of the capacities that are handed to scipy, which counts in 32."""
 Instructions = tuple[Instruction, ...]
 
 
@@ -231,27 +231,42 @@ class _Span:
 def _minimum_cut(program: SpmdProgram, span: _Span) -> frozenset[int]:
     """Values to keep. Sizes count by their ratios alone, so that lanes ask once for many points."""
     sizes = [0 if v in span.free else program.locals[v].bytes for v in span.values]
-    return one_answer(
-        sizes, lambda row: _cut(span, [n // (math.gcd(*row) or 1) for n in row]), _EXACTLY
-    )
+    return one_answer(sizes, partial(_cut, span))
 
 
 def _cut(span: _Span, sizes: Sequence[int]) -> frozenset[int]:
-    """The cut at some sizes: node 2k is value k before its bytes are paid, 2k+1 after."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+    """The cut at some sizes: node 2k is value k before its bytes are paid, 2k+1 after.
+
+    Of cuts of equal bytes that nearest to the source.
+    """
+    from scipy.sparse.csgraph import breadth_first_order
 
     number, n = span.values, len(span.values)
-    # scipy counts in 32 bits: a unit such that the sum of all capacities fits.
-    unit = 1 + sum(sizes) // (_EXACTLY + 1)
-    source, sink = 2 * n, 2 * n + 1
-    arcs = [(2 * k, 2 * k + 1, -(-sizes[k] // unit)) for k in number.values()]
-    arcs += [(source, 2 * number[value], _INFINITE) for value in span.fixed]
-    arcs += [(2 * number[a] + 1, 2 * number[b], _INFINITE) for a, b in set(span.edges)]
-    arcs += [(2 * number[value] + 1, sink, _INFINITE) for value in span.crossing if value in number]
-    rows, columns, capacity = (np.array(column, np.int32) for column in zip(*arcs, strict=True))
-    network = csr_array((capacity, (rows, columns)), shape=(2 * n + 2, 2 * n + 2))
-    left = network - maximum_flow(network, source, sink).flow
-    left.eliminate_zeros()
+    source, sink, infinite = 2 * n, 2 * n + 1, sum(sizes) + 1
+    arcs = [(2 * k, 2 * k + 1, sizes[k]) for k in number.values()]
+    arcs += [(source, 2 * number[value], infinite) for value in span.fixed]
+    arcs += [(2 * number[a] + 1, 2 * number[b], infinite) for a, b in set(span.edges)]
+    arcs += [(2 * number[value] + 1, sink, infinite) for value in span.crossing if value in number]
+    left = _residual(np.array(arcs, np.int64).T, (source, sink), infinite)
     reached = set(breadth_first_order(left, source, return_predecessors=False).tolist())
     return frozenset(v for v, k in number.items() if 2 * k in reached and 2 * k + 1 not in reached)
+
+
+def _residual(arcs: np.ndarray, ends: tuple[int, int], most: int) -> Any:
+    """What a maximum flow leaves of the capacities; `most` is more than it.
+
+    Flows are found in units of which each leaves less than one per arc to be found, down to 1.
+    """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    rows, columns, capacity = arcs
+    left, unit = csr_array((capacity, (rows, columns)), shape=(ends[1] + 1,) * 2), 2
+    while unit > 1:
+        unit = 1 + (most >> _BITS)
+        scaled = left.copy()
+        scaled.data = (np.minimum(left.data, most) // unit).astype(np.int32)
+        left = left - maximum_flow(scaled, *ends).flow.astype(np.int64) * unit
+        most = 2 * len(rows) * unit
+    left.eliminate_zeros()
+    return left

@@ -154,6 +154,8 @@ class Points:
             if type(made) is tuple:
                 return self.ratio(*made)
             return self.answer(made) if made.dtype == bool else self.of(made)
+        if name not in _PRODUCTS:
+            wide = max(a.most, _most(b)) >= SAFE / 2
         sides = [_objects(n) if wide else n.values if type(n) is Lanes else n for n in (a, b)]
         try:
             with np.errstate(all="ignore"):
@@ -385,6 +387,7 @@ _OF_RATIOS: dict[str, Callable[..., Any]] = {
     "ge": lambda a, u, c, v: a * v >= c * u,
     "eq": lambda a, u, c, v: a * v == c * u,
 }
+_PRODUCTS = ("mul", "truediv", "rtruediv")
 _EXACT = {int, Fraction}
 _WHOLE = {np.dtype(np.int64), *_EXACT}
 
