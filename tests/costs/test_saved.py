@@ -5,13 +5,15 @@ from itertools import combinations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse.csgraph import breadth_first_order
 
 import shardalg as sa
 from shardalg.costs.memory import liveness
-from shardalg.costs.saved import last_uses, lifetimes
+from shardalg.costs.saved import _residual, last_uses, lifetimes
 from shardalg.graph.ir import Graph, Node, Region, Signature, Value, ValueType
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
@@ -190,3 +192,23 @@ def test_what_is_gathered_again_is_kept():
     again = sent[0] & sent[1] - set(block.arguments)
     assert len(again) >= 6 * config.L  # the weights of a layer, and what its products read
     assert again <= lives(plan.program, plan.graph).kept
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 1 << 44)),
+        min_size=1,
+        max_size=14,
+        unique_by=lambda arc: arc[:2],
+    )
+)
+def test_a_cut_of_any_sizes_is_exact(arcs):
+    """To the byte where capacities have more bits than scipy counts in; of all subsets."""
+    arcs = [(a, b, n) for a, b, n in arcs if a != b] or [(4, 5, 1 << 44)]
+    left = _residual(np.array(arcs, np.int64).T, (4, 5), sum(n for *_, n in arcs) + 1)
+    reached = set(breadth_first_order(left, 4, return_predecessors=False).tolist())
+    sides = [{4, *c} for k in range(5) for c in combinations(range(4), k)]
+    paid = {frozenset(s): sum(n for a, b, n in arcs if a in s and b not in s) for s in sides}
+    least = min(paid.values())
+    smallest = frozenset.intersection(*(s for s, n in paid.items() if n == least))
+    assert reached == smallest

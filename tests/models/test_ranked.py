@@ -16,8 +16,9 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.cli import main
 from shardalg.commands import rank_strategies
 from shardalg.costs.topology import Topology
+from shardalg.models.dense_cost import machine_for
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
-from shardalg.models.ranking.groups import price
+from shardalg.models.ranking.groups import Pricing, price
 from shardalg.models.ranking.named import NARROW
 from shardalg.models.ranking.space import meshes
 from shardalg.paper.evaluation.anchors import ANCHORS
@@ -209,6 +210,19 @@ def test_what_is_priced_together_is_exactly_what_each_plan_says(chip):
         assert found.planned <= len(found.ranked)
     for one in random.Random(11).sample(found.ranked, 4):
         assert price(one.cost) == one.price, one.candidate
+
+
+def test_sizes_at_which_two_scalars_are_one_are_planned_together():
+    """4 sequences of 16 tokens are as many as the model has features: traced with those 4."""
+    mesh, pricing = Mesh({"X": 4}), Pricing()
+    found = [
+        Candidate(replace(SMALL, batch=4 * q, microbatches=q), mesh, "finalized") for q in (3, 5)
+    ]
+    on = machine_for(mesh, "h100")
+    for one, made in pricing.prices(found, on):
+        assert made == price(one.cost(on)), one
+    assert (pricing.planned, pricing.alone) == (1, 0)
+    assert {held for _, held in pricing.templates} == {(), (("b", 4),)}
 
 
 @pytest.mark.slow

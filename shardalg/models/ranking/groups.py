@@ -20,6 +20,7 @@ from shardalg.costs.cost import Cost, Totals
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness, peak_bytes
 from shardalg.costs.topology import Topology
+from shardalg.graph.ir import Signature
 from shardalg.models.dense_cost import SHALLOW, between, calibrated, chip_of
 from shardalg.models.published.pipelined import ONCE_A_STEP
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
@@ -33,6 +34,7 @@ from shardalg.models.ranking.template import (
     with_iterations,
 )
 from shardalg.planning.stages import Stages, planned
+from shardalg.planning.traced import Traced
 from shardalg.propagate.options import Options
 from shardalg.propagate.strategy import resolve
 from shardalg.sizes.points.lanes import Lanes, parted, points_of
@@ -79,7 +81,7 @@ class Pricing:
                 yield one, price(one.cost(on))
 
     def together(
-        self, found: Sequence[Candidate], held: Set[str] = frozenset()
+        self, found: Sequence[Candidate], held: frozenset[str] = frozenset()
     ) -> Iterator[tuple[Sequence[Candidate], Mapping[int, Template]]]:
         """Those of one program, with its templates by layers; without any, they are on their own.
 
@@ -94,13 +96,14 @@ class Pricing:
         same: dict[Any, list[Candidate]] = {}
         for one in found:
             sizes = sizes_of(one)
-            names = held.union(*(t.together(sizes) for t in made.values()))
-            same.setdefault(tuple((n, sizes[n]) for n in sorted(names - held)), []).append(one)
-        for more, group in same.items():
-            if more:
+            names = frozenset().union(*(t.together(sizes) for t in made.values()))
+            more = tuple((name, sizes[name]) for name in sorted(names - held))
+            same.setdefault((bool(names), more), []).append(one)
+        for (is_other, more), group in same.items():
+            if more and len(group) > 1:
                 yield from self.together(group, held | dict(more).keys())
             else:
-                yield group, made
+                yield group, {} if is_other else made
 
     def of(self, one: Candidate, held: Set[str]) -> dict[int, Template | None]:
         """Templates of its step, by layers; None where there is none."""
@@ -171,10 +174,11 @@ def _prices(
     one: Candidate, templates: Mapping[int, Template], on: Hardware | Topology, sizes: Sizes
 ) -> _Prices:
     """`dense_cost.cost_on`, at all points."""
-    chip, depth = chip_of(on), one.model.layers
+    chip, depth, signatures = chip_of(on), one.model.layers, dict[Signature, Signature]()
     done, peaks = {}, {}
     for layers, step in templates.items():
-        stages = _planned(replace(one, model=replace(one.model, layers=layers)), step, sizes)
+        traced = step.at(sizes, signatures)
+        stages = _planned(replace(one, model=replace(one.model, layers=layers)), traced)
         program, graph, donated = stages.program, stages.graph, stages.traced.donated
         done[layers] = amounts(program, graph, on)
         peak = partial(peak_bytes, program, graph, donated=donated, rebuild=chip.rebuilds)
@@ -193,8 +197,7 @@ def _prices(
     return _Prices(cost.step_time_s, peak, cost.seconds_by_cause)
 
 
-def _planned(one: Candidate, step: Template, sizes: Sizes) -> Stages:
-    traced = step.at(sizes)
+def _planned(one: Candidate, traced: Traced) -> Stages:
     strategy = traced.with_layouts(one.laid_out())
     options = ONCE_A_STEP if one.strategy == PIPELINED else Options()
     return planned(traced, resolve(traced.graph, strategy, one.mesh), options)

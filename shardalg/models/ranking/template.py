@@ -38,6 +38,8 @@ _FIELDS = {f.name for f in fields(DenseTransformer)} - {"batch", "microbatches"}
 
 _SMALL = 2
 """Up to it a size is traced as it is: it, or it less one, is among the scalars of any program."""
+_OF_ITERATIONS = ("R", "Q", "L")
+"""What T is made of (`with_iterations`)."""
 _COUNTS = ("Q", "L", "R")
 """Whether two of these are one number is seen in the program: scalars of one value are one."""
 
@@ -126,8 +128,12 @@ class Template:
     traces: tuple[Traced, ...]
     points: tuple[Sizes, ...]
 
-    def at(self, sizes: Sizes) -> Traced:
-        """The step at other sizes; with lanes, at all points at once."""
+    def at(self, sizes: Sizes, signatures: dict[Signature, Signature] | None = None) -> Traced:
+        """The step at other sizes; with lanes, at all points at once.
+
+        Args:
+          signatures: of which those of several steps are one object, which is found at once.
+        """
         known: dict[Any, Any] = {}
 
         def number(*values: int) -> Any:
@@ -136,8 +142,20 @@ class Template:
             return known[values]
 
         first = self.traces[0]
-        graph = _Rebuilt(tuple(trace.graph for trace in self.traces), number).graph()
+        same = {} if signatures is None else signatures
+        graph = _Rebuilt(self._graphs, number, same).graph()
         return replace(first, graph=graph)
+
+    @cached_property
+    def _graphs(self) -> tuple[Graph, ...]:
+        """Those of the traces.
+
+        Raises:
+          NoTemplateError: they are not of one form.
+        """
+        graphs = tuple(trace.graph for trace in self.traces)
+        _check(graphs)
+        return graphs
 
     @cached_property
     def _known(self) -> dict[tuple[int, ...], Monomial]:
@@ -207,7 +225,7 @@ class Template:
             other = known.setdefault(key, one)
             if other is not one or key in self.fixed:
                 found.update(one.names, other.names)
-        return frozenset(found)
+        return frozenset(found - {"T"} | {*_OF_ITERATIONS} if "T" in found else found)
 
     @cached_property
     def varying(self) -> list[Literal]:
@@ -267,8 +285,13 @@ def _traced(one: Candidate) -> Traced:
 class _Rebuilt:
     """A graph with each number replaced by what its values in several traces stand for."""
 
-    def __init__(self, graphs: tuple[Graph, ...], number: Callable[..., Any]) -> None:
-        self.graphs, self.number = graphs, number
+    def __init__(
+        self,
+        graphs: tuple[Graph, ...],
+        number: Callable[..., Any],
+        same: dict[Signature, Signature],
+    ) -> None:
+        self.graphs, self.number, self.same = graphs, number, same
 
     def graph(self) -> Graph:
         """The graph.
@@ -276,7 +299,6 @@ class _Rebuilt:
         Raises:
           NoTemplateError: the traces differ in more than numbers.
         """
-        self.check()
         first = self.graphs[0]
         rows = zip(*(g.values for g in self.graphs), strict=True)
         values = tuple(
@@ -292,7 +314,8 @@ class _Rebuilt:
             key = (*(n.signature for n in row), ends)
             if key not in made:
                 params = self.of(*(n.signature.params for n in row))
-                made[key] = Signature(node.primitive, params, *ends)
+                found = Signature(node.primitive, params, *ends)
+                made[key] = self.same.setdefault(found, found)
             nodes.append(replace(node, signature=made[key]))
         trips = zip(*(g.regions for g in self.graphs), strict=True)
         regions = tuple(
@@ -313,13 +336,12 @@ class _Rebuilt:
             return first
         raise NoTemplateError(f"a parameter is {found} at other sizes.")
 
-    def check(self) -> None:
-        """Raise unless all graphs have one form."""
-        first = self.graphs[0]
-        for other in self.graphs[1:]:
-            forms = [(_form(g), g.sites and [s.name for s in g.sites]) for g in (first, other)]
-            if forms[0] != forms[1]:
-                raise NoTemplateError("the step is another program at other sizes.")
+
+def _check(graphs: tuple[Graph, ...]) -> None:
+    """Raise unless all graphs have one form."""
+    first, *others = ((_form(g), g.sites and [s.name for s in g.sites]) for g in graphs)
+    if any(other != first for other in others):
+        raise NoTemplateError("the step is another program at other sizes.")
 
 
 def _form(graph: Graph) -> Any:

@@ -148,6 +148,12 @@ class Points:
 
     def ask(self, name: str, a: Lanes, b: Any) -> Any:
         """What an operation gives on lanes and on lanes or a number on the right."""
+        act = _OF_WHOLE.get(name) if a.is_whole else None
+        if act is not None and (type(b) is int or (type(b) is Lanes and b.is_whole)):
+            most = b.most if type(b) is Lanes else abs(b)
+            if (a.most * most if name == "mul" else a.most + most) < SAFE:
+                made = act(a.above, b.above if type(b) is Lanes else b)
+                return self.answer(made) if made.dtype == bool else self.of(made)
         wide = (a.most + 1) * (_most(b) + 1) >= SAFE
         if not wide and _is_exact(name, a, b):
             made = _OF_RATIOS[name](*_ratio_of(a), *_ratio_of(b))
@@ -196,11 +202,12 @@ class Lanes:
     others' back; where plain code needs one (a `range`), it is the first point's.
     """
 
-    __slots__ = ("_hash", "_values", "above", "below", "most", "points")
+    __slots__ = ("_hash", "_values", "above", "below", "is_whole", "most", "points")
 
     def __init__(self, points: Points, above: np.ndarray, below: np.ndarray | None = None) -> None:
         self.points, self.above, self.below = points, above, below
         self._values = above if below is None else None
+        self.is_whole = below is None and above.dtype == np.int64
         # Sums and products of integers below it need no more than 64 bits.
         self.most = 0.0 if above.dtype is _FLOAT else float(abs(above).max())
         if below is not None:
@@ -387,6 +394,18 @@ _OF_RATIOS: dict[str, Callable[..., Any]] = {
     "ge": lambda a, u, c, v: a * v >= c * u,
     "eq": lambda a, u, c, v: a * v == c * u,
 }
+_OF_WHOLE: dict[str, Callable[[Any, Any], np.ndarray]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "rsub": lambda a, b: np.subtract(b, a),
+    "mul": np.multiply,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+}
+"""What is done most: on small whole numbers, without asking what may go wrong."""
 _PRODUCTS = ("mul", "truediv", "rtruediv")
 _EXACT = {int, Fraction}
 _WHOLE = {np.dtype(np.int64), *_EXACT}
