@@ -14,9 +14,9 @@ from shardalg.sizes.points.lanes import (
     chosen,
     largest,
     least,
-    parted,
     real,
 )
+from shardalg.sizes.points.parted import parted
 from shardalg.sizes.points.rejoined import rejoined
 
 NUMBERS = st.one_of(st.integers(-9, 9), st.integers(-(1 << 70), 1 << 70), st.fractions(-9, 9))

@@ -37,7 +37,8 @@ from shardalg.planning.stages import Stages, planned
 from shardalg.planning.traced import Traced
 from shardalg.propagate.options import Options
 from shardalg.propagate.strategy import resolve
-from shardalg.sizes.points.lanes import Lanes, parted, points_of
+from shardalg.sizes.points.lanes import Lanes, points_of
+from shardalg.sizes.points.parted import parted
 
 OFFLOADED = "minimal_offloaded"
 

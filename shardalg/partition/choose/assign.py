@@ -36,7 +36,7 @@ from shardalg.partition.choose.matches import required_devices, twins
 from shardalg.partition.choose.owner_select import elements, picked
 from shardalg.partition.choose.sent import GATHERED, sent_bytes
 from shardalg.reshard.paths import reshard_bound, reshard_price
-from shardalg.sizes.points.lanes import place_of_least
+from shardalg.sizes.points.between import place_of_least
 from shardalg.sizes.recorded import Recorder, first_least, recorder_of
 
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]

@@ -1,4 +1,4 @@
-"""Answers that count ratios alone: asked at few points, known at all between them."""
+"""Which of several is the least, at many points; of sums asked at few, known at all between."""
 
 from __future__ import annotations
 
@@ -10,6 +10,26 @@ import numpy as np
 from shardalg.sizes.points.lanes import Lanes, spread
 
 Found = TypeVar("Found")
+
+
+def place_of_least(ranks: Sequence[tuple[Any, ...]], lanes: Lanes) -> int:
+    """The place of the first of the least ranks; points at which it is another one leave.
+
+    >>> from shardalg.sizes.points.lanes import Points
+    >>> b = Points(2).of([8, 16])
+    >>> place_of_least([(b, 1), (b - 1, 2), (3 * b, 0)], b)
+    1
+    """
+    columns = [[spread(number, lanes) for number in rank] for rank in ranks]
+    place, best = np.zeros(len(lanes.values), int), columns[0]
+    for number, rank in enumerate(columns[1:], 1):
+        before, same = np.zeros(len(place), bool), np.ones(len(place), bool)
+        for mine, theirs in zip(rank, best, strict=True):
+            before |= same & (mine < theirs)
+            same &= mine == theirs
+        place[before] = number
+        best = [np.where(before, m, t) for m, t in zip(rank, best, strict=True)]
+    return int(lanes.points.answer(place))
 
 
 def one_answer(numbers: Sequence[Any], ask: Callable[[tuple[int, ...]], Found]) -> Found:

@@ -3,19 +3,18 @@
 Planning and pricing are ordinary code on numbers. Run once on `Lanes` in place of the sizes of one
 point they give what they give at every point, in the same operations, so exactly. What they ask of
 a size (which is larger, does it divide) is answered as the first point does; points at which the
-answer is another one leave the run, and are run again by themselves (`parted`).
+answer is another one leave the run, and are run again by themselves (`points.parted`).
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-Found = TypeVar("Found")
 SAFE = float(1 << 62)
 """Below it no 64-bit integer overflows."""
 _WHOLE_FLOATS = float(1 << 53)
@@ -442,56 +441,6 @@ def least(numbers: Iterable[Any]) -> Any:
     """The smallest number, at each point."""
     found = tuple(numbers)
     return -largest([-n for n in found]) if any(type(n) is Lanes for n in found) else min(found)
-
-
-def place_of_least(ranks: Sequence[tuple[Any, ...]], lanes: Lanes) -> int:
-    """The place of the first of the least ranks; points at which it is another one leave.
-
-    >>> b = Points(2).of([8, 16])
-    >>> place_of_least([(b, 1), (b - 1, 2), (3 * b, 0)], b)
-    1
-    """
-    columns = [[spread(number, lanes) for number in rank] for rank in ranks]
-    place, best = np.zeros(len(lanes.values), int), columns[0]
-    for number, rank in enumerate(columns[1:], 1):
-        before, same = np.zeros(len(place), bool), np.ones(len(place), bool)
-        for mine, theirs in zip(rank, best, strict=True):
-            before |= same & (mine < theirs)
-            same &= mine == theirs
-        place[before] = number
-        best = [np.where(before, m, t) for m, t in zip(rank, best, strict=True)]
-    return int(lanes.points.answer(place))
-
-
-def parted(
-    points: Sequence[Mapping[str, int]], work: Callable[[dict[str, Any]], Found]
-) -> Iterator[tuple[np.ndarray, np.ndarray, Found]]:
-    """What code makes of points: as few runs as there are ways in which it goes.
-
-    Args:
-      work: takes the lanes of each name.
-
-    Yields: places of the points that went one way, and what `work` gave on the lanes of all points
-    that it was run on, with the places of those among them. Where some leave and a number is one at
-    all others, these are run again by themselves: equal numbers are then one key.
-
-    >>> found = parted([{"b": n} for n in (8, 9, 10)], lambda s: s["b"] // 2 if s["b"] % 2 else 0)
-    >>> [(places.tolist(), made) for places, _, made in found]
-    [([0, 2], 0), ([1], 4)]
-    """
-    queue = [np.arange(len(points))] if points else []
-    while queue:
-        waiting = queue.pop(0)
-        here, names = Points(len(waiting)), points[0]
-        lanes = {name: here.of([points[int(i)][name] for i in waiting]) for name in names}
-        made = work(lanes)
-        alike, left = np.flatnonzero(here.alive), waiting[~here.alive]
-        if len(left) and here.hides_numbers(alike):
-            queue[:0] = [waiting[alike], left]
-            continue
-        yield waiting[alike], alike, made
-        if len(left):
-            queue.insert(0, left)
 
 
 def points_of(numbers: Iterable[Any]) -> Points | None:

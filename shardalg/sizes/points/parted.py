@@ -1,0 +1,43 @@
+"""Code on many points: as few runs as there are ways in which it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from shardalg.sizes.points.lanes import Points
+
+Found = TypeVar("Found")
+
+
+def parted(
+    points: Sequence[Mapping[str, int]], work: Callable[[dict[str, Any]], Found]
+) -> Iterator[tuple[np.ndarray, np.ndarray, Found]]:
+    """What code makes of points: as few runs as there are ways in which it goes.
+
+    Args:
+      work: takes the lanes of each name.
+
+    Yields: places of the points that went one way, and what `work` gave on the lanes of all points
+    that it was run on, with the places of those among them. Where some leave and a number is one at
+    all others, these are run again by themselves: equal numbers are then one key.
+
+    >>> found = parted([{"b": n} for n in (8, 9, 10)], lambda s: s["b"] // 2 if s["b"] % 2 else 0)
+    >>> [(places.tolist(), made) for places, _, made in found]
+    [([0, 2], 0), ([1], 4)]
+    """
+    queue = [np.arange(len(points))] if points else []
+    while queue:
+        waiting = queue.pop(0)
+        here, names = Points(len(waiting)), points[0]
+        lanes = {name: here.of([points[int(i)][name] for i in waiting]) for name in names}
+        made = work(lanes)
+        alike, left = np.flatnonzero(here.alive), waiting[~here.alive]
+        if len(left) and here.hides_numbers(alike):
+            queue[:0] = [waiting[alike], left]
+            continue
+        yield waiting[alike], alike, made
+        if len(left):
+            queue.insert(0, left)
