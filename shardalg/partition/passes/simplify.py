@@ -9,6 +9,7 @@ from shardalg.partition.passes.alone import joined_as_bits
 from shardalg.partition.passes.joined_moves import How, moves_joined
 from shardalg.partition.passes.merge_formatting import joined
 from shardalg.partition.passes.moving_masks import masks_moved
+from shardalg.partition.passes.rising_slices import slices_raised
 from shardalg.partition.passes.scattering import scattered
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import Control
@@ -30,7 +31,7 @@ def simplify(program: SpmdProgram, graph: Graph, how: How, *, join: bool = True)
         program = replace(program, block=joined(program.block, program.locals))
     program = replace(program, block=_live(program.block))
     if join:
-        program = moves_joined(program, how)
+        program = moves_joined(slices_raised(program, graph), how)
     return joined_as_bits(scattered(program) if join else program)
 
 
