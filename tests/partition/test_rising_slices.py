@@ -46,6 +46,17 @@ def test_what_is_cut_behind_operators_is_scattered(fn):
     assert plan.verify().ok
 
 
+def test_a_number_is_not_cut():
+    """It is summed and worked on by itself, before it meets the elements that are cut."""
+
+    def fn(x, w, y, place=wsc):
+        return jnp.tanh(place(y * jnp.exp(-jnp.sum(x * x) / 64), P()))
+
+    plan = plan_of(fn)
+    assert moves(plan) == [("all_reduce", "Y")]
+    assert plan.verify().ok
+
+
 def test_a_factor_is_solved_from_what_is_scattered():
     """XLA (jax 0.10.2) sends 1,408 bytes by Shardy, 2,944 by GSPMD."""
     program = siblings.Sibling("factor", 5017)

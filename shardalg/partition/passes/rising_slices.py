@@ -75,7 +75,7 @@ def _chain(
         return ()
     number, operator = found
     for operand in operator.operands:
-        above = reading.maker(operand)
+        above = reading.maker(operand) if locals_[operand].shape else None
         if above and isinstance(above[1].attributes, Collective) and above[1].why.path:
             return (number,)
         chain = _chain(reading, operand, graph, locals_) if above else ()
