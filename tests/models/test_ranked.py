@@ -227,8 +227,9 @@ def test_sizes_at_which_two_scalars_are_one_are_planned_together():
 
 @pytest.mark.slow
 def test_two_hundred_drawn_of_the_narrow_model():
+    """Of all that divide, also what no device holds: fewer than 200 fit."""
     choices = {"batch": [192, 256, 512, 768, 1024], "microbatches": [8, 16, 32], "remat": ["full"]}
-    found = sa.strategies(NARROW, 256, "v3", choices=choices)
+    found = sa.strategies(NARROW, 256, "v3", choices=choices, memory_bytes=1e15)
     for one in random.Random(12).sample(found.ranked, 200):
         assert price(one.cost) == one.price, one.candidate
 

@@ -29,6 +29,12 @@ class Calls:
         self.found: dict[Hashable, Any] = {}
         self.known: dict[int, Points] = {}
 
+    def forget(self) -> None:
+        """Drop all calls, and what was worked out of their keys."""
+        for points in self.known.values():
+            points.forget()
+        self.found.clear()
+
     def keys(self, count: int) -> Points:
         """So many points, in whose lanes arguments are kept: nothing is asked of them."""
         found = self.known.get(count)
@@ -137,6 +143,11 @@ class Points:
         if lanes.below is None:
             return self.of(lanes.above[places])
         return self.ratio(lanes.above[places], lanes.below[places])
+
+    def forget(self) -> None:
+        """Drop what was worked out, once nothing more is: caches hold keys of these points."""
+        self.known.clear()
+        self.done.clear()
 
     def hides_numbers(self, places: np.ndarray) -> bool:
         """Whether something is one number at these points, but not at those that left.

@@ -35,7 +35,10 @@ def parted(
         lanes = {name: here.of([points[int(i)][name] for i in waiting]) for name in names}
         made = work(lanes)
         alike, left = np.flatnonzero(here.alive), waiting[~here.alive]
-        if len(left) and here.hides_numbers(alike):
+        again = len(left) and here.hides_numbers(alike)
+        here.forget()
+        here.calls.forget()
+        if again:
             queue[:0] = [waiting[alike], left]
             continue
         yield waiting[alike], alike, made

@@ -86,6 +86,7 @@ def _ways(
         found = (function if len(waiting) > 1 else cached)(*at(here, waiting))
         place = np.full(count, -1)
         place[waiting[here.alive]] = np.flatnonzero(here.alive)
+        here.forget()
         yield found, place
         waiting = waiting[~here.alive]
 
