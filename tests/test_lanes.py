@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardalg.sizes.points.between import one_answer
+from shardalg.sizes.points.between import chosen, one_answer
 from shardalg.sizes.points.lanes import (
     Lanes,
     Points,
-    chosen,
     largest,
     least,
     real,

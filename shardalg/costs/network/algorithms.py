@@ -12,7 +12,8 @@ from shardalg.costs.network.span import CHIP, HOSTS, LINK, SLICES, SWITCH, TORUS
 from shardalg.sizes.amounts import over, quotient, times
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.largest import larger, smaller
-from shardalg.sizes.points.lanes import Lanes, chosen
+from shardalg.sizes.points.between import chosen
+from shardalg.sizes.points.lanes import Lanes
 from shardalg.sizes.sums import total
 
 LATENCY, NETWORK, DCN = "latency", "network", "dcn"

@@ -12,6 +12,21 @@ from shardalg.sizes.points.lanes import Lanes, spread
 Found = TypeVar("Found")
 
 
+def chosen(first: Any, second: Any, parts: tuple[Any, Any]) -> Any:
+    """Of two `parts` the first where `first <= second`, at each point.
+
+    >>> from shardalg.sizes.points.lanes import Points
+    >>> points = Points(2)
+    >>> chosen(points.of([1, 5]), 3, (10, 20)), chosen(1, 3, (10, 20))
+    (Lanes(10, 20), 10)
+    """
+    lanes = next((n for n in (first, second, *parts) if type(n) is Lanes), None)
+    if lanes is None:
+        return parts[0] if first <= second else parts[1]
+    one, other, here, there = (spread(n, lanes) for n in (first, second, *parts))
+    return lanes.points.of(np.where(one <= other, here, there))
+
+
 def place_of_least(ranks: Sequence[tuple[Any, ...]], lanes: Lanes) -> int:
     """The place of the first of the least ranks; points at which it is another one leave.
 

@@ -465,17 +465,3 @@ def spread(number: Any, like: Lanes) -> np.ndarray:
         return number.values
     kind = object if isinstance(number, Fraction) or abs(number) >= SAFE else None
     return np.full(len(like.values), number, kind)
-
-
-def chosen(first: Any, second: Any, parts: tuple[Any, Any]) -> Any:
-    """Of two `parts` the first where `first <= second`, at each point.
-
-    >>> points = Points(2)
-    >>> chosen(points.of([1, 5]), 3, (10, 20)), chosen(1, 3, (10, 20))
-    (Lanes(10, 20), 10)
-    """
-    lanes = next((n for n in (first, second, *parts) if type(n) is Lanes), None)
-    if lanes is None:
-        return parts[0] if first <= second else parts[1]
-    one, other, here, there = (spread(n, lanes) for n in (first, second, *parts))
-    return lanes.points.of(np.where(one <= other, here, there))

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from shardalg.errors import ShardalgError
 from shardalg.sizes.points.lanes import Points
 
 Found = TypeVar("Found")
@@ -33,7 +34,15 @@ def parted(
         waiting = queue.pop(0)
         here, names = Points(len(waiting)), points[0]
         lanes = {name: here.of([points[int(i)][name] for i in waiting]) for name in names}
-        made = work(lanes)
+        try:
+            made = work(lanes)
+        except ShardalgError:
+            # Of points that parted on the way, or of one of them: asked of fewer, or of it alone.
+            if len(waiting) == 1:
+                raise
+            stay = here.alive if not here.alive.all() else np.arange(len(waiting)) == 0
+            queue[:0] = [waiting[stay], waiting[~stay]]
+            continue
         alike, left = np.flatnonzero(here.alive), waiting[~here.alive]
         again = len(left) and here.hides_numbers(alike)
         here.forget()
