@@ -267,6 +267,22 @@ def _interval(digits: Digits, positions: np.ndarray, size: int) -> tuple[np.ndar
     return (number * block).clip(max=size), ((number + 1) * block).clip(max=size)
 
 
+def usable(sources: tuple[Sharding, ...], target: Sharding) -> tuple[Sharding, ...]:
+    """Layouts of a value from which another one can be had: no move makes parts of a sum.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh = Mesh({"x": 2, "y": 4})
+    >>> whole = Sharding(mesh, (8,), ((),))
+    >>> pending = Sharding(mesh, (8,), ((),), unreduced=mesh.digits("y"))
+    >>> usable((pending, whole), pending), usable((pending, whole), whole) == (pending, whole)
+    ((Sharding([None]{U:y}, shape=(8,), Mesh(x=2, y=4)),), True)
+    """
+    if not target.unreduced or len(sources) == 1:
+        return sources
+    ends = ((source, *_states(source, target)) for source in sources)
+    return tuple([source for source, start, goal in ends if set(goal[1]) <= set(start[1])])
+
+
 def nearest(
     sources: tuple[Sharding, ...],
     target: Sharding,
@@ -275,6 +291,7 @@ def nearest(
     padded: bool = True,
 ) -> Sharding:
     """The layout from which `target` is had for the fewest bytes."""
+    sources = usable(sources, target)
     if len(sources) == 1:
         return sources[0]
     if links is not None:

@@ -56,6 +56,14 @@ class Case:
 
     @cached_property
     def one_by_one(self):
+        return self.run()
+
+    @cached_property
+    def each_by_itself(self):
+        with jax.disable_jit():
+            return self.run()
+
+    def run(self):
         return list(map(np.asarray, self.fn(*map(jnp.asarray, self.drawn.arguments))))
 
     @cached_property
@@ -110,10 +118,16 @@ class Case:
         return rounding.bounds(self.plan.graph, self.drawn.arguments)
 
     def answers(self):
-        """What one device gives: compiled, then one by one where JAX allows it of known numbers."""
+        """What one device gives: compiled, then one by one where JAX allows it of known numbers.
+
+        Last each operator by itself: of two XLA may make one that rounds otherwise, or is another
+        (`False / 0` is 0 where a conversion from bool and a division are compiled together).
+        """
         yield self.compiled
         with suppress(TypeError):
             yield self.one_by_one
+        with suppress(TypeError):
+            yield self.each_by_itself
 
     def is_right(self, got):
         """Whether all is what one device gives, but for what rounding may change."""

@@ -103,7 +103,16 @@ _FOLDS: dict[str, Callable[..., Array]] = {
 }
 
 
-_OF_COMPLEX: dict[str, Callable[[Array, Array], Array]] = {"max": lax.max, "min": lax.min}
+def _keeps_nan(extreme: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """The same, but NaN where the first one is NaN, too.
+
+    There `lax` takes the second one, which may be the neutral number of a device that has none.
+    """
+    return lambda x, y: jnp.where(x != x, x, extreme(x, y))
+
+
+OF_COMPLEX = {"max": _keeps_nan(lax.max), "min": _keeps_nan(lax.min)}
+"""Extremes of complex numbers, in the order of real and then imaginary parts."""
 
 
 def _in_pairs(blocks: Array, join: Callable[[Array, Array], Array]) -> Array:
@@ -126,8 +135,8 @@ def folded(blocks: Array, combine: str) -> Array:
     """
     if combine not in _FOLDS:
         raise LoweringError(f"no collective joins by {combine!r}; known: {sorted(_FOLDS)}.")
-    if blocks.dtype.kind == "c" and combine in _OF_COMPLEX:
-        return _in_pairs(blocks, _OF_COMPLEX[combine])
+    if blocks.dtype.kind == "c" and combine in OF_COMPLEX:
+        return _in_pairs(blocks, OF_COMPLEX[combine])
     if blocks.dtype == jnp.bool_:
         combine = {"sum": "or", "pick": "or", "max": "or", "min": "and"}.get(combine, combine)
     return _FOLDS[combine](blocks, axis=0).astype(blocks.dtype)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardalg.graph.evaluate import apply
-from shardalg.lower.emit.collectives import folded, gathered
+from shardalg.lower.emit.collectives import OF_COMPLEX, folded, gathered
 from shardalg.lower.emit.emitter import Array, Emitter, emits
 from shardalg.spmd.bound import bound, node_of
 from shardalg.spmd.identity import identity
@@ -88,4 +88,6 @@ _JOINS: dict[str, Callable[[Array, Array], Array]] = {
 
 @emits(Join)
 def _join(emitter: Emitter, instruction: Instruction[Join], x: Array, one: Array) -> list[Array]:
-    return [_JOINS[instruction.attributes.combine](x, one)]
+    combine = instruction.attributes.combine
+    of_kind = OF_COMPLEX if x.dtype.kind == "c" and combine in OF_COMPLEX else _JOINS
+    return [of_kind[combine](x, one)]

@@ -18,6 +18,7 @@ from shardalg.partition.choose import regroup
 from shardalg.partition.choose.component import reduced_digits
 from shardalg.partition.choose.key import Choice, NodeKey
 from shardalg.partition.choose.windows import elements, together, windows
+from shardalg.reshard.paths import usable
 from shardalg.sizes.amounts import quotient
 
 GATHERED = (ARGMAX, ARGMIN, TOP, USER)
@@ -38,7 +39,7 @@ def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding
     for number, required in dict.fromkeys(zip(key.values, choice.required_shardings, strict=True)):
         available = key.sources[number]
         if required not in available:
-            least = min([price(source, required) for source in available])
+            least = min([price(source, required) for source in usable(available, required)])
             if least and number in smaller:
                 shape = signature.operands[number].shape
                 least = quotient(least * math.prod(smaller[number]), math.prod(shape))
