@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardalg.errors import MeshError
 from shardalg.sizes.points.between import chosen, one_answer
 from shardalg.sizes.points.lanes import (
     Lanes,
@@ -77,6 +78,38 @@ def test_points_that_go_another_way_are_run_again(numbers):
             assert (at(number, inside), way) == collatz(numbers[place])
         seen += places.tolist()
     assert sorted(seen) == list(range(len(numbers)))
+
+
+def test_a_run_ends_where_those_that_are_left_have_one_number():
+    """It is made again of them, with that number, which code may look up: nothing else is done."""
+    ends = []
+
+    def work(sizes):
+        odd = bool(sizes["b"] % 2)
+        ends.append(sizes["b"])
+        return {7: "seven", 8: "eight"}[sizes["b"]] if odd else sizes["b"] * 2
+
+    points = [{"b": n} for n in (7, 8, 10)]
+    found = [(p.tolist(), made) for p, _, made in parted(points, work)]
+    assert found[0] == ([0], "seven")
+    assert repr(found[1:]) == "[([1, 2], Lanes(16, 20))]"
+    assert [type(b) for b in ends] == [int, Lanes]
+
+
+def test_an_error_of_one_point_is_that_point_s():
+    def work(sizes):
+        if sizes["b"] < 8:
+            raise MeshError("too small")
+        return sizes["b"] + 1
+
+    runs = parted([{"b": n} for n in (8, 9, 7)], work)
+    places, _, made = next(runs)
+    assert places.tolist() == [0, 1]
+    assert repr(made) == "Lanes(9, 10, 8)"
+    with pytest.raises(MeshError, match="too small"):
+        next(runs)
+    with pytest.raises(MeshError, match="too small"):
+        list(parted([{"b": n} for n in (6, 7, 9)], work))
 
 
 def test_a_divisor_that_left_does_no_harm():

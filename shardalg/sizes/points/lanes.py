@@ -43,11 +43,16 @@ class Calls:
         return found
 
 
+class PartedError(Exception):
+    """Points left, and at those that are left something is one number now (`hides_numbers`)."""
+
+
 class Points:
     """The lanes of one set of points: equal ones are one object, so that caches find them.
 
     Attributes:
       alive: the points whose answers were those of the first one so far.
+      ends: whether a run on them ends where `PartedError` says why; else it goes on.
       lead: the point as which questions are answered.
       group: in `each_way`, the points that go the way of that one.
 
@@ -59,8 +64,9 @@ class Points:
     (True, array([ True,  True, False]), True)
     """
 
-    def __init__(self, count: int, calls: Calls | None = None) -> None:
+    def __init__(self, count: int, calls: Calls | None = None, *, ends: bool = False) -> None:
         self.alive = np.ones(count, bool)
+        self.ends = ends
         self.lead = 0
         self.group: np.ndarray | None = None
         self.calls = calls or Calls()
@@ -70,8 +76,20 @@ class Points:
     def answer(self, answers: np.ndarray) -> Any:
         """The first point's answer; points of other answers leave."""
         first = answers[self.lead]
-        self.alive &= answers == first
+        self.keep(answers == first)
         return first.item() if isinstance(first, np.generic) else first
+
+    def keep(self, places: np.ndarray) -> None:
+        """The other points leave.
+
+        Raises:
+          PartedError: the run is to be made again, of those that are left.
+        """
+        before = self.alive
+        self.alive = before & places
+        if self.ends and (self.alive != before).any():
+            if self.hides_numbers(np.flatnonzero(self.alive)):
+                raise PartedError
 
     def choice(self, answers: np.ndarray) -> int:
         """The same of what is chosen on the way to a number: in `each_way` nobody leaves."""

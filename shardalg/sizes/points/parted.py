@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shardalg.errors import ShardalgError
-from shardalg.sizes.points.lanes import Points
+from shardalg.sizes.points.lanes import PartedError, Points
 
 Found = TypeVar("Found")
 
@@ -32,16 +32,18 @@ def parted(
     queue = [np.arange(len(points))] if points else []
     while queue:
         waiting = queue.pop(0)
-        here, names = Points(len(waiting)), points[0]
+        here, names = Points(len(waiting), ends=True), points[0]
         lanes = {name: here.of([points[int(i)][name] for i in waiting]) for name in names}
         try:
             made = work(lanes)
+        except PartedError:
+            queue[:0] = [waiting[here.alive], waiting[~here.alive]]
+            continue
         except ShardalgError:
-            # Of points that parted on the way, or of one of them: asked of fewer, or of it alone.
+            # Of the first point, and maybe of others that went its way: asked of it alone.
             if len(waiting) == 1:
                 raise
-            stay = here.alive if not here.alive.all() else np.arange(len(waiting)) == 0
-            queue[:0] = [waiting[stay], waiting[~stay]]
+            queue[:0] = [waiting[:1], waiting[1:]]
             continue
         alike, left = np.flatnonzero(here.alive), waiting[~here.alive]
         again = len(left) and here.hides_numbers(alike)

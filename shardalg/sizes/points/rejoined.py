@@ -63,7 +63,7 @@ def rejoined(
         try:
             _Joined(points, (first, way))()
         except ApartError:
-            points.alive[way.points] = False
+            points.keep(~np.isin(np.arange(len(points.alive)), way.points))
         else:
             kept.append(way)
     return _Joined(points, kept)()
