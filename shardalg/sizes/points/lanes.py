@@ -8,18 +8,18 @@ answer is another one leave the run, and are run again by themselves (`points.pa
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from shardalg.sizes.points.arithmetic import FLOAT, OF_RATIOS, OF_WHOLE, ON_ANY, ratio
+
 SAFE = float(1 << 62)
 """Below it no 64-bit integer overflows."""
 _WHOLE_FLOATS = float(1 << 53)
 """Up to it every whole number is a float."""
-_FLOAT = np.dtype(float)
 
 
 class Calls:
@@ -176,7 +176,7 @@ class Points:
 
     def ask(self, name: str, a: Lanes, b: Any) -> Any:
         """What an operation gives on lanes and on lanes or a number on the right."""
-        act = _OF_WHOLE.get(name) if a.is_whole else None
+        act = OF_WHOLE.get(name) if a.is_whole else None
         if act is not None and (type(b) is int or (type(b) is Lanes and b.is_whole)):
             most = b.most if type(b) is Lanes else abs(b)
             if (a.most * most if name == "mul" else a.most + most) < SAFE:
@@ -184,7 +184,7 @@ class Points:
                 return self.answer(made) if made.dtype == bool else self.of(made)
         wide = (a.most + 1) * (_most(b) + 1) >= SAFE
         if not wide and _is_exact(name, a, b):
-            made = _OF_RATIOS[name](*_ratio_of(a), *_ratio_of(b))
+            made = OF_RATIOS[name](*_ratio_of(a), *_ratio_of(b))
             if type(made) is tuple:
                 return self.ratio(*made)
             return self.answer(made) if made.dtype == bool else self.of(made)
@@ -193,10 +193,10 @@ class Points:
         sides = [_objects(n) if wide else n.values if type(n) is Lanes else n for n in (a, b)]
         try:
             with np.errstate(all="ignore"):
-                made = _DO[name](*sides)
+                made = ON_ANY[name](*sides)
         except ZeroDivisionError:
             # Of points that left: what they have here, no code would divide by.
-            made = _DO[name](*map(self._of_alive, sides))
+            made = ON_ANY[name](*map(self._of_alive, sides))
         return self.answer(made) if made.dtype == bool else self.of(made)
 
     def _of_alive(self, values: Any) -> Any:
@@ -237,7 +237,7 @@ class Lanes:
         self._values = above if below is None else None
         self.is_whole = below is None and above.dtype == np.int64
         # Sums and products of integers below it need no more than 64 bits.
-        self.most = 0.0 if above.dtype is _FLOAT else float(abs(above).max())
+        self.most = 0.0 if above.dtype is FLOAT else float(abs(above).max())
         if below is not None:
             self.most = max(self.most, float(below.max()))
         self._hash = hash((id(points), len(points.known)))
@@ -247,7 +247,7 @@ class Lanes:
         """The number at each point; objects where they are fractions."""
         if self._values is None:
             rows = zip(self.above.tolist(), self._below, strict=True)
-            self._values = np.array([_ratio(*row) for row in rows], object)
+            self._values = np.array([ratio(*row) for row in rows], object)
         return self._values
 
     @property
@@ -318,18 +318,7 @@ def _objects(a: Any) -> Any:
     """Integers of any size."""
     if type(a) is not Lanes:
         return a
-    return a.above if a.above.dtype is _FLOAT else a.values.astype(object)
-
-
-def _plain(act: Callable[[Any, Any], Any]) -> Callable[[Any, Any], np.ndarray]:
-    """With fractions as objects, which numpy does not know."""
-
-    def done(a: Any, b: Any) -> np.ndarray:
-        if type(b) is Fraction:
-            b = np.array(b, object)
-        return np.asarray(act(a, b))
-
-    return done
+    return a.above if a.above.dtype is FLOAT else a.values.astype(object)
 
 
 def _most(number: Any) -> float:
@@ -354,7 +343,7 @@ def _pairs(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None] | None:
 def _is_exact(name: str, a: Lanes, b: Any) -> bool:
     """Whether it is done on numerators and denominators: one side has some, or gets them."""
     kinds = [n.above.dtype if type(n) is Lanes else type(n) for n in (a, b)]
-    if name not in _OF_RATIOS or any(kind not in _WHOLE for kind in kinds):
+    if name not in OF_RATIOS or any(kind not in _WHOLE for kind in kinds):
         return False
     given = a.below is not None or kinds[1] is Fraction
     given = given or (type(b) is Lanes and b.below is not None)
@@ -367,73 +356,6 @@ def _ratio_of(number: Any) -> tuple[Any, Any]:
     return number.as_integer_ratio()
 
 
-def _quotient(a: Any, b: Any) -> np.ndarray:
-    """`a / b` without rounding, of floats in floats."""
-    if any(isinstance(x, float) or getattr(x, "dtype", None) is _FLOAT for x in (a, b)):
-        return np.asarray(a / b)
-    above, below = np.broadcast_arrays(np.asarray(a, object), np.asarray(b, object))
-    return np.array([_ratio(x, y) for x, y in zip(above, below, strict=True)], object)
-
-
-def _ratio(above: Any, below: Any) -> Any:
-    found = Fraction(above) / below
-    return found.numerator if found.denominator == 1 else found
-
-
-def _swapped(act: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda a, b: act(b, a)
-
-
-_DO: dict[str, Callable[[Any, Any], Any]] = {
-    "add": _plain(operator.add),
-    "mul": _plain(operator.mul),
-    "sub": _plain(operator.sub),
-    "rsub": _swapped(_plain(operator.sub)),
-    "truediv": _quotient,
-    "rtruediv": _swapped(_quotient),
-    "floordiv": _plain(operator.floordiv),
-    "rfloordiv": _swapped(_plain(operator.floordiv)),
-    "mod": _plain(operator.mod),
-    "rmod": _swapped(_plain(operator.mod)),
-    "lt": _plain(operator.lt),
-    "le": _plain(operator.le),
-    "gt": _plain(operator.gt),
-    "ge": _plain(operator.ge),
-    "eq": _plain(operator.eq),
-}
-
-
-def _divided(above: Any, below: Any) -> tuple[np.ndarray, np.ndarray]:
-    made = np.broadcast_arrays(np.asarray(above), np.asarray(below))
-    return made[0], made[1]
-
-
-# Of a/u and c/v.
-_OF_RATIOS: dict[str, Callable[..., Any]] = {
-    "add": lambda a, u, c, v: _divided(a * v + c * u, u * v),
-    "sub": lambda a, u, c, v: _divided(a * v - c * u, u * v),
-    "rsub": lambda a, u, c, v: _divided(c * u - a * v, u * v),
-    "mul": lambda a, u, c, v: _divided(a * c, u * v),
-    "truediv": lambda a, u, c, v: _divided(a * v, u * c),
-    "rtruediv": lambda a, u, c, v: _divided(c * u, a * v),
-    "lt": lambda a, u, c, v: a * v < c * u,
-    "le": lambda a, u, c, v: a * v <= c * u,
-    "gt": lambda a, u, c, v: a * v > c * u,
-    "ge": lambda a, u, c, v: a * v >= c * u,
-    "eq": lambda a, u, c, v: a * v == c * u,
-}
-_OF_WHOLE: dict[str, Callable[[Any, Any], np.ndarray]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "rsub": lambda a, b: np.subtract(b, a),
-    "mul": np.multiply,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-}
-"""What is done most: on small whole numbers, without asking what may go wrong."""
 _PRODUCTS = ("mul", "truediv", "rtruediv")
 _EXACT = {int, Fraction}
 _WHOLE = {np.dtype(np.int64), *_EXACT}
