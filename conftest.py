@@ -11,16 +11,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
 
 
-# What a module leaves behind is in caches, of jax and of ours: gigabytes by the end of the suite,
-# that the collector would walk again and again for the few objects that are new.
+# Young objects are collected more seldom: JAX and pytest make many that stay.
 gc.set_threshold(10_000, 20, 20)
-
-
-def pytest_runtest_teardown(item, nextitem):
-    """Keep what caches hold after a module out of the collector's way."""
-    if nextitem is None or nextitem.path != item.path:
-        gc.collect()
-        gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter, config):
