@@ -107,9 +107,7 @@ class Partitioner(BodyPartitioner):
             constants=constants,
         )
         switches = self.options.switches
-        program = simplify(
-            program, graph, (context.links, switches.pad_blocks), join=switches.join_formatting
-        )
+        program = simplify(program, graph, join=switches.join_formatting)
         if switches.collective_matmul:
             program = collective_matmuls(program, graph, self.options.hardware)
         return check(program)

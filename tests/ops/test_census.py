@@ -13,7 +13,7 @@ from shardalg.graph.tracing.control_flow import INDEXED
 from shardalg.graph.tracing.opened import READERS as HANDLERS
 from shardalg.ops.excluded import EXCLUDED, REASONS
 from shardalg.ops.rows import BUILDERS
-from shardalg.propagate.gspmd import tuple_steps
+from shardalg.propagate.gspmd import hlo_class
 from shardalg.propagate.shardy import lowered
 
 # In one of the versions of jax that pyproject.toml allows, not in the other.
@@ -57,7 +57,7 @@ TABLES = {
         *(written_out.SAME, written_out.SHAPES, written_out.MOVES, written_out.OWN_LOOPS),
         *(written_out.SLOW, written_out.ORDERED),
     ),
-    "propagate": (tuple_steps.LATER, lowered.NOTHING, lowered.NUMBERS_THROUGH, lowered.LATER),
+    "propagate": (hlo_class.LATER, lowered.NOTHING, lowered.NUMBERS_THROUGH, lowered.LATER),
 }
 
 

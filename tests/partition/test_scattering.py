@@ -11,8 +11,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.spmd.instructions import ReduceScatter
 from shardalg.verify.verify import verify
-from tests.oracle import siblings
-from tests.partition.planned import check_equal, checked, moves, numbers, planned
+from tests.partition.planned import checked, moves, numbers
 
 WHOLE = sa.Options(switches=sa.Switches(join_formatting=False))
 ROWS = P(("X", "Y"))
@@ -59,33 +58,6 @@ def test_what_is_handed_out_whole_too_is_reduced():
     arguments, specs = (X, numbers(24, seed=1)), (P("Y"), P("Y"))
     plan = checked(fn, arguments, specs, out_shardings=(P(), P("Y")))
     assert moves(plan) == [("all_reduce", "Y")]
-
-
-def whole_then_cut(x, w):
-    """The product is annotated whole, and read in columns."""
-    y = jax.lax.with_sharding_constraint(x @ w, P())
-    return jnp.tanh(y)
-
-
-def test_a_sum_that_is_annotated_whole_and_only_cut_is_scattered():
-    """XLA (jax 0.10.2) sends a reduce-scatter, by both of its partitioners."""
-    arguments, specs = (numbers(4, 32), numbers(32, 32, seed=1)), (P(None, "Y"), P("Y", None))
-    plan = planned(whole_then_cut, arguments, specs, out_shardings=P(None, "Y"))
-    check_equal(plan, lambda x, w: jnp.tanh(x @ w), arguments)
-    assert moves(plan) == [("reduce_scatter", "Y")]
-    assert plan.verify().ok
-
-
-def test_what_would_be_padded_to_twice_its_size_is_reduced_as_it_is():
-    """An associative scan: single rows, of which four devices keep a block each."""
-    program = siblings.Sibling("recurrent", 5018)
-    mesh, rows = sa.Mesh(program.mesh), P(("x", "y"), "z", None)
-    specs = rows, P("y", None), P("x", ("y", "z"))
-    more = {"mesh": mesh, "in_shardings": specs, "out_shardings": rows}
-    plan = sa.plan(program.function, *program.types, **more)
-    assert ("all_reduce", "x,y") in moves(plan)
-    assert "reduce_scatter" not in {kind for kind, _ in moves(plan)}
-    assert plan.verify().ok
 
 
 def test_lowered_with_a_nan():

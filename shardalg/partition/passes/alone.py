@@ -30,24 +30,14 @@ from shardalg.spmd.program import SpmdProgram
 
 PARTS = (Slice, SliceAt, Resize)
 """Instructions that leave elements, or zeros, as they are."""
-SELECTS = (Extract, OwnerSelect)
-"""Instructions of which one device at most has the result."""
 COPIES = SAME | {"rev", "slice"}
 """Operators that do."""
 
 
 def joined_as_bits(program: SpmdProgram) -> SpmdProgram:
     """The same program, where what one device alone has is joined by "pick"."""
-    if not _selects(program.block):
-        return program
     block = _joined(program.block, program.locals)
     return program if block is program.block else replace(program, block=block)
-
-
-def _selects(block: Block) -> bool:
-    """Whether anything is selected of one device, in bodies too: most programs end here."""
-    every = [instruction.attributes for instruction in block.instructions]
-    return any(type(a) in SELECTS or any(map(_selects, a.bodies)) for a in every)
 
 
 def _joined(block: Block, locals_: Sequence[Local]) -> Block:
@@ -80,7 +70,7 @@ def _step(instruction: Instruction, locals_: Sequence[Local], alone: set[int]) -
 def _is_alone(instruction: Instruction, locals_: Sequence[Local], alone: set[int]) -> bool:
     """Whether it makes, or joins, what one device at most has."""
     a, given = instruction.attributes, instruction.operands
-    if isinstance(a, SELECTS):
+    if isinstance(a, Extract | OwnerSelect):
         return given[0] in alone or not locals_[given[0]].sharding.unreduced
     copies = isinstance(a, Apply) and a.primitive in COPIES and len(given) == 1
     sums = isinstance(a, AllReduce | ReduceScatter) and a.combine == SUM

@@ -1,11 +1,9 @@
 """Of what is combined over devices that each keep a block, only the blocks are combined.
 
     dynamic_slice(all_reduce(x)) = reduce_scatter(x)
-What is combined in the layout of its value, and then cut along the same axes and not read
-otherwise, need not be received but for the block: half of the bytes. So does XLA, after its
-partitioner (`ReduceScatterCreator`). Sums mostly wait for the layout that is wanted of them; those
-of an annotated value do not, nor maxima and products. What would first be padded to twice its
-size, or more, is combined as it is.
+Sums wait for the layout that is wanted of them. What else is combined (a maximum, a product) is
+combined at once; where it is then cut along the same axes, and not read otherwise, a device need
+not receive the rest: half of the bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, TypeGuard
 
 from shardalg.algebra.digits import Digits
@@ -59,8 +56,6 @@ def _scattered(block: Block, locals_: list[Local]) -> Block:
     for number, first in enumerate(instructions):
         if _combines(first):
             cuts = list(_cuts(instructions, readers, first))
-            if any(cut.pad and _doubles(cut.pad, locals_) for cut in cuts):
-                continue
             if cuts:
                 gone = [placed[number], *(placed[c.number] for c in cuts)]
                 gone += [placed[c.number - 1] for c in cuts if c.pad]
@@ -81,13 +76,8 @@ def _has_cuts(instructions: Sequence[Instruction]) -> bool:
 
 
 def _combines(instruction: Instruction) -> TypeGuard[Instruction[AllReduce]]:
-    return is_a(instruction, AllReduce)
-
-
-def _doubles(pad: Instruction[Resize], locals_: Sequence[Local]) -> bool:
-    """Whether padding makes twice of a block, or more."""
-    (held,), (made,) = pad.operands, pad.results
-    return prod(locals_[made].shape) >= 2 * prod(locals_[held].shape)
+    """Whether it is a reduction, but for a sum, which went to the layout that was wanted of it."""
+    return is_a(instruction, AllReduce) and instruction.attributes.combine != "sum"
 
 
 def _inside(instruction: Instruction, locals_: list[Local]) -> Instruction:

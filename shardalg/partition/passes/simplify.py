@@ -6,32 +6,26 @@ from dataclasses import replace
 
 from shardalg.graph.ir import Graph
 from shardalg.partition.passes.alone import joined_as_bits
-from shardalg.partition.passes.joined_moves import How, moves_joined
 from shardalg.partition.passes.merge_formatting import joined
 from shardalg.partition.passes.moving_masks import masks_moved
-from shardalg.partition.passes.rising_slices import slices_raised
 from shardalg.partition.passes.scattering import scattered
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import Control
 from shardalg.spmd.program import SpmdProgram
 
 
-def simplify(program: SpmdProgram, graph: Graph, how: How, *, join: bool = True) -> SpmdProgram:
+def simplify(program: SpmdProgram, graph: Graph, *, join: bool = True) -> SpmdProgram:
     """The same program without the instructions that nobody reads.
 
     Args:
-      how: what paths between layouts heed.
       join: whether masks move to where their value is made, formatting that repeats or undoes
-        itself becomes one instruction, moves one after another one path, and a reduction that is
-        only cut a reduce-scatter.
+        itself becomes one instruction, and a reduction that is only cut a reduce-scatter.
     What one device alone has is joined as bits, always.
     """
     if join:
         program = masks_moved(program, graph)
         program = replace(program, block=joined(program.block, program.locals))
     program = replace(program, block=_live(program.block))
-    if join:
-        program = moves_joined(slices_raised(program, graph), how)
     return joined_as_bits(scattered(program) if join else program)
 
 
