@@ -272,9 +272,8 @@ class Partitioner(BodyPartitioner):
         values, unread = self.alike.reads[number], self.alike.unread[number]
         how = options.switches.pad_blocks, options.switches.finite_sums, self._waits(node)
         shared = self.alike.shared[number] if options.keep_gathers is True else ()
-        about = shared, self.alike.repeated[number]
         return NodeKey(
-            node.signature, values, available, value_shardings, rates, loops, unread, *how, *about
+            node.signature, values, available, value_shardings, rates, loops, unread, *how, shared
         )
 
     def _waits(self, node: Node) -> bool:

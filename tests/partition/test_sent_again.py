@@ -109,33 +109,3 @@ def test_what_is_annotated_is_brought_where_it_is_annotated():
 
     plan = checked(fn, (numbers(8, 8),), (P("X"),), mesh=MESH)
     assert len(moves(plan)) == 1
-
-
-def test_what_repeats_a_smaller_value_is_priced_as_that_one():
-    """A row of weights that lies otherwise than the activations is brought, not the activations.
-
-    XLA's Shardy (jax 0.10.2) sends the row, its GSPMD all of them: 32 and 32 bytes, or 4,096 twice.
-    """
-
-    def fn(x, scale, place=lambda y: y):
-        return jnp.tanh(place(jnp.exp(x) * scale))
-
-    def placed(x, scale):
-        return fn(x, scale, lambda y: lax.with_sharding_constraint(y, P(None, None, "Y")))
-
-    arguments, specs = (numbers(8, 16, 32), numbers(32, seed=1)), (P(), P(("X", "Y")))
-    plan = planned(placed, arguments, specs, mesh=MESH)
-    check_equal(plan, fn, arguments)
-    assert moves(plan) == [("collective_permute", "X,Y"), ("all_gather", "X")]
-    assert plan.collectives()["wire_bytes"].sum() == 64
-    assert plan.verify().ok
-
-
-def test_what_is_repeated_is_gathered_before_it_is_larger():
-    def fn(x, v):
-        return jnp.tanh(x)[:, None] * v
-
-    arguments = numbers(8), numbers(8, 8, seed=1)
-    plan = checked(fn, arguments, (P("X"), P()), mesh=MESH, out_shardings=P())
-    assert plan.collectives()["wire_bytes"].sum() == 16
-    assert plan.verify().ok

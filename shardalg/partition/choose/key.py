@@ -34,7 +34,6 @@ class NodeKey(NamedTuple):
       waits: whether partial sums of the result may wait until a loop is over: of two choices that
         cost the same, they do.
       shared: operands of a product that a later product reads too, and maybe the same copy.
-      repeated: operands that repeat a smaller value, each with its shape: that one is brought.
     """
 
     signature: Signature
@@ -48,7 +47,6 @@ class NodeKey(NamedTuple):
     finite: bool = False
     waits: bool = False
     shared: tuple[int, ...] = ()
-    repeated: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
     def lanes(self) -> Iterator[Lanes]:

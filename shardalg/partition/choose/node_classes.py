@@ -32,7 +32,6 @@ class Kinds:
       unread: per kind, results that nobody reads, and so nobody brings home.
       remade: per kind, whether its only result is made from numbers alone (`remade_values`).
       shared: per kind, operands of a product that a later product of the region reads too.
-      repeated: per kind, operands that repeat a smaller value, each with the shape of that one.
       pick: per node, its values' entries in a list: operands, then results.
     """
 
@@ -42,7 +41,6 @@ class Kinds:
     unread: tuple[tuple[int, ...], ...]
     remade: tuple[bool, ...]
     shared: tuple[tuple[int, ...], ...]
-    repeated: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]
     pick: tuple[itemgetter, ...]
 
     def number(self, node: Node) -> int:
@@ -65,16 +63,15 @@ def kinds(graph: Graph) -> Kinds:
             numbers.append(None)
         else:
             also = later.get(node.index, ())
-            more = also, _repeated(graph, node)
-            key = (node.signature, *_alike(graph, node, (outputs, again)), *more)
+            key = (node.signature, *_alike(graph, node, (outputs, again)), also)
             numbers.append(found.setdefault(key, len(found)))
-    reads, unread, remade, shared, repeated = list(zip(*found, strict=True))[1:] or ((),) * 5
+    reads, unread, remade, shared = list(zip(*found, strict=True))[1:] or ((),) * 4
     once = [v for v, users in enumerate(graph.users) if len(users) == 1]
     linear = [(v, *read) for v in once if (read := _read(graph, v, outputs))]
     always = frozenset(v for v, rule, k in linear if k in rule.passes(finite=False))
     finite = frozenset(v for v, rule, k in linear if k in rule.passes(finite=True))
     pick = tuple(map(_owner_select, graph.nodes))
-    return Kinds((always, finite), tuple(numbers), reads, unread, remade, shared, repeated, pick)
+    return Kinds((always, finite), tuple(numbers), reads, unread, remade, shared, pick)
 
 
 def _alike(
@@ -87,16 +84,6 @@ def _alike(
         return reads, (), node.results[0] in again
     read = [graph.users[value] or value in outputs for value in node.results]
     return reads, tuple([k for k, is_read in enumerate(read) if not is_read]), False
-
-
-def _repeated(graph: Graph, node: Node) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Operands that repeat a smaller value, each with the shape of that one."""
-    found = []
-    for number, value in enumerate(node.operands):
-        made = graph.producer[value]
-        if made is not None and repeats(signature := graph.nodes[made].signature):
-            found.append((number, signature.operands[0].shape))
-    return tuple(found)
 
 
 def _read_later(graph: Graph) -> dict[int, tuple[int, ...]]:

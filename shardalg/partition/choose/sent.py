@@ -35,14 +35,11 @@ def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding
     Args:
       price: elements sent from one layout to another.
     """
-    signature, total, smaller = key.signature, 0, dict(key.repeated)
+    signature, total = key.signature, 0
     for number, required in dict.fromkeys(zip(key.values, choice.required_shardings, strict=True)):
         available = key.sources[number]
         if required not in available:
             least = min([price(source, required) for source in usable(available, required)])
-            if least and number in smaller:
-                shape = signature.operands[number].shape
-                least = quotient(least * math.prod(smaller[number]), math.prod(shape))
             sent = least * signature.operands[number].itemsize
             total += quotient(sent * 3, 4) if number in key.shared else sent
     total += _window_bytes(key, choice) + _joined_bytes(key, choice)
