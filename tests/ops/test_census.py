@@ -13,7 +13,7 @@ from shardalg.graph.tracing.control_flow import INDEXED
 from shardalg.graph.tracing.opened import READERS as HANDLERS
 from shardalg.ops.excluded import EXCLUDED, REASONS
 from shardalg.ops.rows import BUILDERS
-from shardalg.propagate.gspmd import hlo_class
+from shardalg.propagate.gspmd import hlo_class, tuple_steps
 from shardalg.propagate.shardy import lowered
 
 # In one of the versions of jax that pyproject.toml allows, not in the other.
@@ -57,7 +57,10 @@ TABLES = {
         *(written_out.SAME, written_out.SHAPES, written_out.MOVES, written_out.OWN_LOOPS),
         *(written_out.SLOW, written_out.ORDERED),
     ),
-    "propagate": (hlo_class.LATER, lowered.NOTHING, lowered.NUMBERS_THROUGH, lowered.LATER),
+    "propagate": (
+        *(hlo_class.LATER, *hlo_class.BOXES, tuple_steps.ARGUMENTS),
+        *(lowered.NOTHING, lowered.NUMBERS_THROUGH, lowered.LATER),
+    ),
 }
 
 

@@ -173,22 +173,22 @@ class Builder:
 
     def node(
         self,
-        binding: tuple[Any, Mapping[str, object]],
+        primitive: Any,
+        params: Mapping[str, object],
         operands: Sequence[int],
         results: tuple[int, ...],
         *,
         place: Scope,
         bodies: tuple[int, ...] = (),
     ) -> int:
-        """A node of the primitive in `binding`, with parameters as plain data."""
-        primitive, params = binding
+        """A node of a primitive, with its parameters as plain data."""
         shown = {k: params[k] for k in _KEPT[primitive.name]} if bodies else params
         plain = self.parts.plain(primitive.name, shown)
         signature = self.parts.signature(primitive.name, plain, operands=operands, results=results)
         where = (place.source, place.flags, place.spans[0].index, bodies, place.module)
         index = len(self._drafts)
         self._drafts.append(Draft(signature, tuple(operands), results, *where))
-        self._bindings.append(binding)
+        self._bindings.append((primitive, params))
         for span in place.spans:
             span.nodes.append(index)
         return index
@@ -199,7 +199,7 @@ def plain_node(builder: Builder, equation: Any, operands: list[int], place: Scop
     parts, primitive = builder.parts, equation.primitive
     types = [parts.type_of(var.aval) for var in equation.outvars]
     results = parts.results(types, parts.label(primitive.name, place.source))
-    builder.node((primitive, equation.params), operands, results, place=place)
+    builder.node(primitive, equation.params, operands, results, place=place)
     said = equation.params.get("out_sharding", equation.params.get("sharding"))
     if getattr(said, "spec", None) and any(said.spec):  # on explicit axes, part of the program
         return _placed(builder, results, [said], place)
@@ -318,9 +318,9 @@ def call(
         span.results = tuple(builder.run(jaxpr, span.arguments, place._replace(spans=(span,))))
         spans.append(span)
     results = parts.results([parts.type_of(var.aval) for var in equation.outvars], (name, at))
-    binding = (equation.primitive, {**params, **inside.counted})
+    said = {**params, **inside.counted}
     bodies = tuple(span.index for span in spans)
-    node = builder.node(binding, operands, results, place=place, bodies=bodies)
+    node = builder.node(equation.primitive, said, operands, results, place=place, bodies=bodies)
     for span in spans:
         span.node = node
     borders = [span.arguments for span in spans], [span.results for span in spans]
@@ -431,8 +431,7 @@ def site(
         )
     results = parts.results(types, (name, "") if name else label)
     kept = {key: value for key, value in params.items() if key != "mesh"}
-    binding = (builder.primitives["annotate"], kept)
-    node = builder.node(binding, operands, results, place=place)
+    node = builder.node(builder.primitives["annotate"], kept, operands, results, place=place)
     builder.sites.append(Site(node, name, params["spec"], params["unspecified_dims"], mesh))
     return results
 

@@ -111,7 +111,7 @@ def _collective(
     parts, params = builder.parts, {**equation.params, "axes": tuple(named)}
     types = [parts.type_of(var.aval) for var in equation.outvars]
     results = parts.results(types, parts.label(equation.primitive.name, place.source))
-    builder.node((equation.primitive, params), made, results, place=place)
+    builder.node(equation.primitive, params, made, results, place=place)
     return results
 
 
@@ -173,7 +173,7 @@ def _tiled(builder: Builder, equation: Any, operands: Sequence[int], place: Scop
         shape[params["all_gather_dimension"]] *= size
     label = parts.label(equation.primitive.name, place.source)
     results = parts.results([ValueType(tuple(shape), kind.dtype)], label)
-    builder.node((equation.primitive, params), operands, results, place=place)
+    builder.node(equation.primitive, params, operands, results, place=place)
     return results
 
 
@@ -184,7 +184,7 @@ def _reshaped(
     kind = ValueType(shape, parts.values[value].type.dtype)
     results = parts.results([kind], parts.label("reshape", place.source))
     params = {"new_sizes": shape, "dimensions": None, "sharding": None}
-    builder.node((builder.primitives["reshape"], params), [value], results, place=place)
+    builder.node(builder.primitives["reshape"], params, [value], results, place=place)
     return results
 
 

@@ -32,7 +32,7 @@ def _barrier(builder: Builder, operands: Sequence[int], place: Scope) -> dict[in
     types: list[ValueType] = [parts.values[v].type for v in held]
     results = parts.results(types, parts.label("optimization_barrier", place.source))
     primitive = builder.primitives["optimization_barrier"]
-    builder.node((primitive, {}), held, results, place=place)
+    builder.node(primitive, {}, held, results, place=place)
     return dict(zip(held, results, strict=True))
 
 

@@ -108,14 +108,14 @@ def grouped(found: Iterable[Candidate | Refused]) -> tuple[Candidate | Refused, 
     """Those that train one step after one another, each program once, whatever its axes' names."""
     steps: dict[object, dict[object, Candidate]] = {}
     numbers: dict[object, int] = {}  # of equal models, found by their hash once
-    known: dict[int, int] = {}
+    known: dict[int, tuple[DenseTransformer, int]] = {}  # the model is kept: its id stays its own
     refused = []
     for one in found:
         if isinstance(one, Candidate):
             model, *schedule = one.step
-            number = known.get(id(model))
-            if number is None:
-                number = known[id(model)] = numbers.setdefault(model, len(numbers))
+            if id(model) not in known:
+                known[id(model)] = model, numbers.setdefault(model, len(numbers))
+            _, number = known[id(model)]
             steps.setdefault((number, *schedule), {}).setdefault(one.structure, one)
         else:
             refused.append(one)

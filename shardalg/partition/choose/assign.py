@@ -162,7 +162,7 @@ def _arg_reduce(key: NodeKey, candidates: list[Choice], component: Component) ->
         n for result_sharding in key.value_shardings for n in result_sharding.numbers
     )
     if recorder is not None:
-        return _best_recorded(key, candidates, counts, (recorder, "time" if weighs else "bytes"))
+        return _best_recorded(key, candidates, counts, recorder, "time" if weighs else "bytes")
     if (lanes := next(key.lanes, None)) is not None:
         return candidates[place_of_least(_ranks(key, candidates, counts), lanes)]
     ordered = sorted(
@@ -188,11 +188,10 @@ def _left_partial(key: NodeKey, choice: Choice) -> bool:
 
 
 def _best_recorded(
-    key: NodeKey, candidates: list[Choice], counts: Weight, noted: tuple[Recorder, str]
+    key: NodeKey, candidates: list[Choice], counts: Weight, recorder: Recorder, by: str
 ) -> Choice:
     """The same of recorded sizes: all are priced, so that exactly what makes it best is noted."""
     ranks = _ranks(key, candidates, counts)
-    recorder, by = noted
 
     def about(best: int, other: int) -> Weighed:
         return Weighed(candidates[best], candidates[other], by)

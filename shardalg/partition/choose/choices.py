@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -34,7 +34,7 @@ class Candidate:
 
     Attributes:
       loops: sharded loops with their digits.
-      demands: (operand number, layout); produced: (result number, layout).
+      required_shardings: (operand number, layout); produced: (result number, layout).
       compute_s: seconds of one execution on a device.
     """
 
@@ -125,29 +125,24 @@ def _candidate(key: NodeKey, component: Component, choice: Choice, hardware: Mac
     results = dict.fromkeys(t.number for t in tensors if t.operand is None)
     required_shardings = tuple((k, choice.required_shardings[k]) for k in operands)
     produced = tuple((k, choice.produced[k]) for k in results)
-    compute_s = _compute_s(
-        key.signature, component, (choice, required_shardings, produced), hardware
-    )
-    return Candidate(choice.loops, required_shardings, produced, compute_s)
-
-
-Held = tuple[tuple[int, Sharding], ...]
+    made = Candidate(choice.loops, required_shardings, produced, 0.0)
+    return replace(made, compute_s=_compute_s(key.signature, component, made, hardware))
 
 
 def _compute_s(
-    signature: Signature, component: Component, made: tuple[Choice, Held, Held], hardware: Machine
+    signature: Signature, component: Component, choice: Candidate, hardware: Machine
 ) -> float:
     """The longer of arithmetic and traffic; what is fused writes its result and reads nothing."""
-    choice, required_shardings, produced = made
     chip = hardware.chip
     split = {name: parts(digits) for name, digits in choice.loops}
     work = sum(
         flops(rule, {n: -(-e // split[n]) for n, e in rule.loops if n in split})
         for rule in component.rules
     )
-    moved = sum(local_bytes(signature.results[k], layout) for k, layout in produced)
+    moved = sum(local_bytes(signature.results[k], layout) for k, layout in choice.produced)
     if contracts(signature):
-        moved += sum(local_bytes(signature.operands[k], layout) for k, layout in required_shardings)
+        read = choice.required_shardings
+        moved += sum(local_bytes(signature.operands[k], layout) for k, layout in read)
         return max(work / chip.peak(operand_type(signature)), moved / chip.hbm_bytes_per_s)
     return moved / chip.hbm_bytes_per_s
 

@@ -94,16 +94,15 @@ def windows(
         for dim, index in enumerate(dims):
             split = [n for n in index.variables if n in assigned]
             if split and windowed(rule, operand, dim):
-                where = layouts[operand][dim], devices
-                found.append(_derived(rule, (operand, dim), assigned, where))
+                place, held = (operand, dim), layouts[operand][dim]
+                found.append(_derived(rule, place, assigned, held, devices))
     return tuple(found)
 
 
 def _window(
-    rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], where: tuple[Digits, int]
+    rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], held: Digits, devices: int
 ) -> Window:
     operand, dim = place
-    held, devices = where
     index = rule.operands[operand][dim]
     split = {n: assigned[n] for n in index.variables if n in assigned}
     extents = {n: rule.extents[n] for n in index.variables}
@@ -145,17 +144,17 @@ def _filling(rule: Rule, operand: int) -> tuple[int | None, str | None]:
 
 
 def _derived(
-    rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], where: tuple[Digits, int]
+    rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], held: Digits, devices: int
 ) -> Window:
     if rule.whole & set(rule.operands[place[0]][place[1]].variables):
-        return _selected(rule, place, assigned, where)
-    found = _window(rule, place, assigned, where)
+        return _selected(rule, place, assigned, held, devices)
+    found = _window(rule, place, assigned, held, devices)
     # the stride of a selection's windows is no dilation: there is one element per window
     return replace(found, base=1) if rule.whole else found
 
 
 def _selected(
-    rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], where: tuple[Digits, int]
+    rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], held: Digits, devices: int
 ) -> Window:
     """All places of the windows, as a block begins with the first of them.
 
@@ -164,10 +163,9 @@ def _selected(
     as if they had none, so that they cover the block.
     """
     operand, dim = place
-    held, devices = where
     index = rule.operands[operand][dim]
     once = _read_once(rule, index)
-    source = _window(rule, once, assigned, where)
+    source = _window(rule, once, assigned, held, devices)
     step, numerator = source.base, source.numerator
     moved = index.constant - rule.operands[once[0]][once[1]].constant
     skipped = source.start((numerator * -1) % step)

@@ -142,7 +142,7 @@ def assembled(
         _near(found, steps, (touching, place)),
         order,
         place,
-        _heard(found, steps, (order, place)),
+        _heard(found, steps, order, place),
         list(shapes),
         [*shape_of, *(shape_of[v] for v in graph.results), *(shapes[shape] for shape in shaped)],
         len(graph.results),
@@ -172,9 +172,9 @@ def _placed(
 def _heard(
     found: list[OperatorClass],
     steps: list[Visit],
-    where: tuple[list[int], list[tuple[int, ...]]],
+    order: list[int],
+    place: list[tuple[int, ...]],
 ) -> list[list[tuple[int, int]]]:
-    order, place = where
     heard: list[list[tuple[int, int]]] = [[] for _ in order]
     for position, (kind, _, _) in enumerate(steps):
         for k in range(found[kind].num_operands):
