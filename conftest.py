@@ -1,4 +1,4 @@
-"""What every test and doctest runs under: eight CPU devices, and a printed seed."""
+"""What every test and doctest runs under: eight CPU devices, quick compiles, a printed seed."""
 
 import gc
 import os
@@ -9,6 +9,8 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
+# For programs that run once: an optimiser costs more than it saves.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 # Young objects are collected more seldom: JAX and pytest make many that stay.

@@ -18,15 +18,3 @@ settings.load_profile("shardalg")
 def show(record_property):
     """`show(text)`: print a figure or a table at the end of the run, if the test passes."""
     return lambda text: record_property("shown", str(text))
-
-
-@pytest.fixture(scope="module")
-def quick_compiles():
-    """For programs that run once: an optimiser costs more than it saves."""
-    import jax
-
-    option = "jax_disable_most_optimizations"
-    before = jax.config.read(option)
-    jax.config.update(option, True)
-    yield
-    jax.config.update(option, before)

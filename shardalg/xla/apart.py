@@ -96,7 +96,8 @@ def last_words(stderr: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what says how many devices there are."""
+    """Ours, without what says how many devices there are, and with all optimizations."""
     flags = _DEVICE_COUNT.sub("", os.environ.get("XLA_FLAGS", ""))
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    told = {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+    return os.environ | {"XLA_FLAGS": flags} | told

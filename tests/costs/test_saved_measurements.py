@@ -121,7 +121,6 @@ def test_one_size_tells_no_time_per_execution(files):
     assert max(map(abs, found.fit.errors.values())) < 1e-6
 
 
-@pytest.mark.usefixtures("quick_compiles")
 def test_a_real_measurement_is_fitted(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     rng = np.random.default_rng(0)

@@ -14,7 +14,6 @@ import shardalg as sa
 from shardalg.errors import LoweringError, TraceError
 from tests.partition.planned import check_equal, numbers, planned
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 X = numbers(8, 4)
 FLOAT0 = jax.dtypes.float0
 

@@ -13,8 +13,6 @@ from tests.edges.asking import Child
 from tests.partition.fuzz import some_spec
 from tests.partition.planned import check_equal, numbers, planned
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def convolved(x, k, low=0):
     return lax.conv_general_dilated(x, k, (1,), [(low, low)])

@@ -16,7 +16,7 @@ from tests.edges.programs import Program
 SEEDS = range(5000, 5004)
 
 # JAX warns of casts and of overflows that programs at the edges are made of.
-pytestmark = [pytest.mark.usefixtures("quick_compiles"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 
 def test_programs_at_the_edges_are_right(show):

@@ -13,7 +13,7 @@ from tests.edges import fuzz
 from tests.edges.asking import Child
 from tests.edges.rounding import Rounded, bounds, within
 
-pytestmark = [pytest.mark.usefixtures("quick_compiles"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 
 def bound_of(fn, *arrays):

@@ -109,9 +109,6 @@ CASES = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
-
 CONTAINED = {"counted", "newton"}
 """Those of which another case has every step."""
 

@@ -9,7 +9,6 @@ import pytest
 
 import shardalg as sa
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 SMALL = sa.models.DenseTransformer(
     layers=1, model_dim=16, hidden_dim=32, heads=4, head_dim=4, vocab=32, seq=6, batch=16,
     dtype="float32",

@@ -11,8 +11,6 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.spmd.host.simulate import simulate
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 # (stages, microbatches, rounds, layers per round)
 GPIPE = [(stages, m, 1, 1) for stages in (2, 4) for m in range(1, 9)]
 CIRCULAR = [(n, m, r, 1) for n in (2, 4) for m in range(n, 9) for r in range(1, 5)]

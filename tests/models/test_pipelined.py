@@ -15,7 +15,6 @@ from shardalg.models import transformer
 from shardalg.models.published.pipelined import GATHERED, TABLE_4, Pipelined
 from shardalg.models.transformer import Config
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 SMALL = Config(B=8, S=4, M=16, H=32, N=8, D=4, V=16, L=4, dtype="float32")
 NARROW = Config(B=256, S=1024, M=4096, H=16384, N=64, D=128, V=32000, L=64)
 MESH = sa.Mesh({"L": 2, "X": 2, "Y": 2})

@@ -196,8 +196,8 @@ def test_an_interrupted_command_writes_whole_files_or_none(capsys, tmp_path, mon
 
 
 DRAWN = {
-    "v3": {"strategy": ["finalized"], "batch": [32, 40, 64, 96, 128], "remat": ["full"]},
-    "h100": {"strategy": [PIPELINED], "batch": [36, 72, 108], "microbatches": [9]},
+    "v3": {"strategy": ["finalized"], "batch": [32, 40, 64], "remat": ["full"]},
+    "h100": {"strategy": [PIPELINED], "batch": [36, 72], "microbatches": [9]},
 }
 
 
@@ -208,7 +208,7 @@ def test_what_is_priced_together_is_exactly_what_each_plan_says(chip):
     assert found.planned > 0
     if chip == "v3":  # pipelines share less than they run again
         assert found.planned <= len(found.ranked)
-    for one in random.Random(11).sample(found.ranked, 4):
+    for one in random.Random(11).sample(found.ranked, 3):
         assert price(one.cost) == one.price, one.candidate
 
 
@@ -248,16 +248,15 @@ def test_the_best_of_each_batch_and_of_each_order():
 
 
 def test_the_command_prints_a_table_and_plain_data(capsys, tmp_path):
-    assert main(ASKED) == 0
+    page = tmp_path / "ranking.html"
+    assert main([*ASKED, "--html", str(page), "--verify", "1"]) == 0
     printed = capsys.readouterr().out
-    assert printed.splitlines()[-1] == "4 fit, 0 do not fit or divide"
+    assert "4 fit, 0 do not fit or divide" in printed.splitlines()
+    assert "proved" in printed
+    assert "The fastest of each batch" in page.read_text()
     assert main([*ASKED, "--json"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert [row["batch"] for row in read["ranked"]].count(16) == 2
-    page = tmp_path / "ranking.html"
-    assert main([*ASKED, "--html", str(page), "--verify", "1"]) == 0
-    assert "proved" in capsys.readouterr().out
-    assert "The fastest of each batch" in page.read_text()
 
 
 WRONG = {

@@ -16,8 +16,6 @@ from shardalg.spmd.host.simulate import simulate
 EVEN = Config(B=4, S=4, M=16, H=32, N=8, D=4, V=16, dtype="float32")
 UNEVEN = Config(B=5, S=7, M=9, H=10, N=6, D=3, V=11, dtype="float32")
 SCANNED = Config(B=4, S=4, M=16, H=32, N=8, D=4, V=16, dtype="float32", scan=True)
-UNEVEN_REMAT = Config(B=5, S=7, M=9, H=10, N=6, D=3, V=11, dtype="float32", scan=True, remat=True)
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 MESH = sa.Mesh({"X": 2, "Y": 4})
 # Position i of the mesh is device PERMUTED[i].
 PERMUTED = sa.Mesh({"X": 2, "Y": 4}, device_ids=(3, 1, 2, 0, 7, 6, 5, 4))
@@ -75,10 +73,6 @@ def test_the_train_step_unrolled():
 def test_the_train_step_scanned(strategy):
     """Simulated under the strategy with most collectives: each simulation costs seconds."""
     check_plan(strategy, SCANNED, "train_step", simulated=strategy == "finalized")
-
-
-def test_an_uneven_train_step_scanned_with_remat():
-    check_plan("finalized", UNEVEN_REMAT, "train_step", simulated=False)
 
 
 @pytest.mark.parametrize("part", ["ffn_gradient", "attention_gradient"])

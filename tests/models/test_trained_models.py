@@ -15,8 +15,6 @@ from shardalg.models.published.moe import HYBRID, SPARSE, MoEConfig
 from shardalg.models.published.unet3d import SPATIAL, UNet3D
 from shardalg.spmd.host.simulate import simulate
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 MOE = MoEConfig(dtype="float32")
 CASES = {
     "sparse MoE": (MOE, SPARSE, {"X": 8}),

@@ -12,8 +12,6 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.costs.topology import machine
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def embed(w, ids):
     return w[ids]

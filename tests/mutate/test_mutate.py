@@ -62,7 +62,7 @@ def test_no_emitted_program_is_refused(name):
 
 
 @pytest.mark.parametrize("name", ["reshaped", "padded", "ordered", "by hand"])
-def test_what_verify_accepts_computes_the_function(name, quick_compiles):
+def test_what_verify_accepts_computes_the_function(name):
     """A sample of `make mutate`; the seed is none of those that it was run with before."""
     judge = JUDGES[name]
     for number in range(30):
@@ -72,7 +72,7 @@ def test_what_verify_accepts_computes_the_function(name, quick_compiles):
 
 
 @pytest.mark.parametrize("name", drawn_names(98)[::5])
-def test_what_verify_accepts_of_a_random_operator_computes_it(name, quick_compiles):
+def test_what_verify_accepts_of_a_random_operator_computes_it(name):
     """`make mutate` draws one of every group of rows, with its seed."""
     judge = Judge(drawn_case(name))
     assert judge.verdict(judge.case.plan.program).status == SAME
@@ -82,7 +82,7 @@ def test_what_verify_accepts_of_a_random_operator_computes_it(name, quick_compil
         assert verdict.status in (REFUTED, SAME), (number, made.kinds, verdict)
 
 
-def test_what_computes_something_else_is_seen(quick_compiles):
+def test_what_computes_something_else_is_seen():
     """A judge that sees nothing would find nothing: what is left out makes a difference."""
     judge = JUDGES["by hand"]
     program = judge.subject.program

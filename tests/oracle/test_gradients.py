@@ -10,8 +10,6 @@ from shardalg.spmd.host.simulate import simulate
 from tests.oracle import corpus
 from tests.oracle.test_oracle import worst
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 NAMES = corpus.gradients()
 BESIDE = ["hybrid_moe_layer_grad", "pipeline_gpipe_grad"]
 """Those that were recorded with their programs."""

@@ -7,8 +7,6 @@ import pytest
 from benchmarks import oracle_bytes
 from shardalg.spmd.host.simulate import simulate
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 # Where ours sends more than XLA, and why; a program that gets better must leave this list.
 MORE_BYTES = {
     "ffn_attempt2_grad": "W_in is gathered again in the backward pass, where XLA keeps the copy",

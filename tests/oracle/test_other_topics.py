@@ -20,9 +20,6 @@ MORE_BYTES = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_right_against_one_device_and_proved(name):
     values = oracle_bytes.arguments(name)

@@ -8,8 +8,6 @@ from shardalg.spmd.host.simulate import simulate
 from tests.oracle import beside_xla
 from tests.oracle.test_oracle import worst
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 PROVED = ("einsum_0", "gated_1", "pool_3")
 PROGRAMS = {program.name: (program, told) for program, told in beside_xla.recorded()}
 

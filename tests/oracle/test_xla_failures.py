@@ -29,9 +29,6 @@ NUMBERS = [
 ]  # fmt: skip
 
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
-
 def spec(axes):
     return P(*(tuple(a) if isinstance(a, list) else a for a in axes))
 

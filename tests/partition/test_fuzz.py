@@ -13,9 +13,6 @@ SEED = 20
 LAYOUTS = 10
 
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
-
 @pytest.mark.parametrize("group", fuzz.GROUPS, ids=lambda group: group.__name__)
 def test_random_layouts_are_right(group, show):
     *_, drawn = fuzz.functions(group, SEED)

@@ -17,8 +17,6 @@ from shardalg.spmd.instructions import FirstMember
 from shardalg.verify.verify import verify
 from tests.partition.planned import numbers
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 MESH = sa.Mesh({"L": 2, "X": 2, "Y": 2})
 ON = sa.Options(switches=sa.Switches(defer_in_loops=True))
 

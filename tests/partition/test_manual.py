@@ -25,9 +25,6 @@ X, W = numbers(8, 8), numbers(8, 16, seed=1)
 BORDER = {"in_specs": (P("X", "Y"), P("Y")), "out_specs": (P("X"), P("X", "Y"))}
 
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
-
 def region(body, **more):
     return jax.shard_map(body, **{"mesh": MESH.to_jax(), **BORDER, **more})
 

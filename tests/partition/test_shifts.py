@@ -16,8 +16,6 @@ from shardalg.spmd.instructions import MaskAt
 from shardalg.verify.verify import verify
 from tests.partition.planned import numbers
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 MESH = sa.Mesh({"L": 4, "Y": 2})
 STATE = P("L", "Y")
 

@@ -11,8 +11,6 @@ import shardalg as sa
 from shardalg.spmd.host.simulate import simulate
 from tests.partition.planned import numbers
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 MESH = sa.Mesh({"L": 4, "Y": 2})
 STAGES, STEPS, BATCH, WIDTH = 4, 4, 8, 8
 

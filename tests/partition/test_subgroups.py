@@ -13,8 +13,6 @@ from shardalg.errors import TraceError
 from shardalg.spmd.host.simulate import simulate
 from tests.partition.planned import numbers
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 MESH = sa.Mesh({"L": 4, "Y": 2})
 FORWARD = [(0, 1), (1, 2), (2, 3)]
 

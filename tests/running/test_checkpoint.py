@@ -18,7 +18,7 @@ from shardalg.lower.running.digest import digest
 # A load that orbax ends by an error leaves its event loop to the garbage collector, which says so.
 LEFT_TO_GC = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-pytestmark = [pytest.mark.usefixtures("quick_compiles"), LEFT_TO_GC]
+pytestmark = [LEFT_TO_GC]
 OPTIMIZER = optax.adamw(0.1)
 SHAPES = {"even": (24, 24), "uneven": (10, 7), "none": (0, 4)}
 

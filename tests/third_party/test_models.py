@@ -13,8 +13,6 @@ from jax.sharding import NamedSharding
 import shardalg as sa
 from tests.third_party import models
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 STEPS = 20
 MESH = sa.Mesh({"X": 2, "Y": 4})
 MODELS = {

@@ -59,11 +59,7 @@ def measured(column: Column, machine: Hardware | None = None) -> Measured:
 
 
 def training_columns(candidates: tuple[Column, ...] | None = None) -> tuple[Column, ...]:
-    """The columns that the constants are fitted on, of each table at least one.
-
-    >>> [c.id for c in training_columns()]
-    ['dense-bench.c1', 'dense-bench.c3', 'dense-bench.c7', 'narrow-bench.c3', 'narrow-bench.c6']
-    """
+    """The columns that the constants are fitted on, of each table at least one."""
     given = candidates or (*columns(2), *columns(3))
     rows = {c: _sensitivity(done(c)) for c in given}
     mixed = (c for c in combinations(given, TRAINING) if len({one.table for one in c}) > 1)

@@ -94,8 +94,8 @@ def windows(
         for dim, index in enumerate(dims):
             split = [n for n in index.variables if n in assigned]
             if split and windowed(rule, operand, dim):
-                place, held = (operand, dim), layouts[operand][dim]
-                found.append(_derived(rule, place, assigned, held, devices))
+                place, digits = (operand, dim), layouts[operand][dim]
+                found.append(_derived(rule, place, assigned, digits, devices))
     return tuple(found)
 
 
