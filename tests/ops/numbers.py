@@ -18,6 +18,7 @@ WITHOUT = {
     "conv_general_dilated": FINITE,
     "select_and_gather_add": EDGES[1:],
     " reduce[": FINITE,
+    "triangular_solve": EDGES,
 }
 """XLA multiplies padding and gaps of a convolution (0 times infinity) or leaves them out, as its
 algorithm for a size does; a NaN loses against the padding behind it in a pooling's tangent; what
