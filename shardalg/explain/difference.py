@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
+from shardalg.io.units import counted
 from shardalg.planning.stages import Stages
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.report.tables import collectives
@@ -54,8 +55,8 @@ class PlanDifference(Answer):
     def parts(self) -> Parts:
         """Counts, and the three tables."""
         values, groups = len(self.values), len(self.collectives)
-        laid = f"{values} value{'s' * (values != 1)} laid out otherwise"
-        differ = f"{groups} kind{'s' * (groups != 1)} of collectives not alike"
+        laid = f"{counted(values, 'value')} laid out otherwise"
+        differ = f"{counted(groups, 'kind')} of collectives not alike"
         return (f"{laid}, {differ}.", self.totals, self.collectives, self.values)
 
 

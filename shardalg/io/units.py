@@ -20,6 +20,15 @@ def bytes_text(amount: Any) -> str:
     return f"{_three(scaled)} {_BYTES[unit]}"
 
 
+def counted(amount: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "operator"), counted(1234, "operator")
+    ('1 operator', '1,234 operators')
+    """
+    return f"{amount:,} {what}{'s' * (amount != 1)}"
+
+
 def flops_text(amount: Any) -> str:
     """Floating-point operations, three figures.
 

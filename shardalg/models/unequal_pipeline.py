@@ -155,7 +155,7 @@ class UnequalPipeline:
             for number, stage in enumerate(self.stages)
         ]
         meshes = " | ".join(str(stage.mesh) for stage in self.stages)
-        return Timeline(joined(times, self._orders), meshes)
+        return Timeline(joined(times, self._orders), meshes, f"predicted on {chip.chip.name}")
 
     def table(self, hardware: str | Hardware | Topology) -> Table:
         """A row per stage: its mesh, the seconds it works and waits, microbatches kept, memory.

@@ -58,7 +58,8 @@ class CostAnswers(Planned):
         """
         given = machine(hardware)
         check_products(self.graph, given.chip)
-        return Timeline(events(self.program, self.graph, given), str(self.program.mesh))
+        of = f"predicted on {given.chip.name}"
+        return Timeline(events(self.program, self.graph, given), str(self.program.mesh), of)
 
     @property
     def memory(self) -> Liveness:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ class RunAnswers(ShardingAnswers, VerifyAnswers):
         made = lower(
             self.program, traced.graph, devices, donate=traced.donated, mesh=mesh, sites=sites
         )
-        return replace(made, platform=platform, drawn=Timeline)
+        return replace(made, platform=platform, drawn=partial(Timeline, of="measured"))
 
     def aot(
         self,

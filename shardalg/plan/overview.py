@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardalg.costs.cost import Cost, number
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
-from shardalg.io.units import bytes_text, seconds_text
+from shardalg.io.units import bytes_text, counted, seconds_text
 
 if TYPE_CHECKING:
     from shardalg.plan.ask_overview import OverviewAnswers
@@ -60,10 +60,10 @@ class Overview(Answer):
         room = "fits" if cost.fits else "does NOT fit"
         at = " (at the hints)" if plan._stages.is_named else ""
         return (
-            f"{len(plan.graph.nodes):,} operators on {plan.mesh!r}, layouts {plan.options.followed}"
-            f"{at}: a device sends {bytes_text(cost.wire_bytes)} a step, holds {bytes_text(held)} "
-            f"at the peak ({room} in {bytes_text(chip.hbm_bytes)}), and takes "
-            f"{seconds_text(cost.step_time_s)} on {chip.name}."
+            f"{counted(len(plan.graph.nodes), 'operator')} on {plan.mesh!r}, layouts "
+            f"{plan.options.followed}{at}: a device sends {bytes_text(cost.wire_bytes)} a step, "
+            f"holds {bytes_text(held)} at the peak ({room} in {bytes_text(chip.hbm_bytes)}), and "
+            f"takes {seconds_text(cost.step_time_s)} on {chip.name}."
         )
 
     @property

@@ -13,7 +13,7 @@ from shardalg.errors import PlanFileError, ShardalgError, StrategyError
 from shardalg.explain import decisions
 from shardalg.explain.difference import PlanDifference, difference
 from shardalg.explain.warnings import roundabout
-from shardalg.io.units import bytes_text
+from shardalg.io.units import bytes_text, counted
 from shardalg.plan.ask_overview import OverviewAnswers
 from shardalg.planning import plan_file
 from shardalg.planning.calls.meshes import placed
@@ -166,7 +166,7 @@ class Plan(OverviewAnswers):
         notes = [f"at the hints {hints}"] if hints else []
         notes += [f"{len(self.changes)} decisions changed"] if len(self.changes) else []
         sizes = ((len(self.graph.nodes), "node"), (len(table), "collective"))
-        counts = ", ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in sizes)
+        counts = ", ".join(counted(n, what) for n, what in sizes)
         whose = self.options.followed
         return (
             f"Plan on {self.mesh!r} for {self.options.hardware}, layouts {whose}: {counts}, "

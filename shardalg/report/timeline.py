@@ -26,10 +26,12 @@ class Timeline:
 
     Attributes:
       events: in the order of time. mesh: as the plan prints it.
+      of: what they are of, such as "predicted on tpu_v3" or "measured".
     """
 
     events: tuple[Event, ...]
     mesh: str
+    of: str
 
     @property
     def stages(self) -> int:
@@ -62,19 +64,17 @@ class Timeline:
     def trace(self) -> dict[str, Any]:
         """The Trace Event Format of Chrome, which Perfetto (ui.perfetto.dev) opens too.
 
-        A thread per stage, complete events, microseconds.
+        A process of its own with a thread per stage, complete events, microseconds.
         """
-        named: list[dict[str, Any]] = [
-            {
-                "ph": "M",
-                "name": "thread_name",
-                "pid": 0,
-                "tid": stage,
-                "args": {"name": f"stage {stage}" if self.stages > 1 else "every device"},
-            }
-            for stage in range(self.stages)
-        ]
-        return {"traceEvents": [*named, *map(_traced, self.events)], "displayTimeUnit": "ms"}
+        process = _named("process_name", 0, f"{self.of}, {self.mesh}")
+        named = [_named("thread_name", stage, row) for stage, row in enumerate(self._rows)]
+        made = [process, *named, *map(_traced, self.events)]
+        return {"traceEvents": made, "displayTimeUnit": "ms"}
+
+    @property
+    def _rows(self) -> list[str]:
+        several = self.stages > 1
+        return [f"stage {stage}" if several else "every device" for stage in range(self.stages)]
 
     def save(self, path: str | Path, *, beside: Timeline | None = None) -> None:
         """Write the trace as JSON, whole or not at all; with another one as a process beside it."""
@@ -98,25 +98,34 @@ class Timeline:
             bars[drawn_as].append((event.start_s, event.seconds))
         for (stage, colour), spans in bars.items():
             axes.broken_barh(spans, (stage - 0.4, 0.8), color=colour, linewidth=0)
-        axes.set_yticks(range(self.stages), [f"stage {s}" for s in range(self.stages)])
+        axes.set_yticks(range(self.stages), self._rows)
         axes.invert_yaxis()
         axes.set_xlabel("seconds")
-        axes.set_title(f"one step on {self.mesh}: bubbles {self.bubbles:.1%}", loc="left")
+        waits = f", bubbles {self.bubbles:.1%}" if self.bubbles else ""
+        step = f"one step {self.of}: {seconds_text(self.step_s)}{waits}; {self.mesh}"
+        axes.set_title(step, loc="left")
         shown = {**COLOURS, "collectives": SENDING}
+        if not waits:
+            del shown[BUBBLE]
         handles = [Patch(color=c, label=name) for name, c in shown.items()]
-        drawn.legend(handles=handles, ncols=3, loc="outside lower right", frameon=False)
+        drawn.legend(handles=handles, ncols=len(handles), loc="outside lower right", frameon=False)
         return drawn
 
     def __repr__(self) -> str:
         rows = f"{self.stages} stages" if self.stages > 1 else "every device alike"
         return (
-            f"Timeline on {self.mesh}: {rows}, step {seconds_text(self.step_s)}, of it "
+            f"Timeline {self.of} on {self.mesh}: {rows}, step {seconds_text(self.step_s)}, of it "
             f"compute {self.seconds(COMPUTE) / (self.step_s or 1):.1%}, "
             f"bubbles {self.bubbles:.1%} (first stage), {len(self.events)} events"
         )
 
     def _repr_html_(self) -> str:
         return f"<p>{self!r}</p>{self.table().to_html()}"
+
+
+def _named(what: str, stage: int, name: str) -> dict[str, Any]:
+    """What a process or a thread of a trace is called."""
+    return {"ph": "M", "name": what, "pid": 0, "tid": stage, "args": {"name": name}}
 
 
 def _traced(event: Event) -> dict[str, Any]:

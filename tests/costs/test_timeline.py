@@ -88,8 +88,12 @@ def test_the_trace_is_in_the_format_of_chrome(tmp_path):
     timeline = planned(Schedule(2, 3)).timeline("tpu_v5e:2x2")
     timeline.save(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    names = {e["args"]["name"]: e["tid"] for e in events if e["ph"] == "M"}
-    assert names == {"stage 0": 0, "stage 1": 1}
+    names = [(e["name"], e["args"]["name"], e["tid"]) for e in events if e["ph"] == "M"]
+    assert names == [
+        ("process_name", f"predicted on tpu_v5e, {timeline.mesh}", 0),
+        ("thread_name", "stage 0", 0),
+        ("thread_name", "stage 1", 1),
+    ]
     complete = [e for e in events if e["ph"] == "X"]
     assert len(complete) == len(timeline.events)
     assert all(e["dur"] > 0 and {"name", "ts", "pid", "tid"} <= set(e) for e in complete)

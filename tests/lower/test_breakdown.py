@@ -71,7 +71,9 @@ def test_a_step_on_a_time_axis_beside_the_planned_one(plan, tmp_path):
     timeline.save(tmp_path / "both.json", beside=planned)
     traced = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
     found = {pid: sum(e["pid"] == pid for e in traced) for pid in (0, 1)}
-    assert found == {0: 1 + len(events), 1: 1 + len(planned.events)}
+    assert found == {0: 2 + len(events), 1: 2 + len(planned.events)}
+    named = [e["args"]["name"] for e in traced if e["name"] == "process_name"]
+    assert named == [f"{of}, {plan.mesh}" for of in ("measured", "predicted on tpu_v3")]
     made.save(tmp_path / "m.json")
     assert len(json.loads((tmp_path / "m.json").read_text())["events"]) == len(events)
     for other in (plan.lower().measure(*ARGS, repeats=1), replace(made, drawn=None)):
