@@ -70,18 +70,15 @@ def collatz(n):
 @given(numbers=st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_points_that_go_another_way_are_run_again(numbers):
     seen = []
-    for places, among, (number, way) in parted(
-        [{"n": n} for n in numbers], lambda s: collatz(s["n"])
-    ):
-        assert len(places) == len(among)
-        for place, inside in zip(places, among, strict=True):
+    for places, (number, way) in parted([{"n": n} for n in numbers], lambda s: collatz(s["n"])):
+        for inside, place in enumerate(places):
             assert (at(number, inside), way) == collatz(numbers[place])
         seen += places.tolist()
     assert sorted(seen) == list(range(len(numbers)))
 
 
-def test_a_run_ends_where_those_that_are_left_have_one_number():
-    """It is made again of them, with that number, which code may look up: nothing else is done."""
+def test_a_run_ends_where_some_leave():
+    """It is made again of each part: a number that is left alone is one, which code may look up."""
     ends = []
 
     def work(sizes):
@@ -90,10 +87,22 @@ def test_a_run_ends_where_those_that_are_left_have_one_number():
         return {7: "seven", 8: "eight"}[sizes["b"]] if odd else sizes["b"] * 2
 
     points = [{"b": n} for n in (7, 8, 10)]
-    found = [(p.tolist(), made) for p, _, made in parted(points, work)]
+    found = [(p.tolist(), made) for p, made in parted(points, work)]
     assert found[0] == ([0], "seven")
     assert repr(found[1:]) == "[([1, 2], Lanes(16, 20))]"
     assert [type(b) for b in ends] == [int, Lanes]
+
+
+def test_numbers_that_differ_only_where_points_left_are_one_key():
+    """Code that counts what is different, as a program's groups of devices or values shared."""
+
+    def work(sizes):
+        same = bool(sizes["b"] == sizes["c"])
+        return same, len({sizes["b"], sizes["c"]})
+
+    points = [{"b": 8, "c": 8}, {"b": 16, "c": 16}, {"b": 24, "c": 32}]
+    found = [(p.tolist(), made) for p, made in parted(points, work)]
+    assert found == [([0, 1], (True, 1)), ([2], (False, 2))]
 
 
 def test_an_error_of_one_point_is_that_point_s():
@@ -103,9 +112,9 @@ def test_an_error_of_one_point_is_that_point_s():
         return sizes["b"] + 1
 
     runs = parted([{"b": n} for n in (8, 9, 7)], work)
-    places, _, made = next(runs)
+    places, made = next(runs)
     assert places.tolist() == [0, 1]
-    assert repr(made) == "Lanes(9, 10, 8)"
+    assert repr(made) == "Lanes(9, 10)"
     with pytest.raises(MeshError, match="too small"):
         next(runs)
     with pytest.raises(MeshError, match="too small"):

@@ -18,7 +18,7 @@ from shardalg.commands import rank_strategies
 from shardalg.costs.topology import Topology
 from shardalg.models.dense_cost import machine_for
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
-from shardalg.models.ranking.groups import Pricing, price
+from shardalg.models.ranking.groups import Pricing, by_step, price
 from shardalg.models.ranking.named import NARROW
 from shardalg.models.ranking.space import meshes
 from shardalg.paper.evaluation.anchors import ANCHORS
@@ -223,6 +223,17 @@ def test_sizes_at_which_two_scalars_are_one_are_planned_together():
         assert made == price(one.cost(on)), one
     assert (pricing.planned, pricing.alone) == (1, 0)
     assert {held for _, held in pricing.templates} == {(), (("b", 4),)}
+
+
+def test_pipelines_that_part_late_are_priced_as_alone():
+    """Points leave the step of the others after numbers were met that differ at those alone."""
+    mesh, pricing = Mesh({"L": 2, "X": 2}), Pricing()
+    on = machine_for(mesh, "h100")
+    models = [replace(SMALL, batch=b, microbatches=q) for b in (24, 32, 64, 96) for q in (4, 8)]
+    (group,) = by_step(Candidate(replace(m, remat="full"), mesh, PIPELINED) for m in models)
+    for one, made in pricing.prices(group, on):
+        assert made == price(one.cost(on)), one
+    assert not pricing.alone
 
 
 @pytest.mark.slow

@@ -129,8 +129,8 @@ class Pricing:
             self.planned += 1
             return _prices(found[0], templates, on, with_iterations(sizes))
 
-        for places, among, made in parted(bare, work):
-            yield from zip((found[i] for i in places), made.each(among), strict=True)
+        for places, made in parted(bare, work):
+            yield from zip((found[i] for i in places), made.each(len(places)), strict=True)
 
 
 def _template(one: Candidate, held: Set[str]) -> Template | None:
@@ -158,17 +158,17 @@ class _Prices:
     peak: Any
     causes: Mapping[str, Any]
 
-    def each(self, places: np.ndarray) -> Iterator[Price]:
-        """Those of some of the points."""
+    def each(self, count: int) -> Iterator[Price]:
+        """Of so many points one by one."""
         causes = tuple(self.causes)
-        most = np.argmax([_at(self.causes[name], places) for name in causes], axis=0)
-        rows = zip(_at(self.step_time_s, places), _at(self.peak, places), most, strict=True)
+        most = np.argmax([_spread(self.causes[name], count) for name in causes], axis=0)
+        rows = zip(_spread(self.step_time_s, count), _spread(self.peak, count), most, strict=True)
         for seconds, peak, cause in rows:
             yield Price(float(seconds), int(peak), causes[cause])
 
 
-def _at(number: Any, places: np.ndarray) -> np.ndarray:
-    return number.values[places] if type(number) is Lanes else np.full(len(places), number)
+def _spread(number: Any, count: int) -> np.ndarray:
+    return number.values if type(number) is Lanes else np.full(count, number)
 
 
 def _prices(

@@ -44,7 +44,7 @@ class Calls:
 
 
 class PartedError(Exception):
-    """Points left, and at those that are left something is one number now (`hides_numbers`)."""
+    """Points left: numbers that differed at those alone are equal now, but not one object."""
 
 
 class Points:
@@ -52,7 +52,7 @@ class Points:
 
     Attributes:
       alive: the points whose answers were those of the first one so far.
-      ends: whether a run on them ends where `PartedError` says why; else it goes on.
+      ends: whether a run on them ends where some leave (`PartedError`); else it goes on.
       lead: the point as which questions are answered.
       group: in `each_way`, the points that go the way of that one.
 
@@ -88,8 +88,7 @@ class Points:
         before = self.alive
         self.alive = before & places
         if self.ends and (self.alive != before).any():
-            if self.hides_numbers(np.flatnonzero(self.alive)):
-                raise PartedError
+            raise PartedError
 
     def choice(self, answers: np.ndarray) -> int:
         """The same of what is chosen on the way to a number: in `each_way` nobody leaves."""
@@ -166,13 +165,6 @@ class Points:
         """Drop what was worked out, once nothing more is: caches hold keys of these points."""
         self.known.clear()
         self.done.clear()
-
-    def hides_numbers(self, places: np.ndarray) -> bool:
-        """Whether something is one number at these points, but not at those that left.
-
-        As lanes it is found under another key than that number, which code of its own would find.
-        """
-        return any(lanes.is_one(places) for lanes in self.known.values())
 
     def ask(self, name: str, a: Lanes, b: Any) -> Any:
         """What an operation gives on lanes and on lanes or a number on the right."""
@@ -258,10 +250,6 @@ class Lanes:
     def columns(self) -> tuple[np.ndarray, ...]:
         """What tells points apart: the numbers, of fractions what is above and what is below."""
         return (self.above,) if self.below is None else (self.above, self.below)
-
-    def is_one(self, places: np.ndarray) -> bool:
-        """Whether it is one number at some of the points."""
-        return all((column[places] == column[places[0]]).all() for column in self.columns)
 
     def __hash__(self) -> int:
         return self._hash

@@ -15,18 +15,19 @@ Found = TypeVar("Found")
 
 def parted(
     points: Sequence[Mapping[str, int]], work: Callable[[dict[str, Any]], Found]
-) -> Iterator[tuple[np.ndarray, np.ndarray, Found]]:
+) -> Iterator[tuple[np.ndarray, Found]]:
     """What code makes of points: as few runs as there are ways in which it goes.
+
+    A run ends where points part, and is made again of each part: numbers that differ only between
+    the parts are equal in each, so one object and one key, as in the code of one point.
 
     Args:
       work: takes the lanes of each name.
 
-    Yields: places of the points that went one way, and what `work` gave on the lanes of all points
-    that it was run on, with the places of those among them. Where some leave and a number is one at
-    all others, these are run again by themselves: equal numbers are then one key.
+    Yields: places of the points that went one way, and what `work` gave on their lanes.
 
     >>> found = parted([{"b": n} for n in (8, 9, 10)], lambda s: s["b"] // 2 if s["b"] % 2 else 0)
-    >>> [(places.tolist(), made) for places, _, made in found]
+    >>> [(places.tolist(), made) for places, made in found]
     [([0, 2], 0), ([1], 4)]
     """
     queue = [np.arange(len(points))] if points else []
@@ -45,13 +46,7 @@ def parted(
                 raise
             queue[:0] = [waiting[:1], waiting[1:]]
             continue
-        alike, left = np.flatnonzero(here.alive), waiting[~here.alive]
-        again = len(left) and here.hides_numbers(alike)
-        here.forget()
-        here.calls.forget()
-        if again:
-            queue[:0] = [waiting[alike], left]
-            continue
-        yield waiting[alike], alike, made
-        if len(left):
-            queue.insert(0, left)
+        finally:
+            here.forget()
+            here.calls.forget()
+        yield waiting, made

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.sizes.points.lanes import Lanes, Points
+from shardalg.sizes.points.lanes import Lanes, PartedError, Points
 from shardalg.sizes.points.replaced import Replaced
 
 
@@ -80,15 +80,21 @@ def _ways(
 
     Yields: what it gives, and the place of each point among those it was made on (-1: it left).
     """
-    waiting, (cached, function) = np.arange(count), functions
-    while len(waiting):
-        here = Points(len(waiting), points.calls)
-        found = (function if len(waiting) > 1 else cached)(*at(here, waiting))
+    cached, function = functions
+    queue = [np.arange(count)]
+    while queue:
+        waiting = queue.pop(0)
+        here = Points(len(waiting), points.calls, ends=True)
+        try:
+            found = (function if len(waiting) > 1 else cached)(*at(here, waiting))
+        except PartedError:
+            queue[:0] = [waiting[here.alive], waiting[~here.alive]]
+            continue
+        finally:
+            here.forget()
         place = np.full(count, -1)
-        place[waiting[here.alive]] = np.flatnonzero(here.alive)
-        here.forget()
+        place[waiting] = np.arange(len(waiting))
         yield found, place
-        waiting = waiting[~here.alive]
 
 
 def _lanes_in(value: Any) -> list[Lanes]:
