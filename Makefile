@@ -29,6 +29,8 @@ UV := UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=1 .tools/bin/uv
 BIN := $(VENV)/bin
 # Two workers: the suite spends its time in XLA compiles, one core each.
 WORKERS ?= 2
+# Each process that a target starts would else compile jax and us anew: two seconds, a hundred times.
+export PYTHONDONTWRITEBYTECODE :=
 NOTEBOOKS ?= $(wildcard notebooks/*.ipynb)
 ARGS ?=
 
