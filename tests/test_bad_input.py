@@ -164,7 +164,7 @@ TREES = {
     ),
     "other keys of the result": (
         lambda: plan_layer(out_shardings={"z": P()}),
-        StrategyError, "out_shardings", r"\['z'\]", r"have \['y'\]",
+        StrategyError, "out_shardings", r"\['z'\]", r"The results have \['y'\]",
     ),
     "roles of other keys": (
         lambda: plan_layer(roles=({"v": "parameters"}, "data")),

@@ -88,7 +88,7 @@ def apply(
     # Before 0.10 the functions of a call came apart from its parameters.
     functions, bound = bound if isinstance(bound, tuple) else ((), bound)
     if primitive_name == "conv_general_dilated":
-        operands, bound = _cropped(operands, bound)
+        return [_convolved(primitive, *_cropped(operands, bound))]
     results = primitive.bind(*functions, *operands, **bound)
     return list(results) if primitive.multiple_results else [results]
 
@@ -106,6 +106,29 @@ def _cropped(operands: Sequence[Any], params: dict[str, Any]) -> tuple[tuple[Any
             image = lax.slice_in_dim(image, -low, None, axis=dims[k])
             padding[k] = (0, high)
     return (image, kernel), params | {"padding": tuple(padding)}
+
+
+def _convolved(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """A convolution that XLA's simplifier takes for none of groups.
+
+    Where nothing is padded, the base dilation is the kernel's size and the stride one less, it
+    takes a dimension for groups whatever the image's size, and ends the process (`SwapConvOperands`
+    in xla/hlo/transforms/simplifiers/algebraic_simplifier.cc; jaxlib 0.10.2, 0.11). There one
+    window more is made, and dropped.
+    """
+    numbers, padding, kept = params["dimension_numbers"], list(params["padding"]), {}
+    sides = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
+    for k, (image, kernel, out) in enumerate(zip(*(side[2:] for side in sides), strict=True)):
+        size, taps = operands[0].shape[image], operands[1].shape[kernel]
+        stride, base = params["window_strides"][k], params["lhs_dilation"][k]
+        plain = padding[k] == (0, 0) and params["rhs_dilation"][k] == 1
+        if plain and base == taps == stride + 1 != size and (size - 1) * base + 1 >= taps:
+            padding[k] = (0, stride)
+            kept[out] = ((size - 1) * base + 1 - taps) // stride + 1
+    made = primitive.bind(*operands, **params | {"padding": tuple(padding)})
+    for dim, count in kept.items():
+        made = lax.slice_in_dim(made, 0, count, axis=dim)
+    return made
 
 
 def _scatter(name: str, params: Params, operands: Sequence[Any]) -> Any:

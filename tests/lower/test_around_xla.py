@@ -1,5 +1,9 @@
 """Programs that XLA (jaxlib 0.10.2) would get wrong, or refuse, in their plainest emission."""
 
+import functools
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +12,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.graph.evaluate import evaluate
+from shardalg.graph.tracing.trace import trace
 
 
 def lowered_equals_one_device(fn, arguments, specs, **border):
@@ -54,6 +60,46 @@ def test_xla_still_forgets_a_clamp():
     with jax.disable_jit():
         assert one_of_a_block(x, 2, -2) == 2
     assert jax.jit(one_of_a_block)(x, 2, -2) == 0
+
+
+def dilated(image, kernel, base):
+    """Of two spatial dimensions the first is one that XLA takes for groups, the other is not."""
+    names = lax.ConvDimensionNumbers((0, 3, 1, 2), (2, 3, 0, 1), (0, 3, 1, 2))
+    sizes = {"window_strides": (base - 1, 1), "padding": ((0, 0), (2, 1))}
+    return lax.conv_general_dilated(
+        image, kernel, **sizes, lhs_dilation=(base, base), dimension_numbers=names
+    )
+
+
+@pytest.mark.parametrize("base", [2, 3])
+def test_a_dilated_image_is_not_taken_for_groups(base):
+    """The gradient of a strided convolution, by the rows of its kernel that a device holds."""
+    rng = np.random.default_rng(base)
+    image = rng.integers(-4, 5, (2, 4, 2, 8)).astype("float32")
+    kernel = rng.integers(-4, 5, (base, 3, 4, 8)).astype("float32")
+    graph = trace(functools.partial(dilated, base=base), image, kernel)
+    zeros = np.zeros((2, 3 * base + 1, base + 1, 8), "float32")
+    zeros[:, ::base, ::base] = image
+    padded = np.pad(zeros, ((0, 0), (0, 0), (2, 1), (0, 0)))
+    rows, columns = (3 * base + 1 - base) // (base - 1) + 1, padded.shape[2] - 2
+    expected = np.zeros((2, rows, columns, 4), "float32")
+    for row in range(rows):
+        for column in range(columns):
+            first = row * (base - 1)
+            window = padded[:, first : first + base, column : column + 3]
+            expected[:, row, column] = np.einsum("bhwi,hwoi->bo", window, kernel)
+    (got,) = evaluate(graph, image, kernel)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_xla_still_takes_a_dilated_image_for_groups():
+    """Where this fails, XLA was repaired: `_convolved` in `graph/evaluate.py` may go."""
+    code = (
+        "import jax, jax.numpy as jnp; from tests.lower.test_around_xla import dilated; "
+        "jax.jit(dilated, static_argnums=2)(jnp.ones((2, 3, 2, 8)), jnp.ones((2, 3, 4, 8)), 2)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert ended.returncode < 0
 
 
 def test_exchanges_of_single_elements_in_a_row():

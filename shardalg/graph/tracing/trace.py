@@ -307,8 +307,9 @@ def _mismatch(where: str, entries: Mapping[str, Any], children: Mapping[str, Any
     parts = [f"has no entry for {', '.join(missing)}"] if missing else []
     parts += [f"has an entry for {', '.join(extra)}, which does not exist"] if extra else []
     what = where.split("[")[0].split(".")[0]
+    whose = "results" if what == "out_shardings" else "arguments"
     return _PREFIX_ERRORS.get(what, StrategyError)(
-        f"{where} fits no prefix of the arguments: it {' and '.join(parts)}. The arguments have "
+        f"{where} fits no prefix of the {whose}: it {' and '.join(parts)}. The {whose} have "
         f"{', '.join(children) or 'a single array'} there. Mirror them, or give one entry for all."
     )
 
