@@ -17,8 +17,8 @@ MESH = sa.Mesh({"L": 4, "Y": 2})
 FORWARD = [(0, 1), (1, 2), (2, 3)]
 
 
-def by_hand(body, in_specs, out_specs):
-    specs = {"in_specs": in_specs, "out_specs": out_specs}
+def by_hand(body, in_specs, out_specs, **more):
+    specs = {"in_specs": in_specs, "out_specs": out_specs, **more}
     return jax.shard_map(body, mesh=MESH.to_jax(), axis_names={"L"}, **specs)
 
 
@@ -93,6 +93,47 @@ def test_a_body_is_planned_on_the_automatic_axes(name):
     assert "shard_map" not in {node.primitive for node in plan.graph.nodes}
     assert not [r for r in plan.collectives_table if r["role"] == "weight"]
     right_and_proved(plan, fn, values, lowered=name in ("gradient", "every collective"))
+
+
+PAIRS = {"neighbours": [[0, 1], [2, 3]], "far": [[0, 2], [1, 3]], "any": [[3, 0], [1, 2]]}
+
+
+@pytest.mark.parametrize("mesh", [MESH, sa.Mesh({"L": 4})], ids=["some axes", "all axes"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_sums_over_groups_of_an_axis(name, mesh):
+    """As in batch normalisation across some devices."""
+    groups = {"axis_index_groups": PAIRS[name]}
+
+    def joined(x, w):
+        y = lax.psum(x, "L", **groups) * lax.pmax(x, "L", **groups)
+        return y - lax.pmin(x, "L", **groups), lax.psum(w, "L", **groups)
+
+    specs = {"in_specs": (P("L"), P()), "out_specs": (P("L"), P()), "check_vma": False}
+    devices = jax.make_mesh(
+        tuple(mesh.shape.values()), tuple(mesh.shape),
+        axis_types=(jax.sharding.AxisType.Auto,) * len(mesh.shape),
+        devices=jax.devices()[: mesh.size],
+    )  # fmt: skip
+    fn = jax.shard_map(joined, mesh=devices, axis_names={"L"}, **specs)
+    plan = sa.plan(fn, X, W, mesh=mesh, in_shardings=(P("L"), P()))
+    want = jax.jit(fn)(X, W)
+    for found in (simulate(plan.program, plan.graph, X, W), plan.lower()(X, W)):
+        for one, wanted in zip(found, want, strict=True):
+            np.testing.assert_allclose(one, wanted, rtol=1e-5)
+    assert plan.verify().ok
+
+
+GROUPED = {
+    "gathered": lambda x: lax.all_gather(x, "L", axis_index_groups=PAIRS["far"]),
+    "of two sizes": lambda x: lax.psum(x, "L", axis_index_groups=[[0, 1, 2], [3]]),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_other_groups_are_refused_by_name(name):
+    body = by_hand(GROUPED[name], (P("L"),), P("L"), check_vma=False)
+    with pytest.raises(TraceError, match=r"test_subgroups.py:\d+ is over groups of an axis"):
+        sa.plan(body, X, mesh=MESH)
 
 
 def test_weights_stay_where_they_are():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardalg.errors import TraceError
@@ -23,10 +23,11 @@ from shardalg.graph.tracing.subgroups import Axes, Dims, mapped_over
 def _region(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """The operands and results behind sites that lay them out as the region's specs say.
 
-    Of a region over some axes of the mesh the body is planned on the others (`subgroups.py`).
+    Of a region over some axes of the mesh the body is planned on the others (`subgroups.py`), as is
+    one that sums over groups of an axis.
     """
     axes, sides = region_axes(equation.params, place.source)
-    if not place.manual and _leaves_axes(equation.params, axes):
+    if not place.manual and (_leaves_axes(equation.params, axes) or _sums_in_groups(equation)):
         avals = [var.aval for var in equation.invars]
         body = mapped_over(equation.params["jaxpr"], avals, axes, sides)
         if body is not None:
@@ -49,6 +50,25 @@ def _leaves_axes(params: Mapping[str, Any], axes: Axes) -> bool:
     return any(int(n) > 1 for name, n in sizes.items() if name not in dict(axes))
 
 
+def _sums_in_groups(equation: Any) -> bool:
+    """Whether something in the region is reduced over groups of an axis: over part of it."""
+    return any(
+        inner.primitive.name in _REDUCTIONS and inner.params.get("axis_index_groups") is not None
+        for inner in _equations(equation.params["jaxpr"])
+    )
+
+
+def _equations(body: Any) -> Iterator[Any]:
+    """Those of a body, and of bodies in it."""
+    for equation in getattr(body, "jaxpr", body).eqns:
+        yield equation
+        for param in equation.params.values():
+            for part in param if isinstance(param, tuple | list) else (param,):
+                if hasattr(getattr(part, "jaxpr", part), "eqns"):
+                    yield from _equations(part)
+
+
+_REDUCTIONS = ("psum", "pmax", "pmin")
 Sides = tuple[tuple[Dims, ...], tuple[Dims, ...]]
 
 
@@ -125,8 +145,8 @@ def _check(equation: Any, place: Scope) -> None:
     if equation.params.get("axis_index_groups") is not None:
         raise TraceError(
             f"{equation.primitive.name} at {place.source or 'an unknown line'} is over groups of "
-            f"an axis ({_axes(equation)}): a region is planned with collectives over whole named "
-            "axes. Give the mesh an axis for each group."
+            f"an axis ({_axes(equation)}): only psum, pmax and pmin along one axis, over groups of "
+            "one size, are planned so. Give the mesh an axis for each group."
         )
 
 

@@ -209,14 +209,37 @@ def _reduce(
     primitive: Any, axis: Any, values: Sequence[Any], dims: Sequence[Any], **params: Any
 ) -> Any:
     """The members' values joined."""
-    (x,), (dim,), axes = values, dims, params["axes"]
+    (x,), (dim,), axes, groups = values, dims, params["axes"], params["axis_index_groups"]
     rest = {**params, "axes": tuple(name for name in axes if name != axis.name)}
+    if groups is not None:
+        if axes != (axis.name,):
+            raise NotImplementedError(f"groups along {axes} at once")
+        return _reduced_in_groups(primitive, x, dim, np.asarray(groups))
     if axis.name in axes:
         split, alike = _REDUCED[primitive]
         x, dim = alike(x, axis.size) if dim is None else split(x, dim), None
-    elif params["axis_index_groups"] is not None:
-        raise NotImplementedError("groups of an axis")
     return (primitive.bind(x, **rest) if rest["axes"] else x), dim
+
+
+def _reduced_in_groups(primitive: Any, x: Any, dim: Any, groups: np.ndarray) -> tuple[Any, Any]:
+    """Of each place what its group joins; groups of one size (others are no array)."""
+    split, alike = _REDUCED[primitive]
+    if dim is None:
+        return alike(x, groups.shape[1]), None
+    stack = jnp.moveaxis(x, dim, 0)
+    is_strided = (groups.T.ravel() == np.arange(groups.size)).all()
+    laid = groups.T if is_strided else groups
+    member = 0 if is_strided else 1
+    blocks = _reordered(stack, laid.ravel()).reshape(*laid.shape, *stack.shape[1:])
+    joined = jnp.broadcast_to(jnp.expand_dims(split(blocks, member), member), blocks.shape)
+    return _reordered(joined.reshape(stack.shape), np.argsort(laid.ravel())), 0
+
+
+def _reordered(stack: Any, order: np.ndarray) -> Any:
+    """Blocks of these places."""
+    if (order == np.arange(order.size)).all():
+        return stack
+    return lax.concatenate(list(_pieces(stack, dict(enumerate(order.tolist())), order.size)), 0)
 
 
 def _permute(axis: Any, values: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
