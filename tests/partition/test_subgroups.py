@@ -123,6 +123,36 @@ def test_sums_over_groups_of_an_axis(name, mesh):
     assert plan.verify().ok
 
 
+THREE = jax.make_mesh((2, 2, 2), tuple("abc"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+ALONG = {
+    "a sum in parts": lambda x: lax.psum_scatter(jnp.stack([x, 2 * x]), "a"),
+    "a sum in tiles": lambda x: lax.psum_scatter(x, "a", scatter_dimension=1, tiled=True),
+    "all blocks": lambda x: lax.all_gather(x, "a", axis=1).sum(1),
+    "all tiles": lambda x: lax.all_gather(x, "a", tiled=True)[1:5],
+    "rows for columns": lambda x: lax.all_to_all(x, "a", 0, 1, tiled=True),
+    "columns for rows": lambda x: lax.all_to_all(x, "a", 1, 0, tiled=True),
+    "parts": lambda x: lax.all_to_all(jnp.stack([x, x + 1], 1), "a", 1, 2).reshape(4, -1),
+    "a permutation": lambda x: lax.ppermute(x, "a", [(1, 0)]),
+}
+
+
+BLOCKS = {(8, 16): P("a", "b"), (8, 8): P("b"), (4, 32): P(None, ("b", "a"))}
+
+
+@pytest.mark.parametrize("shape", BLOCKS)
+@pytest.mark.parametrize("name", ALONG)
+def test_what_is_sent_along_one_of_two_axes(name, shape):
+    """The blocks along the other one, and the automatic axis, stay apart; integers are summed."""
+    x = (4 * numbers(*shape)).astype("int32")
+    border = {"in_specs": BLOCKS[shape], "out_specs": P(("a", "b")), "check_vma": False}
+    fn = jax.shard_map(ALONG[name], mesh=THREE, axis_names={"a", "b"}, **border)
+    want = jax.jit(fn)(x)
+    plan = sa.plan(fn, x, mesh=THREE)
+    for found in (*simulate(plan.program, plan.graph, x), plan.lower()(x)):
+        np.testing.assert_allclose(found, want, rtol=1e-5)
+    assert plan.verify().ok
+
+
 GROUPED = {
     "gathered": lambda x: lax.all_gather(x, "L", axis_index_groups=PAIRS["far"]),
     "of two sizes": lambda x: lax.psum(x, "L", axis_index_groups=[[0, 1, 2], [3]]),

@@ -185,9 +185,13 @@ _INVARIANT: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
 def _batched_along() -> Iterator[None]:
     """`vmap` makes of collectives what they are along a dimension.
 
-    Of a permutation also where places have no sender, of a reduction an operation on the dimension.
+    JAX's own rules sum with a collective, know no permutation with places that nobody serves, and
+    lose a dimension of what is sent along another axis (jax 0.10.2).
     """
-    table, own = batching.fancy_primitive_batchers, {lax.ppermute_p: _permute}
+    table = batching.fancy_primitive_batchers
+    own: dict[Any, Any] = {
+        p: partial(_moved, p, *_MOVED[p.name]) for p in table if p.name in _MOVED
+    }
     own |= {primitive: partial(_reduce, primitive) for primitive in _REDUCED}
     before = {primitive: table[primitive] for primitive in own}
     table.update(own)
@@ -242,17 +246,94 @@ def _reordered(stack: Any, order: np.ndarray) -> Any:
     return lax.concatenate(list(_pieces(stack, dict(enumerate(order.tolist())), order.size)), 0)
 
 
-def _permute(axis: Any, values: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
-    """Blocks in another order, zeros where nobody sends: slices of their dimension side by side."""
-    (x,), (dim,), names = values, dims, params["axis_name"]
+def _stack(axis: Any, x: Any, dim: Any) -> Any:
+    """Blocks along the axis, leading."""
+    return lax.broadcast(x, (axis.size,)) if dim is None else jnp.moveaxis(x, dim, 0)
+
+
+def _is_along(axis: Any, primitive: Any, params: Mapping[str, Any]) -> bool:
+    """Whether something is sent along the axis.
+
+    Raises:
+      NotImplementedError: along others as well, or over groups of it.
+    """
+    names = params["axis_name"]
     names = names if isinstance(names, tuple | list) else (names,)
     if axis.name not in names:
-        return lax.ppermute_p.bind(x, **params), dim
-    if len(names) > 1:
-        raise NotImplementedError(f"a permutation along {names} at once")
-    stack = lax.broadcast(x, (axis.size,)) if dim is None else jnp.moveaxis(x, dim, 0)
+        return False
+    if len(names) > 1 or params.get("axis_index_groups") is not None:
+        raise NotImplementedError(f"{primitive.name} along {names}, or over groups")
+    return True
+
+
+def _moved(
+    primitive: Any,
+    along: Callable[..., tuple[Any, Any]],
+    places: Sequence[str],
+    axis: Any,
+    values: Sequence[Any],
+    dims: Sequence[Any],
+    **params: Any,
+) -> tuple[Any, Any]:
+    """A collective that moves blocks: `along` this axis, or another in all blocks of this one.
+
+    Args:
+      places: parameters that are a dimension of a block.
+    """
+    (x,), (dim,) = values, dims
+    if _is_along(axis, primitive, params):
+        return along(_stack(axis, x, dim), params)
+    if dim is None:
+        return primitive.bind(x, **params), None
+    behind = {name: params[name] + 1 for name in places}
+    return primitive.bind(jnp.moveaxis(x, dim, 0), **params | behind), 0
+
+
+def _permute(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Blocks in another order, zeros where nobody sends: slices of their dimension side by side."""
     sources = {target: source for source, target in params["perm"]}
-    return lax.concatenate(list(_pieces(stack, sources, axis.size)), 0), 0
+    return lax.concatenate(list(_pieces(stack, sources, len(stack))), 0), 0
+
+
+def _gather(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
+    """All blocks, which are alike everywhere."""
+    dim = params["all_gather_dimension"]
+    made = jnp.moveaxis(stack, 0, dim)
+    return (_merged(made, dim) if params["tiled"] else made), None
+
+
+def _scatter(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The part of the sum that stands at a block's place."""
+    dim = params["scatter_dimension"]
+    made = stack.sum(0, dtype=stack.dtype)
+    return (_split(made, dim, len(stack)) if params["tiled"] else made), dim
+
+
+def _exchange(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Of each block the part that is for a place."""
+    split, concat = params["split_axis"] + 1, params["concat_axis"] + 1
+    parts = _split(stack, split, len(stack)) if params["tiled"] else stack
+    made = jnp.moveaxis(jnp.moveaxis(parts, split, 0), 1, concat)
+    return (_merged(made, concat) if params["tiled"] else made), 0
+
+
+def _merged(x: Any, dim: int) -> Any:
+    """A dimension and the next one as one."""
+    return x.reshape(*x.shape[:dim], -1, *x.shape[dim + 2 :])
+
+
+def _split(x: Any, dim: int, count: int) -> Any:
+    """A dimension as so many parts, and what is in each."""
+    return x.reshape(*x.shape[:dim], count, x.shape[dim] // count, *x.shape[dim + 1 :])
+
+
+_MOVED: dict[str, tuple[Callable[..., tuple[Any, Any]], Sequence[str]]] = {
+    "ppermute": (_permute, ()),
+    "all_gather": (_gather, ["all_gather_dimension"]),
+    "reduce_scatter": (_scatter, ["scatter_dimension"]),
+    "all_to_all": (_exchange, ["split_axis", "concat_axis"]),
+}
+"""What is sent along an axis as an operation on its dimension; parameters that name one."""
 
 
 def _pieces(stack: Any, sources: Mapping[int, int], size: int) -> Iterator[Any]:
