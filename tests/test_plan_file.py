@@ -119,6 +119,34 @@ def test_everything_that_was_annotated_is_kept(tmp_path):
     assert loaded.traced.argument_roles == ("data", "parameters")
 
 
+SHORT = jax.ShapeDtypeStruct((8, 12), "bfloat16")
+REWRITTEN = {
+    "a slice of a slice": lambda x: x[1::2][::2],
+    "a slice of a pad": lambda x: jnp.pad(x, ((2, 0), (0, 0)))[1:],
+    "a pad of a pad": lambda x: jnp.pad(jnp.pad(x, 1), 1),
+    "a known start": lambda x: jax.lax.dynamic_slice(x, (2, 0), (4, 12)),
+    "a known update": lambda x: jax.lax.dynamic_update_slice(x, x[:2] + 1, (3, 0)),
+    "a gathered row": lambda x: x[jnp.array(3)],
+    "a scattered row": lambda x: x.at[3].set(0),
+    "a rotation": lambda x: jnp.roll(x, 3, 0),
+    "a scan of pairs": lambda x: jax.lax.associative_scan(jnp.add, x),
+    "a wide sum": lambda x: (x * x).sum(0) @ x.T,
+    "a split": lambda x: jnp.concatenate(jnp.split(x, 2, 1)[::-1], 1),
+    "a gradient": jax.grad(lambda x: (jnp.cumsum(x[2:], 0)[:, 1:] ** 2).sum()),
+    "unread taps": lambda x: jax.lax.conv_general_dilated(
+        x[None, None], x[None, None, :3, :3], (1, 1), ((-2, -2), (4, 0))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_a_graph_that_was_rewritten_comes_back(name, tmp_path):
+    """Slices that planning joins are operators like those that JAX traces."""
+    plan = sa.plan(REWRITTEN[name], SHORT, mesh=MESH, in_shardings=(P("X", "Y"),))
+    plan.save(tmp_path / "plan.json")
+    assert sa.load_plan(tmp_path / "plan.json").text() == plan.text()
+
+
 def test_a_failed_save_leaves_the_old_file(path, monkeypatch):
     before = path.read_bytes()
     monkeypatch.setattr(os, "replace", _fail)

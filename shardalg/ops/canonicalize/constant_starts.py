@@ -49,7 +49,7 @@ def _slice(node: Node, starts: Starts) -> Node | None:
     if starts is None:
         return None
     limits = tuple(a + n for a, n in zip(starts, node.signature.results[0].shape, strict=True))
-    params = (("start_indices", tuple(starts)), ("limit_indices", limits), ("strides", None))
+    params = (("limit_indices", limits), ("start_indices", tuple(starts)), ("strides", None))
     return _rewritten(node, "slice", params, node.operands[:1])
 
 

@@ -80,7 +80,7 @@ def _slice_of_slice(node: Node, inner: Node) -> Node:
     for (a, _, s), (b, stop, t) in zip(_cut(inner), _cut(node), strict=True):
         rows.append((a + s * b, a + s * (stop - 1) + 1, s * t))
     starts, limits, strides = (tuple(row[k] for row in rows) for k in range(3))  # none of a scalar
-    params = (("start_indices", starts), ("limit_indices", limits), ("strides", strides))
+    params = (("limit_indices", limits), ("start_indices", starts), ("strides", strides))
     return _node(node, params, inner, inner)
 
 

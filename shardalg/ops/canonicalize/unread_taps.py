@@ -94,7 +94,7 @@ def _cut(signature: Signature, layout: DimensionNumbers, kept: list[range]) -> C
         padding.append((low - dilation * taps.start, high - dilation * behind))
     shape = tuple(b - a for a, b in zip(starts, limits, strict=True))
     made = ValueType(shape, kernel.dtype)
-    ends = ("start_indices", tuple(starts)), ("limit_indices", tuple(limits))
+    ends = ("limit_indices", tuple(limits)), ("start_indices", tuple(starts))
     params = tuple((k, tuple(padding) if k == "padding" else v) for k, v in signature.params)
     return Cut(
         Signature("slice", (*ends, ("strides", None)), (kernel,), (made,)),

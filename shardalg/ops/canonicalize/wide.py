@@ -72,5 +72,5 @@ def _reduces(signature: Signature) -> bool:
 
 
 def _converted(source: ValueType, target: ValueType) -> Signature:
-    params: Params = (("new_dtype", target.dtype), ("weak_type", False), ("sharding", None))
+    params: Params = (("new_dtype", target.dtype), ("sharding", None), ("weak_type", False))
     return Signature("convert_element_type", params, (source,), (target,))
