@@ -1,6 +1,7 @@
 """StableHLO read back is the program that was exported: results, bytes, layouts, places."""
 
 from collections import Counter
+from contextlib import nullcontext
 from functools import cache
 
 import jax
@@ -88,9 +89,8 @@ def one_device(read, arguments):
 def equal(got, want):
     for a, b in zip(got, jax.tree.leaves(want), strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        np.testing.assert_allclose(
-            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-6, atol=1e-6
-        )
+        wide = np.complex128 if jnp.iscomplexobj(b) else np.float64
+        np.testing.assert_allclose(np.asarray(a, wide), np.asarray(b, wide), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["ffn_attempt2_grad", "attn_final_fwd"])
@@ -170,6 +170,16 @@ PROGRAMS = {
     ),
     "random": lambda x: x + jax.random.normal(jax.random.key(0), x.shape),
     "rematerialised": lambda x: jax.grad(lambda x: jax.checkpoint(jnp.tanh)(jnp.sin(x)).sum())(x),
+    "complex constants": lambda x: (
+        x * (1 + 2j) * np.arange(6, dtype="complex64"),
+        x * np.asarray([[complex(np.inf, 1), 2j, 0, 0, -1j, 3]], "complex64"),
+    ),
+    "triangles": lambda x: tuple(
+        lax.linalg.triangular_solve(
+            jnp.tril(x @ x.T + jnp.eye(4)), x, left_side=True, lower=True, transpose_a=transposed
+        )
+        for transposed in (False, True)
+    ),
     "solved": lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(4)),
 }
 
@@ -180,6 +190,26 @@ def test_a_program_read_back_gives_what_it_gave(name):
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(X)
     read = sa.read_stablehlo(exported.mlir_module())
     equal(one_device(read, [X]), jax.jit(function)(X))
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("meshes", [0, 1])
+def test_random_keys_as_arguments(kind, meshes):
+    """Where no mesh is set, JAX states one without axes beside them."""
+    key, mesh = jax.random.key(0, impl=kind), sa.Mesh({"X": 2})
+    given = (
+        {"in_shardings": (None, NamedSharding(mesh.to_jax(), PartitionSpec("X")))} if meshes else {}
+    )
+
+    def drawn(key, x):
+        return jax.random.categorical(jax.random.split(key)[0], x)
+
+    jitted = jax.jit(drawn, **given)
+    with jax.set_mesh(mesh.to_jax()) if meshes else nullcontext():
+        text = jitted.lower(key, X).as_text()
+    plan = sa.plan(sa.read_stablehlo(text), mesh=mesh)
+    assert plan.verify().ok
+    equal([plan.lower()(jax.random.key_data(key), X)], drawn(key, X))
 
 
 def test_arguments_of_extremes_are_read_as_such():

@@ -40,7 +40,7 @@ def _plain(name: str) -> Reading:
 
 def _constant(step: Step) -> Any:
     """A scalar stays a literal, one number everywhere is a broadcast."""
-    value = literal(step.op.attributes["value"], step.op.results[0].type)
+    value = literal(step.op)
     same = value.size > 1 and bool((value == value.flat[0]).all())
     return lax.full(value.shape, value.flat[0]) if same else value
 
@@ -70,8 +70,10 @@ def _convert(step: Step, x: Any) -> Any:
 
 
 def _constraint(step: Step, x: Any) -> Any:
-    """One that leaves every dimension open says nothing."""
+    """One that leaves every dimension open says nothing, nor does one on a mesh without axes."""
     layout = step.layout(step.op.attributes["sharding"], np.shape(x))
+    if layout is None:
+        return x
     said = any(entry is not jax.sharding.PartitionSpec.UNCONSTRAINED for entry in layout.spec)
     return lax.with_sharding_constraint(x, layout) if said or not np.ndim(x) else x
 
@@ -89,7 +91,9 @@ def _random_bits(step: Step, state: Any) -> Any:
     bits = step.op.results[1].type
     shape, dtype = tuple(bits.shape), np.dtype(f"uint{bits.element_type.width}")
     algorithm = lax.RandomAlgorithm[f"RNG_{step.word('rng_algorithm')}"]
-    return tuple(lax.rng_bit_generator(state, shape, dtype, algorithm=algorithm))
+    # A state of 64 bits that JAX does not hold stands in pairs of 32, and is taken flat.
+    after, found = lax.rng_bit_generator(state.reshape(-1), shape, dtype, algorithm=algorithm)
+    return after.reshape(state.shape), found
 
 
 OPERATORS: Mapping[str, Reading] = {

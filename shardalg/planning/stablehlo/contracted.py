@@ -150,6 +150,19 @@ def _cholesky(step: Step, x: Any) -> Any:
     return lax.linalg.cholesky(x, symmetrize_input=False)
 
 
+def _triangular_solve(step: Step, a: Any, b: Any) -> Any:
+    how = step.word("transpose_a")
+    return lax.linalg.triangular_solve(
+        a,
+        b,
+        left_side=_said(step, "left_side"),
+        lower=_said(step, "lower"),
+        transpose_a=how in ("TRANSPOSE", "ADJOINT"),
+        conjugate_a=how == "ADJOINT",
+        unit_diagonal=_said(step, "unit_diagonal"),
+    )
+
+
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     "stablehlo.dot_general": _dot,
     "stablehlo.convolution": _convolution,
@@ -157,4 +170,5 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "stablehlo.scatter": _scatter,
     "stablehlo.fft": _fft,
     "stablehlo.cholesky": _cholesky,
+    "stablehlo.triangular_solve": _triangular_solve,
 }

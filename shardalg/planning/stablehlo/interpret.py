@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import ChainMap
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from shardalg.planning.stablehlo.text_step import COMPOSITE, Step
 
 Env = MutableMapping[Any, Any]
 _CALLS = {"func.call": "callee", COMPOSITE: "decomposition"}
+_MESH = re.compile(r"<@(\w+)")
 _RETURNS = ("func.return", "stablehlo.return", "sdy.return")
 
 
@@ -26,18 +28,22 @@ class Program:
     Attributes:
       functions: by name, of the parser.
       mesh: ours; None where the text has no shardings. path: of the text, for places.
+      without_axes: names of meshes that have none (of random keys, where no mesh is set).
     """
 
     functions: dict[str, Any]
     mesh: Mesh | None
     path: str
+    without_axes: frozenset[str] = frozenset()
 
     def layout(self, said: Any, shape: Sequence[int]) -> Any:
-        """A sharding of the text on its mesh.
+        """A sharding of the text on its mesh; None of one on a mesh without axes: it says nothing.
 
         Raises:
           NotationError, ShardingError: it does not fit.
         """
+        if self.without_axes.intersection(_MESH.findall(str(said))):
+            return None
         if self.mesh is None:
             raise TraceError(f"{self.path}: the sharding {said} stands in a text without a mesh.")
         return named(said, shape, self.mesh)

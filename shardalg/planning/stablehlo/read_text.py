@@ -80,7 +80,7 @@ def _traced(module: Any, path: str) -> Any:
     if "main" not in functions:
         have = ", ".join(functions) or "no functions"
         raise TraceError(f"{path} has {have}, and no function 'main'. Name the one to plan so.")
-    program = Program(functions, _mesh(module, found, path), path)
+    program = Program(functions, *_meshes(module, found, path))
     main = functions["main"]
     block = main.regions[0].blocks[0]
     types = [jax.ShapeDtypeStruct(*border_type(value.type)) for value in block.arguments]
@@ -128,12 +128,17 @@ def _parameters(arguments: Sequence[Any]) -> list[Parameter]:
     return [Parameter(name, Parameter.POSITIONAL_ONLY) for name in chosen]
 
 
-def _mesh(module: Any, operators: Sequence[Any], path: str) -> Mesh | None:
-    """Of Shardy where the text states one, else of what HLO's shardings share."""
-    shardy = {shardy_mesh(op.attributes["mesh"]) for op in operators if op.name == "sdy.mesh"}
+def _meshes(
+    module: Any, operators: Sequence[Any], path: str
+) -> tuple[Mesh | None, str, frozenset[str]]:
+    """Of Shardy where the text states one, else of what HLO's shardings share; those of no axes."""
+    stated = [op.attributes for op in operators if op.name == "sdy.mesh"]
+    read = {each["sym_name"].value: shardy_mesh(each["mesh"]) for each in stated}
+    empty = frozenset(name for name, mesh in read.items() if not mesh.axes)
+    shardy = {mesh for name, mesh in read.items() if name not in empty}
     if len(shardy) > 1:
         raise TraceError(f"{path} has {len(shardy)} meshes: {shardy}. One program has one mesh.")
     if shardy:
-        return shardy.pop()
+        return shardy.pop(), path, empty
     texts = re.findall(r'mhlo\.sharding = "(\{[^"]*\})"', str(module))
-    return hlo_mesh(texts) if texts else None
+    return (hlo_mesh(texts) if texts else None), path, empty

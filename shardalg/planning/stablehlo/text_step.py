@@ -144,13 +144,16 @@ def _small(element: str) -> str:
     return re.sub(r"^f(\d)(E.*)$", lambda m: f"float{m[1]}_{m[2].lower()}", element)
 
 
-def literal(attribute: Any, kind: Any) -> Any:
+def literal(op: Any) -> Any:
     """The array of a constant.
 
     Raises:
       TraceError: elements that are not plain numbers.
     """
-    shape, dtype = array_type(kind)
+    shape, dtype = array_type(op.results[0].type)
+    if dtype.kind == "c":  # the parser has no attribute of such elements
+        return _of_text(op.get_asm().partition(" = stablehlo.constant ")[2], shape, dtype)
+    attribute = op.attributes["value"]
     if getattr(attribute, "is_splat", False) and dtype.kind in "biuf":
         return np.full(shape, np.asarray(attribute.get_splat_value().value, dtype))
     try:
@@ -164,13 +167,13 @@ def _of_text(text: str, shape: tuple[int, ...], dtype: Any) -> Any:
     raw = re.match('dense<"0x([0-9A-Fa-f]+)">', text)
     if raw:
         return np.frombuffer(bytes.fromhex(raw[1]), dtype).reshape(shape)
-    size = np.dtype(dtype).itemsize
+    part = np.dtype({"complex64": "float32", "complex128": "float64"}.get(str(dtype), dtype))
+    size = part.itemsize
     found = _NUMBER.findall(text[: text.rindex(":")])
     bits = [int(n, 16).to_bytes(size, "little") if n.startswith("0x") else None for n in found]
     flat = [
-        np.asarray(float(n), dtype) if b is None else np.frombuffer(b, dtype)[0]
+        np.asarray(float(n), part) if b is None else np.frombuffer(b, part)[0]
         for n, b in zip(found, bits, strict=True)
     ]
-    if len(flat) == 1:
-        return np.full(shape, flat[0])
-    return np.asarray(flat, dtype).reshape(shape)
+    made = np.asarray(flat, part).view(dtype)
+    return np.full(shape, made[0]) if len(made) == 1 else made.reshape(shape)
