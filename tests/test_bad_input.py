@@ -188,7 +188,18 @@ TREES = {
     ),
     "arguments of another structure": (
         lambda: plan_dot().lower()(np.ones((8, 16), "f")),
-        LoweringError, "arguments have the structure", r"\(\*,\)", "that were given to plan",
+        LoweringError, "another structure", "in all tuple of 1 arrays stands instead of tuple of 2",
+        "given to plan",
+    ),
+    "arguments of other keys": (
+        lambda: plan_layer().lower()({"v": np.ones((16, 4), "f")}, np.ones((8, 16), "f")),
+        LoweringError, r"at \[0\] dict holds \['v'\] instead of \['w'\]", "another structure",
+        "given to plan",
+    ),
+    "nothing for an argument": (
+        lambda: plan_layer().lower()({"w": None}, np.ones((8, 16), "f")),
+        LoweringError, r"at \[0\]\['w'\] None stands instead of an array", "another structure",
+        "given to plan",
     ),
     "arguments of other shapes": (
         lambda: plan_dot().lower()(np.ones((3, 16), "f"), np.ones((16, 4), "f")),

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import takewhile
 from typing import Any
 
 import jax
@@ -237,14 +238,56 @@ def place(
         )
     if graph.trees is not None and tree != graph.trees[0]:
         raise LoweringError(
-            f"the arguments have the structure\n  {tree}\nbut the plan was made for\n  "
-            f"{graph.trees[0]}\nPass the arguments that were given to plan()."
+            "the arguments have another structure than those the plan was made for: "
+            f"{_difference(tree, graph.trees[0], '')}. Pass the arguments given to plan()."
         )
     if len(leaves) != len(borders):
         raise LoweringError(f"the plan takes {len(borders)} arrays, got {len(leaves)}.")
     pairs = list(zip(borders, leaves, strict=True))
     _check(pairs)
     return [b.placed(x) if padded else put(b.true(x), b.outer) for b, x in pairs]
+
+
+def _difference(got: Any, planned: Any, where: str) -> str:
+    """Where two structures differ first, in words."""
+    (kind, data), (own, own_data) = map(_node, (got, planned))
+    below = got.children(), planned.children()
+    if kind is own and data == own_data and len(below[0]) == len(below[1]):
+        keys = data if kind is dict else range(len(below[0]))
+        for key, one, other in zip(keys, *below, strict=True):
+            if one != other:
+                return _difference(one, other, f"{where}[{key!r}]")
+    place = f"at {where}" if where else "in all"
+    if kind is own and data != own_data:
+        return f"{place} {kind.__name__} holds {_shown(repr(data), repr(own_data))}"
+    return f"{place} {_kind(got)} stands instead of {_kind(planned)}"
+
+
+def _node(tree: Any) -> tuple[Any, Any]:
+    """Type of the uppermost node, and what it holds beside its children; of a leaf an array's."""
+    data: tuple[Any, Any] | None = tree.node_data()
+    return data or (jax.Array, None)
+
+
+def _kind(tree: Any) -> str:
+    kind, _ = _node(tree)
+    if kind is jax.Array:
+        return "an array"
+    name = "None" if kind is type(None) else str(kind.__name__)
+    return f"{name} of {tree.num_leaves} arrays" if tree.num_leaves else name
+
+
+def _shown(text: str, planned: str) -> str:
+    """Two texts, around the place from which on they differ."""
+    pairs = zip(text, planned, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    start = max(0, same - _AROUND)
+    parts = (f"{'...' if start else ''}{each[start : same + _AROUND]}" for each in (text, planned))
+    return " instead of ".join(parts)
+
+
+_AROUND = 60
+"""Characters shown of a long value, before and behind where it differs."""
 
 
 def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:
