@@ -182,7 +182,7 @@ class _Symboliser:
     def block(self, block: Block) -> Block:
         """The block with formulas; its arguments are entered already, or by its loop."""
         found = []
-        following = (*block.instructions[1:], None)
+        following = (*block.instructions, None)[1:]
         for instruction, after in zip(block.instructions, following, strict=True):
             attributes = self.attributes(instruction)
             for position, result in enumerate(instruction.results):
@@ -255,15 +255,23 @@ class _Symboliser:
             return self.plain(local)
         if isinstance(attributes, EXCHANGED):
             return self.sized(instruction, attributes, local)
-        # An uneven dimension that was joined still has the padding of every block.
-        assert isinstance(attributes, Collective), "only collectives join blocks"
-        count = math.prod(d.size for d in self.digits(attributes.digits))
         plain = self.tiled(local, [i for i, n in enumerate(local.shape) if n == blocks[i]])
-        return tuple(n if n is not None else given[i] * count for i, n in enumerate(plain))
+        if isinstance(attributes, Collective):
+            # An uneven dimension that was joined still has the padding of every block.
+            count = math.prod(d.size for d in self.digits(attributes.digits))
+            return tuple(n if n is not None else given[i] * count for i, n in enumerate(plain))
+        # What an operator computes of a padded value is padded alike.
+        before = self.program.locals[instruction.operands[0]].shape
+        if len(before) != len(plain) or any(
+            n is None and before[i] != local.shape[i] for i, n in enumerate(plain)
+        ):
+            raise FormulaError(self.unknown(instruction, list(self.wholes[result])))
+        return tuple(given[i] if n is None else n for i, n in enumerate(plain))
 
     def sized(self, instruction: Instruction, attributes: Along, local: Local) -> Shape:
         """The shape of a step of an exchange: its one dimension follows from the operands'."""
-        given = instruction.operands
+        # A second operand is what fills, but where blocks are put side by side.
+        given = instruction.operands[: None if type(attributes) is Concatenate else 1]
         shape = list(self.shapes[given[0]])
         sizes = [self.shapes[g][attributes.dim] for g in given]
         if isinstance(attributes, CUT) and any(type(size) is not int for size in sizes):

@@ -279,6 +279,44 @@ def test_paddings_of_uneven_moves_are_exact(show):
     assert seen >= 5
 
 
+STEPS = {
+    "a scatter into padding": (
+        lambda x: x.at[1:5, 2:4].add(jnp.ones((4, 2))).at[-2:].set(0), ("B", 6), P(None, "Y"),
+    ),
+    "a mask that fills": (
+        jax.grad(lambda x: (_pooled(x) ** 2).sum()), (2, 3, 6, "B"), P(None, None, None, "X"),
+    ),
+    "a branch that does nothing": (
+        lambda x: jax.lax.cond(x.sum() > 0, lambda x: x, lambda x: x * 2, x), ("B", 6), P("X"),
+    ),
+}  # fmt: skip
+
+
+def _pooled(x):
+    return jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_step_of_a_program_has_a_shape_in_formulas(name):
+    """And prices at other sizes that are those of the plan there."""
+    function, shape, spec = STEPS[name]
+    (b,) = sa.dims("B", hint=(8,))
+    mesh = sa.Mesh({"X": 2, "Y": 2})
+
+    def planned(size, **options):
+        given = jax.ShapeDtypeStruct(tuple(size if n == "B" else n for n in shape), "float32")
+        return sa.plan(function, given, mesh=mesh, in_shardings=(spec,), **options)
+
+    plan = planned(b)
+    assert plan.holds()
+    for n in (n for n in (8, 12, 16, 24, 64) if plan.holds(B=n)):
+        own = planned(n, options=plan.at(B=n).options).cost("h100")
+        formula = plan.cost("h100").step_time_s
+        made = formula.subs(dict.fromkeys(formula.free_symbols, n))
+        assert math.isclose(made, own.step_time_s, rel_tol=1e-12)
+        assert plan.at(B=n).cost("h100").peak_memory_bytes == own.peak_memory_bytes
+
+
 def test_loops_in_loops_and_lengths_that_are_sums():
     N, K, W = sa.dims("N K W", hint=(6, 4, 8))
     xs = jax.ShapeDtypeStruct((N, K, W), "float32")
