@@ -188,7 +188,7 @@ TREES = {
     ),
     "arguments of another structure": (
         lambda: plan_dot().lower()(np.ones((8, 16), "f")),
-        LoweringError, "another structure", "in all tuple of 1 arrays stands instead of tuple of 2",
+        LoweringError, "another structure", "in all tuple of 1 stands instead of tuple of 2",
         "given to plan",
     ),
     "arguments of other keys": (

@@ -274,7 +274,7 @@ def _kind(tree: Any) -> str:
     if kind is jax.Array:
         return "an array"
     name = "None" if kind is type(None) else str(kind.__name__)
-    return f"{name} of {tree.num_leaves} arrays" if tree.num_leaves else name
+    return f"{name} of {len(tree.children())}" if tree.num_leaves else name
 
 
 def _shown(text: str, planned: str) -> str:
