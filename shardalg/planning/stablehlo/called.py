@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from shardalg.planning.stablehlo import block_region, contracted, control, reduced
+from shardalg.planning.stablehlo import block_region, contracted, control, lapack, reduced
 from shardalg.planning.stablehlo.text_step import Step, literal
 
 Reading = Callable[..., Any]
@@ -79,8 +79,11 @@ def _constraint(step: Step, x: Any) -> Any:
 
 
 def _custom_call(step: Step, *operands: Any) -> Any:
-    """A constraint of HLO; every other target is a kernel of somebody's."""
+    """A constraint of HLO, or LAPACK's; every other target is a kernel of somebody's."""
     target = str(step.op.attributes["call_target_name"].value)
+    of_lapack = lapack.called(target)
+    if of_lapack is not None:
+        return of_lapack(step, *operands)
     if target != "Sharding" or not step.has("mhlo.sharding"):
         raise step.refused(f" @{target}")
     said = step.op.attributes["mhlo.sharding"].value
