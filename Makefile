@@ -108,12 +108,14 @@ hardware: $(STAMP)
 # The paper's Transformers compiled by the TPU's own compiler, beside their plans: minutes of a core
 # for each; LAYERS=0 is all of them. The compiler is large, and gets an environment of its own.
 LAYERS ?= 4
-# Of another version the compiler decides otherwise: peaks of some columns differ by a fifth.
-LIBTPU ?= libtpu==0.0.51
-TPU := out/$(LIBTPU)
+# The version that JAX names: others decide otherwise, peaks of some columns differ by a fifth.
+LIBTPU = $(shell $(BIN)/python -c 'import importlib.metadata as m; \
+	print(next(r.partition(";")[0] for r in m.requires("jax") if r.startswith("libtpu")))')
+TPU = out/$(LIBTPU)
 aot: $(STAMP)
-	test -d $(TPU)/libtpu || .tools/bin/uv pip install -q --python $(BIN)/python --no-deps --target $(TPU) $(LIBTPU)
-	PYTHONPATH=$(TPU) JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.aot --layers $(LAYERS) $(ARGS)
+	test -d '$(TPU)/libtpu' || \
+		.tools/bin/uv pip install -q --python $(BIN)/python --no-deps --target '$(TPU)' '$(LIBTPU)'
+	PYTHONPATH='$(TPU)' JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.aot --layers $(LAYERS) $(ARGS)
 
 # Only the programs with XLA's recorded answers.
 oracle: $(STAMP)
