@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.result import RESULTS
-from shardalg.xla.aot import libtpu
 
 NAME = "aot_tpu_v3.json"
 SHALLOW = 4
@@ -103,7 +102,6 @@ def row(name: str, layers: int, plan: Any, where: str) -> dict[str, Any]:
         "layers": layers,
         "mesh": plan.mesh.shape,
         "where": found.where,
-        "compiler": f"libtpu {libtpu()}",
         "out_of_memory": {k: getattr(found, k).out_of_memory for k in ("compiled", "xla")},
         "figures": list(found.table),
         "differences": list(found.differences),

@@ -192,6 +192,12 @@ def _differences(planned: Moved, made: Moved) -> Iterator[tuple[object, ...]]:
         yield kind, axes, sent, its, _told(kind, axes, (planned, made), near)
 
 
+def _less(both: tuple[Moved, Moved], kind: str, axes: str) -> tuple[int, float]:
+    """By how much the compiler has less of a kind than planned: how many, and their bytes."""
+    (count, sent), (its_count, its) = (m.get((kind, axes), (0, 0)) for m in both)
+    return count - its_count, sent - its
+
+
 def _told(kind: str, axes: str, both: tuple[Moved, Moved], near: bool) -> str:
     (count, _), (its_count, _) = (m.get((kind, axes), (0, 0)) for m in both)
     if near and its_count < count:
@@ -199,9 +205,9 @@ def _told(kind: str, axes: str, both: tuple[Moved, Moved], near: bool) -> str:
     if kind == "all_gather" and its_count != count:
         more = f"gathered {its_count - count} times more" if its_count > count else ""
         return more or f"kept: gathered {count - its_count} times less"
-    scattered, whole = (
-        [m.get((name, axes), (0, 0))[0] for m in both] for name in ("reduce_scatter", "all_reduce")
-    )
-    if kind in _REDUCES and scattered[0] > scattered[1] and whole[0] < whole[1]:
-        return f"all-reduced and then cut: {scattered[0] - scattered[1]} reduce-scatters"
+    (scatters, parts), (reduces, whole) = (_less(both, name, axes) for name in _REDUCES)
+    # All-reduces that were joined are fewer too, and send twice what the reduce-scatters would.
+    is_whole = reduces < 0 or abs(whole + 2 * parts) <= -SLACK * whole
+    if kind in _REDUCES and scatters > 0 and is_whole:
+        return f"all-reduced and then cut: {scatters} reduce-scatters"
     return f"moved otherwise: {its_count}, planned {count}" if its_count != count else "padded"

@@ -273,6 +273,10 @@ def test_fused_scatters_combined_tuples_and_all_notations_of_groups(monkeypatch)
         ("reduce_scatter", "X"): "all-reduced and then cut: 1 reduce-scatters",
         ("all_reduce", "X"): "all-reduced and then cut: 1 reduce-scatters",
     }
+    # Its all-reduces are no more than planned: others of few bytes were joined.
+    joined = replace(planned, moved=planned.moved | {("all_reduce", "X"): (2, 1)})
+    beside = BesideCompiler("here", joined, answers["ours"], answers["ours"])
+    assert {(r["kind"], r["axes"]): r["difference"] for r in beside.differences} == told
 
 
 # -- the command --------------------------------------------------------------------------------
