@@ -140,9 +140,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """All rows and their summary, atomically."""
+    """All rows in the order of their names, and their summary, atomically."""
     from shardalg.io.files import write_whole
 
+    rows = sorted(rows, key=lambda row: (row["column"], row["layers"]))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps({"summary": summary(rows), "rows": rows}, indent=1) + "\n")
 

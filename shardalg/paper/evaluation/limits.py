@@ -116,6 +116,7 @@ def _bars(panel: Any, bars: Mapping[str, Sequence[float]], labels: Sequence[str]
         places = [i + (number - (len(bars) - 1) / 2) * width for i in range(len(sizes))]
         panel.bar(places, sizes, width * 0.92, color=color, alpha=0.8, label=name)
     panel.set_xticks(range(len(labels)), labels, fontsize=6.5)
+    panel.set_ylim(top=1.15 * panel.get_ylim()[1])  # room for the legend
     panel.legend(frameon=False, fontsize=7, ncols=len(bars), loc="upper right")
     _plain(panel)
 
