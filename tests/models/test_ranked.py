@@ -201,7 +201,7 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("chip", DRAWN)
+@pytest.mark.parametrize("chip", ["v3", pytest.param("h100", marks=pytest.mark.slow)])
 def test_what_is_priced_together_is_exactly_what_each_plan_says(chip):
     """Time, memory and limit of drawn candidates, by plans of their own, one by one."""
     found = sa.strategies(SMALL, 8, chip, choices=DRAWN[chip])

@@ -59,9 +59,12 @@ def check_plan(strategy, config, part, *, simulated=True):
 
 
 @pytest.mark.parametrize("config", [EVEN, UNEVEN], ids=["even", "uneven"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [s for s in STRATEGIES if s != "attempt 1"])
 def test_a_layer_forward_and_gradient(strategy, config):
-    """With attention and feed-forward in it, y and the gradients by weights and x come out."""
+    """With attention and feed-forward in it, y and the gradients by weights and x come out.
+
+    Of attempt 1 in the slow matrix.
+    """
     check_plan(strategy, config, "layer_gradient")
 
 

@@ -112,6 +112,7 @@ def test_what_xla_does_not_swap_stays():
     assert node.signature.operands[1].shape == kernel.shape
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_gradient_by_a_kernel_is_right_in_every_layout():
     for verdict, words in fuzz.fuzz([20681]):
