@@ -133,6 +133,8 @@ ALONG = {
     "columns for rows": lambda x: lax.all_to_all(x, "a", 1, 0, tiled=True),
     "parts": lambda x: lax.all_to_all(jnp.stack([x, x + 1], 1), "a", 1, 2).reshape(4, -1),
     "a permutation": lambda x: lax.ppermute(x, "a", [(1, 0)]),
+    "groups": lambda x: lax.psum(x, "a", axis_index_groups=[[1], [0]]) * lax.axis_index("b"),
+    "nothing": lambda x: lax.all_gather(x[:, :0], "a", tiled=True).sum(1)[:4, None] + x,
 }
 
 

@@ -215,8 +215,8 @@ def _reduce(
     """The members' values joined."""
     (x,), (dim,), axes, groups = values, dims, params["axes"], params["axis_index_groups"]
     rest = {**params, "axes": tuple(name for name in axes if name != axis.name)}
-    if groups is not None:
-        if axes != (axis.name,):
+    if groups is not None and axis.name in axes:
+        if len(axes) > 1:
             raise NotImplementedError(f"groups along {axes} at once")
         return _reduced_in_groups(primitive, x, dim, np.asarray(groups))
     if axis.name in axes:
@@ -319,7 +319,7 @@ def _exchange(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def _merged(x: Any, dim: int) -> Any:
     """A dimension and the next one as one."""
-    return x.reshape(*x.shape[:dim], -1, *x.shape[dim + 2 :])
+    return x.reshape(*x.shape[:dim], x.shape[dim] * x.shape[dim + 1], *x.shape[dim + 2 :])
 
 
 def _split(x: Any, dim: int, count: int) -> Any:
