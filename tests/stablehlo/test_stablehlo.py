@@ -221,6 +221,12 @@ def test_text_for_cpus_calls_lapack(name):
     equal(jax.tree.leaves(plan.lower()(S)), jitted(S))
 
 
+def test_a_call_of_lapack_that_does_not_say_how_is_refused():
+    text = jax.jit(jnp.linalg.cholesky).lower(jnp.eye(4)).as_text().replace("uplo = ", "lo = ")
+    with pytest.raises(sa.TraceError, match=r"text.mlir:\d+: stablehlo.custom_call of LAPACK with"):
+        sa.read_stablehlo(text)
+
+
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
 @pytest.mark.parametrize("meshes", [0, 1])
 def test_random_keys_as_arguments(kind, meshes):

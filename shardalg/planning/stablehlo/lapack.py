@@ -30,11 +30,14 @@ def called(target: str) -> Callable[..., Any] | None:
 
 def _said(step: Step, name: str) -> str:
     """A letter of LAPACK, such as L or U for the triangle."""
-    return chr(step.op.attributes["mhlo.backend_config"][name].value)
+    said = step.op.attributes["mhlo.backend_config"] if step.has("mhlo.backend_config") else {}
+    if name not in said:
+        raise step.refused(f" of LAPACK without {name}")
+    return chr(said[name].value)
 
 
-def _well(x: Any, dims: int = 2) -> Any:
-    return jnp.zeros(x.shape[: x.ndim - dims], jnp.int32)
+def _well(x: Any) -> Any:
+    return jnp.zeros(x.shape[:-2], jnp.int32)
 
 
 def _cholesky(step: Step, x: Any) -> Any:
