@@ -37,7 +37,7 @@ from shardalg.planning.stages import Stages, planned
 from shardalg.planning.traced import Traced
 from shardalg.propagate.options import Options
 from shardalg.propagate.strategy import resolve
-from shardalg.sizes.points.lanes import Lanes, points_of
+from shardalg.sizes.points.lanes import points_of, spread
 from shardalg.sizes.points.parted import parted
 
 OFFLOADED = "minimal_offloaded"
@@ -161,14 +161,10 @@ class _Prices:
     def each(self, count: int) -> Iterator[Price]:
         """Of so many points one by one."""
         causes = tuple(self.causes)
-        most = np.argmax([_spread(self.causes[name], count) for name in causes], axis=0)
-        rows = zip(_spread(self.step_time_s, count), _spread(self.peak, count), most, strict=True)
+        most = np.argmax([spread(self.causes[name], count) for name in causes], axis=0)
+        rows = zip(spread(self.step_time_s, count), spread(self.peak, count), most, strict=True)
         for seconds, peak, cause in rows:
             yield Price(float(seconds), int(peak), causes[cause])
-
-
-def _spread(number: Any, count: int) -> np.ndarray:
-    return number.values if type(number) is Lanes else np.full(count, number)
 
 
 def _prices(

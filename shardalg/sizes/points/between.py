@@ -23,7 +23,7 @@ def chosen(first: Any, second: Any, parts: tuple[Any, Any]) -> Any:
     lanes = next((n for n in (first, second, *parts) if type(n) is Lanes), None)
     if lanes is None:
         return parts[0] if first <= second else parts[1]
-    one, other, here, there = (spread(n, lanes) for n in (first, second, *parts))
+    one, other, here, there = (spread(n, len(lanes.values)) for n in (first, second, *parts))
     return lanes.points.of(np.where(one <= other, here, there))
 
 
@@ -35,7 +35,7 @@ def place_of_least(ranks: Sequence[tuple[Any, ...]], lanes: Lanes) -> int:
     >>> place_of_least([(b, 1), (b - 1, 2), (3 * b, 0)], b)
     1
     """
-    columns = [[spread(number, lanes) for number in rank] for rank in ranks]
+    columns = [[spread(number, len(lanes.values)) for number in rank] for rank in ranks]
     place, best = np.zeros(len(lanes.values), int), columns[0]
     for number, rank in enumerate(columns[1:], 1):
         before, same = np.zeros(len(place), bool), np.ones(len(place), bool)
@@ -65,7 +65,7 @@ def one_answer(numbers: Sequence[Any], ask: Callable[[tuple[int, ...]], Found]) 
         return ask(tuple(numbers))
     kinds = {number: at for at, number in enumerate(dict.fromkeys(numbers))}
     where = [kinds[number] for number in numbers]
-    rows = np.array([spread(n, lanes) for n in kinds], np.int64).T
+    rows = np.array([spread(n, len(lanes.values)) for n in kinds], np.int64).T
     shared = np.gcd.reduce(rows, axis=1)[:, None]
     known, place = np.unique(rows // np.maximum(shared, 1), axis=0, return_inverse=True)
     answers = _Between(known, lambda row: ask(tuple([row[at] for at in where]))).answers()

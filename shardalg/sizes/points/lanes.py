@@ -373,7 +373,7 @@ def largest(numbers: Iterable[Any]) -> Any:
     lanes = next((n for n in found if type(n) is Lanes), None)
     if lanes is None:
         return max(found)
-    return lanes.points.of(np.maximum.reduce([spread(n, lanes) for n in found]))
+    return lanes.points.of(np.maximum.reduce([spread(n, len(lanes.values)) for n in found]))
 
 
 def least(numbers: Iterable[Any]) -> Any:
@@ -387,9 +387,9 @@ def points_of(numbers: Iterable[Any]) -> Points | None:
     return next((number.points for number in numbers if type(number) is Lanes), None)
 
 
-def spread(number: Any, like: Lanes) -> np.ndarray:
-    """The number at each point, also where it is one at all of them."""
+def spread(number: Any, count: int) -> np.ndarray:
+    """The number at each of so many points, also where it is one at all of them."""
     if type(number) is Lanes:
         return number.values
     kind = object if isinstance(number, Fraction) or abs(number) >= SAFE else None
-    return np.full(len(like.values), number, kind)
+    return np.full(count, number, kind)
