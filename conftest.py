@@ -1,7 +1,10 @@
 """What every test and doctest runs under: eight CPU devices, quick compiles, a printed seed."""
 
 import gc
+import importlib.util
+import mmap
 import os
+from pathlib import Path
 
 # Read once, when jax starts: so it is set before any test module is imported.
 _DEVICES = "--xla_force_host_platform_device_count=8"
@@ -9,8 +12,22 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
-# For programs that run once: an optimiser costs more than it saves.
+# For programs that run once: an optimiser costs more than it saves, and so do fusions of their own.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+
+def _is_known(flag: str) -> bool:
+    """Whether the installed XLA has a flag: of one that it does not have it ends the process."""
+    folder = Path(importlib.util.find_spec("jaxlib").origin).parent
+    for library in folder.glob("libjax_common.*"):
+        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as it:
+            return it.find(flag.encode()) >= 0
+    return False
+
+
+_FUSIONS = "xla_cpu_use_fusion_emitters"
+if _FUSIONS not in os.environ["XLA_FLAGS"] and _is_known(_FUSIONS):
+    os.environ["XLA_FLAGS"] += f" --{_FUSIONS}=false"
 
 
 # Young objects are collected more seldom: JAX and pytest make many that stay.
