@@ -1,5 +1,7 @@
 """Settings of the property tests, and a way to print figures that survives capture and workers."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -18,3 +20,11 @@ settings.load_profile("shardalg")
 def show(record_property):
     """`show(text)`: print a figure or a table at the end of the run, if the test passes."""
     return lambda text: record_property("shown", str(text))
+
+
+@pytest.fixture(scope="session")
+def own_devices():
+    """The environment of a process that is told no devices, so that it asks for its own."""
+    told = "--xla_force_host_platform_device_count"
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if not flag.startswith(told)]
+    return {**os.environ, "XLA_FLAGS": " ".join(flags)}

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import re
 import shlex
 import subprocess
@@ -24,11 +23,10 @@ LINKS = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in l
 EXAMPLES = [(code, text) for (_, code), (_, text) in zip(BLOCKS[::2], BLOCKS[1::2], strict=True)]
 
 
-def printed(folder, code):
-    """What an example prints, as a file of its own."""
+def printed(folder, code, env):
+    """What an example prints, as a file of its own; without an environment, in this one."""
     path = Path(folder) / "ffn.py"
     path.write_text(code)
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     run = subprocess.run(
         [sys.executable, path], env=env, capture_output=True, text=True, check=False
     )
@@ -41,8 +39,8 @@ def test_every_example_has_its_output():
 
 
 @pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=["your model", "numbers", "named sizes"])
-def test_an_example_prints_what_the_readme_shows(code, shown, tmp_path):
-    assert printed(tmp_path, code) == shown.splitlines()
+def test_an_example_prints_what_the_readme_shows(code, shown, tmp_path, own_devices):
+    assert printed(tmp_path, code, own_devices) == shown.splitlines()
 
 
 def answered(console):
@@ -83,7 +81,7 @@ if __name__ == "__main__":  # python -m tests.test_readme: write the README's ou
     text = README
     with tempfile.TemporaryDirectory() as folder:
         for code, shown in EXAMPLES:
-            lines = "\n".join(printed(folder, code)) + "\n"
+            lines = "\n".join(printed(folder, code, None)) + "\n"
             head = f"```python\n{code}```\n\nprints\n\n```text\n"
             text = text.replace(f"{head}{shown}```", f"{head}{lines}```")
     for console in CONSOLES:

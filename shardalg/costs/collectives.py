@@ -1,4 +1,4 @@
-"""What one collective puts on the wire, and how long it takes."""
+"""Bytes that one collective sends; its seconds are in `costs/network/collective_seconds.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import Hardware
-from shardalg.costs.network.algorithms import collective_s
+from shardalg.costs.network.collective_seconds import collective_s
 from shardalg.costs.network.span import Span
 from shardalg.costs.network.wiring import axis_parts
 from shardalg.costs.topology import Topology
@@ -127,7 +127,7 @@ def seconds_by_cause(
     Args:
       spans: what lies under digits, as the `wiring` of a `Hardware` or a `Topology` says.
 
-    See `costs.network.algorithms`: the cheapest of the ways to send so many bytes.
+    See `costs.network.collective_seconds`: the cheapest of the ways to send so many bytes.
     """
     if not is_collective(attributes) or attributes.stays:
         return {}

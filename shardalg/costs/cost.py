@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 FORMATTING = "formatting"
 MATRIX, MEMORY = "matrix", "memory"
-"""Causes of seconds beside those of `costs.network.algorithms`: arithmetic at its peak, and traffic
-to and from a device's own memory where that takes longer."""
+"""Causes of seconds beside those of `costs.network.collective_seconds`: arithmetic at its peak, and
+traffic to and from a device's own memory where that takes longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from shardalg.io.files import write_whole
 from shardalg.io.table import Table
 
 SCHEMA = "shardalg.hardware/1"
-FILES = Path(__file__).parent / "hardware"
+FILES = Path(__file__).parent / "chips"
 UNITS = {
     "peak_flops_per_s": "flop/s",
     "hbm_bytes": "B",
@@ -78,7 +78,7 @@ class Hardware:
       dcn_bytes_per_s, dcn_latency_s: what a host sends into the data center network, one way.
       axis_link_bytes_per_s: (axis name, bytes/s) of axes on other links, such as between hosts.
       rebuilds: whether its compiler repeats pointwise operators in the backward pass instead of
-        keeping their results (`costs.saved`); XLA does on TPU, hardly on CPU.
+        keeping their results (`costs.saved_activations`); XLA does on TPU, hardly on CPU.
       cores: how many all devices of a machine share; all figures are then those of one core, and
         the memory is the machine's. Infinite: every device has its own.
       operators: what was measured of operators; it is then used instead.

@@ -12,7 +12,7 @@ from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import expands, materialised, on_chip
 from shardalg.costs.occupancy import NOTHING, Held, ProgramPoint, Timeline
-from shardalg.costs.saved import last_uses, lifetimes
+from shardalg.costs.saved_activations import last_uses, lifetimes
 from shardalg.costs.walk import local_bytes
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
@@ -140,7 +140,8 @@ def liveness(
       roles: per graph value (`ops.roles.roles`); without it the classes read "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
       rebuild: whether pointwise operators are fused, so that what lies between them takes no
-        memory, and repeated in the backward pass (`costs.saved.lifetimes`); needs the graph.
+        memory, and repeated in the backward pass (`costs.saved_activations.lifetimes`); needs the
+        graph.
 
     The model is that of buffer assignment in XLA (`xla/service/buffer_assignment.h`), less layouts
     and fragmentation.

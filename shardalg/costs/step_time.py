@@ -29,7 +29,7 @@ from shardalg.costs.fusion import traffic, unwritten
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.matrix_unit import padded_flops, product_peak
 from shardalg.costs.memory import liveness
-from shardalg.costs.network.algorithms import COLLECTIVES, LATENCY
+from shardalg.costs.network.collective_seconds import COLLECTIVES, LATENCY
 from shardalg.costs.network.span import LINK, Span
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.topology import Topology

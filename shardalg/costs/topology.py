@@ -12,7 +12,7 @@ from typing import Any
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import Hardware, load
-from shardalg.costs.network.algorithms import LATENCY, collective_s
+from shardalg.costs.network.collective_seconds import LATENCY, collective_s
 from shardalg.costs.network.placement import Placement, exact, filled, spans
 from shardalg.costs.network.span import CHIP, HOSTS, SLICES, SWITCH, TORUS, Level, Span
 from shardalg.costs.network.wiring import Wiring
@@ -270,7 +270,7 @@ def _shape(chip: Hardware, shape: Any, chips: Any) -> tuple[int, ...]:
     if not (joined.dimensions or joined.island):
         raise HardwareError(
             f"nothing is known of how chips of {chip.name!r} are joined: give its file an "
-            "'interconnect' as hardware/tpu_v3.json has, or take the chip alone instead of a "
+            "'interconnect' as chips/tpu_v3.json has, or take the chip alone instead of a "
             "topology: all its axes then have links of their own."
         )
     if (shape is None) == (chips is None):

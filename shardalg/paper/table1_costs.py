@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 
 from shardalg.costs.analyses.scaling import QUANTITIES, Scaling, scaling
-from shardalg.costs.saved import saved_values
+from shardalg.costs.saved_activations import saved_values
 from shardalg.io.table import Table
 from shardalg.sizes.formula import Formula, symbol
 from shardalg.sizes.growth import Order

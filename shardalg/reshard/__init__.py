@@ -3,10 +3,10 @@
 Reshard is a shortest path over all-gather, slice, all-to-all, permute, reduce-scatter and
 all-reduce on sub-axes of prime size, priced by the function that prices the program. Slices come
 first and gathers last, so blocks of `U` elements are exchanged in between, and the path sends `G -
-U*(1-x)` for a goal of `G` (`reshard/route.py`): no exchange, one all-to-all, or one permute are
-read off the digits; what sends more than `G` is a small puzzle of stacks (`reshard/shuffle.py`: A*
-over digits, those that need never part as one). Partial sums are added before, where A* over
-`reshard/search.bound` says: a device sends at least what it lacks of the goal. Most prices need no
+U*(1-x)` for a goal of `G` (`reshard/closed_forms.py`): no exchange, one all-to-all, or one permute
+are read off the digits; what sends more than `G` is a small puzzle of stacks (`reshard/shuffle.py`:
+A* over digits, those that need never part as one). Partial sums are added before, where A* over
+`reshard/even.bound` says: a device sends at least what it lacks of the goal. Most prices need no
 path at all, and the choice prices candidates in the order of their bounds until the rest cost
 more. Where links of axes differ (`reshard/links.py`) no normal form holds: A* over single moves,
 with the same bound. Where a size does not divide, blocks are padded so that it does

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.reshard.best_first import Cost, best_first
+from shardalg.reshard.closed_forms import replaced
 from shardalg.reshard.retile import margin
-from shardalg.reshard.route import replaced
 from shardalg.reshard.shares import Labels, Layout, ShareMove, Shares, shares
 
 

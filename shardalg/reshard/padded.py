@@ -15,10 +15,10 @@ from typing import Any
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.costs.collectives import step_wire_bytes
+from shardalg.reshard.closed_forms import replaced
+from shardalg.reshard.even import Dims, Move, SearchStep, Shape, State, tile
+from shardalg.reshard.even import search as even_search
 from shardalg.reshard.retile import Retile, margin
-from shardalg.reshard.route import replaced
-from shardalg.reshard.search import Dims, Move, SearchStep, Shape, State, tile
-from shardalg.reshard.search import search as even_search
 from shardalg.sizes.formula import Formula
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import AllGather, AllReduce, DynamicSlice

@@ -16,10 +16,8 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import MeshError
 from shardalg.reshard import uneven
-from shardalg.reshard.links import Links
-from shardalg.reshard.padded import gathered
-from shardalg.reshard.route import translated
-from shardalg.reshard.search import (
+from shardalg.reshard.closed_forms import translated
+from shardalg.reshard.even import (
     Dims,
     Ends,
     Move,
@@ -30,7 +28,9 @@ from shardalg.reshard.search import (
     is_direct,
     search,
 )
-from shardalg.reshard.search import SearchStep as Hop
+from shardalg.reshard.even import SearchStep as Hop
+from shardalg.reshard.links import Links
+from shardalg.reshard.padded import gathered
 from shardalg.sizes.decided import decided
 from shardalg.spmd.instructions import (
     AllGather,

@@ -14,7 +14,7 @@ from itertools import permutations
 from math import inf, prod
 from typing import NamedTuple
 
-from shardalg.reshard.route import replaced
+from shardalg.reshard.closed_forms import replaced
 
 Labels = tuple[int, ...]
 """Digits of prime size by their numbers, major first."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 
 from shardalg.algebra.digits import Digits, overlap
 from shardalg.reshard.best_first import Cost
+from shardalg.reshard.closed_forms import primes, unused
+from shardalg.reshard.even import Move, SearchStep, Shape, State, plain
 from shardalg.reshard.grids import Dims as Blocks
 from shardalg.reshard.grids import Hop, Puzzle, solve
 from shardalg.reshard.grids import State as Found
 from shardalg.reshard.padded import gathered, padded_path
 from shardalg.reshard.retile import Retile
-from shardalg.reshard.route import primes, unused
-from shardalg.reshard.search import Move, SearchStep, Shape, State, plain
 from shardalg.reshard.shares import Labels, Layout
 from shardalg.spmd.instructions import (
     AllGather,

@@ -9,7 +9,7 @@ from typing import Any
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import AxisRef, Mesh
 from shardalg.costs.hardware import Hardware
-from shardalg.costs.network.algorithms import collective_s
+from shardalg.costs.network.collective_seconds import collective_s
 from shardalg.costs.topology import Topology
 from shardalg.io.table import Table
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective

@@ -13,7 +13,7 @@ import shardalg as sa
 from shardalg.costs.analyses.crossing import largest, less, turns
 from shardalg.costs.analyses.together import together
 from shardalg.costs.hardware import Hardware, load
-from shardalg.costs.network.algorithms import LATENCY
+from shardalg.costs.network.collective_seconds import LATENCY
 from shardalg.errors import HardwareError
 from shardalg.planning.stages import planned_at, priced
 from shardalg.sizes.formula import Formula, FormulaError, symbols

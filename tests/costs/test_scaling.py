@@ -6,7 +6,7 @@ import pytest
 from shardalg.algebra.dims import dims
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.analyses.scaling import coefficient, scaling
-from shardalg.costs.saved import saved_values
+from shardalg.costs.saved_activations import saved_values
 from shardalg.costs.symbolic import Sizes, symbolise
 from shardalg.graph.tracing.trace import flatten_prefix
 from shardalg.models.training import part

@@ -11,7 +11,7 @@ from shardalg.algebra.digits import Digit
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.collectives import seconds
 from shardalg.costs.hardware import Hardware, load
-from shardalg.costs.network.algorithms import collective_s
+from shardalg.costs.network.collective_seconds import collective_s
 from shardalg.costs.network.span import TORUS, Level, Span
 from shardalg.costs.topology import Topology, machine, rank_device_orders
 from shardalg.errors import HardwareError

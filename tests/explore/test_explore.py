@@ -1,7 +1,6 @@
 """One quick exploration in a process of its own, as a user starts it; and what it leaves out."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -47,14 +46,13 @@ PICTURES = ("wire_bytes.png", "feed_forward.png", "scaling.png", "times.png")
 
 
 @pytest.fixture(scope="module")
-def explored(tmp_path_factory):
+def explored(tmp_path_factory, own_devices):
     """The folder and the screen of `shardalg explore` with no devices set from outside."""
     out = tmp_path_factory.mktemp("explore")
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     options = ["--quick", "--model", "tiny", "--strategy", "finalized", "--out", str(out)]
     run = subprocess.run(
         [sys.executable, "-m", "shardalg", "explore", *options],
-        env=env, capture_output=True, text=True, check=False,
+        env=own_devices, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     return out, run.stdout

@@ -45,8 +45,8 @@ def test_there_are_notebooks():
 
 
 @pytest.mark.parametrize("path", EXECUTED)
-def test_it_runs_and_puts_out_what_is_committed(path, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "")  # the notebook asks for its devices itself
+def test_it_runs_and_puts_out_what_is_committed(path, monkeypatch, own_devices):
+    monkeypatch.setenv("XLA_FLAGS", own_devices["XLA_FLAGS"])
     committed, fresh = read(path), read(path)
     for cell in code_cells(fresh):
         cell.outputs = []

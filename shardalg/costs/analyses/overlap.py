@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from shardalg.costs.collectives import is_collective
-from shardalg.costs.network.algorithms import COLLECTIVES
+from shardalg.costs.network.collective_seconds import COLLECTIVES
 from shardalg.errors import HardwareError
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import Control

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from shardalg.costs.hardware import Hardware
-from shardalg.costs.network.algorithms import LATENCY, stages
+from shardalg.costs.network.collective_seconds import LATENCY, stages
 from shardalg.costs.network.span import CHIP, LINK, Span
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import CollectiveMatmul, Direction

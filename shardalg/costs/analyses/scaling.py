@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from shardalg.costs.collectives import is_collective, wire_bytes
-from shardalg.costs.saved import saved_values
+from shardalg.costs.saved_activations import saved_values
 from shardalg.costs.walk import local_bytes, sent_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.sizes.formula import Formula, FormulaError
@@ -25,7 +25,8 @@ class Scaling:
 
     Attributes:
       weight_memory: parameters.
-      activation_memory: what the forward pass leaves for the backward one (`costs.saved`).
+      activation_memory: what the forward pass leaves for the backward one.
+        See `costs.saved_activations`.
       weight_communication: wire bytes of weights and of their gradients in these two passes.
       activation_communication: wire bytes of activations.
       update_communication: wire bytes of what follows, the optimizer; no column of the table.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from shardalg.costs.network.algorithms import COLLECTIVES
+from shardalg.costs.network.collective_seconds import COLLECTIVES
 from shardalg.errors import HardwareError
 
 

@@ -149,11 +149,13 @@ def meshes(strategy: str, devices: int, slices: int, layers: int) -> Iterator[Me
                     yield _mesh({"L": stages, "X": x, "Y": devices // stages // x})
     elif strategy == "finalized":
         yield from (_mesh({"X": x, "Y": devices // x}) for x in _divisors(devices))
-    else:
+    elif strategy in ("fsdp", "fsdp_tensor"):
         within = devices // slices
         for tensor in _divisors(within) if strategy == "fsdp_tensor" else (1,):
             if tensor > 1 or strategy == "fsdp":
                 yield _mesh({"slice": slices, "fsdp": within // tensor, "tensor": tensor})
+    else:
+        raise StrategyError(f"strategy {strategy!r} is laid on no meshes: write here on which.")
 
 
 def ordered(laid: Iterable[Mesh]) -> Iterator[Mesh]:

@@ -18,7 +18,7 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.ops.local_parameters import Emission
 from shardalg.ops.rule import PICK, SUM, Rule
-from shardalg.reshard.search import tile
+from shardalg.reshard.even import tile
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import Dilate, Mask, MaskAt
 from shardalg.spmd.local import Start

@@ -25,7 +25,7 @@ from shardalg.partition.choose.masks import Before, around, masks
 from shardalg.partition.choose.owner_select import ELEMENT, picks
 from shardalg.partition.choose.sent import through_windows
 from shardalg.partition.choose.windows import Kept, Window, kept, spans, windows
-from shardalg.reshard.search import tile
+from shardalg.reshard.even import tile
 from shardalg.sizes.decided import decided
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import (

@@ -20,7 +20,7 @@ from shardalg.ops.rule import SUM, Rule
 from shardalg.ops.windows import Span, reach, windowed
 from shardalg.partition.choose.component import as_set
 from shardalg.partition.choose.key import Choice
-from shardalg.reshard.search import tile
+from shardalg.reshard.even import tile
 from shardalg.spmd.instructions import OwnerSelect
 
 ELEMENT = Span(1)

@@ -18,9 +18,18 @@ from typing import Any, NamedTuple
 from shardalg.algebra.digits import Digit, Digits, overlap, parts
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.reshard.best_first import Cost, best_first
+from shardalg.reshard.closed_forms import (
+    Dims,
+    Route,
+    Shape,
+    direct,
+    permuted,
+    primes,
+    replaced,
+    shuffled,
+)
 from shardalg.reshard.links import Links
 from shardalg.reshard.retile import Retile
-from shardalg.reshard.route import Dims, Route, Shape, direct, permuted, primes, replaced, shuffled
 from shardalg.reshard.shuffle import Swap
 from shardalg.sizes.amounts import quotient
 from shardalg.spmd.instructions import (

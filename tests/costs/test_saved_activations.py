@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import breadth_first_order
 
 import shardalg as sa
 from shardalg.costs.memory import liveness
-from shardalg.costs.saved import _residual, last_uses, lifetimes
+from shardalg.costs.saved_activations import _residual, last_uses, lifetimes
 from shardalg.graph.ir import Graph, Node, Region, Signature, Value, ValueType
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
