@@ -39,6 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--remat", type=_listed(str), metavar="NAME,...", help="none, full, minimal")
     option("--optimizer", type=_listed(str), metavar="NAME,...", help="adafactor, adam, sgd")
     option("--order", type=_listed(str), metavar="NAME", help="of axes on devices: given or all")
+    option("--processes", type=_positive(int), metavar="N", help="at most (default: one a core)")
     option("--verify", type=int, default=0, metavar="N", help="plan and prove the best N")
     option("--html", type=Path, metavar="FILE", help="write the ranking as a page to FILE")
     option("--top", type=_positive(int), default=20, metavar="N", help="rows (default %(default)s)")
@@ -61,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
         choices=_choices(options),
         memory_bytes=options.memory,
         progress=_say,
+        processes=options.processes,
     )
     _end_line()
     if options.html is not None:

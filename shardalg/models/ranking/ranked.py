@@ -12,8 +12,10 @@ none was measured, so that they are predicted too fast beside the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
@@ -28,6 +30,7 @@ from shardalg.models.dense_cost import chip_of, machine_for
 from shardalg.models.ranking.candidate import Candidate
 from shardalg.models.ranking.groups import Price, Pricing, by_step
 from shardalg.models.ranking.space import Refused, candidates, chosen, grouped
+from shardalg.models.ranking.workers import Done, Task, Workers, cores, done
 from shardalg.report.html import Page, Section
 
 Progress = Callable[[int, int, str], None]
@@ -194,6 +197,7 @@ def strategies(
     choices: Mapping[str, Sequence[Any]] | None = None,
     memory_bytes: float | None = None,
     progress: Progress | None = None,
+    processes: int | None = None,
 ) -> Ranking:
     """Every way to train a model on so many devices, ranked by predicted seconds per sample.
 
@@ -206,8 +210,10 @@ def strategies(
         "rounds" of pipelines, "remat", "optimizer" (what the model has), "order" of the axes on the
         devices ("given" or "all").
       memory_bytes: of one device, for the peak; default: what the chip has.
-      progress: called before each mesh of a step, with the number of its first candidate; Ctrl-C
-        ends the search and keeps what is ranked.
+      progress: called for each mesh of a step, with the number of its first candidate; Ctrl-C ends
+        the search and keeps what is ranked.
+      processes: that price at most, this one among them; others start after a second (default: one
+        for each core that this one may use, at most 8). What is found does not depend on it.
 
     Raises:
       StrategyError: an unknown choice, nothing fits the memory (with the least that does), no mesh
@@ -221,13 +227,15 @@ def strategies(
     """
     if type(devices) is not int or devices < 1:
         raise StrategyError(f"devices={devices!r}: give a number of at least 1.")
+    if processes is not None and (type(processes) is not int or processes < 1):
+        raise StrategyError(f"processes={processes!r}: give a number of at least 1.")
     if memory_bytes is not None and not (_is_number(memory_bytes) and memory_bytes > 0):
         raise StrategyError(f"memory_bytes={memory_bytes!r}: give a number above 0.")
     on = _machine(devices, hardware)
     memory = chip_of(on).hbm_bytes if memory_bytes is None else memory_bytes
     slices = on.slices if isinstance(on, Topology) else 1
     found = grouped(candidates(model, devices, slices, chosen(model, choices or {})))
-    search = _Search(on, memory, progress)
+    search = _Search(on, memory, progress, processes or cores())
     ranking = search.over(found)
     if not ranking.ranked and not ranking.left:
         raise search.nothing(devices, ranking.refused)
@@ -252,9 +260,15 @@ def _machine(devices: int, hardware: str | Hardware | Topology) -> Hardware | To
 class _Search:
     """Prices candidates, those of one step on one mesh together."""
 
-    def __init__(self, on: Hardware | Topology, memory: float, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        on: Hardware | Topology,
+        memory: float,
+        progress: Progress | None,
+        processes: int,
+    ) -> None:
         self.on, self.memory, self.progress = on, memory, progress
-        self.pricing = Pricing()
+        self.processes, self.pricing = processes, Pricing()
         self.ranked: list[Ranked] = []
         self.refused: list[Refused] = []
         self.large: list[tuple[int, Candidate]] = []
@@ -263,17 +277,25 @@ class _Search:
     def over(self, found: Sequence[Candidate | Refused]) -> Ranking:
         """Those that fit, by seconds per sample; interrupted, what there is by then."""
         groups = by_step(self.dividing(found))
-        left = sum(map(len, groups))
-        try:
-            for group in groups:
-                if self.progress is not None:
-                    self.progress(len(found) - left + 1, len(found), str(group[0]))
-                self.look(group)
-                left -= len(group)
-        except KeyboardInterrupt:
-            pass
+        first, left = len(found) - sum(map(len, groups)) + 1, 0
+        numbers = list(accumulate(map(len, groups), initial=first))
+        tasks = [self.task(group) for group in groups]
+
+        def begun(place: int) -> None:
+            if self.progress is not None:
+                self.progress(numbers[place], len(found), str(groups[place][0]))
+
+        work = Workers(tasks, begun, self.processes, self.pricing)
+        with suppress(KeyboardInterrupt):
+            work.run()
+        for place, task in enumerate(tasks):
+            if place in work.done:
+                self.rank(task, work.done[place])
+            else:
+                left += len(task.group)
         order = sorted(self.ranked, key=lambda one: one.seconds_per_sample)
-        return Ranking(tuple(order), tuple(self.refused), left, self.pricing.planned)
+        planned = sum(one.planned for one in work.done.values())
+        return Ranking(tuple(order), tuple(self.refused), left, planned)
 
     def refuse(self, what: Candidate, why: object) -> None:
         """Keep it with the reason."""
@@ -292,17 +314,25 @@ class _Search:
             else:
                 yield one
 
-    def look(self, group: Sequence[Candidate]) -> None:
-        """Rank candidates of one step on one mesh, or say why not."""
+    def task(self, group: Sequence[Candidate]) -> Task:
+        """Those of one step on one mesh that may fit; the others are refused."""
         try:
             state = group[0].state_bytes()
-            small = list(self.holding(group, state))
-            priced = list(self.priced(small)) if small else []
         except ShardalgError as error:
             for one in group:
                 self.refuse(one, error)
+            group = ()
+        else:
+            group = list(self.holding(group, state))
+        return Task(group, machine_for(group[0].mesh, self.on) if group else self.on)
+
+    def rank(self, task: Task, made: Done) -> None:
+        """Rank what fits, and say why the rest does not."""
+        if made.refused:
+            for one in task.group:
+                self.refuse(one, made.refused)
             return
-        for one, price in priced:
+        for one, price in zip(task.group, made.prices, strict=True):
             if price.peak_memory_bytes <= self.memory:
                 self.ranked.append(Ranked(one, price, self.on))
                 continue
@@ -310,10 +340,6 @@ class _Search:
             self.peaks.append((peak, str(one)))
             has = bytes_text(self.memory)
             self.refuse(one, f"its peak is {bytes_text(peak)}, a device has {has}.")
-
-    def priced(self, group: Sequence[Candidate]) -> Iterator[tuple[Candidate, Price]]:
-        """Prices on the machine."""
-        return self.pricing.prices(group, machine_for(group[0].mesh, self.on))
 
     def holding(self, group: Sequence[Candidate], state: int) -> Iterator[Candidate]:
         """Those whose arguments alone fit."""
@@ -336,7 +362,8 @@ class _Search:
         groups = by_step(one for _, one in self.large)
         for group in sorted(groups, key=lambda group: min(needed[id(one)] for one in group)):
             hopeful = [one for one in group if best is None or needed[id(one)] < best[0]]
-            for one, price in self.priced(hopeful) if hopeful else ():
+            made = done(Task(hopeful, machine_for(group[0].mesh, self.on)), self.pricing)
+            for one, price in zip(hopeful, made.prices, strict=True):
                 found = price.peak_memory_bytes, str(one)
                 best = min(best or found, found)
         return best

@@ -1,0 +1,176 @@
+"""Processes that price groups of candidates beside this one, a core for each.
+
+A worker is a fresh interpreter that this one talks to by pipes. The ways of `multiprocessing` do
+not serve: `spawn` runs the user's script once more, `fork` copies a process whose JAX has threads.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.topology import Topology
+from shardalg.errors import ShardalgError
+from shardalg.models.ranking.candidate import Candidate
+from shardalg.models.ranking.groups import Price, Pricing
+
+ALONE_S = 1.0
+"""Until then there are none: a worker takes about as long to start."""
+MOST = 8
+"""Processes at most, this one among them; each holds some hundred megabytes."""
+_SERVE = f"from {__name__} import serve; serve()"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Candidates of one step on one mesh, and what they are priced for."""
+
+    group: Sequence[Candidate]
+    on: Hardware | Topology
+
+
+@dataclass(frozen=True)
+class Done:
+    """A task's prices in the order of its group, or why there are none.
+
+    Attributes:
+      planned: runs of planning that it took.
+    """
+
+    prices: tuple[Price, ...]
+    planned: int
+    refused: str = ""
+
+
+def done(task: Task, pricing: Pricing) -> Done:
+    """The task's prices, made in this process."""
+    before = pricing.planned
+    if not task.group:
+        return Done((), 0)
+    try:
+        found = {id(one): price for one, price in pricing.prices(task.group, task.on)}
+    except ShardalgError as error:
+        return Done((), pricing.planned - before, str(error))
+    return Done(tuple(found[id(one)] for one in task.group), pricing.planned - before)
+
+
+def cores() -> int:
+    """Cores that this process may use, at most `MOST`."""
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+    return min(MOST, len(usable(0)))
+
+
+def serve() -> None:
+    """Price what comes in until nothing does: the whole of a worker."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what others print is no answer
+    pricing = Pricing()
+    with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
+        while True:
+            pickle.dump(done(pickle.load(sys.stdin.buffer), pricing), answers)
+            answers.flush()
+
+
+def _started() -> subprocess.Popen[bytes]:
+    root = os.fspath(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, "-c", _SERVE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
+        start_new_session=True,  # Ctrl-C is this process's to handle
+    )
+
+
+@dataclass(eq=False)
+class Workers:
+    """Tasks priced by this process and, after `ALONE_S`, by others beside it.
+
+    Attributes:
+      tasks: in the order in which they are begun.
+      begun: called in this thread with the place of each task, in order.
+      count: processes at most, this one among them.
+      done: what is priced by now, by place; all of them after `run`.
+    """
+
+    tasks: Sequence[Task]
+    begun: Callable[[int], None]
+    count: int
+    pricing: Pricing = field(default_factory=Pricing)
+    done: dict[int, Done] = field(default_factory=dict)
+    _taken: int = 0
+    _told: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Price all; interrupted, `done` has what is priced."""
+        until, threads = time.monotonic() + ALONE_S, list[threading.Thread]()
+        try:
+            for place in self._places():
+                self._tell()
+                self.done[place] = done(self.tasks[place], self.pricing)
+                if not threads and time.monotonic() > until:
+                    threads = self._threads()
+            for thread in threads:
+                thread.join()
+            for place in set(range(len(self.tasks))) - self.done.keys():  # of a worker that died
+                self.done[place] = done(self.tasks[place], self.pricing)
+            self._tell()
+        finally:
+            self._taken = len(self.tasks)
+            for process in self._processes:
+                process.kill()
+            for thread in threads:
+                thread.join()
+
+    def _places(self) -> Iterator[int]:
+        """Of the tasks that nobody has taken, each to whoever asks first."""
+        while True:
+            with self._lock:
+                place, self._taken = self._taken, self._taken + 1
+            if place >= len(self.tasks):
+                return
+            yield place
+
+    def _tell(self) -> None:
+        for place in range(self._told, min(self._taken, len(self.tasks))):
+            self._told = place + 1
+            self.begun(place)
+
+    def _threads(self) -> list[threading.Thread]:
+        """One for each worker, as many as there is work for."""
+        many = min(self.count - 1, len(self.tasks) - self._taken - 1)
+        with suppress(OSError):  # no further process: fewer workers
+            for _ in range(many):
+                self._processes.append(_started())
+        threads = [threading.Thread(target=self._hand, args=(p,)) for p in self._processes]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _hand(self, process: subprocess.Popen[bytes]) -> None:
+        """Give a worker one task after another; one that it dies of is left to this process."""
+        with suppress(OSError, EOFError, pickle.UnpicklingError), process:
+            for place in self._places():
+                self.done[place] = _answered(process.stdin, process.stdout, self.tasks[place])
+
+
+def _answered(given: IO[Any] | None, answers: IO[Any] | None, task: Task) -> Done:
+    assert given is not None and answers is not None
+    pickle.dump(task, given)
+    given.flush()
+    found: Done = pickle.load(answers)
+    return found
