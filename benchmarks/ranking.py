@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -14,12 +15,14 @@ from shardalg.io.table import Table
 from shardalg.models.ranking.groups import price
 from shardalg.models.ranking.named import NARROW
 from shardalg.models.ranking.ranked import strategies
+from shardalg.models.ranking.workers import cores
 
 ABOUT = """`sa.strategies` of the paper's narrow model on 256 cores of TPU v3, layers recomputed:
 candidates of one step on one mesh are planned and priced together. `candidates` are all points that
-get a number or a reason; `planned` counts runs of planning. Each space is a process of its own:
-seconds are of its processor from a cold start, `import_s` and tracing in them. Drawn candidates
-are priced by plans of their own, one by one, and compared."""
+get a number or a reason; `planned` counts runs of planning. Each space is a process of its own,
+from a cold start: `seconds` are those of the clock until it is ranked, imports and tracing in them,
+`processor_s` those of all its processes, one a core. Drawn candidates are priced by plans of their
+own, one by one, and compared."""
 FLAT: dict[str, Any] = {"strategy": ["finalized"], "remat": ["full"]}
 PIPES: dict[str, Any] = {"strategy": ["pipelined"], "remat": ["full"]}
 MANY = [*range(4, 20)]
@@ -44,27 +47,30 @@ def run(say: Callable[[str], None]) -> Result:
     for name in SPACES:
         say(f"ranking: {name}\n")
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            records.append(process.submit(ranked, name).result())
+            records.append(process.submit(ranked, name, time.time()).result())
     summary = {f"{r['space']}, candidates a second": r["candidates_per_s"] for r in records}
     return Result("ranking", ABOUT, Table.from_records(records), summary)
 
 
-def ranked(name: str) -> dict[str, Any]:
-    """The row of a space, in a process that did nothing before."""
-    imported = time.process_time()
+def ranked(name: str, start: float) -> dict[str, Any]:
+    """The row of a space, in a process that did nothing before and was started then."""
     found = strategies(NARROW, 256, "v3", choices=SPACES[name])
-    seconds = time.process_time()
+    seconds = time.time() - start
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    processor = sum(used.ru_utime + used.ru_stime for used in both)
+    before = time.process_time()
     looked = len(found.ranked) + len(found.refused)
     drawn = random.Random(1).sample(found.ranked, DRAWN)
     same = [price(one.cost) == one.price for one in drawn]
-    alone = (time.process_time() - seconds) / DRAWN
+    alone = (time.process_time() - before) / DRAWN
     return {
         "space": name,
         "candidates": looked,
         "ranked": len(found.ranked),
         "planned": found.planned,
-        "processor_s": seconds,
-        "import_s": imported,
+        "processes": cores(),
+        "seconds": seconds,
+        "processor_s": processor,
         "candidates_per_s": looked / seconds,
         "one_by_one_per_s": 1 / alone,
         "drawn_equal": f"{sum(same)} of {DRAWN}",
