@@ -27,6 +27,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
 from shardalg.graph.abstract import item_type
 from shardalg.graph.ir import Graph
+from shardalg.graph.keys import by_word
 from shardalg.graph.tracing.float0 import with_float0
 from shardalg.lower.axes import Axes, on_whole_axes
 from shardalg.lower.host_blocks import Blocks
@@ -329,7 +330,9 @@ def _padder(shape: tuple[int, ...], target: NamedSharding) -> Any:
 
 
 def _pad(x: jax.Array, *, shape: tuple[int, ...]) -> jax.Array:
-    return jax.numpy.pad(x, [(0, full - n) for full, n in zip(shape, x.shape, strict=True)])
+    widths = [(0, full - n) for full, n in zip(shape, x.shape, strict=True)]
+    (padded,) = by_word(lambda part: [jax.numpy.pad(part, widths)], x)
+    return padded
 
 
 @lru_cache

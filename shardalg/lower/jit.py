@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from shardalg.algebra.sharding import Sharding
+from shardalg.graph.abstract import item_type
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph, Node
 from shardalg.lower.arrays import ArrayBorder, filled, place
@@ -70,7 +71,7 @@ class Twin:
     def stage(self) -> Any:
         """JAX's lowered (not yet partitioned) program."""
         structs = [
-            jax.ShapeDtypeStruct(b.sharding.shape, b.dtype, sharding=b.outer)
+            jax.ShapeDtypeStruct(b.sharding.shape, item_type(b.dtype), sharding=b.outer)
             for b in self.arguments
         ]
         jitted = jax.jit(

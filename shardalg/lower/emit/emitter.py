@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from jax import lax, named_scope
 
 from shardalg.algebra.digits import Digits, partition_id, parts
 from shardalg.graph.ir import Graph
+from shardalg.graph.keys import by_word
 from shardalg.lower.axes import Axes
 from shardalg.lower.kept_apart import repeated
 from shardalg.spmd.instruction import Attributes, Block, Instruction
+from shardalg.spmd.instructions import Apply, Control
 from shardalg.spmd.local import Start
 from shardalg.spmd.program import SpmdProgram
 
@@ -43,8 +46,11 @@ class Emitter:
         return lax.axis_index(names) if names else 0
 
     def emit(self, instruction: Instruction) -> Callable[..., list[Array]]:
-        """The function that emits an instruction."""
-        return EMIT[type(instruction.attributes)]
+        """The function that emits an instruction; what moves random keys moves their words."""
+        emit = EMIT[type(instruction.attributes)]
+        if isinstance(instruction.attributes, Apply | Control):
+            return emit
+        return lambda emitter, it, *operands: by_word(partial(emit, emitter, it), *operands)
 
     def rotated(self, digits: Digits, x: Array, hop: int) -> Array:
         """What the member of a group that is so many places on holds."""

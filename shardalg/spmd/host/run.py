@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -17,8 +18,9 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ProgramError
 from shardalg.graph.ir import Graph
 from shardalg.spmd.host.blocks import Stack, groups, ids, in_order, valid
+from shardalg.spmd.host.words import by_word
 from shardalg.spmd.instruction import Attributes, Block, Instruction
-from shardalg.spmd.instructions import Control
+from shardalg.spmd.instructions import Apply, Control
 from shardalg.spmd.program import SpmdProgram
 
 A = TypeVar("A", bound=Attributes)
@@ -115,7 +117,9 @@ def run_block(run: Run, block: Block, arguments: Iterable[Stack]) -> list[Stack]
     env = {**run.constants, **dict(zip(block.arguments, arguments, strict=True))}
     for instruction in block.instructions:
         operands = [env[index] for index in instruction.operands]
-        stacks = SIMULATE[type(instruction.attributes)](run, instruction, *operands)
+        simulate = partial(SIMULATE[type(instruction.attributes)], run, instruction)
+        whole = isinstance(instruction.attributes, Apply | Control)
+        stacks = simulate(*operands) if whole else by_word(simulate, *operands)
         for index, stack in zip(instruction.results, stacks, strict=True):
             _check_result(run, instruction, index, stack)
             env[index] = stack

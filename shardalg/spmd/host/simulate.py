@@ -28,8 +28,9 @@ from shardalg.spmd.host import (
     permute,
     slices,
 )
-from shardalg.spmd.host.blocks import Stack, garbage, in_order, item_type, join, split
+from shardalg.spmd.host.blocks import Stack, in_order
 from shardalg.spmd.host.run import Run, check_copies, run_block
+from shardalg.spmd.host.words import join_blocks, split_array
 from shardalg.spmd.program import SpmdProgram
 
 REGISTERED = (
@@ -53,15 +54,15 @@ def simulate(program: SpmdProgram, graph: Graph, *global_arrays: Any) -> list[np
         program.block.arguments, global_arrays, program.argument_shardings, strict=True
     ):
         dtype = program.locals[index].dtype
-        array = np.asarray(array).astype(item_type(dtype), copy=False)
-        blocks = split(array, sharding, garbage(dtype))
+        blocks = split_array(array, sharding, dtype)
         arguments.append(in_order(blocks, sharding.mesh, program.mesh))
     stacks = run_block(run, program.block, arguments)
     results = list(zip(stacks, program.result_shardings, strict=True))
     for number, (stack, sharding) in enumerate(results):
         check_copies(run, stack, sharding, f"result {number}: the program hands on")
     return [
-        join(in_order(stack, program.mesh, sharding.mesh), sharding) for stack, sharding in results
+        join_blocks(in_order(stack, program.mesh, sharding.mesh), sharding)
+        for stack, sharding in results
     ]
 
 
@@ -84,6 +85,5 @@ def _constants(program: SpmdProgram, graph: Graph) -> dict[int, Stack]:
     env: dict[int, Stack] = {}
     for index, value in program.constants:
         local = program.locals[index]
-        array = np.asarray(data[value], item_type(local.dtype))
-        env[index] = split(array, local.sharding, garbage(local.dtype))
+        env[index] = split_array(data[value], local.sharding, local.dtype)
     return env

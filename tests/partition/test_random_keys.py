@@ -1,0 +1,63 @@
+"""Random keys as arguments, results and in between: moved as words where JAX moves no keys."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.spmd.host.simulate import simulate
+
+SEVEN, EIGHT = (jax.random.split(jax.random.key(1), n) for n in (7, 8))
+SQUARE = EIGHT.reshape(4, 2)
+WIDE = jax.random.split(jax.random.key(1, impl="rbg"), 7)
+ROWS = np.ones((7, 4), np.float32)
+PLACES = np.array([0, 6, 2], np.int32)
+X = P("X")
+
+
+def uniform(keys, rows=0):
+    return jax.vmap(lambda key: jax.random.uniform(key, (4,)))(keys) + rows
+
+
+CASES = {
+    "uneven": (uniform, (SEVEN,), (X,)),
+    "of another kind": (uniform, (WIDE,), (X,)),
+    "split inside": (lambda k, x: uniform(jax.random.split(k, 7), x), (EIGHT[0], ROWS), (P(), X)),
+    "chosen": (lambda k, x: jnp.where(x[:, 0] > 0, k[::-1], k), (SEVEN, ROWS), (P(), X)),
+    "gathered": (lambda k, i: k[i], (EIGHT, PLACES), (X, P())),
+    "gathered, uneven": (lambda k: k[jnp.array(PLACES)], (SEVEN,), (X,)),
+    "sliced": (lambda k, i: jax.lax.dynamic_slice(k, i[1:2], (2,)), (EIGHT, PLACES), (X, P())),
+    "updated": (lambda k, i: k.at[i[1]].set(k[0]), (EIGHT, PLACES), (X, P())),
+    "joined": (lambda k: jnp.concatenate([k[:1], k]), (EIGHT,), (X,)),
+    "by the second dimension": (lambda k: jnp.concatenate([k, k]), (SQUARE,), (P(None, "X"),)),
+    "transposed": (lambda k: k.T, (SQUARE,), (X,)),
+    "in a loop": (
+        lambda k: jax.lax.scan(lambda c, q: (q, uniform(c[None])), k[0], k), (SEVEN,), (X,)
+    ),
+}  # fmt: skip
+
+
+def numbers(tree):
+    leaves = jax.tree.leaves(tree)
+    keys = [jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
+    pairs = zip(leaves, keys, strict=True)
+    return [np.asarray(jax.random.key_data(x) if is_key else x) for x, is_key in pairs]
+
+
+@pytest.mark.parametrize("result", [None, X], ids=["", "cut"])
+@pytest.mark.parametrize("name", CASES)
+def test_keys_are_one_devices(name, result):
+    fn, given, layouts = CASES[name]
+    one = jax.jit(fn)(*given)
+    cut = jax.tree.map(lambda x: result if x.ndim else None, one)
+    plan = sa.plan(fn, *given, mesh=sa.Mesh({"X": 2}), in_shardings=layouts, out_shardings=cut)
+    assert plan.verify().ok
+    lowered = plan.lower()
+    ways = [simulate(plan.program, plan.graph, *given), lowered(*given)]
+    if result is None:
+        ways.append(lowered.jit()(*given))
+    for way in ways:
+        for got, want in zip(numbers(way), numbers(one), strict=True):
+            np.testing.assert_array_equal(got, want)
