@@ -18,6 +18,10 @@ def convolved(x, k, low=0):
     return lax.conv_general_dilated(x, k, (1,), [(low, low)])
 
 
+def grouped(x, k):
+    return lax.conv_general_dilated(x, k, (1,), "SAME", feature_group_count=2)
+
+
 def scanned(x):
     return lax.scan(lambda c, row: (c + row, c * row), jnp.ones(x.shape[1:]), x)
 
@@ -45,6 +49,8 @@ CASES = {
     "convolution, too short": (convolved, numbers(2, 3, 2), numbers(4, 3, 3)),
     "convolution, features": (convolved, numbers(2, 0, 6), numbers(4, 0, 3)),
     "convolution, padding": (lambda x, k: convolved(x, k, 2), numbers(2, 3, 0), numbers(4, 3, 3)),
+    "groups that make no features": (grouped, numbers(2, 4, 6), numbers(0, 2, 3)),
+    "groups of no features": (grouped, numbers(2, 0, 6), numbers(4, 0, 3)),
     "sum": (lambda x: x.sum(0), numbers(0, 4)),
     "maximum": (lambda x: lax.reduce_max(x, (0,)), numbers(0, 4)),
     "all": (lambda x: (x > 0).all(), numbers(0, 4)),
@@ -72,6 +78,15 @@ CASES = {
     "top 0": (lambda x: lax.top_k(x, 0), numbers(4, 4)),
     "random": (lambda k: jax.random.normal(jax.random.key(k), (0, 4)), np.int32(1)),
 }
+
+
+def test_groups_that_make_no_features_are_cut():
+    """The group is an iteration of the result then too: nothing is summed over it."""
+    x, kernel = numbers(2, 4, 6), numbers(0, 2, 3)
+    specs = (P(None, "X"), P())
+    plan = sa.plan(grouped, x, kernel, mesh=sa.Mesh({"X": 2}), in_shardings=specs)
+    assert plan.verify().ok
+    assert plan.lower()(x, kernel).shape == (2, 0, 6)
 
 
 def plans_of(name):

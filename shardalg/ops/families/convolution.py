@@ -35,11 +35,11 @@ class Groups:
         """Index of a dimension of `count * extent` elements."""
         if self.count == 1:
             return Index.of(loop)
-        return Index.of("g") * extent + (loop if extent > 1 else 0)
+        return Index.of("g") * max(extent, 1) + (loop if extent != 1 else 0)
 
     def alone(self, loop: str, extent: int) -> Index:
         """Index of a dimension of `extent` elements that another tensor has in groups."""
-        return Index.of(loop) if self.count == 1 or extent > 1 else Index.of(0)
+        return Index.of(loop) if self.count == 1 or extent != 1 else Index.of(0)
 
 
 def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
