@@ -357,3 +357,46 @@ def _present(graph: Graph, index: int, array: Any) -> Any:
             "large to be saved. Trace the function again."
         )
     return array
+
+
+def is_key(array: Any) -> bool:
+    """Whether an array holds random keys.
+
+    >>> is_key(jax.random.key(0)), is_key(jax.random.PRNGKey(0)), is_key(2.0)
+    (True, False, False)
+    """
+    dtype = getattr(array, "dtype", None)
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def words(keys: Any) -> list[Any]:
+    """Each word of all keys."""
+    data = jax.random.key_data(keys)
+    return [data[..., place] for place in range(data.shape[-1])]
+
+
+def of_words(parts: Sequence[Any], like: Any) -> Any:
+    """The keys of these words, of the same kind as others.
+
+    >>> keys = jax.random.split(jax.random.key(0), 3)
+    >>> bool((of_words(words(keys), keys) == keys).all())
+    True
+    """
+    data = jnp.stack([jnp.asarray(part) for part in parts], -1)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
+
+
+def by_word(move: Callable[..., Sequence[Any]], *operands: Any) -> list[Any]:
+    """What a move makes of its operands, of those that are keys word by word.
+
+    >>> keys = jax.random.split(jax.random.key(0), 3)
+    >>> (padded,) = by_word(lambda x: [jnp.pad(x, [(1, 0)])], keys)
+    >>> padded.shape, bool((padded[1:] == keys).all())
+    ((4,), True)
+    """
+    like = next(filter(is_key, operands), None)
+    if like is None:
+        return list(move(*operands))
+    each = [words(x) if is_key(x) else [x] * len(words(like)) for x in operands]
+    made = [move(*given) for given in zip(*each, strict=True)]
+    return [of_words(parts, like) for parts in zip(*made, strict=True)]

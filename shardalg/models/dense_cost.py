@@ -1,12 +1,13 @@
 """What a step of a dense Transformer takes on a machine, from plans of two and of three layers.
 
 Layers are alike: one more layer adds the same operators and the same bytes, so that what a program
-does is linear in their number, and so is its peak of memory once there are enough for the peak to
-stand where it does in a deep model (`tests/models/test_dense_cost.py`).
+does is linear in their number, and so is what is alive at each of its instructions
+(`models.deeper`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,9 +17,11 @@ from shardalg.costs.calibration.by_cause import LOCAL, MOVED, Amounts, amounts
 from shardalg.costs.calibration.constants import Calibration, calibration_of
 from shardalg.costs.cost import MATRIX, MEMORY, Cost, Item, Totals
 from shardalg.costs.hardware import Hardware
-from shardalg.costs.memory import Alive, Liveness
+from shardalg.costs.memory import Liveness
 from shardalg.costs.topology import SLICE, Topology, machine
 from shardalg.errors import StrategyError
+from shardalg.models.deeper import Shallow, deeper
+from shardalg.models.deeper import between as alive_between
 from shardalg.plan.plan import Plan
 
 OVERLAPS = ("measured", "none", "full")
@@ -71,8 +74,9 @@ def priced(
     if depth in plans:
         return done[depth], totals[depth]
     low, high = sorted(plans)
-    share = (depth - low) / (high - low)
-    return between(done[low], done[high], share), _totals(totals[low], totals[high], share)
+    share = (depth - low) // (high - low)
+    memory = _memory(plans[low], plans[high], share, on)
+    return between(done[low], done[high], share), _totals(totals[low], totals[high], share, memory)
 
 
 def between(low: Amounts, high: Amounts, share: float) -> Amounts:
@@ -80,7 +84,17 @@ def between(low: Amounts, high: Amounts, share: float) -> Amounts:
     return low * (1 - share) + high * share
 
 
-def _totals(low: Totals, high: Totals, share: float) -> Totals:
+def _memory(low: Plan, high: Plan, share: int, on: Topology | Hardware) -> Liveness:
+    """What a device holds at the peak of the deeper model."""
+    chip = chip_of(on)
+    if math.isfinite(chip.cores):  # of those that share cores, memory is CPU's
+        return alive_between(low.cost(on).memory, high.cost(on).memory, share)
+    traced = [(plan.program, plan.graph, plan._traced) for plan in (low, high)]
+    one, other = (Shallow(p, g, t.roles, t.donated, chip.rebuilds) for p, g, t in traced)
+    return deeper(one, other, share)
+
+
+def _totals(low: Totals, high: Totals, share: int, memory: Liveness) -> Totals:
     def line(one: Any, other: Any) -> Any:
         return one + (other - one) * share
 
@@ -89,26 +103,7 @@ def _totals(low: Totals, high: Totals, share: float) -> Totals:
         line(low.useful_flops, high.useful_flops),
         line(low.useful_s, high.useful_s),
         low.devices,
-        deeper(low.memory, high.memory, share),
-    )
-
-
-def deeper(low: Liveness, high: Liveness, share: float) -> Liveness:
-    """The memory on the line through two models, by class."""
-
-    def line(one: float, other: float) -> int:
-        return round(one + (other - one) * share)
-
-    classes = dict.fromkeys((*low.by_class, *high.by_class))
-    sizes = {c: line(low.by_class.get(c, 0), high.by_class.get(c, 0)) for c in classes}
-    alive = tuple(Alive(-1, name, name, size) for name, size in sizes.items())
-    return Liveness(
-        sum(sizes.values()),
-        high.instruction,
-        tuple(sorted(alive, key=lambda one: -one.bytes)),
-        line(low.argument_bytes, high.argument_bytes),
-        line(low.result_bytes, high.result_bytes),
-        high.place,
+        memory,
     )
 
 

@@ -23,6 +23,9 @@ DEEP = (
     ("fsdp", {"fsdp": 8}, "h100", {"attention": "fused", "microbatches": 4}),
     ("fsdp", {"slice": 2, "fsdp": 4}, "v5e", {"remat": "full", "gated": True}),
     ("fsdp_tensor", {"fsdp": 4, "tensor": 4}, "v5p", {"remat": "minimal", "kv_heads": 4}),
+    # whose peak is elsewhere than that of two and three layers
+    ("finalized", {"X": 2, "Y": 4}, "v3", {"remat": "full", "microbatches": 4, "seq": 16}),
+    ("fsdp", {"fsdp": 8}, "h100", {"remat": "full", "seq": 16, "vocab": 4096}),
 )
 
 

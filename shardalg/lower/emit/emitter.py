@@ -10,8 +10,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from jax import lax, named_scope
 
 from shardalg.algebra.digits import Digits, partition_id, parts
+from shardalg.graph.evaluate import by_word
 from shardalg.graph.ir import Graph
-from shardalg.graph.keys import by_word
 from shardalg.lower.axes import Axes
 from shardalg.lower.kept_apart import repeated
 from shardalg.spmd.instruction import Attributes, Block, Instruction

@@ -7,20 +7,21 @@ of which a question of planning or pricing has another answer are planned again,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from shardalg.costs.calibration.by_cause import amounts
+from shardalg.costs.calibration.by_cause import Amounts, amounts
 from shardalg.costs.calibration.constants import calibration_of
 from shardalg.costs.cost import Cost, Totals
 from shardalg.costs.hardware import Hardware
-from shardalg.costs.memory import Liveness, peak_bytes
+from shardalg.costs.memory import Liveness
 from shardalg.costs.topology import Topology
 from shardalg.graph.ir import Signature
+from shardalg.models.deeper import Shallow, deeper_peak
 from shardalg.models.dense_cost import SHALLOW, between, calibrated, chip_of
 from shardalg.models.published.pipelined import ONCE_A_STEP
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
@@ -172,26 +173,34 @@ def _prices(
 ) -> _Prices:
     """`dense_cost.cost_on`, at all points."""
     chip, depth, signatures = chip_of(on), one.model.layers, dict[Signature, Signature]()
-    done, peaks = {}, {}
+    done: dict[int, Amounts] = {}
+    made: dict[int, Callable[[], Shallow]] = {}
     for layers, step in templates.items():
         traced = step.at(sizes, signatures)
         stages = _planned(replace(one, model=replace(one.model, layers=layers)), traced)
         program, graph, donated = stages.program, stages.graph, stages.traced.donated
         done[layers] = amounts(program, graph, on)
-        peak = partial(peak_bytes, program, graph, donated=donated, rebuild=chip.rebuilds)
-        points = points_of(sizes.values())
-        peaks[layers] = peak() if points is None else points.each_way(peak)
+        made[layers] = partial(Shallow, program, graph, None, donated, chip.rebuilds)
+    points = points_of(sizes.values())
+    ask = partial(_peak, depth, made)
+    peak = ask() if points is None else points.each_way(ask)
     if depth in templates:
-        work, peak = done[depth], peaks[depth]
+        work = done[depth]
     else:
         low, high = sorted(templates)
-        share = (depth - low) / (high - low)
-        work = between(done[low], done[high], share)
-        peak = peaks[low] + (peaks[high] - peaks[low]) * int(share)
+        work = between(done[low], done[high], (depth - low) // (high - low))
     blank = Totals((), 0, 0, one.mesh.size, Liveness(peak, None, (), 0, 0))
     totals = calibrated(work, blank, calibration_of(chip.name), "measured")
     cost = Cost(chip, totals, totals)
     return _Prices(cost.step_time_s, peak, cost.seconds_by_cause)
+
+
+def _peak(depth: int, made: Mapping[int, Callable[[], Shallow]]) -> Any:
+    """The peak of memory of so many layers, made anew for each way that points choose."""
+    if depth in made:
+        return made[depth]().peak_bytes
+    low, high = sorted(made)
+    return deeper_peak(made[low](), made[high](), (depth - low) // (high - low))[0]
 
 
 def _planned(one: Candidate, traced: Traced) -> Stages:

@@ -17,8 +17,7 @@ from shardalg.algebra.digits import Digits, partition_id
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ProgramError
 from shardalg.graph.ir import Graph
-from shardalg.spmd.host.blocks import Stack, groups, ids, in_order, valid
-from shardalg.spmd.host.words import by_word
+from shardalg.spmd.host.blocks import Stack, by_word, groups, ids, in_order, valid
 from shardalg.spmd.instruction import Attributes, Block, Instruction
 from shardalg.spmd.instructions import Apply, Control
 from shardalg.spmd.program import SpmdProgram

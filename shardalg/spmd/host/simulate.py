@@ -28,9 +28,8 @@ from shardalg.spmd.host import (
     permute,
     slices,
 )
-from shardalg.spmd.host.blocks import Stack, in_order
+from shardalg.spmd.host.blocks import Stack, in_order, join_blocks, split_array
 from shardalg.spmd.host.run import Run, check_copies, run_block
-from shardalg.spmd.host.words import join_blocks, split_array
 from shardalg.spmd.program import SpmdProgram
 
 REGISTERED = (

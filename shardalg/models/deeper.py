@@ -1,0 +1,213 @@
+"""Memory of a model of many layers from programs of two and of three: instant by instant.
+
+What is alive while an instruction of the first layer runs, or of the last one, or outside of the
+layers, is linear in their number; in between it is between those two. So each instruction of the
+smaller program is found in the larger one, which has one layer more in the middle, and the line
+through both says what is alive there in any model: the peak is the largest of these, wherever it
+lies. (The line through the two peaks is not it: in a deep model the peak is elsewhere.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from shardalg.costs.memory import Alive, Liveness, Scan, peak_bytes
+from shardalg.costs.occupancy import Held, ProgramPoint, Timeline
+from shardalg.graph.ir import Graph
+from shardalg.sizes.points.lanes import Lanes, largest
+from shardalg.sizes.recorded import first_largest
+from shardalg.spmd.instruction import Block
+from shardalg.spmd.instructions import Apply
+from shardalg.spmd.program import SpmdProgram
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Instant:
+    """What is alive while an instruction runs; `key` is that of all instructions like it."""
+
+    key: Key
+    place: ProgramPoint
+    bytes: Any
+
+
+@dataclass
+class _Every(Timeline):
+    """A timeline that keeps every instant, those of bodies among them."""
+
+    instants: list[tuple[ProgramPoint, Any]] = field(default_factory=list)
+
+    def reach(self, i: int, inner: Timeline | None) -> None:
+        """Instruction `i` runs now; `inner` is the body of the loop that it is."""
+        super().reach(i, inner)
+        within = inner.instants if isinstance(inner, _Every) else []
+        self.instants += [((i, *place), self.total + held) for place, held in within]
+        if not within:
+            self.instants.append(((i,), self.totals[-1][0]))
+
+
+class _Instants(Scan):
+    """Goes through a program and keeps every instant."""
+
+    def begin(self, start: dict[int, Held]) -> Timeline:
+        """A timeline that keeps every instant."""
+        line = super().begin(start)
+        return _Every(line.alive, line.total, totals=line.totals, instants=[((), line.total)])
+
+
+@dataclass(frozen=True, eq=False)
+class Shallow:
+    """A program of few layers; the fields are the arguments of `memory.liveness`."""
+
+    program: SpmdProgram
+    graph: Graph
+    roles: Sequence[str] | None
+    donated: Sequence[int]
+    rebuild: bool
+
+    @cached_property
+    def instants(self) -> list[Instant]:
+        """Every instant; sizes may be lanes."""
+        scan = _Instants(self.program, self.graph, (), self.rebuild)
+        line = scan.peak(self.program.block, scan.lives(self.donated))
+        assert isinstance(line, _Every), "begun by this scan"
+        keys = _Keys(self.program)
+        block = self.program.block
+        return [Instant(keys.of(block, place), place, held) for place, held in line.instants]
+
+    def at(self, place: ProgramPoint) -> Liveness:
+        """What is alive at a place."""
+        scan = Scan(self.program, self.graph, tuple(self.roles or ()), self.rebuild)
+        return scan.liveness(scan.lives(self.donated), place)
+
+    @property
+    def peak_bytes(self) -> Any:
+        """The most bytes alive at once; of lanes at each point its own."""
+        return peak_bytes(self.program, self.graph, donated=self.donated, rebuild=self.rebuild)
+
+    @property
+    def peak(self) -> ProgramPoint:
+        """Where most is alive."""
+        return self.instants[first_largest([one.bytes for one in self.instants])].place
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """What instructions are told apart by."""
+
+    program: SpmdProgram
+
+    def of(self, block: Block, place: ProgramPoint) -> Key:
+        """Kind, operator, phase and results of the instruction at a place."""
+        if not place:
+            return ()
+        instruction = block.instructions[place[0]]
+        attributes, below = instruction.attributes, ()
+        if attributes.bodies:
+            below = self.of(attributes.bodies[0], place[1:]) if len(attributes.bodies) == 1 else ()
+            return type(attributes), below
+        primitive = attributes.primitive if isinstance(attributes, Apply) else ""
+        made = tuple(self.type(result) for result in instruction.results)
+        return type(attributes), primitive, instruction.phase, made
+
+    def type(self, result: int) -> Key:
+        """Item type and shape; numbers that are equal at all points are one object."""
+        local = self.program.locals[result]
+        return local.dtype, *(n if type(n) is int else id(n) for n in local.shape)
+
+
+Places = tuple[ProgramPoint, ProgramPoint]
+
+
+def deeper(low: Shallow, high: Shallow, share: int) -> Liveness:
+    """Memory of the model at `low + share * (high - low)`, by class."""
+    _, places = deeper_peak(low, high, share)
+    here, there = places or (low.peak, high.peak)
+    return between(low.at(here), high.at(there), share)
+
+
+def between(low: Liveness, high: Liveness, share: float) -> Liveness:
+    """On the line through what is alive in two models, by class."""
+
+    def line(one: float, other: float) -> int:
+        return round(one + (other - one) * share)
+
+    classes = dict.fromkeys((*low.by_class, *high.by_class))
+    sizes = {c: line(low.by_class.get(c, 0), high.by_class.get(c, 0)) for c in classes}
+    alive = tuple(Alive(-1, name, name, size) for name, size in sizes.items())
+    return Liveness(
+        sum(sizes.values()),
+        high.instruction,
+        tuple(sorted(alive, key=lambda one: -one.bytes)),
+        line(low.argument_bytes, high.argument_bytes),
+        line(low.result_bytes, high.result_bytes),
+        high.place,
+    )
+
+
+def deeper_peak(low: Shallow, high: Shallow, share: int) -> tuple[Any, Places | None]:
+    """The peak alone, and where both programs have that instant; of lanes nowhere.
+
+    Where the larger program is not the smaller one with some runs more, it is on the line through
+    the peaks of both.
+    """
+    one, other = low.instants, high.instants
+    pairs = aligned([at.key for at in one], [at.key for at in other])
+    if pairs is None:
+        return low.peak_bytes + (high.peak_bytes - low.peak_bytes) * share, None
+    found = [one[i].bytes + (other[j].bytes - one[i].bytes) * share for i, j in pairs]
+    peak = largest(found)
+    if type(peak) is Lanes:
+        return peak, None
+    i, j = pairs[first_largest(found)]
+    return peak, (one[i].place, other[j].place)
+
+
+def aligned(low: Sequence[Key], high: Sequence[Key]) -> list[tuple[int, int]] | None:
+    """Each place of the shorter sequence with its place in the longer one; None if it has none.
+
+    Of what repeats, the first and the last stay: the longer one has more in between.
+
+    >>> aligned("p12ab12ab12e", "p12ab12ab12ab12e")[4:9]
+    [(4, 4), (5, 9), (6, 10), (7, 11), (8, 12)]
+    """
+    more = [0] * len(low)  # how much farther on each is in `high`
+    i = shift = 0
+    while i < len(low):
+        if i + shift < len(high) and low[i] == high[i + shift]:
+            more[i] = shift
+            i += 1
+            continue
+        run = _run(low, high, i, i + shift)
+        if run is None:
+            return None
+        _moved(more, high, i, shift, run)
+        shift += run
+    if rest := len(high) - len(low) - shift:
+        _moved(more, high, len(low), shift, rest)
+    return [(i, i + shift) for i, shift in enumerate(more)]
+
+
+def _run(low: Sequence[Key], high: Sequence[Key], i: int, j: int) -> int | None:
+    """How much is left out at `j` of the longer one, so that both agree for longest from there."""
+    best, longest = None, 0
+    for run in range(1, len(high) - j):
+        agrees, most = 0, min(len(low) - i, len(high) - j - run)
+        while agrees < most and low[i + agrees] == high[j + run + agrees]:
+            agrees += 1
+        if agrees > longest:
+            best, longest = run, agrees
+    return best
+
+
+def _moved(more: list[int], high: Sequence[Key], i: int, shift: int, run: int) -> None:
+    """Leave out the second of the runs that are alike, not what comes behind the last of them."""
+    start = i + shift
+    while start and start + run - 1 < len(high) and high[start - 1] == high[start - 1 + run]:
+        start -= 1
+    for at in range(max(start + run - shift, 0), i):
+        more[at] += run
