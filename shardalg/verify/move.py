@@ -122,13 +122,20 @@ def filled_with(step: CheckedInstruction, number: int | float | bool | None) -> 
 def members_agree(
     step: CheckedInstruction, digits: Digits, dims: tuple[int, ...]
 ) -> Iterator[Stated]:
-    """Dimensions that a collective does not touch lie alike on the members of its group."""
+    """Dimensions that a collective does not touch lie alike on the members of its group.
+
+    Of those that it does touch, all that exists is held.
+    """
     for dim, held in enumerate(step.given.dims):
-        other = at_member(held.start, digits, MEMBER)
-        if dim not in dims and other != held.start:
-            words = f"members agree on dimension {dim}"
-            members = ((MEMBER, digits),)
-            yield "delivers", step.claim(words, equal(other, held.start), members=members)
+        if dim in dims:
+            yield from nothing_beyond(step, held)
+            continue
+        for own in begins(held):
+            other = at_member(own, digits, MEMBER)
+            if other != own:
+                words = f"members agree on dimension {dim}"
+                members = ((MEMBER, digits),)
+                yield "delivers", step.claim(words, equal(other, own), members=members)
 
 
 def crosses(attributes: Attributes, digits: Digits) -> bool:
@@ -199,6 +206,11 @@ def nothing_beyond(step: CheckedInstruction, held: Held) -> Iterator[Stated]:
         goal = implies(within(held.start + X, 0, held.size), held.exists(held.start + X))
         words = "every element that exists at these places was wanted"
         yield "delivers", step.claim(words, goal, unknowns=(("x", held.length),))
+
+
+def begins(held: Held) -> tuple[Number, ...]:
+    """Where a dimension begins, and what of it is wanted."""
+    return held.start, *(start for start, _ in held.wanted)
 
 
 def said_along(step: CheckedInstruction, dim: int) -> Held:

@@ -83,6 +83,8 @@ class Verifier:
                 for name, statement in asked(sharded, self.program) if sharded else ():
                     yield self.judged(name, "border", statement)
                 yield from self.run()
+        except TimeoutError:  # whoever set a limit wants to know
+            raise
         except Exception as error:
             # of what no claim can be stated, none is proved: that is a verdict, and says why
             fault = f"{self.place}: {type(error).__name__}: {error}"

@@ -21,7 +21,7 @@ DRAWS = (1, 2)
 REFUTED, NO_VERDICT, SAME, WRONG = "refuted", "no verdict", "accepted", "wrong"
 
 
-class TimeLimitError(Exception):
+class TimeLimitError(TimeoutError):
     """A mutant ran too long: a loop that never ends."""
 
 

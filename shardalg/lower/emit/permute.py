@@ -27,8 +27,9 @@ def _halo_exchange(
     a, names = instruction.attributes, emitter.axes.all_names
     arrived = []
     for edges in a.permutes:
-        sent = xs[edges[0][2]]
-        for operand in {k for _, _, k in edges} - {edges[0][2]}:
+        first = edges[0][2] if edges else 0
+        sent = xs[first]
+        for operand in {k for _, _, k in edges} - {first}:
             here = _at(emitter, [source for source, _, k in edges if k == operand])
             sent = jnp.where(here, xs[operand], sent)
         arrived.append(lax.ppermute(sent, names, [edge[:2] for edge in edges]))

@@ -91,7 +91,8 @@ def _told(result: Number, given: list[Number], dtype: str) -> Number | None:
     if dtype == "bool":
         return bool(result)
     if dtype not in FLOATS:
-        return result if result in _integers(dtype) else None
+        # of what is no whole number a range counts all of its own
+        return result if isinstance(result, int) and result in _integers(dtype) else None
     plain = {0.0, 1.0, -1.0, *given, *(-number for number in given)}
     return float(result) if result in plain else None
 

@@ -53,7 +53,7 @@ def _by_same_indices(step: CheckedInstruction[MaskIndexed]) -> Iterator[Stated]:
         *spanned, components = indices.dims
         rows = list(zip(step.attributes.batch_dims, spanned, strict=True))
         alike = [_place(step.given.dims[dim]) == _place(held) for dim, held in rows]
-        whole = components.start == Number() and components.length == components.size
+        whole = _place(components) == Held(Number(), components.size, components.size)
         ready = not (indices.awaits or indices.unreduced or indices.viewed)
         words = "the indices are those of the gather, laid out as its value is"
         yield "selected", Decided(words, all(alike) and whole and ready)

@@ -64,15 +64,16 @@ def _value_at(step: CheckedInstruction[ValueAt]) -> Result:
     """The values at the best places of the blocks that the places were looked for in."""
     a, (place, block) = step.attributes, step.operands
     best = next(iter(place.awaits), None)
-    own = [(d.start, d.length, d.size) for d in block.dims]
+    own = [replace(d, fill=None) for d in block.dims]
     found = own.pop(a.dim)
-    alike = own == [(d.start, d.length, d.size) for d in place.dims]
+    alike = own == [replace(d, fill=None) for d in place.dims]
+    alike = alike and found.base == 1 and not found.wanted
     wanted = False
     if isinstance(best, ArgReduce) and best.dim == a.dim:
         count = parts(best.digits) * best.block
         start = partition_number(best.digits) * best.block
-        masked = count == found[2] or block.dims[a.dim].fill == best.combine
-        wanted = masked and found[:2] == (start, best.block)
+        masked = count == found.size or block.dims[a.dim].fill == best.combine
+        wanted = masked and (found.start, found.length) == (start, best.block)
     ready = finished(block) and not place.changes
     words = f"values are those of the blocks, padding masked, that {best} chooses from"
     stated: list[Stated] = [("combine", Decided(words, bool(alike and wanted and ready)))]

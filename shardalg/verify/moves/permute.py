@@ -17,8 +17,10 @@ from shardalg.verify.move import (
     Result,
     Results,
     Stated,
+    begins,
     moves,
     moves_each,
+    nothing_beyond,
     numbers_at,
     positions,
     said_along,
@@ -41,11 +43,13 @@ def _permute(step: CheckedInstruction[CollectivePermute]) -> Result:
         )
         for have, want in zip(step.given.dims, said.dims, strict=True)
     )
+    whole = [claim for held in step.given.dims for claim in nothing_beyond(step, held)]
     words = "every device receives the block of its new place, once"
     stated = [
         ("delivers", Decided(words, bool(lies))),
         ("combine", Decided("partial sums stay where they are", not step.given.unreduced)),
         undisturbed(step),
+        *whole,
     ]
     dims = tuple(said_along(step, dim) for dim in range(len(said.dims)))
     return replace(step.given, dims=dims, order=said.order), stated
@@ -73,16 +77,17 @@ def _read(step: CheckedInstruction[HaloExchange], reading: Reading) -> Result:
         served[targets] = sources
     lies = inside and _serves(step, (served, here), reading, (arriving, wanted))
     others = all(
-        np.array_equal(numbers_at(other.start, served), numbers_at(other.start, here))
+        np.array_equal(numbers_at(begin, served), numbers_at(begin, here))
         for dim, other in enumerate(step.given.dims)
         if dim != a.dim
+        for begin in begins(other)
     )
     words = "every device receives what it wants of the block that it names"
     lower, upper = reading.places
     asked = ((wanted, reading.length), (arriving + lower, upper - lower))
     made = replace(held, start=arriving, wanted=asked, fill=None).part(Number(), held.length)
     stated = [("delivers", Decided(words, bool(lies and others))), undisturbed(step)]
-    return with_dim(step.given, a.dim, made), stated
+    return with_dim(step.given, a.dim, made), [*stated, *nothing_beyond(step, held)]
 
 
 def _serves(

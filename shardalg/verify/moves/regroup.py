@@ -38,7 +38,7 @@ def _flat(step: CheckedInstruction, group: list[Held]) -> tuple[Held, list[State
     first = leading(tuple(held.size for held in group))
     inner, led = prod(held.size for held in group[first + 1 :]), group[first]
     others = all(
-        (held.start, held.length, held.base) == (Number(), held.size, 1)
+        (held.start, held.length, held.base, held.wanted) == (Number(), held.size, 1, ())
         for held in (*group[:first], *group[first + 1 :])
     )
     words = "of dimensions that become others only the first is held in part"

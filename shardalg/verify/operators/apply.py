@@ -211,7 +211,8 @@ def _by_everyone(what: Applied[Apply], stated: list[Stated]) -> Outcome:
     """A primitive without a row: every device computes the whole of it from whole operands."""
     results = _as_said(what)
     whole = all(
-        dim.start == Number() and dim.length == dim.size and not held.unreduced
+        (dim.start, dim.length, dim.base) == (Number(), dim.size, 1)
+        and not (dim.wanted or held.unreduced)
         for held in (*what.operands, *results)
         for dim in held.dims
     )

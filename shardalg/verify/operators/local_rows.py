@@ -185,7 +185,8 @@ def _accesses(rule: Rule, local: Rule) -> Iterator[tuple[Access, Access]]:
 def _is_whole(run: Run, index: Index, local: Index, held: Held) -> bool:
     """Nothing depends on the device: the same read of the same elements."""
     split = any(run.digits.get(n) for n in index.variables)
-    return not split and index == local and held.start == Number() and held.length == held.size
+    whole = (held.start, held.length, held.base) == (Number(), held.size, 1) and not held.wanted
+    return not split and index == local and whole
 
 
 def _read(run: Run, place: tuple[int, int], maps: tuple[Index, Index], held: Held) -> IntegerClaim:

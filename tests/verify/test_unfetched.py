@@ -1,0 +1,220 @@
+"""What an exchange did not fetch, and what stands between elements, is no element to any reader.
+
+Programs that verified once, and computed something else.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.algebra.affine import Index
+from shardalg.errors import ProgramError
+from shardalg.lower import lower
+from shardalg.spmd.check import check
+from shardalg.spmd.host.simulate import simulate
+from shardalg.spmd.instruction import Instruction, derived
+from shardalg.spmd.instructions import (
+    AllGather,
+    Apply,
+    CollectivePermute,
+    Concatenate,
+    Dilate,
+    DynamicSlice,
+    HaloExchange,
+    Reading,
+    ReduceScatter,
+    Slice,
+    ValueAt,
+)
+from shardalg.spmd.local import Local, Start
+from shardalg.verify.verify import verify
+
+FOUR, TWO = sa.Mesh({"X": 4}), sa.Mesh({"X": 2})
+X = FOUR.digits(("X",))
+HALF = TWO.digits(("X",))
+ROW = np.arange(8, dtype=np.float32)
+SQUARE = np.eye(4, dtype=np.float32) * 5 + np.arange(16, dtype=np.float32).reshape(4, 4) / 9
+
+
+def start(scale, more=0, digits=X):
+    return Start(Index.of("o") * scale + more, (("o", digits),))
+
+
+def unfetched(pairs, length=0, places=(0, 2)):
+    """Blocks change places, of which nothing, or little, is said to be wanted."""
+    return HaloExchange(0, X, (Reading(0, start(1), (pairs,), start(2), length, places),))
+
+
+def before(plan, number, operand, moves):
+    """The program with moves of an operand before the instruction of that number."""
+    program = plan.program
+    locals_, steps = list(program.locals), list(program.block.instructions)
+    step = steps[number]
+    held = step.operands[operand]
+    added = []
+    for move in moves:
+        ((shape, dtype),) = derived(move, [(locals_[held].shape, locals_[held].dtype)])
+        layout = locals_[held].sharding
+        locals_.append(Local(len(locals_), shape, dtype, layout, None))
+        added.append(Instruction(move, (held,), (len(locals_) - 1,), step.node))
+        held = len(locals_) - 1
+    operands = list(step.operands)
+    operands[operand] = held
+    steps[number : number + 1] = [*added, replace(step, operands=tuple(operands))]
+    return replace(
+        program, locals=tuple(locals_), block=replace(program.block, instructions=tuple(steps))
+    )
+
+
+def first(plan, kind):
+    steps = plan.program.block.instructions
+    return next(k for k, step in enumerate(steps) if isinstance(step.attributes, kind))
+
+
+def refuted(plan, program, *arguments):
+    """It is well formed, computes something else, and is refused."""
+    check(program)
+    planned = simulate(plan.program, plan.graph, *arguments)
+    with suppress(ProgramError):  # copies of a value that differ
+        got = simulate(program, plan.graph, *arguments)
+        assert any((a != b).any() for a, b in zip(planned, got, strict=True))
+    report = verify(plan.sharded, program)
+    bad = [claim for claim in report.claims if claim.status not in ("proved", "trusted")]
+    assert bad
+    assert not any(claim.claim == "well formed" for claim in bad), bad
+
+
+SHIFT = tuple((k, (k + 1) % 4) for k in range(4))
+STAY = tuple((k, k) for k in range(4))
+MOVED = {
+    "permute": [unfetched(SHIFT), CollectivePermute(X, STAY)],
+    "permute of one element": [unfetched(SHIFT, 0, (1, 2)), CollectivePermute(X, STAY)],
+    "gather": [unfetched(SHIFT), AllGather(0, X), DynamicSlice(0, X, 2)],
+    "exchange": [unfetched(SHIFT), unfetched(STAY, 2)],
+    "exchange of empty places": [unfetched(SHIFT, 2, (0, 0)), unfetched(STAY, 2)],
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_move_of_what_was_not_fetched(name):
+    plan = sa.plan(lambda x: x * 2, ROW, mesh=FOUR, in_shardings=P("X"), out_shardings=P("X"))
+    refuted(plan, before(plan, 0, 0, MOVED[name]), ROW)
+
+
+WHOLE = {
+    "products": (lambda x, w: x @ w, (SQUARE, SQUARE), (P(None, "X"), P())),
+    "a sort": (jnp.sort, (ROW[::-1].copy(),), (P("X"),)),
+    "a decomposition": (
+        lambda x: lax.linalg.eigh(x, symmetrize_input=False)[1], (SQUARE,), (P("X"),)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_operator_of_what_was_not_fetched(name):
+    """In place of a gather: the own block beside another, of which nothing is said to count."""
+    fn, given, layouts = WHOLE[name]
+    plan = sa.plan(fn, *given, mesh=TWO, in_shardings=layouts, out_shardings=P())
+    program = plan.program
+    place = first(plan, AllGather)
+    gather = program.block.instructions[place]
+    (held,), (whole,), dim = gather.operands, gather.results, gather.attributes.dim
+    locals_ = list(program.locals)
+    length, count = locals_[whole].shape[dim], len(locals_)
+    own, full = locals_[held], locals_[whole]
+    locals_ += [
+        Local(count, own.shape, own.dtype, own.sharding, None),
+        Local(count + 1, full.shape, own.dtype, own.sharding, None),
+    ]
+    locals_[whole] = replace(full, origin=None)
+    zero, stay = start(0, digits=HALF), ((0, 0), (1, 1))
+    near, far = (
+        HaloExchange(dim, HALF, (Reading(0, source, (stay,), zero, 0, (0, n)),))
+        for source, n in ((start(1, 1, HALF), length // 2), (zero, length))
+    )
+    steps = list(program.block.instructions)
+    steps[place : place + 1] = [
+        Instruction(near, (held,), (count,), gather.node),
+        Instruction(Concatenate(dim), (held, count), (count + 1,), gather.node),
+        replace(gather, attributes=far, operands=(count + 1,)),
+    ]
+    block = replace(program.block, instructions=tuple(steps))
+    refuted(plan, replace(program, locals=tuple(locals_), block=block), *given)
+
+
+def test_a_best_value_of_what_was_not_fetched():
+    given = np.array([3, 9, 1, 2], np.float32)
+    plan = sa.plan(jnp.argmax, given, mesh=TWO, in_shardings=P("X"), out_shardings=P())
+    swap = Reading(0, start(1, 0, HALF), (((0, 1), (1, 0)),), start(2, 0, HALF), 0, (0, 2))
+    program = before(plan, first(plan, ValueAt), 1, [HaloExchange(0, HALF, (swap,))])
+    refuted(plan, program, given)
+
+
+def test_sums_of_members_that_want_different_elements():
+    mesh = sa.Mesh({"X": 2, "Y": 2})
+    x, y = mesh.digits(("X",)), mesh.digits(("Y",))
+    a, b = np.ones((2, 4), np.float32), np.arange(12, dtype=np.float32).reshape(4, 3)
+    layouts, result = (P(None, "Y"), P("Y", "X")), P(None, ("X", "Y"))
+    plan = sa.plan(jnp.matmul, a, b, mesh=mesh, in_shardings=layouts, out_shardings=result)
+    wanted = Start(Index.of("x") * 2 + Index.of("y"), (("x", x), ("y", y)))
+    other = Reading(0, start(1, 0, x), (((1, 3),),), wanted, 1, (0, 2))
+    program = before(plan, first(plan, ReduceScatter), 0, [HaloExchange(1, x, (other,))])
+    refuted(plan, program, a, b)
+
+
+BETWEEN = [Slice(0, 0, 2), Dilate(0, 2, 0, 0, "sum")]
+THREE = np.arange(1, 4, dtype=np.float32)
+MATRIX = SQUARE[:3, :3].copy()
+DILATED = {
+    "mul": (lambda x: x * 2, THREE),
+    "sum": (lambda x: x.sum() + 0, THREE),
+    "sort": (lambda x: jnp.sort(-x), THREE),
+    "dot": (lambda m: m @ m.T, MATRIX),
+    "cumsum": (jnp.cumsum, THREE),
+    "reshape": (lambda m: m.reshape(9), MATRIX),
+    "without a row": (lambda m: lax.linalg.eigh(m, symmetrize_input=False)[1], MATRIX),
+}
+
+
+@pytest.mark.parametrize("name", DILATED)
+def test_places_between_elements(name):
+    fn, given = DILATED[name]
+    plan = sa.plan(fn, given, mesh=TWO, in_shardings=P(), out_shardings=P())
+    steps = enumerate(plan.program.block.instructions)
+    place = next(
+        k for k, s in steps
+        if isinstance(s.attributes, Apply)
+        and s.operands and plan.program.locals[s.operands[0]].shape[:1] == (3,)
+    )  # fmt: skip
+    refuted(plan, before(plan, place, 0, BETWEEN), given)
+
+
+def test_a_permute_that_nobody_takes_part_in():
+    plan = sa.plan(lambda x: x * 2, ROW, mesh=FOUR, in_shardings=P("X"), out_shardings=P("X"))
+    program = before(plan, 0, 0, [unfetched((), 2)])
+    assert verify(plan.sharded, program).ok
+    np.testing.assert_array_equal(lower(program, plan.graph)(ROW), ROW * 2)
+
+
+def test_a_constant_that_is_no_whole_number_ends():
+    """A float where an integer type's number stood was looked for among all of these."""
+
+    def fn(i, x):
+        return i + jnp.full(i.shape, 7) * jnp.full(i.shape, 5), x * 0.2
+
+    given = np.arange(9, dtype=np.int32), np.ones(9, np.float32)
+    plan = sa.plan(fn, *given, mesh=FOUR, in_shardings=P("X"))
+    numbers, constants = plan.graph.numbers, list(plan.program.constants)
+    (one, other) = (
+        next(k for k, (_, value) in enumerate(constants) if type(numbers[value]) is kind)
+        for kind in (float, int)
+    )
+    (a, u), (b, v) = constants[one], constants[other]
+    constants[one], constants[other] = (a, v), (b, u)
+    assert not verify(plan.sharded, replace(plan.program, constants=tuple(constants))).ok
