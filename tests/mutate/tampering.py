@@ -10,6 +10,7 @@ from shardalg.algebra.digits import Digit
 from shardalg.spmd.check import check
 from shardalg.spmd.instructions import Apply, Branches, Loop, While
 from tests.mutate.fields import Place, at, changed, mapped
+from tests.mutate.moves import put_in
 from tests.mutate.subject import (
     Subject,
     made_of,
@@ -221,6 +222,7 @@ def beyond_a_border(rng, subject):
 CONSISTENT = (
     of_an_instruction, of_an_instruction, of_an_instruction, left_out, exchanged, inserted,
     rewired, axes_exchanged, dims_exchanged, relaid, said_otherwise, beyond_a_border, relabelled,
+    put_in, put_in,
 )  # fmt: skip
 UNMADE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """What constructors say of values that there are none of, ShardingErrors among it."""
