@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardalg.costs.analyses.crossing import largest, less, turns
+from shardalg.costs.analyses.crossing import largest, largest_near, less, turns
 from shardalg.costs.collectives import RING_BYTES
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
@@ -106,6 +107,19 @@ class Totals:
         yield from ((f"{name}_bytes", size) for name, size in self.memory.by_class.items())
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """What a plan with named sizes says of other sizes, where it is asked.
+
+    Attributes:
+      fits: whether the plan at a size of each name fits a device (`Plan.at`).
+      peaks: makes the bytes of which the largest is the peak, where no decision is another one.
+    """
+
+    fits: Callable[[Mapping[str, int]], bool]
+    peaks: Callable[[], Sequence[Formula]]
+
+
 @dataclass(frozen=True, repr=False)
 class Cost:
     """Price of one call of a program on one device of each kind of `hardware`.
@@ -119,6 +133,7 @@ class Cost:
       hints: the same in numbers, at the hints; of a plan in numbers, `totals` itself.
       sizes: the names of the sizes; None in a plan in numbers.
       by_module: makes the table by module; None where nothing tells modules.
+      elsewhere: asks the plan at other sizes; None of a program that no plan made.
       overlap: of compute and collectives: "none", "asynchronous", "dependences" or "full".
       scheduled_s: the step with the overlap that dependences allow, at the hints.
     """
@@ -130,6 +145,7 @@ class Cost:
     overlap: str = "none"
     scheduled_s: float | None = None
     by_module: Callable[[], Table] | None = field(default=None, compare=False)
+    elsewhere: Elsewhere | None = field(default=None, compare=False)
 
     def _shown(self, value: Any) -> Any:
         """A number as it is, a formula in sympy."""
@@ -266,18 +282,39 @@ class Cost:
         return less(Formula({}), -difference)
 
     def largest_batch_that_fits(self, name: str = "B") -> int:
-        """The largest value of a named size at which the peak fits a device; 0 if 1 does not.
+        """The largest value of a named size that was found at which the plan fits; 0 if none does.
 
-        All other sizes stay at their hints, and what is alive at the peak as it is there.
+        All other sizes stay at their hints. The formulas of what is alive at each instruction say
+        where to look; from there the plan is made at one size after the other, as `Plan.at` makes
+        it, so that it fits at the one that comes back. Looked at are the multiples of the hint that
+        all devices divide, then between two of them ever finer ones: a larger size that divides
+        less evenly may fit.
 
         Raises:
-          FormulaError: no such named size.
+          FormulaError: no such named size, or a program that no plan made.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> B, M = sa.dims("B M", hint=(64, 1024))
+        >>> x = jax.ShapeDtypeStruct((B, M), "float32")
+        >>> mesh = sa.Mesh({"X": 8}, symbolic=True)
+        >>> plan = sa.plan(lambda x: x.sum(1), x, mesh=mesh, in_shardings=(P("X"),))
+        >>> found = plan.cost("tpu_v3").largest_batch_that_fits("B")
+        >>> fits = [plan.at(B=size).cost("tpu_v3").fits for size in (found, found + 8)]
+        >>> found, fits
+        (33521664, [True, False])
         """
         if self.sizes is None or name not in self.sizes.hints:
             known = sorted(self.sizes.hints) if self.sizes else "none: plan with sa.dims"
             raise FormulaError(f"{name!r} is no named size of this plan; there are {known}.")
-        peak, hints = Formula.of(self.memory.peak_bytes), self.sizes.hints
-        return largest(lambda n: peak.at({**hints, name: n}) <= self.hardware.hbm_bytes)
+        if self.elsewhere is None:
+            raise FormulaError("no plan made this program: ask the cost of a plan, plan.cost(...).")
+        others = {n: size for n, size in self.sizes.hints.items() if n != name}
+        peaks = [Formula.of(peak).subs(others) for peak in self.elsewhere.peaks()]
+        most, plan = self.hardware.hbm_bytes, self.elsewhere
+        guess = largest(lambda n: all(peak.at({name: n}) <= most for peak in peaks))
+        step = math.lcm(self.sizes.hints[name], self.hints.devices)
+        return largest_near(lambda n: plan.fits({**others, name: n}), guess, step)
 
     def _less_than(self, other: Cost, quantity: str) -> tuple[Formula, dict[str, int]]:
         """What this costs more than another, and the hints of both."""

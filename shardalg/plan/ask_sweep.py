@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -72,18 +71,12 @@ class SweepAnswers(CostAnswers, SizeAnswers):
 
     def _sweeper(self, chip: Hardware | Topology, overlap: str, known: dict[str, int]) -> Sweeper:
         """The formulas and facts of a chip, with the sizes that are not swept in them."""
-        from shardalg.costs.analyses.peaks import candidate_peaks
         from shardalg.costs.analyses.sweep import Sweeper
         from shardalg.sizes.facts import NONZERO, Fact
         from shardalg.sizes.formula import Formula
 
-        cost, named = self.cost(chip, overlap=overlap), self._symbolised
-        assert named is not None, "a plan without named sizes was refused"
-        if math.isfinite(chip.chip.cores):
-            peaks: tuple[Formula, ...] = (Formula.of(cost.totals.memory.peak_bytes),)
-        else:
-            donated = self._traced.donated
-            peaks = candidate_peaks(named, donated=donated, rebuild=chip.chip.rebuilds)
+        cost = self.cost(chip, overlap=overlap)
+        peaks = self._candidate_peaks(chip, cost)
         guards = self._guards
         if guards is None:
             asked: Any = ((Fact(Formula({}), NONZERO),), ())

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.costs.analyses.crossing import largest, less, turns
+from shardalg.costs.analyses.crossing import largest, largest_near, less, turns
 from shardalg.costs.analyses.together import together
 from shardalg.costs.hardware import Hardware, load
 from shardalg.costs.network.collective_seconds import LATENCY
@@ -164,6 +164,28 @@ def test_the_largest_batch_fits_and_one_more_does_not():
     assert largest(lambda n: False) == 0
 
 
+def squares(w1, w2, x):
+    return jax.grad(lambda w: (layer(*w, x) ** 2).sum())((w1, w2))
+
+
+@pytest.mark.parametrize(("fn", "hints"), [(layer, (1024, 500, 520)), (squares, (512, 256, 1024))])
+def test_the_plan_fits_at_the_largest_batch(fn, hints):
+    """Memory peaks elsewhere than at the hints, and what does not divide is gathered whole."""
+    plan = planned(BOTH, hints, fn=fn)
+    found = plan.cost(V3).largest_batch_that_fits("B")
+    fits = [plan.at(B=found + more).cost(V3).fits for more in (0, plan.mesh.size * hints[0])]
+    assert fits == [True, False], found
+
+
+@pytest.mark.parametrize("guess", [0, 1, 7, 500, 10_000])
+@pytest.mark.parametrize("most", [0, 1, 23, 24, 119, 4096])
+def test_the_largest_size_is_found_from_any_guess(guess, most):
+    assert largest_near(lambda n: n <= most, guess, 24) == most
+    even = largest_near(lambda n: n <= most and n % 8 == 0, guess, 24)
+    assert even == most // 8 * 8
+    assert largest_near(lambda n: n <= most, guess, 7) == most
+
+
 def test_what_has_no_crossover_says_so():
     named, numbers = planned(FSDP), sa.plan(jnp.tanh, jax.ShapeDtypeStruct((8,), "float32"),
                                             mesh=sa.Mesh({"X": 2}))  # fmt: skip
@@ -177,6 +199,8 @@ def test_what_has_no_crossover_says_so():
         named.cost(V3).largest_batch_that_fits("batch")
     with pytest.raises(FormulaError, match=r"plan with sa\.dims"):
         numbers.cost(V3).largest_batch_that_fits()
+    with pytest.raises(FormulaError, match="no plan made this program"):
+        priced(named._traced, named._symbolised, V3).largest_batch_that_fits()
     with pytest.raises(HardwareError, match="write 'none'"):
         named.cost(V3, overlap="some")
     with pytest.raises(FormulaError, match="no formula in named sizes"):

@@ -66,11 +66,60 @@ def largest(fits: Callable[[int], bool]) -> int:
     low = 1
     while low < LARGEST and fits(2 * low):
         low *= 2
-    high = 2 * low
+    return _last(fits, low, 2 * low)
+
+
+def largest_near(fits: Callable[[int], bool], guess: int, step: int) -> int:
+    """A size that fits: the largest multiple of a step, and what fits up to the next one.
+
+    The multiple is looked for from a guess; what lies between two of them in multiples of ever
+    smaller divisors of the step, as sizes that divide less evenly may need more. 0 if none fits.
+
+    >>> largest_near(lambda n: n <= 70 and n % 4 == 0, guess=1000, step=24)
+    68
+    """
+    found = step * _turn(lambda k: fits(k * step), guess // step)
+    for prime in sorted(_primes(step), reverse=True):
+        found, step = _finer(fits, found, step // prime, prime), step // prime
+    return found
+
+
+def _finer(fits: Callable[[int], bool], low: int, step: int, steps: int) -> int:
+    """What fits of a size and those that are fewer than so many steps above it."""
+    return low + step * _last(lambda k: fits(low + k * step), 0, steps)
+
+
+def _turn(fits: Callable[[int], bool], guess: int) -> int:
+    """The last number that fits, looked for from a guess in ever longer steps; 0 fits."""
+    low, high, by = guess, guess, 1
+    while low > 0 and not fits(low):
+        low, high, by = max(low - by, 0), low, 2 * by
+    if low < guess:
+        return _last(fits, low, high)
+    while low + by < LARGEST and fits(low + by):
+        low, by = low + by, 2 * by
+    return _last(fits, low, low + by)
+
+
+def _last(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The last number that fits between one that does and one that does not."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def _primes(n: int) -> Iterator[int]:
+    """The prime factors of a number, each as often as it divides it."""
+    prime = 2
+    while prime * prime <= n:
+        if n % prime:
+            prime += 1
+        else:
+            yield prime
+            n //= prime
+    if n > 1:
+        yield n
 
 
 def less(first: Formula, second: Formula) -> str:
