@@ -132,7 +132,7 @@ def cost_on(
     depth: int, plans: Mapping[int, Plan], on: Topology | Hardware, overlap: str = "measured"
 ) -> Cost:
     """The calibrated cost of a model of so many layers; see `priced`."""
-    chip = chip_of(on)
     done, totals = priced(depth, plans, on)
+    chip = chip_of(on.shared(totals.devices))
     found = calibrated(done, totals, calibration_of(chip.name), overlap)
     return Cost(chip, found, found)

@@ -44,6 +44,21 @@ def test_two_shallow_plans_are_the_deep_one(strategy, mesh, chip, changed):
     assert followed.memory.by_class == totals.memory.by_class
 
 
+@pytest.mark.parametrize("cores", [2, 64])
+def test_devices_that_share_cores_take_turns(cores):
+    """As in the plan's own cost: seconds, the memory of each device, and no more than all cores."""
+    peaks, model, mesh = (("bfloat16", 6e10), ("float32", 8e10)), replace(SMALL, layers=2), {"X": 8}
+    laptop = sa.Hardware(
+        "laptop", peaks, hbm_bytes=2.4e10, hbm_bytes_per_s=7e10, link_bytes_per_s=8e9, cores=cores
+    )
+    found, planned = model.cost(mesh, laptop), model.plan(mesh).cost(laptop)
+    assert found.step_time_s == pytest.approx(planned.step_time_s, rel=0.15)
+    assert found.hardware == planned.hardware
+    assert found.hardware.hbm_bytes == 3e9
+    assert found.peak_memory_bytes == planned.peak_memory_bytes
+    assert found.flops_utilization < 1
+
+
 @cache
 def rows(kind):
     """Each published row with what its plans do, and their totals."""

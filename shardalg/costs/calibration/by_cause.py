@@ -91,9 +91,8 @@ def _sum(one: Quantities | None, other: Quantities | None) -> Quantities:
 
 @collection_paused()
 def amounts(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> Amounts:
-    """What one call of a program in numbers does on one device."""
-    chip = machine.hardware if isinstance(machine, Topology) else machine
-    work = _Split(program, graph, chip, machine)
+    """What one call of a program in numbers does on one device, which may share its cores."""
+    work = _Split(program, graph, machine.shared(program.mesh.size))
     rows: dict[Key, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for step in walk(program):
         if isinstance(step.instruction.attributes, Control):
@@ -113,10 +112,8 @@ def _is_some(amount: Any) -> bool:
 class _Split:
     """Quantities of single instructions."""
 
-    def __init__(
-        self, program: SpmdProgram, graph: Graph, chip: Hardware, machine: Hardware | Topology
-    ) -> None:
-        self.program, self.graph, self.chip = program, graph, chip
+    def __init__(self, program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> None:
+        self.program, self.graph, self.chip = program, graph, machine.chip
         self.kept = on_chip(program, graph)
         self.inside = unwritten(program, graph)
         self.chains = chains(program, graph, self.inside)
