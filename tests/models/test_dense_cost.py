@@ -178,6 +178,19 @@ def test_refused_tables(tmp_path):
         calibrate(cut)
 
 
+def test_each_row_has_its_own_error():
+    """Rows of one chip, mesh and length of sequences say in what they differ, or are numbered."""
+    changes = ({}, {"batch": 16}, {"optimizer": "sgd"}, {"remat": "full"}, {"microbatches": 2})
+    rows = [{**ROW, "head_dim": 32, **more, "step_time_s": 0.1} for more in (*changes, {})]
+    found = calibrate(rows, ["traffic"])
+    assert len(found.left_out) == len(found.errors) == len(rows)
+    assert found.left_out.keys() == found.calibration.provenance["rows"].keys()
+    assert any("batch=16" in name for name in found.left_out)
+    twice = [Measured("one", measured(from_row(rows[0])).amounts, 0.1)] * 2
+    with pytest.raises(sa.TableError, match=r"measured steps of one name, 'one'"):
+        fit(calibration_of("h100"), twice, ["traffic"])
+
+
 def test_tables_of_all_kinds_give_the_same(tmp_path):
     """Rows, a pandas table and a CSV file; the constants that made the times come back."""
     import pandas as pd

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,8 +57,8 @@ def fit(family: Calibration, measured: Sequence[Measured], constants: Sequence[s
       family: name and chips; constants that it has and that are not fitted are held.
 
     Raises:
-      TableError: fewer steps than constants. HardwareError: none or more than four constants, or
-        one that there is not.
+      TableError: fewer steps than constants, or two of one name. HardwareError: none or more than
+        four constants, or one that there is not.
     """
     unknown = [c for c in constants if c not in CONSTANTS]
     if unknown or not 1 <= len(constants) <= MOST:
@@ -69,6 +70,9 @@ def fit(family: Calibration, measured: Sequence[Measured], constants: Sequence[s
             f"{len(measured)} measured steps cannot tell {len(constants)} constants apart and "
             "leave one out: give more rows, or fewer constants."
         )
+    twice = [name for name, times in Counter(m.name for m in measured).items() if times > 1]
+    if twice:
+        raise TableError(f"measured steps of one name, {twice[0]!r}: give each its own.")
     problem = _Problem(family, tuple(constants))
     whole = problem.solved(measured)
     left = {

@@ -11,7 +11,7 @@ from shardalg.costs.calibration.fit import Fit, Measured, fit
 from shardalg.costs.hardware import load
 from shardalg.models.dense_cost import machine_for, priced
 from shardalg.models.dense_strategies import mesh_of
-from shardalg.models.measured.measurements import Measurement, read
+from shardalg.models.measured.measurements import Measurement, read, told_apart
 
 
 def calibrate(
@@ -33,7 +33,7 @@ def calibrate(
       TableError: rows without a unit, with no number, or fewer than constants.
       HardwareError: an unknown chip or constant.
     """
-    rows = table if _is_read(table) else read(table)
+    rows = told_apart(table if _is_read(table) else read(table))
     chips = tuple(dict.fromkeys(load(row.chip).name for row in rows))
     family = Calibration(name, chips, given or {}, {})
     found = fit(family, [measured(row) for row in rows], constants)

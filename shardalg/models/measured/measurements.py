@@ -12,8 +12,9 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ _NAMES = {
     "grad_accum": "microbatches",
     "gpu": "chip",
 }
-_SIZES = {field.name for field in fields(DenseTransformer)}
+_FIELDS = tuple(field.name for field in fields(DenseTransformer))
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _check(given: Row) -> None:
 
 def _model(given: Row, devices: int) -> DenseTransformer:
     """The model that ran."""
-    sizes: dict[str, Any] = {name: given[name] for name in _SIZES if name in given}
+    sizes: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
     sizes.setdefault("head_dim", sizes.get("model_dim", 0) // max(1, sizes.get("heads", 1)))
     if "expansion_ratio" in given:
         sizes["hidden_dim"] = given["expansion_ratio"] * sizes["model_dim"]
@@ -160,6 +161,43 @@ def read(table: Any) -> tuple[Measurement, ...]:
         except TableError as error:
             raise TableError(f"row {number}: {error}") from None
     return tuple(found)
+
+
+def told_apart(rows: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """The same, where each has a name of its own: those of one name say in what they differ.
+
+    >>> one = published("tpu")[0]
+    >>> other = replace(one, model=replace(one.model, optimizer="sgd"))
+    >>> for row in told_apart((one, other, other)):
+    ...     print(row.name)
+    v5e 16B 2048 on fsdp=256, optimizer=adam
+    v5e 16B 2048 on fsdp=256, optimizer=sgd
+    v5e 16B 2048 on fsdp=256, optimizer=sgd, again 1
+    """
+    alike: dict[str, list[Measurement]] = {}
+    for row in rows:
+        alike.setdefault(row.name, []).append(row)
+    differ = {name: _differing(found) for name, found in alike.items()}
+    seen: Counter[str] = Counter()
+    made = []
+    for row in rows:
+        sizes = [f"{field}={_sizes(row)[field]}" for field in differ[row.name]]
+        name = ", ".join((row.name, *sizes))
+        again = f", again {seen[name]}" if seen[name] else ""
+        seen[name] += 1
+        made.append(replace(row, name=f"{name}{again}"))
+    return tuple(made)
+
+
+def _differing(rows: Sequence[Measurement]) -> list[str]:
+    """What is not the same in all of some rows."""
+    every = [_sizes(row) for row in rows]
+    return [field for field, value in every[0].items() if any(s[field] != value for s in every)]
+
+
+def _sizes(row: Measurement) -> dict[str, Any]:
+    """What a row says beside its chip, its mesh and its seconds."""
+    return {**{name: getattr(row.model, name) for name in _FIELDS}, "strategy": row.strategy}
 
 
 def _told(row: Row) -> dict[str, Any]:
