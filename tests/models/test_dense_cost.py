@@ -12,7 +12,7 @@ from shardalg.costs.calibration.fit import Measured, fit
 from shardalg.costs.hardware import load
 from shardalg.models.dense_cost import machine_for, priced
 from shardalg.models.measured.calibrated import calibrate, measured
-from shardalg.models.measured.measurements import from_row, published
+from shardalg.models.measured.measurements import from_row, published, read
 
 SMALL = sa.models.DenseTransformer(
     layers=7, model_dim=256, hidden_dim=1024, heads=8, head_dim=32, vocab=512, seq=128, batch=64,
@@ -151,7 +151,9 @@ ROW = {
             {"step_time_s": None, "step_time": 1.0},
             r"row 0: .*'step_time' has no unit: write step_time_s",
         ),
-        ({"step_time_s": float("nan")}, r"row 0: .*step_time_s = nan: write a number above 0"),
+        ({"step_time_s": float("nan")}, r"row 0: a measured row has one of step_time_s.*got \[\]"),
+        ({"step_time_s": float("inf")}, r"row 0: .*step_time_s = inf: write a number above 0"),
+        ({"heads": 3, "kv_heads": 2}, r"row 0: 3 heads do not go evenly to 2 heads"),
         ({"tokens_per_s": 5.0}, r"row 0: a measured row has one of step_time_s, tokens_per_s"),
         ({"layers": None}, r"row 0: a measured row lacks layers"),
         ({"chip": None}, r"row 0: a measured row has chip = None"),
@@ -176,6 +178,28 @@ def test_refused_tables(tmp_path):
     cut.write_text('{"rows": [')
     with pytest.raises(sa.TableError, match=r"cut.json: no table of measurements"):
         calibrate(cut)
+
+
+def test_columns_that_are_filled_in_part_say_the_same(tmp_path):
+    """A pandas table fills them with NaN and makes whole numbers floats, and so is its CSV file."""
+    import pandas as pd
+
+    changes = ({}, {"kv_heads": 1}, {"remat": "full", "gated": True}, {"batch": 16})
+    rows = [{**ROW, "head_dim": 32, **more} for more in changes]
+    rows[3] = {**rows[3], "step_time_s": None, "tokens_per_s": 512}
+    frame, path = pd.DataFrame(rows), tmp_path / "steps.csv"
+    assert {str(frame[name].dtype) for name in ("kv_heads", "tokens_per_s")} == {"float64"}
+    frame.to_csv(path, index=False)
+    same = read(rows)
+    assert same[3].step_time_s == 0.5
+    for table in (frame, frame.convert_dtypes(), path, frame.to_dict("records")):
+        assert read(table) == same
+
+
+@pytest.mark.parametrize("changed", [{"chip": "h900"}, {"mesh": {"W": 8}}, {"gpus": 12}])
+def test_what_planning_refuses_names_the_row(changed):
+    with pytest.raises(sa.ShardalgError, match=r"^row 1: "):
+        calibrate([ROW, {**ROW, **changed}], ["exposed"])
 
 
 def test_each_row_has_its_own_error():

@@ -9,6 +9,7 @@ from typing import Any
 from shardalg.costs.calibration.constants import Calibration
 from shardalg.costs.calibration.fit import Fit, Measured, fit
 from shardalg.costs.hardware import load
+from shardalg.errors import ShardalgError
 from shardalg.models.dense_cost import machine_for, priced
 from shardalg.models.dense_strategies import mesh_of
 from shardalg.models.measured.measurements import Measurement, read, told_apart
@@ -34,9 +35,10 @@ def calibrate(
       HardwareError: an unknown chip or constant.
     """
     rows = told_apart(table if _is_read(table) else read(table))
+    steps = [_measured(number, row) for number, row in enumerate(rows)]
     chips = tuple(dict.fromkeys(load(row.chip).name for row in rows))
     family = Calibration(name, chips, given or {}, {})
-    found = fit(family, [measured(row) for row in rows], constants)
+    found = fit(family, steps, constants)
     errors = {one: {"error": found.errors[one], "left_out": e} for one, e in found.left_out.items()}
     provenance = {"fitted": list(constants), "rows": errors}
     return replace(found, calibration=replace(found.calibration, provenance=provenance))
@@ -44,6 +46,14 @@ def calibrate(
 
 def _is_read(table: Any) -> bool:
     return isinstance(table, tuple) and all(isinstance(row, Measurement) for row in table)
+
+
+def _measured(number: int, row: Measurement) -> Measured:
+    """The same as `measured`, with the number of the row in what it raises."""
+    try:
+        return measured(row)
+    except ShardalgError as error:
+        raise type(error)(f"row {number}: {error}") from None
 
 
 def measured(row: Measurement) -> Measured:

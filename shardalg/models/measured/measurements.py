@@ -4,7 +4,8 @@ A row is a mapping (of a list, a CSV or JSON file, a pandas table). It has the s
 `DenseTransformer` by their names, or by those of the published tables that come with the package
 (`measurements.json`: MaxText's and llm-foundry's), a chip, a mesh, and one of `step_time_s`
 (seconds), `tokens_per_s` (of all devices) and `tflops_per_chip` (1e12 per second and chip; of
-6 flops per parameter and 12 L S N D per token, what is rematerialised not counted).
+6 flops per parameter and 12 L S N D per token, what is rematerialised not counted). A cell that is
+empty, None or NaN is not there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardalg.errors import TableError
+import numpy as np
+
+from shardalg.errors import ShardalgError, TableError
 from shardalg.models.dense import DenseTransformer
 
 Row = Mapping[str, Any]
@@ -144,7 +147,7 @@ def read(table: Any) -> tuple[Measurement, ...]:
     """
     data = _loaded(Path(table)) if isinstance(table, str | Path) else table
     if hasattr(data, "to_dict") and not isinstance(data, Mapping):
-        data = data.to_dict("records")
+        data = data.astype(object).where(data.notna(), None).to_dict("records")
     dims = data.get("dims") if isinstance(data, Mapping) else None
     rows = data.get("rows") if isinstance(data, Mapping) else data
     if not isinstance(rows, Iterable) or isinstance(rows, str):
@@ -158,7 +161,7 @@ def read(table: Any) -> tuple[Measurement, ...]:
             raise TableError(f"row {number}: {row!r} is no mapping of names to values.")
         try:
             found.append(from_row(_told(row), dims))
-        except TableError as error:
+        except ShardalgError as error:
             raise TableError(f"row {number}: {error}") from None
     return tuple(found)
 
@@ -201,13 +204,26 @@ def _sizes(row: Measurement) -> dict[str, Any]:
 
 
 def _told(row: Row) -> dict[str, Any]:
-    """A row without the cells that a table leaves empty; a mesh in text is read."""
-    kept = {name: value for name, value in row.items() if value is not None and value != ""}
+    """A row without the cells that a table leaves empty; a mesh in text is read, 8.0 is 8."""
+    plain = {name: _plain(value) for name, value in row.items()}
+    kept = {name: value for name, value in plain.items() if value is not None}
     mesh = kept.get("mesh")
     if isinstance(mesh, str):
         pairs = (part.partition("=") for part in mesh.replace(" ", "").split(","))
         kept["mesh"] = {axis: int(size) for axis, _, size in pairs}
     return kept
+
+
+def _plain(value: Any) -> Any:
+    """A cell: None where it is empty, whole numbers as ints.
+
+    >>> [_plain(cell) for cell in (8.0, 0.5, float("nan"), "", "full", False)]
+    [8, 0.5, None, None, 'full', False]
+    """
+    plain = value.item() if isinstance(value, np.generic) else value
+    if plain == "" or (isinstance(plain, float) and math.isnan(plain)):
+        return None
+    return int(plain) if isinstance(plain, float) and plain.is_integer() else plain
 
 
 def _loaded(path: Path) -> Any:
