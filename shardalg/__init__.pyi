@@ -28,9 +28,9 @@ from shardalg.algebra.mesh import (
 from shardalg.algebra.sharding import (
     Sharding as Sharding,
 )
+from shardalg.costs.analyses.device_orders import rank_device_orders as rank_device_orders
 from shardalg.costs.hardware import Hardware as Hardware
 from shardalg.costs.topology import Topology as Topology
-from shardalg.costs.topology import rank_device_orders as rank_device_orders
 from shardalg.errors import (
     CheckpointError as CheckpointError,
 )

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import permutations
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
@@ -337,54 +336,3 @@ def machine(given: str | Machine) -> Machine:
     if isinstance(given, str) and ":" in given and not given.endswith(".json"):
         return Topology.parse(given)
     return load(given)
-
-
-def rank_device_orders(
-    mesh: Mesh, topology: Topology | str, *, sent_bytes: Mapping[str, float] | None = None
-) -> Table:
-    """What each order of axes costs: seconds of gathers along all of them, the fastest first.
-
-    The order says which axis fills the links from the outside; the first row may be JAX's own
-    placement, whose order reads "as JAX lays it".
-
-    Args:
-      topology: or its text.
-      sent_bytes: per axis, bytes that a device receives in a step along it, such as those of
-        `plan.collectives()`; without it 1 GB along each.
-
-    Raises:
-      HardwareError: the mesh does not tile the topology in any order, or an unknown axis.
-
-    >>> print(rank_device_orders(Mesh({"X": 8, "Y": 16}), "v3:8x8"))
-    order             seconds         X         Y
-    Y, X            0.0295984  9.68e+10  5.19e+10
-    as JAX lays it   0.035345  4.15e+10  8.89e+10
-    """
-    given = Topology.parse(topology) if isinstance(topology, str) else topology
-    weights = dict.fromkeys(mesh.axis_names, 1e9) if sent_bytes is None else dict(sent_bytes)
-    if unknown := sorted(weights.keys() - set(mesh.axis_names)):
-        raise HardwareError(f"sent_bytes names {unknown}; the axes are {list(mesh.axis_names)}.")
-    found = []
-    for order in ((), *permutations(mesh.axis_names)):
-        try:
-            speeds = {
-                row["axis"]: row["bytes_per_s"] for row in replace_order(given, order).axes(mesh)
-            }
-        except HardwareError:
-            if not order and len(mesh.axis_names) < 2:
-                raise
-            continue
-        found.append((", ".join(order) or "as JAX lays it", speeds))
-    if not found:
-        given.axes(mesh)
-    rows = {tuple(speeds.values()): (order, speeds) for order, speeds in reversed(found)}
-    timed = [
-        (order, sum(n / speeds[name] for name, n in weights.items()), *speeds.values())
-        for order, speeds in rows.values()
-    ]
-    return Table(("order", "seconds", *mesh.axis_names), tuple(sorted(timed, key=lambda r: r[1])))
-
-
-def replace_order(topology: Topology, order: Sequence[str]) -> Topology:
-    """The same machine, its links filled by axes in this order, outermost first."""
-    return Topology(topology.hardware, topology.shape, slices=topology.slices, order=order)

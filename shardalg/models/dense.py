@@ -95,11 +95,15 @@ class DenseTransformer:
         bad = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
         if bad:
             raise StrategyError(f"sizes of a model are integers of at least 1, got {bad}.")
-        if self.optimizer not in OPTIMIZERS:
+        if type(self.gated) is not bool or isinstance(self.kv_heads, bool):
+            raise StrategyError(
+                f"gated is True or False, kv_heads a number: got {self.gated!r}, {self.kv_heads!r}."
+            )
+        if self.optimizer not in tuple(OPTIMIZERS):
             raise StrategyError(
                 f"optimizer {self.optimizer!r}: write one of {', '.join(OPTIMIZERS)}."
             )
-        if self.remat is not False and self.remat not in REMAT:
+        if self.remat is not False and self.remat not in tuple(REMAT):
             raise StrategyError(f"remat {self.remat!r}: write False or one of {', '.join(REMAT)}.")
         if self.batch % self.microbatches:
             raise StrategyError(

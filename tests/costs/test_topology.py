@@ -1,6 +1,7 @@
 """Mesh axes on links: tori with and without wrap, cores of a chip, islands, slices."""
 
 import math
+from functools import partial
 
 import jax
 import pytest
@@ -9,11 +10,13 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.mesh import Mesh
+from shardalg.costs.analyses.device_orders import rank_device_orders
 from shardalg.costs.collectives import seconds
 from shardalg.costs.hardware import Hardware, load
 from shardalg.costs.network.collective_seconds import collective_s
+from shardalg.costs.network.interconnect import read as read_interconnect
 from shardalg.costs.network.span import TORUS, Level, Span
-from shardalg.costs.topology import Topology, machine, rank_device_orders
+from shardalg.costs.topology import Topology, machine
 from shardalg.errors import HardwareError
 from shardalg.reshard.links import links_on
 from shardalg.reshard.paths import reshard_path
@@ -198,6 +201,13 @@ def test_chips_by_the_names_that_people_write(name, file):
         (lambda: Topology("v4", (4, 4, 4)).spans(Mesh({"X": 32, "slice": 2})), "'slice' takes all"),
         (lambda: Topology("v3", (8, 8), order="XZ").spans(Mesh({"X": 8, "Y": 16})), "each of them"),
         (lambda: rank_device_orders(Mesh({"X": 128}), "v3:8x8", sent_bytes={"Z": 1}), "'Z'"),
+        *(
+            (partial(rank_device_orders, Mesh({"X": 128}), "v3:8x8", sent_bytes=sent), "from 0")
+            for sent in ({"X": "a"}, {"X": None}, {"X": math.nan}, {"X": -1}, 5)
+        ),
+        (lambda: rank_device_orders({"X": 128}, "v3:8x8"), "takes a sa.Mesh"),
+        (lambda: rank_device_orders(Mesh({"X": 128}), 3), "got Mesh.* and 3"),
+        (lambda: read_interconnect({"asynchronous": [["x"]], "source": "s"}, "f"), "asynchronous"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_says_what_to_write_instead(make, match):

@@ -153,6 +153,19 @@ ROW = {
         ),
         ({"step_time_s": float("nan")}, r"row 0: a measured row has one of step_time_s.*got \[\]"),
         ({"step_time_s": float("inf")}, r"row 0: .*step_time_s = inf: write a number above 0"),
+        ({"mesh": "fsdp8"}, r"row 0: .*mesh = 'fsdp8': write sizes by axis"),
+        ({"mesh": 8}, r"row 0: .*mesh = 8: write sizes by axis"),
+        ({"mesh": {"fsdp": "8"}}, r"row 0: .*write sizes by axis"),
+        ({"slices": "2"}, r"row 0: .*slices = '2': write a whole number"),
+        ({"heads": "2"}, r"row 0: .*heads = '2': write a whole number"),
+        ({"per_device_batch": "x"}, r"row 0: .*per_device_batch = 'x': write a number above 0"),
+        ({"model": ["a"]}, r"row 0: model = \['a'\]: write a name"),
+        ({"activation_checkpointing": "no"}, r"row 0: .* = 'no': write True or False"),
+        ({"ffn_matrices": 4}, r"row 0: .*ffn_matrices = 4: write 2, or 3"),
+        ({"ffn_matrices": "3"}, r"row 0: .*ffn_matrices = '3': write 2, or 3"),
+        ({"chip": 5}, r"row 0: a measured row has chip = 5"),
+        ({"gated": "no"}, r"row 0: gated is True or False"),
+        ({"remat": ["full"]}, r"row 0: remat \['full'\]: write False or one of"),
         ({"heads": 3, "kv_heads": 2}, r"row 0: 3 heads do not go evenly to 2 heads"),
         ({"tokens_per_s": 5.0}, r"row 0: a measured row has one of step_time_s, tokens_per_s"),
         ({"layers": None}, r"row 0: a measured row lacks layers"),
@@ -172,10 +185,22 @@ def test_refused_tables(tmp_path):
         sa.HardwareError, match=r"constants \['speed'\]: give one to 4 of matrix_eff"
     ):
         calibrate([ROW, ROW], ["speed"])
+    for twice in (["exposed", "exposed"], "exposed", [["exposed"]], None):
+        with pytest.raises(sa.HardwareError, match="each once"):
+            calibrate([ROW, ROW, ROW], twice)
+    for given in ({"hops": "2"}, {"hops": None}, 3):
+        with pytest.raises(sa.HardwareError, match="calibration 'calibrated'"):
+            calibrate([ROW, ROW, ROW], ["exposed"], given=given)
+    with pytest.raises(sa.TableError, match=r"row 0: model = 'a': .*'dims'"):
+        calibrate({"rows": [{**ROW, "model": "a"}], "dims": 4})
     with pytest.raises(sa.TableError, match="a table of measurements is a list of rows"):
         calibrate(7)
     cut = tmp_path / "cut.json"
     cut.write_text('{"rows": [')
+    long = tmp_path / "long.csv"
+    long.write_text("chip,seq\nh100,1,2")
+    with pytest.raises(sa.TableError, match="row 0 has more cells"):
+        calibrate(long)
     with pytest.raises(sa.TableError, match=r"cut.json: no table of measurements"):
         calibrate(cut)
 

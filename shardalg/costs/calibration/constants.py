@@ -88,6 +88,11 @@ class Calibration:
     provenance: Mapping[str, Any]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.values, Mapping):
+            raise HardwareError(
+                f"calibration {self.name!r} has {self.values!r}: give numbers by constant, as in "
+                '{"exposed": 0.5}.'
+            )
         unknown = [name for name in self.values if name not in CONSTANTS]
         if unknown or len(self.values) > MOST:
             raise HardwareError(
@@ -96,9 +101,9 @@ class Calibration:
             )
         for name, value in self.values.items():
             least, most = CONSTANTS[name].least, CONSTANTS[name].most
-            if not least <= value <= most:
+            if not isinstance(value, int | float) or not least <= value <= most:
                 raise HardwareError(
-                    f"calibration {self.name!r}: {name} is {value}; write {least} to {most}."
+                    f"calibration {self.name!r}: {name} is {value!r}; write {least} to {most}."
                 )
 
     def __getitem__(self, name: str) -> float:

@@ -58,12 +58,14 @@ def fit(family: Calibration, measured: Sequence[Measured], constants: Sequence[s
 
     Raises:
       TableError: fewer steps than constants, or two of one name. HardwareError: none or more than
-        four constants, or one that there is not.
+        four constants, or one that there is not, or that stands twice.
     """
-    unknown = [c for c in constants if c not in CONSTANTS]
-    if unknown or not 1 <= len(constants) <= MOST:
+    listed = isinstance(constants, Sequence) and not isinstance(constants, str)
+    unknown = not listed or any(c not in tuple(CONSTANTS) for c in constants)
+    if unknown or not 1 <= len(constants) <= MOST or len({*constants}) < len(constants):
         raise HardwareError(
-            f"constants {list(constants)}: give one to {MOST} of {', '.join(CONSTANTS)}."
+            f"constants {constants!r}: give one to {MOST} of {', '.join(CONSTANTS)}, each once, "
+            'as in ["exposed"].'
         )
     if len(measured) <= len(constants):
         raise TableError(

@@ -114,7 +114,7 @@ def _fits(value: Any, default: Any, name: str) -> bool:
     if name == "shapes":
         return isinstance(value, list | tuple) and all(_fits(v, (), "") for v in value)
     if name == "asynchronous":
-        return isinstance(value, list | tuple) and set(value) <= set(COLLECTIVES)
+        return isinstance(value, list | tuple) and all(v in tuple(COLLECTIVES) for v in value)
     if isinstance(default, tuple):
         return isinstance(value, list | tuple) and all(_positive(v) for v in value)
     return _positive(value) if type(default) is int else type(value) is type(default)

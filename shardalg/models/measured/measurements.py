@@ -14,7 +14,7 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -65,7 +65,7 @@ def from_row(row: Row, dims: Mapping[str, Row] | None = None) -> Measurement:
     Raises:
       TableError: a size, a chip or a measurement that is missing, not a number, or without unit.
     """
-    given = {**(dims or {}).get(row.get("model", ""), {}), **row}
+    given = {**_dims_of(row, dims or {}), **row}
     given = {_NAMES.get(name, name): value for name, value in given.items()}
     _check(given)
     devices = given.get("gpus", given.get("chips_per_slice", 1) * given.get("slices", 1))
@@ -94,11 +94,52 @@ def _check(given: Row) -> None:
     if len(found) != 1:
         told = f"{bare[0]!r} has no unit: write {_UNITLESS[bare[0]]}" if bare else f"got {found}"
         raise TableError(f"a measured row has one of {', '.join(MEASURED)}; {told}.")
-    for name in ("chip", "seq", "vocab", *found):
-        value = given.get(name)
-        number = isinstance(value, int | float) and math.isfinite(value) and value > 0
-        if not (number or (name == "chip" and isinstance(value, str))):
-            raise TableError(f"a measured row has {name} = {value!r}: write a number above 0.")
+    if not isinstance(given.get("chip"), str):
+        raise TableError(f"a measured row has chip = {given.get('chip')!r}: write its name.")
+    for name in ("seq", "vocab", *found, *(name for name in _AMOUNTS if name in given)):
+        if not _is_amount(given.get(name)):
+            raise TableError(
+                f"a measured row has {name} = {given.get(name)!r}: write a number above 0."
+            )
+    for name, (good, words) in _CHOICES.items():
+        if name in given and not good(given[name]):
+            raise TableError(f"a measured row has {name} = {given[name]!r}: write {words}.")
+
+
+def _is_amount(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value > 0
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_mesh(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_size, value.values()))
+
+
+_AMOUNTS = ("expansion_ratio", "per_device_batch")
+_CHOICES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("gpus", "slices", "chips_per_slice", "model_dim", "heads"),
+        (_is_size, "a whole number of at least 1"),
+    ),
+    "mesh": (_is_mesh, "sizes by axis, in text 'data=2,fsdp=8'"),
+    "ffn_matrices": (lambda value: type(value) is int and value in (2, 3), "2, or 3 (gated)"),
+    "activation_checkpointing": (lambda value: type(value) is bool, "True or False"),
+    "strategy": (lambda value: isinstance(value, str), "the name of one"),
+}
+"""What an entry of a row may be, and what to write instead."""
+
+
+def _dims_of(row: Row, dims: Any) -> Row:
+    """Sizes by the name that a row has under "model"."""
+    name = row.get("model", "")
+    good = isinstance(name, Hashable) and isinstance(dims, Mapping)
+    found = dims.get(name, {}) if good else None
+    if not isinstance(found, Mapping):
+        raise TableError(f"model = {name!r}: write a name, and sizes by name in 'dims'.")
+    return found
 
 
 def _model(given: Row, devices: int) -> DenseTransformer:
@@ -106,7 +147,7 @@ def _model(given: Row, devices: int) -> DenseTransformer:
     sizes: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
     sizes.setdefault("head_dim", sizes.get("model_dim", 0) // max(1, sizes.get("heads", 1)))
     if "expansion_ratio" in given:
-        sizes["hidden_dim"] = given["expansion_ratio"] * sizes["model_dim"]
+        sizes["hidden_dim"] = _plain(given["expansion_ratio"] * sizes.get("model_dim", 0))
     if "per_device_batch" in given:
         sizes["batch"] = round(given["per_device_batch"] * devices)
     if "ffn_matrices" in given:
@@ -210,7 +251,9 @@ def _told(row: Row) -> dict[str, Any]:
     mesh = kept.get("mesh")
     if isinstance(mesh, str):
         pairs = (part.partition("=") for part in mesh.replace(" ", "").split(","))
-        kept["mesh"] = {axis: int(size) for axis, _, size in pairs}
+        sizes = {axis: size for axis, _, size in pairs}
+        good = all(size.isdecimal() for size in sizes.values())
+        kept["mesh"] = {axis: int(size) for axis, size in sizes.items()} if good else mesh
     return kept
 
 
@@ -233,7 +276,10 @@ def _loaded(path: Path) -> Any:
             return json.loads(text)
     except (OSError, ValueError) as error:
         raise TableError(f"{path}: no table of measurements ({error}).") from None
-    rows = csv.DictReader(text.splitlines())
+    rows = list(csv.DictReader(text.splitlines()))
+    for number, row in enumerate(rows):
+        if None in row:
+            raise TableError(f"{path}: row {number} has more cells than there are columns.")
     return [{name: _value(cell) for name, cell in row.items()} for row in rows]
 
 
