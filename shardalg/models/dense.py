@@ -222,7 +222,7 @@ class DenseTransformer:
           hardware: a chip by any of its names, in the vendor's shape for as many as the mesh has
             devices; or a `Topology`, or its text.
           overlap: of communication: "measured" exposes the share that was measured, "none" all of
-            it, "full" what takes longer than the computation.
+            it, and no less than that, "full" what takes longer than the computation.
 
         Raises:
           StrategyError: an unknown strategy or overlap. HardwareError: an unknown chip, no slice of

@@ -118,8 +118,8 @@ class Calibration:
         pipelined step takes so much longer, and its communication what the datasheet says.
 
         Args:
-          overlap: "measured" for the share of communication that was exposed; "none" for all of it;
-            "full" for what takes longer than the computation.
+          overlap: "measured" for the share of communication that was exposed; "none" for all of it,
+            and no less than was measured; "full" for what takes longer than the computation.
 
         >>> from shardalg.costs.calibration.by_cause import Key
         >>> done = Amounts({Key("contraction", (), "", "forward"): {"matrix": 1.0}})
@@ -132,10 +132,10 @@ class Calibration:
         computed = sum(weight * seconds[cause] for cause, weight in local.items())
         moved = sum(seconds[cause] for cause in MOVED)
         measured = CONSTANTS["exposed"].default if apart else self["exposed"]
-        wanted = {"measured": measured, "none": 1.0, "full": 0.0}[overlap]
+        wanted = {"measured": measured, "none": max(1.0, measured), "full": 0.0}[overlap]
         exposed = largest((wanted, 1 - computed / moved)) if moved else wanted
-        hops = self["hops"] if overlap == "measured" else exposed
-        return {**local, **dict.fromkeys(MOVED, exposed), "latency": hops}
+        waits = {"measured": self["hops"], "none": max(1.0, self["hops"]), "full": exposed}
+        return {**local, **dict.fromkeys(MOVED, exposed), "latency": waits[overlap]}
 
     def _local(self, slower: float) -> dict[str, float]:
         """What the seconds of computation are multiplied with."""
