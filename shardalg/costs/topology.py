@@ -232,7 +232,7 @@ def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[Span, ...]]:
 
 def _sliced(sizes: Mapping[str, int], counts: Sequence[int]) -> Placement | None:
     """Axes on whole levels; what runs from slice to slice is the axis `slice` or the outermost."""
-    first = SLICE if SLICE in sizes else next(iter(sizes), "")
+    first = SLICE if SLICE in sizes else next((a for a, size in sizes.items() if size > 1), "")
     if counts[0] == 1 or not first:
         return exact(sizes, counts)
     if sizes[first] % counts[0]:

@@ -161,6 +161,18 @@ def test_a_slice_axis_lies_on_the_data_center_network_of_the_hosts():
     assert unnamed["data"][0].level.medium == "dcn"
 
 
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_an_axis_of_size_1_leaves_the_others_where_they_lie(at):
+    """What runs from slice to slice is the outermost axis that divides anything."""
+    sizes = {"X": 32, "Y": 8}
+    names = list(sizes)
+    names.insert(at, "one")
+    given = Topology("v5e", shape=(8, 16), slices=2)
+    spans = given.spans(Mesh({name: sizes.get(name, 1) for name in names}))
+    assert spans.pop("one") == ()
+    assert spans == given.spans(Mesh(sizes))
+
+
 def test_device_orders_are_ranked_by_what_gathers_take():
     table = rank_device_orders(Mesh({"X": 8, "Y": 16}), "v3:8x8", sent_bytes={"X": 1e9, "Y": 8e9})
     assert list(table["seconds"]) == sorted(table["seconds"])
