@@ -40,8 +40,8 @@ class Layout:
         return (*self.batch, *self.tensor)
 
     def on(self, mesh: Mesh) -> Layout:
-        """The same with the axes that a mesh has."""
-        names = set(mesh.axis_names)
+        """The same with the axes along which a mesh has more than one device."""
+        names = {axis for axis, size in mesh.axes if size > 1}
         batch, weights, tensor = (
             tuple(axis for axis in axes if axis in names)
             for axes in (self.batch, self.weights, self.tensor)
@@ -79,9 +79,9 @@ def mesh_of(mesh: Mesh | Mapping[str, int]) -> Mesh:
 
 
 def layout_on(name: str, mesh: Mesh) -> Layout:
-    """The strategy of that name with the axes of a mesh.
+    """The strategy of that name with the axes of a mesh that divide anything.
 
-    >>> layout_on("fsdp", Mesh({"slice": 2, "fsdp": 8})).weights
+    >>> layout_on("fsdp", Mesh({"slice": 2, "data": 1, "fsdp": 8})).weights
     ('fsdp',)
 
     Raises:

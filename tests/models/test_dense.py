@@ -52,6 +52,18 @@ def test_eight_devices_are_one(strategy, mesh, changed):
     assert close(got, jax.jit(kept.train_step)(*arguments(model)))
 
 
+@pytest.mark.parametrize("one", ["data", "slice"])
+def test_an_axis_of_size_1_changes_nothing(one):
+    """A strategy names it beside another one; what is uneven is where the two differed."""
+    model = sa.models.DenseTransformer(
+        layers=1, model_dim=512, hidden_dim=1365, heads=8, head_dim=64, vocab=32000, seq=1000,
+        batch=64, gated=True, optimizer="adam", microbatches=4, kv_heads=4, attention="fused",
+    )  # fmt: skip
+    tables = [model.plan(m, "fsdp").collectives() for m in ({"fsdp": 32}, {one: 1, "fsdp": 32})]
+    rows = [list(zip(*(t[c] for c in ("kind", "role", "wire_bytes")), strict=True)) for t in tables]
+    assert rows[0] == rows[1]
+
+
 def test_microbatches_kinds_of_attention_and_remat_have_the_same_gradients():
     params, _, *data = arguments(SMALL)
     want = jax.jit(SMALL.gradients)(params, *data)
