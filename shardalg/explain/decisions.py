@@ -40,13 +40,17 @@ def changes(
     Args:
       named: the formulas at the hints, if sizes have names.
 
-    Kinds: "constant" (the first size made in Python that is another one), "divides" (a split that
+    Kinds: "constant" (the first size made in Python that is another one), "blocks" (a region was
+    traced again, since its axis has another size; where that is another program, nothing else is
+    listed), "divides" (a split that
     is even here and not there), "part" (an axis of another size, of which a part is used), "choice"
     (the axes on the loops of an operator), "sharding" (of a value), "collectives" (kind,
     dimensions, axes and role of what an operator, or the border, moves), "peak" (where the most
     bytes are alive, which nobody decides).
     """
-    made = () if constant is None else (("constant", "", constant.source, "", constant.text),)
+    made = () if constant is None else ((constant.kind, "", constant.source, "", constant.text),)
+    if constant is not None and Alignment(hints.graph, here.graph).difference is not None:
+        return Table(CHANGE_COLUMNS, made)
     rows = (*made, *_splits(named, point), *_choices(hints, here), *_shardings(hints, here))
     return Table(CHANGE_COLUMNS, (*rows, *_collectives(hints, here), *_peak(hints, here)))
 

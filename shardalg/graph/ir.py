@@ -267,6 +267,8 @@ class Graph:
       trees: (arguments' treedef, results' treedef) of jax; None in a loaded graph.
       left_out: effects of the function that no node stands for.
       unread: operators that no result needs, where they are worth a word; not kept in files.
+      block_axes: axes of regions that are written for one block, and stand here for all of them:
+        how many blocks there are is in the sizes.
       as_written: makes the graph whose `shard_map`s are nodes without bodies, as the function says
         them; None where none is planned on the axes that it leaves. Not kept in files.
     """
@@ -285,6 +287,7 @@ class Graph:
     trees: Any = field(default=None, compare=False, repr=False)
     left_out: tuple[LeftOut, ...] = field(default=(), compare=False, repr=False)
     unread: Unread | None = field(default=None, compare=False, repr=False)
+    block_axes: tuple[str, ...] = field(default=(), compare=False, repr=False)
     as_written: Callable[[], Graph] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
@@ -330,6 +333,12 @@ class Graph:
                 found |= dict(self.nodes[here.node].signature.param("axes"))
             here = None if here.parent is None else self.regions[here.parent]
         return found
+
+    @cached_property
+    def traced_axes(self) -> frozenset[str]:
+        """Axes whose sizes are in the graph, since some region is manual along them."""
+        called = (node.signature.param("axes") for node in self.nodes_of(["shard_map"]))
+        return frozenset(self.block_axes).union(*(dict(axes or ()) for axes in called))
 
     def walk(self, region: int = 0) -> Iterator[Node]:
         """Nodes in order of execution, a call's bodies right before the call itself."""

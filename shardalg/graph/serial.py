@@ -57,6 +57,7 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
         "values": values,
         "nodes": _encode(nodes),
         **_modules(graph),
+        **({"block_axes": list(graph.block_axes)} if graph.block_axes else {}),
         "regions": [_encode(_fields(r)[1:]) for r in graph.regions],
         "sites": [_encode(_fields(site)) for site in graph.sites],
         "left_out": [_fields(effect) for effect in graph.left_out],
@@ -78,8 +79,10 @@ def from_json(data: Mapping[str, Any]) -> Graph:
             f"this graph has the schema {schema!r}, this version reads {SCHEMA!r}. "
             "Save it again with this version."
         )
-    plain = {key: value for key, value in data.items() if key != "modules"}
+    plain = {key: value for key, value in data.items() if key not in _WHERE_THERE_ARE_ANY}
     graph = _in_modules(_graph(read(_Saved, plain, "graph")), data.get("modules", ()))
+    blocks = read(tuple[str, ...], data.get("block_axes", ()), "block_axes")
+    graph = replace(graph, block_axes=blocks)
     try:
         graph.check()
     except TraceError as error:
@@ -98,7 +101,8 @@ def graph_hash(graph: Graph) -> str:
     """
     data = to_json(graph, limit_bytes=-1)
     del data["left_out"]
-    data.pop("modules", None)
+    for key in _WHERE_THERE_ARE_ANY:
+        data.pop(key, None)
     data["values"] = [value[:2] for value in data["values"]]
     data["nodes"] = [node[:3] + node[4:] for node in data["nodes"]]
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
@@ -123,6 +127,7 @@ def _in_modules(graph: Graph, data: Any) -> Graph:
     return replace(graph, nodes=nodes) if at else graph
 
 
+_WHERE_THERE_ARE_ANY = ("modules", "block_axes")
 _PLAIN_FIELDS = ("arguments", "results", "argument_paths", "result_paths")
 
 

@@ -9,6 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from shardalg.algebra.mesh import Mesh
 from shardalg.errors import PlanFileError, ShardalgError, StrategyError
 from shardalg.explain import decisions
 from shardalg.explain.difference import PlanDifference, difference
@@ -47,11 +48,14 @@ class Plan(OverviewAnswers):
     ) -> Plan:
         """The same trace under another strategy, or on another mesh under the same one.
 
+        The function is traced again where an axis along which it is manual has another size there.
+
         Args:
           mesh: alone; every layout keeps the names of its axes.
 
         Raises:
-          StrategyError: a strategy and a mesh, or a layout that the mesh does not have.
+          StrategyError: a strategy and a mesh, a layout that the mesh does not have, or a loaded
+            plan whose function is to be traced again.
 
         >>> import jax, shardalg as sa
         >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
@@ -68,11 +72,15 @@ class Plan(OverviewAnswers):
                 raise StrategyError(
                     "replan() takes a strategy, which has a mesh, or a mesh: give one of both."
                 )
-            return _planned(self._traced, strategy_from(strategy), options)
-        asked = self._annotations
-        if mesh is not None:
-            asked = restated(self.graph, asked, mesh, self._traced.first_mesh)
-        return from_annotations(self._traced, asked, options)
+            strategy = strategy_from(strategy)
+            traced = self._traced.on(strategy.mesh, before=self.mesh)
+            return _planned(traced, strategy, options)
+        if mesh is None:
+            return from_annotations(self._traced, self._annotations, options)
+        there = mesh if isinstance(mesh, Mesh) else Mesh.from_jax(mesh)
+        traced = self._traced.on(there, before=self.mesh)
+        asked = restated((self.graph, traced.graph), self._annotations, there, traced.first_mesh)
+        return from_annotations(traced, asked, options)
 
     def at(self, **sizes: int) -> Plan:
         """The same plan in numbers, where these names have these sizes; others have their hints.
@@ -87,7 +95,7 @@ class Plan(OverviewAnswers):
         Raises:
           SymbolError: a name that the plan does not have, a size below 1, a function that is
             another program there (found when it is traced). StrategyError: `strict`, and a decision
-            changed.
+            changed; a loaded plan whose function is to be traced again, on other manual axes.
 
         >>> import jax, shardalg as sa
         >>> from jax.sharding import PartitionSpec as P

@@ -153,7 +153,9 @@ class _Sizes:
         return Retrace(symbols.tracer(symbols.second), symbols.second)
 
     def held(self) -> Iterator[Fact]:
-        """Dimensions that stay at their hints, since some size of the graph is no formula."""
+        """Sizes that stay at their hints: of manual axes; all where one is no formula."""
+        for axis in sorted(self.stages.graph.traced_axes & self.sizes.axes.keys()):
+            yield Fact(symbol(axis) - self.sizes.hints[axis], ZERO)
         if self.second is None or self.is_bound:
             for name, size in self.stages.symbols.sizes.items():
                 yield Fact(symbol(name) - size.hint, ZERO)

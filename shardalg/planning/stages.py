@@ -13,6 +13,7 @@ from shardalg.graph.ir import Graph
 from shardalg.partition.by_cost import by_cost
 from shardalg.partition.partition import partition
 from shardalg.pause import collection_paused
+from shardalg.planning.restated import restated
 from shardalg.planning.traced import Traced
 from shardalg.propagate import propagate
 from shardalg.propagate.options import Options
@@ -20,7 +21,7 @@ from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.stage_axes import apart_from_stages
 from shardalg.propagate.strategy import Annotations
 from shardalg.spmd.program import SpmdProgram
-from shardalg.symbolic.retrace import Difference
+from shardalg.symbolic.retrace import Difference, other_blocks
 
 if TYPE_CHECKING:
     from shardalg.costs.cost import Cost
@@ -120,17 +121,35 @@ def planned_at(
 ) -> tuple[Stages, Difference | None]:
     """The same function traced and planned again at other sizes.
 
-    Also the first constant that is another one there: a size that Python computed.
+    Also the first constant that is another one there: a size that Python computed, or the blocks of
+    a region along an axis.
 
     Raises:
       SymbolError: the function is another program there, or cannot be traced there.
+      StrategyError: an axis is manual, and the function is not at hand (a loaded plan).
     """
     from shardalg.symbolic.symbols import annotations_at, mesh_at
 
-    graph, constant = hints.symbols.graph_at(point)
-    traced = replace(hints.traced, graph=graph, symbols=None)
-    annotations = annotations_at(hints.annotations, graph, mesh_at(hints.mesh, point))
+    mesh = mesh_at(hints.mesh, point)
+    there = hints.traced.on(mesh, before=hints.mesh)
+    traced, constant = _traced_at(there, point)
+    if there is hints.traced:
+        annotations = annotations_at(hints.annotations, traced.graph, mesh)
+        return planned(traced, annotations, options), constant
+    graphs = hints.graph, traced.graph
+    annotations = restated(graphs, hints.annotations, mesh, traced.first_mesh)
+    constant = other_blocks(*graphs, mesh.shape) or constant
     return planned(traced, annotations, options), constant
+
+
+def _traced_at(traced: Traced, point: Mapping[str, int]) -> tuple[Traced, Difference | None]:
+    """The function in the numbers of a point, there on other meshes too."""
+    from shardalg.symbolic.symbols import numbers_only
+
+    symbols, again = traced.symbols or numbers_only(traced.graph), traced.again
+    graph, constant = symbols.graph_at(point)
+    there = again and (lambda axes: _traced_at(again(axes), point)[0])
+    return replace(traced, graph=graph, symbols=None, again=there), constant
 
 
 def priced(

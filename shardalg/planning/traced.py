@@ -45,6 +45,8 @@ class Traced:
       symbols: the formulas of its sizes; None where all are numbers.
       first_mesh: on which it was planned first; layouts that bring this mesh follow the plan's.
       narrow: the graph as it was traced, where sums of `graph` were made wide.
+      again: traces the function on axes of other sizes; None where none of their sizes is in the
+        graph, and in a loaded plan.
     """
 
     graph: Graph
@@ -55,6 +57,7 @@ class Traced:
     symbols: Symbols | None = None
     first_mesh: Mesh | None = None
     narrow: Graph | None = None
+    again: Callable[[Axes], Traced] | None = None
 
     def __post_init__(self) -> None:
         count = len(self.graph.arguments)
@@ -83,6 +86,25 @@ class Traced:
                 "it out, or plan with the numbers of plan.at."
             )
         return replace(self, graph=normalise(self.graph, wide_sums=True), narrow=self.graph)
+
+    def on(self, mesh: Mesh, *, before: Mesh) -> Traced:
+        """The function on another mesh, traced again where the size of a manual axis is another.
+
+        Raises:
+          StrategyError: it has to be traced again and is not at hand (a loaded plan).
+        """
+        both = sorted(self.graph.traced_axes & before.shape.keys() & mesh.shape.keys())
+        other = [name for name in both if before.shape[name] != mesh.shape[name]]
+        if not other:
+            return self
+        if self.again is None:
+            said = ", ".join(f"{n}={mesh.shape[n]}, not {before.shape[n]}" for n in other)
+            raise StrategyError(
+                f"a loaded plan has no function to trace at {said}: a region is manual there, so "
+                "that its blocks are others. Plan the function again, or change other axes."
+            )
+        made = self.again(mesh.shape)
+        return replace(self, graph=made.graph, symbols=made.symbols, narrow=None)
 
     @cached_property
     def hash(self) -> str:
@@ -169,18 +191,29 @@ def trace_call(
     from shardalg.graph.arguments import declared_dims, own_shardings, types_of
 
     leaf_roles = call.roles(roles)
-    declared = declared_dims(call.args)
+    declared, symbols = declared_dims(call.args), None
     own, kept = own_shardings(call.args), replace(call, args=types_of(call.args))
-    made = partial(Traced, argument_roles=leaf_roles, own_shardings=own, donated=call.donated)
     hints = _Hints(axes, call.paths, explicit)
     if declared is None:
         graph = call.inside(lambda *arrays: _graph(call, arrays, hints), *given)
-        return made(graph, call=kept)
-    from shardalg.symbolic.symbols import name_sizes
+    else:
+        from shardalg.symbolic.symbols import name_sizes
 
-    tracer = _tracer(kept, (types_of(given[0]), *types_of([given[1]])), hints)
-    graph = tracer({})
-    return made(graph, call=kept, symbols=name_sizes(graph, declared, tracer))
+        tracer = _tracer(kept, _types(given), hints)
+        graph = tracer({})
+        symbols = name_sizes(graph, declared, tracer)
+    made = Traced(graph, leaf_roles, own, call.donated, kept, symbols)
+    if not graph.traced_axes:
+        return made
+    again = partial(trace_call, kept, given=_types(given), roles=roles, explicit=explicit)
+    return replace(made, again=again)
+
+
+def _types(given: Given) -> Given:
+    """The user's arguments without their arrays."""
+    from shardalg.graph.arguments import types_of
+
+    return types_of(given[0]), *types_of([given[1]])
 
 
 class _Hints(NamedTuple):

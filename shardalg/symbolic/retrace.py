@@ -15,7 +15,8 @@ class Difference:
 
     Attributes:
       kind: "graph" (another program, as after `if size > 64`), "size" (a named size is not what
-        its formula says), "constant" (a size computed in Python changed).
+        its formula says), "constant" (a size computed in Python changed), "blocks" (a manual axis
+        has another size).
       node: index in the first graph; None outside of all nodes.
       source: the user's line, "" if unknown.
     """
@@ -103,6 +104,16 @@ class Alignment:
         text = f"{_words(node)} only {where} ({counts[0]} nodes against {counts[1]})"
         index = node.index if longer is self.first else None
         return Difference("graph", index, node.source, text)
+
+
+def other_blocks(first: Graph, second: Graph, sizes: Mapping[str, int]) -> Difference | None:
+    """How a trace at other sizes of manual axes is another program; None where it is the same."""
+    if str(first) == str(second):
+        return None
+    axes = ", ".join(f"{name}={sizes[name]}" for name in sorted(second.traced_axes & sizes.keys()))
+    found = Alignment(first, second).difference
+    text = f"traced for blocks of {axes}" + (f": {found}" if found else "")
+    return Difference("blocks", None, found.source if found else "", text)
 
 
 @lru_cache(maxsize=65536)

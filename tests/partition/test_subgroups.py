@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from benchmarks.oracle_bytes import our_wire_bytes
-from shardalg.errors import TraceError
+from shardalg.errors import StrategyError, TraceError
 from shardalg.spmd.host.simulate import simulate
 from tests.partition.planned import numbers
 
@@ -295,3 +295,82 @@ def test_what_the_backward_pass_keeps_of_a_region_stays_cut():
     want = jax.jit(fn)(*arguments)
     got = plan.lower()(*arguments)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, want)
+
+
+def summed(x, w):
+    """Of the blocks' own products; the number of blocks is seen."""
+    return lax.psum(jnp.tanh(x @ w), "L") * lax.axis_size("L")
+
+
+def laid_out(mesh, own=None):
+    """A function that is manual along an axis, whose size the planned mesh tells, or its own."""
+    fn = sa.manual(summed, "L", in_specs=(P("L"), P()), out_specs=P(), mesh=own)
+    return sa.plan(fn, X, W, mesh=mesh, in_shardings=(P("L"), P(None, "Y")))
+
+
+OTHER = [{"L": 2, "Y": 2}, {"L": 8, "Y": 1}, {"L": 4, "Y": 2}]
+
+
+@pytest.mark.parametrize("sizes", OTHER, ids=str)
+def test_another_size_of_a_manual_axis_is_another_trace(sizes):
+    """It was the function of the first mesh, whose blocks were cut otherwise."""
+    fresh = laid_out(sa.Mesh(sizes))
+    named = laid_out(sa.Mesh(MESH.shape, symbolic=True))
+    others = [named.at(**sizes), laid_out(MESH).replan(mesh=sa.Mesh(sizes))]
+    others += [named.at(L=2).replan(mesh=sa.Mesh(sizes))]
+    strategy = sa.Strategy(sa.Mesh(sizes), in_shardings=(P("L"), P(None, "Y")))
+    for plan in (*others, laid_out(MESH).replan(strategy)):
+        assert plan.text() == fresh.text()
+    assert named.holds(**sizes) == (sizes["L"] == 4)
+    found = others[0].lower()(X, W)
+    want = np.tanh(X @ W).reshape(sizes["L"], -1, 8).sum(0) * sizes["L"]
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+
+
+def test_what_changes_with_the_blocks_is_listed():
+    named = laid_out(sa.Mesh(MESH.shape, symbolic=True))
+    first = next(iter(named.at(L=2).changes))
+    assert (first["kind"], first["here"]) == ("blocks", "traced for blocks of L=2")
+    assert "L = 4" in named.conditions()["condition"].tolist()
+    assert not [row for row in named.at(Y=4).changes if row["kind"] == "blocks"]
+
+
+def test_a_program_that_counts_the_blocks_is_another_one():
+    """Where a strategy names sites of it, they have to be as many."""
+
+    def turned(x):
+        for _ in range(lax.axis_size("L")):
+            x = sa.annotate(lax.ppermute(x + 1, "L", FORWARD[:1]), "turn")
+        return x
+
+    mesh = sa.Mesh(MESH.shape, symbolic=True)
+    fn = sa.manual(turned, "L", in_specs=P("L"), out_specs=P("L"))
+    plan = sa.plan(fn, X, mesh=mesh, in_shardings=(P("L"),))
+    (row,) = plan.at(L=2).changes
+    assert "traced for blocks of L=2: " in row["here"]
+    assert (
+        plan.at(L=2).text()
+        == sa.plan(fn, X, mesh=sa.Mesh({"L": 2, "Y": 2}), in_shardings=(P("L"),)).text()
+    )
+    given = plan.replan(sa.Strategy(mesh, in_shardings=(P("L"),), sites={"turn": P(None, "Y")}))
+    with pytest.raises(StrategyError, match=r"site turn stands 2 times .* 4 times here"):
+        given.at(L=2)
+    with pytest.raises(StrategyError, match="site turn stands 2 times"):
+        given.replan(mesh=sa.Mesh({"L": 2, "Y": 2}))
+
+
+def test_a_region_of_its_own_mesh_is_the_same_everywhere():
+    plan = laid_out(MESH, MESH.to_jax())
+    moved = plan.replan(mesh=sa.Mesh({"L": 2, "Y": 4}))
+    assert str(moved.graph) == str(plan.graph)
+
+
+def test_a_loaded_plan_has_no_other_blocks(tmp_path):
+    plan = laid_out(sa.Mesh(MESH.shape, symbolic=True))
+    plan.save(tmp_path / "plan.json")
+    loaded = sa.load_plan(tmp_path / "plan.json")
+    assert loaded.at(Y=4).text() == plan.at(Y=4).text()
+    with pytest.raises(StrategyError, match="no function to trace at L=2, not 4"):
+        loaded.at(L=2)
+    with pytest.raises(StrategyError, match="no function to trace at L=8, not 4"):
+        loaded.replan(mesh=sa.Mesh({"L": 8, "Y": 1}))

@@ -87,7 +87,7 @@ class Builder:
       mesh_of: of a sharding, the mesh that the user gave it, as plain data.
 
     Attributes:
-      has_subgroups: whether a region over some axes of a mesh was taken apart.
+      block_axes: those of the regions over some axes of a mesh that were taken apart.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Builder:
         self.region_arguments: list[RegionArgument] = []
         self.sites: list[Site] = []
         self.left_out: list[LeftOut] = []
-        self.has_subgroups = False
+        self.block_axes: set[str] = set()
         self._sources = Sources()
         self._drafts: list[Draft] = []
         self._bindings: list[object] = []
@@ -132,6 +132,7 @@ class Builder:
             constants=tuple(self.parts.constants),
             bindings=tuple(self._bindings),
             left_out=tuple(self.left_out),
+            block_axes=tuple(sorted(self.block_axes)),
         )
 
     def _nodes(self) -> tuple[Node, ...]:

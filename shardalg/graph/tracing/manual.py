@@ -31,7 +31,7 @@ def _region(builder: Builder, equation: Any, operands: list[int], place: Scope) 
         avals = [var.aval for var in equation.invars]
         body = mapped_over(equation.params["jaxpr"], avals, axes, sides)
         if body is not None:
-            builder.has_subgroups = True
+            builder.block_axes.update(_axes_within(equation))
             given = _laid_out(builder, operands, sides[0], place, is_open=True)
             made = builder.run(body, given, place)
             return _laid_out(builder, made, sides[1], place, is_open=True)
@@ -56,6 +56,13 @@ def _sums_in_groups(equation: Any) -> bool:
         inner.primitive.name in _REDUCTIONS and inner.params.get("axis_index_groups") is not None
         for inner in _equations(equation.params["jaxpr"])
     )
+
+
+def _axes_within(equation: Any) -> Iterator[str]:
+    """The axes that a region makes manual, and those of regions in it."""
+    yield from equation.params["newly_manual_axes"]
+    for inner in _equations(equation.params["jaxpr"]):
+        yield from inner.params.get("newly_manual_axes", ())
 
 
 def _equations(body: Any) -> Iterator[Any]:

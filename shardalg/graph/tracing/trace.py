@@ -83,7 +83,7 @@ def trace(
     builder = made(read)
     graph = builder.graph(closed, paths, result_paths)
     graph.check()
-    if builder.has_subgroups:
+    if graph.block_axes:
         parts = closed, paths, result_paths
         graph = replace(graph, as_written=lambda: made(_whole(read)).graph(*parts))
     return replace(graph, trees=(tree, tree_structure(shapes)))
