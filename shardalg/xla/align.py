@@ -17,9 +17,8 @@ from shardalg.algebra.sharding import Sharding, replicated
 from shardalg.lower.xla_dump.hlo_collectives import layout
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, split_top
 from shardalg.propagate.sharded import ShardedGraph
-from shardalg.xla.signatures import GraphSide, HloSide, graph_kind
+from shardalg.xla.signatures import POSITIONS, GraphSide, HloSide, graph_kind
 
-_POSITIONS = ("argmax", "argmin")
 TARGETS = ("argument", "result", "dot", "conv", "reduce", "constraint")
 """Kinds of values whose layouts decide what a program computes and sends."""
 
@@ -75,8 +74,8 @@ def _inside(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
         producer = done.graph.producer[value]
         assert producer is not None  # an anchor is made by a node
         node = done.graph.nodes[producer]
-        # XLA reduces values and positions together, and JAX takes the positions.
-        theirs = layout_of(instruction, done.mesh, leaf=int(node.primitive in _POSITIONS))
+        # JAX takes the positions of what XLA reduces together.
+        theirs = layout_of(instruction, done.mesh, leaf=int(node.primitive in POSITIONS))
         if theirs is not None and _is_free(done, value):
             kind = graph_kind(node)
             assert kind is not None  # of an anchor it is some kind

@@ -34,6 +34,19 @@ def graph_kind(node: Node) -> str | None:
     return GRAPH_KINDS.get(node.primitive)
 
 
+POSITIONS = ("argmax", "argmin")
+"""XLA reduces values and positions together, in one instruction of two results."""
+
+
+def _reduced(node: Node) -> int:
+    """How many results XLA's reduction has, where the node is one."""
+    return 1 + (node.primitive in POSITIONS)
+
+
+def _hlo_reduced(instruction: HloInstruction) -> int:
+    return len(instruction.leaves) if instruction.opcode == "reduce" else 1
+
+
 def hlo_kind(instruction: HloInstruction) -> str | None:
     """The kind of anchor that an instruction is, None if none."""
     moved = instruction.opcode in ("copy", "custom-call")
@@ -102,9 +115,11 @@ class GraphSide:
     def shapes(self, values: list[int]) -> dict[int, tuple[object, ...]]:
         """Value to kind and shape."""
         graph = self.graph
-        made = {v: p for v in values if (p := graph.producer[v]) is not None}
-        kinds = {v: graph_kind(graph.nodes[p]) for v, p in made.items()}
-        return {v: (kind, graph.values[v].type.shape) for v, kind in kinds.items()}
+        made = {v: graph.nodes[p] for v in values if (p := graph.producer[v]) is not None}
+        return {
+            v: (graph_kind(node), graph.values[v].type.shape, _reduced(node))
+            for v, node in made.items()
+        }
 
     def _kind(self, node: Node) -> str | None:
         kind = graph_kind(node)
@@ -131,7 +146,7 @@ class GraphSide:
         graph = self.graph
         data = [v for v in node.operands if graph.values[v].kind != "constant"]
         shape = graph.values[node.results[0]].type.shape
-        what = (self._kind(node), shape, self.demanded.get(node.index))
+        what = (self._kind(node), shape, self.demanded.get(node.index), _reduced(node))
         return _anchor(what, map(self.above, data), self.numbers)
 
 
@@ -162,7 +177,7 @@ class HloSide:
     def shapes(self, _: None) -> list[tuple[HloInstruction, object]]:
         """Every anchor with its kind and shape, of all computations."""
         found = [i for here in self.module.computations.values() for i in here.values()]
-        return [(i, (hlo_kind(i), i.leaves[0][1])) for i in found if hlo_kind(i)]
+        return [(i, (hlo_kind(i), i.leaves[0][1], _hlo_reduced(i))) for i in found if hlo_kind(i)]
 
     def _walk(self, computation: str) -> Iterator[HloInstruction]:
         for instruction in self.module.computations.get(computation, {}).values():
@@ -196,7 +211,8 @@ class HloSide:
             operands = operands[: max(1, len(operands) // 2)]
         data = [self.above(o) for o in operands if o.opcode != "constant"]
         place = (instruction.computation, instruction.name)
-        what = (hlo_kind(instruction), instruction.leaves[0][1], self.demanded.get(place))
+        shape, demanded = instruction.leaves[0][1], self.demanded.get(place)
+        what = (hlo_kind(instruction), shape, demanded, _hlo_reduced(instruction))
         return _anchor(what, data, self.numbers)
 
     def _parameter(self, instruction: HloInstruction, element: int | None) -> Above:

@@ -74,3 +74,22 @@ def test_layouts_that_are_no_digits_or_no_spec_are_no_error(function):
     x = jax.ShapeDtypeStruct((12, 10), jnp.float32)
     made = sa.plan(function, x, mesh=sa.Mesh({"a": 4, "b": 2}), in_shardings=(P("a", "b"),))
     assert str(made.compare_xla("gspmd"))
+
+
+@pytest.mark.parametrize("position", [jnp.argmax, jnp.argmin])
+def test_an_extreme_and_its_position_are_two_reductions_of_xlas(position):
+    """Of one operand and one shape; the position is the second result of its own."""
+
+    def gate(x):
+        extreme = jnp.max if position is jnp.argmax else jnp.min
+        return extreme(x, -1) * position(x, -1)
+
+    x = jax.ShapeDtypeStruct((8, 16, 4), jnp.float32)
+    plan = sa.plan(gate, x, mesh=MESH, in_shardings=(P("x"),))
+    told = dump.ask(plan.graph, plan._annotations, "shardy", jax.devices()[:8])
+    opcodes = {
+        plan.graph.nodes[plan.graph.producer[value]].primitive: len(instruction.leaves)
+        for value, instruction in align.aligned(plan._sharded, told.module)
+    }
+    assert opcodes == {plan.graph.nodes[0].primitive: 1, position.__name__: 2}
+    assert plan.compare_xla("shardy").told.collectives == told.collectives
