@@ -69,6 +69,21 @@ WRONG = {
         "argument --batch: 0: write a number above 0",
     ),
     "memory of no size": ([*RANK, "--devices", "8", "--memory", "nan"], "nan: write a number"),
+    "what is kept": (
+        [*RANK, "--devices", "8", "--remat", "full,all"],
+        "argument --remat: 'all': write one of none, full, minimal",
+    ),
+    "no folder for a ranking": (
+        [*RANK, "--devices", "8", "--html", "no/such/file"],
+        "error: no/such/file: No such file or directory. Give a file that can",
+    ),
+    "no folder for a figure": (["paper", "--figure", "no/such/file"], "error: no/such/file: No"),
+    "no folder for a proof": ([*PROVE, "--smt2", "no/such/file"], "error: no/such/file: No such"),
+    "no folder for a trace": (
+        ["timeline", "no_module:f", "--trace", "no/such/file"],
+        "error: no/such/file: No such file",
+    ),
+    "a folder for a file": (["paper", "--figure", "."], "error: .: Is a directory. Give"),
     "unknown strategy": (["explore", "--strategy", "best"], "no strategy 'best'; Table 1 has"),
 }
 

@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from shardalg.io.files import write_whole
+from shardalg.io.files import check_place, write_whole
 
 HELP = "the paper's 39 measured columns beside what is predicted of them, with errors and goals"
 
@@ -29,6 +29,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the comparison; the exit status is 0 whatever the errors are."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if options.figure is not None:  # no comparison for nothing
+        check_place(options.figure)
     # jax is loaded with these, so a wrong option does not wait for it.
     from shardalg.paper.evaluation.published import chosen
 

@@ -11,7 +11,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.notation.command_line import mesh_of, shape_of
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import NotationError
-from shardalg.io.files import write_whole
+from shardalg.io.files import check_place, write_whole
 from shardalg.merge.compatible import POLICIES, equal, merge, refines
 from shardalg.merge.proofs.prove import RESET, Proof, prove
 from shardalg.merge.verdict import Verdict
@@ -58,6 +58,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print verdict, witness and proof; returns the exit status."""
+    if options.smt2 is not None:  # no proof for nothing
+        check_place(options.smt2)
     meshes = [mesh_of(text) for text in options.mesh]
     if len(meshes) > 2:
         raise NotationError(f"--mesh is given {len(meshes)} times; there are two shardings.")

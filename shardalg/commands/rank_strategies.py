@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardalg.io.files import write_whole
+from shardalg.io.files import check_place, write_whole
 
 HELP = "mesh shapes, strategies, microbatches and remat for a model, ranked by seconds per sample"
 INTERRUPTED = 130
+REMAT = ("none", "full", "minimal")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     option("--rounds", type=_listed(_positive(int)), metavar="N,...", help="of circular pipelines")
     option("--strategy", type=_listed(str), metavar="NAME,...", help="default: all")
-    option("--remat", type=_listed(str), metavar="NAME,...", help="none, full, minimal")
+    option("--remat", type=_listed(_remat), metavar="NAME,...", help=", ".join(REMAT))
     option("--optimizer", type=_listed(str), metavar="NAME,...", help="adafactor, adam, sgd")
     option("--order", type=_listed(str), metavar="NAME", help="of axes on devices: given or all")
     option("--processes", type=_positive(int), metavar="N", help="at most (default: one a core)")
@@ -50,6 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the ranking; after Ctrl-C that of what was looked at, with status 130."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if options.html is not None:  # no search for nothing
+        check_place(options.html)
     # jax is loaded with these, so a wrong option does not wait for it.
     from shardalg.algebra.notation.command_line import assignments
     from shardalg.models.ranking.named import model_of
@@ -81,10 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _choices(options: argparse.Namespace) -> dict[str, Sequence[Any]]:
     names = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer", "order")
-    given = {n: getattr(options, n) for n in names if getattr(options, n) is not None}
-    if "remat" in given:
-        given["remat"] = [False if name == "none" else name for name in given["remat"]]
-    return given
+    return {n: getattr(options, n) for n in names if getattr(options, n) is not None}
 
 
 def _positive(kind: type) -> Callable[[str], Any]:
@@ -100,13 +100,20 @@ def _positive(kind: type) -> Callable[[str], Any]:
     return positive
 
 
+def _remat(text: str) -> str | bool:
+    """What the backward pass computes again, as a model says it."""
+    if text not in REMAT:
+        raise argparse.ArgumentTypeError(f"{text!r}: write one of {', '.join(REMAT)}")
+    return False if text == "none" else text
+
+
 def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     """Values of a kind with commas between them."""
 
     def values(text: str) -> list[Any]:
         return [kind(part.strip()) for part in text.split(",")]
 
-    values.__name__ = f"list of {kind.__name__}"
+    values.__name__ = f"list of {kind.__name__.strip('_')}"
     return values
 
 

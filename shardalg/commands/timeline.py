@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from shardalg.commands.function import CHIP, add_function, planned
-from shardalg.io.files import write_whole
+from shardalg.io.files import check_place, write_whole
 
 HELP = "when each pipeline stage of a function computes, waits and sends; a figure, a Chrome trace"
 
@@ -24,6 +24,8 @@ def run(options: argparse.Namespace) -> int:
     """Print one line, and write what was asked for."""
     from shardalg.io.pictures import png
 
+    for path in filter(None, (options.trace, options.figure)):  # no plan for nothing
+        check_place(path)
     timeline = planned(options).timeline(options.hardware or CHIP)
     print(timeline)
     if options.table:

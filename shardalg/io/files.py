@@ -40,6 +40,23 @@ def write_whole(target: Path, content: str | bytes) -> None:
         raise OSError(error.errno, error.strerror, str(target)) from None
 
 
+def check_place(target: Path) -> None:
+    """Raise where `write_whole` would, before there is anything to write.
+
+    Raises:
+      OSError: as of `write_whole`; it names the target.
+    """
+    place = _behind_links(target)
+    if place.exists():
+        fault = errno.EISDIR if place.is_dir() else 0 if os.access(place, os.W_OK) else errno.EACCES
+    else:
+        folder = place.parent
+        fault = 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
+        fault = fault if folder.is_dir() else errno.ENOENT
+    if fault:
+        raise OSError(fault, os.strerror(fault), str(target))
+
+
 def _behind_links(target: Path) -> Path:
     place = Path(os.path.realpath(target))
     if place.is_symlink():

@@ -24,8 +24,10 @@ latter as not partitioned; all other dimensions are open, for data and in-layer 
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -84,12 +86,14 @@ class Pipeline:
         lie one after the other, by rounds, in the second dimension.
 
         Raises:
-          PipelineError: stages times rounds do not divide the layers.
+          PipelineError: stages times rounds do not divide the layers, or they are not as many in
+            every array.
 
         >>> pipe = pipeline(lambda w, x: x * w, stages=2, microbatches=2, rounds=2)
         >>> pipe.stack(jnp.arange(8)).tolist()
         [[0, 1, 4, 5], [2, 3, 6, 7]]
         """
+        _check_layers(layers, dims=1)
         stages, rounds = self.schedule.stages, self.schedule.rounds
 
         def stacked(leaf: Array) -> Array:
@@ -128,6 +132,8 @@ class Pipeline:
             or the stage function makes another shape or type than it takes.
         """
         self._check(weights, x)
+        if any(map(_is_key, jax.tree.leaves(x))):
+            return _on_words(self, weights, x)
         feed = jax.tree.map(self._streamed if self.stream_io else self._entering, x)
         weights = jax.tree.map(self._by_stage, weights)
         state = jax.tree.map(lambda leaf: self._by_stage(jnp.zeros_like(leaf[:, 0])), feed)
@@ -255,8 +261,8 @@ class Pipeline:
 
     def _check(self, weights: Tree, x: Tree) -> None:
         """Raise unless weights and batch fit the schedule, and a layer keeps what it takes."""
-        schedule, leaves = self.schedule, jax.tree.leaves(weights)
-        for leaf in leaves:
+        schedule = self.schedule
+        for leaf in jax.tree.leaves(weights):
             if jnp.ndim(leaf) < 2 or leaf.shape[0] != schedule.stages:
                 raise PipelineError(
                     f"the weights have a leaf of shape {jnp.shape(leaf)}, a pipeline of "
@@ -264,6 +270,9 @@ class Pipeline:
                     "pass pipe.stack(weights of all layers)."
                 )
             schedule.layers_per_round(leaf.shape[1] * schedule.stages)
+        _check_layers(weights, dims=2)
+        if not jax.tree.leaves(x):
+            raise PipelineError(f"x is {x!r:.80}, without an array: pass a batch, (batch, ...).")
         for leaf in jax.tree.leaves(x):
             schedule.microbatch_size(leaf.shape[0] if jnp.ndim(leaf) else 0)
         self._check_stage(weights, x)
@@ -284,6 +293,61 @@ class Pipeline:
                 "what the next one takes, so shapes and types must be the same. Cast inside the "
                 "stage, or move what changes them before or after the pipeline."
             )
+
+
+def _check_layers(weights: Tree, *, dims: int) -> None:
+    """Raise unless there are arrays, all of as many layers; `dims` dimensions count them."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(weights)
+    shapes = {f"weights{jax.tree_util.keystr(path)}": jnp.shape(leaf) for path, leaf in leaves}
+    if not shapes or min(map(len, shapes.values())) < dims:
+        what = next((f"{n} is a number" for n, s in shapes.items() if len(s) < dims), "none is one")
+        raise PipelineError(
+            f"weights are arrays of all layers, (layers, ...), and {what}: give every array one "
+            "entry per layer, such as jnp.stack makes of a list."
+        )
+    counts = {name: math.prod(shape[:dims]) for name, shape in shapes.items()}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise PipelineError(
+            f"the weights are of different numbers of layers: {said:.200}. Give every array one "
+            "entry per layer; what all layers share, stage_fn may close over."
+        )
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _on_words(pipe: Pipeline, weights: Tree, x: Tree) -> Tree:
+    """A batch with random keys, which go between stages as their words: these can be padded."""
+    leaves: list[Any] = jax.tree.leaves(x)
+    tree: Any = jax.tree.structure(x)
+    kinds = [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves]
+
+    def each(x: Tree, turned: Callable[[Array, Any], Array]) -> Tree:
+        pairs = zip(jax.tree.leaves(x), kinds, strict=True)
+        return tree.unflatten(
+            [leaf if kind is None else turned(leaf, kind) for leaf, kind in pairs]
+        )
+
+    def words(x: Tree) -> Tree:
+        return each(x, lambda leaf, _: jax.random.key_data(leaf))
+
+    def keys(x: Tree) -> Tree:
+        return each(x, lambda leaf, kind: jax.random.wrap_key_data(leaf, impl=kind))
+
+    def stage(weights: Tree, x: Tree) -> Tree:
+        return words(pipe.stage_fn(weights, keys(x)))
+
+    return keys(replace(pipe, stage_fn=stage)(weights, words(x)))
+
+
+def whole(number: Any) -> Any:
+    """An integer of numpy as one of Python; anything else as it is, to be refused by name."""
+    try:
+        return number if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        return number
 
 
 def _again(run: Callable[..., Tree], recomputed: bool) -> Callable[..., Tree]:
@@ -363,4 +427,5 @@ def pipeline(
 
     Source: GSPMD (arXiv:2105.04663) section 3.3.
     """
-    return Pipeline(stage_fn, Schedule(stages, microbatches, rounds), axis, remat, stream_io)
+    schedule = Schedule(whole(stages), whole(microbatches), whole(rounds))
+    return Pipeline(stage_fn, schedule, axis, remat, stream_io)

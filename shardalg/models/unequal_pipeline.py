@@ -45,6 +45,7 @@ from shardalg.costs.topology import Topology, machine
 from shardalg.costs.walk import local_bytes
 from shardalg.errors import LoweringError, PipelineError
 from shardalg.io.table import Table
+from shardalg.models.pipeline import whole
 from shardalg.plan.plan import Plan, plan
 from shardalg.propagate.options import Options, Switches
 from shardalg.report.timeline import Timeline
@@ -251,6 +252,7 @@ def unequal_pipeline(
         raise PipelineError("a pipeline needs stages: pass [sa.Stage(fn, weights, mesh), ...].")
     _own_devices(stages)
     orders(schedule, 1, 1)
+    microbatches = whole(microbatches)
     size = Schedule(len(stages), microbatches).microbatch_size
 
     def microbatch(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -330,9 +332,14 @@ def _gradient(fn: StageFn, returns: bool, weights: Tree, xs: Tree, dys: Tree) ->
             by_weights, by_x = jax.vjp(fn, weights, x)[1](dy)
         else:
             (by_weights,), by_x = jax.vjp(lambda w: fn(w, x), weights)[1](dy), None
-        return jax.tree.map(jnp.add, grads, by_weights), by_x
+        return jax.tree.map(_added, grads, by_weights), by_x
 
     return lax.scan(one, jax.tree.map(jnp.zeros_like, weights), (xs, dys))
+
+
+def _added(gradient: Any, more: Any) -> Any:
+    """A gradient and that of another microbatch; by integers there is none."""
+    return gradient if more.dtype == jax.dtypes.float0 else gradient + more
 
 
 def _under_loop(specs: Any) -> Any:

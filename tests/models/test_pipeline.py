@@ -312,6 +312,61 @@ def test_bad_input_says_what_to_write(given, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("number", [np.int32(2), np.int64(2), np.uint8(2)])
+def test_numbers_of_numpy_are_numbers(number):
+    numbers = {"stages": number, "microbatches": number, "rounds": number}
+    assert sa.pipeline(layer, **numbers) == sa.pipeline(layer, **dict.fromkeys(numbers, 2))
+    assert run(*data(8, 16)[:2], stage_fn=layer, **numbers).shape == (16, 4)
+
+
+UNSTACKED = [
+    ({}, "weights are arrays of all layers, .* none is one"),
+    ({"a": np.ones((4, 8, 8)), "s": 1.0}, r"weights\['s'\] is a number: .*jnp.stack"),
+    ([[1.0, 2.0]], r"weights\[0\]\[0\] is a number"),
+    ({"a": np.ones((8, 8)), "b": np.ones((4, 8))}, r"\['a'\] has 8, weights\['b'\] has 4"),
+]
+
+
+@pytest.mark.parametrize(("weights", "message"), UNSTACKED, ids=[words for _, words in UNSTACKED])
+def test_weights_that_cannot_be_stacked(weights, message):
+    pipe = sa.pipeline(lambda w, x: x, stages=2, microbatches=2)
+    with pytest.raises(sa.PipelineError, match=message) as raised:
+        pipe.stack(weights)
+    assert "\n" not in str(raised.value)
+
+
+def test_layers_of_different_numbers_and_a_batch_without_an_array():
+    pipe = sa.pipeline(lambda w, x: x, stages=2, microbatches=2)
+    with pytest.raises(sa.PipelineError, match=r"weights\[0\] has 4, weights\[1\] has 8"):
+        pipe((jnp.ones((2, 2, 8)), jnp.ones((2, 4, 8))), jnp.ones((4, 8)))
+    with pytest.raises(sa.PipelineError, match=r"x is \{\}, without an array"):
+        pipe(jnp.ones((2, 2, 8)), {})
+
+
+@pytest.mark.parametrize("more", [{"rounds": 1}, {"rounds": 2}, {"stream_io": True}], ids=str)
+def test_random_keys_pass_through_the_stages(more):
+    def dropped(w, x):
+        keys = jax.vmap(jax.random.split)(x["k"])
+        kept = jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (8,)))(keys[:, 0])
+        return {"x": jnp.where(kept, jnp.tanh(x["x"] @ w), x["x"]), "k": keys[:, 1]}
+
+    weights, x = jnp.ones((4, 8, 8)) / 8, jnp.ones((8, 8))
+    batch = {"x": x, "k": jax.random.split(jax.random.key(0), 8)}
+    pipe = sa.pipeline(dropped, stages=2, microbatches=4, remat="layer", **more)
+
+    def loss(weights, x, k):
+        made = pipe(weights, {"x": x, "k": k})
+        return (made["x"] ** 2).sum(), made
+
+    want, got = batch, loss(pipe.stack(weights), **batch)[1]
+    for w in weights:
+        want = dropped(w, want)
+    np.testing.assert_allclose(got["x"], want["x"], rtol=1e-5)
+    assert got["k"].dtype == batch["k"].dtype
+    np.testing.assert_array_equal(*map(jax.random.key_data, (got["k"], want["k"])))
+    assert jax.grad(loss, has_aux=True)(pipe.stack(weights), **batch)[0].shape == (2, 2, 8, 8)
+
+
 def test_weights_that_are_not_stacked():
     weights, x, _ = data(8, 16)
     pipe = sa.pipeline(layer, stages=4, microbatches=4)

@@ -129,6 +129,22 @@ def test_bad_input(made, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("number", [np.int32(3), np.ones(4, bool)], ids=["integer", "flags"])
+def test_weights_without_a_gradient_pass_by(number):
+    def scaled(w, x):
+        return jnp.tanh(x @ w["a"]) * w["n"].sum()
+
+    weights = {"a": jnp.ones((4, 4)), "n": number}
+    given = [sa.Stage(scaled, weights, sa.Mesh({"X": 2}), x=P("X"))] * 2
+    pipe = sa.unequal_pipeline(given, jnp.ones((8, 4)), microbatches=np.int32(4))
+    assert all(report.ok for report in pipe.verify())
+    given = weights, jnp.ones((4, 2, 4)), jnp.ones((4, 2, 4))
+    gradients, _ = pipe.stages[1].backward.lower()(*given)
+    want = jax.grad(lambda a: scaled(weights | {"a": a}, given[1]).sum())(weights["a"])
+    np.testing.assert_allclose(gradients["a"], want, rtol=1e-5)
+    np.testing.assert_array_equal(gradients["n"], np.zeros_like(number))
+
+
 def test_the_whole_is_not_lowered_by_name():
     with pytest.raises(sa.LoweringError, match=r"3 unequal stages is not lowered.*sa.pipeline"):
         planned().lower()
