@@ -17,6 +17,7 @@ from shardalg.cli import main
 from shardalg.commands import rank_strategies
 from shardalg.costs.topology import Topology
 from shardalg.models.dense_cost import machine_for
+from shardalg.models.ranking import workers
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
 from shardalg.models.ranking.groups import Pricing, by_step, price
 from shardalg.models.ranking.named import NARROW
@@ -29,6 +30,14 @@ SMALL = sa.models.DenseTransformer(
     layers=4, model_dim=64, hidden_dim=128, heads=4, head_dim=16, vocab=128, seq=16, batch=16
 )
 CHOICES = {"microbatches": [4]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process():
+    """Tests run beside one another already; what several processes do is in `test_workers`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "ALONE_S", float("inf"))
+        yield
 
 
 @pytest.fixture(scope="module")
