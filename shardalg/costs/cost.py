@@ -302,7 +302,7 @@ class Cost:
         >>> found = plan.cost("tpu_v3").largest_batch_that_fits("B")
         >>> fits = [plan.at(B=size).cost("tpu_v3").fits for size in (found, found + 8)]
         >>> found, fits
-        (33521664, [True, False])
+        (33521688, [True, False])
         """
         if self.sizes is None or name not in self.sizes.hints:
             known = sorted(self.sizes.hints) if self.sizes else "none: plan with sa.dims"
