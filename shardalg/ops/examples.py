@@ -182,6 +182,8 @@ CASES: tuple[Case, ...] = (
     ("triangular_solve", {"left_side": True}, ["2,3,3", "2,3,4"], ["2,3,4"]),
     ("cholesky", {}, ["2,3,3"], ["2,3,3"]),
     ("random_bits", {}, ["2"], ["4,8"]),
+    ("random_wrap", {}, ["4,2"], ["4"]),
+    ("random_unwrap", {}, ["4"], ["4,2"]),
 )
 
 

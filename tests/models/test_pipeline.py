@@ -365,6 +365,10 @@ def test_random_keys_pass_through_the_stages(more):
     assert got["k"].dtype == batch["k"].dtype
     np.testing.assert_array_equal(*map(jax.random.key_data, (got["k"], want["k"])))
     assert jax.grad(loss, has_aux=True)(pipe.stack(weights), **batch)[0].shape == (2, 2, 8, 8)
+    given = {"mesh": sa.Mesh({"L": 2}), "in_shardings": (P("L"), None)}
+    plan = sa.plan(pipe, pipe.stack(weights), batch, **given)
+    in_loop = [row["kind"] for row in plan.collectives_table if "scan" in row["region"]]
+    assert set(in_loop) == {"collective_permute"}
 
 
 def test_weights_that_are_not_stacked():

@@ -39,6 +39,42 @@ CASES = {
 }  # fmt: skip
 
 
+def split(keys):
+    return jax.vmap(lambda key: jax.random.split(key, (2, 3)))(keys)
+
+
+def words(keys):
+    return jax.random.wrap_key_data(jax.random.key_data(keys)[:, ::-1])
+
+
+def folded(keys, rows):
+    return jax.vmap(jax.random.fold_in)(jax.random.clone(keys), rows[:, 0].astype(int))
+
+
+UNSAFE = jax.random.split(jax.random.key(1, impl="unsafe_rbg"), 8)
+EACH = {
+    "split": (split, (EIGHT,)),
+    "split, uneven": (split, (SEVEN,)),
+    "split, of another kind": (split, (WIDE,)),
+    "words": (words, (EIGHT,)),
+    "words, uneven": (words, (SEVEN,)),
+    "folded, uneven": (folded, (SEVEN, ROWS)),
+    "by the second dimension": (jax.vmap(split), (SQUARE,)),
+}
+CASES |= {name: (fn, given, (X,) * len(given)) for name, (fn, given) in EACH.items()}
+CASES["split, of an unsafe kind"] = split, (UNSAFE,), (X,)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_each_key_is_on_its_own(name):
+    """Keys lie where they are, and nothing is sent."""
+    fn, given = EACH[name]
+    cut = P(None, "X") if name == "by the second dimension" else X
+    specs = {"in_shardings": (cut,) * len(given), "out_shardings": cut}
+    plan = sa.plan(fn, *given, mesh=sa.Mesh({"X": 2}), **specs)
+    assert set(plan.collectives()["kind"]) <= {"border"}, plan.text()
+
+
 def numbers(tree):
     leaves = jax.tree.leaves(tree)
     keys = [jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]

@@ -15,9 +15,11 @@ approx_top_k cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householde
 lu lu_pivots_to_permutation ormqr qr schur svd symmetric_product tridiagonal tridiagonal_solve
 """
 RANDOM = """
-from_edtype random_bits random_clone random_fold_in random_gamma random_seed
-random_split random_unwrap random_wrap rng_bit_generator rng_uniform to_edtype
+from_edtype random_bits random_gamma random_seed rng_bit_generator rng_uniform to_edtype
 """
+KEYS = "random_clone random_fold_in random_split random_unwrap random_wrap"
+EACH_ON_ITS_OWN = ("key<fry>", "key<rbg>")
+"""Kinds of keys that JAX splits and folds one by one; of others it draws bits of the first one."""
 VECTORS = ("tridiagonal_solve", "lu_pivots_to_permutation")
 
 
@@ -91,6 +93,17 @@ def opaque(signature: Signature) -> tuple[Rule, ...]:
     return (_batched(signature, 0, 1),)
 
 
+def keys(signature: Signature) -> tuple[Rule, ...]:
+    """`[d0] -> [d0, W0]`: each key on its own; its words, and the keys it is split into, whole."""
+    values = (*signature.operands, *signature.results)
+    count = min(len(value.shape) for value in values)
+    alike = len({value.shape[:count] for value in values}) == 1
+    drawn = signature.primitive in ("random_fold_in", "random_split")
+    if not alike or (drawn and signature.operands[0].dtype not in EACH_ON_ITS_OWN):
+        return opaque(signature)
+    return (replace(_batched(signature, count, 1), batched=True),)
+
+
 def _batched(signature: Signature, count: int, flops: int) -> Rule:
     numbered = 0
     maps = []
@@ -110,4 +123,5 @@ ROWS: dict[str, Builder] = {
     "triangular_solve": triangular_solve,
     **dict.fromkeys(LINEAR_ALGEBRA.split(), linear_algebra),
     **dict.fromkeys(RANDOM.split(), opaque),
+    **dict.fromkeys(KEYS.split(), keys),
 }
