@@ -61,6 +61,21 @@ def test_every_number_is_that_of_its_own_plan(small):
         assert made.argument_bytes() == made.plan().cost("v5e").memory.argument_bytes
 
 
+def test_devices_that_share_cores_are_ranked_as_they_are_priced():
+    figures = {
+        "hbm_bytes": 8e9,
+        "hbm_bytes_per_s": 1e10,
+        "link_bytes_per_s": 1e9,
+        "latency_s": 1e-6,
+    }
+    machine = sa.Hardware("two cores", (("float32", 1e11), ("bfloat16", 1e11)), **figures, cores=2)
+    model = replace(SMALL, layers=2)
+    found = sa.strategies(model, 4, machine, choices={"strategy": ["fsdp"], "batch": [16]})
+    (one,) = found.ranked
+    assert one.price == price(one.cost)
+    assert one.cost.hardware.hbm_bytes == 2e9
+
+
 def test_the_order_is_by_seconds_per_sample_and_the_front_is_pareto(small):
     times = [one.seconds_per_sample for one in small.ranked]
     assert times == sorted(times)

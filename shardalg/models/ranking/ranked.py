@@ -232,7 +232,8 @@ def strategies(
     if memory_bytes is not None and not (_is_number(memory_bytes) and memory_bytes > 0):
         raise StrategyError(f"memory_bytes={memory_bytes!r}: give a number above 0.")
     on = _machine(devices, hardware)
-    memory = chip_of(on).hbm_bytes if memory_bytes is None else memory_bytes
+    has = chip_of(on.shared(devices)).hbm_bytes
+    memory = has if memory_bytes is None else memory_bytes
     slices = on.slices if isinstance(on, Topology) else 1
     found = grouped(candidates(model, devices, slices, chosen(model, choices or {})))
     search = _Search(on, memory, progress, processes or cores())
