@@ -251,6 +251,13 @@ def _stack(axis: Any, x: Any, dim: Any) -> Any:
     return lax.broadcast(x, (axis.size,)) if dim is None else jnp.moveaxis(x, dim, 0)
 
 
+def _on_axis(name: str, stack: Any) -> Any:
+    """Blocks on the axis that they are blocks along; their own dimensions are open."""
+    rest = tuple(range(1, stack.ndim))
+    spec = ((name,), *[() for _ in rest])
+    return annotate_p.bind(stack, name=None, spec=spec, unspecified_dims=rest, mesh=None)
+
+
 def _is_along(axis: Any, primitive: Any, params: Mapping[str, Any]) -> bool:
     """Whether something is sent along the axis.
 
@@ -282,7 +289,9 @@ def _moved(
     """
     (x,), (dim,) = values, dims
     if _is_along(axis, primitive, params):
-        return along(_stack(axis, x, dim), params)
+        stack = _stack(axis, x, dim)
+        is_cut = dim is not None and along is _exchange
+        return along(_on_axis(axis.name, stack) if is_cut else stack, params)
     if dim is None:
         return primitive.bind(x, **params), None
     behind = {name: params[name] + 1 for name in places}
@@ -310,7 +319,10 @@ def _scatter(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _exchange(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Of each block the part that is for a place."""
+    """Of each block the part that is for a place.
+
+    Its dimensions change places, so that completion would take the axis of one to the other.
+    """
     split, concat = params["split_axis"] + 1, params["concat_axis"] + 1
     parts = _split(stack, split, len(stack)) if params["tiled"] else stack
     made = jnp.moveaxis(jnp.moveaxis(parts, split, 0), 1, concat)
