@@ -14,7 +14,7 @@ from shardalg.costs.pipelines.events import events
 from shardalg.costs.topology import machine
 from shardalg.errors import ShardalgError
 from shardalg.plan.planned import Planned
-from shardalg.planning.stages import priced
+from shardalg.planning.stages import planned_at, priced
 from shardalg.report.modules.module_costs import costs_by_module
 from shardalg.report.timeline import Timeline
 from shardalg.sizes.formula import Formula
@@ -57,14 +57,11 @@ class CostAnswers(Planned):
         by_module = partial(costs_by_module, self._stages, chip)
         return replace(made, by_module=by_module, elsewhere=elsewhere)
 
-    def at(self, **sizes: int) -> CostAnswers:
-        """The same plan in numbers at other sizes (`Plan.at`)."""
-        raise NotImplementedError
-
     def _fits(self, chip: Hardware | Topology, point: Mapping[str, int]) -> bool:
         """Whether a device holds the plan at other sizes; False where there is none."""
         try:
-            return bool(self.at(**point)._cost(chip).fits)
+            here, _ = planned_at(self._stages, point, self.options)
+            return bool(priced(here.traced, here.program, chip).fits)
         except ShardalgError:
             return False
 
