@@ -17,7 +17,7 @@ from shardalg.cli import main
 from shardalg.commands import rank_strategies
 from shardalg.costs.topology import Topology
 from shardalg.models.dense_cost import machine_for
-from shardalg.models.ranking import workers
+from shardalg.models.ranking import ranked
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
 from shardalg.models.ranking.groups import Pricing, by_step, price
 from shardalg.models.ranking.named import NARROW
@@ -36,7 +36,7 @@ CHOICES = {"microbatches": [4]}
 def one_process():
     """Tests run beside one another already; what several processes do is in `test_workers`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers, "ALONE_S", float("inf"))
+        patch.setattr(ranked, "cores", lambda: 1)
         yield
 
 

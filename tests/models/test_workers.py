@@ -1,10 +1,14 @@
 """Candidates priced by several processes: the same ranking, whatever becomes of a worker."""
 
+import pickle
+from dataclasses import replace
+
 import pytest
 
 import shardalg as sa
 from shardalg.errors import StrategyError
 from shardalg.models.ranking import workers
+from shardalg.models.ranking.candidate import Candidate
 
 SMALL = sa.models.DenseTransformer(
     layers=2, model_dim=64, hidden_dim=128, heads=4, head_dim=16, vocab=128, seq=16, batch=16
@@ -39,6 +43,19 @@ def test_two_processes_rank_as_one_does(started, alone):
     assert [process.returncode for process in started] == [0]
     assert told == alone[1]
     assert len(told) == 4
+
+
+def test_a_worker_answers_what_this_process_would():
+    model = replace(SMALL, batch=24, remat="full")
+    task = workers.Task(
+        [Candidate(model, sa.Mesh({"X": 8}), "finalized")], sa.Topology("v3", shape=(2, 2))
+    )
+    with workers._started() as process:
+        answers = [
+            workers._answered(process.stdin, process.stdout, pickle.dumps(task)) for _ in range(2)
+        ]
+    assert process.returncode == 0
+    assert [one.prices for one in answers] == 2 * [workers.done(task, workers.Pricing()).prices]
 
 
 def test_what_a_dead_worker_had_is_priced_here(started, alone, monkeypatch):

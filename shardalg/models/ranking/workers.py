@@ -11,7 +11,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -113,28 +112,45 @@ class Workers:
     _taken: int = 0
     _told: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _ended: threading.Event = field(default_factory=threading.Event)
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def run(self) -> None:
         """Price all; interrupted, `done` has what is priced."""
-        until, threads = time.monotonic() + ALONE_S, list[threading.Thread]()
+        many = min(self.count - 1, len(self.tasks) - 1)
+        # told now: what this process works out meanwhile changes what tasks remember
+        told = [pickle.dumps(task) for task in self.tasks] if many > 0 else []
+        others = threading.Thread(target=self._beside, args=(many, told))
+        others.start()
         try:
             for place in self._places():
                 self._tell()
                 self.done[place] = done(self.tasks[place], self.pricing)
-                if not threads and time.monotonic() > until:
-                    threads = self._threads()
-            for thread in threads:
-                thread.join()
+            others.join()
             for place in set(range(len(self.tasks))) - self.done.keys():  # of a worker that died
                 self.done[place] = done(self.tasks[place], self.pricing)
             self._tell()
         finally:
-            self._taken = len(self.tasks)
-            for process in self._processes:
-                process.kill()
-            for thread in threads:
-                thread.join()
+            with self._lock:
+                self._taken = len(self.tasks)
+                self._ended.set()
+                for process in self._processes:
+                    process.kill()
+            others.join()
+
+    def _beside(self, many: int, told: Sequence[bytes]) -> None:
+        """Start workers, once it is worth it, and give them tasks until there are none."""
+        if self._ended.wait(ALONE_S):
+            return
+        with self._lock, suppress(OSError):  # no further process: fewer workers
+            left = 0 if self._ended.is_set() else len(self.tasks) - self._taken
+            for _ in range(min(many, left)):
+                self._processes.append(_started())
+        threads = [threading.Thread(target=self._hand, args=(p, told)) for p in self._processes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     def _places(self) -> Iterator[int]:
         """Of the tasks that nobody has taken, each to whoever asks first."""
@@ -142,6 +158,7 @@ class Workers:
             with self._lock:
                 place, self._taken = self._taken, self._taken + 1
             if place >= len(self.tasks):
+                self._ended.set()
                 return
             yield place
 
@@ -150,27 +167,16 @@ class Workers:
             self._told = place + 1
             self.begun(place)
 
-    def _threads(self) -> list[threading.Thread]:
-        """One for each worker, as many as there is work for."""
-        many = min(self.count - 1, len(self.tasks) - self._taken - 1)
-        with suppress(OSError):  # no further process: fewer workers
-            for _ in range(many):
-                self._processes.append(_started())
-        threads = [threading.Thread(target=self._hand, args=(p,)) for p in self._processes]
-        for thread in threads:
-            thread.start()
-        return threads
-
-    def _hand(self, process: subprocess.Popen[bytes]) -> None:
+    def _hand(self, process: subprocess.Popen[bytes], told: Sequence[bytes]) -> None:
         """Give a worker one task after another; one that it dies of is left to this process."""
         with suppress(OSError, EOFError, pickle.UnpicklingError), process:
             for place in self._places():
-                self.done[place] = _answered(process.stdin, process.stdout, self.tasks[place])
+                self.done[place] = _answered(process.stdin, process.stdout, told[place])
 
 
-def _answered(given: IO[Any] | None, answers: IO[Any] | None, task: Task) -> Done:
+def _answered(given: IO[Any] | None, answers: IO[Any] | None, task: bytes) -> Done:
     assert given is not None and answers is not None
-    pickle.dump(task, given)
+    given.write(task)
     given.flush()
     found: Done = pickle.load(answers)
     return found
