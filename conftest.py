@@ -21,7 +21,7 @@ def _is_known(flag: str) -> bool:
     folder = Path(importlib.util.find_spec("jaxlib").origin).parent
     for library in folder.glob("libjax_common.*"):
         with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as it:
-            return it.find(flag.encode()) >= 0
+            return it.find(b"\0" + flag.encode() + b"\0") >= 0  # a name, not one that was removed
     return False
 
 
