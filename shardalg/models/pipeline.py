@@ -40,6 +40,7 @@ from shardalg.costs.pipelines.bubbles import SHIFTED
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.errors import PipelineError
 from shardalg.graph.annotate import annotate_dims
+from shardalg.graph.evaluate import is_key
 
 Array = jax.Array
 Tree = Any
@@ -132,7 +133,7 @@ class Pipeline:
             or the stage function makes another shape or type than it takes.
         """
         self._check(weights, x)
-        if any(map(_is_key, jax.tree.leaves(x))):
+        if any(map(is_key, jax.tree.leaves(x))):
             return _on_words(self, weights, x)
         feed = jax.tree.map(self._streamed if self.stream_io else self._entering, x)
         weights = jax.tree.map(self._by_stage, weights)
@@ -314,15 +315,11 @@ def _check_layers(weights: Tree, *, dims: int) -> None:
         )
 
 
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _on_words(pipe: Pipeline, weights: Tree, x: Tree) -> Tree:
     """A batch with random keys, which go between stages as their words: these can be padded."""
     leaves: list[Any] = jax.tree.leaves(x)
     tree: Any = jax.tree.structure(x)
-    kinds = [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves]
+    kinds = [jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves]
 
     def each(x: Tree, turned: Callable[[Array, Any], Array]) -> Tree:
         pairs = zip(jax.tree.leaves(x), kinds, strict=True)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardalg.errors import RunError
+from shardalg.graph.evaluate import is_key
 
 # What JAX says where nothing names other processes; or where it runs already, in a session.
 _ALONE = ("coordinator_address should be defined", "must be called before any JAX")
@@ -100,7 +101,7 @@ def on_host(array: jax.Array) -> np.ndarray:
     """
     from jax.experimental import multihost_utils
 
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if is_key(array):
         array = jax.random.key_data(array)
     if array.is_fully_addressable or array.is_fully_replicated:
         held = np.asarray(array)
