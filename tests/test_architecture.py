@@ -1,5 +1,6 @@
 """docs/architecture.md: its example runs, and every file that it names exists."""
 
+import ast
 import doctest
 import re
 from pathlib import Path
@@ -34,3 +35,14 @@ def test_every_room_is_in_the_picture():
 
 def test_it_stays_two_pages():
     assert len(PAGE.split()) < 1500
+
+
+def test_every_file_that_a_docstring_names_exists():
+    """By its path from the repository, from `shardalg`, or from where the docstring stands."""
+    places, missing = [ROOT, ROOT / "shardalg"], []
+    for path in sorted((ROOT / "shardalg").rglob("*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        for name in re.findall(r"`([\w./]+\.py)\b", text):
+            if not any((place / name).exists() for place in [*places, path.parent]):
+                missing.append((str(path.relative_to(ROOT)), name))
+    assert not missing

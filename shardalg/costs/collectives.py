@@ -1,4 +1,4 @@
-"""Bytes that one collective sends; its seconds are in `costs/network/collective_seconds.py`."""
+"""Bytes that a collective sends; its seconds go by `network/collective_seconds.py`."""
 
 from __future__ import annotations
 

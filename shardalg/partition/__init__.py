@@ -11,14 +11,14 @@ brings home anyway lies in it as its body reads it. `plan.switches()` says what 
 worth in a plan.
 
 By cost: `Options(policy="cost")` starts from completion and lets any axis serve any loop
-(`partition/by_cost.py`): every node has all its candidates (`choices.py`), every value pays from
-where it is made to its home and from there to each distinct layout that is asked of it, in seconds
-of a chip, and coordinate descent (`descent.py`) with random starts and changes of neighbours
-together finds the least; scipy's HiGHS judges it in the tests. What is tied across the border of a
-loop or of branches (a carry wherever it appears, a constant, a stacked value) is one unit of the
-descent, whose options are layouts (`regions.py`). What is chosen are homes, loops and borders;
-programs come of them as always. Arguments, results and annotations stay as completed, and
-completion itself stands where its program is no slower. Memory is not limited.
+(`partition/by_cost.py`): every node has all its candidates (`choose/choices.py`), every value pays
+from where it is made to its home and from there to each distinct layout that is asked of it, in
+seconds of a chip, and coordinate descent (`descent.py`) with random starts and changes of
+neighbours together finds the least; scipy's HiGHS judges it in the tests. What is tied across the
+border of a loop or of branches (a carry wherever it appears, a constant, a stacked value) is one
+unit of the descent, whose options are layouts (`choose/regions.py`). What is chosen are homes,
+loops and borders; programs come of them as always. Arguments, results and annotations stay as
+completed, and completion itself stands where its program is no slower. Memory is not limited.
 
 Deferred sums wait behind what keeps them right for every number of their type, which a row says
 (`Rule.passes`): additions, subtractions, negation, copies, layout, and products of whole numbers of

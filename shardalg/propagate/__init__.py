@@ -15,20 +15,20 @@ their layout; only a permute reads or makes one in another order, which `verify`
 Arguments' own NamedShardings are read by the same rule.
 
 Completion follows a table (role class of the row, direction) to a level, and a handful of rules
-about merging (`propagate/gspmd/priority.py`, `step.py`). Each step is a pure function of (row,
-layouts) and is looked up by integers, so a deep model costs one dictionary lookup per visit;
-operators that it cannot tell apart are one `OperatorClass` (`operator_classes.py`), found once per
-function. Policy `shardy` has another step (`factors.py`: loop by loop, all tensors at once),
-another table (`schedule.py`) and another order (`worklist.py`: what changed is followed first) on
-another view of the graph: the operators of the module that XLA hands to Shardy (`shardy_module.py`,
-`lowered.py`), where a loop's carry is one edge and what it only reads stands outside (`edges.py`);
-products that Shardy makes in another layout than their readers want come last (`products.py`).
-Policy `gspmd` has the paper's table and step on XLA's own view (`gspmd/computations.py`: bodies
-before what is around them, the tuples of loops and branches with layouts of their own, equal
-constants one). All visit operators from the results down, as XLA orders instructions
-(`gspmd/instructions.py`): where layouts conflict, the first wins. Under gspmd an annotated argument
-is refined on the way like any value as soon as another argument is open, and has its annotation
-again at the end (`border.settle`).
+about merging (`gspmd/priority.py`, `gspmd/step.py`). Each step is a pure function of (row, layouts)
+and is looked up by integers, so a deep model costs one dictionary lookup per visit; operators that
+it cannot tell apart are one `OperatorClass` (`operator_classes.py`), found once per function.
+Policy `shardy` has another step (`shardy/factors.py`: loop by loop, all tensors at once), another
+table (`shardy/schedule.py`) and another order (`shardy/worklist.py`: what changed is followed
+first) on another view of the graph: the operators of the module that XLA hands to Shardy
+(`shardy/shardy_module.py`, `shardy/lowered.py`), where a loop's carry is one edge and what it only
+reads stands outside (`shardy/edges.py`); products that Shardy makes in another layout than their
+readers want come last (`shardy/products.py`). Policy `gspmd` has the paper's table and step on
+XLA's own view (`gspmd/computations.py`: bodies before what is around them, the tuples of loops and
+branches with layouts of their own, equal constants one). All visit operators from the results down,
+as XLA orders instructions (`gspmd/instructions.py`): where layouts conflict, the first wins. Under
+gspmd an annotated argument is refined on the way like any value as soon as another argument is
+open, and has its annotation again at the end (`border.settle`).
 """
 
 from __future__ import annotations

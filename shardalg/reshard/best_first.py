@@ -2,7 +2,7 @@
 
 What is searched is a `Problem`: its states, the moves from each with their prices, and the bound.
 Even blocks, blocks of which a size does not divide, unequal links and all-to-alls in open orders
-are one each; closed forms come before all of them (`route.py`).
+are one each; closed forms come before all of them (`closed_forms.py`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The cheapest chain of moves between two layouts of even blocks, in digits that both sides share.
 
-`route.py` knows the way where nothing is to be added up. Here partial sums are added before it, and
-a way becomes moves with their prices. Where some axes have slower links than others there is no
-normal form: it pays to gather along a slow axis while blocks are small, to leave that axis where it
-is, to add up along the fast ones first. Then every chain is searched, a move priced on the slowest
-of its axes (`links.py`), as `costs.collectives.seconds` does.
+`closed_forms.py` knows the way where nothing is to be added up. Here partial sums are added before
+it, and a way becomes moves with their prices. Where some axes have slower links than others there
+is no normal form: it pays to gather along a slow axis while blocks are small, to leave that axis
+where it is, to add up along the fast ones first. Then every chain is searched, a move priced on the
+slowest of its axes (`links.py`), as `costs.collectives.seconds` does.
 """
 
 from __future__ import annotations

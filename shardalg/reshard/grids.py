@@ -10,7 +10,7 @@ Padding is little: moves are tried in the order of what they lose where blocks a
 (`shares.py`), which is known for all sizes at once, and most are never tried.
 
 What is searched does not depend on the ends, so a path by any other layout costs no less. Even
-sizes have a normal form, and take `search.py` and `route.py` instead.
+sizes have a normal form, and take `even.py` and `closed_forms.py` instead.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ shapes and item types from each instruction). A malformed program is refuted, to
 reads what a field may hold off its class. `plan.verify()` (`verify/`) is proof, and reads nothing
 of the planner: it follows every local value from the arguments on (which elements of which graph
 value stand at which place, `contents.py`), claims each move from the definition of its instruction
-(`moves.py`) and each operator by comparing the row of the global operator with the row that the
-same table gives for the local one (`apply.py`, `operators.py`). A claim is a formula over whole
+(`moves/`) and each operator by comparing the row of the global operator with the row that the
+same table gives for the local one (`operators/`). A claim is a formula over whole
 numbers (`merge/proofs/integers.py`), one unknown per mesh axis and per loop, so its proof does not
 grow with the mesh; merges are proved for all mesh sizes. `.ok` is True exactly when nothing is
 left open, and `lower()` verifies first and refuses a refuted program. What is taken on trust, and

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.cli import main
 from shardalg.costs.hardware import load
-from shardalg.costs.pipelines.bubbles import overheads
+from shardalg.costs.pipelines.overheads import overheads
 from shardalg.costs.pipelines.schedules import Schedule
 
 PROGRAM = """

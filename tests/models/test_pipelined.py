@@ -9,7 +9,7 @@ import pytest
 
 import shardalg as sa
 from shardalg.costs.hardware import load
-from shardalg.costs.pipelines.bubbles import overheads
+from shardalg.costs.pipelines.overheads import overheads
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.models import transformer
 from shardalg.models.published.pipelined import GATHERED, TABLE_4, Pipelined

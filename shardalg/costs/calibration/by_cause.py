@@ -14,7 +14,7 @@ from shardalg.costs.cost import FORMATTING
 from shardalg.costs.fusion import on_chip, traffic, unwritten
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.matrix_unit import padded_flops, product_peak
-from shardalg.costs.pipelines.bubbles import pipeline_loops
+from shardalg.costs.pipelines.overheads import pipeline_loops
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph
@@ -54,7 +54,7 @@ class Amounts:
 
     Attributes:
       rows: by kind, axes, role and phase.
-      pipelined: whether its layers are stages of a pipeline (`costs.pipelines.bubbles`).
+      pipelined: whether its layers are stages of a pipeline (`costs.pipelines.overheads`).
     """
 
     rows: Mapping[Key, Quantities]

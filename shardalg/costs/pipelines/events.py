@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from shardalg.costs.hardware import Hardware
-from shardalg.costs.pipelines.bubbles import PipelineLoop, pipeline_loops
+from shardalg.costs.pipelines.overheads import PipelineLoop, pipeline_loops
 from shardalg.costs.step_time import Timed, timed
 from shardalg.costs.topology import Topology
 from shardalg.graph.ir import Graph

@@ -24,7 +24,7 @@ from shardalg.errors import CheckpointError
 from shardalg.graph.abstract import item_type
 from shardalg.io.files import write_whole
 from shardalg.lower.arrays import ArrayBorder
-from shardalg.lower.running.digest import digest
+from shardalg.lower.running.array_digest import digest
 
 _LIST = "shardalg.json"
 _ARRAYS = "state"

@@ -22,7 +22,7 @@ from functools import cache
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.pipelines.bubbles import overheads
+from shardalg.costs.pipelines.overheads import overheads
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.costs.walk import walk
 from shardalg.models.published.conformer import PIPELINED, Conformer

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.pipelines.bubbles import overheads
+from shardalg.costs.pipelines.overheads import overheads
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.models.published.pipelined import ONCE_A_STEP, TABLE_4, Pipelined
 from shardalg.models.transformer import Config

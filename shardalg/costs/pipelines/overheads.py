@@ -1,5 +1,6 @@
 """What a planned program spends in bubbles and in recomputation, as shares of the whole step.
 
+The closed forms of schedules are in `schedules.py`; here all is read off a program.
 A loop is a pipeline if its body has a site named "pipeline_state" on the buffer that shifts by one
 stage per trip: `models.pipeline` leaves it there, and `sa.annotate(state, "pipeline_state")` in a
 loop of one's own does the same. Of T trips on L stages every device works on padding in L - 1,
