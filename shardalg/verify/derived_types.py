@@ -64,7 +64,14 @@ def _keeps_elements(params: Mapping[str, Any], operands: Types, results: Types) 
     return math.prod(operands[0].shape) == math.prod(results[0].shape)
 
 
+def _one_shape(_: Mapping[str, Any], operands: Types, results: Types) -> bool:
+    """What is reduced together is of one shape; the numbers it starts from come last."""
+    return len({type_.shape for type_ in operands[: len(results)]}) <= 1
+
+
 LEFT_TO_THE_COMPILER: Mapping[str, Callable[[Mapping[str, Any], Types, Types], bool]] = {
+    "reduce": _one_shape,
+    "reduce_window": _one_shape,
     "reshape": _keeps_elements,
     "select_and_scatter_add": lambda p, o, _: _has_a_source_per_window(p, o[0], o[1]),
     "select_and_scatter": lambda p, o, _: _has_a_source_per_window(p, o[1], o[0]),

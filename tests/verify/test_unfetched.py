@@ -27,8 +27,10 @@ from shardalg.spmd.instructions import (
     Dilate,
     DynamicSlice,
     HaloExchange,
+    Insert,
     Reading,
     ReduceScatter,
+    Resize,
     Slice,
     ValueAt,
 )
@@ -218,3 +220,24 @@ def test_a_constant_that_is_no_whole_number_ends():
     (a, u), (b, v) = constants[one], constants[other]
     constants[one], constants[other] = (a, v), (b, u)
     assert not verify(plan.sharded, replace(plan.program, constants=tuple(constants))).ok
+
+
+def test_a_box_with_a_second_copy_beside_it():
+    """It is gathered twice: what is written goes on beyond the box."""
+    given = np.arange(36, dtype=np.float32).reshape(6, 6), -np.ones((2, 4), "f4"), np.int32([1, 2])
+    layouts = (P(None, "X"), P(), P())
+    plan = sa.plan(lax.dynamic_update_slice, *given, mesh=TWO, in_shardings=layouts)
+    refuted(plan, before(plan, first(plan, Insert), 1, [AllGather(0, HALF)]), *given)
+
+
+def test_what_is_reduced_together_is_of_one_shape():
+    def product(a, b):
+        return a[0] * b[0], a[1] * b[1]
+
+    def reduced(x, y):
+        return lax.reduce((x, y), (np.float32(1), np.float32(1)), product, (1,))
+
+    plan = sa.plan(reduced, SQUARE, SQUARE, mesh=TWO, in_shardings=(P("X"), P("X")))
+    tampered = before(plan, first(plan, Apply), 1, [Resize(1, 5)])
+    check(tampered)
+    assert not verify(plan.sharded, tampered).ok

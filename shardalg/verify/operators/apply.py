@@ -137,8 +137,12 @@ def _boxed(what: Applied[Extract | Insert]) -> Outcome:
     reads_box = rule.init is None
     wanted = Extract(local_shape(rule, 0, run.blocks), places) if reads_box else Insert(places)
     right = replace(what.apply, loops=()) == wanted
-    read = tuple(dim.length for dim in what.operands[0].dims)
-    blocks = read == tuple(run.blocks[i.loop] for i in rule.operands[0] if i.loop is not None)
+    blocks = all(
+        dim.length == run.blocks[index.loop]
+        for operand, indices in rule.operands.items()
+        for dim, index in zip(what.operands[operand].dims, indices, strict=True)
+        if index.loop is not None
+    )
     ready = not any(held.awaits or held.viewed for held in what.operands)
     stated: list[Stated] = [
         *_iterations(what),
