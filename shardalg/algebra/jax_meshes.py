@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -40,14 +40,20 @@ def mesh_to_jax(mesh: Mesh, devices: Sequence[Any] | None = None) -> jax.shardin
         otherwise the first ones are taken in the order given.
 
     Raises:
-      DeviceError: fewer devices than positions, or none with one of the ids.
+      DeviceError: what is no list of devices, fewer than positions, or none with one of the ids.
     """
+    if devices is not None and not isinstance(devices, Iterable):
+        raise DeviceError(f"devices are a list, as jax.devices()[:2]; got {devices!r:.80}.")
     given = list(jax.devices() if devices is None else devices)
     if len(given) < mesh.size:
+        more = (
+            f"Call shardalg.host_devices({mesh.size}) before JAX starts for that many CPU devices"
+            if devices is None
+            else f"Give {mesh.size} of them"
+        )
         raise DeviceError(
-            f"{mesh!r} needs {mesh.size} devices, and there are {len(given)}. Call "
-            f"shardalg.host_devices({mesh.size}) before JAX starts for that many CPU devices, or "
-            "take a smaller mesh."
+            f"{mesh!r} needs {mesh.size} devices, and there are {len(given)}. {more}, or take a "
+            "smaller mesh."
         )
     chosen = given[: mesh.size] if mesh.device_ids is None else _by_id(given, mesh)
     grid = np.empty(mesh.size, dtype=object)

@@ -41,7 +41,7 @@ CHIP = "tpu_v3"
 
 def add_function(parser: argparse.ArgumentParser) -> None:
     """The options that say what is planned, and on what."""
-    from shardalg.propagate.options import POLICIES
+    from shardalg.propagate.options import JIT, POLICIES
 
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLE
@@ -53,7 +53,7 @@ def add_function(parser: argparse.ArgumentParser) -> None:
         help="Python that defines args(), shapes or arrays (default: the function's module)",
     )  # fmt: skip
     option("--hardware", help=f"the chip (or tpu_v3:8x8); default {CHIP}")
-    option("--policy", choices=POLICIES, default="paper", help="default %(default)s")
+    option("--policy", choices=(*POLICIES, JIT), default="paper", help="default %(default)s")
 
 
 def planned(options: argparse.Namespace) -> Plan:

@@ -333,7 +333,8 @@ class Cost:
     def table(self, by: str | None = None) -> Table:
         """A row per kind, axes, role and phase, the longest (at the hints) first.
 
-        Overlappable are collectives that the chip's compiler splits into a start and a done.
+        Overlappable are collectives that the chip's compiler splits into a start and a done. Of
+        all-reduces that are sent as one, the first has the time of all.
 
         Args:
           by: "module": a row per module of the function, alike ones folded, with what it takes,

@@ -119,8 +119,26 @@ class CollectiveExplanation(Answer):
         return (
             self.headline,
             self.sides,
-            self._advice(),
+            self._after_the_loop() or self._advice(),
             self.changes,
+        )
+
+    def _after_the_loop(self) -> str:
+        """What a switch makes of a sum that is reduced in every iteration; "" where none helps."""
+        trials, graph = self._trials, self._trials.stages.graph
+        switches = trials.options.switches
+        adds = isinstance(self.moved.step.instruction.attributes, AllReduce | ReduceScatter)
+        if not adds or switches.defer_in_loops or self.moved.step.count == 1:
+            return ""
+        if stops(graph, self.moved.value, finite=switches.finite_sums) is not None:
+            return ""
+        now, then = trials.now, trials.deferred
+        if number(then.wire_bytes) >= number(now.wire_bytes):
+            return ""
+        effect = _effect(now, then, trials.options.hardware)
+        return (
+            "It is reduced in every iteration of a loop that only adds it up: "
+            f"Switches(defer_in_loops=True) reduces it once, behind the loop. {effect}"
         )
 
     def _advice(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from shardalg.algebra.digits import Digits
 from shardalg.io.units import bytes_text
@@ -91,6 +92,12 @@ class Trials:
         if annotations not in self._outcomes:
             self._outcomes[annotations] = Outcome.of(self.under(annotations))
         return self._outcomes[annotations]
+
+    @cached_property
+    def deferred(self) -> Outcome:
+        """What the plan sends and holds where sums wait until their loop is over."""
+        options = Options.of({**self.options.settings, "defer_in_loops": True})
+        return Outcome.of(planned(self.stages.traced, self.stages.annotations, options))
 
     @property
     def now(self) -> Outcome:

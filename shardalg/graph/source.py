@@ -13,6 +13,8 @@ from typing import Any
 JVP, TRANSPOSE = 1, 2
 _MARKS = (("transpose(", TRANSPOSE), ("jvp(", JVP))
 _PACKAGE = Path(__file__).resolve().parents[1]
+_WRAPPERS = frozenset({str(_PACKAGE / "models" / "pipeline.py")})
+"""Files of ours that users call as they call a package's: the calling line is theirs."""
 
 
 class Sources:
@@ -29,19 +31,25 @@ class Sources:
         self._files: dict[str, str] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
         self._tracebacks: dict[int, str] = {}
+        self._foreign: set[str] = set()
         self._stacks: dict[int, tuple[int, tuple[str, ...]]] = {}
         self._packages: dict[str, bool] = {}
 
-    def line(self, traceback: object) -> str:
+    def line(self, traceback: object, caller: str = "") -> str:
         """`model.py:41`, the innermost frame that is the user's; "" where there is none.
 
         Behind a line outside of installed packages stands the line of one that it calls, in
-        brackets: `model.py:41 (linear.py:271)`. JAX cuts tracebacks at its own cached `jit`s: there
-        the calling equation's line counts.
+        brackets: `model.py:41 (linear.py:271)`.
+
+        Args:
+          caller: the line of the calling equation: JAX cuts tracebacks at calls that it caches,
+            and there it is the user's.
         """
         found = self._tracebacks.get(id(traceback))
         if found is None:
             found = self._tracebacks[id(traceback)] = self._innermost(traceback)
+        if not found or (found in self._foreign and caller):
+            return f"{own_line(caller)} ({found})" if found else caller
         return found
 
     def scope(self, name_stack: Any) -> tuple[int, tuple[str, ...]]:
@@ -66,11 +74,13 @@ class Sources:
                 line = self._line(code, offset)
                 return f"{line} ({library})" if library else line
             library = library or self._line(code, offset)
+        self._foreign.add(library)
         return library
 
     def _is_installed(self, path: str) -> bool:
         if path not in self._packages:
-            self._packages[path] = "site-packages" in path or "dist-packages" in path
+            kept = "site-packages" in path or "dist-packages" in path
+            self._packages[path] = kept or path in _WRAPPERS
         return self._packages[path]
 
     def _line(self, code: CodeType, offset: int) -> str:

@@ -227,8 +227,8 @@ def place(
     """`args` flattened, checked, padded unless told otherwise, and laid out as `borders` say.
 
     Raises:
-      LoweringError: JAX traces the call, or the pytree, a shape or an item type is another than
-        what was planned.
+      LoweringError: JAX traces the call, an argument has no numbers, or the pytree, a shape or an
+        item type is another than what was planned.
     """
     leaves, tree = jax.tree.flatten(tuple(args))
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -236,6 +236,11 @@ def place(
             "a lowered program is compiled for its devices and takes arrays: it cannot be called "
             "while JAX traces (jit, grad, vmap, scan). Plan the whole function, its gradient or "
             "its vmap, and call what that lowers to."
+        )
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        raise LoweringError(
+            "a lowered program computes with numbers: an argument is a jax.ShapeDtypeStruct, which "
+            "has none. Pass arrays of numpy or JAX."
         )
     if graph.trees is not None and tree != graph.trees[0]:
         raise LoweringError(

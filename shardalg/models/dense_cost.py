@@ -19,7 +19,7 @@ from shardalg.costs.cost import MATRIX, MEMORY, Cost, Item, Totals
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
 from shardalg.costs.topology import SLICE, Topology, machine
-from shardalg.errors import StrategyError
+from shardalg.errors import HardwareError, StrategyError
 from shardalg.models.deeper import Shallow, deeper
 from shardalg.models.deeper import between as alive_between
 from shardalg.plan.plan import Plan
@@ -50,10 +50,12 @@ def machine_for(mesh: Mesh, hardware: str | Hardware | Topology) -> Topology | H
         found.interconnect.dimensions or found.interconnect.island
     ):
         return found
-    slices = mesh.shape.get(SLICE, 1)
-    return Topology(
-        found, chips=mesh.size // slices // found.interconnect.cores_per_chip, slices=slices
-    )
+    slices, cores = mesh.shape.get(SLICE, 1), found.interconnect.cores_per_chip
+    try:
+        return Topology(found, chips=mesh.size // slices // cores, slices=slices)
+    except HardwareError as error:
+        devices = f"{mesh.size} devices" + (f", {cores} to a chip" if cores > 1 else "")
+        raise HardwareError(f"{mesh!r} has {devices}: {error}") from None
 
 
 def chip_of(on: Topology | Hardware) -> Hardware:

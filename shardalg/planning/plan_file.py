@@ -40,7 +40,7 @@ def write(path: str | Path, content: Mapping[str, Any]) -> None:
     text = f'{{"schema": {json.dumps(SCHEMA)}, "sha256": "{digest(inside)}", "plan": {inside}}}\n'
     try:
         write_whole(Path(path), text)
-    except (OSError, ValueError) as error:  # a name with a zero in it is a ValueError
+    except (OSError, TypeError, ValueError) as error:  # a name with a zero in it: ValueError
         reason = getattr(error, "strerror", None) or error
         raise PlanFileError(f"{path} cannot be written: {reason}. Save to another place.") from None
 
@@ -68,10 +68,10 @@ def read(path: str | Path) -> Saved:
     Raises:
       PlanFileError: no such file, cut short, edited, or of another schema.
     """
-    path = Path(path)
     try:
+        path = Path(path)
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise PlanFileError(f"{path} cannot be read: {error}. Save it again.") from None
     whole = _parsed(path, text)
     schema = whole.get("schema") if isinstance(whole, dict) else None

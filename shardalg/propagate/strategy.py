@@ -285,7 +285,7 @@ def _unknown_sites(sites: Sequence[Site], given: Mapping[str, object]) -> list[s
     for name in given:
         if name not in names:
             near = get_close_matches(name, names, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = f" Did you mean {near[0]!r}?" if near else " sa.annotate(value, name) makes one."
             faults.append(f"no site is called {name!r}; the function's sites are {names}.{hint}")
     return faults
 

@@ -1,5 +1,6 @@
 """`sa.pipeline`: equal to the layers one after the other, one permute per shift and direction."""
 
+import re
 from functools import cache
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.io.units import bytes_text
 from shardalg.spmd.host.simulate import simulate
 
 # (stages, microbatches, rounds, layers per round)
@@ -382,3 +384,35 @@ def test_an_axis_that_the_mesh_lacks():
     pipe, weights, x, _ = of(2, 2, 1, 1, axis="Z")
     with pytest.raises(sa.StrategyError, match=r"'Z' .* which the mesh does not have"):
         sa.plan(pipe, pipe.stack(weights), x, mesh=sa.Mesh({"L": 2}))
+
+
+@cache
+def with_a_sum_in_the_loop():
+    """Weight gradients of a data-parallel pipeline."""
+    pipe, weights, x, dy = of(2, 4, 1, 1)
+    step = gradient(pipe)
+    given = {"mesh": sa.Mesh({"L": 2, "X": 2}), "in_shardings": (P("L"), P("X"), P("X"))}
+    return sa.plan(step, pipe.stack(weights), x, dy, **given)
+
+
+def test_what_the_pipeline_sends_stands_at_the_line_that_calls_it():
+    rows = with_a_sum_in_the_loop().collectives_table
+    shifts = [row["source"] for row in rows if row["kind"] == "collective_permute"]
+    assert shifts
+    assert all(re.fullmatch(r"test_pipeline.py:\d+ \(pipeline.py:\d+\)", one) for one in shifts)
+
+
+def test_a_sum_of_every_iteration_is_explained_with_the_switch_that_defers_it():
+    plan = with_a_sum_in_the_loop()
+    sums = [n for n, row in enumerate(plan.collectives_table)
+            if row["kind"] == "all_reduce" and row["count"] > 1]  # fmt: skip
+    said = str(plan.explain(sums[0]))
+    switched = sa.Options(switches=sa.Switches(defer_in_loops=True))
+    sent = bytes_text(plan.replan(options=switched).cost("v3").wire_bytes)
+    assert "Switches(defer_in_loops=True) reduces it once, behind the loop" in said
+    assert f"to {sent} (" in said
+    assert "Switches" not in str(plan.replan(options=switched).explain(0))
+
+
+def test_a_plain_pipeline_is_warned_of_nothing():
+    assert with_a_sum_in_the_loop().warnings().empty

@@ -269,6 +269,13 @@ def test_two_hundred_drawn_of_the_narrow_model():
         assert price(one.cost) == one.price, one.candidate
 
 
+def test_a_ranking_prints_as_a_table():
+    found = sa.strategies(SMALL, 8, "v3", choices={"strategy": ["finalized"], "batch": [16]})
+    assert repr(found).startswith(found.summary())
+    assert "seconds_per_sample" in repr(found)
+    assert "<table" in found._repr_html_()
+
+
 def test_the_best_of_each_batch_and_of_each_order():
     asked = {"strategy": ["finalized"], "batch": [16, 32, 64], "order": ["all"]}
     found = sa.strategies(SMALL, 8, "v3", choices=asked)

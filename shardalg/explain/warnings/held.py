@@ -43,7 +43,7 @@ def _uneven(trials: Trials) -> Iterator[Row]:
     for value, layout in zip(stages.graph.values, stages.sharded.shardings, strict=True):
         for size, digits in zip(layout.shape, layout.dims, strict=True):
             block = -(-size // parts(digits))
-            if size and block * parts(digits) - size > PADDED_SHARE * size:
+            if size > 1 and block * parts(digits) - size > PADDED_SHARE * size:
                 alike[size, digits].append(value)
     groups = [
         _Uneven(size, digits, values, sum(_padding(stages, v, digits, size) for v in values))

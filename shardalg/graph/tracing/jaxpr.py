@@ -153,7 +153,7 @@ class Builder:
         here = place
         for equation in jaxpr.eqns:
             operands = self._read(equation.invars, env)
-            source = self._sources.line(equation.source_info.traceback) or place.source
+            source = self._sources.line(equation.source_info.traceback, place.source)
             own, scopes = self._sources.scope(equation.source_info.name_stack)
             flags, module = place.flags | own, within(place.module, scopes)
             if (source, flags, module) != (here.source, here.flags, here.module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import jax
@@ -51,6 +52,7 @@ def manual(
     blocks = PartitionSpec(names)
     sides = blocks if in_specs is None else in_specs, blocks if out_specs is None else out_specs
 
+    @wraps(fn)
     def on_blocks(*operands: Any) -> Any:
         _check(names, mesh or jax.sharding.get_abstract_mesh())
         run = jax.shard_map(

@@ -19,6 +19,7 @@ _UNTRACEABLE = (
     jax.errors.NonConcreteBooleanIndexError,
     jax.errors.UnexpectedTracerError,
 )
+_TRACING = f"{os.path.dirname(__file__)}{os.sep}"
 REFUSALS = (*_UNTRACEABLE, TypeError, ValueError, NameError, RuntimeError)
 """What JAX raises where it does not trace; users raise some of them too."""
 
@@ -74,7 +75,8 @@ def _inside(fn: Callable[..., Any], args: Sequence[Any], error: Exception) -> Tr
     What the user's own code raises stays as it is.
     """
     frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    by_jax = f"{os.sep}jax{os.sep}" in frames[-1]
+    # JAX takes its own frames out: then its caller, which is ours, comes last.
+    by_jax = f"{os.sep}jax{os.sep}" in frames[-1] or frames[-1].startswith(_TRACING)
     sizes = [a for a in args if isinstance(a, tuple) and a and all(type(n) is int for n in a)]
     if not (by_jax or sizes):
         return None
@@ -85,10 +87,17 @@ def _inside(fn: Callable[..., Any], args: Sequence[Any], error: Exception) -> Tr
         if sizes
         else " Give arguments whose shapes and types the function takes."
     )
-    message = str(error).split("\n")[0]
+    message = _first_words(str(error))
     return TraceError(
         f"JAX cannot trace {function_name(fn)}{user_line(error)} for ({given}): {message}{remedy}"
     )
+
+
+def _first_words(message: str) -> str:
+    """The first line; where it ends in a colon, also the first that says of which value."""
+    first, *more = (line for line in message.split("\n") if line)
+    named = (line for line in more if line.startswith("the passed "))
+    return f"{first} {next(named, '')}." if first.endswith(":") else first
 
 
 def _shown(value: Any) -> str:

@@ -23,6 +23,7 @@ from shardalg.costs.cost import Cost
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.topology import Topology
 from shardalg.errors import HardwareError, ShardalgError, StrategyError
+from shardalg.io.answers import MOST_ROWS, html_part, repr_part
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text
 from shardalg.models.dense import DenseTransformer
@@ -70,7 +71,7 @@ class Ranked:
         return self.price.limit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ranking:
     """Candidates by predicted seconds per sample, the fastest first, and what was refused.
 
@@ -139,6 +140,12 @@ class Ranking:
                 Section("What was refused", (refused,)),
             ),
         )
+
+    def __repr__(self) -> str:
+        return f"{self.summary()}\n{repr_part(self.table(MOST_ROWS))}"
+
+    def _repr_html_(self) -> str:
+        return html_part(self.summary()) + html_part(self.table(MOST_ROWS))
 
     def summary(self) -> str:
         """What was looked at, and what was not."""

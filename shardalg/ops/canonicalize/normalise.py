@@ -100,12 +100,15 @@ def unread(graph: Graph, lost: Sequence[str] = ()) -> Unread | None:
     live = live_nodes(graph)
     dead = [node for node in graph.nodes if not live[node.index]]
     meant = [n for n in dead if n.phase == "backward" or n.primitive in _PRODUCTS]
-    if not meant:
-        return None
     backward = sum(node.phase == "backward" for node in dead)
+    products = any(node.primitive in _PRODUCTS for node in dead)
+    if not meant or not (products or lost or backward > LEFT_OVER * len(graph.nodes)):
+        return None
     return Unread(len(dead), backward, len(graph.nodes), meant[0].source, tuple(lost))
 
 
+LEFT_OVER = 0.01
+"""Of all operators, so many pointwise ones of a backward pass are what JAX leaves over."""
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
