@@ -4,11 +4,18 @@ Such an axis may be that of the batch around the loop, whose microbatches the lo
 of GSPMD, arXiv:2105.04663). A microbatch that kept it on its own batch would be sent from there to
 the stages in every shift, and what the last stage makes back. So inside of the loop only what is a
 dimension of stages has it; the rest is brought there once, and leaves once.
+
+Other axes of such a batch are not lost with it: where it meets the stages, a batch on (X, L) goes
+on as one on X, which two layouts that share L would not tell each other.
+
+    microbatches [None, (X, L)]  pad  [L, None, None] of stages  =  [L, None, X]
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 
 from shardalg.algebra.derived_layouts import interned
 from shardalg.algebra.digits import Digit
@@ -22,17 +29,39 @@ Place = tuple[int, int]
 
 
 def apart_from_stages(sharded: ShardedGraph) -> tuple[tuple[int, Sharding], ...]:
-    """What enters or leaves a body with an axis of its stages on another dimension, without it."""
+    """What enters or leaves a body with an axis of its stages on another dimension, without it.
+
+    Also what has the stages and meets such a value, with its other axes.
+    """
     graph, found = sharded.graph, dict[int, Sharding]()
+    axes = set[Digit]()
     for node in graph.nodes_of(("scan",)):
         region = graph.regions[node.bodies[0]]
         stages = dict(_stages(sharded, node, region))
+        axes |= stages.keys()
         if stages:
             body = _Joined(graph, region)
             for value in (*region.arguments, *region.results):
                 if value not in sharded.fixed:
                     found |= _without(sharded, body, value, stages)
-    return tuple(found.items())
+    return tuple({**_beside(sharded, axes), **found}.items())
+
+
+def _beside(sharded: ShardedGraph, stages: set[Digit]) -> dict[int, Sharding]:
+    """What has stages and meets a batch on them, with the batch's other axes on that dimension."""
+    found: dict[int, Sharding] = {}
+    meetings = (pair for node in sharded.graph.nodes if stages for pair in _handed_on(node))
+    for one, other in meetings:
+        for (batch, place), (value, dim) in ((one, other), (other, one)):
+            digits, layout = sharded.shardings[batch].dims[place], sharded.shardings[value]
+            used = set(chain.from_iterable(layout.dims))
+            rest = tuple(digit for digit in digits if digit not in used)
+            is_met = rest and not layout.dims[dim] and not stages.isdisjoint(used & {*digits})
+            if is_met and value not in sharded.fixed:
+                dims = (*layout.dims[:dim], rest, *layout.dims[dim + 1 :])
+                free = tuple(d for d, given in enumerate(dims) if not given)
+                found[value] = replace(layout.with_dims(dims), unspecified_dims=free)
+    return found
 
 
 def _stages(sharded: ShardedGraph, node: Node, region: Region) -> Iterator[tuple[Digit, Place]]:

@@ -169,6 +169,29 @@ def test_one_permute_per_shift_and_direction(case, batch):
     assert in_the_loop(forward, "L") == [shifts, shifts]
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["at the ends", "on all stages"])
+@pytest.mark.parametrize(
+    ("case", "batch"),
+    [(STREAMED[0], ("X", "L")), (STREAMED[0], ("L", "X")), ((2, 2, 2, 1), ("L", "X"))],
+    ids=str,
+)
+def test_other_axes_of_a_batch_that_is_on_the_stages_axis_stay_its_own(case, batch, stream):
+    """Both axes were lost where the batch meets the stages: X computed alike, and was gathered."""
+    pipe, weights, x, dy = of(*case, stream_io=stream)
+    plan, arguments = planned(pipe, weights, x, dy, batch=batch)
+    alone, _ = planned(pipe, weights, x, dy, batch="X")
+    assert plan.cost("tpu_v3").flops == pytest.approx(alone.cost("tpu_v3").flops, rel=0.01)
+    tables = [made.collectives()[["kind", "axes", "count", "wire_bytes"]] for made in (plan, alone)]
+    inside = [sorted(t[t["count"] > 1].values.tolist()) for t in tables]
+    assert inside[0] == inside[1]
+    found = simulate(plan.program, plan.graph, *map(np.asarray, jax.tree.leaves(arguments)))
+    want = gradient(sequential)(weights, x, dy)
+    stacked = jax.tree.unflatten(jax.tree.structure(weights), found[:-1])
+    got = pipe.unstack(jax.tree.map(jnp.asarray, stacked)), found[-1]
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert plan.verify().ok
+
+
 def once_a_step(case, remat="none"):
     """The plan whose sums wait in loops, held against the layers one after the other."""
     pipe, weights, x, dy = of(*case, remat=remat)
