@@ -394,3 +394,58 @@ def test_a_loaded_plan_has_no_other_blocks(tmp_path):
         loaded.at(L=2)
     with pytest.raises(StrategyError, match="no function to trace at L=8, not 4"):
         loaded.replan(mesh=sa.Mesh({"L": 8, "Y": 1}))
+
+
+def by_place(x, w):
+    """Places take different branches, and share the weight."""
+
+    def body(x, w):
+        twice, summed = (lambda x: 2 * x @ w), (lambda x: x.sum(1, keepdims=True) + jnp.zeros(8))
+        y = lax.cond(lax.axis_index("L") == 0, twice, summed, x)
+        return lax.psum(y, "L")
+
+    return by_hand(body, (P("L"), P()), P())(x, w)
+
+
+def by_place_on_one_device(x, w):
+    return 2 * x[:2] @ w + x[2:].reshape(3, 2, -1).sum((0, 2))[:, None]
+
+
+def both_by_place(x, w):
+    def body(x, w):
+        y = lax.cond(lax.axis_index("L") == 0, lambda x: 2 * x @ w, lambda x: jnp.sin(x) @ w, x)
+        return lax.psum(y, "L")
+
+    return by_hand(body, (P("L"), P()), P())(x, w)
+
+
+def both_by_place_on_one_device(x, w):
+    return 2 * x[:2] @ w + jnp.sin(x[2:].reshape(3, 2, -1)).sum(0) @ w
+
+
+def nested_on_one_device(x, w):
+    made = (x @ w).reshape(4, 2, -1)
+    return jnp.concatenate([0 * made[:1], made[:-1]]).reshape(8, -1)
+
+
+GRADIENTS = {
+    "one branch has the weight": (by_place, by_place_on_one_device),
+    "both branches have it": (both_by_place, both_by_place_on_one_device),
+    "a region in a region": (nested, nested_on_one_device),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_of_branches_by_place_and_of_regions_in_regions(name):
+    """The sums of a gradient stood in branches; what an inner region keeps has the outer's axis."""
+
+    def gradient(fn):
+        return jax.grad(lambda x, w: (fn(x, w) ** 2).sum(), (0, 1))
+
+    fn, plain = map(gradient, GRADIENTS[name])
+    plan = sa.plan(fn, X, W, mesh=MESH, in_shardings=(P("L"), P("Y")))
+    assert "shard_map" not in {node.primitive for node in plan.graph.nodes}
+    for found in (simulate(plan.program, plan.graph, X, W), plan.lower()(X, W)):
+        for one, want in zip(found, plain(X, W), strict=True):
+            np.testing.assert_allclose(one, want, rtol=1e-5, atol=1e-4)
+    assert plan.verify().ok

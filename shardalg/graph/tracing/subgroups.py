@@ -92,7 +92,9 @@ def _applied(equation: Any, operands: list[Any]) -> Sequence[Any]:
     if primitive.name in _COPIES:
         return operands
     if primitive.name == "shard_map":
-        return _whole(params["jaxpr"], *sides_of(params))(*operands)
+        return _in_region(params, operands)
+    if primitive.name == "cond" and (sums := _sums_behind(params["branches"])):
+        return _summed_behind(equation, sums, operands)
     info = equation.source_info
     named = current_name_stack() + info.name_stack
     with user_context(info.traceback, name_stack=named):
@@ -101,6 +103,104 @@ def _applied(equation: Any, operands: list[Any]) -> Sequence[Any]:
         plain = {name: _without_types(value) for name, value in params.items()}
         made = primitive.bind(*operands, **primitive.get_bind_params(plain))
     return made if primitive.multiple_results else [made]
+
+
+def _in_region(params: Mapping[str, Any], operands: Sequence[Any]) -> list[Any]:
+    """The results of a region that stands in another one.
+
+    What JAX keeps of it for the backward pass also has blocks along the axes of the region around,
+    of which a place there knows its own; the others are copies of it here.
+    """
+    axes, sides = sides_of(params)
+    mesh, own = params["mesh"], {name for name, _ in axes}
+    sizes = dict(zip(mesh.axis_names, map(int, mesh.axis_sizes), strict=True))
+    given, made = [[_only(dims, own) for dims in side] for side in sides]
+    taken = [_one_of(x, dims, sizes, own) for x, dims in zip(operands, sides[0], strict=True)]
+    results = _whole(params["jaxpr"], axes, (given, made))(*taken)
+    return [_copied(x, dims, sizes, own) for x, dims in zip(results, sides[1], strict=True)]
+
+
+def _only(dims: Dims, own: set[str]) -> Dims:
+    return tuple(tuple(name for name in names if name in own) for names in dims)
+
+
+def _one_of(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> Any:
+    """The first of the copies along axes that are not a region's own."""
+    for dim, names in enumerate(dims):
+        if not own.issuperset(names):
+            counts = [sizes[name] for name in names]
+            before, n, after = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
+            cut = x.reshape(*before, *counts, n // int(np.prod(counts)), *after)
+            first = tuple(slice(None) if name in own else 0 for name in names)
+            rest = n // int(np.prod([sizes[name] for name in names if name not in own]))
+            x = cut[(slice(None),) * dim + first].reshape(*before, rest, *after)
+    return x
+
+
+def _copied(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> Any:
+    """Copies along axes that are not a region's own."""
+    for dim, names in enumerate(dims):
+        if not own.issuperset(names):
+            before, n, after = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
+            counts = [sizes[name] if name in own else 1 for name in names]
+            block = n // int(np.prod(counts))
+            whole = (*before, *(sizes[name] for name in names), block, *after)
+            total = block * int(np.prod([sizes[name] for name in names]))
+            cut = x.reshape(*before, *counts, block, *after)
+            x = jnp.broadcast_to(cut, whole).reshape(*before, total, *after)
+    return x
+
+
+def _sums_behind(branches: Sequence[ClosedJaxpr]) -> dict[int, tuple[str, ...]]:
+    """Results that every branch sums along the same axes as its last step, or leaves at zero.
+
+    So are gradients of what all places share. Places need not take one branch, so that the sum is
+    of what each of them makes in its own.
+    """
+    found: dict[int, tuple[str, ...]] = {}
+    for place in range(len(branches[0].jaxpr.outvars)):
+        last = [_maker(branch.jaxpr, branch.jaxpr.outvars[place]) for branch in branches]
+        sums = [equation for equation in last if _is_sum(equation)]
+        axes = {tuple(equation.params["axes"]) for equation in sums}
+        if len(axes) == 1 and all(_is_sum(one) or _is_zero(one) for one in last):
+            found[place] = axes.pop()
+    return found
+
+
+def _maker(jaxpr: Jaxpr, atom: Any) -> Any:
+    return next((e for e in jaxpr.eqns if any(atom is made for made in e.outvars)), None)
+
+
+def _is_sum(equation: Any) -> bool:
+    return equation is not None and equation.primitive.name == "psum_invariant"
+
+
+def _is_zero(equation: Any) -> bool:
+    """Whether an equation is a constant of zeros."""
+    given = [getattr(atom, "val", None) for atom in equation.invars] if equation else []
+    is_spread = bool(given) and equation.primitive.name == "broadcast_in_dim"
+    return is_spread and given[0] is not None and not np.any(given[0])
+
+
+def _summed_behind(
+    equation: Any, sums: Mapping[int, tuple[str, ...]], operands: list[Any]
+) -> Sequence[Any]:
+    """A choice of branches that leave their sums to what stands behind it."""
+
+    def parts(branch: ClosedJaxpr) -> ClosedJaxpr:
+        jaxpr = branch.jaxpr
+        outs = list(jaxpr.outvars)
+        for place in sums:
+            if _is_sum(made := _maker(jaxpr, outs[place])):
+                outs[place] = made.invars[made.outvars.index(outs[place])]
+        return branch.replace(jaxpr=jaxpr.replace(outvars=outs))
+
+    branches = tuple(map(parts, equation.params["branches"]))
+    params = {**equation.params, "branches": branches}
+    made = list(_applied(equation.replace(params=params), operands))
+    for place, axes in sums.items():
+        made[place] = lax.psum(made[place], axes)
+    return made
 
 
 def _without_types(param: Any) -> Any:
