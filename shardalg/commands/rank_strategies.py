@@ -41,7 +41,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--optimizer", type=_listed(str), metavar="NAME,...", help="adafactor, adam, sgd")
     option("--order", type=_listed(str), metavar="NAME", help="of axes on devices: given or all")
     option("--processes", type=_positive(int), metavar="N", help="at most (default: one a core)")
-    option("--verify", type=int, default=0, metavar="N", help="plan and prove the best N")
+    option(
+        "--verify", type=_positive(int), default=0, metavar="N", help="plan and prove the best N"
+    )
     option("--html", type=Path, metavar="FILE", help="write the ranking as a page to FILE")
     option("--top", type=_positive(int), default=20, metavar="N", help="rows (default %(default)s)")
     option("--refused", action="store_true", help="print what does not fit or divide, and why")
@@ -111,9 +113,13 @@ def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     """Values of a kind with commas between them."""
 
     def values(text: str) -> list[Any]:
-        return [kind(part.strip()) for part in text.split(",")]
+        try:
+            return [kind(part.strip()) for part in text.split(",")]
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: write whole numbers with commas between them, such as 16,32"
+            ) from None
 
-    values.__name__ = f"list of {kind.__name__.strip('_')}"
     return values
 
 

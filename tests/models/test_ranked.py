@@ -317,6 +317,19 @@ def test_a_wrong_word_or_budget_on_the_command_line_is_one_line(case, capsys):
     assert re.search(f"^shardalg strategies: error: .*{message}", said)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--batch", "16,"], "'16,': write whole numbers with commas between them, such as 16,32"),
+        (["--verify", "-1"], "-1: write a number above 0"),
+    ],
+)
+def test_a_word_that_is_no_number_on_the_command_line_is_one_line(given, message, capsys):
+    with pytest.raises(SystemExit):
+        main([*ASKED, *given])
+    assert f"argument {given[0]}: {message}" in capsys.readouterr().err
+
+
 def test_a_model_that_has_no_pipelined_plan_is_refused_by_name():
     gated = replace(SMALL, gated=True, microbatches=4)
     with pytest.raises(sa.StrategyError, match="no pipelined plan is made of a model with gated"):
