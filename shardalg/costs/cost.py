@@ -260,8 +260,9 @@ class Cost:
     ) -> tuple[int, ...]:
         """The values of a named size at which this costs more instead of less, or less again.
 
-        All other sizes stay at their hints. At each of these integers the sign of the difference is
-        another one than at the integer before.
+        All other sizes stay at their hints, and so does what planning decides (`Plan.holds`). At
+        each of these integers the sign of the difference is another one than at the integer before;
+        up to 16384 there is no other, beyond it some of two that are close may be left out.
 
         Args:
           quantity: as in `formulas`.

@@ -16,7 +16,7 @@ from shardalg.costs.hardware import Hardware, load
 from shardalg.costs.network.collective_seconds import LATENCY
 from shardalg.errors import HardwareError
 from shardalg.planning.stages import planned_at, priced
-from shardalg.sizes.formula import Formula, FormulaError, symbols
+from shardalg.sizes.formula import Formula, FormulaError, ceiling, symbols
 from shardalg.sizes.largest import larger
 from shardalg.spmd.instructions import AllReduce
 from tests.costs.handmade import ffn_graph, ffn_program
@@ -35,13 +35,14 @@ def sized(b, m, h):
     return [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((M, H), (H, M), (B, M))]
 
 
-def planned(specs, hints=(64, 32, 128), out=None, fn=layer):
-    return sa.plan(fn, *sized(*hints), mesh=SYMBOLIC, in_shardings=specs, out_shardings=out)
+def planned(specs, hints=(64, 32, 128), out=None, fn=layer, mesh=SYMBOLIC):
+    return sa.plan(fn, *sized(*hints), mesh=mesh, in_shardings=specs, out_shardings=out)
 
 
 FSDP = (P("X"), P("X"), P("X"))
 TENSOR = (P(None, "X"), P("X"), P())
 BOTH = (P("X", "Y"), P("Y", "X"), P("X", "Y"))
+UNEVEN = ((P(("X", "Y")), P("X", "Y"), P("X")), (P(("X", "Y")), P(None, ("X", "Y")), P(None, "X")))
 
 
 @pytest.mark.parametrize(
@@ -133,14 +134,45 @@ def test_crossovers_are_where_the_numbers_turn(quantity):
 
 
 def test_turns_by_brute_force():
+    """Also several between two powers of two: ceilings, and the longer of two times."""
     B, M, X = symbols("B M X")
     hints = {"B": 3, "M": 50, "X": 4}
-    for difference in (B * X - M, (X - 7) * (X - 7) * X - B, larger(B * X, M) - 2 * X - 1):
+    for difference in (
+        B * X - M,
+        (X - 7) * (X - 7) * X - B,
+        larger(B * X, M) - 2 * X - 1,
+        ceiling(X / 64) * 640 - 11 * X,
+        larger(X * X, 3000 * X - 2000000) - 900 * X,
+        larger(M * X, 20000) - X * X + 60 * X,
+        larger(X * X, B * M) - larger(X, 4 * B) * X,
+    ):
         signs = [
-            (v > 0) - (v < 0) for v in (difference.at({**hints, "X": x}) for x in range(1, 200))
+            (v > 0) - (v < 0) for v in (difference.at({**hints, "X": x}) for x in range(1, 3000))
         ]
         exact = [x + 2 for x, (a, b) in enumerate(pairwise(signs)) if a != b]
-        assert [t for t in turns(difference, "X", hints) if t < 200] == exact
+        assert [t for t in turns(difference, "X", hints) if t < 3000] == exact
+
+
+@pytest.mark.parametrize(
+    ("quantity", "name"),
+    [("step_time_s", "B"), ("communication_s", "B"), ("wire_bytes", "B"),
+     ("peak_memory_bytes", "M")],
+)  # fmt: skip
+def test_crossovers_of_uneven_plans_by_brute_force(quantity, name):
+    """Blocks are rounded up, so that one plan overtakes another again and again."""
+    mesh = sa.Mesh({"X": 3, "Y": 2}, symbolic=True)
+    plans = (planned(specs, (8, 1024, 4096), mesh=mesh) for specs in UNEVEN)
+    ours, theirs = (plan.cost("h100") for plan in plans)
+    difference, hints = ours._less_than(theirs, quantity)
+    at = [difference.at({**hints, name: size}) for size in range(1, 600)]
+    exact = [size + 1 for size in range(1, 599) if _sign(at[size]) != _sign(at[size - 1])]
+    crossed = ours.crossover(theirs, name, quantity=quantity)
+    assert [size for size in crossed if size < 600] == exact
+    assert len(exact) > 1
+
+
+def _sign(value):
+    return (value > 0) - (value < 0)
 
 
 def test_inequalities_in_words_hold_where_they_say():
@@ -184,6 +216,12 @@ def test_the_largest_size_is_found_from_any_guess(guess, most):
     even = largest_near(lambda n: n <= most and n % 8 == 0, guess, 24)
     assert even == most // 8 * 8
     assert largest_near(lambda n: n <= most, guess, 7) == most
+
+
+@pytest.mark.parametrize("guess", [80, 88, 100])
+def test_the_largest_size_is_found_past_some_that_do_not_fit(guess):
+    """Larger sizes may be planned otherwise, and need less."""
+    assert largest_near(lambda n: n <= 77 or 96 <= n <= 144, guess, 8) == 144
 
 
 def test_what_has_no_crossover_says_so():

@@ -5,22 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from itertools import pairwise
+from typing import Any
+
+import numpy as np
 
 from shardalg.sizes.conditions import crossovers, words
 from shardalg.sizes.facts import POSITIVE, Fact
 from shardalg.sizes.formula import Formula, FormulaError, Number
 from shardalg.sizes.largest import Max
+from shardalg.sizes.points.array_steps import Code, run
 
 LARGEST = 1 << 40
 """Sizes are looked at up to here."""
+EACH = 1 << 14
+"""Up to here at each of them, then at as many in equal ratios."""
+_ROUNDED = 2.0**-40
+"""Of the sum of all terms; what is nearer to 0 in double precision is asked exactly."""
 
 
 def turns(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[int, ...]:
     """The integers at which a difference has another sign than at the one before.
 
-    Between two of 1, 2, 4, ... one turn is found, by halving; every turn is checked exactly, so
-    that ceilings and what is the longer of two times count.
+    All of them up to `EACH`. Beyond it one turn is found between two sizes that are looked at, by
+    halving, and those around the roots of a polynomial. Every turn is exact, so that ceilings and
+    what is the longer of two times count.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -32,31 +40,48 @@ def turns(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[
     """
     if name not in difference.names:
         raise FormulaError(f"{difference} does not depend on {name}: nothing turns as it grows.")
+    here = difference.subs({other: size for other, size in hints.items() if other != name})
 
     def sign(size: int) -> int:
-        value = difference.at({**hints, name: size})
+        value = here.at({name: size})
         return (value > 0) - (value < 0)
 
-    return tuple(_turns(sign, sorted({1, *_near(difference, name, hints)})))
+    beyond = np.geomspace(EACH, LARGEST, EACH)
+    given = np.concatenate([np.arange(1, EACH), beyond, [*_roots(here, name)]])
+    sizes = np.unique(given.astype(np.int64))
+    signs = _signs(here, {name: sizes}, sign)
+    changes = np.flatnonzero(signs[1:] != signs[:-1])
+    return tuple(t for i in changes for t in _turns(sign, int(sizes[i]), int(sizes[i + 1])))
 
 
-def _near(difference: Formula, name: str, hints: Mapping[str, Number]) -> Iterator[int]:
-    """Powers of two, and the roots of a polynomial with what is next to them."""
-    yield from (1 << k for k in range(LARGEST.bit_length()))
+def _roots(difference: Formula, name: str) -> Iterator[int]:
+    """The roots of a polynomial, with what is next to them."""
     if not any(type(atom) is Max for atom in difference.atoms):
-        for root in crossovers(difference, name, values=hints):
-            yield from (int(root) + k for k in range(-1, 3) if int(root) + k >= 1)
+        for root in crossovers(difference, name):
+            yield from (int(root) + k for k in range(-1, 3) if 1 <= int(root) + k <= LARGEST)
 
 
-def _turns(sign: Callable[[int], int], sizes: list[int]) -> Iterator[int]:
-    for low, high in pairwise(sizes):
-        while sign(low) != sign(high):
-            first, last, here = low, high, sign(low)
-            while last - first > 1:
-                middle = (first + last) // 2
-                first, last = (middle, last) if sign(middle) == here else (first, middle)
-            yield last
-            low = last
+def _signs(difference: Formula, sizes: Mapping[str, Any], sign: Callable[[int], int]) -> Any:
+    """The signs at an array of sizes, exactly."""
+    code = Code()
+    absolute = {monomial: abs(c) for monomial, c in difference.terms.items()}
+    roots = [code.polynomial(terms) for terms in (difference.terms, absolute)]
+    values, most = run(code, roots, sizes)
+    signs = np.sign(values)
+    (given,) = sizes.values()
+    for i in np.flatnonzero(np.abs(values) <= _ROUNDED * most):
+        signs[i] = sign(int(given[i]))
+    return signs
+
+
+def _turns(sign: Callable[[int], int], low: int, high: int) -> Iterator[int]:
+    while sign(low) != sign(high):
+        first, last, here = low, high, sign(low)
+        while last - first > 1:
+            middle = (first + last) // 2
+            first, last = (middle, last) if sign(middle) == here else (first, middle)
+        yield last
+        low = last
 
 
 def largest(fits: Callable[[int], bool]) -> int:
@@ -90,15 +115,25 @@ def _finer(fits: Callable[[int], bool], low: int, step: int, steps: int) -> int:
 
 
 def _turn(fits: Callable[[int], bool], guess: int) -> int:
-    """The last number that fits, looked for from a guess in ever longer steps; 0 fits."""
-    low, high, by = guess, guess, 1
+    """A number that fits where the next does not, looked for from a guess; 0 fits.
+
+    Upward in ever longer steps, past what does not fit as far as twice the guess; else downward.
+    """
+    low = high = by = 0
+    while (at := guess + by) < LARGEST:
+        if at == 0 or fits(at):
+            low, high = at, 0
+        else:
+            high = high or at
+            if at >= 2 * guess:
+                break
+        by = 2 * by or 1
+    if low:
+        return _last(fits, low, high) if high else low
+    low, high, by = max(guess - 1, 0), guess, 1
     while low > 0 and not fits(low):
         low, high, by = max(low - by, 0), low, 2 * by
-    if low < guess:
-        return _last(fits, low, high)
-    while low + by < LARGEST and fits(low + by):
-        low, by = low + by, 2 * by
-    return _last(fits, low, low + by)
+    return _last(fits, low, high)
 
 
 def _last(fits: Callable[[int], bool], low: int, high: int) -> int:
