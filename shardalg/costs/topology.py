@@ -66,6 +66,10 @@ class Topology:
         chip = load(hardware)
         given = _shape(chip, shape, chips)
         _check_slices(chip, slices)
+        if not isinstance(order, str | list | tuple) or any(
+            type(axis) is not str for axis in order
+        ):
+            raise HardwareError(f'order={order!r}: give the names of axes, as in ["Y", "X"].')
         named = {"hardware": chip, "shape": given, "slices": slices, "order": tuple(order)}
         for name, value in named.items():
             object.__setattr__(self, name, value)
@@ -151,8 +155,9 @@ class Topology:
         """What each axis of a mesh lies on, major first.
 
         The innermost axis takes whole levels that make its size, as JAX lays devices; where no such
-        way is, levels are filled from the inside. An axis called `slice`, or else the outermost
-        ones, run from slice to slice. With an `order` levels are filled by axes in that order.
+        way is, levels are filled from the inside, those of a torus in parts if they must. An axis
+        called `slice`, or else the outermost ones, run from slice to slice. With an `order` levels
+        are filled by axes in that order.
 
         Raises:
           HardwareError: the mesh does not tile the topology.
@@ -221,8 +226,10 @@ def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[Span, ...]]:
     if topology.order:
         placed = _ordered(topology, mesh, counts)
     else:
-        whole = None if topology.hardware.interconnect.island else _sliced(sizes, counts)
-        placed = whole or filled(sizes, counts)
+        torus = not topology.hardware.interconnect.island
+        placed = (_sliced(sizes, counts) if torus else None) or filled(sizes, counts)
+        if placed is None and torus:
+            placed = filled(sizes, counts, shared=True)
     if placed is None:
         raise _untiled(topology, mesh, "no axis or part of one fits along its dimensions")
     if SLICE in sizes and [i for i, *_ in placed[SLICE]] not in ([0], []):
@@ -272,9 +279,10 @@ def _shape(chip: Hardware, shape: Any, chips: Any) -> tuple[int, ...]:
             "'interconnect' as chips/tpu_v3.json has, or take the chip alone instead of a "
             "topology: all its axes then have links of their own."
         )
+    some = joined.default(64)
     if (shape is None) == (chips is None):
         raise HardwareError(
-            f"a Topology of {chip.name} takes shape=(8, 8) or chips=64, one of the two; "
+            f"a Topology of {chip.name} takes shape={some} or chips=64, one of the two; "
             f"got shape={shape}, chips={chips}."
         )
     if shape is not None:
@@ -285,7 +293,7 @@ def _shape(chip: Hardware, shape: Any, chips: Any) -> tuple[int, ...]:
         known = offered or f"fewer than {joined.island}, and multiples of {joined.island}"
         raise HardwareError(
             f"chips={chips!r}: no slice of {chip.name} has so many; there are {known}. "
-            "Give one of these, or the shape itself: shape=(8, 8)."
+            f"Give one of these, or the shape itself: shape={some}."
         )
     return found
 

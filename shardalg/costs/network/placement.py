@@ -39,25 +39,35 @@ def exact(sizes: Mapping[str, int], levels: Sequence[int]) -> Placement | None:
     return found
 
 
-def filled(sizes: Mapping[str, int], levels: Sequence[int]) -> Placement | None:
+def filled(
+    sizes: Mapping[str, int], levels: Sequence[int], *, shared: bool = False
+) -> Placement | None:
     """Axes and levels filled from the inside, one after the other; None where sizes do not divide.
+
+    Args:
+      shared: an axis takes of each level what divides both, and leaves the rest to axes outside of
+        it, as JAX splits dimensions of a torus (`allow_split_physical_axes`).
 
     >>> filled({"X": 4, "Y": 4}, [8, 2]), filled({"X": 3, "Y": 2}, [2, 3])
     ({'X': [(0, 4, 2)], 'Y': [(0, 2, 1), (1, 2, 1)]}, None)
+    >>> filled({"X": 3, "Y": 2}, [2, 3], shared=True)
+    {'X': [(1, 3, 1)], 'Y': [(0, 2, 1)]}
     """
     found: Placement = {name: [] for name in sizes}
     left, strides = list(levels), [1] * len(levels)
     for name in reversed(list(sizes)):
         rest = sizes[name]
-        while rest > 1:
-            i = max((i for i, size in enumerate(left) if size > 1), default=None)
-            count = 0 if i is None else min(rest, left[i])
-            if i is None or rest % count or left[i] % count:
+        for i in reversed(range(len(left))):
+            count = math.gcd(rest, left[i])
+            if not shared and count < min(rest, left[i]):
                 return None
-            found[name].insert(0, (i, count, strides[i]))
+            if count > 1:
+                found[name].insert(0, (i, count, strides[i]))
             left[i] //= count
             strides[i] *= count
             rest //= count
+        if rest > 1:
+            return None
     return found
 
 
