@@ -209,7 +209,7 @@ def attention(config: Config, weights: Weights, x: Array) -> Array:
 
 def _attended(config: Config, q: Array, k: Array, v: Array) -> Array:
     """The heads' weighted means of `v`, (B, S, N, D); a head of keys serves N / K of queries."""
-    if config.K:
+    if config.K not in (None, config.N):
         k, v = (jnp.repeat(heads, config.N // config.K, axis=2) for heads in (k, v))
     inside = partial(annotate, name=ON_CHIP) if config.attention == "fused" else lambda x: x
     scores = inside(jnp.einsum("bsnd,btnd->bnst", q, k)) * config.D**-0.5
