@@ -218,7 +218,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """An effect without a result (a print, a callback), which the plan runs without.
+    """What the plan runs without: an effect that has no result (a print), a copy to the host.
 
     Attributes:
       primitive, source: as of a node.
@@ -265,7 +265,7 @@ class Graph:
       constants: (value index, array) of literals and of what the function closes over.
       bindings: per node index, jax's own (primitive, params); empty in a loaded graph.
       trees: (arguments' treedef, results' treedef) of jax; None in a loaded graph.
-      left_out: effects of the function that no node stands for.
+      left_out: effects of the function, and copies to the host, that no node stands for.
       unread: operators that no result needs, where they are worth a word; not kept in files.
       block_axes: axes of regions that are written for one block, and stand here for all of them:
         how many blocks there are is in the sizes.

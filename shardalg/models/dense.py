@@ -56,7 +56,8 @@ class DenseTransformer:
       seq, batch: tokens of a sequence; sequences of a step, on all devices, all microbatches.
       gated: three feed-forward matrices instead of two.
       optimizer: "adafactor", "adam" or "sgd".
-      remat: False, "full", "minimal" or "minimal_offloaded" (`models.transformer.Config`).
+      remat: False, "full", "minimal" or "minimal_offloaded" (`models.transformer.Config`). What
+        the host keeps is not in the memory of `cost`; a plan holds it on the device, and warns.
       microbatches: parts of the batch whose gradients are summed before the update.
       attention: "plain", or "fused" for a kernel that keeps no scores in memory.
       param_dtype, dtype: of parameters, gradients and optimizer; of activations.
@@ -241,7 +242,8 @@ class DenseTransformer:
         found = cost_on(self.layers, self.shallow_plans(laid, strategy), on, overlap)
         if self.remat != "minimal_offloaded":
             return found
-        # Of what the host keeps a device holds one layer's at a time, as if it were recomputed.
+        # Of what the host keeps a device holds one layer's at a time, as if it were recomputed;
+        # the plan has it on the device (`Plan.warnings`).
         full = replace(self, remat="full").cost(laid, on, strategy=strategy)
         totals = replace(found.totals, memory=full.memory)
         return replace(found, totals=totals, hints=totals)

@@ -76,7 +76,8 @@ class WhyAnswers(CollectiveAnswers):
         product that is executed with an axis on none of its loops repeats `redundant_flops` on
         every device; `remedy` is then the annotation that uses the axis, found by planning again.
         Both per device and step. An effect without a result (a print, a callback) is left out of
-        the program, and named with its line.
+        the program, and named with its line; so is a copy to the host (`jax.device_put`, a policy
+        of `jax.checkpoint` that offloads), whose value is then in the device's peak of memory.
 
         >>> import jax, shardalg as sa
         >>> from jax.sharding import PartitionSpec as P

@@ -9,6 +9,7 @@ import pytest
 from jax.experimental import io_callback, sparse
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
@@ -195,6 +196,34 @@ def test_effects_without_results_are_left_out_and_listed(function, name, count):
 
 def test_nothing_is_computed_for_an_effect_that_is_left_out():
     assert len(planned(prints, (X,)).collectives()) == 0
+
+
+def puts(x):
+    return jax.device_put(x, jax.memory.Space.Host) * 2
+
+
+def puts_a_sharding(x):
+    there = NamedSharding(AbstractMesh((4,), ("X",)), P("X"), memory_kind="pinned_host")
+    return jax.device_put(x, there) * 2
+
+
+def offloads(x):
+    """The backward pass finds the product on the host."""
+    policy = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+    return jax.grad(jax.checkpoint(lambda x: jnp.sin(x @ x.T).sum(), policy=policy))(x)
+
+
+@pytest.mark.parametrize("function", [puts, puts_a_sharding, offloads])
+def test_copies_to_the_host_are_left_out_and_listed(function):
+    (row,) = (r for r in planned(function, (X,)).warnings_table.rows if r[0] == "device_put")
+    assert row[1].startswith("test_opened.py:")
+    assert row[2:4] == (1, 0)
+    assert "the device holds the value" in row[4]
+
+
+def test_copies_between_devices_are_not_listed():
+    plan = planned(lambda x: jax.device_put(x, jax.memory.Space.Device) * 2, (X,))
+    assert not plan.graph.left_out
 
 
 def test_what_is_left_out_is_saved_and_does_not_count():

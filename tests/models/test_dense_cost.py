@@ -147,6 +147,14 @@ def test_what_the_host_keeps_is_not_on_the_device():
     )
     assert offloaded.peak_memory_bytes == full.peak_memory_bytes < kept.peak_memory_bytes
     assert offloaded.flops == kept.flops < full.flops
+    plan = replace(SMALL, layers=2, remat="minimal_offloaded").plan({"fsdp": 4}, "fsdp")
+    assert "device_put" in set(plan.warnings()["op"])
+
+
+def test_as_many_heads_of_keys_as_of_queries_are_the_model_without_them():
+    some, all_heads = (replace(SMALL, layers=2, kv_heads=n) for n in (None, SMALL.heads))
+    ours, theirs = (model.cost({"fsdp": 4}, "v5p", strategy="fsdp") for model in (some, all_heads))
+    assert ours.totals == theirs.totals
 
 
 ROW = {

@@ -38,7 +38,7 @@ def warnings(program: SpmdProgram, graph: Graph) -> Table:
 
 
 def left_out(graph: Graph) -> Table:
-    """Effects without a result (prints, callbacks), which the plan runs without, a row per line.
+    """What the plan runs without, a row per line: effects without a result, copies to the host.
 
     >>> import jax
     >>> from shardalg.graph.tracing.trace import trace
@@ -49,13 +49,24 @@ def left_out(graph: Graph) -> Table:
     >>> row[0], row[1].endswith(":2"), row[4]
     ('debug_print', True, 'its effect is left out: no device runs it')
     """
-    text = "its effect is left out: no device runs it"
-    remedy = "return what it shows, or call it outside the function"
     counts: Counter[tuple[str, str]] = Counter()
     for effect in graph.left_out:
         counts[effect.primitive, effect.source] += effect.count
-    rows = ((*place, count, 0, text, remedy, 0) for place, count in counts.items())
+    rows = (
+        (*place, count, 0, *(_ON_HOST if place[0] == "device_put" else _EFFECT), 0)
+        for place, count in counts.items()
+    )
     return Table(WARNING_COLUMNS, tuple(rows))
+
+
+_EFFECT = (
+    "its effect is left out: no device runs it",
+    "return what it shows, or call it outside the function",
+)
+_ON_HOST = (
+    "its copy to the host is left out: the device holds the value, in the peak of memory too",
+    "take its bytes off the peak; DenseTransformer(...).cost does",
+)
 
 
 def unread(graph: Graph) -> Table:

@@ -32,6 +32,7 @@ _KEPT = {
     "cond": (),
     "shard_map": ("axes", "in_axes", "out_axes"),
 }
+HOST_MEMORY = ("MemorySpace.Host", "pinned_host")
 
 
 @dataclass(slots=True)
@@ -389,8 +390,15 @@ def _reshard(builder: Builder, equation: Any, operands: list[int], place: Scope)
 def _device_put(
     builder: Builder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """A placement inside the function: a constraint if it names axes, else nothing."""
-    return _placed(builder, operands, equation.params["devices"], place)
+    """A placement inside the function: a constraint if it names axes, else nothing.
+
+    A plan has the memory of devices alone: that the host keeps a value is left out, and noted.
+    """
+    places = equation.params["devices"]
+    if any(str(getattr(at, "memory_kind", None) or at) in HOST_MEMORY for at in places):
+        name = equation.primitive.name
+        builder.left_out.append(LeftOut(name, place.source, place.spans[0].trip_count))
+    return _placed(builder, operands, places, place)
 
 
 def site_params(spec: Iterable[object], rank: int) -> dict[str, Any]:
