@@ -59,16 +59,19 @@ _PUBLIC = {
     "shardalg.planning.stablehlo.read_text": ("read_stablehlo",),
     "shardalg.planning.calls.logical_rules": ("LogicalRules", "logical_rules"),
     "shardalg.costs.analyses.device_orders": ("rank_device_orders",),
+    "shardalg.costs.cost": ("Cost",),
     "shardalg.costs.topology": ("Topology",),
+    "shardalg.sizes.formula": ("FormulaError",),
     "shardalg.plan.resharding": ("Reshard", "reshard"),
     "shardalg.merge.lemmas": ("lemma",),
     "shardalg.report.lemmas": ("lemmas",),
     "shardalg.merge.proofs.prove": ("Proof", "prove"),
     "shardalg.lower.host": ("host_devices",),
+    "shardalg.lower.shard_map": ("Lowered",),
     "shardalg.models.measured.this_machine": ("measure_hardware",),
     "shardalg.costs.hardware": ("Hardware",),
     "shardalg.models.measured.calibrated": ("calibrate",),
-    "shardalg.models.ranking.ranked": ("strategies",),
+    "shardalg.models.ranking.ranked": ("Ranking", "strategies"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 _ROOMS = {name: f"shardalg.{name}" for name in ("examples", "models", "paper")}

@@ -29,6 +29,7 @@ from shardalg.algebra.sharding import (
     Sharding as Sharding,
 )
 from shardalg.costs.analyses.device_orders import rank_device_orders as rank_device_orders
+from shardalg.costs.cost import Cost as Cost
 from shardalg.costs.hardware import Hardware as Hardware
 from shardalg.costs.topology import Topology as Topology
 from shardalg.errors import (
@@ -102,6 +103,7 @@ from shardalg.io.table import Table as Table
 from shardalg.lower.host import (
     host_devices as host_devices,
 )
+from shardalg.lower.shard_map import Lowered as Lowered
 from shardalg.merge.compatible import (
     compatible as compatible,
 )
@@ -126,6 +128,7 @@ from shardalg.models.measured.calibrated import calibrate as calibrate
 from shardalg.models.measured.this_machine import measure_hardware as measure_hardware
 from shardalg.models.pipeline import Pipeline as Pipeline
 from shardalg.models.pipeline import pipeline as pipeline
+from shardalg.models.ranking.ranked import Ranking as Ranking
 from shardalg.models.ranking.ranked import strategies as strategies
 from shardalg.models.unequal_pipeline import Stage as Stage
 from shardalg.models.unequal_pipeline import UnequalPipeline as UnequalPipeline
@@ -144,6 +147,7 @@ from shardalg.propagate.strategy import (
     Strategy as Strategy,
 )
 from shardalg.report.lemmas import lemmas as lemmas
+from shardalg.sizes.formula import FormulaError as FormulaError
 
 __version__: str
 __all__: list[str]

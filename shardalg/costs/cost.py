@@ -268,16 +268,19 @@ class Cost:
           quantity: as in `formulas`.
 
         Raises:
-          FormulaError: plans in numbers, an unknown quantity, or one that does not depend on it.
+          FormulaError: plans in numbers, no cost, an unknown size or quantity, or one that does not
+            depend on it.
         """
         difference, hints = self._less_than(other, quantity)
+        if name not in hints:
+            raise FormulaError(f"{name!r} is no size of the plans, which have {', '.join(hints)}.")
         return turns(difference, name, hints)
 
     def beats(self, other: Cost, *, quantity: str = "peak_memory_bytes") -> str:
         """The inequality of sizes under which this costs less than the other; "always", "never".
 
         Raises:
-          FormulaError: plans in numbers, or an unknown quantity.
+          FormulaError: plans in numbers, no cost, or an unknown quantity.
         """
         difference, _ = self._less_than(other, quantity)
         return less(Formula({}), -difference)
@@ -319,6 +322,10 @@ class Cost:
 
     def _less_than(self, other: Cost, quantity: str) -> tuple[Formula, dict[str, int]]:
         """What this costs more than another, and the hints of both."""
+        if not isinstance(other, Cost):
+            raise FormulaError(
+                f"costs are compared, as plan.cost(hardware) gives them; got {other!r:.80}."
+            )
         if self.sizes is None or other.sizes is None:
             raise FormulaError(
                 "plans in numbers have no crossover: name sizes with sa.dims, or a symbolic mesh."

@@ -231,6 +231,10 @@ def test_what_has_no_crossover_says_so():
         named.cost(V3).crossover(numbers.cost(V3), "B")
     with pytest.raises(FormulaError, match="is none of"):
         named.cost(V3).crossover(named.cost(V3), "B", quantity="speed")
+    with pytest.raises(FormulaError, match=r"costs are compared.*got Plan"):
+        named.cost(V3).crossover(named, "B")
+    with pytest.raises(FormulaError, match=r"'Z' is no size of the plans, which have"):
+        named.cost(V3).crossover(named.cost(V3), "Z")
     with pytest.raises(FormulaError, match="nothing turns"):
         named.cost(V3).crossover(named.cost(V3), "B")
     with pytest.raises(FormulaError, match="named size"):
