@@ -127,11 +127,11 @@ def resolve(graph: Graph, strategy: Strategy, first_mesh: Mesh | None = None) ->
     wanted = _flat(strategy.out_shardings, trees[1], graph.result_paths, "out_shardings")
     reader = _Reader(graph, strategy.mesh)
     arguments = [
-        reader.read(spec, value, f"argument {path}")
+        reader.of_border(spec, value, f"argument {path}")
         for spec, value, path in zip(given, graph.arguments, graph.argument_paths, strict=True)
     ]
     results = [
-        reader.read(spec, value, path)
+        reader.of_border(spec, value, path)
         for spec, value, path in zip(wanted, graph.results, graph.result_paths, strict=True)
     ]
     reader.faults += _unknown_sites(graph.sites, strategy.sites)
@@ -221,6 +221,16 @@ class _Reader:
 
     def __post_init__(self) -> None:
         self._known: dict[object, Sharding] = {}
+
+    def of_border(self, spec: object, value: int, name: str) -> Sharding | None:
+        """The same of an argument or a result, which is no partial sum."""
+        found = self.read(spec, value, name)
+        if found is not None and found.unreduced:
+            self.faults.append(
+                f"{name} {self.graph.values[value].type!r}: {found.text()} are partial sums, which "
+                "a plan neither takes nor gives. Leave out what is unreduced."
+            )
+        return found
 
     def read(
         self, spec: object, value: int, name: str, *, added: tuple[int, ...] = ()

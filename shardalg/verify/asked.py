@@ -35,8 +35,8 @@ def asked(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple[str, De
             if any(layout.priorities) and layout.priorities != stated:
                 words = "it takes part in completion from the rounds on that its annotation says"
                 yield values[value].name, Decided(words, holds=False)
-            if layout.manual:
-                words = "nothing at the border belongs to a manual region"
+            if layout.manual or layout.unreduced:
+                words = "nothing at the border belongs to a manual region, or is a partial sum"
                 yield values[value].name, Decided(words, holds=False)
 
 

@@ -112,7 +112,8 @@ def _manual(verifier: Verifier, instruction: Instruction[Manual], held: Held) ->
     own = verifier.program.mesh.digits(axis for axis, _ in node.signature.param("axes"))
     words = f"{node.primitive} is manual along its own axes"
     yield verifier.judged(name, "manual", Decided(words, instruction.attributes.digits == own))
-    outside, verifier.manual_digits = verifier.manual_digits, own
+    outside = verifier.manual_digits
+    verifier.manual_digits = (*outside, *own)
     yield from verifier.block(body, inner)
     verifier.manual_digits = outside
     for local, value in zip(body.results, region.results, strict=True):
@@ -164,9 +165,9 @@ def _same_everywhere(
 ) -> Claim:
     """All devices hold one number, so that they go the same way."""
     name = verifier.name(instruction)
-    if verifier.graph.manual_axes(node_of(verifier.graph, instruction).region):
-        return Claim(name, "manual", TRUSTED, words=MANUAL)
     right = all(not layout.shape and not layout.unreduced for layout in layouts)
+    if right and verifier.graph.manual_axes(node_of(verifier.graph, instruction).region):
+        return Claim(name, "manual", TRUSTED, words=MANUAL)
     return verifier.judged(name, "carry", Decided("all devices go the same way", right))
 
 

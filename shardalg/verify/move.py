@@ -22,7 +22,7 @@ from shardalg.merge.proofs.integers import (
 )
 from shardalg.spmd.instruction import A_co, Attributes, Collective
 from shardalg.spmd.instructions import CollectivePermute, HaloExchange, Pairs
-from shardalg.verify.contents import Contents, Held, Made, at_member, fill_number, laid_out
+from shardalg.verify.contents import Contents, Fill, Held, Made, at_member, fill_number, laid_out
 from shardalg.verify.report import Decided, Statement
 
 MEMBER = "m"
@@ -109,12 +109,16 @@ def with_dim(contents: Contents, dim: int, held: Held) -> Contents:
     return replace(contents, dims=(*contents.dims[:dim], held, *contents.dims[dim + 1 :]))
 
 
-def filled_with(step: CheckedInstruction, number: int | float | bool | None) -> Contents:
-    """What is given, of its fills those with a number: where two paddings meet, the last counts."""
+def filled_with(step: CheckedInstruction, fill: Fill) -> Contents:
+    """What is given, of its fills those alike: where two paddings meet, the last counts."""
     dtype = step.made.dtype
+    number = fill_number(fill, dtype)
+
+    def alike(other: Fill) -> bool:
+        return other == fill or (number is not None and fill_number(other, dtype) == number)
+
     dims = tuple(
-        replace(held, fill=held.fill if fill_number(held.fill, dtype) == number else None)
-        for held in step.given.dims
+        replace(held, fill=held.fill if alike(held.fill) else None) for held in step.given.dims
     )
     return replace(step.given, dims=dims)
 

@@ -98,6 +98,9 @@ class Verifier:
         held = self.constants()
         for local, value in program.constants:
             yield self.named("border", local, value)
+            words = "a constant is no partial sum: every device has its own numbers"
+            right = not self.layout(local).unreduced
+            yield self.judged(graph.values[value].name, "border", Decided(words, right))
         arguments = dict(zip(program.block.arguments, graph.arguments, strict=True))
         yield from self.opened(held, arguments, program.argument_shardings)
         yield from self.block(program.block, held)

@@ -13,7 +13,7 @@ from shardalg.merge.proofs.integers import Number, equal, implies, within
 from shardalg.ops.rule import PICK, SUM
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, ReduceScatter
-from shardalg.verify.contents import Held, at_member, fill_number, partition_number, without
+from shardalg.verify.contents import Held, at_member, partition_number, without
 from shardalg.verify.move import (
     MEMBER,
     CheckedInstruction,
@@ -77,7 +77,7 @@ def _summed(step: CheckedInstruction[AllReduce | ReduceScatter]) -> Result:
         *members_agree(step, a.digits, ()),
     ]
     way = SUM if a.combine == PICK else a.combine
-    neutral = filled_with(step, fill_number(way, step.made.dtype))
+    neutral = filled_with(step, way)
     return replace(neutral, unreduced=given.unreduced if rest is None else rest), stated
 
 
@@ -89,10 +89,11 @@ def _all_reduce(step: CheckedInstruction[AllReduce]) -> Result:
 @moves(ReduceScatter)
 def _reduce_scatter(step: CheckedInstruction[ReduceScatter]) -> Result:
     a = step.attributes
-    made, stated = _summed(step)
-    size = made.dims[a.dim].length // parts(a.digits)
-    own, more = cut(step, partition_number(a.digits) * size, size)
-    return replace(made, dims=own.dims), [*stated, *more]
+    whole, stated = _summed(step)
+    size = whole.dims[a.dim].length // parts(a.digits)
+    summed = replace(step, operands=(whole,))
+    made, more = cut(summed, partition_number(a.digits) * size, size)
+    return made, [*stated, *more]
 
 
 @moves(AllToAll)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from shardalg.merge.proofs.integers import Number
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import FirstMember, MaskIndexed, Offset
-from shardalg.verify.contents import Contents, Held, Selected, fill_number
+from shardalg.verify.contents import Contents, Held, Selected
 from shardalg.verify.move import CheckedInstruction, Result, Stated, filled_with, moves
 from shardalg.verify.report import Decided
 
@@ -22,14 +22,15 @@ def _offset(step: CheckedInstruction[Offset]) -> Result:
 
 @moves(FirstMember)
 def _first_member(step: CheckedInstruction[FirstMember]) -> Result:
-    stays = fill_number(step.attributes.combine, step.made.dtype)
-    return _changed(step, step.attributes, filled_with(step, stays))
+    return _changed(step, step.attributes, filled_with(step, step.attributes.combine))
 
 
 @moves(MaskIndexed)
 def _mask_indexed(step: CheckedInstruction[MaskIndexed]) -> Result:
+    """What has no index is selected by garbage: it is 0, or what is filled in."""
     task = Selected(step.attributes, step.operands[1].changes)
-    return _changed(step, task, filled_with(step, 0), _by_same_indices(step))
+    selected = filled_with(step, 0 if step.attributes.fill is None else None)
+    return _changed(step, task, selected, _by_same_indices(step))
 
 
 def _changed(

@@ -16,7 +16,7 @@ from shardalg.merge.proofs.integers import (
 )
 from shardalg.ops.rule import USER
 from shardalg.spmd.instructions import Choose, Dilate, Mask, MaskAt
-from shardalg.verify.contents import fill_number, partition_number, start_number
+from shardalg.verify.contents import partition_number, start_number
 from shardalg.verify.move import (
     CheckedInstruction,
     Result,
@@ -39,7 +39,7 @@ def _masked(step: CheckedInstruction[Mask | MaskAt], inside: Formula, fill: str)
     goal = All((implies(inside, exists), implies(exists, inside)))
     words = f"the mask keeps just the elements that exist of {held.size}"
     claim = step.claim(words, goal, unknowns=(("x", held.length),))
-    given = filled_with(step, fill_number(fill, step.made.dtype))
+    given = filled_with(step, fill)
     return with_dim(given, a.dim, replace(held, fill=fill)), [*stated, ("mask", claim)]
 
 

@@ -35,7 +35,7 @@ from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import Apply, Choose, Extract, Insert
 from shardalg.verify.contents import Contents, Made, Selected, as_set, laid_out, partition_number
-from shardalg.verify.move import CheckedInstruction, Result, Stated
+from shardalg.verify.move import CheckedInstruction, Result, Stated, finished
 from shardalg.verify.moves.masks import chosen
 from shardalg.verify.operators.applied import (
     APPLIED,
@@ -215,12 +215,11 @@ def _by_everyone(what: Applied[Apply], stated: list[Stated]) -> Outcome:
     """A primitive without a row: every device computes the whole of it from whole operands."""
     results = _as_said(what)
     whole = all(
-        (dim.start, dim.length, dim.base) == (Number(), dim.size, 1)
-        and not (dim.wanted or held.unreduced)
+        (dim.start, dim.length, dim.base) == (Number(), dim.size, 1) and not dim.wanted
         for held in (*what.operands, *results)
         for dim in held.dims
     )
-    plain = not what.apply.loops and not any(held.changes for held in what.operands)
+    plain = not what.apply.loops and all(map(finished, (*what.operands, *results)))
     words = f"every device computes the whole of {what.signature.primitive}"
     return results, [*stated, ("reads", Decided(words, whole and plain))]
 

@@ -1,0 +1,231 @@
+"""What is partial is summed somewhere, and padding is filled with what stands there after a sum.
+
+Programs that verified once, and computed something else.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.errors import ProgramError, StrategyError
+from shardalg.spmd.check import check
+from shardalg.spmd.host.simulate import simulate
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import (
+    AllReduce,
+    Apply,
+    Manual,
+    Mask,
+    MaskIndexed,
+    OwnerSelect,
+    ReduceScatter,
+)
+from shardalg.verify.verify import verify
+
+MESH = sa.Mesh({"X": 4})
+X = MESH.digits(("X",))
+ROW = np.arange(1, 9, dtype=np.float32)
+SQUARE = np.ones((8, 8), np.float32)
+
+
+class Edited:
+    """A plan's program that is taken apart."""
+
+    def __init__(self, plan):
+        self.program = plan.program
+        self.locals, self.steps = list(plan.program.locals), list(plan.program.block.instructions)
+        self.results, self.border = plan.program.block.results, {}
+
+    def place(self, kind):
+        return max(k for k, step in enumerate(self.steps) if isinstance(step.attributes, kind))
+
+    def left_out(self, kind):
+        """The step is left out: its operand stands in its place."""
+        step = self.steps.pop(self.place(kind))
+        self.read_instead(step.results[0], step.operands[0])
+        return step
+
+    def read_instead(self, old, new):
+        def renamed(locals_):
+            return tuple(new if local == old else local for local in locals_)
+
+        self.steps = [replace(step, operands=renamed(step.operands)) for step in self.steps]
+        self.results = renamed(self.results)
+
+    def like(self, local, **more):
+        made = replace(self.locals[local], index=len(self.locals), origin=None, **more)
+        self.locals.append(made)
+        return made.index
+
+    def partial(self, local):
+        """The layout of a local, said to be a partial sum."""
+        return replace(self.locals[local].sharding, unreduced=X)
+
+    def says_partial(self, local):
+        self.locals[local] = replace(self.locals[local], sharding=self.partial(local))
+
+    def changed_first(self, local, attributes):
+        """Whatever reads a local reads it changed."""
+        made = self.like(local)
+        first = next(k for k, step in enumerate(self.steps) if local in step.operands)
+        self.read_instead(local, made)
+        node = self.steps[first].node
+        self.steps.insert(first, Instruction(attributes, (local,), (made,), node))
+
+    def summed_behind(self, place):
+        """The result of a step is a partial sum, which is summed behind it."""
+        step = self.steps[place]
+        (result,) = step.results
+        made = self.like(result, sharding=self.partial(result))
+        self.steps[place] = replace(step, results=(made,))
+        self.steps.insert(place + 1, Instruction(AllReduce(X), (made,), (result,), step.node))
+
+    @property
+    def made(self):
+        block = replace(self.program.block, instructions=tuple(self.steps), results=self.results)
+        return replace(self.program, locals=tuple(self.locals), block=block, **self.border)
+
+
+def refuted(plan, program, *arguments):
+    """It is well formed, computes something else, and is refused."""
+    check(program)
+    planned = simulate(plan.program, plan.graph, *arguments)
+    with suppress(ProgramError):  # copies of a value that differ
+        got = simulate(program, plan.graph, *arguments)
+        assert any((a != b).any() for a, b in zip(planned, got, strict=True))
+    assert plan.verify().ok
+    bad = [c for c in verify(plan.sharded, program).claims if c.status == "refuted"]
+    assert bad
+    assert not any(claim.claim == "well formed" for claim in bad), bad
+
+
+def sine(x):
+    return jax.pure_callback(lambda x: np.sin(x), jax.ShapeDtypeStruct((), "float32"), x)
+
+
+def test_a_number_that_everybody_reads_is_no_partial_sum():
+    plan = sa.plan(lambda x: sine(x.sum()), ROW, mesh=MESH, in_shardings=P("X"))
+    edited = Edited(plan)
+    edited.left_out(AllReduce)
+    refuted(plan, edited.made, ROW)
+
+
+def test_what_everybody_computes_is_no_partial_sum():
+    plan = sa.plan(lambda x: sine(x[0]), ROW, mesh=MESH, in_shardings=P())
+    edited = Edited(plan)
+    edited.summed_behind(edited.place(Apply))
+    refuted(plan, edited.made, ROW)
+
+
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_what_a_program_starts_with_is_no_partial_sum(is_constant):
+    """A constant or an argument is added to partial sums, on every device."""
+    given = (ROW, SQUARE) if is_constant else (ROW, SQUARE, ROW)
+    layouts = (P("X"), P("X")) if is_constant else (P("X"), P("X"), None)
+
+    def fn(x, w, b=ROW):
+        return x @ w + b
+
+    plan = sa.plan(fn, *given, mesh=MESH, in_shardings=layouts, out_shardings=P())
+    edited = Edited(plan)
+    edited.left_out(AllReduce)
+    edited.summed_behind(edited.place(Apply))
+    start = plan.program.constants[0][0] if is_constant else plan.program.block.arguments[2]
+    edited.says_partial(start)
+    if not is_constant:
+        border = (*plan.program.argument_shardings[:2], edited.partial(start))
+        edited.border = {"argument_shardings": border}
+    refuted(plan, edited.made, *given)
+
+
+def test_what_a_program_hands_out_is_no_partial_sum():
+    plan = sa.plan(jnp.dot, ROW, SQUARE, mesh=MESH, in_shardings=(P("X"), P("X")))
+    edited = Edited(plan)
+    edited.left_out(AllReduce)
+    edited.border = {"result_shardings": (edited.locals[edited.results[0]].sharding,)}
+    refuted(plan, edited.made, ROW, SQUARE)
+
+
+@pytest.mark.parametrize("side", ["in_shardings", "out_shardings"])
+def test_partial_sums_at_the_border_are_refused_by_name(side):
+    with pytest.raises(StrategyError, match="partial sums"):
+        sa.plan(jnp.sin, ROW, mesh=MESH, **{side: P(None, unreduced={"X"})})
+
+
+def test_devices_of_a_region_that_go_different_ways():
+    """One device of a manual region has the flag, and the others zeros for it."""
+
+    def region(x, flags):
+        return lax.while_loop(lambda s: s[1][2], lambda s: (s[0] + 1, s[1] & False), (x, flags))[0]
+
+    flags = np.array([0, 0, 1, 0], bool)
+    border = {"in_specs": (P("X"), P()), "out_specs": P("X"), "check_vma": False}
+    fn = jax.shard_map(region, mesh=MESH.to_jax(), **border)
+    plan = sa.plan(fn, ROW, flags, mesh=MESH, in_shardings=(P("X"), P()))
+    edited = Edited(plan)
+    place = edited.place(Manual)
+    manual = edited.steps[place]
+    body = manual.attributes.body
+    loop = body.instructions[0]
+    condition = loop.attributes.condition
+    cut, flat = condition.instructions
+    alone = edited.like(cut.operands[0], shape=(1,), sharding=edited.partial(cut.operands[0]))
+    chosen = Instruction(OwnerSelect(0, 2, 4, X), cut.operands, (alone,), cut.node)
+    edited.says_partial(cut.results[0])
+    edited.says_partial(flat.results[0])
+    params = (("start_indices", (0,)), ("limit_indices", (1,)))
+    cut = replace(cut, operands=(alone,), attributes=replace(cut.attributes, params=params))
+    condition = replace(condition, instructions=(chosen, cut, flat))
+    loop = replace(loop, attributes=replace(loop.attributes, condition=condition))
+    body = replace(body, instructions=(loop, *body.instructions[1:]))
+    edited.steps[place] = replace(manual, attributes=replace(manual.attributes, body=body))
+    refuted(plan, edited.made, ROW, flags)
+
+
+@pytest.mark.parametrize("way", ["max", "product"])
+def test_a_mask_before_sums_are_scattered(way):
+    """What fills is summed, too: four ones are no one, four lowest numbers overflow."""
+    dtype, best = {"max": ("int32", jnp.max), "product": ("float32", jnp.prod)}[way]
+    a, b = -np.ones((64, 7), dtype), np.ones((64, 6), dtype)
+    strategy = sa.Strategy(MESH, (P("X"), P("X")), P(), {"product": P("X")})
+    plan = sa.plan(lambda a, b: best(sa.annotate(a.T @ b, "product"), 0), a, b, strategy=strategy)
+    edited = Edited(plan)
+    edited.left_out(Mask)
+    (summed,) = edited.steps[edited.place(ReduceScatter)].operands
+    edited.changed_first(summed, Mask(0, (), 8, 7, way))
+    refuted(plan, edited.made, a, b)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: jnp.sum(jnp.sign(x)), lambda x: jnp.prod(lax.max(jnp.float32(1), x))],
+    ids=["sign", "max"],
+)
+def test_padding_of_a_nan_is_no_number_behind_an_operator(fn):
+    x = ROW[:7]
+    plan = sa.plan(fn, x, mesh=MESH, in_shardings=P("X"))
+    edited = Edited(plan)
+    mask = edited.left_out(Mask).attributes
+    edited.changed_first(plan.program.block.arguments[0], replace(mask, fill="top"))
+    refuted(plan, edited.made, x)
+
+
+def test_a_mask_before_what_has_no_index_is_filled():
+    """Padding of the indices is no index, so that what stands for it is the number filled in."""
+    table, ids = np.arange(16, dtype=np.float32), np.array([0, 9, 3, 3, 7, 2, 1])
+
+    def fn(table, ids):
+        return jnp.asarray(table).at[ids].get(mode="fill", fill_value=7).sum()
+
+    plan = sa.plan(fn, table, ids, mesh=sa.Mesh({"X": 2, "Y": 4}), in_shardings=(P("X"), P("Y")))
+    edited = Edited(plan)
+    mask = edited.left_out(Mask).attributes
+    edited.changed_first(edited.steps[edited.place(MaskIndexed)].operands[0], mask)
+    refuted(plan, edited.made, table, ids)
