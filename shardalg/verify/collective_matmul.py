@@ -111,6 +111,8 @@ def _goes_round(verifier: Verifier, ring: CollectiveMatmul) -> Iterator[Statemen
         words = f"products of [{direction.first}, {direction.first + direction.size}) of a block"
         count = direction.products
         yield Decided(f"{words}: one per member", count == n)
+        low = all(abs(k) < max(n, 2) for k in (direction.hop, direction.start, direction.step))
+        yield Decided(f"{words}: counted as members are", low)
         apart = implies(
             Not(equal(T, U)), Not(equal(T * direction.step % n, U * direction.step % n))
         )

@@ -31,6 +31,7 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.verify import derived_types as types
 from shardalg.verify.asked import asked
 from shardalg.verify.contents import Contents, Made, anonymous, at_border, laid_out
+from shardalg.verify.counted import counted
 from shardalg.verify.move import CheckedInstruction, crosses
 from shardalg.verify.moves.moved import moved
 from shardalg.verify.operators.apply import Applied, applied
@@ -169,7 +170,8 @@ class Verifier:
         for local, result, value in zip(instruction.results, results, values, strict=True):
             held[local] = replace(result, value=value)
         name = self.name(instruction)
-        more = (self.own(instruction, held, values), *self.typed(instruction))
+        more = [self.own(instruction, held, values), *self.typed(instruction)]
+        more += [self.judged("", "delivers", c) for c in counted(instruction.attributes)]
         for claim in (*claims, *more, *self.in_region(instruction)):
             yield replace(claim, node=name)
 

@@ -1,0 +1,68 @@
+"""Numbers that no device can hold: right to whole numbers, and wrong where 32 bits are counted.
+
+Programs that verified once, and computed something else.
+"""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.algebra.affine import Index
+from shardalg.lower import lower
+from shardalg.spmd.check import check
+from shardalg.spmd.instructions import CollectiveMatmul, Mask, MaskAt
+from shardalg.spmd.local import Start
+from shardalg.verify.verify import verify
+
+
+def tampered(plan, kind, change):
+    """The program with another instruction in place of one kind."""
+
+    def changed(step):
+        known = isinstance(step.attributes, kind)
+        return replace(step, attributes=change(step.attributes)) if known else step
+
+    block = plan.program.block
+    steps = tuple(map(changed, block.instructions))
+    assert steps != block.instructions
+    return replace(plan.program, block=replace(block, instructions=steps))
+
+
+def refuted(plan, program, *arguments):
+    check(program)
+    planned, got = (lower(p, plan.graph)(*arguments) for p in (plan.program, program))
+    assert (np.asarray(planned) != np.asarray(got)).any()
+    assert plan.verify().ok
+    assert not verify(plan.sharded, program).ok
+
+
+@pytest.mark.parametrize("by", [2**29, 2**32])
+def test_a_start_is_worked_out_in_32_bits(by):
+    x, mesh = np.arange(1, 8, dtype=np.float32), sa.Mesh({"X": 4})
+    plan = sa.plan(lambda x: x.sum(), x, mesh=mesh, in_shardings=P("X"))
+    start = Start((Index.of("o") * (2 * by)) // by, (("o", mesh.digits(("X",))),))
+    program = tampered(plan, Mask, lambda mask: MaskAt(mask.dim, start, mask.size, mask.fill))
+    if by == 2**29:
+        refuted(plan, program, x)
+    assert not verify(plan.sharded, program).ok
+
+
+def test_blocks_of_a_ring_are_counted_in_32_bits():
+    """A whole number of rounds is nothing, unless the last of them does not fit."""
+    options = sa.Options(hardware="h100", switches=sa.Switches(collective_matmul=True))
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((12, 6), (6, 24)))
+    plan = sa.plan(
+        jnp.dot, x, w, mesh=sa.Mesh({"X": 3}), in_shardings=(P("X"), P(None, "X")),
+        out_shardings=P(None, "X"), options=options,
+    )  # fmt: skip
+
+    def later(ring):
+        ways = [replace(way, start=way.start + 3 * 715827882) for way in ring.directions]
+        return replace(ring, directions=tuple(ways))
+
+    refuted(plan, tampered(plan, CollectiveMatmul, later), x, w)
