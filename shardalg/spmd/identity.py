@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 
 from shardalg.errors import ProgramError
@@ -14,7 +15,7 @@ _HIGHEST = ("min", "argmin")
 
 
 def is_float(dtype: str) -> bool:
-    """Whether `dtype` has infinities (`bfloat16` and the complex types included).
+    """Whether `dtype` is a floating type (`bfloat16` and the complex types included).
 
     >>> is_float("bfloat16"), is_float("int32")
     (True, False)
@@ -54,19 +55,35 @@ def identity(combine: str, dtype: str) -> int | float | bool:
 
 
 def extreme(dtype: str, *, highest: bool) -> int | float | bool:
-    """The largest, or smallest, number of an item type.
+    """The largest, or smallest, number of an item type: no infinity where it has none.
 
     >>> extreme("int8", highest=False), extreme("bool", highest=True)
     (-128, True)
+    >>> extreme("float8_e5m2", highest=True), extreme("float8_e4m3fn", highest=True)
+    (inf, 448.0)
     """
     if dtype == "bool":
         return highest
     if is_float(dtype):
-        return float("inf") if highest else float("-inf")
+        most = math.inf if highest else -math.inf
+        return most if _has_infinities(dtype) else _finite(dtype, highest=highest)
     bits = int(dtype.lstrip("uint"))
     if dtype.startswith("uint"):
         return (1 << bits) - 1 if highest else 0
     return (1 << (bits - 1)) - 1 if highest else -(1 << (bits - 1))
+
+
+def _has_infinities(dtype: str) -> bool:
+    """Whether an infinity stays one; narrow types without any make a NaN, or a number, of it."""
+    return not dtype.startswith(("float8", "float6", "float4")) or bool(
+        np.isinf(np.array(math.inf).astype(np.dtype(getattr(ml_dtypes, dtype))))
+    )
+
+
+def _finite(dtype: str, *, highest: bool) -> float:
+    """The largest, or smallest, finite number of a narrow type."""
+    found = ml_dtypes.finfo(getattr(ml_dtypes, dtype))
+    return float(found.max if highest else found.min)
 
 
 def _ones(dtype: str) -> int | float | bool:
