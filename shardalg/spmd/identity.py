@@ -75,7 +75,7 @@ def extreme(dtype: str, *, highest: bool) -> int | float | bool:
 
 def _has_infinities(dtype: str) -> bool:
     """Whether an infinity stays one; narrow types without any make a NaN, or a number, of it."""
-    return not dtype.startswith(("float8", "float6", "float4")) or bool(
+    return not dtype.startswith(("float8_", "float6_", "float4_")) or bool(
         np.isinf(np.array(math.inf).astype(np.dtype(getattr(ml_dtypes, dtype))))
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digit, Digits, canonical, overlap
@@ -159,11 +160,25 @@ def anonymous(held: Contents, operands: tuple[int, ...]) -> Contents:
     Args:
       operands: graph values that the instruction's node reads.
     """
-    names: dict[Fill, Fill] = {f"value {value}": f"operand {k}" for k, value in enumerate(operands)}
+    return _renamed(replace(held, value=None), operand_names(operands))
+
+
+def of_value(held: Contents, value: int | None, operands: tuple[int, ...]) -> Contents:
+    """What an instruction makes of `operands`: a value, its places filled with values again."""
+    names = {operand: filled for filled, operand in operand_names(operands).items()}
+    return _renamed(replace(held, value=value), names)
+
+
+def operand_names(operands: tuple[int, ...]) -> dict[Fill, Fill]:
+    """What fills places, by the name of a value, as an operand of the node."""
+    return {f"value {value}": f"operand {k}" for k, value in enumerate(operands)}
+
+
+def _renamed(held: Contents, names: Mapping[Fill, Fill]) -> Contents:
     dims = tuple(
         replace(d, fill=names.get(d.fill, d.fill), gap=names.get(d.gap, d.gap)) for d in held.dims
     )
-    return replace(held, value=None, dims=dims)
+    return replace(held, dims=dims)
 
 
 def as_set(digits: Digits) -> Digits:

@@ -30,7 +30,15 @@ from shardalg.spmd.manual import WRITTEN, written
 from shardalg.spmd.program import SpmdProgram
 from shardalg.verify import derived_types as types
 from shardalg.verify.asked import asked
-from shardalg.verify.contents import Contents, Made, anonymous, at_border, laid_out
+from shardalg.verify.contents import (
+    Contents,
+    Made,
+    anonymous,
+    at_border,
+    laid_out,
+    of_value,
+    operand_names,
+)
 from shardalg.verify.counted import counted
 from shardalg.verify.move import CheckedInstruction, crosses
 from shardalg.verify.moves.moved import moved
@@ -168,7 +176,7 @@ class Verifier:
             self.outcomes[key] = results, [self.judged("", kind, s) for kind, s in stated]
         results, claims = self.outcomes[key]
         for local, result, value in zip(instruction.results, results, values, strict=True):
-            held[local] = replace(result, value=value)
+            held[local] = of_value(result, value, self.reads(instruction))
         name = self.name(instruction)
         more = [self.own(instruction, held, values), *self.typed(instruction)]
         more += [self.judged("", "delivers", c) for c in counted(instruction.attributes)]
@@ -211,11 +219,15 @@ class Verifier:
             self.types[key] = types.derived(self.graph, instruction, read, made)
         return self.types[key]
 
+    def reads(self, instruction: Instruction) -> tuple[int, ...]:
+        """The graph values that an instruction's node reads."""
+        return () if instruction.node is None else self.graph.nodes[instruction.node].operands
+
     def keyed(
         self, instruction: Instruction, held: Held
     ) -> tuple[Applied | CheckedInstruction, tuple[int | None, ...]]:
         """The instruction without its values, and the values that its results are."""
-        reads = () if instruction.node is None else self.graph.nodes[instruction.node].operands
+        reads = self.reads(instruction)
         operands = tuple(anonymous(held[operand], reads) for operand in instruction.operands)
         locals_ = [self.program.locals[result] for result in instruction.results]
         made = tuple(Made(x.dtype, x.shape, x.sharding, x.origin is not None) for x in locals_)
@@ -225,9 +237,8 @@ class Verifier:
             what = Applied(mesh, node.signature, attributes, operands, made, self.finite)
             return what, node.results
         given = tuple(held[operand].value for operand in instruction.operands)
-        step = CheckedInstruction(
-            mesh, attributes, operands, made[0], f"value {given[-1]}", count=len(made)
-        )
+        filler = operand_names(reads).get(f"value {given[-1]}", f"value {given[-1]}")
+        step = CheckedInstruction(mesh, attributes, operands, made[0], str(filler), count=len(made))
         if isinstance(attributes, Top | Fold):
             return step, given[: len(made)]
         if isinstance(attributes, HaloExchange):

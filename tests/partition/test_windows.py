@@ -8,6 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.spmd.host.simulate import simulate
 from tests.partition import windowed
 from tests.partition.planned import check_equal, kinds, moves, numbers, planned
 
@@ -192,3 +193,23 @@ def test_case_3_is_fetched_by_permutes_alone(count, show):
     mean, half = np.mean(found), np.median(found)
     show(f"case 3: {mean:.0f} times (median {half:.0f}) fewer elements received than by gathering")
     assert mean >= 10
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("image", [P(), P(None, "X")], ids=str)
+def test_a_tap_that_is_none_meets_no_infinity(devices, image):
+    """Seven taps on some devices: a padded one, 0, times infinity would be NaN."""
+    rng = np.random.default_rng(7)
+    x, taps = (rng.normal(size=n).astype("f4") for n in ((1, 12, 2), (7, 2, 3)))
+    x[0, 9, 0] = np.inf
+
+    def conv(x, taps):
+        return lax.conv_general_dilated(
+            x, taps, (1,), ((1, 1),), dimension_numbers=("NHC", "HIO", "NHC")
+        )
+
+    plan = sa.plan(conv, x, taps, mesh=sa.Mesh({"X": devices}), in_shardings=(image, P("X")))
+    wanted = np.asarray(conv(x, taps))
+    assert np.isinf(wanted).any()
+    assert not np.isnan(wanted).any()
+    np.testing.assert_allclose(simulate(plan.program, plan.graph, x, taps)[0], wanted, rtol=1e-4)

@@ -26,6 +26,7 @@ from shardalg.spmd.instructions import (
     MaskIndexed,
     OwnerSelect,
     ReduceScatter,
+    Slice,
 )
 from shardalg.verify.verify import verify
 
@@ -229,3 +230,31 @@ def test_a_mask_before_what_has_no_index_is_filled():
     mask = edited.left_out(Mask).attributes
     edited.changed_first(edited.steps[edited.place(MaskIndexed)].operands[0], mask)
     refuted(plan, edited.made, table, ids)
+
+
+def test_padding_is_of_the_value_that_filled_it():
+    """Masked for one pad by `a`, moved, and read by another pad, which fills with `b`."""
+    config = ((1, 2, 0),)
+
+    def padded(x, a, b):
+        return lax.pad(x, a, config), lax.pad(x, b, config)
+
+    given = np.arange(9, dtype="f4"), np.float32(10), np.float32(20)
+    plan = sa.plan(padded, *given, mesh=MESH, in_shardings=(P("X"), P(), P()))
+    steps, locals_ = list(plan.program.block.instructions), list(plan.program.locals)
+    first, second = (
+        n for n, one in enumerate(steps) if getattr(one.attributes, "primitive", "") == "pad"
+    )
+    held = steps[first].operands[0]
+    locals_.append(replace(locals_[held], index=len(locals_), origin=None))
+    moved = Instruction(Slice(0, 0, 3), (held,), (len(locals_) - 1,), steps[first].node)
+    one = steps[second]
+    steps[second : second + 1] = [
+        moved, replace(one, operands=(len(locals_) - 1, *one.operands[1:]))
+    ]  # fmt: skip
+    block = replace(plan.program.block, instructions=tuple(steps))
+    program = replace(plan.program, locals=tuple(locals_), block=block)
+    check(program)
+    good, bad = (simulate(p, plan.graph, *given)[1] for p in (plan.program, program))
+    assert (good != bad).any()
+    assert not verify(plan.sharded, program).ok

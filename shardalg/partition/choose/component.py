@@ -240,8 +240,16 @@ def _barred(rule: Rule) -> Iterator[str]:
 
 
 def _masked(rule: Rule, loop: str) -> bool:
-    """Whether padding along a combined loop can be masked: it is a dimension of an operand."""
-    return any(index.loop == loop for dims in rule.operands.values() for index in dims)
+    """Whether padding along a combined loop can be masked: it is a dimension of an operand.
+
+    Not of the taps of a window, of which there are at most as many as windows: 0 for a tap that is
+    no tap, times an element that another window reads, is NaN where that is infinite. (Windows
+    themselves are split unevenly, as XLA splits them, for the gradient of the taps.)
+    """
+    indices = [index for dims in rule.operands.values() for index in dims]
+    through = {n for i in indices if i.loop is None and loop in i.variables for n in i.variables}
+    taps = any(rule.extents[n] >= rule.extents[loop] for n in through - {loop})
+    return not taps and any(index.loop == loop for index in indices)
 
 
 def reduced_digits(rule: Rule, assigned: Assigned) -> Digits:
