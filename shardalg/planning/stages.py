@@ -109,7 +109,7 @@ def planned(traced: Traced, annotations: Annotations, options: Options) -> Stage
 def _completed(traced: Traced, annotations: Annotations, options: Options) -> ShardedGraph:
     """The completed graph; axes of a loop's stages are nothing else inside of it."""
     sharded = propagate(traced.graph, annotations, options)
-    apart = apart_from_stages(sharded)
+    apart = apart_from_stages(sharded, meetings=options.way == "paper")
     if not apart:
         return sharded
     more = replace(annotations, values=(*annotations.values, *apart))

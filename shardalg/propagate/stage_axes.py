@@ -28,10 +28,12 @@ Place = tuple[int, int]
 """A value and one of its dimensions."""
 
 
-def apart_from_stages(sharded: ShardedGraph) -> tuple[tuple[int, Sharding], ...]:
+def apart_from_stages(sharded: ShardedGraph, *, meetings: bool) -> tuple[tuple[int, Sharding], ...]:
     """What enters or leaves a body with an axis of its stages on another dimension, without it.
 
-    Also what has the stages and meets such a value, with its other axes.
+    Args:
+      meetings: also what has the stages and meets such a value, with its other axes; no partitioner
+        of XLA's completes them so.
     """
     graph, found = sharded.graph, dict[int, Sharding]()
     axes = set[Digit]()
@@ -44,7 +46,8 @@ def apart_from_stages(sharded: ShardedGraph) -> tuple[tuple[int, Sharding], ...]
             for value in (*region.arguments, *region.results):
                 if value not in sharded.fixed:
                     found |= _without(sharded, body, value, stages)
-    return tuple({**_beside(sharded, axes), **found}.items())
+    beside = _beside(sharded, axes) if meetings else {}
+    return tuple({**beside, **found}.items())
 
 
 def _beside(sharded: ShardedGraph, stages: set[Digit]) -> dict[int, Sharding]:
