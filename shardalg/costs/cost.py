@@ -153,12 +153,12 @@ class Cost:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """Compute and collectives by kind, axes, role and phase; formulas are `Formula`s."""
+        """Compute and collectives by kind, axes, role and phase, in numbers or formulas."""
         return self.totals.items
 
     @property
     def memory(self) -> Liveness:
-        """Bytes alive at the peak, by class; formulas are `Formula`s."""
+        """Bytes alive at the peak, by class, in numbers or formulas."""
         return self.totals.memory
 
     @cached_property
