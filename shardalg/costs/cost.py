@@ -18,7 +18,7 @@ from shardalg.errors import TableError
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text, seconds_text
 from shardalg.sizes.formula import Formula, FormulaError
-from shardalg.sizes.largest import larger
+from shardalg.sizes.maximum import larger
 from shardalg.sizes.sums import total
 
 if TYPE_CHECKING:

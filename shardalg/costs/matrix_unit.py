@@ -26,7 +26,7 @@ from shardalg.graph.ir import Graph, Signature
 from shardalg.ops.loops import flops
 from shardalg.ops.rule import SUM, Rule
 from shardalg.sizes.amounts import quotient
-from shardalg.sizes.largest import smaller
+from shardalg.sizes.maximum import smaller
 from shardalg.sizes.tile import tile
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from shardalg.pause import collection_paused
 from shardalg.sizes.amounts import over
 from shardalg.sizes.amounts import times as multiplied
 from shardalg.sizes.formula import Formula
-from shardalg.sizes.largest import larger
+from shardalg.sizes.maximum import larger
 from shardalg.sizes.sums import summed, total
 from shardalg.spmd.instruction import Collective, Instruction, is_a
 from shardalg.spmd.instructions import Apply, CollectiveMatmul, Control

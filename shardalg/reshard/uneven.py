@@ -1,6 +1,7 @@
 """Moves between layouts of which a size does not divide, in the digits of the mesh.
 
-`grids.py` finds them on numbered digits, and so once for all layouts that differ in names alone.
+`grids.py` finds them on numbered digits, and so once for all layouts that differ in names alone:
+blocks are padded (`padded.py`), exchanged as even ones, and brought to their borders (`retile.py`).
 """
 
 from __future__ import annotations

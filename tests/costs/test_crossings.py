@@ -17,7 +17,7 @@ from shardalg.costs.network.collective_seconds import LATENCY
 from shardalg.errors import HardwareError
 from shardalg.planning.stages import planned_at, priced
 from shardalg.sizes.formula import Formula, FormulaError, ceiling, symbols
-from shardalg.sizes.largest import larger
+from shardalg.sizes.maximum import larger
 from shardalg.spmd.instructions import AllReduce
 from tests.costs.handmade import ffn_graph, ffn_program
 

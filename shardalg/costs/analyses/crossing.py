@@ -12,7 +12,7 @@ import numpy as np
 from shardalg.sizes.conditions import crossovers, words
 from shardalg.sizes.facts import POSITIVE, Fact
 from shardalg.sizes.formula import Formula, FormulaError, Number
-from shardalg.sizes.largest import Max
+from shardalg.sizes.maximum import Max
 from shardalg.sizes.points.array_steps import Code, run
 
 LARGEST = 1 << 40

@@ -11,7 +11,7 @@ from typing import Any
 from shardalg.costs.network.span import CHIP, HOSTS, LINK, SLICES, SWITCH, TORUS, Span
 from shardalg.sizes.amounts import over, quotient, times
 from shardalg.sizes.formula import Formula
-from shardalg.sizes.largest import larger, smaller
+from shardalg.sizes.maximum import larger, smaller
 from shardalg.sizes.points.between import chosen
 from shardalg.sizes.points.lanes import Lanes
 from shardalg.sizes.sums import total

@@ -99,5 +99,6 @@ def overheads(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology)
 
 
 def _bubble_ratio(loop: Instruction, loops: dict[int, PipelineLoop]) -> float:
+    """As `Schedule.bubble_ratio`: idle trips of all, in the trips that the program makes."""
     assert loop.node is not None, "a pipeline is a loop of the function"
     return (loops[loop.node].stages - 1) / loop.attributes.executions

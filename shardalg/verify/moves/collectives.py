@@ -88,6 +88,7 @@ def _all_reduce(step: CheckedInstruction[AllReduce]) -> Result:
 
 @moves(ReduceScatter)
 def _reduce_scatter(step: CheckedInstruction[ReduceScatter]) -> Result:
+    """Summed as by an all-reduce, of which each member has its own block."""
     a = step.attributes
     whole, stated = _summed(step)
     size = whole.dims[a.dim].length // parts(a.digits)
