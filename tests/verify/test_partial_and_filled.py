@@ -17,16 +17,23 @@ import shardalg as sa
 from shardalg.errors import ProgramError, StrategyError
 from shardalg.spmd.check import check
 from shardalg.spmd.host.simulate import simulate
-from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instruction import Instruction, derived
 from shardalg.spmd.instructions import (
     AllReduce,
     Apply,
+    Concatenate,
+    DynamicSlice,
+    Fold,
     Manual,
     Mask,
     MaskIndexed,
+    Offset,
     OwnerSelect,
     ReduceScatter,
+    Resize,
     Slice,
+    Top,
+    ValueAt,
 )
 from shardalg.verify.verify import verify
 
@@ -258,3 +265,140 @@ def test_padding_is_of_the_value_that_filled_it():
     good, bad = (simulate(p, plan.graph, *given)[1] for p in (plan.program, program))
     assert (good != bad).any()
     assert not verify(plan.sharded, program).ok
+
+
+def best(negative=False):
+    """A plan whose best four are joined from the best of every device, and its program."""
+    x = np.random.default_rng(0).permutation(4096).astype(np.float32)
+    x = x - 4096 if negative else x
+    plan = sa.plan(lambda x: lax.top_k(x, 4), x, mesh=MESH, in_shardings=P("X"))
+    return plan, Edited(plan), x
+
+
+def test_the_best_of_all_but_the_first_of_every_block_are_not_the_next_ones():
+    plan, edited, x = best()
+    place = edited.place(Top)
+    top = edited.steps.pop(place)
+    pieces, steps = [], []
+    for first, size in ((0, 1), (1, 3)):
+        cut = [edited.like(local, shape=(size,)) for local in top.operands]
+        made = [edited.like(local, shape=(size,)) for local in top.results]
+        moves = zip(top.operands, cut, strict=True)
+        steps += [Instruction(Slice(0, first, size), (a,), (b,), top.node) for a, b in moves]
+        steps.append(replace(top, operands=tuple(cut), results=tuple(made)))
+        pieces.append(made)
+    for parts, result in zip(zip(*pieces, strict=True), top.results, strict=True):
+        steps.append(Instruction(Concatenate(0), parts, (result,), top.node))
+    edited.steps[place:place] = steps
+    refuted(plan, edited.made, x)
+
+
+def test_padding_of_the_best_of_every_block_is_no_candidate():
+    """Zeros behind them are better than negative numbers."""
+    plan, edited, x = best(negative=True)
+    place = edited.place(Top)
+    top = edited.steps.pop(place)
+    wide = [edited.like(local, shape=(6,)) for local in top.operands]
+    made = [edited.like(local, shape=(6,)) for local in top.results]
+    padded = [
+        Instruction(Resize(0, 6), (a,), (b,), top.node)
+        for a, b in zip(top.operands, wide, strict=True)
+    ]
+    stripped = [
+        Instruction(Resize(0, 4), (a,), (b,), top.node)
+        for a, b in zip(made, top.results, strict=True)
+    ]
+    joined = replace(top, operands=tuple(wide), results=tuple(made))
+    edited.steps[place:place] = [*padded, joined, *stripped]
+    refuted(plan, edited.made, x)
+
+
+def test_a_component_of_a_part_of_the_indices_is_another_one():
+    """Both columns are shifted, each as the first one of a part of its own."""
+    table = np.arange(64, dtype=np.float32).reshape(8, 8)
+    ids = np.random.default_rng(0).integers(0, 8, (16, 2))
+    along = {"offset_dims": (), "collapsed_slice_dims": (0, 1), "start_index_map": (0, 1)}
+
+    def taken(table, ids):
+        dims = lax.GatherDimensionNumbers(**along)
+        return lax.gather(table, ids, dims, (1, 1), mode="clip")
+
+    plan = sa.plan(taken, table, ids, mesh=MESH, in_shardings=(P("X"), P()))
+    edited = Edited(plan)
+    place = edited.place(Offset)
+    offset = edited.steps.pop(place)
+    (given,), shifted, steps = offset.operands, [], []
+    for column in (0, 1):
+        part, moved = (edited.like(given, shape=(16, 1)) for _ in range(2))
+        steps.append(Instruction(Slice(1, column, 1), (given,), (part,), offset.node))
+        steps.append(replace(offset, operands=(part,), results=(moved,)))
+        shifted.append(moved)
+    steps.append(Instruction(Concatenate(1), tuple(shifted), offset.results, offset.node))
+    edited.steps[place:place] = steps
+    refuted(plan, edited.made, table, ids)
+
+
+BOTH = sa.Mesh({"X": 2, "Y": 2})
+
+
+def test_places_of_padding_are_counted_from_blocks():
+    """Zeros, said to be best in the second block, are places in that."""
+    x = np.arange(7 * 4096, dtype=np.float32).reshape(7, 4096) % 5
+
+    def best(x):
+        return jnp.argmax(jnp.where(x == x, x, jnp.arange(4096.0)), 1).sum()
+
+    plan = sa.plan(best, x, mesh=BOTH, in_shardings=P("Y", "X"))
+    edited = Edited(plan)
+    mask = edited.left_out(Mask).attributes
+    found = edited.steps[edited.place(ValueAt)].operands[0]
+    edited.changed_first(found, mask)
+    refuted(plan, edited.made, x)
+
+
+def test_a_mask_before_partial_results_are_folded():
+    """A function of the user makes another number of two zeros."""
+    x = np.ones((7, 64), np.float32)
+
+    def folded(x):
+        return lax.reduce(x, np.float32(1), lambda a, b: a + b - 1, (1,)).sum()
+
+    plan = sa.plan(folded, x, mesh=BOTH, in_shardings=P("Y", "X"))
+    edited = Edited(plan)
+    mask = edited.left_out(Mask).attributes
+    edited.changed_first(edited.steps[edited.place(Fold)].operands[0], mask)
+    refuted(plan, edited.made, x)
+
+
+def test_zeros_are_padded_over_what_another_dimension_is_filled_with():
+    """Of two squares one is filled with ones along the rows, the other along the columns."""
+    x, y = np.zeros((7, 7), np.float32), np.ones((7, 7), np.float32)
+
+    def alike(x, y):
+        same = sa.annotate(x, "x") == sa.annotate(y, "y")
+        return jnp.sum(same.astype(jnp.float32))
+
+    strategy = sa.Strategy(BOTH, (P(), P()), P(), {"x": P("X", "Y"), "y": P("X", "Y")})
+    plan = sa.plan(alike, x, y, strategy=strategy)
+    edited = Edited(plan)
+    while any(isinstance(step.attributes, Mask) for step in edited.steps):
+        edited.left_out(Mask)
+    for given, (first, last) in zip(plan.program.block.arguments, ((0, 1), (1, 0)), strict=True):
+        held, steps, shape = given, [], (7, 7)
+        moves = [
+            Resize(first, 8),
+            Mask(first, (), 8, 7, "product"),
+            Resize(last, 8),
+            DynamicSlice(0, BOTH.digits(("X",)), 4),
+            DynamicSlice(1, BOTH.digits(("Y",)), 4),
+        ]
+        for move in moves:
+            ((shape, _),) = derived(move, [(shape, "float32")])
+            made = edited.like(held, shape=shape)
+            steps.append(Instruction(move, (held,), (made,), None))
+            held = made
+        names = [getattr(step.attributes, "primitive", "") for step in edited.steps]
+        place = [k for k, name in enumerate(names) if name == "annotate"][given]
+        edited.steps[place] = replace(edited.steps[place], operands=(held,))
+        edited.steps[place:place] = steps
+    refuted(plan, edited.made, x, y)

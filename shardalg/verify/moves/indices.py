@@ -15,9 +15,17 @@ from shardalg.verify.report import Decided
 
 @moves(Offset)
 def _offset(step: CheckedInstruction[Offset]) -> Result:
-    """What stands where there is no element is shifted, too."""
+    """What stands where there is no element is shifted, too.
+
+    A component is told by its number, which counts from the first place.
+    """
     dims = tuple(replace(held, fill=None) for held in step.given.dims)
-    return _changed(step, step.attributes, replace(step.given, dims=dims))
+    made, stated = _changed(step, step.attributes, replace(step.given, dims=dims))
+    if step.attributes.component is None:
+        return made, stated
+    words = "what is shifted is a component of whole indices"
+    whole = bool(dims) and _is_whole(dims[-1])
+    return made, [*stated, ("selected", Decided(words, whole))]
 
 
 @moves(FirstMember)
@@ -54,10 +62,14 @@ def _by_same_indices(step: CheckedInstruction[MaskIndexed]) -> Iterator[Stated]:
         *spanned, components = indices.dims
         rows = list(zip(step.attributes.batch_dims, spanned, strict=True))
         alike = [_place(step.given.dims[dim]) == _place(held) for dim, held in rows]
-        whole = _place(components) == Held(Number(), components.size, components.size)
+        whole = _is_whole(components)
         ready = not (indices.awaits or indices.unreduced or indices.viewed)
         words = "the indices are those of the gather, laid out as its value is"
         yield "selected", Decided(words, all(alike) and whole and ready)
+
+
+def _is_whole(held: Held) -> bool:
+    return _place(held) == Held(Number(), held.size, held.size)
 
 
 def _place(held: Held) -> Held:

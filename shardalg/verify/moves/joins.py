@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardalg.algebra.digits import parts
+from shardalg.merge.proofs.integers import Number
 from shardalg.spmd.instructions import ArgReduce, ExclusiveScan, Fold, Join, Top, ValueAt
 from shardalg.verify.contents import partition_number, without
 from shardalg.verify.move import (
@@ -89,7 +90,9 @@ def _arg_reduce(step: CheckedInstruction[ArgReduce]) -> Result:
     right = right and value == replace(place, changes=(ValueAt(a.dim),))
     words = f"the best of {a.combine} is chosen by the values of the blocks' best"
     stated: list[Stated] = [("combine", Decided(words, right)), *members_agree(step, a.digits, ())]
-    made = replace(place, unreduced=place.unreduced if rest is None else rest)
+    # where there is no element, a place is counted from a block's first one, too
+    made = filled_with(replace(step, operands=(place,)), None)
+    made = replace(made, unreduced=place.unreduced if rest is None else rest)
     return replace(made, awaits=place.awaits[1:]), stated
 
 
@@ -104,13 +107,19 @@ def _together(step: CheckedInstruction[Top | Fold]) -> Result:
     right = rest is not None and all(waiting) and len(alike) == 1
     words = "all partial results of the operator are joined, as it asks"
     stated: list[Stated] = [("combine", Decided(words, right)), *members_agree(step, a.digits, ())]
-    made = replace(given, unreduced=given.unreduced if rest is None else rest)
+    # what fills is joined, too
+    made = replace(filled_with(step, None), unreduced=given.unreduced if rest is None else rest)
     return replace(made, awaits=given.awaits[1:]), stated
 
 
 @moves_each(Top)
 def _top(step: CheckedInstruction[Top]) -> Results:
-    return _each(step)
+    """The best of all are among the best of every block, counted from the first on."""
+    held = step.given.dims[step.attributes.dim]
+    first = held.start == Number() and held.length <= held.size and not held.wanted
+    words = "what is joined are the best of every block from the first on, and nothing else"
+    results, stated = _each(step)
+    return results, [*stated, ("combine", Decided(words, first))]
 
 
 @moves_each(Fold)

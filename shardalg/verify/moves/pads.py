@@ -9,7 +9,15 @@ from shardalg.merge.proofs.integers import Compare, Number, PartitionId, equal, 
 from shardalg.ops.rule import SUM
 from shardalg.spmd.instructions import Concatenate, Dilate, Resize
 from shardalg.verify.contents import Held, fill_number
-from shardalg.verify.move import CheckedInstruction, Result, Stated, X, moves, with_dim
+from shardalg.verify.move import (
+    CheckedInstruction,
+    Result,
+    Stated,
+    X,
+    filled_with,
+    moves,
+    with_dim,
+)
 from shardalg.verify.moves.masks import fillers
 from shardalg.verify.report import Decided
 
@@ -21,7 +29,7 @@ def _resize(step: CheckedInstruction[Resize]) -> Result:
         return with_dim(step.given, a.dim, replace(held, length=a.size)), []
     whole = held.start == Number() and held.length == held.size and not held.wanted
     zeros = SUM if whole or fill_number(held.fill, step.made.dtype) == 0 else None
-    made = with_dim(step.given, a.dim, replace(held, length=a.size, fill=zeros))
+    made = with_dim(filled_with(step, SUM), a.dim, replace(held, length=a.size, fill=zeros))
     beyond = held.start + held.length + X
     goal = implies(held.exists(beyond), Compare(Number.of(-1), ">="))
     words = f"padding from {held.length} to {a.size} places covers no element that is held"
@@ -79,7 +87,8 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     )
     words = "the places that are filled are no element's, of a value that waits for nothing"
     plain = plain and not step.given.awaits
-    return with_dim(step.given, a.dim, made), [("delivers", Decided(words, plain)), *fillers(step)]
+    filled = with_dim(filled_with(step, fill), a.dim, made)
+    return filled, [("delivers", Decided(words, plain)), *fillers(step)]
 
 
 def _full(held: Held) -> bool:
