@@ -402,3 +402,21 @@ def test_zeros_are_padded_over_what_another_dimension_is_filled_with():
         edited.steps[place] = replace(edited.steps[place], operands=(held,))
         edited.steps[place:place] = steps
     refuted(plan, edited.made, x, y)
+
+
+def test_padding_that_selects_no_case_is_not_told():
+    """Zeros less 1 select case -1: not the last case, whose zeros may be summed."""
+
+    def selected(x):
+        cases = [jnp.full((5,), number, np.float32) for number in (5, 0)]
+        return jnp.sum(x), jnp.sum(lax.select_n(x - np.int32(1), *cases))
+
+    x = np.array([1, 2, 1, 1, 2], np.int32)
+    plan = sa.plan(selected, x, mesh=MESH, in_shardings=(P("X"),), out_shardings=P())
+    edited = Edited(plan)
+    filled = next(s for s in edited.steps if isinstance(s.attributes, Mask)).results
+    place = next(k for k, s in enumerate(edited.steps) if s.attributes.text(MESH)[:3] == "sub")
+    less = edited.steps[place]
+    edited.steps[place] = replace(less, operands=(*filled, *less.operands[1:]))
+    edited.left_out(Mask)
+    refuted(plan, edited.made, x)
