@@ -9,7 +9,7 @@ import pytest
 from jax.experimental import io_callback, sparse
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
@@ -203,7 +203,8 @@ def puts(x):
 
 
 def puts_a_sharding(x):
-    there = NamedSharding(AbstractMesh((4,), ("X",)), P("X"), memory_kind="pinned_host")
+    mesh = AbstractMesh((4,), ("X",), axis_types=(AxisType.Auto,))
+    there = NamedSharding(mesh, P("X"), memory_kind="pinned_host")
     return jax.device_put(x, there) * 2
 
 
