@@ -1,5 +1,6 @@
 """Planned programs with one instruction changed, and whether they still compute the function."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from shardalg.errors import ProgramError
+from shardalg.spmd.check import check
 from shardalg.spmd.host.simulate import simulate
 from shardalg.verify.verify import verify
 from tests.partition.planned import instructions, planned
@@ -53,6 +55,19 @@ class Case:
         assert self.computes(self.plan.program)
         report = self.verified(self.plan.program)
         assert report.ok, report.refuted
+
+
+def refuted(plan, program, *arguments):
+    """It is well formed, computes something else, and is refused, where the plan is not."""
+    check(program)
+    planned = simulate(plan.program, plan.graph, *arguments)
+    with suppress(ProgramError):  # copies of a value that differ
+        got = simulate(program, plan.graph, *arguments)
+        assert any((a != b).any() for a, b in zip(planned, got, strict=True))
+    assert plan.verify().ok
+    bad = [c for c in verify(plan.sharded, program).claims if c.status == "refuted"]
+    assert bad
+    assert not any(claim.claim == "well formed" for claim in bad), bad
 
 
 def judged_both_ways(cases, mutations, *, unseen=frozenset()):

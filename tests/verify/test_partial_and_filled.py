@@ -3,7 +3,6 @@
 Programs that verified once, and computed something else.
 """
 
-from contextlib import suppress
 from dataclasses import replace
 
 import jax
@@ -14,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.errors import ProgramError, StrategyError
+from shardalg.errors import StrategyError
 from shardalg.spmd.check import check
 from shardalg.spmd.host.simulate import simulate
 from shardalg.spmd.instruction import Instruction, derived
@@ -36,6 +35,7 @@ from shardalg.spmd.instructions import (
     ValueAt,
 )
 from shardalg.verify.verify import verify
+from tests.verify.mutating import refuted
 
 MESH = sa.Mesh({"X": 4})
 X = MESH.digits(("X",))
@@ -99,19 +99,6 @@ class Edited:
     def made(self):
         block = replace(self.program.block, instructions=tuple(self.steps), results=self.results)
         return replace(self.program, locals=tuple(self.locals), block=block, **self.border)
-
-
-def refuted(plan, program, *arguments):
-    """It is well formed, computes something else, and is refused."""
-    check(program)
-    planned = simulate(plan.program, plan.graph, *arguments)
-    with suppress(ProgramError):  # copies of a value that differ
-        got = simulate(program, plan.graph, *arguments)
-        assert any((a != b).any() for a, b in zip(planned, got, strict=True))
-    assert plan.verify().ok
-    bad = [c for c in verify(plan.sharded, program).claims if c.status == "refuted"]
-    assert bad
-    assert not any(claim.claim == "well formed" for claim in bad), bad
 
 
 def sine(x):

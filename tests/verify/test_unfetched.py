@@ -3,7 +3,6 @@
 Programs that verified once, and computed something else.
 """
 
-from contextlib import suppress
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -14,10 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.algebra.affine import Index
-from shardalg.errors import ProgramError
 from shardalg.lower import lower
 from shardalg.spmd.check import check
-from shardalg.spmd.host.simulate import simulate
 from shardalg.spmd.instruction import Instruction, derived
 from shardalg.spmd.instructions import (
     AllGather,
@@ -36,6 +33,7 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.local import Local, Start
 from shardalg.verify.verify import verify
+from tests.verify.mutating import refuted
 
 FOUR, TWO = sa.Mesh({"X": 4}), sa.Mesh({"X": 2})
 X = FOUR.digits(("X",))
@@ -77,19 +75,6 @@ def before(plan, number, operand, moves):
 def first(plan, kind):
     steps = plan.program.block.instructions
     return next(k for k, step in enumerate(steps) if isinstance(step.attributes, kind))
-
-
-def refuted(plan, program, *arguments):
-    """It is well formed, computes something else, and is refused."""
-    check(program)
-    planned = simulate(plan.program, plan.graph, *arguments)
-    with suppress(ProgramError):  # copies of a value that differ
-        got = simulate(program, plan.graph, *arguments)
-        assert any((a != b).any() for a, b in zip(planned, got, strict=True))
-    report = verify(plan.sharded, program)
-    bad = [claim for claim in report.claims if claim.status not in ("proved", "trusted")]
-    assert bad
-    assert not any(claim.claim == "well formed" for claim in bad), bad
 
 
 SHIFT = tuple((k, (k + 1) % 4) for k in range(4))

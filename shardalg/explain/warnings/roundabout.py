@@ -65,7 +65,7 @@ _EFFECT = (
 )
 _ON_HOST = (
     "its copy to the host is left out: the device holds the value, in the peak of memory too",
-    "take its bytes off the peak; DenseTransformer(...).cost does",
+    "take its bytes off the peak, or keep it on the device",
 )
 
 
