@@ -125,15 +125,13 @@ class CollectiveExplanation(Answer):
 
     def _after_the_loop(self) -> str:
         """What a switch makes of a sum that is reduced in every iteration; "" where none helps."""
-        trials, graph = self._trials, self._trials.stages.graph
-        switches = trials.options.switches
+        trials, place = self._trials, self.moved.place
         adds = isinstance(self.moved.step.instruction.attributes, AllReduce | ReduceScatter)
-        if not adds or switches.defer_in_loops or self.moved.step.count == 1:
-            return ""
-        if stops(graph, self.moved.value, finite=switches.finite_sums) is not None:
+        if not adds or trials.options.switches.defer_in_loops or self.moved.step.count == 1:
             return ""
         now, then = trials.now, trials.deferred
-        if number(then.wire_bytes) >= number(now.wire_bytes):
+        # where it is added up in the loop itself, it is sent at its place as before
+        if number(then.sent.get(place, 0)) >= number(now.sent[place]):
             return ""
         effect = _effect(now, then, trials.options.hardware)
         return (

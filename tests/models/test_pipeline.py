@@ -437,5 +437,20 @@ def test_a_sum_of_every_iteration_is_explained_with_the_switch_that_defers_it():
     assert "Switches" not in str(plan.replan(options=switched).explain(0))
 
 
+def test_a_sum_that_a_layer_needs_is_not_said_to_wait():
+    """Products of parts of the hidden dimension are added up before the next layer reads them."""
+    pipe, weights, x, dy = of(2, 4, 1, 2, remat="layer")
+    mesh = sa.Mesh({"L": 2, "X": 2, "Y": 2})
+    inside = {"in": P("L", None, None, "Y"), "out": P("L", None, "Y")}
+    specs = {"mesh": mesh, "in_shardings": (inside, P("X"), P("X"))}
+    plan = sa.plan(gradient(pipe), pipe.stack(weights), x, dy, **specs)
+    said = {
+        row["axes"]: "defer_in_loops" in str(plan.explain(number))
+        for number, row in enumerate(plan.collectives_table)
+        if row["kind"] == "all_reduce" and row["count"] > 1
+    }
+    assert said == {"X": True, "Y": False}
+
+
 def test_a_plain_pipeline_is_warned_of_nothing():
     assert with_a_sum_in_the_loop().warnings().empty
