@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 from shardalg.graph.ir import Graph
+from shardalg.graph.once import once_per_graph
 
 
-@lru_cache(maxsize=16)
+@once_per_graph
 def modules(graph: Graph) -> tuple[str, ...]:
     """Per node its module; of one outside of all, that of what it reads: an optimizer's, a loss'.
 

@@ -10,6 +10,7 @@ What is taken on trust, and tested instead, is listed in `report.FACTS`.
 from __future__ import annotations
 
 from shardalg.merge.proofs.prove import MergeClaim
+from shardalg.pause import collection_paused
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.spmd.program import SpmdProgram
 from shardalg.verify import collective_matmul, control
@@ -20,6 +21,7 @@ REGISTERED = (collective_matmul, control)
 """The modules whose functions are in `CLAIMS` once they are imported."""
 
 
+@collection_paused()
 def verify(sharded: ShardedGraph, program: SpmdProgram, *, finite: bool = False) -> Report:
     """Prove that the program computes what the graph says: each claim of every instruction.
 
