@@ -73,6 +73,12 @@ MUTATIONS = {
         "written", p.Insert, lambda a: placed(a, dim=1, high=0),
     ),
     "written by every device": ("written", p.Insert, lambda a: replace(a, places=())),
+    "written by the operator itself": (
+        "written", p.Insert, lambda a: p.Apply("dynamic_update_slice", (), a.loops),
+    ),
+    "read by the operator itself": (
+        "read", p.Extract, lambda a: p.Apply("dynamic_slice", (), a.loops),
+    ),
     "read beyond the end": ("read", p.Extract, lambda a: placed(a, high=15)),
     "read in blocks of another axis": ("read", p.Extract, lambda a: placed(a, digits=X)),
     "read from the own block": ("read", p.Extract, lambda a: replace(a, places=())),

@@ -100,7 +100,10 @@ def _is_like(said: object, own: object) -> bool:
 
 
 def semantics(what: Applied[Apply], emission: Emission) -> Stated:
-    """What a device says and no size shows is what the emission says; a promise may be dropped."""
+    """What a device says and no size shows is what the emission says; a promise may be dropped.
+
+    A box in what is cut is an instruction of its own: the operator clamps starts to the block.
+    """
     said, own = dict(what.apply.params), dict(what.signature.params)
     wanted = own | dict(emission.params)
     other = [
@@ -109,6 +112,7 @@ def semantics(what: Applied[Apply], emission: Emission) -> Stated:
         if said.get(name, own.get(name)) != wanted.get(name)
         and not (name in PROMISES and said.get(name) is False)
     ]
+    other += ["what it starts at"] * emission.boxed
     words = f"{what.signature.primitive} misses and promises as the emission says"
     return "emitted", Decided(f"{words}{', not in ' if other else ''}{', '.join(other)}", not other)
 
