@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -86,6 +86,7 @@ def _apply(what: Applied[Apply]) -> Outcome:
             # the maps of another operator cannot be compared with the row's
             return _as_said(what), [*stated, *claims]
         alone = len(rows) == 1
+    stated.append(_unmapped(what, rows))
         emission = _emission(what, rule, run) if alone else Emission()
         stated += [*claims, semantics(what, emission), *_operator(what, run, emission)]
         for nth, made in enumerate(what.made if alone else what.made[number : number + 1]):
@@ -214,14 +215,24 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
 def _by_everyone(what: Applied[Apply], stated: list[Stated]) -> Outcome:
     """A primitive without a row: every device computes the whole of it from whole operands."""
     results = _as_said(what)
-    whole = all(
+    whole = not what.apply.loops and all(map(_is_all, (*what.operands, *results)))
+    words = f"every device computes the whole of {what.signature.primitive}"
+    return results, [*stated, ("reads", Decided(words, whole))]
+
+
+def _unmapped(what: Applied[Apply], rows: Sequence[Rule]) -> Stated:
+    """Operands that no row maps, as further starts of a user's function, are there as they are."""
+    mapped = {number for rule in rows for number in rule.operands}
+    rest = [held for number, held in enumerate(what.operands) if number not in mapped]
+    return "reads", Decided("what no index reads is whole", all(map(_is_all, rest)))
+
+
+def _is_all(held: Contents) -> bool:
+    """Whether every device has all of a value, with nothing left to be done to it."""
+    return finished(held) and all(
         (dim.start, dim.length, dim.base) == (Number(), dim.size, 1) and not dim.wanted
-        for held in (*what.operands, *results)
         for dim in held.dims
     )
-    plain = not what.apply.loops and all(map(finished, (*what.operands, *results)))
-    words = f"every device computes the whole of {what.signature.primitive}"
-    return results, [*stated, ("reads", Decided(words, whole and plain))]
 
 
 def _run(what: Applied[Apply], rule: Rule, number: int) -> tuple[Run, list[Stated]]:
