@@ -308,6 +308,9 @@ def _own_digits(run: Run) -> Digits:
     """Digits of the loops whose iterations are combined."""
     return as_set(tuple(d for name in run.rule.reduced for d in run.digits[name]))
 
+            element = found.start + run.places[name]
+            goal = implies(found.exists(element), within(element, *run.kept(name)))
+            yield "reads", run.claim(f"{words}, no element", goal, (name,))
 
 def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Attributes]:
     """Changes of an operand's numbers, or (None) of the result's, that the row asks for."""
