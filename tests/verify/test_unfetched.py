@@ -23,12 +23,14 @@ from shardalg.spmd.instructions import (
     Concatenate,
     Dilate,
     DynamicSlice,
+    FirstMember,
     HaloExchange,
     Insert,
     Reading,
     ReduceScatter,
     Resize,
     Slice,
+    SliceAt,
     ValueAt,
 )
 from shardalg.spmd.local import Local, Start
@@ -215,14 +217,69 @@ def test_a_box_with_a_second_copy_beside_it():
     refuted(plan, before(plan, first(plan, Insert), 1, [AllGather(0, HALF)]), *given)
 
 
-def test_what_is_reduced_together_is_of_one_shape():
+def reduced(x, y, start, other):
     def product(a, b):
         return a[0] * b[0], a[1] * b[1]
 
-    def reduced(x, y):
-        return lax.reduce((x, y), (np.float32(1), np.float32(1)), product, (1,))
+    return lax.reduce((x, y), (start, other), product, (1,))
 
-    plan = sa.plan(reduced, SQUARE, SQUARE, mesh=TWO, in_shardings=(P("X"), P("X")))
+
+@pytest.mark.parametrize("operand", [2, 3])
+def test_what_a_function_of_the_user_starts_from_is_whole(operand):
+    given = (SQUARE + 1, SQUARE + 1, np.float32(1), np.float32(1))
+    layouts = (P("X"), P("X"), P(), P())
+    plan = sa.plan(reduced, *given, mesh=FOUR, in_shardings=layouts)
+    refuted(plan, before(plan, first(plan, Apply), operand, [FirstMember(X)]), *given)
+
+
+def windows(x, starts):
+    numbers = lax.GatherDimensionNumbers((1,), (), (0,))
+    return lax.gather(x, starts, numbers, (3,), mode="clip")
+
+
+def test_beside_a_block_there_is_nothing_that_another_has():
+    """Of the whole tensor a device takes its block with both margins, and windows count twice."""
+    given = np.arange(4000, dtype=np.float32), np.array([[2], [999], [1998]], np.int32)
+    plan = sa.plan(windows, *given, mesh=FOUR, in_shardings=(P("X"), P()), out_shardings=P())
+    program = plan.program
+    place = first(plan, Dilate)
+    dilate = program.block.instructions[place]
+    (held,), (made,) = dilate.operands, dilate.results
+    count, whole = len(program.locals), replace(program.locals[held].sharding, dims=((),))
+    longer = (Local(count, (4000,), "float32", whole), Local(count + 1, (4006,), "float32", whole))
+    steps = list(program.block.instructions)
+    steps[place : place + 1] = [
+        replace(dilate, attributes=AllGather(0, X), results=(count,)),
+        replace(dilate, operands=(count,), results=(count + 1,)),
+        Instruction(SliceAt(0, start(1000), 1006), (count + 1,), (made,), dilate.node),
+    ]
+    block = replace(program.block, instructions=tuple(steps))
+    refuted(plan, replace(program, locals=(*program.locals, *longer), block=block), *given)
+
+
+def test_what_is_whole_is_not_split_in_parts_of_one():
+    """One iteration is a block of one on every device: all but the first would run padding."""
+
+    def solved(a, b):
+        return lax.linalg.triangular_solve(a, b, left_side=True)
+
+    given = SQUARE[:1, :1], ROW[None]
+    plan = sa.plan(solved, *given, mesh=FOUR, in_shardings=(P(None, "X"), P()), out_shardings=P())
+    program = plan.program
+    *_, solve = program.block.instructions
+    solve = replace(
+        solve,
+        attributes=replace(solve.attributes, loops=(("J", X),)),
+        operands=program.block.arguments,
+    )
+    tampered = replace(program, block=replace(program.block, instructions=(solve,)))
+    check(tampered)
+    assert {claim.claim for claim in verify(plan.sharded, tampered).refuted} == {"iterations"}
+
+
+def test_what_is_reduced_together_is_of_one_shape():
+    given = (SQUARE, SQUARE, np.float32(1), np.float32(1))
+    plan = sa.plan(reduced, *given, mesh=TWO, in_shardings=(P("X"), P("X"), P(), P()))
     tampered = before(plan, first(plan, Apply), 1, [Resize(1, 5)])
     check(tampered)
     assert not verify(plan.sharded, tampered).ok

@@ -12,7 +12,14 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.merge.compatible import merge
 from shardalg.merge.proofs.integers import All, IntegerClaim, Not, Number, equal, implies, within
 from shardalg.merge.proofs.prove import MergeClaim
-from shardalg.ops.local_parameters import Emission, IndexShift, boxes, emit, local_shape
+from shardalg.ops.local_parameters import (
+    Emission,
+    IndexShift,
+    boxes,
+    emit,
+    local_shape,
+    unsupported_loops,
+)
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import (
     AND,
@@ -79,6 +86,7 @@ def _apply(what: Applied[Apply]) -> Outcome:
     rows = rules(what.signature)
     if rows is None:
         return _by_everyone(what, stated)
+    stated.append(_unmapped(what, rows))
     results: list[Contents] = []
     for number, rule in enumerate(rows):
         run, claims = _run(what, rule, number)
@@ -86,7 +94,6 @@ def _apply(what: Applied[Apply]) -> Outcome:
             # the maps of another operator cannot be compared with the row's
             return _as_said(what), [*stated, *claims]
         alone = len(rows) == 1
-    stated.append(_unmapped(what, rows))
         emission = _emission(what, rule, run) if alone else Emission()
         stated += [*claims, semantics(what, emission), *_operator(what, run, emission)]
         for nth, made in enumerate(what.made if alone else what.made[number : number + 1]):
@@ -177,10 +184,16 @@ def _as_said(what: Applied) -> tuple[Contents, ...]:
 
 
 def _iterations(what: Applied) -> Iterator[Stated]:
-    """Loops of one row that are split together are split independently: each iteration once."""
+    """Loops of one row that are split together are split independently: each iteration once.
+
+    What has to be whole is no part of one either: the others would run padding for it.
+    """
     rows = rules(what.signature) or ()
+    split = {n for n, digits in what.apply.loops if parts(digits) > 1}
     unknown = {n for n, _ in what.apply.loops} - {n for rule in rows for n in rule.extents}
-    yield "iterations", Decided("what is split are loops of the operator", not unknown)
+    whole = {n for rule in rows for n in unsupported_loops(rule) if rule.extents[n] == 1} & split
+    words = "what is split are loops of the operator, and none that are whole"
+    yield "iterations", Decided(words, not unknown and not whole)
     for rule in rows:
         claim = iteration_claim(what.mesh, _loops(what, rule))
         if claim is not None:
@@ -295,6 +308,9 @@ def _zeros(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
             found = held[operand].dims[dim]
             words = f"operand {operand} is 0 beside the block of {name}"
             yield "reads", Decided(words, found.fill == SUM and found.base == 1)
+            element = found.start + run.places[name]
+            goal = implies(found.exists(element), within(element, *run.kept(name)))
+            yield "reads", run.claim(f"{words}, no element", goal, (name,))
 
 
 def _comparable(attributes: Attributes | Selected) -> Attributes | Selected:
@@ -308,9 +324,6 @@ def _own_digits(run: Run) -> Digits:
     """Digits of the loops whose iterations are combined."""
     return as_set(tuple(d for name in run.rule.reduced for d in run.digits[name]))
 
-            element = found.start + run.places[name]
-            goal = implies(found.exists(element), within(element, *run.kept(name)))
-            yield "reads", run.claim(f"{words}, no element", goal, (name,))
 
 def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Attributes]:
     """Changes of an operand's numbers, or (None) of the result's, that the row asks for."""
