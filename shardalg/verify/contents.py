@@ -170,8 +170,8 @@ def of_value(held: Contents, value: int | None, operands: tuple[int, ...]) -> Co
 
 
 def operand_names(operands: tuple[int, ...]) -> dict[Fill, Fill]:
-    """What fills places, by the name of a value, as an operand of the node."""
-    return {f"value {value}": f"operand {k}" for k, value in enumerate(operands)}
+    """What fills places, by the name of a value, as the first operand of the node that it is."""
+    return {f"value {value}": f"operand {operands.index(value)}" for value in operands}
 
 
 def _renamed(held: Contents, names: Mapping[Fill, Fill]) -> Contents:

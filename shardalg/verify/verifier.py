@@ -234,7 +234,8 @@ class Verifier:
         mesh, attributes = self.program.mesh, instruction.attributes
         if isinstance(attributes, Operator):
             node = node_of(self.graph, instruction)
-            what = Applied(mesh, node.signature, attributes, operands, made, self.finite)
+            firsts = tuple(map(reads.index, reads))
+            what = Applied(mesh, node.signature, attributes, operands, made, self.finite, firsts)
             return what, node.results
         given = tuple(held[operand].value for operand in instruction.operands)
         filler = operand_names(reads).get(f"value {given[-1]}", f"value {given[-1]}")

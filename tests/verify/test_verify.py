@@ -92,6 +92,17 @@ def test_a_wrong_mask_is_refuted(change):
     assert found["refuted"] == sum(found.values()) > 0
 
 
+def test_two_starts_of_a_function_may_be_one_number():
+    """Padding of both tensors is filled with the same value, whichever start that is."""
+
+    def both(x, start):
+        return jax.lax.reduce(
+            (x, x + 1), (start, start), lambda a, b: (a[0] + b[0], a[1] + b[1]), (0,)
+        )
+
+    assert planned(both, (numbers(10), numbers()), (P(("X", "Y")), P())).verify().ok
+
+
 def test_loops_that_are_split_together_are_claimed():
     """One split loop cannot clash; two make the claim that their joint split is a merge."""
     x, y = MESH.digits("X"), MESH.digits("Y")

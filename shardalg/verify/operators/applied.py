@@ -42,6 +42,7 @@ class Applied(Generic[O_co]):
       operands: what they hold, without their values.
       made: local types and layouts of the results; named says which are graph values by then.
       finite: whether numbers are taken to be finite (`Switches.finite_sums`).
+      firsts: per operand the first one that is the same value; padding is named for that.
     """
 
     mesh: Mesh
@@ -50,6 +51,7 @@ class Applied(Generic[O_co]):
     operands: tuple[Contents, ...]
     made: tuple[Made, ...]
     finite: bool = False
+    firsts: tuple[int, ...] = ()
 
 
 Outcome = tuple[tuple[Contents, ...], list[Stated]]

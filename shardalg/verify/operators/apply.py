@@ -259,7 +259,7 @@ def _run(what: Applied[Apply], rule: Rule, number: int) -> tuple[Run, list[State
         f"{on_blocks(what).primitive} has a row for one shape and not for another"
     )
     dtypes = tuple(type_.dtype for type_ in what.signature.operands)
-    run = Run(what.mesh, rule, local[number], loops, dtypes=dtypes)
+    run = Run(what.mesh, rule, local[number], loops, dtypes=dtypes, firsts=what.firsts)
     run = replace(run, wider=tuple(_wider(what, run)))
     return run, list(emitted(run))
 

@@ -54,6 +54,7 @@ class Run:
       loops: digits of every sharded loop.
       wider: (loop, first iteration) where a device runs more than the block that it keeps.
       dtypes: of the operands.
+      firsts: per operand the first one that is the same value.
     """
 
     mesh: Mesh
@@ -62,6 +63,7 @@ class Run:
     loops: tuple[tuple[str, Digits], ...]
     wider: tuple[tuple[str, Number], ...] = ()
     dtypes: tuple[str, ...] = ()
+    firsts: tuple[int, ...] = ()
 
     @cached_property
     def digits(self) -> dict[str, Digits]:
@@ -234,7 +236,7 @@ def _absorbs(run: Run, operand: int, fill: Fill) -> bool:
     """Whether reading `fill` is as good as reading nothing."""
     filler, nothing = run.rule.filler(operand), run.rule.nothing(operand)
     if filler is not None or fill is None or fill == nothing:
-        return fill == (nothing if filler is None else f"operand {filler}")
+        return fill == (nothing if filler is None else f"operand {run.firsts[filler]}")
     dtype = run.dtypes[operand] if run.dtypes else ""
     number = fill_number(fill, dtype) if dtype else None
     return number is not None and number == fill_number(nothing, dtype)
