@@ -261,10 +261,12 @@ class Verifier:
             yield from self.handed("manual", held[local], value, self.whole(local))
 
     def is_written(self, instruction: Instruction) -> bool:
-        """Whether it is a collective of the user's, and no move around one."""
+        """Whether it is a collective of the user's, or said to be one, and no move around one."""
         if instruction.node is None:
             return False
         node = self.graph.nodes[instruction.node]
+        if node.primitive in WRITTEN and isinstance(instruction.attributes, Operator):
+            return True
         made = [self.program.locals[result].origin for result in instruction.results]
         read = [self.program.locals[operand].origin for operand in instruction.operands]
         return node.primitive in WRITTEN and made == list(node.results) and made != read

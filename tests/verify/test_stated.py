@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from jax import lax
@@ -107,3 +108,20 @@ def test_the_mesh_is_the_one_asked_for():
     report = case.verified(replace(case.plan.program, mesh=swapped))
     (claim,) = report.refuted
     assert "program.mesh" in claim.words
+
+
+def test_a_collective_of_the_user_is_no_operator_of_each_device():
+    """It names an axis, which only the instruction that it is stands for."""
+    fn = jax.shard_map(
+        lambda x: lax.psum(x, "X"), mesh=MESH.to_jax(), in_specs=P("X"), out_specs=P()
+    )
+    case = Case(fn, (np.ones(8, np.float32),), (P("X"),), P())
+    (summed,) = (s for s in instructions(case.plan.program.block)
+                 if isinstance(s.attributes, p.AllReduce))  # fmt: skip
+    primitive = case.plan.graph.nodes[summed.node].primitive
+    alone = changed(case.plan.program, summed, replace(summed, attributes=p.Apply(primitive)))
+    (result,) = summed.results
+    locals_ = tuple(replace(local, origin=None) if local.index == result else local
+                    for local in alone.locals)  # fmt: skip
+    assert case.verified(case.plan.program).ok
+    assert case.verified(replace(alone, locals=locals_)).refuted
