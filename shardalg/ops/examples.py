@@ -178,6 +178,7 @@ CASES: tuple[Case, ...] = (
     ("dynamic_update_slice", {}, ["4,8", "4,3", "", ""], ["4,8"]),
     ("sort", {"dimension": 1, "num_keys": 1}, ["4,8", "4,8"], ["4,8", "4,8"]),
     ("top_k", {"axis": 1, "k": 2}, ["4,8"], ["4,2", "4,2"]),
+    ("approx_top_k", {"reduction_dimension": 0, "k": 2}, ["8,4"], ["2,4", "2,4"]),
     ("fft", {"fft_lengths": (8,)}, ["4,8"], ["4,5"]),
     ("triangular_solve", {"left_side": True}, ["2,3,3", "2,3,4"], ["2,3,4"]),
     ("cholesky", {}, ["2,3,3"], ["2,3,3"]),

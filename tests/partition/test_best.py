@@ -62,3 +62,20 @@ def test_accuracy_of_sharded_logits():
     assert plan.verify().ok
     moved = sum(row["wire_bytes"] for row in plan.collectives_table)
     assert moved < 6 * 9 * 4
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("count", [2, 8])
+def test_nearly_the_best_are_found_along_any_dimension(axis, count):
+    """All of a dimension is searched at once, also where as many are wanted as there are."""
+    x = np.moveaxis(np.random.default_rng(0).permutation(8 * 12).reshape(8, 4, 3), 0, axis)
+
+    def fn(x):
+        return lax.approx_max_k(x, count, reduction_dimension=axis)
+
+    x = x.astype(np.float32)
+    for spec in (P("X"), P(None, "X"), P(None, None, "X")):
+        plan = checked(fn, (x,), (spec,))
+        assert plan.verify().ok
+        for found, want in zip(plan.lower()(x), fn(x), strict=True):
+            np.testing.assert_array_equal(found, want)

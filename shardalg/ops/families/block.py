@@ -11,7 +11,7 @@ from shardalg.ops.families.building import Builder, access, indices, names
 from shardalg.ops.rule import TOP, Rule
 
 LINEAR_ALGEBRA = """
-approx_top_k cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product
+cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product
 lu lu_pivots_to_permutation ormqr qr schur svd symmetric_product tridiagonal tridiagonal_solve
 """
 RANDOM = """
@@ -60,6 +60,16 @@ def top_k(signature: Signature) -> tuple[Rule, ...]:
     write = ["K" if d == axis else f"d{d}" for d in range(rank)]
     row = blocks(signature, [read], [write] * len(signature.results), 1)
     return (replace(row, combine=TOP),)
+
+
+def approx_top_k(signature: Signature) -> tuple[Rule, ...]:
+    """`[d0, L] -> [d0, K], [d0, K] whole [K, L]`: XLA bins all of a dimension at once."""
+    rank = len(signature.operands[0].shape)
+    axis = signature.param("reduction_dimension") % rank
+    read = ["L" if d == axis else f"d{d}" for d in range(rank)]
+    write = ["K" if d == axis else f"d{d}" for d in range(rank)]
+    row = blocks(signature, [read], [write] * len(signature.results), 1)
+    return (replace(row, batched=True),)
 
 
 def fft(signature: Signature) -> tuple[Rule, ...]:
@@ -119,6 +129,7 @@ def _batched(signature: Signature, count: int, flops: int) -> Rule:
 ROWS: dict[str, Builder] = {
     "sort": sort,
     "top_k": top_k,
+    "approx_top_k": approx_top_k,
     "fft": fft,
     "triangular_solve": triangular_solve,
     **dict.fromkeys(LINEAR_ALGEBRA.split(), linear_algebra),
