@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.spmd.host.simulate import simulate
 from shardalg.spmd.instructions import Mask
 from tests.partition.planned import check_equal, checked, kinds, moves, numbers, planned
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Plain, Signature
+from shardalg.graph.plain import is_opaque
 from shardalg.ops.families.building import Builder, access, indices, is_number, letters, record
 from shardalg.ops.rule import CLIP, DROP, MAX, MIN, PICK, PRODUCT, SUM, Guard, Rule, Symbol
 
@@ -166,6 +167,8 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
     result = dict(zip(spans, batch, strict=True)) | {t: f"w{d}" for d, t in windows.items()}
     extents = {name: shape[d] for d, name in sorted(result.items())}
     fill = fill_value(signature) if how == DROP else None
+    # a complex number is no plain data: where the operand is whole, nobody has to say it
+    unsaid = how == DROP and is_opaque(signature.param("fill_value"))
     return (
         Rule(
             signature.primitive,
@@ -176,7 +179,7 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
             fill,
             chosen.guards,
             chosen.symbols,
-            local=frozenset(chosen.extents if uncounted(signature) else ()),
+            local=frozenset(chosen.extents if uncounted(signature) or unsaid else ()),
             linear=frozenset({0} if not fill and is_number(signature.results[0].dtype) else ()),
             family="gather",
         ),
