@@ -166,3 +166,28 @@ def test_axes_of_size_1_move_nothing(axes):
 @pytest.mark.parametrize("shape", [(0, 3), (1, 1), (1, 5), (3, 0)], ids=str)
 def test_sizes_0_and_1_are_legal(shape):
     checked(lambda x: (jnp.exp(x).sum(0), x.T + 1, x.sum()), (numbers(*shape),), (P("X", "Y"),))
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("bfloat16", 602), ("float16", 4100), ("int8", 600)])
+def test_positions_beyond_what_a_type_counts_to(dtype, count):
+    """Each is rounded once: a rounded start, and a place behind it, would be rounded twice."""
+
+    def fn():
+        return lax.iota(dtype, count)
+
+    plan = planned(fn, (), out_shardings=P("Y"))
+    assert plan.verify().ok
+    for found in (*simulate(plan.program, plan.graph), plan.lower()()):
+        np.testing.assert_array_equal(np.float32(found), np.float32(fn()))
+
+
+def test_a_complex_number_for_what_is_missing():
+    z, ids = (numbers(9) + 1j).astype(np.complex64), np.array([1, 9, 3, -20], np.int32)
+
+    def fn(z, ids):
+        return jnp.take(z, ids, mode="fill", fill_value=1 + 2j)
+
+    plan = planned(fn, (z, ids), (P("Y"), P()))
+    assert plan.verify().ok
+    np.testing.assert_array_equal(simulate(plan.program, plan.graph, z, ids)[0], fn(z, ids))
+    np.testing.assert_array_equal(plan.lower()(z, ids), fn(z, ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -111,3 +112,15 @@ def rounds_whole(signature: Signature) -> bool:
 def is_number(dtype: str) -> bool:
     """Whether sums of this type are sums: not bool, not a key."""
     return dtype in FLOATS or dtype.startswith(("int", "uint", "complex"))
+
+
+def counted(dtype: str) -> float:
+    """Up to which number a type has all whole ones; whole numbers wrap around, and have all.
+
+    >>> counted("bfloat16"), counted("complex64"), counted("int8")
+    (256, 16777216, inf)
+    """
+    dtype = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
+    if dtype in FLOATS:
+        return 2 ** FLOATS[dtype][0]
+    return math.inf if dtype.startswith(("int", "uint")) else 0

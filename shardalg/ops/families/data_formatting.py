@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
-from shardalg.ops.families.building import Builder, access, indices, names
+from shardalg.ops.families.building import Builder, access, counted, indices, names
 from shardalg.ops.rule import Rule
 
 LETTERS = "ijklmnpqtuvwxyz"
@@ -56,11 +56,23 @@ def tile(signature: Signature) -> tuple[Rule, ...]:
 
 
 def iota(signature: Signature) -> tuple[Rule, ...]:
-    """`-> [d0, d1]`: the point is the position on the loop of `dimension`."""
-    shape = signature.results[0].shape
-    loops = names("d", len(shape))
-    extents = tuple(zip(loops, shape, strict=True))
-    return (Rule(signature.primitive, extents, ((),), (indices(loops),), family="iota"),)
+    """`-> [d0, d1]`: the point is the position on the loop of `dimension`.
+
+    A float that cannot count so far rounds each position once, from the first element on.
+    """
+    (value,), dim = signature.results, signature.param("dimension")
+    loops = names("d", len(value.shape))
+    counts = value.shape[dim] <= counted(value.dtype)
+    return (
+        Rule(
+            signature.primitive,
+            tuple(zip(loops, value.shape, strict=True)),
+            ((),),
+            (indices(loops),),
+            local=frozenset(() if counts else (loops[dim],)),
+            family="iota",
+        ),
+    )
 
 
 def positions(signature: Signature) -> tuple[Rule, ...]:
