@@ -57,6 +57,23 @@ def test_a_scatter(dtype):
     np.testing.assert_array_equal(plan.lower()(X, indices[:, None], updates), want)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("axes", [{"X": 2}, {"X": 4}])
+def test_places_of_the_best(dtype, axes):
+    """Blocks are longer than the type counts to, and the best of all are at places that it has."""
+    x = np.sin(np.arange(1800, dtype=np.float32)).reshape(3, 600)
+    x[:, [100, 3, 127]] += 2 * np.eye(3, dtype=np.float32)
+    plan = sa.plan(
+        lambda x: lax.argmax(x, 1, np.dtype(dtype)),
+        x,
+        mesh=sa.Mesh(axes),
+        in_shardings=P(None, "X"),
+    )
+    want = np.argmax(x, 1).astype(dtype)
+    np.testing.assert_array_equal(plan.lower()(x), want)
+    np.testing.assert_array_equal(simulate(plan.program, plan.graph, x)[0], want)
+
+
 def test_bytes_of_a_text_in_a_table():
     """Embeddings by bytes, as users write them, with a table longer than 256 rows."""
     text = np.frombuffer(b"sharding", np.uint8)

@@ -37,9 +37,10 @@ def _arg_reduce(
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
     values, places = (lax.all_gather(x, names, axis=0, tiled=False) for x in (value, place))
-    member = _RANKS[a.combine](values, axis=0, index_dtype=place.dtype)
-    best = jnp.take_along_axis(places, member[None].astype(jnp.int32), axis=0)[0]
-    return [best + member * jnp.asarray(a.block, place.dtype)]
+    member = _RANKS[a.combine](values, axis=0, index_dtype=jnp.int32)
+    best = jnp.take_along_axis(places, member[None], axis=0)[0]
+    # blocks may be longer than the type counts to
+    return [best + (member * a.block).astype(place.dtype)]
 
 
 _RANKS = {"argmax": lax.argmax, "argmin": lax.argmin}

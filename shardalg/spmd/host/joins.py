@@ -34,7 +34,8 @@ def _arg_reduce(a: ArgReduce, values: Stack, places: Stack) -> Stack:
     """numpy, too, takes the first of what is equally good, and a NaN before all numbers."""
     rank, result = getattr(np, a.combine), list(places)
     for group in groups(a.digits, len(values)):
-        every = np.stack([places[p] + place * a.block for place, p in enumerate(group)])
+        # blocks may be longer than the type counts to
+        every = np.stack([places[p].astype(int) + at * a.block for at, p in enumerate(group)])
         winner = rank(np.stack([values[p] for p in group]), axis=0)
         best = np.take_along_axis(every, winner[None], 0)[0].astype(places[0].dtype)
         for position in group:
