@@ -326,7 +326,10 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Indices shifted out of the block drop their update; the operand is added once."""
+    """Indices shifted out of the block drop their update; the operand is added once.
+
+    What stands for an update in padding has an index like any other, so that none is promised.
+    """
     split = sharded(rule, blocks)
     selected = numbers(signature).selected
     found = selections(rule, selected, split)
@@ -334,7 +337,9 @@ def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     if shifts and scatter_mode(signature.param("mode")) == CLIP:
         shifts += _clamps(rule, selected, shifts)
     adds = rule.combine in (SUM, PRODUCT) and split & set(rule.reduced)
-    params: Params = (*UNSORTED, ("mode", "FILL_OR_DROP")) if shifts else ()
+    params: Params = UNSORTED if shifts or split & set(rule.reduced) else ()
+    if shifts:
+        params = (*params, ("mode", "FILL_OR_DROP"))
     first = 0 if adds else None
     return Emission(params, shifts, margins=_margins(found), first_member=first)
 

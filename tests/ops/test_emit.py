@@ -136,3 +136,15 @@ def test_unsigned_indices_are_not_shifted(index_type):
     operands = (ValueType((8, 4), "float32"), ValueType((3, 1), index_type))
     (rule,) = rules(Signature("gather", params, operands, (ValueType((3, 4), "float32"),)))
     assert ("k0" in unsupported_loops(rule)) == (index_type == "uint32")
+
+
+def test_updates_of_padding_promise_nothing():
+    """Their indices are like any others: two of one number, and in no order."""
+    x, indices, updates = (ValueType(s, t) for s, t in
+                           (((8,), "float32"), ((5, 1), "int32"), ((5,), "float32")))  # fmt: skip
+    promises = (("indices_are_sorted", True), ("unique_indices", True))
+    params = (("dimension_numbers", ((), (0,), (0,), (), ())), ("mode", None), *promises)
+    signature = Signature("scatter-add", params, (x, indices, updates), (x,))
+    (row,) = rules(signature)
+    made = emit(signature, row, dict(row.loops) | {"u": 2})
+    assert dict(made.params) == dict.fromkeys(dict(promises), False)
