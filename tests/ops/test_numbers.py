@@ -13,7 +13,7 @@ from shardalg.ops.families.numbers import EXACT, POINTS, at_numbers
 from shardalg.spmd.host.blocks import item_type
 
 NUMBERS = {
-    "float32": (0.0, 1.0, -1.0, 0.5, 3e38, 1e-30, math.inf, -math.inf),
+    "float32": (0.0, 1.0, -1.0, 0.5, 3e38, 1e-30, 1e-40, math.inf, -math.inf),
     "bfloat16": (0.0, 0.5, math.inf),
     "int8": (0, 1, -1, 127, -128, 64),
     "uint8": (0, 1, 255, 128),
