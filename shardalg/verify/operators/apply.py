@@ -86,7 +86,7 @@ def _apply(what: Applied[Apply]) -> Outcome:
     rows = rules(what.signature)
     if rows is None:
         return _by_everyone(what, stated)
-    stated.append(_unmapped(what, rows))
+    stated += _unmapped(what, rows)
     results: list[Contents] = []
     for number, rule in enumerate(rows):
         run, claims = _run(what, rule, number)
@@ -233,11 +233,15 @@ def _by_everyone(what: Applied[Apply], stated: list[Stated]) -> Outcome:
     return results, [*stated, ("reads", Decided(words, whole))]
 
 
-def _unmapped(what: Applied[Apply], rows: Sequence[Rule]) -> Stated:
+def _unmapped(what: Applied[Apply], rows: Sequence[Rule]) -> Iterator[Stated]:
     """Operands that no row maps, as further starts of a user's function, are there as they are."""
     mapped = {number for rule in rows for number in rule.operands}
-    rest = [held for number, held in enumerate(what.operands) if number not in mapped]
-    return "reads", Decided("what no index reads is whole", all(map(_is_all, rest)))
+    for number, held in enumerate(what.operands):
+        if number not in mapped:
+            yield (
+                "reads",
+                Decided(f"operand {number}, which no index reads, is whole", _is_all(held)),
+            )
 
 
 def _is_all(held: Contents) -> bool:
