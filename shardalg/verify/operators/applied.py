@@ -8,13 +8,15 @@ from typing import Any, Generic, TypeVar
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Signature
+from shardalg.merge.proofs.integers import Number
 from shardalg.ops.families.numbers import SAME
 from shardalg.ops.local_parameters import Emission
+from shardalg.ops.rows import rules
 from shardalg.ops.rule import PICK, Rule
 from shardalg.spmd.instruction import Operator
 from shardalg.spmd.instructions import Apply
-from shardalg.verify.contents import Contents, Made
-from shardalg.verify.move import Stated
+from shardalg.verify.contents import Contents, Made, laid_out
+from shardalg.verify.move import Stated, finished
 from shardalg.verify.operators.local_rows import local_signature
 from shardalg.verify.report import Decided
 
@@ -83,8 +85,15 @@ def on_blocks(what: Applied[Apply]) -> Signature:
 
 
 def ready(what: Applied[Apply]) -> Iterator[Stated]:
-    """The primitive is the node's own, and nothing is left to be done to its operands."""
-    bare = not any(held.awaits or held.viewed for held in what.operands)
+    """The primitive is the node's own, and nothing is left to be done to its operands.
+
+    Those that no row maps, as further starts of a user's function, are there as they are.
+    """
+    mapped = {number for rule in rules(what.signature) or () for number in rule.operands}
+    bare = all(
+        not (held.awaits or held.viewed) and (number in mapped or is_all(held))
+        for number, held in enumerate(what.operands)
+    )
     own = dict(what.signature.params)
     restated = all(n in RESTATED & own.keys() and _is_like(v, own[n]) for n, v in what.apply.params)
     same = what.apply.primitive == what.signature.primitive and restated
@@ -92,6 +101,27 @@ def ready(what: Applied[Apply]) -> Iterator[Stated]:
         "emitted",
         Decided(f"{what.signature.primitive} runs on finished operands", bare and same),
     )
+
+
+def is_all(held: Contents) -> bool:
+    """Whether every device has all of a value, with nothing left to be done to it."""
+    return finished(held) and all(
+        (dim.start, dim.length, dim.base) == (Number(), dim.size, 1) and not dim.wanted
+        for dim in held.dims
+    )
+
+
+def by_everyone(what: Applied[Apply], stated: list[Stated]) -> Outcome:
+    """A primitive without a row: every device computes the whole of it from whole operands."""
+    results = as_said(what)
+    whole = not what.apply.loops and all(map(is_all, (*what.operands, *results)))
+    words = f"every device computes the whole of {what.signature.primitive}"
+    return results, [*stated, ("reads", Decided(words, whole))]
+
+
+def as_said(what: Applied) -> tuple[Contents, ...]:
+    """The results as the program declares them."""
+    return tuple(laid_out(made.sharding, made.shape, None) for made in what.made)
 
 
 def _is_like(said: object, own: object) -> bool:

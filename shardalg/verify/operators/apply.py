@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -42,13 +42,15 @@ from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import Apply, Choose, Extract, Insert
 from shardalg.verify.contents import Contents, Made, Selected, as_set, laid_out, partition_number
-from shardalg.verify.move import CheckedInstruction, Result, Stated, finished
+from shardalg.verify.move import CheckedInstruction, Result, Stated
 from shardalg.verify.moves.masks import chosen
 from shardalg.verify.operators.applied import (
     APPLIED,
     Applied,
     Outcome,
     applies,
+    as_said,
+    by_everyone,
     is_alone,
     on_blocks,
     ready,
@@ -85,14 +87,13 @@ def _apply(what: Applied[Apply]) -> Outcome:
     stated = [*ready(what), *_iterations(what)]
     rows = rules(what.signature)
     if rows is None:
-        return _by_everyone(what, stated)
-    stated += _unmapped(what, rows)
+        return by_everyone(what, stated)
     results: list[Contents] = []
     for number, rule in enumerate(rows):
         run, claims = _run(what, rule, number)
         if _is_refuted([*stated, *claims]):
             # the maps of another operator cannot be compared with the row's
-            return _as_said(what), [*stated, *claims]
+            return as_said(what), [*stated, *claims]
         alone = len(rows) == 1
         emission = _emission(what, rule, run) if alone else Emission()
         stated += [*claims, semantics(what, emission), *_operator(what, run, emission)]
@@ -179,10 +180,6 @@ def _is_refuted(stated: list[Stated]) -> bool:
     return any(isinstance(s, Decided) and not s.holds for _, s in stated)
 
 
-def _as_said(what: Applied) -> tuple[Contents, ...]:
-    return tuple(laid_out(made.sharding, made.shape, None) for made in what.made)
-
-
 def _iterations(what: Applied) -> Iterator[Stated]:
     """Loops of one row that are split together are split independently: each iteration once.
 
@@ -223,33 +220,6 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
         assert merged is not None, "loops are different dimensions, whose splits do not clash"
         first = merged
     return MergeClaim(first, single[-1], joint)
-
-
-def _by_everyone(what: Applied[Apply], stated: list[Stated]) -> Outcome:
-    """A primitive without a row: every device computes the whole of it from whole operands."""
-    results = _as_said(what)
-    whole = not what.apply.loops and all(map(_is_all, (*what.operands, *results)))
-    words = f"every device computes the whole of {what.signature.primitive}"
-    return results, [*stated, ("reads", Decided(words, whole))]
-
-
-def _unmapped(what: Applied[Apply], rows: Sequence[Rule]) -> Iterator[Stated]:
-    """Operands that no row maps, as further starts of a user's function, are there as they are."""
-    mapped = {number for rule in rows for number in rule.operands}
-    for number, held in enumerate(what.operands):
-        if number not in mapped:
-            yield (
-                "reads",
-                Decided(f"operand {number}, which no index reads, is whole", _is_all(held)),
-            )
-
-
-def _is_all(held: Contents) -> bool:
-    """Whether every device has all of a value, with nothing left to be done to it."""
-    return finished(held) and all(
-        (dim.start, dim.length, dim.base) == (Number(), dim.size, 1) and not dim.wanted
-        for dim in held.dims
-    )
 
 
 def _run(what: Applied[Apply], rule: Rule, number: int) -> tuple[Run, list[Stated]]:
@@ -311,10 +281,10 @@ def _zeros(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
         for operand, dim in places:
             found = held[operand].dims[dim]
             words = f"operand {operand} is 0 beside the block of {name}"
-            yield "reads", Decided(words, found.fill == SUM and found.base == 1)
             element = found.start + run.places[name]
             goal = implies(found.exists(element), within(element, *run.kept(name)))
-            yield "reads", run.claim(f"{words}, no element", goal, (name,))
+            zero = found.fill == SUM and found.base == 1
+            yield "reads", run.claim(words, goal, (name,)) if zero else Decided(words, holds=False)
 
 
 def _comparable(attributes: Attributes | Selected) -> Attributes | Selected:
