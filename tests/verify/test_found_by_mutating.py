@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.algebra.digits import canonical
 from shardalg.spmd import instructions as p
 from shardalg.spmd.check import check
 from shardalg.verify.derived_types import derived
@@ -67,6 +68,16 @@ MUTATIONS = {
 
 
 test_verify_refutes_it, test_simulate_sees_it = judged_both_ways(CASES, MUTATIONS)
+
+
+def test_pieces_arrive_along_the_digits_along_which_they_leave():
+    """The lowering found no place for pieces that leave along two digits and arrive along one."""
+    case = Case(turned, (numbers(8, 8),), (P(("X", "Y")),), P(None, ("X", "Y")))
+    case.check()
+    assert case.verified(case.mutated(p.AllToAll, lambda a: replace(a, arriving=a.digits))).ok
+    together = case.mutated(p.AllToAll, lambda a: replace(a, arriving=canonical(a.digits)))
+    (claim,) = case.verified(together).refuted
+    assert "sends along" in claim.words
 
 
 @pytest.mark.parametrize(("shape", "right"), [((0, 4), True), ((3, 4), False)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardalg.algebra.digits import Digits, canonical, parts
+from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import ProgramError
 from shardalg.spmd.instruction import Collective, Shape
@@ -41,7 +41,7 @@ class AllToAll(Collective):
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
         n, arriving = parts(self.digits), self.arriving or self.digits
-        # the order of digits says in which order pieces stand; which devices take part is one set
-        if len({canonical(tuple(sorted(x, reverse=True))) for x in (self.digits, arriving)}) > 1:
+        # the order of digits says in which order pieces stand; they are the same ones
+        if sorted(self.digits) != sorted(arriving):
             raise ProgramError(f" sends along {self.digits} what arrives along {arriving}.")
         return scaled(scaled(first, self.split_dim, over=n), self.concat_dim, times=n)
