@@ -106,7 +106,7 @@ def _manual(verifier: Verifier, instruction: Instruction[Manual], held: Held) ->
         yield from verifier.handed("manual", held[local], value, layout)
     region = verifier.graph.regions[node.bodies[0]]
     inner = verifier.constants()
-    inner |= {local: verifier.said(local) for local in body.arguments}
+    inner |= {local: verifier.own_block(local) for local in body.arguments}
     for local, value in zip(body.arguments, region.arguments, strict=True):
         yield verifier.named("manual", local, value)
     own = verifier.program.mesh.digits(axis for axis, _ in node.signature.param("axes"))

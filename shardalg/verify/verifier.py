@@ -280,6 +280,11 @@ class Verifier:
         said = self.layout(local)
         return Sharding(said.mesh, said.shape, ((),) * len(said.shape))
 
+    def own_block(self, local: int) -> Contents:
+        """All of the local's value, whatever layout the program declares: a manual argument."""
+        made = self.program.locals[local]
+        return laid_out(self.whole(local), made.shape, made.origin)
+
     def name(self, instruction: Instruction) -> str:
         """The graph value that the instruction serves."""
         if instruction.node is None:

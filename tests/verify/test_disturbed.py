@@ -8,10 +8,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+import shardalg as sa
 from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Instruction
 from tests.partition.planned import MESH, instructions, numbers
 from tests.verify.mutating import Case, changed
+from tests.verify.mutating import refuted as refuted_by_both
 
 X, Y = MESH.digits("X"), MESH.digits("Y")
 TABLE, IDS = numbers(48, 4), np.array([3, 10, 0, 7, 9, 1, 5, 2], np.int32)
@@ -159,3 +161,31 @@ def test_in_a_manual_region_only_the_user_sends():
     assert refuted(case, replace(wrong, locals=(*program.locals, turned)))
     other = replace(region, attributes=replace(region.attributes, digits=Y))
     assert case.verified(changed(program, region, other)).refuted
+
+
+def test_what_a_region_over_some_axes_reads_is_no_partial_sum():
+    """Along the other axes all devices hold copies of a block: not to be added up."""
+    mesh = sa.Mesh({"X": 4, "Y": 2})
+    double = jax.shard_map(
+        lambda x: x * 2, mesh=sa.Mesh({"X": 4}).to_jax(), in_specs=P("X"), out_specs=P("X")
+    )
+    given = numbers(8) + np.float32(9)
+    plan = sa.plan(double, given, mesh=mesh, in_shardings=P("X"))
+    program = plan.program
+    (region,) = [s for s in program.block.instructions if isinstance(s.attributes, p.Manual)]
+    body = region.attributes.body
+    (read,) = body.arguments
+    summed = replace(program.locals[read], index=len(program.locals))
+    partial = replace(summed.sharding, unreduced=mesh.digits("Y"))
+    steps = [
+        replace(s, operands=tuple(summed.index if o == read else o for o in s.operands))
+        for s in body.instructions
+    ]
+    first = Instruction(p.AllReduce(mesh.digits("Y")), (read,), (summed.index,), steps[0].node)
+    inner = replace(body, instructions=(first, *steps))
+    wrong = changed(
+        program, region, replace(region, attributes=replace(region.attributes, body=inner))
+    )
+    locals_ = [*program.locals, summed]
+    locals_[read] = replace(locals_[read], sharding=partial)
+    refuted_by_both(plan, replace(wrong, locals=tuple(locals_)), given)
