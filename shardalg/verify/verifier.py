@@ -104,11 +104,12 @@ class Verifier:
     def run(self) -> Iterator[Claim]:
         """The claims of a program whose structure is sound."""
         program, graph = self.program, self.graph
-        held = self.constants()
+        held, known = self.constants(), {value for value, _ in graph.constants}
         for local, value in program.constants:
             yield self.named("border", local, value)
-            words = "a constant is no partial sum: every device has its own numbers"
-            right = not self.layout(local).unreduced
+            words = "it is a constant of the function, no partial sum, in the order of the devices"
+            layout = self.layout(local)
+            right = value in known and not layout.unreduced and layout.mesh == program.mesh
             yield self.judged(graph.values[value].name, "border", Decided(words, right))
         arguments = dict(zip(program.block.arguments, graph.arguments, strict=True))
         yield from self.opened(held, arguments, program.argument_shardings)

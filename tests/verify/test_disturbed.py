@@ -10,7 +10,9 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.spmd import instructions as p
+from shardalg.spmd.check import check
 from shardalg.spmd.instruction import Instruction
+from shardalg.verify.verify import verify
 from tests.partition.planned import MESH, instructions, numbers
 from tests.verify.mutating import Case, changed
 from tests.verify.mutating import refuted as refuted_by_both
@@ -189,3 +191,35 @@ def test_what_a_region_over_some_axes_reads_is_no_partial_sum():
     locals_ = [*program.locals, summed]
     locals_[read] = replace(locals_[read], sharding=partial)
     refuted_by_both(plan, replace(wrong, locals=tuple(locals_)), given)
+
+
+CONSTANT = np.arange(8, dtype=np.float32)
+
+
+def test_a_constant_lies_in_the_order_of_the_devices():
+    """Its blocks are cut by places in that order, whatever order its layout names."""
+    mesh = sa.Mesh({"X": 4})
+    given = numbers(8)
+    plan = sa.plan(lambda x: x + CONSTANT, given, mesh=mesh, in_shardings=P("X"))
+    program, turned = plan.program, sa.Mesh({"X": 4}, [1, 2, 3, 0])
+    ((whole, value),) = program.constants
+    (cut,) = [s for s in program.block.instructions if isinstance(s.attributes, p.DynamicSlice)]
+    block = program.locals[cut.results[0]]
+    locals_ = list(program.locals)
+    layout = replace(block.sharding, mesh=turned)
+    locals_[whole] = replace(block, index=whole, sharding=layout, origin=value)
+    pairs = tuple((int(place), k) for k, place in enumerate(turned.places(mesh)))
+    moved = replace(cut, attributes=p.CollectivePermute(mesh.digits("X"), tuple(sorted(pairs))))
+    wrong = replace(changed(program, cut, moved), locals=tuple(locals_))
+    refuted_by_both(plan, wrong, given)
+
+
+def test_what_is_computed_is_no_constant():
+    given = numbers(8)
+    plan = sa.plan(lambda x: x * 2, given, mesh=sa.Mesh({"X": 4}), in_shardings=P("X"))
+    (made,) = plan.program.block.results
+    nothing = replace(plan.program.block, instructions=())
+    constants = ((made, plan.graph.results[0]),)
+    wrong = replace(plan.program, block=nothing, constants=constants)
+    check(wrong)
+    assert not verify(plan.sharded, wrong).ok
