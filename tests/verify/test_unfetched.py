@@ -26,6 +26,7 @@ from shardalg.spmd.instructions import (
     FirstMember,
     HaloExchange,
     Insert,
+    MaskAt,
     Reading,
     ReduceScatter,
     Resize,
@@ -283,3 +284,32 @@ def test_what_is_reduced_together_is_of_one_shape():
     tampered = before(plan, first(plan, Apply), 1, [Resize(1, 5)])
     check(tampered)
     assert not verify(plan.sharded, tampered).ok
+
+
+def test_places_that_nothing_fills_hold_no_number():
+    """A dilation by 1 fills places around a block, and none in it."""
+    plan = sa.plan(
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (2,), (1,), ((1, 0),)), ROW, mesh=FOUR,
+        in_shardings=P("X"), out_shardings=P("X"),
+    )  # fmt: skip
+
+    def changed(step):
+        attributes = step.attributes
+        if isinstance(attributes, MaskAt):
+            attributes = Dilate(0, 1, 0, 0, "sum")
+        if isinstance(attributes, HaloExchange):
+            (reading,) = attributes.readings
+            before = replace(reading, source=start(1, -1), wanted=start(2, -1))
+            attributes = replace(attributes, readings=(before,))
+        return replace(step, attributes=attributes)
+
+    block = plan.program.block
+    steps = tuple(map(changed, block.instructions))
+    refuted(plan, replace(plan.program, block=replace(block, instructions=steps)), ROW + 1)
+
+
+def test_nothing_is_cut_off_by_a_dilation():
+    plan = sa.plan(lambda x: x * 2, ROW, mesh=FOUR, in_shardings=P(), out_shardings=P())
+    program = before(plan, 0, 0, [Dilate(0, 1, 1, 1), Dilate(0, 1, -1, -1)])
+    check(program)
+    assert not verify(plan.sharded, program).ok

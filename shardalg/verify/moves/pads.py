@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardalg.algebra.digits import parts
-from shardalg.merge.proofs.integers import Compare, Number, PartitionId, equal, implies
+import numpy as np
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.merge.proofs.integers import Compare, Number, equal, implies
 from shardalg.ops.rule import SUM
 from shardalg.spmd.instructions import Concatenate, Dilate, Resize
 from shardalg.verify.contents import Held, fill_number
@@ -16,6 +18,7 @@ from shardalg.verify.move import (
     X,
     filled_with,
     moves,
+    numbers_at,
     with_dim,
 )
 from shardalg.verify.moves.masks import fillers
@@ -72,10 +75,11 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     a, held = step.attributes, step.given.dims[step.attributes.dim]
     fill = a.fill or step.filler
     # as many places around it as there are between two neighbours would be an element's
-    plain = held.base == 1 and max(a.low, a.high) < a.factor and min(a.low, a.high) >= 0
-    if a.factor == held.base == 1 and held.start == Number() and held.length == held.size:
+    plain, padded = held.base == 1 and max(a.low, a.high) < a.factor, a.factor == held.base == 1
+    whole = held.start == Number() and held.length == held.size
+    if padded and whole and not held.wanted:
         held, plain = replace(held, fill=fill), True
-    elif a.factor == held.base == 1 and (held.fill == fill or _full(held)) and not held.wanted:
+    elif padded and (held.fill == fill or _full(step.mesh, held)) and not held.wanted:
         # beside a block, places that others hold are as good as none
         held, plain = replace(held, fill=fill, wanted=((held.start, held.length),)), True
     made = replace(
@@ -86,13 +90,12 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
         gap=fill,
     )
     words = "the places that are filled are no element's, of a value that waits for nothing"
-    plain = plain and not step.given.awaits
+    plain = plain and min(a.low, a.high) >= 0 and not step.given.awaits
     filled = with_dim(filled_with(step, fill), a.dim, made)
     return filled, [("delivers", Decided(words, plain)), *fillers(step)]
 
 
-def _full(held: Held) -> bool:
-    """Whether every place holds an element, on the last device too."""
-    ids = (atom for atom in held.start.atoms() if isinstance(atom, PartitionId))
-    last = held.start.at({atom: parts(atom.digits) - 1 for atom in ids})
-    return last + held.length <= held.size
+def _full(mesh: Mesh, held: Held) -> bool:
+    """Whether every place holds an element, on every device."""
+    starts = numbers_at(held.start, np.arange(mesh.size))
+    return bool(((starts >= 0) & (starts + held.length <= held.size)).all())
