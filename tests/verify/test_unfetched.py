@@ -313,3 +313,13 @@ def test_nothing_is_cut_off_by_a_dilation():
     program = before(plan, 0, 0, [Dilate(0, 1, 1, 1), Dilate(0, 1, -1, -1)])
     check(program)
     assert not verify(plan.sharded, program).ok
+
+
+def test_who_is_not_served_has_its_own_block_only_where_that_is_named():
+    """Lowered, who is neither served nor wants its own block holds zeros."""
+    plan = sa.plan(lambda x: x * 2, ROW, mesh=FOUR, in_shardings=P(), out_shardings=P())
+    reading = Reading(0, start(1, 1), (((1, 1),),), start(0), 8, (0, 8))
+    program = before(plan, 0, 0, [HaloExchange(0, X, (reading,))])
+    check(program)
+    assert (np.asarray(lower(program, plan.graph)(ROW)) != ROW * 2).any()
+    assert not verify(plan.sharded, program).ok

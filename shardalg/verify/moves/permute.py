@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardalg.algebra.digits import canonical
+from shardalg.algebra.digits import canonical, partition_ids
 from shardalg.algebra.mesh import Mesh
 from shardalg.merge.proofs.integers import Number, PartitionId
 from shardalg.spmd.instructions import CollectivePermute, HaloExchange, Reading
@@ -71,13 +71,16 @@ def _read(step: CheckedInstruction[HaloExchange], reading: Reading) -> Result:
     if not own.digits:  # one block, number 0: what is before or behind it does not exist
         arriving = held.start + source * held.size
     here = np.arange(step.mesh.size)
-    served, edges = here.copy(), [positions(pairs) for pairs in reading.permutes]
+    # who is no target keeps its own block where that is the one which is named, and else has none
+    kept = numbers_at(source, here) == partition_ids(a.digits, here)
+    served, edges = np.where(kept, here, -1), [positions(pairs) for pairs in reading.permutes]
     inside = all(bool(((0 <= side) & (side < len(here))).all()) for side in edges)
     for sources, targets in edges if inside else ():
         served[targets] = sources
     lies = inside and _serves(step, (served, here), reading, (arriving, wanted))
+    there = served >= 0
     others = all(
-        np.array_equal(numbers_at(begin, served), numbers_at(begin, here))
+        np.array_equal(numbers_at(begin, served[there]), numbers_at(begin, here[there]))
         for dim, other in enumerate(step.given.dims)
         if dim != a.dim
         for begin in begins(other)
@@ -96,14 +99,19 @@ def _serves(
     reading: Reading,
     forms: tuple[Number, Number],
 ) -> bool:
-    """Whether every source's block begins where it should, if any of it is wanted."""
+    """Whether every source's block begins where it should, if any of it is wanted.
+
+    Args:
+      pair: the device that serves each one, -1 for nobody, and each one.
+    """
     sources, here = pair
     held = step.given.dims[step.attributes.dim]
     start, wanted = (numbers_at(form, here) for form in forms)
     lower, upper = reading.places
     low = np.maximum(np.maximum(start + lower, wanted), 0)
     high = np.minimum(np.minimum(start + upper, wanted + reading.length), held.size)
-    return bool(((low >= high) | (numbers_at(held.start, sources) == start)).all())
+    right = (sources >= 0) & (numbers_at(held.start, sources) == start)
+    return bool(((low >= high) | right).all())
 
 
 def _sent_once(step: CheckedInstruction[HaloExchange]) -> Stated:
