@@ -30,6 +30,16 @@ def counted(attributes: Attributes) -> Iterator[Decided]:
         if isinstance(start, Start):
             words = f"{start.index} is worked out in 32 bits"
             yield Decided(words, max(largest(start)) <= LARGEST)
+    wrong = [number for number in _sizes(attributes) if not 0 <= number <= LARGEST]
+    if wrong:
+        yield Decided(f"{wrong[0]} is counted in 32 bits", holds=False)
+
+
+def _sizes(attributes: Attributes) -> Iterator[int]:
+    """Sizes that places are compared with, and where the block behind the last one starts."""
+    yield getattr(attributes, "size", 0)
+    yield from getattr(attributes, "sizes", ())
+    yield getattr(attributes, "block", 0) * parts(getattr(attributes, "digits", ()))
 
 
 def largest(start: Start) -> tuple[int, ...]:

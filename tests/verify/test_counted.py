@@ -8,15 +8,25 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.algebra.affine import Index
 from shardalg.lower import lower
 from shardalg.spmd.check import check
-from shardalg.spmd.instructions import CollectiveMatmul, Mask, MaskAt
+from shardalg.spmd.instructions import (
+    CollectiveMatmul,
+    DynamicSlice,
+    HaloExchange,
+    Mask,
+    MaskAt,
+    Reading,
+)
 from shardalg.spmd.local import Start
 from shardalg.verify.verify import verify
+from tests.verify.test_partial_and_filled import Edited
+from tests.verify.test_unfetched import before
 
 
 def tampered(plan, kind, change):
@@ -66,3 +76,28 @@ def test_blocks_of_a_ring_are_counted_in_32_bits():
         return replace(ring, directions=tuple(ways))
 
     refuted(plan, tampered(plan, CollectiveMatmul, later), x, w)
+
+
+MESH = sa.Mesh({"X": 4})
+X = MESH.digits(("X",))
+
+
+def test_where_the_block_of_a_mask_starts_is_counted_in_32_bits():
+    """Twice the largest number is -2, behind which the one element of all then stands."""
+    x = np.ones(1, np.float32)
+    plan = sa.plan(lambda x: (x + 1).sum(), x, mesh=MESH, in_shardings=P("X"))
+    refuted(plan, tampered(plan, Mask, lambda mask: replace(mask, block=2**31 - 1)), x)
+    far = tampered(plan, Mask, lambda mask: replace(mask, block=2**40, size=2**40))
+    assert not verify(plan.sharded, far).ok
+
+
+def test_the_size_that_places_are_compared_with_is_counted_in_32_bits():
+    """Behind the last element a causal window reads nothing, however many there are said to be."""
+    x = np.arange(8, dtype=np.float32)
+    plan = sa.plan(
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (2,), (1,), ((1, 0),)), x, mesh=MESH,
+        in_shardings=P("X"), out_shardings=P("X"),
+    )  # fmt: skip
+    program = tampered(plan, MaskAt, lambda mask: replace(mask, size=2**40))
+    check(program)
+    assert not verify(plan.sharded, program).ok
