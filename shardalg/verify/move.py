@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from shardalg.algebra.digits import Digits, overlap, partition_ids
+from shardalg.algebra.digits import Digits, overlap, partition_ids, parts
 from shardalg.algebra.halos.classes import Runs
 from shardalg.algebra.mesh import Mesh
 from shardalg.merge.proofs.integers import (
@@ -16,6 +16,8 @@ from shardalg.merge.proofs.integers import (
     IntegerClaim,
     Number,
     PartitionId,
+    Quotient,
+    Remainder,
     equal,
     implies,
     within,
@@ -223,7 +225,20 @@ def said_along(step: CheckedInstruction, dim: int) -> Held:
 
 
 def numbers_at(number: Number, positions: np.ndarray) -> np.ndarray:
-    """A number on the devices at some positions."""
+    """A number on the devices at some positions, exactly, where 64 bits are too few as well."""
+    kind = object if _largest(number) > np.iinfo(np.int64).max else np.int64
     ids = (atom for atom in number.atoms() if isinstance(atom, PartitionId))
-    found = number.at({atom: partition_ids(atom.digits, positions) for atom in ids})
+    found = number.at({atom: partition_ids(atom.digits, positions).astype(kind) for atom in ids})
     return np.broadcast_to(found, positions.shape)
+
+
+def _largest(number: Number) -> int:
+    """What no number on the way to it exceeds."""
+    total = abs(number.constant)
+    for atom, coefficient in number.terms:
+        if isinstance(atom, Quotient | Remainder):
+            most = max(_largest(atom.number), atom.by)
+        else:
+            most = parts(atom.digits) if isinstance(atom, PartitionId) else 0
+        total += max(abs(coefficient), 1) * most
+    return total

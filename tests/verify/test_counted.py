@@ -101,3 +101,14 @@ def test_the_size_that_places_are_compared_with_is_counted_in_32_bits():
     program = tampered(plan, MaskAt, lambda mask: replace(mask, size=2**40))
     check(program)
     assert not verify(plan.sharded, program).ok
+
+
+def test_the_blocks_of_a_reading_are_counted_exactly():
+    """Whole numbers bring every device its own block, and 64 bits the block of another one."""
+    by = 3 * 2**61
+    named = Start((Index.of("o") * by) // by % 4, (("o", X),))
+    permutes = ((0, 0), (1, 1), (3, 2)), ((0, 3),)
+    reading = Reading(0, named, permutes, Start(Index.of("o") * 2, (("o", X),)), 2, (0, 2))
+    x = np.arange(8, dtype=np.float32)
+    plan = sa.plan(lambda x: x * 2, x, mesh=MESH, in_shardings=P("X"), out_shardings=P("X"))
+    refuted(plan, before(plan, 0, 0, [HaloExchange(0, X, (reading,))]), x)
