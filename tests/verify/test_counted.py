@@ -112,3 +112,31 @@ def test_the_blocks_of_a_reading_are_counted_exactly():
     x = np.arange(8, dtype=np.float32)
     plan = sa.plan(lambda x: x * 2, x, mesh=MESH, in_shardings=P("X"), out_shardings=P("X"))
     refuted(plan, before(plan, 0, 0, [HaloExchange(0, X, (reading,))]), x)
+
+
+def cut(x):
+    """A plan that cuts a whole dimension in blocks, and reduces it."""
+    strategy = sa.Strategy(MESH, (P(),), P(), {"blocks": P("X")})
+    plan = sa.plan(lambda x: jnp.max(sa.annotate(x, "blocks") * 1), x, strategy=strategy)
+    return plan, Edited(plan)
+
+
+def test_what_stands_behind_a_dimension_that_is_cut_may_become_zero():
+    """It is masked before it is cut, and padded with zeros on the way."""
+    x = -np.arange(1, 8, dtype=np.float32)
+    plan, edited = cut(x)
+    edited.left_out(Mask)
+    (whole,) = edited.steps[edited.place(DynamicSlice)].operands
+    edited.changed_first(whole, Mask(0, (), 8, 7, "max"))
+    refuted(plan, edited.made, x)
+
+
+def test_a_dimension_that_is_cut_has_its_elements_in_front():
+    """Of a stage that is said to be of three elements the other ones are left out."""
+    x = np.arange(8, dtype=np.float32)
+    plan, edited = cut(x)
+    (block,) = edited.steps[edited.place(DynamicSlice)].results
+    layout = edited.locals[block].sharding
+    edited.locals[block] = replace(edited.locals[block], origin=None)
+    edited.locals[block] = replace(edited.locals[block], sharding=replace(layout, shape=(3,)))
+    refuted(plan, edited.made, x)

@@ -38,8 +38,15 @@ def cut(step: CheckedInstruction[Along], start: Number, size: int) -> Result:
 
 @moves(DynamicSlice)
 def _dynamic_slice(step: CheckedInstruction[DynamicSlice]) -> Result:
-    a = step.attributes
-    return cut(step, partition_number(a.digits) * a.block, a.block)
+    """A block, of which places behind the elements of the result's tensor may become 0."""
+    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    start, size = partition_number(a.digits) * a.block, step.said.dims[a.dim].size
+    if not a.block <= size < held.length:
+        return cut(step, start, a.block)
+    made, stated = cut(replace(step, operands=(filled_with(step, SUM),)), start, a.block)
+    first = held.start == Number() and held.size <= size and held.base == 1
+    words = f"no element stands behind the first {size} places"
+    return made, [*stated, *([] if first else [("delivers", Decided(words, holds=False))])]
 
 
 @moves(Slice)
