@@ -12,8 +12,8 @@ from operator import or_
 from types import GenericAlias, NoneType, UnionType
 from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit, Digits
+from shardalg.algebra.halos.classes import Runs
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.spmd.instruction import Block
@@ -92,7 +92,15 @@ class Fitting:
             f"no test for fields of the type {hint}"
         )
         made = self._is_made_of(hint)
-        return made if hint is not Start else lambda value: made(value) and _is_whole(value.index)
+        further: dict[type, Test] = {Start: _is_whole, Runs: self._is_short}
+        more = further.get(hint)
+        return made if more is None else lambda value: made(value) and more(value)
+
+    def _is_short(self, value: Runs) -> bool:
+        """No run names more devices than there are: pairs are written out, one by one."""
+        devices = self.mesh.size
+        short = all(run.last - run.first < devices for run in value.runs)
+        return value.classes.devices == devices and short
 
     def _is_one(self, args: tuple[Any, ...]) -> Test:
         """One of several types; classes are told apart by a look at the value's own."""
@@ -197,8 +205,9 @@ def _named(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 
-def _is_whole(index: Index) -> bool:
+def _is_whole(start: Start) -> bool:
     """Whether it is a whole number on every device, as Python and z3 count alike."""
+    index = start.index
     return index.div > 0 and index.mod >= 0 and not index.exact
 
 
