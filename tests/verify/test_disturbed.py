@@ -223,3 +223,22 @@ def test_what_is_computed_is_no_constant():
     wrong = replace(plan.program, block=nothing, constants=constants)
     check(wrong)
     assert not verify(plan.sharded, wrong).ok
+
+
+def test_a_collective_of_nobody_joins_as_collectives_do():
+    """The best places of whole rows are joined with nobody's, in a way that no collective has."""
+    case = Case(lambda x: jnp.argmax(x, 1) * 2, (numbers(8, 4),), (P("Y"),), P("Y"))
+    best, twice = case.plan.program.block.instructions[-2:]
+    assert twice.operands[0] == best.results[0]
+    (place,) = best.results
+    joined = replace(case.plan.program.locals[place], index=len(case.plan.program.locals))
+    step = Instruction(p.AllReduce((), "argmax"), (place,), (joined.index,), twice.node)
+    last = replace(twice, operands=(joined.index, *twice.operands[1:]))
+    block = case.plan.program.block
+    steps = (*block.instructions[:-1], step, last)
+    wrong = replace(
+        case.plan.program,
+        locals=(*case.plan.program.locals, joined),
+        block=replace(block, instructions=steps),
+    )
+    assert refuted(case, wrong)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.merge.proofs.integers import Number, equal, implies, within
-from shardalg.ops.rule import PICK, SUM
+from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, ReduceScatter
 from shardalg.verify.contents import Held, at_member, partition_number, without
@@ -65,12 +65,17 @@ def _all_gather(step: CheckedInstruction[AllGather]) -> Result:
     return with_dim(step.given, a.dim, said), stated
 
 
+_BY_OTHERS = (ARGMAX, ARGMIN, TOP, USER)
+"""Ways to combine of which instructions of their own make one result."""
+
+
 def _summed(step: CheckedInstruction[AllReduce | ReduceScatter]) -> Result:
     """The digits of the collective are pending, and joined as they should be; they are then not."""
     a, given = step.attributes, step.given
     rest = without(given.unreduced, a.digits)
     words = f"{a.combine} joins what is pending: {given.combine}"
-    joins = a.combine == given.combine or (a.combine, given.combine) == (SUM, PICK)
+    joins = a.combine == given.combine and a.combine not in _BY_OTHERS
+    joins = joins or (a.combine, given.combine) == (SUM, PICK)
     stated = [
         ("combine", Decided(words, rest is not None and joins)),
         bare(given),
