@@ -27,6 +27,7 @@ from shardalg.spmd.instructions import (
     HaloExchange,
     Insert,
     MaskAt,
+    OwnerSelect,
     Reading,
     ReduceScatter,
     Resize,
@@ -306,6 +307,14 @@ def test_places_that_nothing_fills_hold_no_number():
     block = plan.program.block
     steps = tuple(map(changed, block.instructions))
     refuted(plan, replace(plan.program, block=replace(block, instructions=steps)), ROW + 1)
+
+
+def test_around_no_element_there_is_none():
+    """Of two places beside nothing the second one was said to be the element behind it."""
+    moves = [Slice(0, 0, 0), Dilate(0, 2, 1, 1), Slice(0, 1, 1), OwnerSelect(0, 0, 1, ())]
+    given = ROW[3:4]
+    plan = sa.plan(lambda x: x * 2, given, mesh=FOUR, in_shardings=P(), out_shardings=P())
+    refuted(plan, before(plan, 0, 0, moves), given)
 
 
 def test_nothing_is_cut_off_by_a_dilation():

@@ -74,8 +74,10 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     """Filled places between the elements, and around them."""
     a, held = step.attributes, step.given.dims[step.attributes.dim]
     fill = a.fill or step.filler
-    # as many places around it as there are between two neighbours would be an element's
-    plain, padded = held.base == 1 and max(a.low, a.high) < a.factor, a.factor == held.base == 1
+    # as many places around it as there are between two neighbours would be an element's, and so
+    # would be the first one behind no element
+    around = max(a.low, a.high if held.length else a.factor * a.high)
+    plain, padded = held.base == 1 and around < a.factor, a.factor == held.base == 1
     whole = held.start == Number() and held.length == held.size
     if padded and whole and not held.wanted:
         held, plain = replace(held, fill=fill), True
