@@ -100,7 +100,7 @@ def _whole(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
     ends = sorted((d.first, d.first + d.size) for d in ring.directions)
     borders = [0, *(end for _, end in ends)]
     side_by_side = all(first == end for (first, _), end in zip(ends, borders, strict=False))
-    some = all(d.size > 0 for d in ring.directions)
+    some = bool(ring.directions) and all(d.size > 0 for d in ring.directions)
     words = f"the directions are blocks of {block}, of which there are {n}"
     return Decided(words, side_by_side and some and borders[-1] == block and lengths == {n * block})
 

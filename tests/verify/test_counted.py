@@ -15,6 +15,7 @@ import shardalg as sa
 from shardalg.algebra.affine import Index
 from shardalg.lower import lower
 from shardalg.spmd.check import check
+from shardalg.spmd.instruction import Block
 from shardalg.spmd.instructions import (
     CollectiveMatmul,
     DynamicSlice,
@@ -27,6 +28,9 @@ from shardalg.spmd.local import Start
 from shardalg.verify.verify import verify
 from tests.verify.test_partial_and_filled import Edited
 from tests.verify.test_unfetched import before
+
+MESH = sa.Mesh({"X": 4})
+X = MESH.digits(("X",))
 
 
 def tampered(plan, kind, change):
@@ -78,8 +82,19 @@ def test_blocks_of_a_ring_are_counted_in_32_bits():
     refuted(plan, tampered(plan, CollectiveMatmul, later), x, w)
 
 
-MESH = sa.Mesh({"X": 4})
-X = MESH.digits(("X",))
+def test_a_ring_has_a_direction():
+    """Blocks of nothing are whole with none, and a device then makes no result at all."""
+    x, w = np.zeros((0, 6), np.float32), np.ones((6, 24), np.float32)
+    layouts = {"in_shardings": (P("X"), P(None, "X")), "out_shardings": P(None, "X")}
+    plan = sa.plan(jnp.dot, x, w, mesh=MESH, **layouts)
+    block = plan.program.block
+    gather, product = block.instructions
+    body = Block((gather.operands[0], product.operands[1]), block.instructions, product.results)
+    ring = CollectiveMatmul(body, (0, None, 0), ())
+    step = replace(product, attributes=ring, operands=body.arguments)
+    program = replace(plan.program, block=replace(block, instructions=(step,)))
+    check(program)
+    assert not verify(plan.sharded, program).ok
 
 
 def test_where_the_block_of_a_mask_starts_is_counted_in_32_bits():
