@@ -209,3 +209,23 @@ def test_a_shift_with_an_operator_inside_sends_what_is_shifted():
     plan = checked(fn, (numbers(16, 3),), (ROWS,), out_shardings=ROWS)
     assert [row["wire_bytes"] for row in plan.collectives_table] == [3 * 4]
     assert plan.verify().ok
+
+
+ZERO = np.float32(0)
+NOT_TURNED = {
+    "elements apart": (4, 2, ((0, 1, 1), (0, 0, 0)), ((2, 0, 0), (0, 0, 0))),
+    "the others apart": (4, 2, ((0, 2, 0), (0, 0, 0)), ((2, -1, 1), (0, 0, 0))),
+    "not to the end": (6, 2, ((0, 2, 0), (0, 0, 0)), ((2, 0, 0), (0, 0, 0))),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TURNED)
+def test_ends_beside_zeros_that_are_no_rotation(name):
+    rows, n, first, second = NOT_TURNED[name]
+
+    def turned(x):
+        return lax.pad(x[n : 2 * n], ZERO, first) + lax.pad(x[:n], ZERO, second)
+
+    x = numbers(rows, 3)
+    plan = checked(turned, (x,), (P("Y"),))
+    np.testing.assert_array_equal(plan.lower()(x), turned(x))

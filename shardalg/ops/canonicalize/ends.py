@@ -72,13 +72,18 @@ def _turned_back(known: Known, node: Node) -> Node | None:
     if len(found) != 2:
         return None
     (low, x, dim, start, limit), (after, other, along, zero, stop) = found
-    size = node.signature.results[0].shape[dim]
+    (made,) = node.signature.results
+    size = made.shape[dim]
     fits = (x, dim, limit, stop) == (other, along, size, start) and low == zero == 0
-    return _ends(node, x, dim, (size - start, start)) if fits and after == size - start else None
+    fits &= after == size - start and known.graph.values[x].type == made
+    return _ends(node, x, dim, (size - start, start)) if fits else None
 
 
 def _placed(known: Known, place: tuple[int, int]) -> tuple[int, int, int, int, int] | None:
-    """(before, x, dimension, start, limit) of `x[start:limit]` with so many zeros before it."""
+    """(before, x, dimension, start, limit) of `x[start:limit]` with so many zeros before it.
+
+    None where zeros stand between its elements, too.
+    """
     graph, (value, region) = known.graph, place
     producer = graph.producer[value]
     node = None if producer is None else graph.nodes[producer]
@@ -87,7 +92,8 @@ def _placed(known: Known, place: tuple[int, int]) -> tuple[int, int, int, int, i
     around = list(enumerate(node.signature.param("padding_config")))
     padded = [(dim, low) for dim, (low, high, between) in around if low or high or between]
     zero = known.number(node.operands[1])
-    if len(padded) != 1 or zero is None or zero or not node.signature.operands[0].shape:
+    is_spread = any(between for _, (_, _, between) in around)
+    if len(padded) != 1 or is_spread or zero is None or zero:
         return None
     ((dim, low),) = padded
     cut = _cut(graph, (node.operands[0], region), dim)
