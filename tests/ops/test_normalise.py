@@ -163,3 +163,29 @@ def test_empty_parts_are_not_joined():
     (node,) = graph.nodes
     assert [value.shape for value in node.signature.operands] == [(2, 3), (2, 2)]
     assert node.operands == (graph.arguments[1], graph.arguments[3])
+
+
+def test_a_float_beyond_an_integer_type_is_no_number_that_is_known():
+    """XLA stays at the ends of the type, and numpy goes round."""
+
+    def starts(x):
+        row = jax.lax.convert_element_type(jnp.float32(-4) - 1, "uint32")
+        return [jax.lax.dynamic_slice(x, (row, jnp.uint32(0)), (2, 8))]
+
+    graph = normalise(trace(starts, X))
+    assert primitives(graph).count("convert_element_type") == 1
+    for ours, theirs in zip(evaluate(graph, X), jax.jit(starts)(X), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    within = trace(lambda x: x[jax.lax.convert_element_type(jnp.float32(1) + 0.5, "int32")], X)
+    assert "convert_element_type" not in primitives(normalise(within))
+
+
+def test_what_code_is_applied_to_is_no_padded_update():
+    """`x.at[i].apply(f)` is a scatter without updates."""
+
+    def applied(x):
+        rows = jnp.full((4, 8), 2.0).at[1:3].apply(jnp.cos)
+        return rows + x.at[jnp.arange(4), jnp.array([1, 0, 7, 9])].apply(jnp.exp)
+
+    graph = normalise(trace(applied, X))
+    np.testing.assert_array_equal(evaluate(graph, X)[0], applied(jnp.asarray(X)))

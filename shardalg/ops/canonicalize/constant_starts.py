@@ -9,7 +9,7 @@ from functools import partial
 from shardalg.graph.ir import Graph, Node, Params, Signature
 from shardalg.ops.canonicalize.known import Known
 from shardalg.ops.canonicalize.rewrite import rewritten
-from shardalg.ops.families.indexing import mode, numbers, scatter_mode
+from shardalg.ops.families.indexing import applies_code, mode, numbers, scatter_mode
 from shardalg.ops.rule import CLIP
 
 Starts = Sequence[int] | None
@@ -64,7 +64,8 @@ def _dynamic_update_slice(known: Known, node: Node) -> Node | None:
 def _scatter(known: Known, node: Node) -> Node | None:
     """Of one update, and all its dimensions kept."""
     update = node.signature.operands[2].shape
-    if len(numbers(node.signature).window) != len(node.signature.results[0].shape):
+    whole = len(numbers(node.signature).window) == len(node.signature.results[0].shape)
+    if not whole or applies_code(node.signature):
         return None
     clips = scatter_mode(node.signature.param("mode")) == CLIP
     return _pad(known, node, node.operands[2], _starts(known, node, update, clips=clips))

@@ -64,10 +64,19 @@ def _number(node: Node, operands: Sequence[object]) -> np.ndarray | None:
     if function is None or kind.shape or any(v is None for v in operands):
         return None
     dtype = _dtype(node, operands)
-    if dtype is None:
+    if dtype is None or not _is_within(operands[0], dtype):
         return None
     with np.errstate(all="ignore"):
         return np.asarray(function(*map(np.asarray, operands))).astype(dtype)
+
+
+def _is_within(number: object, dtype: np.dtype) -> bool:
+    """Whether an integer type holds a float, cut off: beyond its ends numpy wraps, XLA stays."""
+    array = np.asarray(number)
+    if dtype.kind not in "iu" or array.dtype.kind in "biu":
+        return True
+    info, value = np.iinfo(dtype), array.astype(complex).real
+    return bool(info.min <= np.trunc(value) <= info.max)
 
 
 def _dtype(node: Node, operands: Sequence[object]) -> np.dtype | None:

@@ -15,7 +15,7 @@ import numpy as np
 from shardalg.graph.ir import Graph, Node, Params
 from shardalg.ops.canonicalize.rewrite import rewritten
 from shardalg.ops.families.building import record
-from shardalg.ops.families.indexing import COMBINE, GATHER, SCATTER, numbers
+from shardalg.ops.families.indexing import COMBINE, GATHER, SCATTER, applies_code, numbers
 
 DROPPED = {"gather": "collapsed_slice_dims", **dict.fromkeys(COMBINE, "inserted_window_dims")}
 """Field of the dimension numbers with the operand dimensions that the value lacks."""
@@ -33,7 +33,12 @@ def indices_paired(graph: Graph) -> Graph:
 
 
 def _paired(graph: Graph, counting: _Counting, node: Node) -> Node | None:
-    """The node with its counting components as batch dimensions; None if it has none."""
+    """The node with its counting components as batch dimensions; None if it has none.
+
+    One that applies code stays: JAX makes that again of no parameters.
+    """
+    if applies_code(node.signature):
+        return None
     pieces = _pieces(graph, node)
     found = numbers(node.signature)
     dims: dict[int, int] = {}

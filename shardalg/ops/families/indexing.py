@@ -194,6 +194,11 @@ def uncounted(signature: Signature) -> bool:
     return "uint" in signature.operands[1].dtype or 0 in signature.results[0].shape
 
 
+def applies_code(signature: Signature) -> bool:
+    """Whether a scatter applies code to what it selects, `x.at[i].apply(f)`: no updates are put."""
+    return signature.primitive == "scatter" and signature.param("update_jaxpr") is not None
+
+
 def fill_value(signature: Signature) -> int | float:
     """What a dropped read gives: NaN, the lowest signed, the highest unsigned number, true.
 
