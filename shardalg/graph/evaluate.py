@@ -19,6 +19,7 @@ from shardalg.errors import TraceError
 from shardalg.graph.annotate import annotate_p
 from shardalg.graph.ir import Graph, Missing, Node, Params, Plain
 from shardalg.graph.plain import HINTS, OPAQUE, SCATTERS, is_opaque
+from shardalg.graph.plain import number as plain_number
 from shardalg.graph.tracing.random import positions_p
 from shardalg.graph.tracing.written import join_ends_p
 
@@ -223,6 +224,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("dimension_numbers", "ragged_dot_dimension_numbers"), _dimension_numbers),
     "mode": _member(lax.GatherScatterMode),
     "precision": _precision,
+    "fill_value": plain_number,
     "rounding_method": _member(lax.RoundingMethod),
     "fft_type": _member(lax.FftType),
     "algorithm": _member(lax.RandomAlgorithm),

@@ -20,6 +20,7 @@ from shardalg.graph.ir import Params, Plain
 # Layout hints of JAX's own: layouts are what a plan decides.
 HINTS = frozenset({"sharding", "out_sharding"})
 OPAQUE = "opaque"
+COMPLEX = "complex"
 # Code that the primitive's own name says already.
 _SAID = frozenset({"update_jaxpr", "update_consts"})
 SCATTERS = frozenset({"scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub"})
@@ -30,7 +31,7 @@ def plain(value: object) -> Plain:
     """`value` as plain data; what is neither number, text nor a tuple of them becomes opaque.
 
     A named tuple or a dataclass becomes (field, value) pairs, an enum or a dtype its name, a set is
-    sorted.
+    sorted, a complex number has its parts.
 
     >>> plain([np.int64(3), np.dtype("float32"), {2, 1}])
     (3, 'float32', (1, 2))
@@ -67,7 +68,8 @@ plain.register(list, _items)
 plain.register(set, lambda value: tuple(sorted(plain(item) for item in value)))
 plain.register(frozenset, lambda value: tuple(sorted(plain(item) for item in value)))
 plain.register(np.dtype, lambda value: value.name)
-plain.register(np.generic, lambda value: value.item())
+plain.register(np.generic, lambda value: plain(value.item()))
+plain.register(complex, lambda value: (COMPLEX, value.real, value.imag))
 plain.register(enum.Enum, lambda value: value.name)
 plain.register(
     type, lambda value: np.dtype(value).name if issubclass(value, np.generic) else str(value)
@@ -82,6 +84,19 @@ def plain_params(primitive: str, params: Mapping[str, object]) -> Params:
     """
     dropped = HINTS | _SAID if primitive in SCATTERS else HINTS
     return tuple((name, plain(params[name])) for name in sorted(params) if name not in dropped)
+
+
+def number(value: Plain) -> complex | None:
+    """A number as `plain` wrote it; None of anything else.
+
+    >>> number(plain(1 + 2j)), number(plain(np.float32(2))), number(plain("x"))
+    ((1+2j), 2.0, None)
+    """
+    if isinstance(value, tuple) and len(value) == 3 and value[0] == COMPLEX:
+        _, real, imaginary = value
+        assert isinstance(real, float) and isinstance(imaginary, float)
+        return complex(real, imaginary)
+    return value if isinstance(value, int | float) else None
 
 
 def is_opaque(value: Plain) -> bool:

@@ -12,7 +12,7 @@ from shardalg.errors import RuleError
 from shardalg.graph.ir import Params, Signature
 from shardalg.ops.families.indexing import numbers, scatter_mode
 from shardalg.ops.loops import dim_loops, moved
-from shardalg.ops.rule import CLIP, PRODUCT, SUM, USER, Access, Guard, Rule, Symbol
+from shardalg.ops.rule import CLIP, DROP, PRODUCT, SUM, USER, Access, Guard, Rule, Symbol
 from shardalg.ops.windows import OperandDim, Span, local_params, windowed
 
 Blocks = Mapping[str, int]
@@ -47,7 +47,8 @@ class Emission:
       params: parameters of the primitive that differ from the global ones.
       shifts: numbers that depend on the partition id.
       owned: (component, loop, number of starts): the gathered value counts only where that shifted
-        index is in the block, and the global one is a start; zero elsewhere, then summed.
+        index is in the block, and the global one is a start; zero elsewhere, then summed. The loop
+        is "" where the dimension is whole.
       margins: (dimension of operand 0, loop, places) around its block, where windows overlap it.
       batch_dims: dimensions of that value which the indices span.
       fill: what a globally missing index gives, on one member; None: none can miss.
@@ -62,7 +63,7 @@ class Emission:
     owned: tuple[tuple[int, str, int], ...] = ()
     margins: tuple[tuple[int, str, int], ...] = ()
     batch_dims: tuple[int, ...] = ()
-    fill: int | float | None = None
+    fill: complex | None = None
     first_member: int | None = None
     chosen: tuple[int, tuple[int, ...]] | None = None
     boxed: bool = False
@@ -321,8 +322,20 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     rank = len(signature.results[0].shape)
     spans = tuple(d for d in range(rank) if d not in n.window)
     owned = tuple((one.component, one.loop, one.symbol.high + 1) for one in found)
+    if wide:  # clipped there: a start that misses along a dimension that is whole is masked, too
+        owned += tuple(_whole_starts(rule, n.selected, {one.dim for one in found}))
     shifts = tuple(one.shift(drops=False) for one in found)
     return Emission(params, shifts, owned, _margins(found), spans, fill)
+
+
+def _whole_starts(
+    rule: Rule, components: tuple[int, ...], cut: Collection[int]
+) -> Iterator[tuple[int, str, int]]:
+    """(component, no loop, number of starts) where a start drops a read and nothing is cut."""
+    for symbol in rule.symbols:
+        dim = int(symbol.name[2:] or -1)
+        if symbol.mode == DROP and dim not in cut:
+            yield components.index(dim), "", symbol.high + 1
 
 
 def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:

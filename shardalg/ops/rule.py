@@ -88,7 +88,7 @@ class Rule:
     terms: tuple[tuple[Access, ...], ...]
     results: tuple[tuple[Index, ...], ...]
     combine: str = SUM
-    init: int | float | Access | None = None
+    init: complex | Access | None = None
     guards: tuple[Guard, ...] = ()
     symbols: tuple[Symbol, ...] = ()
     whole: frozenset[str] = frozenset()

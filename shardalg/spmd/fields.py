@@ -62,6 +62,7 @@ class Fitting:
             str: lambda value: type(value) is str,
             bool: lambda value: type(value) is bool,
             float: lambda value: type(value) in (float, int, bool),
+            complex: lambda value: type(value) in (complex, float, int, bool),
             NoneType: lambda value: value is None,
             Mesh: lambda value: type(value) is Mesh and (value == mesh or value.is_turned(mesh)),
             Parameters: _is_params,

@@ -7,7 +7,10 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from tests.partition.planned import checked, kinds, moves, numbers
+import shardalg as sa
+from shardalg.errors import LoweringError
+from shardalg.spmd.host.simulate import simulate
+from tests.partition.planned import checked, kinds, moves, numbers, planned
 
 STARTS = np.array([[3, 0], [15, 9], [-1, 40]], np.int32)
 """In a block, across borders, at the end, and out of range on both sides."""
@@ -97,3 +100,40 @@ def test_gradients_of_windows():
         return (lax.gather(x, i[..., None], ONE, (3, 4), mode="fill", fill_value=0) ** 2).sum()
 
     check(jax.grad(loss), (numbers(17, 4), STARTS), (P("Y"), P("X")), out_shardings=P("Y"))
+
+
+@pytest.mark.parametrize("starts", [[[1, 2], [-1, 0], [6, 5], [16, 1], [15, 4]]])
+@pytest.mark.parametrize("specs", [(P("Y"), P()), (P(None, "X"), P("X")), (P("Y", "X"), P())])
+def test_a_start_that_misses_along_a_whole_dimension_is_filled(starts, specs):
+    """Windows of two dimensions, of which one is cut: the start of the other one drops a read."""
+    numbering = lax.GatherDimensionNumbers((1, 2), (), (0, 1))
+
+    def take(x, i, fill):
+        return lax.gather(x, i, numbering, (2, 3), mode="fill", fill_value=fill)
+
+    arguments = numbers(17, 6), np.array(starts, np.int32)
+    check(lambda x, i: take(x, i, None), arguments, specs)
+    check(lambda x, i: take(x, i, 5), arguments, specs)
+
+
+@pytest.mark.parametrize("fill", [1 + 2j, np.complex64(-1j), complex("nan"), 3])
+def test_a_read_that_misses_gives_a_complex_number(fill, tmp_path):
+    x = numbers(17, 4).astype(np.complex64) * (1 - 1j)
+    starts = np.array([1, 20, -18, 16], np.int32)
+
+    def take(x, i):
+        return jnp.asarray(x).at[i].get(mode="fill", fill_value=fill)
+
+    plan = planned(take, (x, starts), (P("Y"), P("X")))
+    assert plan.verify().ok
+    want = take(x, starts)
+    (found,) = simulate(plan.program, plan.graph, x, starts)
+    for made in (found, plan.lower()(x, starts)):
+        np.testing.assert_array_equal(made, want)
+    plan.save(tmp_path / "plan.json")
+    loaded = sa.load_plan(tmp_path / "plan.json")
+    assert loaded.text() == plan.text()
+    np.testing.assert_array_equal(loaded.lower(fn=take)(x, starts), want)
+    other = lambda x, i: jnp.asarray(x).at[i].get(mode="fill", fill_value=7 - 7j)  # noqa: E731
+    with pytest.raises(LoweringError, match="another function"):
+        loaded.lower(fn=other)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Plain, Signature
-from shardalg.graph.plain import is_opaque
+from shardalg.graph.plain import number
 from shardalg.ops.families.building import Builder, access, indices, is_number, letters, record
 from shardalg.ops.rule import CLIP, DROP, MAX, MIN, PICK, PRODUCT, SUM, Guard, Rule, Symbol
 
@@ -167,8 +167,6 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
     result = dict(zip(spans, batch, strict=True)) | {t: f"w{d}" for d, t in windows.items()}
     extents = {name: shape[d] for d, name in sorted(result.items())}
     fill = fill_value(signature) if how == DROP else None
-    # a complex number is no plain data: where the operand is whole, nobody has to say it
-    unsaid = how == DROP and is_opaque(signature.param("fill_value"))
     return (
         Rule(
             signature.primitive,
@@ -179,7 +177,7 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
             fill,
             chosen.guards,
             chosen.symbols,
-            local=frozenset(chosen.extents if uncounted(signature) or unsaid else ()),
+            local=frozenset(chosen.extents if uncounted(signature) else ()),
             linear=frozenset({0} if not fill and is_number(signature.results[0].dtype) else ()),
             family="gather",
         ),
@@ -199,13 +197,13 @@ def applies_code(signature: Signature) -> bool:
     return signature.primitive == "scatter" and signature.param("update_jaxpr") is not None
 
 
-def fill_value(signature: Signature) -> int | float:
+def fill_value(signature: Signature) -> complex:
     """What a dropped read gives: NaN, the lowest signed, the highest unsigned number, true.
 
     Source: `jax.lax.GatherScatterMode`, `fill_value`.
     """
-    given, dtype = signature.param("fill_value"), signature.operands[0].dtype
-    if isinstance(given, int | float) and given == given:
+    given, dtype = number(signature.param("fill_value")), signature.operands[0].dtype
+    if given is not None and given == given:
         return given
     if dtype.startswith(("int", "uint")):
         bits = int(dtype.lstrip("uint"))

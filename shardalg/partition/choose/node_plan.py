@@ -262,11 +262,14 @@ def _indexed(
     emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
 ) -> tuple[int, MaskIndexed] | None:
     """(operand of the indices, what keeps of a gathered value what the own block holds)."""
-    owned = [one for one in emission.owned if loops.get(one[1])]
-    if not owned:
+    owned = [one for one in emission.owned if not one[1] or loops.get(one[1])]
+    if not any(loop for _, loop, _ in owned):
         return None
     widths = {loop: width for _, loop, width in emission.margins}
-    components = tuple((c, loops[loop], blocks[loop], count) for c, loop, count in owned)
+    components = tuple(
+        (c, loops[loop], blocks[loop], count) if loop else (c, (), count, count)
+        for c, loop, count in owned
+    )
     margins = tuple(widths.get(loop, 0) for _, loop, _ in owned) if widths else ()
     operand = next(s.operand for s in emission.shifts if s.operand is not None)
     return operand, MaskIndexed(components, emission.batch_dims, emission.fill, margins)

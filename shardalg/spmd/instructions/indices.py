@@ -47,7 +47,7 @@ class MaskIndexed(Attributes):
 
     components: tuple[tuple[int, Digits, int, int], ...]
     batch_dims: tuple[int, ...]
-    fill: float | None = None
+    fill: complex | None = None
     margins: tuple[int, ...] = ()
 
     @property

@@ -26,6 +26,7 @@ from shardalg.ops.rule import (
     ARGMAX,
     ARGMIN,
     CLIP,
+    DROP,
     MAX,
     MIN,
     OR,
@@ -346,6 +347,11 @@ def selected(run: Run, emission: Emission) -> Iterator[Stated]:
         width = max((run.rule.extents[v] for v in windows), default=1)
         inside = symbol.mode != CLIP or symbol.high + width <= run.rule.extents[name]
         yield "selected", Decided(f"a clipped index stays below {run.rule.extents[name]}", inside)
+    if dict(emission.params).get("mode") == "CLIP":
+        looked = {component for component, _, _ in emission.owned}
+        drops = sum(symbol.mode == DROP for symbol in run.rule.symbols)
+        words = "every start that drops what it reads is looked at, where it is clipped"
+        yield "selected", Decided(words, not drops or len(looked) == drops)
 
 
 def _place(run: Run, name: str) -> IntegerClaim:
@@ -418,12 +424,13 @@ def _masked(run: Run, emission: Emission) -> Iterator[Selected]:
     highs = {symbol.name: symbol.high for symbol in run.rule.symbols}
     counts = {g.loop.loop: highs[v] + 1 for g in run.rule.guards for v in g.index.variables
               if v in highs}  # fmt: skip
-    owned = [(c, loop) for c, loop, _ in emission.owned if run.digits[loop]]
     widths = {loop: width for _, loop, width in emission.margins}
-    if owned:
+    owned = [one for one in emission.owned if not one[1] or run.digits[one[1]]]
+    if any(loop for _, loop, _ in owned):
         components = tuple(
-            (c, run.digits[loop], run.blocks[loop], counts[loop]) for c, loop in owned
+            (c, run.digits[loop], run.blocks[loop], counts[loop]) if loop else (c, (), n, n)
+            for c, loop, n in owned
         )
-        margins = tuple(widths.get(loop, 0) for _, loop in owned) if widths else ()
+        margins = tuple(widths.get(loop, 0) for _, loop, _ in owned) if widths else ()
         mask = p.MaskIndexed(components, emission.batch_dims, emission.fill, margins)
         yield Selected(mask, tuple(_expected(run, emission, 1)))
