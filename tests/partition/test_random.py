@@ -6,6 +6,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.partition.choose.node_classes import repeats
 
 X = np.random.default_rng(0).normal(size=(10, 6, 5)).astype(np.float32)
 KEY = np.array([3, 4], np.uint32)
@@ -32,3 +33,11 @@ def test_dropout_of_named_sizes_is_one_program_at_all_of_them():
     plan = sa.plan(dropout, x, KEY, mesh=MESH, in_shardings=(SPEC, P()), out_shardings=SPEC)
     assert not len(plan.collectives_table)
     assert {str(s) for s in plan.cost("tpu_v3").flops.free_symbols} == {"B", "M"}
+
+
+def test_positions_along_one_dimension_are_no_repeated_value():
+    """They are two results of one number: an argument of another layout asked for that ended."""
+    plan = sa.plan(lambda w: jax.random.bits(jax.random.wrap_key_data(w), (8,)), KEY, mesh=MESH)
+    made = [n.signature for n in plan.graph.nodes if n.primitive == "positions"]
+    assert [len(signature.operands) for signature in made] == [1]
+    assert not any(map(repeats, made))

@@ -143,7 +143,8 @@ def repeats(signature: Signature) -> bool:
 def formats(signature: Signature) -> bool:
     """Whether a node makes its only result of the elements of one operand as they are."""
     rows = rules(signature)
-    one = len(signature.operands) == 1 and rows is not None and len(rows) == 1
+    alone = len(signature.operands) == len(signature.results) == 1
+    one = alone and rows is not None and len(rows) == 1
     return bool(one and rows and not rows[0].flops and not rows[0].reduced)
 
 
