@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Collective
-from tests.partition.planned import checked, instructions, numbers, planned
+from tests.partition.planned import MESH, checked, instructions, numbers, planned
 
 
 def counted(n):
@@ -152,3 +152,29 @@ def test_a_trip_asks_once():
     (loop,) = (s for s in instructions(plan.program.block) if isinstance(s.attributes, p.While))
     condition = [type(s.attributes).__name__ for s in loop.attributes.condition.instructions]
     assert condition == ["Apply", "AllReduce"]
+
+
+def by_hand(body):
+    """Blocks of rows, by a region that is manual along both axes."""
+    mesh = MESH.to_jax()
+    return jax.shard_map(jax.vmap(body), mesh=mesh, in_specs=P("Y"), out_specs=P("Y"))
+
+
+@pytest.mark.parametrize("name", ["alone", "a sum in the loop"])
+def test_rows_in_a_region_by_hand_end_by_themselves(name):
+    """The types of JAX say along which axes a value differs, and collectives need these axes."""
+
+    def loop(row):
+        more = lax.pmean(row, "Y") if name != "alone" else row
+        return lax.while_loop(lambda s: s.sum() < 50, lambda s: jnp.abs(s) + 1 + abs(more), row)
+
+    def summed(row):
+        return lax.while_loop(
+            lambda s: lax.psum(s.sum(), "Y") < 50, lambda s: jnp.abs(s) + lax.psum(s, "Y"), row + 9
+        )
+
+    x = numbers(8, 3)
+    for body in (loop, summed) if name != "alone" else (loop,):
+        plan = planned(by_hand(body), (x,), (P("X"),))
+        assert plan.verify().ok
+        np.testing.assert_allclose(plan.lower()(x), jax.jit(by_hand(body))(x), rtol=1e-5)

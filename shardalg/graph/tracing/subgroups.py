@@ -65,14 +65,14 @@ def _on_blocks(
     body: Any, axes: Axes, sides: tuple[Sequence[Dims], Sequence[Dims]]
 ) -> Callable[..., Any]:
     """The body on all blocks."""
-    blocks: Callable[..., Any] = partial(_evaluated, body)
+    blocks: Callable[..., Any] = partial(evaluated, body)
     for name, size in reversed(axes):
         given, made = ([_held(dims, name) for dims in side] for side in sides)
         blocks = jax.vmap(blocks, tuple(given), made, axis_name=name, axis_size=size)
     return blocks
 
 
-def _evaluated(body: Any, *operands: Any) -> list[Any]:
+def evaluated(body: Any, *operands: Any) -> list[Any]:
     """A body without what JAX's types say of copies, regions in it on all blocks too."""
     jaxpr, consts = getattr(body, "jaxpr", body), getattr(body, "consts", ())
     known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *operands), strict=True))
@@ -211,7 +211,7 @@ def _without_types(param: Any) -> Any:
         return param
     jaxpr: Any = getattr(param, "jaxpr", param)
     given = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars)
-    made = jax.make_jaxpr(partial(_evaluated, param))(*given)
+    made = jax.make_jaxpr(partial(evaluated, param))(*given)
     if isinstance(param, ClosedJaxpr):
         return made
     if made.consts:

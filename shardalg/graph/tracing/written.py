@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from shardalg.graph.tracing.control_flow import INDEXED
 from shardalg.graph.tracing.random import bits_of, positions_of
+from shardalg.graph.tracing.subgroups import evaluated
 
 
 def written_out(equation: Any) -> Any | None:
@@ -23,7 +25,14 @@ def written_out(equation: Any) -> Any | None:
 
 def _body(function: Callable[..., Any], equation: Any) -> Any:
     given = (var.aval for var in equation.invars)
-    return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in given))
+    structs = (jax.ShapeDtypeStruct(v.shape, v.dtype) for v in given)
+    return jax.make_jaxpr(function, axis_env=_manual_axes(equation))(*structs)
+
+
+def _manual_axes(equation: Any) -> list[tuple[str, int]]:
+    """(name, size) of the axes along which the region around an equation is manual."""
+    mesh = equation.ctx.cur_abstract_mesh
+    return [(name, int(mesh.shape[name])) for name in getattr(mesh, "manual_axes", ())]
 
 
 def _split(equation: Any) -> Any:
@@ -72,7 +81,7 @@ def _while(equation: Any) -> Any:
     params = equation.params
     first = params["cond_nconsts"]
     both = first + params["body_nconsts"]
-    condition, body = map(jaxpr_as_fun, (params["cond_jaxpr"], params["body_jaxpr"]))
+    condition, body = (partial(evaluated, params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
 
     def loop(*operands: Any) -> list[Any]:
         def goes_on(carry: list[Any]) -> Any:
