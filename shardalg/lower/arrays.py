@@ -227,8 +227,8 @@ def place(
     """`args` flattened, checked, padded unless told otherwise, and laid out as `borders` say.
 
     Raises:
-      LoweringError: JAX traces the call, an argument has no numbers, or the pytree, a shape or an
-        item type is another than what was planned.
+      LoweringError: JAX traces the call, an argument has no numbers or is deleted, or the pytree,
+        a shape or an item type is another than what was planned.
     """
     leaves, tree = jax.tree.flatten(tuple(args))
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -251,7 +251,8 @@ def place(
         raise LoweringError(f"the plan takes {len(borders)} arrays, got {len(leaves)}.")
     pairs = list(zip(borders, leaves, strict=True))
     _check(pairs)
-    return [b.placed(x) if padded else put(b.true(x), b.outer) for b, x in pairs]
+    with jax.ensure_compile_time_eval():  # of arrays that a traced function closes over, too
+        return [b.placed(x) if padded else put(b.true(x), b.outer) for b, x in pairs]
 
 
 def _difference(got: Any, planned: Any, where: str) -> str:
@@ -297,7 +298,16 @@ _AROUND = 60
 
 
 def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:
-    """Raise unless each array is as planned, and can be laid out."""
+    """Raise unless each array is there, is as planned, and can be laid out.
+
+    XLA ends the process where an array is given again that a call has consumed (jaxlib 0.10.2).
+    """
+    gone = [b.path for b, x in pairs if isinstance(x, jax.Array) and x.is_deleted()]
+    if gone:
+        raise LoweringError(
+            f"{', '.join(gone)} was deleted, or donated to an earlier call, which made its results "
+            "in that memory. Pass what that call returned, or plan without donate_argnums."
+        )
     far = [f"  {b.path}: laid out as {x.sharding}" for b, x in pairs if not b.reaches(x)]
     if far:
         raise LoweringError(

@@ -109,3 +109,23 @@ def test_a_plan_of_named_sizes_is_pickled():
     x = jax.ShapeDtypeStruct((rows, 4), jnp.float32)
     plan = planned(lambda x: x.sum(0), (x,), (P("X"),))
     assert str(pickle.loads(pickle.dumps(plan)).cost("tpu_v3")) == str(plan.cost("tpu_v3"))
+
+
+@pytest.mark.parametrize("spec", [P("X"), P(("Y", "X"))])
+def test_a_call_of_arrays_that_a_traced_function_closes_over(spec):
+    lowered = planned(lambda x: x * 2, (X[:7],), (spec,)).lower()
+    given = jnp.asarray(X[:7])
+    for executable in (lowered, lowered.padded, lowered.jit()):
+        found = jax.jit(lambda y, run=executable: run(given)[:7] + y)(1.0)
+        np.testing.assert_array_equal(found, X[:7] * 2 + 1)
+
+
+def test_an_array_that_a_call_has_consumed_is_not_given_again():
+    """It ended the process."""
+    plan = planned(lambda x: (x * 2, x.sum()), (X,), (P("X"),), donate_argnums=0)
+    lowered = plan.lower()
+    for executable in (lowered, lowered.padded, lowered.jit()):
+        arrays = lowered.place(X)
+        executable(*arrays)
+        with pytest.raises(LoweringError, match="x was deleted, or donated to an earlier call"):
+            executable(*arrays)
