@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from shardalg.errors import LoweringError, TraceError
+from shardalg.graph.abstract import item_type
 from shardalg.graph.ir import Graph
 
 
@@ -98,4 +99,6 @@ def planned_arguments(
         )
     types = [graph.values[v].type for v in graph.arguments]
     shapes = dims or [t.shape for t in types]
-    return tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(shapes, types, strict=True))
+    return tuple(
+        jax.ShapeDtypeStruct(s, item_type(t.dtype)) for s, t in zip(shapes, types, strict=True)
+    )

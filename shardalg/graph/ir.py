@@ -302,11 +302,8 @@ class Graph:
     @cached_property
     def producer(self) -> tuple[int | None, ...]:
         """Per value, the node that makes it."""
-        made: list[int | None] = [None] * len(self.values)
-        for node in self.nodes:
-            for value in node.results:
-                made[value] = node.index
-        return tuple(made)
+        made = {value: node.index for node in self.nodes for value in node.results}
+        return tuple(map(made.get, range(len(self.values))))
 
     @cached_property
     def _by_primitive(self) -> dict[str, list[int]]:
@@ -314,6 +311,18 @@ class Graph:
         for node in self.nodes:
             found.setdefault(node.signature.primitive, []).append(node.index)
         return found
+
+    def __deepcopy__(self, memo: object = None) -> Graph:
+        """A graph never changes: its copy is itself, with JAX's own primitives."""
+        return self
+
+    __copy__ = __deepcopy__
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Raise TraceError where primitives of JAX, which are not pickled, are in it."""
+        if self.bindings:
+            raise TraceError("a traced graph holds JAX's primitives. Pickle the Plan: its file.")
+        return dict(vars(self))
 
     def nodes_of(self, primitives: Iterable[str]) -> list[Node]:
         """The nodes of some primitives, in order of their numbers."""

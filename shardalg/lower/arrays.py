@@ -334,6 +334,25 @@ def _typed(value: Any) -> str:
         return f"{value!r:.40}, a {type(value).__name__}"
 
 
+def called(compiled: Any, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    """What JAX's compiled program gives.
+
+    Raises:
+      LoweringError: JAX lays an argument out otherwise than it compiled for, as it does integers of
+        4 bits (jaxlib 0.10.2).
+    """
+    try:
+        return compiled(*arrays)
+    except ValueError as error:
+        if "compiled for input layouts" not in str(error):
+            raise
+        told = [line for line in str(error).split("\n") if line.startswith("Argument")]
+        raise LoweringError(
+            "JAX lays these out otherwise than its compiled program takes them: "
+            f"{'; '.join(told)} Pass integers of 8 bits, and convert them inside."
+        ) from None
+
+
 def filled(graph: Graph, leaves: list[Any]) -> Any:
     """The function's results in their pytree, those that hold nothing among them."""
     return leaves if graph.trees is None else with_float0(graph.trees[1].unflatten(leaves))

@@ -13,7 +13,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.abstract import item_type
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph, Node
-from shardalg.lower.arrays import ArrayBorder, filled, place
+from shardalg.lower.arrays import ArrayBorder, called, filled, place
 from shardalg.lower.axes import Axes
 from shardalg.lower.border_calls import ON_ARRAYS, UserCall
 
@@ -106,4 +106,4 @@ class Twin:
         return self.call.through(self._run, args, kwargs)
 
     def _run(self, *arrays: Any) -> Any:
-        return filled(self.graph, self.leave(self.compiled(*self._placed(*arrays))))
+        return filled(self.graph, self.leave(called(self.compiled, self._placed(*arrays))))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import jax
 from jax.sharding import AbstractMesh
@@ -22,6 +22,7 @@ from shardalg.graph.tracing.opened import bodies
 from shardalg.lower.arrays import (
     ArrayBorder,
     border,
+    called,
     filled,
     place,
     turned,
@@ -66,6 +67,20 @@ class Lowered:
     platform: str | None = None
     call: UserCall = ON_ARRAYS
     drawn: Callable[..., Any] | None = None
+
+    def __deepcopy__(self, memo: object = None) -> Lowered:
+        """A lowered program never changes: its copy is itself."""
+        return self
+
+    __copy__ = __deepcopy__
+
+    def __reduce__(self) -> Never:
+        """It stands for an executable of these devices.
+
+        Raises:
+          LoweringError: always.
+        """
+        raise LoweringError("a lowered program is not pickled: pickle the Plan, and lower it.")
 
     @cached_property
     def arguments(self) -> tuple[ArrayBorder, ...]:
@@ -174,13 +189,13 @@ class Lowered:
         return self.call.through(self._run, args, kwargs)
 
     def _run(self, *arrays: Any) -> Any:
-        return filled(self.graph, self.leave(self.compiled(*self._taken(*arrays))))
+        return filled(self.graph, self.leave(called(self.compiled, self._taken(*arrays))))
 
     def padded(self, *args: Any, **kwargs: Any) -> Any:
         """As a call, but uneven results keep their padding and their full layout."""
 
         def run(*arrays: Any) -> Any:
-            outputs = self.compiled(*self._taken(*arrays))
+            outputs = called(self.compiled, self._taken(*arrays))
             pairs = zip(self.results, outputs, strict=True)
             return filled(self.graph, [b.handed(x) for b, x in pairs])
 

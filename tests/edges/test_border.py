@@ -129,3 +129,39 @@ def test_an_array_that_a_call_has_consumed_is_not_given_again():
         executable(*arrays)
         with pytest.raises(LoweringError, match="x was deleted, or donated to an earlier call"):
             executable(*arrays)
+
+
+def test_a_copy_of_a_lowered_program_runs_and_none_is_pickled():
+    plan = plan_of_sum()
+    for _ in range(2):  # before it was compiled, and after
+        lowered = plan.lower()
+        for made in (copy.copy(lowered), copy.deepcopy([lowered])[0]):
+            np.testing.assert_array_equal(made(X), (X * 2).sum(0))
+    assert copy.deepcopy(plan.graph) == copy.copy(plan.graph) == plan.graph
+    with pytest.raises(LoweringError, match="not pickled: pickle the Plan"):
+        pickle.dumps(plan.lower())
+    for held in (plan.graph, plan.cost("tpu_v3")):
+        with pytest.raises(TraceError, match="Pickle the Plan"):
+            pickle.dumps(held)
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_a_loaded_plan_of_typed_keys_is_lowered(kind, tmp_path):
+    def draw(key):
+        return jax.random.uniform(key, (8,))
+
+    key = jax.random.key(3, impl=kind)
+    planned(draw, (key,), None).save(tmp_path / "plan.json")
+    lowered = sa.load_plan(tmp_path / "plan.json").lower(fn=draw)
+    np.testing.assert_array_equal(lowered(key), draw(key))
+
+
+def test_integers_of_four_bits_are_refused_where_jax_takes_none():
+    """JAX's own compiled program of them takes no array of JAX's either (jaxlib 0.10.2)."""
+    narrow = np.arange(32).reshape(8, 4).astype(jnp.int4)
+    lowered = planned(lambda x: x.astype(jnp.int32) * 2, (narrow,), (P("X"),)).lower()
+    for executable in (lowered, lowered.padded, lowered.jit()):
+        try:
+            np.testing.assert_array_equal(executable(narrow), narrow.astype(np.int32) * 2)
+        except LoweringError as error:
+            assert "Pass integers of 8 bits" in str(error)  # noqa: PT017

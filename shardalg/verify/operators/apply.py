@@ -348,10 +348,8 @@ def selected(run: Run, emission: Emission) -> Iterator[Stated]:
         inside = symbol.mode != CLIP or symbol.high + width <= run.rule.extents[name]
         yield "selected", Decided(f"a clipped index stays below {run.rule.extents[name]}", inside)
     if dict(emission.params).get("mode") == "CLIP":
-        looked = {component for component, _, _ in emission.owned}
-        drops = sum(symbol.mode == DROP for symbol in run.rule.symbols)
-        words = "every start that drops what it reads is looked at, where it is clipped"
-        yield "selected", Decided(words, not drops or len(looked) == drops)
+        drops = [symbol.mode for symbol in run.rule.symbols].count(DROP)
+        yield "selected", Decided("what drops is looked at", drops in (0, len(emission.owned)))
 
 
 def _place(run: Run, name: str) -> IntegerClaim:
@@ -427,10 +425,8 @@ def _masked(run: Run, emission: Emission) -> Iterator[Selected]:
     widths = {loop: width for _, loop, width in emission.margins}
     owned = [one for one in emission.owned if not one[1] or run.digits[one[1]]]
     if any(loop for _, loop, _ in owned):
-        components = tuple(
-            (c, run.digits[loop], run.blocks[loop], counts[loop]) if loop else (c, (), n, n)
-            for c, loop, n in owned
-        )
+        components = tuple((c, run.digits[loop], run.blocks[loop], counts[loop]) if loop
+                           else (c, (), n, n) for c, loop, n in owned)  # fmt: skip
         margins = tuple(widths.get(loop, 0) for _, loop, _ in owned) if widths else ()
         mask = p.MaskIndexed(components, emission.batch_dims, emission.fill, margins)
         yield Selected(mask, tuple(_expected(run, emission, 1)))
