@@ -347,9 +347,9 @@ def selected(run: Run, emission: Emission) -> Iterator[Stated]:
         width = max((run.rule.extents[v] for v in windows), default=1)
         inside = symbol.mode != CLIP or symbol.high + width <= run.rule.extents[name]
         yield "selected", Decided(f"a clipped index stays below {run.rule.extents[name]}", inside)
-    if dict(emission.params).get("mode") == "CLIP":
-        drops = [symbol.mode for symbol in run.rule.symbols].count(DROP)
-        yield "selected", Decided("what drops is looked at", drops in (0, len(emission.owned)))
+    drops = [symbol.mode for symbol in run.rule.symbols].count(DROP)
+    if drops and dict(emission.params).get("mode") == "CLIP":
+        yield "selected", Decided("each start that drops is seen", drops == len(emission.owned))
 
 
 def _place(run: Run, name: str) -> IntegerClaim:
