@@ -41,6 +41,7 @@ from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.errors import PipelineError
 from shardalg.graph.annotate import annotate_dims
 from shardalg.graph.evaluate import is_key
+from shardalg.graph.rotated import rotated
 
 Array = jax.Array
 Tree = Any
@@ -200,7 +201,7 @@ class Pipeline:
             shifted = jnp.pad(state, [(1, 0), *[(0, 0)] * (state.ndim - 1)])[:-1]
             return self._by_stage(jnp.where(stage == 0, fresh, shifted), SHIFTED)
         waited = lax.dynamic_index_in_dim(done, t % batches, 1, keepdims=False)
-        turned = _rotated(jnp.where(stage == stages - 1, waited, state), 1)
+        turned = rotated(jnp.where(stage == stages - 1, waited, state), 1)
         return self._by_stage(jnp.where((stage == 0) & (t < batches), fresh, turned), SHIFTED)
 
     def _stage(self, weights: Tree, x: Tree, turn: Array) -> Tree:
@@ -349,15 +350,6 @@ def whole(number: Any) -> Any:
 
 def _again(run: Callable[..., Tree], recomputed: bool) -> Callable[..., Tree]:
     return jax.checkpoint(run) if recomputed else run
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _rotated(x: Array, by: int) -> Array:
-    """`jnp.roll` along the stages, whose gradient is one rotation back; JAX's are two shifts."""
-    return jnp.roll(x, by, 0)
-
-
-_rotated.defvjp(lambda x, by: (_rotated(x, by), None), lambda by, _, dy: (_rotated(dy, -by),))
 
 
 def _types(tree: Tree) -> str:

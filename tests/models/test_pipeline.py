@@ -296,6 +296,23 @@ def test_a_state_of_several_values():
     np.testing.assert_array_equal(same, bias)
 
 
+@pytest.mark.parametrize("more", [{}, {"stream_io": True, "remat": "layer"}], ids=str)
+def test_derivatives_of_either_mode_go_through_a_circular_pipeline(more):
+    """Its rotation had a gradient alone: `jvp`, and so products with a Hessian, were refused."""
+    pipe, weights, x, dy = of(2, 4, 2, 1, **more)
+    stacked = pipe.stack(weights)
+    made = jax.jvp(lambda x: pipe(stacked, x), (x,), (dy,))
+    want = jax.jvp(lambda x: sequential(weights, x), (x,), (dy,))
+    jax.tree.map(np.testing.assert_array_equal, made, want)
+
+    def curved(fn, weights):
+        return jax.jvp(jax.grad(lambda x: (fn(weights, x) ** 2).sum()), (x,), (dy,))[1]
+
+    np.testing.assert_array_equal(curved(pipe, stacked), curved(sequential, weights))
+    several = jax.vmap(pipe, (None, 1), 1)(stacked, jnp.stack([x, dy], 1))
+    np.testing.assert_array_equal(several[:, 1], sequential(weights, dy))
+
+
 def wider(weights, x):
     return jnp.concatenate([x, x], 1)
 

@@ -448,7 +448,7 @@ def site(
 HANDLERS: dict[str, Placing] = {
     **dict.fromkeys(INLINED, _inline),
     "custom_linear_solve": _linear_solve,
-    **dict.fromkeys("iota_2x32_shape random_bits split stack unstack".split(), _write_out),
+    **dict.fromkeys("iota_2x32_shape random_bits rotate split stack unstack".split(), _write_out),
     **dict.fromkeys(INDEXED, _write_out),
     "jit": _jit,
     "scan": _scan,

@@ -13,6 +13,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from shardalg.graph.rotated import rolled
 from shardalg.graph.tracing.control_flow import INDEXED
 from shardalg.graph.tracing.random import bits_of, positions_of
 from shardalg.graph.tracing.subgroups import evaluated
@@ -45,6 +46,11 @@ def _split(equation: Any) -> Any:
         return [lax.slice_in_dim(x, end - size, end, axis=axis) for size, end in pairs]
 
     return _body(slices, equation)
+
+
+def _rotate(equation: Any) -> Any:
+    """Two slices side by side."""
+    return _body(partial(rolled, **equation.params), equation)
 
 
 def _stack(equation: Any) -> Any:
@@ -168,6 +174,7 @@ _WRITTEN: dict[str, Callable[[Any], Any | None]] = {
     **dict.fromkeys(_REDUCED, _over_dimensions),
     "iota_2x32_shape": positions_of,
     "random_bits": bits_of,
+    "rotate": _rotate,
     "split": _split,
     "stack": _stack,
     "unstack": _unstack,
