@@ -182,9 +182,15 @@ def _batch(values: tuple[Any], dims: tuple[int], **params: Any) -> tuple[Any, in
     (dim,), spec = dims, params["spec"]
     if spec is not None:
         spec = (*spec[:dim], (), *spec[dim:])
-    open_dims = sorted({dim, *(d + (d >= dim) for d in params["unspecified_dims"])})
-    params = {**params, "spec": spec, "unspecified_dims": tuple(open_dims)}
+        if params["name"]:  # which of the open ones it is: a strategy's spec does not count it
+            params = {**params, "added": _with(dim, params.get("added", ()))}
+    params = {**params, "spec": spec, "unspecified_dims": _with(dim, params["unspecified_dims"])}
     return annotate_p.bind(*values, **params), dim
+
+
+def _with(new: int, dims: tuple[int, ...]) -> tuple[int, ...]:
+    """Dimensions, with a new one among them."""
+    return tuple(sorted({new, *(d + (d >= new) for d in dims)}))
 
 
 annotate_p = Primitive("annotate")

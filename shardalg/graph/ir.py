@@ -290,6 +290,13 @@ class Graph:
     block_axes: tuple[str, ...] = field(default=(), compare=False, repr=False)
     as_written: Callable[[], Graph] | None = field(default=None, compare=False, repr=False)
 
+    def added_dims(self, site: Site) -> tuple[int, ...]:
+        """Dimensions that `vmap` gave a named site; a strategy's spec does not count them."""
+        if site.spec is None:
+            return site.unspecified_dims
+        found: tuple[int, ...] = self.nodes[site.node].signature.param("added", ())
+        return found
+
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
         """Per value, the nodes that read it, in order (a call counts as a user of its operands)."""

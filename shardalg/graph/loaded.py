@@ -213,6 +213,8 @@ def _wrong_values(graph: Graph) -> Iterator[str]:
             yield f"constant {graph.values[index].name!r} is no {kind}"
     sites = {site.node: _said(site) for site in graph.sites}
     said = {n.index: dict(n.signature.params) for n in graph.nodes if n.primitive == "annotate"}
+    for params in said.values():
+        params.pop("added", None)
     if sites != said or list(sites) != [site.node for site in graph.sites]:
         yield "sites are not what the annotations in the graph say"
 

@@ -316,7 +316,7 @@ def _read_site(
     """The strategy's spec for a site's name, else the one that the site carries."""
     node = reader.graph.nodes[site.node]
     spec = given.get(site.name) if site.name is not None else None
-    added = site.unspecified_dims if site.spec is None else ()
+    added = () if spec is None else reader.graph.added_dims(site)
     if spec is None and site.spec is not None:
         spec = _own_spec(reader, site, first_mesh)
     at = f" at {node.source}" if node.source else ""

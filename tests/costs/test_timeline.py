@@ -129,3 +129,90 @@ def test_an_unknown_chip(tmp_path, capsys):
     error = capsys.readouterr().err
     assert "tpu_v99" in error
     assert error.count("\n") == 1
+
+
+def shifting(weights):
+    """A step of a pipeline by hand, whose buffer carries the name."""
+
+    def step(state, x):
+        first = jax.lax.broadcasted_iota("int32", state.shape, 0) == 0
+        shifted = jax.numpy.pad(state, ((1, 0), (0, 0), (0, 0)))[:-1]
+        state = sa.annotate(jax.numpy.where(first, x[None], shifted), "pipeline_state")
+        state = jax.vmap(layer)(weights, state)
+        return state, state[-1]
+
+    return step
+
+
+START = jax.numpy.zeros((4, 6, 8))
+OWN = {
+    "some trips only": (
+        lambda w, xs: jax.lax.scan(
+            lambda s, x: jax.lax.cond(
+                x.sum() > 0, shifting(w), lambda s, x: (s, s[-1]), s, x
+            ), START, xs,
+        )[1],
+        3 / 7,
+    ),
+    "nobody knows how often": (
+        lambda w, xs: jax.lax.while_loop(
+            lambda c: c[0] < 7, lambda c: (c[0] + 1, shifting(w)(c[1], xs[c[0]])[0]), (0, START)
+        ),
+        0,
+    ),
+    "never": (lambda w, xs: jax.lax.scan(shifting(w), START, xs[:0])[0] + w.sum(), 0),
+    "too few trips": (lambda w, xs: jax.lax.scan(shifting(w), START, xs[:2])[1], 1),
+    "no stages": (
+        lambda w, xs: jax.lax.scan(
+            lambda c, x: (sa.annotate(c + x.sum(), "pipeline_state"), None), w.sum(), xs
+        )[0],
+        0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_loops_of_ones_own(case):
+    """A name in a branch or in a loop that ends by itself, on a number: all ended in a check."""
+    fn, bubbles = OWN[case]
+    shapes = (4, 8, 8), (7, 6, 8)
+    arguments = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    mesh = sa.Mesh({"L": 4, "X": 2})
+    plan = sa.plan(fn, *arguments, mesh=mesh, in_shardings=(P("L"), P()))
+    timeline = plan.timeline("tpu_v3")
+    spent = overheads(plan.program, plan.graph, load("tpu_v3"))
+    assert timeline.step_s == pytest.approx(plan.cost("tpu_v3").step_time_s)
+    assert timeline.bubbles == pytest.approx(bubbles, rel=2e-2)
+    assert timeline.bubbles == pytest.approx(spent.bubbles)
+
+
+def test_stages_are_counted_without_what_vmap_added():
+    """Three models at once made of four stages three."""
+    pipe = sa.pipeline(layer, stages=4, microbatches=4)
+    shapes = (3, 4, 1, 8, 8), (3, 16, 8)
+    arguments = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    mesh = sa.Mesh({"L": 4, "X": 2})
+    plan = sa.plan(jax.vmap(pipe), *arguments, mesh=mesh, in_shardings=(P(None, "L"), None))
+    timeline, spent = plan.timeline("tpu_v3"), overheads(plan.program, plan.graph, load("tpu_v3"))
+    assert timeline.stages == 4
+    for stage in range(4):
+        waits = timeline.seconds("bubble", stage)
+        assert waits / spent.pipelined_s == pytest.approx(pipe.schedule.bubble_ratio)
+
+
+def test_pipelines_of_other_stages_wait_as_long_on_every_row():
+    """Rows that one of them has no stage for were idle in trips of none."""
+    both = [
+        sa.pipeline(layer, stages=n, microbatches=4, axis=axis) for n, axis in ((4, "L"), (2, "X"))
+    ]
+    shapes = (4, 1, 8, 8), (2, 1, 8, 8), (16, 8)
+    arguments = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    mesh = sa.Mesh({"L": 4, "X": 2})
+    plan = sa.plan(lambda v, w, x: both[1](w, both[0](v, x)), *arguments, mesh=mesh,
+                   in_shardings=(P("L"), P("X"), None))  # fmt: skip
+    timeline = plan.timeline("tpu_v3")
+    waits = [timeline.seconds("bubble", stage) / timeline.step_s for stage in range(4)]
+    assert waits == pytest.approx([timeline.bubbles] * 4)
+    assert timeline.bubbles == pytest.approx(
+        overheads(plan.program, plan.graph, load("tpu_v3")).bubbles
+    )

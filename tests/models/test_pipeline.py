@@ -420,6 +420,22 @@ def test_weights_that_are_not_stacked():
         pipe(weights, x)
 
 
+def test_a_strategys_spec_for_the_state_does_not_count_what_vmap_added(tmp_path):
+    """The spec slid by a dimension: L on the models, Y on the samples."""
+    pipe, weights, x, _ = of(2, 2, 1, 1)
+    many = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4, 1), (pipe.stack(weights), x))
+    mesh = sa.Mesh({"L": 2, "X": 2, "Y": 2})
+    strategy = sa.Strategy(mesh, sites={"pipeline_state": P("L", None, "Y")})
+    plan = sa.plan(jax.vmap(pipe, 1, 1), *many, strategy=strategy)
+    pairs = zip(plan.graph.sites, plan.sharded.annotations.sites, strict=True)
+    assert {s.text() for site, s in pairs if site.name == "pipeline_state"} == {"[?, L, None, Y]"}
+    plan.save(tmp_path / "plan.json")
+    assert sa.load_plan(tmp_path / "plan.json").text() == plan.text()
+    wrong = sa.Strategy(mesh, sites={"pipeline_state": P("L", None, None, "Y")})
+    with pytest.raises(sa.StrategyError, match=r"f32\[4,2,4,4\], written for shape \(2, 4, 4\)"):
+        sa.plan(jax.vmap(pipe, 1, 1), *many, strategy=wrong)
+
+
 def test_an_axis_that_the_mesh_lacks():
     pipe, weights, x, _ = of(2, 2, 1, 1, axis="Z")
     with pytest.raises(sa.StrategyError, match=r"'Z' .* which the mesh does not have"):

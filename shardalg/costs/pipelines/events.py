@@ -75,8 +75,9 @@ def _times(loop: Instruction) -> list[int | None]:
 
 def _idle(loops: dict[int, PipelineLoop], loop: Instruction, stage: int, trip: int | None) -> bool:
     assert loop.node is not None and trip is not None, "a pipeline is a loop of the function"
-    last = loops[loop.node].stages - 1
-    return not stage <= trip < loop.attributes.executions - (last - stage)
+    stages = loops[loop.node].stages
+    stage %= stages  # where another pipeline has more
+    return not stage <= trip < loop.attributes.executions - (stages - 1 - stage)
 
 
 @dataclass(frozen=True, slots=True)

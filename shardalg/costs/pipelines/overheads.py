@@ -3,9 +3,9 @@
 The closed forms of schedules are in `schedules.py`; here all is read off a program.
 A loop is a pipeline if its body has a site named "pipeline_state" on the buffer that shifts by one
 stage per trip: `models.pipeline` leaves it there, and `sa.annotate(state, "pipeline_state")` in a
-loop of one's own does the same. Of T trips on L stages every device works on padding in L - 1,
-whatever the schedule (GPipe: T = M + L - 1, circular: T = R M + L - 1); these trips take as long as
-all others.
+loop of one's own does the same, if it says how often it runs (a `while` does not). Of T trips on L
+stages every device works on padding in L - 1, whatever the schedule (GPipe: T = M + L - 1,
+circular: T = R M + L - 1); these trips take as long as all others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.step_time import timed
 from shardalg.costs.topology import Topology
-from shardalg.graph.ir import Graph
+from shardalg.graph.ir import Graph, Site
 from shardalg.graph.recomputed import recomputed
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.program import SpmdProgram
@@ -30,7 +30,7 @@ class PipelineLoop:
 
     Attributes:
       node: the graph node of the loop.
-      stages: of the leading dimension of what shifts.
+      stages: of the leading dimension of what shifts, but for those that `vmap` added.
     """
 
     node: int
@@ -70,13 +70,22 @@ def pipeline_loops(graph: Graph) -> dict[int, PipelineLoop]:
     found: dict[int, PipelineLoop] = {}
     for site in graph.sites:
         if site.name == SHIFTED:
-            region = graph.regions[graph.nodes[site.node].region]
-            while region.node is None and region.parent is not None:
-                region = graph.regions[region.parent]
             shape = graph.values[graph.nodes[site.node].results[0]].type.shape
-            if region.node is not None:
-                found[region.node] = PipelineLoop(region.node, shape[0])
+            added, loop = graph.added_dims(site), _loop_around(graph, site)
+            stages = next((n for dim, n in enumerate(shape) if dim not in added), None)
+            if loop is not None and stages is not None:
+                found[loop] = PipelineLoop(loop, stages)
     return found
+
+
+def _loop_around(graph: Graph, site: Site) -> int | None:
+    """The node of the loop in whose trips the site stands; None where these are not counted."""
+    region = graph.regions[graph.nodes[site.node].region]
+    while region.kind in ("remat", "cond"):
+        parent = region.parent if region.node is None else graph.nodes[region.node].region
+        assert parent is not None, "only the whole program stands in nothing"
+        region = graph.regions[parent]
+    return region.node if region.kind == "scan" and region.trip_count else None
 
 
 def overheads(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> Overheads:
@@ -101,4 +110,4 @@ def overheads(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology)
 def _bubble_ratio(loop: Instruction, loops: dict[int, PipelineLoop]) -> float:
     """As `Schedule.bubble_ratio`: idle trips of all, in the trips that the program makes."""
     assert loop.node is not None, "a pipeline is a loop of the function"
-    return (loops[loop.node].stages - 1) / loop.attributes.executions
+    return min(1.0, (loops[loop.node].stages - 1) / loop.attributes.executions)
