@@ -76,6 +76,11 @@ class Pipeline:
                 f"stage_fn is a {type(self.stage_fn).__name__}, {self.stage_fn!r:.80}, no "
                 "function: pass the function of one layer, (weights, x) -> x."
             )
+        if not isinstance(self.axis, str | None):
+            raise PipelineError(
+                f"axis is {self.axis!r}: give the name of the mesh axis of the stages, such as "
+                "'L', or None."
+            )
         if self.remat not in REMAT:
             raise PipelineError(f"remat must be one of {REMAT}, got {self.remat!r}.")
         if self.stream_io:
@@ -111,7 +116,11 @@ class Pipeline:
         >>> pipe = pipeline(lambda w, x: x * w, stages=2, microbatches=2, rounds=2)
         >>> pipe.unstack(pipe.stack(jnp.arange(8))).tolist()
         [0, 1, 2, 3, 4, 5, 6, 7]
+
+        Raises:
+          PipelineError: the weights are not stacked so.
         """
+        self._check_stacked(weights)
         stages, rounds = self.schedule.stages, self.schedule.rounds
 
         def unstacked(leaf: Array) -> Array:
@@ -263,6 +272,15 @@ class Pipeline:
 
     def _check(self, weights: Tree, x: Tree) -> None:
         """Raise unless weights and batch fit the schedule, and a layer keeps what it takes."""
+        self._check_stacked(weights)
+        if not jax.tree.leaves(x):
+            raise PipelineError(f"x is {x!r:.80}, without an array: pass a batch, (batch, ...).")
+        for leaf in jax.tree.leaves(x):
+            self.schedule.microbatch_size(samples(leaf))
+        self._check_stage(weights, x)
+
+    def _check_stacked(self, weights: Tree) -> None:
+        """Raise unless the weights are as `stack` gives them."""
         schedule = self.schedule
         for leaf in jax.tree.leaves(weights):
             if jnp.ndim(leaf) < 2 or leaf.shape[0] != schedule.stages:
@@ -273,11 +291,6 @@ class Pipeline:
                 )
             schedule.layers_per_round(leaf.shape[1] * schedule.stages)
         _check_layers(weights, dims=2)
-        if not jax.tree.leaves(x):
-            raise PipelineError(f"x is {x!r:.80}, without an array: pass a batch, (batch, ...).")
-        for leaf in jax.tree.leaves(x):
-            schedule.microbatch_size(leaf.shape[0] if jnp.ndim(leaf) else 0)
-        self._check_stage(weights, x)
 
     def _check_stage(self, weights: Tree, x: Tree) -> None:
         def one(leaf: Array) -> jax.ShapeDtypeStruct:
@@ -287,7 +300,8 @@ class Pipeline:
         def layer(leaf: Array) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype)
 
-        taken = jax.tree.map(one, x)
+        # as JAX takes it: of numpy's 64 bits 32
+        taken = jax.eval_shape(lambda x: x, jax.tree.map(one, x))
         made = jax.eval_shape(self.stage_fn, jax.tree.map(layer, weights), taken)
         if _types(made) != _types(taken):
             raise PipelineError(
@@ -338,6 +352,20 @@ def _on_words(pipe: Pipeline, weights: Tree, x: Tree) -> Tree:
         return words(pipe.stage_fn(weights, keys(x)))
 
     return keys(replace(pipe, stage_fn=stage)(weights, words(x)))
+
+
+def samples(leaf: Any) -> int:
+    """How many a leaf of a batch has.
+
+    Raises:
+      PipelineError: it is no array, or a number.
+    """
+    if not hasattr(leaf, "dtype") or not jnp.ndim(leaf):
+        raise PipelineError(
+            f"a batch has a leaf {leaf!r:.80}, which is no array of samples: pass arrays, "
+            "(batch, ...)."
+        )
+    return int(leaf.shape[0])
 
 
 def whole(number: Any) -> Any:

@@ -45,7 +45,7 @@ from shardalg.costs.topology import Topology, machine
 from shardalg.costs.walk import local_bytes
 from shardalg.errors import LoweringError, PipelineError
 from shardalg.io.table import Table
-from shardalg.models.pipeline import whole
+from shardalg.models.pipeline import samples, whole
 from shardalg.plan.plan import Plan, plan
 from shardalg.propagate.options import Options, Switches
 from shardalg.report.timeline import Timeline
@@ -226,8 +226,9 @@ def unequal_pipeline(
       schedule: "gpipe", or "1f1b", which keeps fewer microbatches.
 
     Raises:
-      PipelineError: no stages, two of them on one device, microbatches that do not divide the
-        batch, an unknown schedule, or a stage that cannot take what the one before makes.
+      PipelineError: no stages, one without a function or a mesh, two of them on one device,
+        microbatches that do not divide the batch, an unknown schedule, or a stage that cannot take
+        what the one before makes.
 
     >>> from jax.sharding import PartitionSpec as P
     >>> import shardalg as sa
@@ -248,15 +249,16 @@ def unequal_pipeline(
 
     Source: GSPMD (arXiv:2105.04663) section 3.3, heterogeneous stages.
     """
-    if not stages:
-        raise PipelineError("a pipeline needs stages: pass [sa.Stage(fn, weights, mesh), ...].")
+    _check_stages(stages)
+    if not jax.tree.leaves(x):
+        raise PipelineError(f"x is {x!r:.80}, without an array: pass a batch, (batch, ...).")
     _own_devices(stages)
     orders(schedule, 1, 1)
     microbatches = whole(microbatches)
     size = Schedule(len(stages), microbatches).microbatch_size
 
     def microbatch(leaf: Any) -> jax.ShapeDtypeStruct:
-        count = size(leaf.shape[0] if jnp.ndim(leaf) else 0)
+        count = size(samples(leaf))
         return jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype)
 
     taken, found = jax.tree.map(microbatch, x), []
@@ -265,6 +267,27 @@ def unequal_pipeline(
         found.append(_planned(stage, taken, made, microbatches, returns=number > 0))
         taken = made
     return UnequalPipeline(tuple(found), microbatches, schedule)
+
+
+def _check_stages(stages: Any) -> None:
+    """Raise unless there are stages, each with a function and a mesh of ours."""
+    if isinstance(stages, Stage) or not isinstance(stages, Sequence) or not stages:
+        raise PipelineError("a pipeline needs stages: pass [sa.Stage(fn, weights, mesh), ...].")
+    for number, stage in enumerate(stages):
+        if not isinstance(stage, Stage):
+            raise PipelineError(
+                f"stage {number} is a {type(stage).__name__}: pass sa.Stage(fn, weights, mesh)."
+            )
+        if not callable(stage.fn):
+            raise PipelineError(
+                f"fn of stage {number} is a {type(stage.fn).__name__}, no function: pass the "
+                "function of the stage, (weights, x) -> x."
+            )
+        if not isinstance(stage.mesh, Mesh):
+            raise PipelineError(
+                f"the mesh of stage {number} is a {type(stage.mesh).__name__}, {stage.mesh!r:.80}: "
+                "pass sa.Mesh({'X': 2}), or sa.Mesh.from_jax(mesh)."
+            )
 
 
 def _own_devices(stages: Sequence[Stage]) -> None:
@@ -290,8 +313,8 @@ def _made(number: int, stage: Stage, taken: Tree) -> Tree:
     except (TypeError, ValueError) as error:
         told = str(error).partition("\n")[0]
         raise PipelineError(
-            f"stage {number} cannot take what comes to it, {taken}: {told} A stage takes what the "
-            "one before makes of a microbatch."
+            f"stage {number} cannot take what comes to it, {taken}: {told.rstrip('.')}. A stage "
+            "takes what the one before makes of a microbatch."
         ) from error
 
 

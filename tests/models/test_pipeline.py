@@ -331,6 +331,7 @@ BAD = [
         {"microbatches": 2, "stages": 4, "stream_io": True},
         "2 microbatches are not divisible by 4 stages.*Take microbatches=4",
     ),
+    ({"axis": ("L", "Y")}, r"axis is \('L', 'Y'\): give the name of the mesh axis"),
     ({"remat": "all"}, "remat must be one of .*got 'all'"),
     ({"stage_fn": "layer"}, "stage_fn is a str, 'layer', no function"),
     ({"stage_fn": wider}, r"takes float32\[4, 4\] and makes float32\[4, 8\].*must be the same"),
@@ -339,6 +340,46 @@ BAD = [
     ({"rounds": 3}, "8 layers are not divisible by 2 stages x 3 rounds = 6.*6 or 12 layers"),
     ({"microbatches": 5}, "batch of 16 is not divisible by 5 microbatches.*1, 2, 4, 8, 16"),
 ]
+
+
+def test_a_batch_of_numpy_is_what_jax_makes_of_it():
+    """Its 64 bits were held against the 32 that come out of a stage."""
+
+    def counted(w, state):
+        return {"x": layer(w, state["x"]), "n": state["n"] + 1}
+
+    weights, x, _ = data(8, 16)
+    batch = {"x": np.asarray(x, "float64"), "n": np.arange(16)}
+    pipe = sa.pipeline(counted, stages=2, microbatches=4)
+    made = pipe(pipe.stack(weights), batch)
+    np.testing.assert_array_equal(made["x"], sequential(weights, x))
+    np.testing.assert_array_equal(made["n"], np.arange(16) + 8)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (3.0, "a batch has a leaf 3.0, which is no array of samples: pass arrays"),
+        ([[1.0, 2.0]], "a leaf 1.0, which is no array of samples"),
+        (np.ones((0, 4)), "a batch without samples has no microbatches"),
+    ],
+    ids=["number", "lists", "empty"],
+)
+def test_what_is_no_batch(x, message):
+    pipe = sa.pipeline(layer, stages=2, microbatches=4)
+    with pytest.raises(sa.PipelineError, match=message):
+        pipe(pipe.stack(data(8, 16)[0]), x)
+    stage = sa.Stage(lambda w, x: x * w, jnp.ones(4), sa.Mesh({"X": 2}))
+    with pytest.raises(sa.PipelineError, match=message):
+        sa.unequal_pipeline([stage], x, microbatches=4)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4), (2, 3, 8)], ids=str)
+def test_only_what_was_stacked_is_unstacked(shape):
+    pipe = sa.pipeline(layer, stages=2, microbatches=4, rounds=2)
+    with pytest.raises(sa.PipelineError, match=r"pass pipe.stack|3 x 2|6 layers are not") as raised:
+        pipe.unstack(jnp.ones(shape))
+    assert "\n" not in str(raised.value)
 
 
 def run(weights, x, *, stage_fn, **given):

@@ -107,10 +107,23 @@ def meeting() -> list:
     return [first, second, replace(last, mesh=sa.Mesh({"X": 2}, device_ids=[1, 0]))]
 
 
+def one_stage(x=IDS, **changed):
+    return sa.unequal_pipeline([replace(stages()[0], **changed)], x, microbatches=4)
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [
         (lambda: sa.unequal_pipeline([], IDS, microbatches=2), "needs stages: pass"),
+        (lambda: sa.unequal_pipeline(stages()[0], IDS, microbatches=2), "needs stages: pass"),
+        (lambda: one_stage(fn="wide"), "fn of stage 0 is a str, no function"),
+        (
+            lambda: sa.unequal_pipeline([(wide, WEIGHTS[1])], IDS, microbatches=2),
+            "stage 0 is a tuple: pass sa.Stage",
+        ),
+        (lambda: one_stage(mesh={"X": 2}), r"mesh of stage 0 is a dict, \{'X': 2\}: pass sa.Mesh"),
+        (lambda: one_stage(mesh=sa.Mesh({"X": 2}).to_jax()), "stage 0 is a Mesh, .*from_jax"),
+        (lambda: one_stage(x={}), r"x is \{\}, without an array"),
         (lambda: planned(schedule="zb"), "no schedule 'zb' here"),
         (lambda: sa.unequal_pipeline(stages(), IDS, microbatches=5), "24 is not divisible by 5"),
         (

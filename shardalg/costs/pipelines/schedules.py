@@ -108,12 +108,14 @@ class Schedule:
         """Samples of one microbatch.
 
         Raises:
-          PipelineError: the microbatches do not divide the batch.
+          PipelineError: the microbatches do not divide the batch, or it is empty.
 
         >>> Schedule(4, 8).microbatch_size(32)
         4
         """
-        if batch < 1 or batch % self.microbatches:
+        if batch < 1:
+            raise PipelineError("a batch without samples has no microbatches: pass some samples.")
+        if batch % self.microbatches:
             near = [n for n in range(1, batch + 1) if batch % n == 0]
             raise PipelineError(
                 f"a batch of {batch} is not divisible by {self.microbatches} microbatches: take "
