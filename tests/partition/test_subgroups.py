@@ -155,6 +155,23 @@ def test_what_is_sent_along_one_of_two_axes(name, shape):
     assert plan.verify().ok
 
 
+@pytest.mark.parametrize("mesh", [MESH, sa.Mesh({"L": 4})], ids=["some axes", "all axes"])
+@pytest.mark.parametrize(
+    "pairs",
+    [[(0, 1), (0, 2)], [(0, 1), (2, 1)], [(0, 1), (5, 2)], [(0, 1), (1, 4)], [(3, 0), (-1, 1)]],
+)
+def test_a_place_that_is_not_there_or_twice_is_refused_by_name(pairs, mesh):
+    """JAX refuses such a permutation; planned on other axes the last pair counted."""
+    fn = sa.manual(lambda x: lax.ppermute(x, "L", pairs), "L")
+    with pytest.raises(TraceError, match=r"ppermute at test_subgroups.py:\d+ along \('L',\) of 4"):
+        sa.plan(fn, X, mesh=mesh)
+
+
+def test_places_are_counted_from_the_end_too():
+    fn = by_hand(lambda x: lax.ppermute(x, "L", [(-1, 0), (0, -2)]), P("L"), P("L"))
+    right_and_proved(sa.plan(fn, X, mesh=MESH), fn, (X,), lowered=True)
+
+
 GROUPED = {
     "gathered": lambda x: lax.all_gather(x, "L", axis_index_groups=PAIRS["far"]),
     "of two sizes": lambda x: lax.psum(x, "L", axis_index_groups=[[0, 1, 2], [3]]),

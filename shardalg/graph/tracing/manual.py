@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardalg.errors import TraceError
 from shardalg.graph.ir import ValueType
+from shardalg.graph.source import Sources
 from shardalg.graph.tracing.jaxpr import (
     Bodies,
     Builder,
@@ -27,6 +29,7 @@ def _region(builder: Builder, equation: Any, operands: list[int], place: Scope) 
     one that sums over groups of an axis.
     """
     axes, sides = region_axes(equation.params, place.source)
+    _check_permutations(equation, place)
     if not place.manual and (_leaves_axes(equation.params, axes) or _sums_in_groups(equation)):
         avals = [var.aval for var in equation.invars]
         body = mapped_over(equation.params["jaxpr"], avals, axes, sides)
@@ -42,6 +45,27 @@ def _region(builder: Builder, equation: Any, operands: list[int], place: Scope) 
     plain = {"axes": axes, "in_axes": sides[0], "out_axes": sides[1]}
     results = call(builder, equation, given, inner, Bodies([(body, labels)], (), plain))
     return _laid_out(builder, results, sides[1], place)
+
+
+def _check_permutations(equation: Any, place: Scope) -> None:
+    """Raise unless places that `ppermute` names are there, each at most once on either side."""
+    mesh = equation.params["mesh"]
+    sizes = dict(zip(mesh.axis_names, map(int, mesh.axis_sizes), strict=True))
+    for inner in _equations(equation.params["jaxpr"]):
+        if inner.primitive.name != "ppermute":
+            continue
+        names, pairs = _axes(inner), inner.params["perm"]
+        if not all(name in sizes for name in names):
+            continue
+        size = math.prod(sizes[str(name)] for name in names)
+        # JAX counts negative places from the end
+        sides = [[n % size for n in side if -size <= n < size] for side in zip(*pairs, strict=True)]
+        if any(len({*side}) < len(pairs) for side in sides):
+            source = Sources().line(inner.source_info.traceback, place.source) or "an unknown line"
+            raise TraceError(
+                f"ppermute at {source} along {names} of {size} places has the pairs {pairs}: write "
+                f"each place from 0 to {size - 1} at most once as a sender, and once as a receiver."
+            )
 
 
 def _leaves_axes(params: Mapping[str, Any], axes: Axes) -> bool:

@@ -400,8 +400,9 @@ def _moved(
 
 def _permute(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
     """Blocks in another order, zeros where nobody sends: slices of their dimension side by side."""
-    sources = {target: source for source, target in params["perm"]}
-    return lax.concatenate(list(_pieces(stack, sources, len(stack))), 0), 0
+    size = len(stack)
+    sources = {target % size: source % size for source, target in params["perm"]}
+    return lax.concatenate(list(_pieces(stack, sources, size)), 0), 0
 
 
 def _gather(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
