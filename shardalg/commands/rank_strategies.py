@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardalg.io.files import check_place, write_whole
+from shardalg.io.table import Table
 
 HELP = "mesh shapes, strategies, microbatches and remat for a model, ranked by seconds per sample"
 INTERRUPTED = 130
@@ -73,15 +74,20 @@ def run(options: argparse.Namespace) -> int:
     if options.html is not None:
         write_whole(options.html, ranking.page(max(options.top, 100)).to_html())
     if options.json:
-        print(json.dumps(ranking.to_json(), indent=1))
+        proved = {"verified": _rows(ranking.verified(options.verify))} if options.verify else {}
+        print(json.dumps({**ranking.to_json(), **proved}, indent=1))
     else:
         print(ranking.table(options.top))
         for what, why in ranking.refused if options.refused else ():
             print(f"{what}: {why}")
         print(ranking.summary())
-    if options.verify:
-        print(ranking.verified(options.verify))
+        if options.verify:
+            print(ranking.verified(options.verify))
     return INTERRUPTED if ranking.left else 0
+
+
+def _rows(table: Table) -> list[dict[str, Any]]:
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Sequence[Any]]:
@@ -124,7 +130,7 @@ def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def _say(number: int, count: int, what: str) -> None:
-    """One line that is written over in a terminal, and one in a hundred elsewhere."""
+    """One line that is written over in a terminal, and one after another elsewhere."""
     if sys.stderr.isatty():
         print(f"\r\033[K{number} of {count}: {what}", end="", file=sys.stderr, flush=True)
     else:

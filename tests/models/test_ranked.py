@@ -296,9 +296,12 @@ def test_the_command_prints_a_table_and_plain_data(capsys, tmp_path):
     assert "4 fit, 0 do not fit or divide" in printed.splitlines()
     assert "proved" in printed
     assert "The fastest of each batch" in page.read_text()
-    assert main([*ASKED, "--json"]) == 0
+    assert main([*ASKED, "--json", "--verify", "1"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert [row["batch"] for row in read["ranked"]].count(16) == 2
+    (proof,) = read["verified"]
+    assert "ok" in proof["verdict"]
+    assert proof["seconds_per_sample"] == read["ranked"][0]["seconds_per_sample"]
 
 
 WRONG = {
