@@ -338,6 +338,7 @@ BAD = [
     ({"stage_fn": cast}, r"makes bfloat16\[4, 4\].*Cast inside"),
     ({"stages": 3}, "8 layers are not divisible by 3 stages x 1 rounds = 3.*6 or 9 layers"),
     ({"rounds": 3}, "8 layers are not divisible by 2 stages x 3 rounds = 6.*6 or 12 layers"),
+    ({"stages": 16}, "= 16: every stage runs as many layers in every round. Take 16 layers"),
     ({"microbatches": 5}, "batch of 16 is not divisible by 5 microbatches.*1, 2, 4, 8, 16"),
 ]
 

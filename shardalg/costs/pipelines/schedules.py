@@ -96,11 +96,11 @@ class Schedule:
         """
         pieces = self.stages * self.rounds
         if layers < 1 or layers % pieces:
+            below, above = layers // pieces * pieces, (layers // pieces + 1) * pieces
             raise PipelineError(
                 f"{layers} layers are not divisible by {self.stages} stages x {self.rounds} rounds "
                 f"= {pieces}: every stage runs as many layers in every round. Take "
-                f"{max(1, layers // pieces) * pieces} or {(layers // pieces + 1) * pieces} layers, "
-                "or other stages and rounds."
+                f"{f'{below} or ' if below > 0 else ''}{above} layers, or other stages and rounds."
             )
         return layers // pieces
 
