@@ -211,6 +211,26 @@ def test_a_pipeline_holds():
     assert not plan.holds(T=20)
 
 
+def test_a_pipeline_whose_stages_hold_the_batch_outside_is_guarded():
+    """Recorded sizes were completed without bringing the batch away from the axis of the stages."""
+    L, Q, B, M = sa.dims("L Q B M", hint=(4, 8, 16, 32))
+    shapes = (L, 2, M, M), (Q * B, M), (Q,)
+    arguments = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+
+    def layers(w, x, parts):
+        made = {"stages": w.shape[0], "microbatches": parts.shape[0], "axis": "p"}
+        return sa.pipeline(lambda w, x: x + jnp.tanh(x @ w), **made)(w, x).sum() + parts.sum()
+
+    plan = sa.plan(
+        layers,
+        *arguments,
+        mesh=sa.Mesh({"p": 4, "x": 2}, symbolic=True),
+        in_shardings=(P("p"), P(("x", "p")), None),
+    )
+    assert plan.unguarded == ""
+    assert plan.holds()
+
+
 def test_what_is_not_known_of_other_sizes_is_said(monkeypatch):
     x = jax.ShapeDtypeStruct((B, S), "float32")
 

@@ -20,8 +20,7 @@ from shardalg.graph.ir import Graph, Node, Params, Signature, ValueType
 from shardalg.partition.emit.recipe import Recipe
 from shardalg.partition.partition import Partitioner, partition
 from shardalg.pause import collection_paused
-from shardalg.planning.stages import Stages
-from shardalg.propagate import propagate
+from shardalg.planning.stages import Stages, completed
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import Layouts
 from shardalg.sizes.decided import Guards, recorder
@@ -96,7 +95,7 @@ def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgr
     recorded.about = Asked("sharding")
     mesh = stages.mesh.resized({name: recorded.size(axis) for name, axis in axes.items()})
     graph = sizes.graph()
-    sharded = propagate(graph, annotations_at(stages.annotations, graph, mesh), options)
+    sharded = completed(graph, annotations_at(stages.annotations, graph, mesh), options)
     program = partition(sharded, stages.traced.roles, options, partial(_Telling, recorded))
     recorded.about = Asked(PEAK)
     peak_place(program, graph, stages.traced.donated)

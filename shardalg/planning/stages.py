@@ -98,22 +98,22 @@ def planned(traced: Traced, annotations: Annotations, options: Options) -> Stage
     options = options.where(named=is_named(traced, annotations))
     traced = traced.with_sums(wide=options.switches.wide_sums)
     with collection_paused():
-        completed = [_completed(traced, annotations, way) for way in options.completions]
-        sharded = completed[0]
+        made = [completed(traced.graph, annotations, way) for way in options.completions]
+        sharded = made[0]
         if options.policy == "cost":
-            sharded = by_cost(completed, traced.roles, options)
+            sharded = by_cost(made, traced.roles, options)
         program = partition(sharded, traced.roles, options)
     return Stages(traced, annotations, sharded, program, options.hardware)
 
 
-def _completed(traced: Traced, annotations: Annotations, options: Options) -> ShardedGraph:
+def completed(graph: Graph, annotations: Annotations, options: Options) -> ShardedGraph:
     """The completed graph; axes of a loop's stages are nothing else inside of it."""
-    sharded = propagate(traced.graph, annotations, options)
+    sharded = propagate(graph, annotations, options)
     apart = apart_from_stages(sharded, meetings=options.way == "paper")
     if not apart:
         return sharded
     more = replace(annotations, values=(*annotations.values, *apart))
-    return replace(propagate(traced.graph, more, options), annotations=annotations)
+    return replace(propagate(graph, more, options), annotations=annotations)
 
 
 def planned_at(
