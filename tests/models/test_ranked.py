@@ -276,6 +276,15 @@ def test_a_ranking_prints_as_a_table():
     assert "<table" in found._repr_html_()
 
 
+def test_a_page_says_what_it_leaves_out():
+    asked = {"strategy": ["fsdp"], "batch": [8, 16, 3, 5, 7]}
+    found = sa.strategies(SMALL, 8, "v3", choices=asked)
+    assert (len(found.ranked), len(found.refused)) == (2, 3)
+    page = found.page(2).to_html()
+    assert page.count("The first ") == page.count("The first 2 of 3.") == 1
+    assert "The first " not in found.page().to_html()
+
+
 def test_the_best_of_each_batch_and_of_each_order():
     asked = {"strategy": ["finalized"], "batch": [16, 32, 64], "order": ["all"]}
     found = sa.strategies(SMALL, 8, "v3", choices=asked)

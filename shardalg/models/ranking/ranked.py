@@ -125,7 +125,7 @@ class Ranking:
         """What was found as a page: the best, the front, the best of each batch, what was refused.
 
         Args:
-          top: rows of the first table.
+          top: rows of the first table, and of what was refused.
         """
         front = set(map(id, self.pareto))
         pareto = Table(_COLUMNS, tuple(tuple(_record(o, front).values()) for o in self.pareto))
@@ -134,10 +134,12 @@ class Ranking:
             "Ways to train a model, ranked",
             f"{self.summary()}.",
             (
-                Section("By predicted seconds per sample", (self.table(top),)),
+                Section(
+                    "By predicted seconds per sample", (*_shown(self.ranked, top), self.table(top))
+                ),
                 Section("Least time or least memory: what no other beats in both", (pareto,)),
                 Section("The fastest of each batch", (self.by_batch(),)),
-                Section("What was refused", (refused,)),
+                Section("What was refused", (*_shown(self.refused, top), refused)),
             ),
         )
 
@@ -175,6 +177,11 @@ _COLUMNS = (
     "strategy", "mesh", "batch", "microbatches", "rounds", "remat", "optimizer",
     "seconds_per_sample", "step_time_s", "peak_memory_gb", "limited_by", "pareto",
 )  # fmt: skip
+
+
+def _shown(found: Sequence[Any], top: int) -> tuple[str, ...]:
+    """A sentence above a table that has not all rows."""
+    return (f"The first {top:,} of {len(found):,}.",) if len(found) > top else ()
 
 
 def _record(one: Ranked, front: Set[int]) -> dict[str, Any]:
