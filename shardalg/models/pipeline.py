@@ -41,7 +41,7 @@ from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.errors import PipelineError
 from shardalg.graph.annotate import annotate_dims
 from shardalg.graph.evaluate import is_key
-from shardalg.graph.rotated import rotated
+from shardalg.graph.tracing.written import rotated
 
 Array = jax.Array
 Tree = Any

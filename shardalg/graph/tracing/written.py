@@ -11,9 +11,8 @@ import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 
-from shardalg.graph.rotated import rolled
 from shardalg.graph.tracing.control_flow import INDEXED
 from shardalg.graph.tracing.random import bits_of, positions_of
 from shardalg.graph.tracing.subgroups import evaluated
@@ -50,7 +49,7 @@ def _split(equation: Any) -> Any:
 
 def _rotate(equation: Any) -> Any:
     """Two slices side by side."""
-    return _body(partial(rolled, **equation.params), equation)
+    return _body(partial(_rolled, **equation.params), equation)
 
 
 def _stack(equation: Any) -> Any:
@@ -149,6 +148,33 @@ join_ends_p = Primitive("join_ends")
 join_ends_p.def_impl(join_ends)
 join_ends_p.def_abstract_eval(_join_ends_type)
 mlir.register_lowering(join_ends_p, mlir.lower_fun(join_ends, multiple_results=False))
+
+
+def rotated(x: Any, by: int) -> Any:
+    """`jnp.roll(x, by, 0)`, whose transpose is one rotation back; JAX's are two shifts.
+
+    >>> rotated(jax.numpy.arange(4), 1).tolist()
+    [3, 0, 1, 2]
+    """
+    return rotate_p.bind(x, by=by, dim=0)
+
+
+def _rolled(x: Any, *, by: int, dim: int) -> Any:
+    return jax.numpy.roll(x, by, dim)
+
+
+def _rotate_batch(values: tuple[Any], dims: tuple[int], *, by: int, dim: int) -> tuple[Any, int]:
+    """The dimension moves up where the new one stands before it."""
+    (x,), (new,) = values, dims
+    return rotate_p.bind(x, by=by, dim=dim + (new <= dim)), new
+
+
+rotate_p = Primitive("rotate")
+rotate_p.def_impl(_rolled)
+rotate_p.def_abstract_eval(lambda x, **params: x)
+ad.deflinear2(rotate_p, lambda dy, _, *, by, dim: [rotate_p.bind(dy, by=-by, dim=dim)])
+batching.primitive_batchers[rotate_p] = _rotate_batch
+mlir.register_lowering(rotate_p, mlir.lower_fun(_rolled, multiple_results=False))
 
 _INDEX = np.dtype("int32")
 
