@@ -14,6 +14,8 @@ from collections import Counter
 
 import jax
 import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
@@ -72,19 +74,38 @@ def same(ours, *theirs):
     )
 
 
-def as_right_as_xla(plan, arguments, made, *answers):
+def of_xla(fn, arguments, strategy):
+    """What XLA's partition of a flat function gives, nothing of ours between the two.
+
+    `plan.lower().jit()` hands XLA our normalised graph: what normalising gets wrong is in both.
+    """
+    mesh = strategy.mesh.to_jax()
+
+    def laid_out(values, specs):
+        layouts = (NamedSharding(mesh, spec) for spec in specs)
+        return tuple(map(lax.with_sharding_constraint, values, layouts))
+
+    def inside(*given):
+        results = fn(*laid_out(given, strategy.in_shardings))
+        wanted = strategy.out_shardings
+        return results if wanted is None else laid_out(results, wanted)
+
+    return jax.tree.leaves(jax.jit(inside)(*arguments))
+
+
+def as_right_as_xla(fn, arguments, strategy, made, *answers):
     """Whether results are one device's, wherever those of XLA's own partition are."""
     if same(made, *answers):
         return True
     try:
-        theirs = jax.tree.leaves(plan.lower().jit()(*arguments))
+        theirs = of_xla(fn, arguments, strategy)
     except jax.errors.JaxRuntimeError:  # XLA does not partition it
         return False
     return not same(theirs, *answers)
 
 
-def faults(plan, arguments, want, lowered):
-    """What is wrong with a plan: words, none if nothing is.
+def faults(fn, plan, arguments, strategy, want, lowered):
+    """What is wrong with a plan of a flat function: words, none if nothing is.
 
     Args:
       lowered: what it gives where one device compiles it; None: ours is not compiled. Of an
@@ -93,13 +114,14 @@ def faults(plan, arguments, want, lowered):
     report = plan.verify()
     yield from (f"{c.status}: {c.node}: {c.claim}: {c.words}" for c in report.claims
                 if c.status in ("refuted", "unknown", "not_claimed"))  # fmt: skip
-    if not as_right_as_xla(plan, arguments, simulate(plan.program, plan.graph, *arguments), want):
+    made = simulate(plan.program, plan.graph, *arguments)
+    if not as_right_as_xla(fn, arguments, strategy, made, want):
         yield "simulated, it is another result than one device's"
     # XLA's own importer refuses a shard_map of arrays without elements (jaxlib 0.10.2).
     runs = lowered is not None and all(np.size(a) for a in arguments)
     if runs:
         made = jax.tree.leaves(plan.lower()(*arguments))
-        if not as_right_as_xla(plan, arguments, made, lowered, want):
+        if not as_right_as_xla(fn, arguments, strategy, made, lowered, want):
             yield "lowered, it is another result than one device's"
 
 
@@ -115,7 +137,8 @@ def cases_of(drawn, count):
             strategy = layouts(rng, plan.graph)
             try:
                 lowered = None if number % LOWERED else compiled
-                found = list(faults(plan.replan(strategy), drawn.arguments, want, lowered))
+                made = plan.replan(strategy), drawn.arguments, strategy
+                found = list(faults(function, *made, want, lowered))
             except Exception:  # whatever goes wrong is what is looked for
                 found = [traceback.format_exc(limit=-4)]
             yield strategy, found

@@ -41,7 +41,7 @@ def test_an_infinity_times_a_mask_is_what_xla_makes_of_it():
         compiled = jax.jit(function)(*drawn.arguments)
         strategy = sa.Strategy(sa.Mesh({"X": 2, "Y": 2}), (P(None, "X"),), (P("Y", None),))
         plan = sa.plan(function, *drawn.arguments, strategy=strategy)
-        assert not list(fuzz.faults(plan, drawn.arguments, want, compiled))
+        assert not list(fuzz.faults(function, plan, drawn.arguments, strategy, want, compiled))
         wrong = [np.where(np.isinf(leaf), 1.0, leaf) for leaf in compiled]
         assert not fuzz.same(wrong, compiled, want)
 
@@ -65,8 +65,18 @@ def test_a_gradient_of_a_dilated_convolution(name):
     drawn = next(fuzz.functions(random_cases.convolutions, 5001))
     function, want = fuzz.flat(drawn)
     with jax.enable_x64(True):
-        plan = sa.plan(function, *drawn.arguments, strategy=STRATEGIES[name])
-        assert not list(fuzz.faults(plan, drawn.arguments, want, None))
+        strategy = STRATEGIES[name]
+        plan = sa.plan(function, *drawn.arguments, strategy=strategy)
+        assert not list(fuzz.faults(function, plan, drawn.arguments, strategy, want, None))
+
+
+def test_a_fault_is_excused_by_what_xla_makes_of_the_function_itself():
+    """Not by what it makes of our graph, which has the fault, too."""
+    x = np.arange(6, dtype=np.float32)
+    strategy = sa.Strategy(sa.Mesh({"X": 4}, device_ids=(2, 0, 3, 1)), (P("X"),), (P(None),))
+    (made,) = fuzz.of_xla(lambda x: (x / x,), (x,), strategy)
+    np.testing.assert_array_equal(made, [np.nan, *np.ones(5)])
+    assert not fuzz.as_right_as_xla(lambda x: (x + 1,), (x,), strategy, [x + 2], [x + 1])
 
 
 ENDS = (cases.reductions, random_cases.waiting)

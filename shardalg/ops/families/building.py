@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -114,13 +113,13 @@ def is_number(dtype: str) -> bool:
     return dtype in FLOATS or dtype.startswith(("int", "uint", "complex"))
 
 
-def counted(dtype: str) -> float:
-    """Up to which number a type has all whole ones; whole numbers wrap around, and have all.
+def counted(dtype: str) -> int | None:
+    """Up to which number a type has all whole ones; None: whole numbers wrap around, and have all.
 
     >>> counted("bfloat16"), counted("complex64"), counted("int8")
-    (256, 16777216, inf)
+    (256, 16777216, None)
     """
     dtype = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
     if dtype in FLOATS:
         return 2 ** FLOATS[dtype][0]
-    return math.inf if dtype.startswith(("int", "uint")) else 0
+    return None if dtype.startswith(("int", "uint")) else 0

@@ -62,7 +62,8 @@ def iota(signature: Signature) -> tuple[Rule, ...]:
     """
     (value,), dim = signature.results, signature.param("dimension")
     loops = names("d", len(value.shape))
-    counts = value.shape[dim] <= counted(value.dtype)
+    most = counted(value.dtype)
+    counts = most is None or value.shape[dim] <= most
     return (
         Rule(
             signature.primitive,
