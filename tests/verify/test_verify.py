@@ -5,9 +5,12 @@ from dataclasses import replace
 from functools import cache
 
 import jax
+import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
+import shardalg as sa
 from shardalg.spmd import instructions as p
 from shardalg.verify.operators.apply import iteration_claim
 from shardalg.verify.verify import verify
@@ -109,3 +112,15 @@ def test_loops_that_are_split_together_are_claimed():
     assert iteration_claim(MESH, (("m", x),)) is None
     claim = iteration_claim(MESH, (("m", x), ("n", y)))
     assert claim.result.dims == (x, y)
+
+
+def test_one_element_is_cut_along_one_axis_and_then_along_another():
+    """Found by seed 9050 of the programs at the edges: a block of padding is cut in blocks, too."""
+    x, update = np.ones((3, 1, 8), np.float32), np.zeros((2, 1, 4), np.float32)
+    plan = sa.plan(
+        lambda x, update, i: lax.dynamic_update_slice(x, update, (i, i, i)),
+        *(x, update, np.int32(1)),
+        mesh=sa.Mesh({"X": 2, "Y": 2}),
+        in_shardings=(P(None, ("X", "Y")), P(None, "X", "Y"), P()),
+    )
+    assert plan.verify().ok

@@ -44,9 +44,12 @@ def _dynamic_slice(step: CheckedInstruction[DynamicSlice]) -> Result:
     if not a.block <= size < held.length:
         return cut(step, start, a.block)
     made, stated = cut(replace(step, operands=(filled_with(step, SUM),)), start, a.block)
-    first = held.start == Number() and held.size <= size and held.base == 1
+    if held.base == 1 and held.start == Number() and held.size <= size:
+        return made, stated
     words = f"no element stands behind the first {size} places"
-    return made, [*stated, *([] if first else [("delivers", Decided(words, holds=False))])]
+    behind = Compare(held.start + Number.of(size - held.size), ">=")
+    first = step.claim(words, behind) if held.base == 1 else Decided(words, holds=False)
+    return made, [*stated, ("delivers", first)]
 
 
 @moves(Slice)
