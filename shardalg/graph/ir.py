@@ -292,10 +292,8 @@ class Graph:
 
     def added_dims(self, site: Site) -> tuple[int, ...]:
         """Dimensions that `vmap` gave a named site; a strategy's spec does not count them."""
-        if site.spec is None:
-            return site.unspecified_dims
-        found: tuple[int, ...] = self.nodes[site.node].signature.param("added", ())
-        return found
+        added: tuple[int, ...] = self.nodes[site.node].signature.param("added", ())
+        return site.unspecified_dims if site.spec is None else added
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
@@ -434,13 +432,8 @@ def _short(graph: Graph, index: int) -> str:
 
 def _problems(graph: Graph) -> Iterator[str]:
     """What is wrong, in the order in which later checks rely on earlier ones."""
-    for check in (
-        _wrong_numbers,
-        _wrong_types,
-        _wrong_order,
-        _wrong_regions,
-        _wrong_region_arguments,
-    ):
+    checks = _wrong_numbers, _wrong_types, _wrong_order, _wrong_regions, _wrong_region_arguments
+    for check in checks:
         found = list(check(graph))
         yield from found
         if found:

@@ -229,6 +229,8 @@ def _errors(node):
         return node.of_corners()
     if node.name == "cumlogsumexp":
         return node.of_logs()
+    if node.name in POINTWISE:
+        return node.of_complex()
     raise NotImplementedError(node.name)
 
 
@@ -334,6 +336,12 @@ class _Node:
     def of_logs(self):
         (x,), (made,), param = self.operands, self.made, self.signature.param
         return [of_running_log((x.value, x.error), made, param("axis"), reverse=param("reverse"))]
+
+    def of_complex(self):
+        """Of exact numbers what elementary functions may be off; of others it is unbounded."""
+        is_rounded = np.any(np.broadcast_arrays(*(x.error > 0 for x in self.operands)), axis=0)
+        ends = [self._lost(x, np.abs(x).astype(np.float64), ULPS) for x in self.made]
+        return [np.where(is_rounded, np.inf, end) for end in ends]
 
     def of_corners(self):
         signs = itertools.product(*(_signs(x) for x in self.operands))
