@@ -24,7 +24,7 @@ pbroadcast_start psum_start shard_alike unreduced_psum_start unreduced_reduce_sc
 ONLY_SINCE_0_11 = """
 log2 one_minus_square program_order relayout unreduced_pmax unreduced_pmin xla_metadata_call
 """
-OWN = {"annotate", "join_ends", "positions"}
+OWN = {"annotate", "join_ends", "positions", "rotate"}
 
 
 @pytest.fixture(scope="module")
