@@ -60,6 +60,28 @@ def test_copies_that_differ_name_the_instruction():
         simulate(program, graph, array(4))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.full(4, np.nan, "f4"), None),
+        (np.array([1, 1, np.nan, np.nan], "f4"), "up to nan"),
+        (np.array([np.inf, 2, np.inf, 1], "f4"), r"up to 1\.0"),
+        (np.array([-np.inf, 2, np.inf, 1], "f4"), "up to inf"),
+        (np.array([1, 2, 1j, 2], "c8"), r"up to 1\.414"),
+    ],
+)
+def test_how_far_copies_differ(values, words):
+    b = Builder({"x": 2})
+    x = b.argument((4,), ("x",), str(values.dtype))
+    program, graph = b.program(b.add(p.Resize(0, 2), [x], b.sharding((2,), ("",))))
+    if words is None:
+        simulate(program, graph, values)
+        return
+    with pytest.raises(ProgramError, match=f"same block and differ by {words}"):
+        simulate(program, graph, values)
+
+
 def test_wrong_shape_of_a_local():
     b = Builder({"x": 2})
     x = b.argument((4,), ("x",))
