@@ -277,11 +277,24 @@ def test_manual_is_the_short_spelling():
 
 @pytest.mark.parametrize(
     ("axes", "words"),
-    [(("L", "L"), "'L' twice"), ((), "no axis"), ("Z", r"'Z', which the mesh does not have")],
+    [
+        (("L", "L"), "'L' twice"),
+        ((), "no axis"),
+        ("Z", r"'Z', which the mesh does not have"),
+        (3, r"manual\(fn, 3\): axes are given by their names"),
+        (("L", None), "axes are given by their names"),
+        (iter("L"), "axes are given by their names"),
+    ],
 )
 def test_axes_that_cannot_be_manual_are_named(axes, words):
     with pytest.raises(TraceError, match=words):
         sa.plan(sa.manual(lambda x: x, axes), X, mesh=MESH)
+
+
+@pytest.mark.parametrize("mesh", [MESH, {"L": 4}])
+def test_a_mesh_that_jax_does_not_take_is_named(mesh):
+    with pytest.raises(TraceError, match=r"takes a mesh of JAX.*to_jax\(\)"):
+        sa.manual(lambda x: x, "L", mesh=mesh)
 
 
 def test_an_axis_that_is_manual_already_is_named():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from typing import Any
 
@@ -33,7 +33,8 @@ def manual(
       mesh: of JAX; None: the one that is planned on, or that `jax.set_mesh` has set.
 
     Raises:
-      TraceError: no axis, one that stands twice or is manual already, or one that the mesh lacks.
+      TraceError: no axis, no name, one that stands twice or is manual already, one that the mesh
+        lacks, or a mesh that is not of JAX.
 
     >>> import shardalg as sa
     >>> on = manual(lambda x: jax.lax.ppermute(x, "L", [(0, 1), (1, 2), (2, 3)]), "L")
@@ -42,7 +43,12 @@ def manual(
     >>> plan.collectives()[["kind", "axes", "wire_bytes"]].values.tolist()
     [['collective_permute', 'L', 24]]
     """
-    names = (axes,) if isinstance(axes, str) else tuple(axes)
+    names = _names(axes)
+    if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh | None):
+        raise TraceError(
+            f"manual(fn, {axes!r}, mesh={mesh!r}): jax.shard_map takes a mesh of JAX. Leave mesh "
+            "out for the mesh that is planned on, or pass what its to_jax() gives."
+        )
     twice = sorted({name for name in names if names.count(name) > 1})
     if not names or twice:
         raise TraceError(
@@ -61,6 +67,17 @@ def manual(
         return run(*operands)
 
     return on_blocks
+
+
+def _names(axes: Any) -> tuple[str, ...]:
+    """`axes` as names of axes."""
+    names = (axes,) if isinstance(axes, str) else axes
+    if isinstance(names, Collection) and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    raise TraceError(
+        f"manual(fn, {axes!r}): axes are given by their names, one or several. Name those along "
+        "which fn runs by hand, as in manual(fn, ('L',))."
+    )
 
 
 def _check(names: Sequence[str], mesh: Any) -> None:
