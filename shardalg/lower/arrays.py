@@ -227,8 +227,8 @@ def place(
     """`args` flattened, checked, padded unless told otherwise, and laid out as `borders` say.
 
     Raises:
-      LoweringError: JAX traces the call, an argument has no numbers or is deleted, or the pytree,
-        a shape or an item type is another than what was planned.
+      LoweringError: JAX traces the call, an argument has no numbers, is masked or is deleted, or
+        the pytree, a shape or an item type is another than what was planned.
     """
     leaves, tree = jax.tree.flatten(tuple(args))
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -307,6 +307,12 @@ def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:
         raise LoweringError(
             f"{', '.join(gone)} was deleted, or donated to an earlier call, which made its results "
             "in that memory. Pass what that call returned, or plan without donate_argnums."
+        )
+    masked = [b.path for b, x in pairs if isinstance(x, np.ma.MaskedArray)]
+    if masked:
+        raise LoweringError(
+            f"{', '.join(masked)} is a masked array of numpy, whose mask JAX does not take. Pass "
+            "its data, or what its filled(value) gives."
         )
     far = [f"  {b.path}: laid out as {x.sharding}" for b, x in pairs if not b.reaches(x)]
     if far:

@@ -51,12 +51,16 @@ def test_host_arrays_and_blocks_make_the_same(lowered):
     [
         (WHOLE.astype("int32"), r"\['w'\]: got int32\[5,6\], planned for float32\[5, 6\]"),
         (WHOLE.T, r"\['w'\]: got float32\[6,5\]"),
+        (np.ma.array(WHOLE), r"\['w'\] is a masked array of numpy.* Pass its data"),
         ("text", r"\['w'\]: got 'text', a str"),
         (lambda index: WHOLE, r"gives float32\[5, 6\] for the block \[0:3, 0:2\], which is"),
         (lambda index: WHOLE[index].astype("int16"), r"gives int16\[3, 2\] for the block"),
     ],
-    ids=["type", "shape", "no array", "block's shape", "block's type"],
+    ids=["type", "shape", "masked", "no array", "block's shape", "block's type"],
 )
 def test_what_does_not_fit_is_named(lowered, value, words):
     with pytest.raises(LoweringError, match=words):
         lowered.place({"w": value})
+    if not callable(value):  # of which the twin asks other blocks
+        with pytest.raises(LoweringError, match=words):
+            lowered.jit()({"w": value})
