@@ -390,7 +390,7 @@ class _Search:
             return StrategyError(
                 f"a memory of {bytes_text(self.memory)} a device{below} holds none of "
                 f"{len(refused)} candidates; the smallest that fits is {best[0]} bytes, of "
-                f"{best[1]}: give memory_bytes={best[0]} or more, or more devices."
+                f"{best[1]}: give a memory of {best[0]} bytes or more, or more devices."
             )
         if not refused:
             return StrategyError(
