@@ -45,7 +45,7 @@ class ArrayBorder:
       inner: JAX's sharding of the padded array that the executable takes or returns.
       outer: JAX's sharding of the array of true size; the longest even prefix of `sharding`.
       seen: of the padded array as the executable has it, where `inner` has another order of the
-        devices: the same blocks on the same devices, said in the program's order.
+        devices or other axes: the same blocks on the same devices, said in the program's order.
     """
 
     path: str
@@ -197,6 +197,17 @@ def turned(
     places = sharding.mesh.places(mesh)
     there = {"run": run.turned(places), "user": user.turned(places)}
     return replace(border(plain.path, plain.dtype, sharding, **there), seen=plain.inner)
+
+
+def on_axes(plain: ArrayBorder, axes: Axes) -> ArrayBorder:
+    """The border of a program that names these axes alone."""
+    held = whole(plain.sharding) if plain.is_empty else plain.sharding
+    return replace(plain, seen=axes.named(held))
+
+
+def even_on(plain: ArrayBorder, axes: Axes) -> ArrayBorder:
+    """As `on_axes`, of a program that takes and returns arrays of true size."""
+    return replace(plain, inner=plain.run, outer=axes.named(even_prefix(plain.sharding)))
 
 
 def _seen(array: jax.Array, target: NamedSharding | None) -> jax.Array:

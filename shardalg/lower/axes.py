@@ -23,6 +23,9 @@ from shardalg.errors import LoweringError
 from shardalg.spmd.instruction import Block
 from shardalg.spmd.program import SpmdProgram
 
+FOR_DEVICES = ("pure_callback", "io_callback", "custom_partitioning")
+"""Primitives that JAX lowers for devices at hand only (jax 0.10.2)."""
+
 
 @dataclass(frozen=True)
 class Axes:

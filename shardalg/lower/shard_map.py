@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -23,13 +24,15 @@ from shardalg.lower.arrays import (
     ArrayBorder,
     border,
     called,
+    even_on,
     filled,
+    on_axes,
     place,
     turned,
     with_empty,
     without_empty,
 )
-from shardalg.lower.axes import Axes, on_whole_axes, run_axes, user_axes
+from shardalg.lower.axes import FOR_DEVICES, Axes, on_whole_axes, run_axes, user_axes
 from shardalg.lower.border_calls import ON_ARRAYS, UserCall
 from shardalg.lower.emit import Emitter, body
 from shardalg.lower.jit import Twin, platforms
@@ -101,10 +104,20 @@ class Lowered:
         for path, dtype, sharding in zip(paths, dtypes, shardings, strict=True):
             plain = replace(sharding, mesh=mesh)
             made = border(path, dtype, plain, run=self.run, user=self.user)
+            if self._names_one_mesh:
+                made = on_axes(made, self.run)
             if sharding.mesh != mesh:
                 made = turned(made, sharding, mesh, run=self.run, user=self.user)
             found.append(made)
         return tuple(found)
+
+    @cached_property
+    def _names_one_mesh(self) -> bool:
+        """Whether JAX asks that all layouts of a program name the same axes.
+
+        It does so where a primitive is lowered for devices at hand (jax 0.10.2).
+        """
+        return any(node.primitive in FOR_DEVICES for node in self.graph.walk())
 
     @cached_property
     def donated(self) -> tuple[int, ...]:
@@ -284,16 +297,20 @@ class Lowered:
           LoweringError: something lies in another order of the devices, which JAX takes in none of
             its programs.
         """
-        paths = [b.path for b in (*self.arguments, *self.results) if b.seen is not None]
+        ends = self.arguments, self.results
+        mesh = self.program.mesh
+        paths = [b.path for b in chain(*ends) if b.sharding.mesh != mesh]
         if paths:
             raise LoweringError(
-                f"{', '.join(paths)} in another order of the devices than {self.program.mesh!r}: "
+                f"{', '.join(paths)} in another order of the devices than {mesh!r}: "
                 "jax.jit takes one order per program. Compare a plan in which all lies on the mesh."
             )
+        if self._names_one_mesh:
+            arguments, results = (tuple(even_on(b, self.run) for b in side) for side in ends)
+            ends = arguments, results
         return Twin(
             self.graph,
-            self.arguments,
-            self.results,
+            *ends,
             self._twin_axes,
             self.sites,
             self.donated,
@@ -303,6 +320,8 @@ class Lowered:
 
     @property
     def _twin_axes(self) -> Axes:
+        if self._names_one_mesh:
+            return self.run
         digits = [d for s in self.sites.values() for dim in s.dims for d in dim]
         return self.user if on_whole_axes(self.program.mesh, digits) else self.run
 

@@ -50,6 +50,25 @@ def test_float0_inside_a_function_and_as_its_argument():
         planned(lambda x, t: x, (X, np.zeros(3, FLOAT0)))
 
 
+@pytest.mark.parametrize("order", [range(8), (5, 2, 7, 0, 1, 6, 3, 4)])
+def test_a_callback_in_a_program_that_cuts_an_axis(order):
+    """JAX then asks that all layouts of its program name the same axes (jax 0.10.2)."""
+
+    def fn(x):
+        asked = jax.pure_callback(lambda: np.float32(3), jax.ShapeDtypeStruct((), "float32"))
+        return asked * x, jnp.zeros((0, 4)) + asked
+
+    mesh, x = sa.Mesh({"X": 2, "Y": 4}, device_ids=tuple(order)), numbers(7, 5)
+    given = {"in_shardings": (P("Y", "X"),), "out_shardings": (P("X", "Y"), P(None, "Y"))}
+    plan = sa.plan(fn, x, mesh=mesh, donate_argnums=0, **given)
+    lowered = plan.lower()
+    assert lowered.run.mesh.axis_names != lowered.user.mesh.axis_names
+    twin = lowered.jit()
+    for result in lowered(x), lowered(*lowered.place(x)), lowered.strip(lowered.padded(x)), twin(x):
+        np.testing.assert_array_equal(result[0], fn(x)[0])
+    assert lowered.padded(x)[0].sharding.spec == P("X", "Y")
+
+
 def double(x_ref, o_ref):
     o_ref[...] = x_ref[...] * 2
 
