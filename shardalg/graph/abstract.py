@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from shardalg.graph.evaluate import Binding, apply
 from shardalg.graph.ir import Params, ValueType
@@ -26,6 +27,16 @@ def item_type(name: str) -> Any:
         return jax.numpy.dtype(name)
     keys = (jax.eval_shape(partial(jax.random.key, impl=impl), 0).dtype for impl in _KEYS)
     return next(dtype for dtype in keys if str(dtype) == name)
+
+
+def zeros(shape: Sequence[int], name: str) -> Any:
+    """An array of the host, or keys of zeros, of the item type of that name.
+
+    >>> zeros((0, 2), "key<fry>").shape
+    (0, 2)
+    """
+    kind = item_type(name)
+    return np.zeros(shape, kind) if isinstance(kind, np.dtype) else jax.lax.full(shape, 0, kind)
 
 
 def result_types(

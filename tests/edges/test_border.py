@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import LoweringError, TraceError
+from shardalg.spmd.host.simulate import simulate
 from tests.partition.planned import check_equal, numbers, planned
 
 X = numbers(8, 4)
@@ -162,6 +163,27 @@ def test_a_copy_of_a_lowered_program_runs_and_none_is_pickled():
     for held in (plan.graph, plan.cost("tpu_v3")):
         with pytest.raises(TraceError, match="Pickle the Plan"):
             pickle.dumps(held)
+
+
+@pytest.mark.parametrize("trips", [3, 0])
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_a_scan_hands_out_typed_keys(kind, trips):
+    def fn(key, keys):
+        _, (each, split) = jax.lax.scan(
+            lambda c, k: (jax.random.fold_in(c, 1), (c, jax.random.split(k)[1])), key, keys
+        )
+        return jax.random.key_data(each), each, split
+
+    keys = jax.random.split(jax.random.key(3, impl=kind), 5)
+    arguments = keys[4], keys[:trips]
+    plan = planned(fn, arguments, (P(), P("X")))
+    assert plan.verify().ok
+    data = jax.random.key_data
+    for made in simulate(plan.program, plan.graph, *arguments), plan.lower()(*arguments):
+        for got, want in zip(made, fn(*arguments), strict=True):
+            assert got.dtype == want.dtype
+            is_key = jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key)
+            np.testing.assert_array_equal(*(map(data, (got, want)) if is_key else (got, want)))
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])

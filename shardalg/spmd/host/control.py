@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from shardalg.errors import ProgramError
-from shardalg.spmd.host.blocks import Stack, item_type
+from shardalg.graph.abstract import zeros
+from shardalg.graph.evaluate import by_word
+from shardalg.spmd.host.blocks import Stack
 from shardalg.spmd.host.run import Run, run_block, simulates
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import Branches, Loop, Manual, While
@@ -81,9 +83,16 @@ def _stacked(
     indices = instruction.results[a.num_carry :]
     if not a.length:
         made = [run.program.locals[index] for index in indices]
-        empty = [np.zeros(local.shape, item_type(local.dtype)) for local in made]
+        empty = [zeros(local.shape, local.dtype) for local in made]
         return [[block] * len(run.positions) for block in empty]
     return [
-        [np.stack([outputs[i][k][p] for i in range(a.length)]) for p in run.positions]
+        [
+            by_word(_stack, *(outputs[i][k][position] for i in range(a.length)))[0]
+            for position in run.positions
+        ]
         for k in range(len(indices))
     ]
+
+
+def _stack(*blocks: np.ndarray) -> list[np.ndarray]:
+    return [np.stack(blocks)]
