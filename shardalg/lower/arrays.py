@@ -366,7 +366,7 @@ def called(compiled: Any, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         told = [line for line in str(error).split("\n") if line.startswith("Argument")]
         raise LoweringError(
             "JAX lays these out otherwise than its compiled program takes them: "
-            f"{'; '.join(told)} Pass integers of 8 bits, and convert them inside."
+            f"{'; '.join(told)} Pass values of 8 bits, and convert them inside."
         ) from None
 
 

@@ -136,9 +136,11 @@ class Traced:
                 "was planned, and args=... where its arguments are pytrees."
             ) from None
         if made.hash != self.hash:
+            # JAX promotes numbers of Python otherwise than arrays, and a file does not tell them.
+            numbers = "" if args else " If a number of Python was an argument, pass args=... too."
             raise LoweringError(
                 f"the function's graph is {made.hash[:12]}, the plan was made for "
-                f"{self.hash[:12]}: it is another function, or another jax. Plan it again."
+                f"{self.hash[:12]}: it is another function, or another jax. Plan it again.{numbers}"
             )
         if made.symbols and self.symbols and made.symbols.to_json() != self.symbols.to_json():
             raise LoweringError(

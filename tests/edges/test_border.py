@@ -186,6 +186,18 @@ def test_a_scan_hands_out_typed_keys(kind, trips):
             np.testing.assert_array_equal(*(map(data, (got, want)) if is_key else (got, want)))
 
 
+def test_a_loaded_plan_of_a_number_of_python_asks_for_it(tmp_path):
+    def fn(x, scale):
+        return x * scale
+
+    x = X.astype(jnp.bfloat16)
+    planned(fn, (x, 2.0), None).save(tmp_path / "plan.json")
+    plan = sa.load_plan(tmp_path / "plan.json")
+    with pytest.raises(LoweringError, match=r"a number of Python was an argument, pass args="):
+        plan.lower(fn=fn)
+    np.testing.assert_array_equal(plan.lower(fn=fn, args=(x, 2.0))(x, 2.0), fn(x, 2.0))
+
+
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
 def test_a_loaded_plan_of_typed_keys_is_lowered(kind, tmp_path):
     def draw(key):
@@ -205,4 +217,4 @@ def test_integers_of_four_bits_are_refused_where_jax_takes_none():
         try:
             np.testing.assert_array_equal(executable(narrow), narrow.astype(np.int32) * 2)
         except LoweringError as error:
-            assert "Pass integers of 8 bits" in str(error)  # noqa: PT017
+            assert "Pass values of 8 bits" in str(error)  # noqa: PT017
