@@ -13,6 +13,7 @@ from shardalg.graph.ir import Graph
 from shardalg.graph.tracing.trace import trace
 from shardalg.models import training
 from shardalg.models.transformer import Config, init_params
+from shardalg.ops.canonicalize.fold import folded
 from shardalg.ops.canonicalize.normalise import normalise
 from shardalg.ops.families.pointwise import broadcast_operands
 
@@ -178,6 +179,32 @@ def test_a_float_beyond_an_integer_type_is_no_number_that_is_known():
         np.testing.assert_array_equal(ours, theirs)
     within = trace(lambda x: x[jax.lax.convert_element_type(jnp.float32(1) + 0.5, "int32")], X)
     assert "convert_element_type" not in primitives(normalise(within))
+
+
+@pytest.mark.parametrize(
+    ("operator", "numbers"),
+    [
+        (jax.lax.sqrt_p, (np.complex64(complex(-1.0, -0.0)),)),  # numpy takes the other root
+        (jax.lax.square_p, (np.complex64(3e38 + 3e38j),)),
+        (jax.lax.max_p, (np.complex64(complex(np.nan, 1)), np.complex64(2))),
+        (jax.lax.max_p, (np.float32(0), np.float32(-0.0))),  # either zero is the larger one
+        (jax.lax.min_p, (np.float16(0), np.float16(-0.0))),
+        (jax.lax.eq_p, (np.float32(0), np.float32(1e-40))),  # XLA on CPUs flushes it to zero
+        (jax.lax.div_p, (np.float32(1), np.float32(3e38))),
+        (jax.lax.mul_p, (jnp.bfloat16(1), jnp.bfloat16(1e-40))),
+    ],
+)
+def test_what_numpy_and_xla_compute_differently_is_no_number_that_is_known(operator, numbers):
+    graph = trace(lambda: operator.bind(*numbers))
+    assert primitives(normalise(graph)) == [operator.name]
+    assert folded(trace(lambda: operator.bind(*[np.float32(2) for _ in numbers])))
+
+
+def test_the_ends_of_64_bits_are_no_floats():
+    """As a float the largest integer of 64 bits is one more: numpy goes round there."""
+    with jax.enable_x64(True):
+        graph = trace(lambda: jax.lax.convert_element_type(jnp.float64(2**62) * 2, "int64"))
+    assert primitives(normalise(graph)) == ["convert_element_type"]
 
 
 def test_what_code_is_applied_to_is_no_padded_update():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
 
 import numpy as np
 
@@ -30,6 +31,8 @@ EXACT: dict[str, Callable[..., np.generic]] = {
     "convert_element_type": np.array,
 }
 FLOATING_ONLY = {"div": np.divide}
+BY_PARTS = frozenset({"add", "add_any", "sub", "neg", "eq", "ne", "copy", "convert_element_type"})
+"""What IEEE 754 fixes of complex numbers, too: their parts apart from one another."""
 
 
 def folded(graph: Graph) -> dict[int, np.ndarray]:
@@ -63,20 +66,37 @@ def _number(node: Node, operands: Sequence[object]) -> np.ndarray | None:
     function = table.get(node.primitive)
     if function is None or kind.shape or any(v is None for v in operands):
         return None
-    dtype = _dtype(node, operands)
-    if dtype is None or not _is_within(operands[0], dtype):
+    dtype, arrays = _dtype(node, operands), [np.asarray(v) for v in operands]
+    if dtype is None or not _is_within(arrays[0], dtype) or not _is_told(node.primitive, arrays):
         return None
     with np.errstate(all="ignore"):
-        return np.asarray(function(*map(np.asarray, operands))).astype(dtype)
+        made = np.asarray(function(*arrays)).astype(dtype)
+    return made if _is_normal(made) else None
 
 
-def _is_within(number: object, dtype: np.dtype) -> bool:
+def _is_told(primitive: str, arrays: Sequence[np.ndarray]) -> bool:
+    """Whether IEEE 754 says what an operator makes of these, in numpy and in XLA."""
+    if any(array.dtype.kind == "c" for array in arrays):
+        return primitive in BY_PARTS
+    same = primitive in ("max", "min") and arrays[0] == arrays[1]
+    is_signed_zero = same and arrays[0].tobytes() != arrays[1].tobytes()
+    return not is_signed_zero and all(map(_is_normal, arrays))
+
+
+def _is_normal(array: np.ndarray) -> bool:
+    """Whether a number is none of those next to zero, for which XLA may put zero."""
+    if array.dtype.kind in "biuc":
+        return True
+    info = np.finfo(np.float64 if array.dtype.itemsize == 8 else np.float32)
+    return not 0 < abs(float(array)) < info.smallest_normal
+
+
+def _is_within(array: np.ndarray, dtype: np.dtype) -> bool:
     """Whether an integer type holds a float, cut off: beyond its ends numpy wraps, XLA stays."""
-    array = np.asarray(number)
     if dtype.kind not in "iu" or array.dtype.kind in "biu":
         return True
-    info, value = np.iinfo(dtype), array.astype(complex).real
-    return bool(info.min <= np.trunc(value) <= info.max)
+    info, value = np.iinfo(dtype), float(array.astype(complex).real)
+    return isfinite(value) and info.min <= int(value) <= info.max  # whole: floats would round ends
 
 
 def _dtype(node: Node, operands: Sequence[object]) -> np.dtype | None:
