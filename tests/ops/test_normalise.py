@@ -207,6 +207,32 @@ def test_the_ends_of_64_bits_are_no_floats():
     assert primitives(normalise(graph)) == ["convert_element_type"]
 
 
+def test_keys_are_not_padded():
+    """JAX lowers no pad of an array of keys."""
+    keys, other = jax.random.split(jax.random.key(0), 4), jax.random.key(9)
+
+    def fn(keys, other):
+        beside = jnp.concatenate([keys[1:], jnp.broadcast_to(other, (1,))])
+        return beside, jax.lax.dynamic_update_slice(jnp.broadcast_to(other, (6,)), keys, (1,))
+
+    for ours, theirs in zip(
+        evaluate(normalise(trace(fn, keys, other)), keys, other), fn(keys, other), strict=True
+    ):
+        assert (ours == theirs).all()
+
+
+def test_indices_that_count_along_their_own_vector_are_not_paired():
+    """Of one component they are all 0."""
+    numbers = jax.lax.GatherDimensionNumbers((), (0, 1), (0, 1))
+
+    def fn(x):
+        count = jax.lax.broadcasted_iota("int32", (4, 1), 1)
+        indices = jnp.concatenate([count, jnp.arange(4)[:, None] * 2], -1)
+        return [jax.lax.gather(x[:1], indices, numbers, (1, 1), mode="clip")]
+
+    np.testing.assert_array_equal(evaluate(normalise(trace(fn, X)), X)[0], fn(X)[0])
+
+
 def test_what_code_is_applied_to_is_no_padded_update():
     """`x.at[i].apply(f)` is a scatter without updates."""
 

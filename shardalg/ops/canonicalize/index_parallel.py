@@ -46,7 +46,8 @@ def _paired(graph: Graph, counting: _Counting, node: Node) -> Node | None:
         batch = counting.along(piece)
         dim = found.selected[component]
         shape = graph.values[piece].type.shape
-        if batch is None or batch in {*found.index_batching, *dims.values()}:
+        vector = len(shape) - 1  # of one component, which counts along it too: 0
+        if batch is None or batch in {*found.index_batching, *dims.values(), vector}:
             continue
         if dim in found.dropped and shape[batch] == _size(graph, node, dim):
             dims[dim] = batch

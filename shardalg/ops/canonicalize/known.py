@@ -52,8 +52,11 @@ class Known:
     def fill(self, value: int, region: int) -> int | None:
         """The number that a value read in a region repeats everywhere; None if it is none there.
 
-        One that is made around a loop, and is a constant of it, repeats a literal number.
+        One that is made around a loop, and is a constant of it, repeats a literal number. Keys are
+        none: JAX pads no array of them.
         """
+        if self.graph.values[value].type.dtype.startswith("key<"):
+            return None
         node = self._producer(self._outermost(value))
         if node is None or node.primitive != "broadcast_in_dim" or node.signature.operands[0].shape:
             return None
