@@ -166,6 +166,19 @@ def test_empty_parts_are_not_joined():
     assert node.operands == (graph.arguments[1], graph.arguments[3])
 
 
+@pytest.mark.parametrize("start", [0, 8])
+def test_a_value_beside_its_own_empty_end_is_no_rotation(start):
+    """XLA ends the process where nothing is read of what is joined with nothing."""
+
+    def fn(x):
+        cut = partial(jax.lax.slice_in_dim, x, axis=1)
+        return jax.lax.concatenate([cut(start, 8), cut(0, start)], 1)[1:]
+
+    graph = normalise(trace(fn, X))
+    assert "join_ends" not in primitives(graph)
+    np.testing.assert_array_equal(evaluate(graph, X)[0], X[1:])
+
+
 def test_a_float_beyond_an_integer_type_is_no_number_that_is_known():
     """XLA stays at the ends of the type, and numpy goes round."""
 

@@ -32,6 +32,7 @@ def _rotated(graph: Graph, node: Node) -> int | None:
         return None
     (end, start, whole), (beginning, zero, stop) = first, second
     fits = end == beginning and (zero, start) == (0, stop) and whole == type_.shape[dim]
+    fits &= 0 < start < whole  # an empty part is dropped
     return end if fits and graph.values[end].type == type_ else None
 
 
