@@ -192,6 +192,55 @@ def normalised(rng):
     for function in (jnp.max, jnp.min, jax.nn.logsumexp):
         yield jax.grad(lambda x, f=function: (f(x, axis) ** 2).sum()), (x,)
     yield lambda x: jnp.where(x > 0, x, -jnp.inf).max(axis), (x,)
+    yield from moves(rng)
+
+
+def moves(rng):
+    """A chain of cuts, pads, joined ends and boxes at constant starts, and its gradient."""
+    x, chain = rng.normal(size=drawn(rng, 1, 9, 2)), []
+    shape = x.shape
+    while len(chain) < 4:
+        step = move(rng, shape)
+        made = jax.eval_shape(step, jax.ShapeDtypeStruct(shape, x.dtype)).shape
+        if 0 not in made and max(made) < 30:
+            chain.append(step)
+            shape = made
+
+    def moved(x):
+        for step in chain:
+            x = step(x)
+        return x
+
+    yield moved, (x,)
+    yield jax.grad(lambda x: (moved(x) ** 2).sum()), (x,)
+
+
+def move(rng, shape):
+    """One step of such a chain; of a value beside its own end the end may be empty."""
+    axis = int(rng.integers(2))
+    n, starts = shape[axis], rng.integers(-2, 9, 2).tolist()
+    a, b = sorted(rng.integers(0, n + 1, 2).tolist())
+    gap, stride = drawn(rng, 1, 2, 2)
+    low, high = (max(int(k), -(n // 2)) for k in rng.integers(-2, 4, 2))
+    padding = [(low, high, gap - 1) if d == axis else (0, 0, 0) for d in range(2)]
+    smaller = tuple(int(rng.integers(1, size + 1)) for size in shape)
+
+    def cut(x, start, stop, stride=1):
+        return lax.slice_in_dim(x, start, stop, stride, axis=axis)
+
+    def put(x):
+        whole = tuple(size + 2 for size in shape)
+        return lax.dynamic_update_slice(jnp.zeros(whole, x.dtype), x, starts)
+
+    steps = (
+        lambda x: cut(x, a, b, stride),
+        lambda x: lax.pad(x, x.dtype.type(0), padding),
+        lambda x: lax.concatenate([cut(x, a, n), cut(x, 0, a)], axis),
+        lambda x: lax.dynamic_slice(x, starts, smaller),
+        put,
+        lambda x: -x * 2,
+    )
+    return steps[rng.integers(len(steps))]
 
 
 def waiting(rng):
