@@ -61,20 +61,6 @@ def test_a_writer_leaves_a_read_only_file(writer, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_a_writer_keeps_all_names_of_a_file(writer, tmp_path):
-    write, name = WRITERS[writer]
-    (tmp_path / "other").write_text("old, and longer than what is written" * 10_000)
-    (tmp_path / name).hardlink_to(tmp_path / "other")
-    write(tmp_path)
-    assert (tmp_path / name).samefile(tmp_path / "other")
-    (tmp_path / name).unlink()
-    write(tmp_path)  # under one name
-    if writer != "plan":  # whose seconds are its own
-        assert (tmp_path / name).read_bytes() == (tmp_path / "other").read_bytes()
-    assert not list(tmp_path.glob(".*"))
-
-
 def test_a_link_to_nothing_is_made_something(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "new")
     write_whole(tmp_path / "link", "text")

@@ -16,8 +16,7 @@ def write_whole(target: Path, content: str | bytes) -> None:
 
     The new file is made beside the target, with the permissions of the old one (else those of any
     new file), and renamed onto it. A symbolic link stays, and the file that it leads to is written.
-    What is no regular file, such as a pipe or a device, is never replaced: it is written into. So
-    is a file of several names (hard links), which all keep leading to it.
+    What is no regular file, such as a pipe or a device, is never replaced: it is written into.
 
     Args:
       content: text, written as UTF-8, or bytes.
@@ -29,11 +28,9 @@ def write_whole(target: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     try:
         place = _behind_links(target)
-        old = place.stat() if place.exists() else None
-        if old is not None and stat.S_ISREG(old.st_mode):
-            _check_writable(place, old.st_mode)
-        if old is None or (stat.S_ISREG(old.st_mode) and old.st_nlink == 1):
-            _replace(place, data, None if old is None else old.st_mode)
+        mode = place.stat().st_mode if place.exists() else None
+        if mode is None or stat.S_ISREG(mode):
+            _replace(place, data, mode)
         else:
             place.write_bytes(data)
     except OSError as error:
@@ -67,14 +64,10 @@ def _behind_links(target: Path) -> Path:
     return place
 
 
-def _check_writable(place: Path, mode: int) -> None:
-    """Raise where a regular file is read-only, also to a user who could write it."""
-    if not (mode & WRITABLE and os.access(place, os.W_OK)):
-        raise PermissionError(errno.EACCES, "the file is read-only", str(place))
-
-
 def _replace(place: Path, data: bytes, mode: int | None) -> None:
     """Another file in place of a regular one of these permissions, or of none."""
+    if mode is not None and not (mode & WRITABLE and os.access(place, os.W_OK)):
+        raise PermissionError(errno.EACCES, "the file is read-only", str(place))
     temporary = place.with_name(f".{uuid.uuid4().hex}")
     try:
         temporary.write_bytes(data)
