@@ -293,16 +293,16 @@ class Pipeline:
         _check_layers(weights, dims=2)
 
     def _check_stage(self, weights: Tree, x: Tree) -> None:
-        def one(leaf: Array) -> jax.ShapeDtypeStruct:
-            size = leaf.shape[0] // self.schedule.microbatches
-            return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
+        def one(leaf: Array) -> Array:
+            return leaf[: leaf.shape[0] // self.schedule.microbatches]
 
-        def layer(leaf: Array) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype)
+        def layer(leaf: Array) -> Array:
+            return leaf[0, 0]
 
-        # as JAX takes it: of numpy's 64 bits 32
-        taken = jax.eval_shape(lambda x: x, jax.tree.map(one, x))
-        made = jax.eval_shape(self.stage_fn, jax.tree.map(layer, weights), taken)
+        # arrays themselves, as JAX takes them: of numpy's 64 bits 32
+        taken = jax.eval_shape(lambda x: jax.tree.map(one, x), x)
+        first = jax.eval_shape(lambda weights: jax.tree.map(layer, weights), weights)
+        made = jax.eval_shape(self.stage_fn, first, taken)
         if _types(made) != _types(taken):
             raise PipelineError(
                 f"a stage takes {_types(taken)} and makes {_types(made)}: what one stage makes is "
