@@ -39,13 +39,25 @@ def folded(x, y):
     return lax.reduce((x, y), STARTS, product, (0,))
 
 
+def along(x, places):
+    dims = lax.GatherDimensionNumbers((), (1,), (1,), (0,), (0,))
+    return lax.gather(x, places, dims, (1, 1), mode="fill")
+
+
 TENSOR = np.arange(1, 69, dtype=np.float32).reshape(17, 4)
+PLACES = np.arange(17, dtype=np.int32).reshape(17, 1, 1)
 # name: (function, arguments, their layouts, layouts of the results). Starts are out of range.
 PROGRAMS = {
     "written": (written, (TENSOR, -TENSOR[:3], np.int32(40)), (ROWS, P(), P()), ROWS),
     "read": (read, (TENSOR, np.int32(40)), (ROWS, P()), P()),
     "element": (element, (TENSOR,), (ROWS,), P()),
     "best": (best, (TENSOR[:, :3],), (ROWS,), (P(), P())),
+    "along": (
+        along,
+        (TENSOR, np.arange(17, dtype=np.int32).reshape(17, 1, 1) % 4),
+        (ROWS, ROWS),
+        ROWS,
+    ),
     "folded": (folded, (TENSOR % 5, TENSOR % 3 + 1), (ROWS, ROWS), (P(), P())),
 }
 
@@ -105,3 +117,10 @@ MUTATIONS = {
 
 
 test_verify_refutes_it, test_simulate_sees_it = judged_both_ways(CASES, MUTATIONS)
+
+
+def test_a_batch_selects_what_the_operator_selects():
+    """Its sizes do not show in the result; nothing selected is any number. Found by mutation."""
+    case, params = CASES["along"], (("slice_sizes", (0, 1)),)
+    program = case.mutated(p.Apply, lambda a: replace(a, params=(*a.params, *params)))
+    assert case.verified(program).refuted

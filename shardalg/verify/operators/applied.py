@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.graph.ir import Signature
+from shardalg.graph.ir import Plain, Signature
 from shardalg.merge.proofs.integers import Number
+from shardalg.ops.families.indexing import numbers
 from shardalg.ops.families.numbers import SAME
 from shardalg.ops.local_parameters import Emission
 from shardalg.ops.rows import rules
@@ -145,8 +146,19 @@ def semantics(what: Applied[Apply], emission: Emission) -> Stated:
         and not (name in PROMISES and said.get(name) is False)
     ]
     other += ["what it starts at"] * emission.boxed
+    other += ["slice_sizes"] * (_unshown(what.signature, said) != _unshown(what.signature, own))
     words = f"{what.signature.primitive} misses and promises as the emission says"
     return "emitted", Decided(f"{words}{', not in ' if other else ''}{', '.join(other)}", not other)
+
+
+def _unshown(signature: Signature, params: Mapping[str, Plain]) -> list[int]:
+    """Sizes of what a gather selects that its result does not show: in batches none may be 0."""
+    own: tuple[int, ...] = signature.param("slice_sizes", ())
+    if signature.primitive != "gather":
+        return []
+    shown = numbers(signature).window_of(len(own))
+    sizes = cast(tuple[int, ...], params.get("slice_sizes", own))
+    return [size for dim, size in enumerate(sizes) if dim not in shown]
 
 
 def is_alone(what: Applied, rule: Rule) -> bool:
