@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from shardalg.io.files import check_place, write_whole
-from shardalg.io.table import Table
 
 HELP = "mesh shapes, strategies, microbatches and remat for a model, ranked by seconds per sample"
 INTERRUPTED = 130
@@ -74,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     if options.html is not None:
         write_whole(options.html, ranking.page(max(options.top, 100)).to_html())
     if options.json:
-        proved = {"verified": _rows(ranking.verified(options.verify))} if options.verify else {}
+        proved = {"verified": list(ranking.verified(options.verify))} if options.verify else {}
         print(json.dumps({**ranking.to_json(), **proved}, indent=1))
     else:
         print(ranking.table(options.top))
@@ -84,10 +83,6 @@ def run(options: argparse.Namespace) -> int:
         if options.verify:
             print(ranking.verified(options.verify))
     return INTERRUPTED if ranking.left else 0
-
-
-def _rows(table: Table) -> list[dict[str, Any]]:
-    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Sequence[Any]]:

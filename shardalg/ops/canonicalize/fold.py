@@ -8,6 +8,7 @@ from math import isfinite
 import numpy as np
 
 from shardalg.graph.ir import ITEM_SIZES, Graph, Node
+from shardalg.ops.families.numbers import is_subnormal
 
 # Only operations that IEEE 754 and two's complement fix to the last bit: folding changes nothing.
 EXACT: dict[str, Callable[..., np.generic]] = {
@@ -71,7 +72,7 @@ def _number(node: Node, operands: Sequence[object]) -> np.ndarray | None:
         return None
     with np.errstate(all="ignore"):
         made = np.asarray(function(*arrays)).astype(dtype)
-    return made if _is_normal(made) else None
+    return None if _is_subnormal(made) else made
 
 
 def _is_told(primitive: str, arrays: Sequence[np.ndarray]) -> bool:
@@ -80,15 +81,12 @@ def _is_told(primitive: str, arrays: Sequence[np.ndarray]) -> bool:
         return primitive in BY_PARTS
     same = primitive in ("max", "min") and arrays[0] == arrays[1]
     is_signed_zero = same and arrays[0].tobytes() != arrays[1].tobytes()
-    return not is_signed_zero and all(map(_is_normal, arrays))
+    return not is_signed_zero and not any(map(_is_subnormal, arrays))
 
 
-def _is_normal(array: np.ndarray) -> bool:
-    """Whether a number is none of those next to zero, for which XLA may put zero."""
-    if array.dtype.kind in "biuc":
-        return True
-    info = np.finfo(np.float64 if array.dtype.itemsize == 8 else np.float32)
-    return not 0 < abs(float(array)) < info.smallest_normal
+def _is_subnormal(array: np.ndarray) -> bool:
+    """Whether XLA may put zero for it."""
+    return is_subnormal(array.item(), str(array.dtype))
 
 
 def _is_within(array: np.ndarray, dtype: np.dtype) -> bool:

@@ -74,7 +74,7 @@ def at_numbers(signature: Signature, numbers: Mapping[int, Number]) -> Number | 
     given = [numbers[k] for k in sorted(numbers)]
     if any(map(math.isnan, given)):  # Python orders a NaN otherwise than JAX
         return None
-    if any(_is_subnormal(numbers[k], signature.operands[k].dtype) for k in numbers):
+    if any(is_subnormal(numbers[k], signature.operands[k].dtype) for k in numbers):
         return None  # 0 to some compilers, to XLA's on a CPU too
     if signature.primitive == "select_n" and given[0] not in range(len(given) - 1):
         return None  # Python counts negative numbers from the end, and JAX leaves it open
@@ -92,10 +92,10 @@ def at_numbers(signature: Signature, numbers: Mapping[int, Number]) -> Number | 
     return None if underflows else _told(result, given, dtype)
 
 
-def _is_subnormal(number: Number, dtype: str) -> bool:
+def is_subnormal(number: Number, dtype: str) -> bool:
     """Whether a floating type has it with fewer bits than others.
 
-    >>> _is_subnormal(1e-40, "float32"), _is_subnormal(1e-40, "float64")
+    >>> is_subnormal(1e-40, "float32"), is_subnormal(1e-40, "float64")
     (True, False)
     """
     if dtype not in FLOATS or not number:

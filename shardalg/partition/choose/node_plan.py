@@ -266,10 +266,7 @@ def _indexed(
     if not any(loop for _, loop, _ in owned):
         return None
     widths = {loop: width for _, loop, width in emission.margins}
-    components = tuple(
-        (c, loops[loop], blocks[loop], count) if loop else (c, (), count, count)
-        for c, loop, count in owned
-    )
+    components = tuple((c, loops.get(o, ()), blocks.get(o, n), n) for c, o, n in owned)
     margins = tuple(widths.get(loop, 0) for _, loop, _ in owned) if widths else ()
     operand = next(s.operand for s in emission.shifts if s.operand is not None)
     return operand, MaskIndexed(components, emission.batch_dims, emission.fill, margins)

@@ -161,6 +161,11 @@ def _unshown(signature: Signature, params: Mapping[str, Plain]) -> list[int]:
     return [size for dim, size in enumerate(sizes) if dim not in shown]
 
 
+def is_refuted(stated: list[Stated]) -> bool:
+    """Whether what is decided without a solver does not hold."""
+    return any(isinstance(s, Decided) and not s.holds for _, s in stated)
+
+
 def is_alone(what: Applied, rule: Rule) -> bool:
     """Whether of what is partial one member at most has an element, and the others zero bits.
 

@@ -53,6 +53,7 @@ from shardalg.verify.operators.applied import (
     as_said,
     by_everyone,
     is_alone,
+    is_refuted,
     on_blocks,
     ready,
     semantics,
@@ -92,7 +93,7 @@ def _apply(what: Applied[Apply]) -> Outcome:
     results: list[Contents] = []
     for number, rule in enumerate(rows):
         run, claims = _run(what, rule, number)
-        if _is_refuted([*stated, *claims]):
+        if is_refuted([*stated, *claims]):
             # the maps of another operator cannot be compared with the row's
             return as_said(what), [*stated, *claims]
         alone = len(rows) == 1
@@ -175,10 +176,6 @@ def _emission(what: Applied, rule: Rule, run: Run) -> Emission:
               if windowed(rule, k, d) for v in index.variables}  # fmt: skip
     blocks = {n: rule.extents[n] if n in moving else block for n, block in run.blocks.items()}
     return emit(what.signature, rule, blocks)
-
-
-def _is_refuted(stated: list[Stated]) -> bool:
-    return any(isinstance(s, Decided) and not s.holds for _, s in stated)
 
 
 def _iterations(what: Applied) -> Iterator[Stated]:
@@ -425,8 +422,10 @@ def _masked(run: Run, emission: Emission) -> Iterator[Selected]:
     widths = {loop: width for _, loop, width in emission.margins}
     owned = [one for one in emission.owned if not one[1] or run.digits[one[1]]]
     if any(loop for _, loop, _ in owned):
-        components = tuple((c, run.digits[loop], run.blocks[loop], counts[loop]) if loop
-                           else (c, (), n, n) for c, loop, n in owned)  # fmt: skip
+        components = tuple(
+            (c, run.digits[loop], run.blocks[loop], counts[loop]) if loop else (c, (), n, n)
+            for c, loop, n in owned
+        )
         margins = tuple(widths.get(loop, 0) for _, loop, _ in owned) if widths else ()
         mask = p.MaskIndexed(components, emission.batch_dims, emission.fill, margins)
         yield Selected(mask, tuple(_expected(run, emission, 1)))
