@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shardalg.errors import ProgramError
+from shardalg.lower import lower
 from shardalg.spmd.check import check
 from shardalg.spmd.host.simulate import simulate
 from shardalg.verify.verify import verify
@@ -57,17 +58,26 @@ class Case:
         assert report.ok, report.refuted
 
 
-def refuted(plan, program, *arguments):
-    """It is well formed, computes something else, and is refused, where the plan is not."""
+def refuted(plan, program, *arguments, run=simulate):
+    """It is well formed, computes something else, and is refused, where the plan is not.
+
+    Args:
+      run: what runs a program; `lowered`, where its numbers are those of a device.
+    """
     check(program)
-    planned = simulate(plan.program, plan.graph, *arguments)
+    planned = run(plan.program, plan.graph, *arguments)
     with suppress(ProgramError):  # copies of a value that differ
-        got = simulate(program, plan.graph, *arguments)
+        got = run(program, plan.graph, *arguments)
         assert any((a != b).any() for a, b in zip(planned, got, strict=True))
     assert plan.verify().ok
     bad = [c for c in verify(plan.sharded, program).claims if c.status == "refuted"]
     assert bad
     assert not any(claim.claim == "well formed" for claim in bad), bad
+
+
+def lowered(program, graph, *arguments):
+    """The results on devices, one of each."""
+    return [np.asarray(r) for r in jax.tree.leaves(lower(program, graph)(*arguments))]
 
 
 def judged_both_ways(cases, mutations, *, unseen=frozenset()):

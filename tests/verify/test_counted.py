@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.algebra.affine import Index
-from shardalg.lower import lower
 from shardalg.spmd.check import check
 from shardalg.spmd.instruction import Block
 from shardalg.spmd.instructions import (
@@ -26,32 +25,11 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.local import Start
 from shardalg.verify.verify import verify
-from tests.verify.test_partial_and_filled import Edited
-from tests.verify.test_unfetched import before
+from tests.verify.edited import Edited, before, tampered
+from tests.verify.mutating import lowered, refuted
 
 MESH = sa.Mesh({"X": 4})
 X = MESH.digits(("X",))
-
-
-def tampered(plan, kind, change):
-    """The program with another instruction in place of one kind."""
-
-    def changed(step):
-        known = isinstance(step.attributes, kind)
-        return replace(step, attributes=change(step.attributes)) if known else step
-
-    block = plan.program.block
-    steps = tuple(map(changed, block.instructions))
-    assert steps != block.instructions
-    return replace(plan.program, block=replace(block, instructions=steps))
-
-
-def refuted(plan, program, *arguments):
-    check(program)
-    planned, got = (lower(p, plan.graph)(*arguments) for p in (plan.program, program))
-    assert (np.asarray(planned) != np.asarray(got)).any()
-    assert plan.verify().ok
-    assert not verify(plan.sharded, program).ok
 
 
 @pytest.mark.parametrize("by", [2**29, 2**32])
@@ -61,7 +39,7 @@ def test_a_start_is_worked_out_in_32_bits(by):
     start = Start((Index.of("o") * (2 * by)) // by, (("o", mesh.digits(("X",))),))
     program = tampered(plan, Mask, lambda mask: MaskAt(mask.dim, start, mask.size, mask.fill))
     if by == 2**29:
-        refuted(plan, program, x)
+        refuted(plan, program, x, run=lowered)
     assert not verify(plan.sharded, program).ok
 
 
@@ -79,7 +57,7 @@ def test_blocks_of_a_ring_are_counted_in_32_bits():
         ways = [replace(way, start=way.start + 3 * 715827882) for way in ring.directions]
         return replace(ring, directions=tuple(ways))
 
-    refuted(plan, tampered(plan, CollectiveMatmul, later), x, w)
+    refuted(plan, tampered(plan, CollectiveMatmul, later), x, w, run=lowered)
 
 
 def test_a_ring_has_a_direction():
@@ -101,7 +79,7 @@ def test_where_the_block_of_a_mask_starts_is_counted_in_32_bits():
     """Twice the largest number is -2, behind which the one element of all then stands."""
     x = np.ones(1, np.float32)
     plan = sa.plan(lambda x: (x + 1).sum(), x, mesh=MESH, in_shardings=P("X"))
-    refuted(plan, tampered(plan, Mask, lambda mask: replace(mask, block=2**31 - 1)), x)
+    refuted(plan, tampered(plan, Mask, lambda mask: replace(mask, block=2**31 - 1)), x, run=lowered)
     far = tampered(plan, Mask, lambda mask: replace(mask, block=2**40, size=2**40))
     assert not verify(plan.sharded, far).ok
 
@@ -126,7 +104,7 @@ def test_the_blocks_of_a_reading_are_counted_exactly():
     reading = Reading(0, named, permutes, Start(Index.of("o") * 2, (("o", X),)), 2, (0, 2))
     x = np.arange(8, dtype=np.float32)
     plan = sa.plan(lambda x: x * 2, x, mesh=MESH, in_shardings=P("X"), out_shardings=P("X"))
-    refuted(plan, before(plan, 0, 0, [HaloExchange(0, X, (reading,))]), x)
+    refuted(plan, before(plan, 0, 0, [HaloExchange(0, X, (reading,))]), x, run=lowered)
 
 
 def cut(x):
@@ -143,7 +121,7 @@ def test_what_stands_behind_a_dimension_that_is_cut_may_become_zero():
     edited.left_out(Mask)
     (whole,) = edited.steps[edited.place(DynamicSlice)].operands
     edited.changed_first(whole, Mask(0, (), 8, 7, "max"))
-    refuted(plan, edited.made, x)
+    refuted(plan, edited.made, x, run=lowered)
 
 
 def test_a_dimension_that_is_cut_has_its_elements_in_front():
@@ -154,4 +132,4 @@ def test_a_dimension_that_is_cut_has_its_elements_in_front():
     layout = edited.locals[block].sharding
     edited.locals[block] = replace(edited.locals[block], origin=None)
     edited.locals[block] = replace(edited.locals[block], sharding=replace(layout, shape=(3,)))
-    refuted(plan, edited.made, x)
+    refuted(plan, edited.made, x, run=lowered)

@@ -35,70 +35,13 @@ from shardalg.spmd.instructions import (
     ValueAt,
 )
 from shardalg.verify.verify import verify
+from tests.verify.edited import Edited
 from tests.verify.mutating import refuted
 
 MESH = sa.Mesh({"X": 4})
 X = MESH.digits(("X",))
 ROW = np.arange(1, 9, dtype=np.float32)
 SQUARE = np.ones((8, 8), np.float32)
-
-
-class Edited:
-    """A plan's program that is taken apart."""
-
-    def __init__(self, plan):
-        self.program = plan.program
-        self.locals, self.steps = list(plan.program.locals), list(plan.program.block.instructions)
-        self.results, self.border = plan.program.block.results, {}
-
-    def place(self, kind):
-        return max(k for k, step in enumerate(self.steps) if isinstance(step.attributes, kind))
-
-    def left_out(self, kind):
-        """The step is left out: its operand stands in its place."""
-        step = self.steps.pop(self.place(kind))
-        self.read_instead(step.results[0], step.operands[0])
-        return step
-
-    def read_instead(self, old, new):
-        def renamed(locals_):
-            return tuple(new if local == old else local for local in locals_)
-
-        self.steps = [replace(step, operands=renamed(step.operands)) for step in self.steps]
-        self.results = renamed(self.results)
-
-    def like(self, local, **more):
-        made = replace(self.locals[local], index=len(self.locals), origin=None, **more)
-        self.locals.append(made)
-        return made.index
-
-    def partial(self, local):
-        """The layout of a local, said to be a partial sum."""
-        return replace(self.locals[local].sharding, unreduced=X)
-
-    def says_partial(self, local):
-        self.locals[local] = replace(self.locals[local], sharding=self.partial(local))
-
-    def changed_first(self, local, attributes):
-        """Whatever reads a local reads it changed."""
-        made = self.like(local)
-        first = next(k for k, step in enumerate(self.steps) if local in step.operands)
-        self.read_instead(local, made)
-        node = self.steps[first].node
-        self.steps.insert(first, Instruction(attributes, (local,), (made,), node))
-
-    def summed_behind(self, place):
-        """The result of a step is a partial sum, which is summed behind it."""
-        step = self.steps[place]
-        (result,) = step.results
-        made = self.like(result, sharding=self.partial(result))
-        self.steps[place] = replace(step, results=(made,))
-        self.steps.insert(place + 1, Instruction(AllReduce(X), (made,), (result,), step.node))
-
-    @property
-    def made(self):
-        block = replace(self.program.block, instructions=tuple(self.steps), results=self.results)
-        return replace(self.program, locals=tuple(self.locals), block=block, **self.border)
 
 
 def sine(x):

@@ -15,7 +15,7 @@ import shardalg as sa
 from shardalg.algebra.affine import Index
 from shardalg.lower import lower
 from shardalg.spmd.check import check
-from shardalg.spmd.instruction import Instruction, derived
+from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import (
     AllGather,
     Apply,
@@ -37,6 +37,7 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.local import Local, Start
 from shardalg.verify.verify import verify
+from tests.verify.edited import before
 from tests.verify.mutating import refuted
 
 FOUR, TWO = sa.Mesh({"X": 4}), sa.Mesh({"X": 2})
@@ -53,27 +54,6 @@ def start(scale, more=0, digits=X):
 def unfetched(pairs, length=0, places=(0, 2)):
     """Blocks change places, of which nothing, or little, is said to be wanted."""
     return HaloExchange(0, X, (Reading(0, start(1), (pairs,), start(2), length, places),))
-
-
-def before(plan, number, operand, moves):
-    """The program with moves of an operand before the instruction of that number."""
-    program = plan.program
-    locals_, steps = list(program.locals), list(program.block.instructions)
-    step = steps[number]
-    held = step.operands[operand]
-    added = []
-    for move in moves:
-        ((shape, dtype),) = derived(move, [(locals_[held].shape, locals_[held].dtype)])
-        layout = locals_[held].sharding
-        locals_.append(Local(len(locals_), shape, dtype, layout, None))
-        added.append(Instruction(move, (held,), (len(locals_) - 1,), step.node))
-        held = len(locals_) - 1
-    operands = list(step.operands)
-    operands[operand] = held
-    steps[number : number + 1] = [*added, replace(step, operands=tuple(operands))]
-    return replace(
-        program, locals=tuple(locals_), block=replace(program.block, instructions=tuple(steps))
-    )
 
 
 def first(plan, kind):
