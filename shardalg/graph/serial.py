@@ -26,6 +26,7 @@ from shardalg.graph.ir import (
     ValueType,
 )
 from shardalg.graph.loaded import item_type, loaded
+from shardalg.graph.well_formed import check
 from shardalg.io.records import read, row_of
 
 SCHEMA = "shardalg.graph/2"
@@ -84,7 +85,7 @@ def from_json(data: Mapping[str, Any]) -> Graph:
     blocks = read(tuple[str, ...], data.get("block_axes", ()), "block_axes")
     graph = replace(graph, block_axes=blocks)
     try:
-        graph.check()
+        check(graph)
     except TraceError as error:
         raise PlanFileError(
             f"the saved graph is damaged: {error}. Plan the function again."

@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardalg.costs.hardware import Hardware
+from shardalg.costs.pipelines.recomputed import recomputed
 from shardalg.costs.step_time import timed
 from shardalg.costs.topology import Topology
 from shardalg.graph.ir import Graph, Site
-from shardalg.graph.recomputed import recomputed
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.program import SpmdProgram
 

@@ -28,6 +28,7 @@ from shardalg.graph.tracing.float0 import refuse_float0, without_float0
 from shardalg.graph.tracing.opened import reader
 from shardalg.graph.tracing.refused import REFUSALS, function_name, refused, user_line
 from shardalg.graph.tracing.written import written_out
+from shardalg.graph.well_formed import check
 from shardalg.pause import collection_paused
 
 
@@ -82,7 +83,7 @@ def trace(
     made = partial(build.Builder, ours, written_out=written_out, mesh_of=mesh_of)
     builder = made(read)
     graph = builder.graph(closed, paths, result_paths)
-    graph.check()
+    check(graph)
     if graph.block_axes:
         parts = closed, paths, result_paths
         graph = replace(graph, as_written=lambda: made(_whole(read)).graph(*parts))

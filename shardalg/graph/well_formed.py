@@ -1,0 +1,108 @@
+"""Whether a graph is one: numbers, types, order, regions and what joins these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from shardalg.errors import TraceError
+from shardalg.graph.ir import Graph, Node, Region, Value
+
+
+def check(graph: Graph) -> None:
+    """Raise unless the graph is well-formed.
+
+    Raises:
+      TraceError: an index, a type, a definition, a border of a region or a name is wrong.
+    """
+    found = list(islice(_problems(graph), 5))
+    if found:
+        raise TraceError(f"the graph is broken: {'; '.join(found)}. Trace the function again.")
+
+
+def _problems(graph: Graph) -> Iterator[str]:
+    """What is wrong, in the order in which later checks rely on earlier ones."""
+    checks = _wrong_numbers, _wrong_types, _wrong_order, _wrong_regions, _wrong_region_arguments
+    for wrong in checks:
+        found = list(wrong(graph))
+        yield from found
+        if found:
+            return
+
+
+def _wrong_numbers(graph: Graph) -> Iterator[str]:
+    numbered: dict[str, Sequence[Value | Node | Region]]
+    numbered = {"value": graph.values, "node": graph.nodes, "region": graph.regions}
+    for what, items in numbered.items():
+        yield from (f"{what} {i} says {x.index}" for i, x in enumerate(items) if x.index != i)
+    size = len(graph.values)
+    for node in graph.nodes:
+        if not all(0 <= i < size for i in (*node.operands, *node.results)):
+            yield f"node {node.index} names a value that does not exist"
+    if len({value.name for value in graph.values}) != size:
+        yield "two values have one name"
+
+
+def _wrong_types(graph: Graph) -> Iterator[str]:
+    values = graph.values
+    for node in graph.nodes:
+        sides = ((node.signature.operands, node.operands), (node.signature.results, node.results))
+        for types, indices in sides:
+            if types != tuple([values[i].type for i in indices]):
+                found = [values[i].type for i in indices]
+                yield f"{node.primitive} (node {node.index}) expects {list(types)}, has {found}"
+
+
+def _wrong_order(graph: Graph) -> Iterator[str]:
+    """Every value is made once, before it is read, by something its reader can see."""
+    shared = {i for i, _ in graph.constants}
+    made = {*shared, *(i for region in graph.regions for i in region.arguments)}
+    visible = {region.index: {*shared, *region.arguments} for region in graph.regions}
+    for node in graph.walk():
+        seen = visible[_home(graph, node.region)]
+        hidden = [graph.values[i].name for i in node.operands if i not in seen]
+        again = [graph.values[i].name for i in node.results if i in made]
+        if hidden or again:
+            fault = f"reads {hidden} before it is made" if hidden else f"makes {again} again"
+            yield f"{node.primitive} (node {node.index}) {fault}"
+        seen.update(node.results)
+        made.update(node.results)
+    for region in (r for r in graph.regions if r.kind != "remat"):
+        seen = visible[region.index]
+        missing = [graph.values[i].name for i in region.results if i not in seen]
+        if missing:
+            yield f"region {region.index} hands on {missing}, which it does not have"
+
+
+def _home(graph: Graph, region: int) -> int:
+    """The region whose values a node of `region` sees: a remat region is a part of its parent."""
+    here = graph.regions[region]
+    while here.kind == "remat" and here.parent is not None:
+        here = graph.regions[here.parent]
+    return here.index
+
+
+def _wrong_regions(graph: Graph) -> Iterator[str]:
+    inside = [set(region.nodes) for region in graph.regions]
+    for node in graph.nodes:
+        if node.index not in inside[node.region]:
+            yield f"node {node.index} is not in its region {node.region}"
+        for body in (graph.regions[i] for i in node.bodies):
+            trips = graph.trip_count(node) * node.signature.param("length", 1)
+            if (body.node, body.trip_count) != (node.index, trips):
+                yield f"region {body.index} runs {body.trip_count} times for node {body.node}"
+    if (graph.regions[0].arguments, graph.regions[0].results) != (graph.arguments, graph.results):
+        yield "region 0 has other arguments or results than the graph"
+
+
+def _wrong_region_arguments(graph: Graph) -> Iterator[str]:
+    tied = {tie.target for tie in graph.region_arguments}
+    for tie in (t for t in graph.region_arguments if not t.is_manual):
+        source, target = graph.values[tie.source], graph.values[tie.target]
+        if source.type.shape[tie.source_drop :] != target.type.shape[tie.target_drop :]:
+            sides = [(value.name, value.type) for value in (source, target)]
+            yield f"the tie {tie.kind} joins {sides}"
+    for region in graph.regions[1:]:
+        loose = [graph.values[i].name for i in region.arguments if i not in tied]
+        if loose:
+            yield f"region {region.index} has arguments without a tie: {loose}"
