@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import itemgetter
 
 from shardalg.algebra.derived_layouts import interned, whole
 from shardalg.algebra.sharding import Sharding
@@ -22,6 +23,7 @@ from shardalg.partition.descent import Asked, Option, Problem, best_of
 from shardalg.partition.partition import partition
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import Reason, RegionBorder, ShardedGraph
+from shardalg.spmd.program import SpmdProgram
 
 STARTS = 8
 """Random starts beside the one from completion, where they take seconds at most."""
@@ -31,8 +33,8 @@ MOST_OPTIONS = 2000
 
 def by_cost(
     completed: Sequence[ShardedGraph], roles: Sequence[str], options: Options
-) -> ShardedGraph:
-    """The graph with the layouts and the loops that take the fewest seconds, as far as found.
+) -> tuple[ShardedGraph, SpmdProgram]:
+    """The layouts, the loops and the program that take the fewest seconds, as far as found.
 
     Annotations, arguments and results stay as completed; what a loop carries, its constants and
     what branches read and give have one layout each (`choose.regions`). Coordinate descent from the
@@ -40,19 +42,22 @@ def by_cost(
     stands where nothing is faster by `costs.step_time`. Memory is not limited.
 
     Args:
-      completed: the completions of the faithful policies, none of which is faster then.
+      completed: the completions of `options.completions`. None of these plans is faster then.
     """
     chip = machine(options.hardware)
 
-    def step_s(graph: ShardedGraph) -> float:
+    def timed(graph: ShardedGraph, options: Options) -> tuple[float, ShardedGraph, SpmdProgram]:
         program = partition(graph, roles, options)
-        return estimate(program, graph.graph, chip, roles=roles).step_time_s
+        return estimate(program, graph.graph, chip, roles=roles).step_time_s, graph, program
 
-    start = min(completed, key=step_s)
+    seconds = itemgetter(0)
+    faithful = list(map(timed, completed, options.completions))
+    _, start, _ = min(faithful, key=seconds)
     problem = CostProblem(start, chip, finite=options.switches.finite_sums)
     more = STARTS if sum(map(len, problem.problem.units)) <= MOST_OPTIONS else 0
-    made = problem.applied(best_of(problem.problem, problem.completed, more=more))
-    return min(made, start, key=step_s)
+    found = problem.applied(best_of(problem.problem, problem.completed, more=more))
+    ways = (timed(found, options), timed(start, options), *faithful)
+    return min(ways, key=seconds)[1:]
 
 
 @dataclass(frozen=True, eq=False)

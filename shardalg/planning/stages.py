@@ -99,10 +99,11 @@ def planned(traced: Traced, annotations: Annotations, options: Options) -> Stage
     traced = traced.with_sums(wide=options.switches.wide_sums)
     with collection_paused():
         made = [completed(traced.graph, annotations, way) for way in options.completions]
-        sharded = made[0]
         if options.policy == "cost":
-            sharded = by_cost(made, traced.roles, options)
-        program = partition(sharded, traced.roles, options)
+            sharded, program = by_cost(made, traced.roles, options)
+        else:
+            (sharded,) = made
+            program = partition(sharded, traced.roles, options)
     return Stages(traced, annotations, sharded, program, options.hardware)
 
 

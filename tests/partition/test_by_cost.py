@@ -103,9 +103,14 @@ def _seconds(plan):
     return plan.cost("tpu_v3").step_time_s
 
 
-SAMPLED = ("completion", "norm", "reduce_sort", "particles")
-"""Topics of the suite: of the first, Shardy's completion is faster than a descent from GSPMD's; the
-last is a step of molecular dynamics."""
+SAMPLED = {
+    "completion": 300,  # Shardy's completion is faster than a descent from GSPMD's
+    "completion once more": 7303,  # what an annotation gives is faster sliced from its copy
+    "norm": 300,
+    "reduce_sort": 300,
+    "particles": 300,  # a step of molecular dynamics
+}
+"""Topics of the suite, with their seeds."""
 
 
 MORE = drawn.programs(96, 301, drawn.TEMPLATES | farther.TEMPLATES)
@@ -113,7 +118,7 @@ MORE = drawn.programs(96, 301, drawn.TEMPLATES | farther.TEMPLATES)
 
 @pytest.mark.parametrize("topic", SAMPLED)
 def test_random_programs_are_never_slower_than_a_faithful_policy(topic):
-    never_slower(drawn.Sibling(topic, 300))
+    never_slower(drawn.Sibling(topic.split()[0], SAMPLED[topic]))
 
 
 @pytest.mark.slow
