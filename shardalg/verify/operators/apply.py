@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.compatible import merge
-from shardalg.merge.proofs.integers import All, IntegerClaim, Not, Number, equal, implies, within
+from shardalg.merge.proofs.integers import Number, implies, within
 from shardalg.merge.proofs.prove import MergeClaim
 from shardalg.ops.local_parameters import (
     Emission,
-    IndexShift,
     boxes,
     emit,
     local_shape,
@@ -25,8 +25,6 @@ from shardalg.ops.rule import (
     AND,
     ARGMAX,
     ARGMIN,
-    CLIP,
-    DROP,
     MAX,
     MIN,
     OR,
@@ -35,14 +33,13 @@ from shardalg.ops.rule import (
     TOP,
     USER,
     Access,
-    Guard,
     Rule,
 )
 from shardalg.ops.windows import windowed
 from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import Apply, Choose, Extract, Insert
-from shardalg.verify.contents import Contents, Made, Selected, as_set, laid_out, partition_number
+from shardalg.verify.contents import Contents, Made, Selected, as_set, laid_out
 from shardalg.verify.move import CheckedInstruction, Result, Stated
 from shardalg.verify.moves.masks import chosen
 from shardalg.verify.operators.applied import (
@@ -70,6 +67,7 @@ from shardalg.verify.operators.local_rows import (
     row_major,
     writes,
 )
+from shardalg.verify.operators.selections import selected
 from shardalg.verify.report import Decided
 
 IDEMPOTENT = (MAX, MIN, AND, OR)
@@ -239,13 +237,18 @@ def _run(what: Applied[Apply], rule: Rule, number: int) -> tuple[Run, list[State
 def _wider(what: Applied, run: Run) -> Iterator[tuple[str, Number]]:
     """Loops of the result of which more is run than the block, and where: by what is read there.
 
-    Any number would do: the claims show that what is kept of it is right.
+    Any number would do: the claims show that what is kept of it is right. None is of what the
+    operator gets as one block, or selects from uncut: a place more is in all that it makes, or
+    moves the end to which starts are clamped.
     """
     targets = {guard.loop.loop for guard in run.rule.guards}
     for name, _ in run.loops if run.rule.whole or targets else ():
+        uncut = name in targets and run.blocks[name] == run.rule.extents[name]
         more = run.local.extents.get(name, 1) > run.blocks[name]
+        more = more and not uncut and name not in run.rule.whole
         if more and (name in targets or name not in run.rule.reduced):
-            yield name, next(_first(what, run, name))
+            # what is read nowhere has no first place, and is run in blocks
+            yield from ((name, first) for first in islice(_first(what, run, name), 1))
 
 
 def _first(what: Applied, run: Run, name: str) -> Iterator[Number]:
@@ -326,61 +329,6 @@ def _joined(run: Run) -> Iterator[Attributes]:
         (dim,) = [d for d, index in enumerate(run.rule.operands[0]) if index.loop == loop]
         where = (dim, run.digits[loop], run.blocks[loop])
         yield p.Top(*where) if combine == TOP else p.ArgReduce(*where, combine)
-
-
-def selected(run: Run, emission: Emission) -> Iterator[Stated]:
-    """The places that a run-time start names are on the partitions that have them, and no other."""
-    starts = {shift.loop: shift for shift in emission.shifts if shift.sign}
-    for guard in run.rule.guards:
-        name = guard.loop.loop
-        if name is None or not run.digits[name]:
-            continue
-        windows = [v for v in guard.index.variables if v in run.rule.extents]
-        if windows and name in starts:
-            yield "selected", _overlap(run, guard, starts[name])
-        else:
-            yield "selected", _place(run, name)
-        (symbol,) = (s for s in run.rule.symbols if s.name in guard.index.variables)
-        width = max((run.rule.extents[v] for v in windows), default=1)
-        inside = symbol.mode != CLIP or symbol.high + width <= run.rule.extents[name]
-        yield "selected", Decided(f"a clipped index stays below {run.rule.extents[name]}", inside)
-    drops = [symbol.mode for symbol in run.rule.symbols].count(DROP)
-    if drops and dict(emission.params).get("mode") == "CLIP":
-        yield "selected", Decided("each start that drops is seen", drops == len(emission.owned))
-
-
-def _place(run: Run, name: str) -> IntegerClaim:
-    block, extent = run.blocks[name], run.rule.extents[name]
-    t, own = Number.of("t"), partition_number(run.digits[name])
-    here, there = within(t - own * block, 0, block), equal(t // block, own)
-    on_mesh = within(t // block, 0, parts(run.digits[name]))
-    goal = All((implies(here, there), implies(there, here), on_mesh))
-    words = f"index t of {name} is place t - p*{block} on partition t // {block} alone"
-    return IntegerClaim(words, run.mesh, goal, (("t", extent),))
-
-
-def _overlap(run: Run, guard: Guard, shift: IndexShift) -> IntegerClaim:
-    """Place `x` of a block, `width` places behind the margin's first, is in a window where it is.
-
-    A start that misses the block and its margins is clamped to a window of the margin alone, or
-    drops its update: the window then has no place of the block.
-    """
-    name = guard.loop.loop
-    assert name is not None, "a guard is on a loop"
-    (window,) = (v for v in guard.index.variables if v in run.rule.extents)
-    block, extent, width = run.blocks[name], run.rule.extents[name], run.rule.extents[window]
-    own = partition_number(run.digits[name]) * block
-    t, w, x = Number.of("t"), Number.of("w"), Number.of("x")
-    local = t + partition_number(run.digits[name]) * (shift.sign * block) + shift.more
-    first = dict(run.wider).get(name, 0)  # a window of one place or none has no margin
-    here, there = equal(own + x, t + w), equal(own - first + x, local + w)
-    runs = run.local.extents[name]
-    reached = within(local, 0, runs - width + 1)
-    goal = All((implies(reached, All((implies(here, there), implies(there, here)))),
-                implies(Not(reached), Not(here))))  # fmt: skip
-    words = f"a window of {width} at start t of {name} has place x of the block where it is"
-    unknowns = (("t", extent - width + 1), ("w", width), ("x", block))
-    return IntegerClaim(words, run.mesh, goal, unknowns)
 
 
 def _result(what: Applied, run: Run, emission: Emission, nth: int, made: Made) -> Result:

@@ -1,0 +1,77 @@
+"""What run-time starts select: which places of a block, and on which partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardalg.algebra.digits import parts
+from shardalg.merge.proofs.integers import (
+    All,
+    IntegerClaim,
+    Not,
+    Number,
+    equal,
+    implies,
+    within,
+)
+from shardalg.ops.local_parameters import Emission, IndexShift
+from shardalg.ops.rule import CLIP, DROP, Guard
+from shardalg.verify.contents import partition_number
+from shardalg.verify.operators.local_rows import Run, Stated
+from shardalg.verify.report import Decided
+
+
+def selected(run: Run, emission: Emission) -> Iterator[Stated]:
+    """The places that a run-time start names are on the partitions that have them, and no other."""
+    starts = {shift.loop: shift for shift in emission.shifts if shift.sign}
+    for guard in run.rule.guards:
+        name = guard.loop.loop
+        if name is None or not run.digits[name]:
+            continue
+        windows = [v for v in guard.index.variables if v in run.rule.extents]
+        if windows and name in starts:
+            yield "selected", _overlap(run, guard, starts[name])
+        else:
+            yield "selected", _place(run, name)
+        (symbol,) = (s for s in run.rule.symbols if s.name in guard.index.variables)
+        width = max((run.rule.extents[v] for v in windows), default=1)
+        inside = symbol.mode != CLIP or symbol.high + width <= run.rule.extents[name]
+        yield "selected", Decided(f"a clipped index stays below {run.rule.extents[name]}", inside)
+    drops = [symbol.mode for symbol in run.rule.symbols].count(DROP)
+    if drops and dict(emission.params).get("mode") == "CLIP":
+        yield "selected", Decided("each start that drops is seen", drops == len(emission.owned))
+
+
+def _place(run: Run, name: str) -> IntegerClaim:
+    block, extent = run.blocks[name], run.rule.extents[name]
+    t, own = Number.of("t"), partition_number(run.digits[name])
+    here, there = within(t - own * block, 0, block), equal(t // block, own)
+    on_mesh = within(t // block, 0, parts(run.digits[name]))
+    first = equal(dict(run.wider).get(name, own * block), own * block)
+    goal = All((implies(here, there), implies(there, here), on_mesh, first))
+    words = f"index t of {name} is place t - p*{block} on partition t // {block} alone"
+    return IntegerClaim(words, run.mesh, goal, (("t", extent),))
+
+
+def _overlap(run: Run, guard: Guard, shift: IndexShift) -> IntegerClaim:
+    """Place `x` of a block, `width` places behind the margin's first, is in a window where it is.
+
+    A start that misses the block and its margins is clamped to a window of the margin alone, or
+    drops its update: the window then has no place of the block.
+    """
+    name = guard.loop.loop
+    assert name is not None, "a guard is on a loop"
+    (window,) = (v for v in guard.index.variables if v in run.rule.extents)
+    block, extent, width = run.blocks[name], run.rule.extents[name], run.rule.extents[window]
+    own = partition_number(run.digits[name]) * block
+    t, w, x = Number.of("t"), Number.of("w"), Number.of("x")
+    local = t + partition_number(run.digits[name]) * (shift.sign * block) + shift.more
+    first = dict(run.wider).get(name, 0)  # a window of one place or none has no margin
+    here, there = equal(own + x, t + w), equal(own - first + x, local + w)
+    runs = run.local.extents[name]
+    reached = within(local, 0, runs - width + 1)
+    goal = All((implies(reached, All((implies(here, there), implies(there, here)))),
+                implies(Not(reached), Not(here))))  # fmt: skip
+    words = f"a window of {width} at start t of {name} has place x of the block where it is"
+    unknowns = (("t", extent - width + 1), ("w", width), ("x", block))
+    return IntegerClaim(words, run.mesh, goal, unknowns)
