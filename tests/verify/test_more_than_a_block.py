@@ -1,4 +1,4 @@
-"""Operators that run on more than their block, where a place more changes what is made of it."""
+"""Operators that run on more, or less, than their block, where that changes what is made of it."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Instruction
-from tests.partition.planned import instructions, planned
+from tests.partition.planned import MESH, instructions, planned
 from tests.verify.mutating import refuted
 
 X = np.array([3, -1, 4, -5, 2], np.float32)
@@ -105,3 +105,37 @@ def test_indices_are_counted_from_the_first_place(mode):
     """A place in front of the block, which holds no element, moves what they select."""
     plan = planned(read(mode), (LONG, PLACES), (P("X"), P()))
     refuted(plan, widened(plan, None, (IN_FRONT, None), (None,)), LONG, PLACES)
+
+
+def test_a_box_that_is_read_is_whole():
+    """A part of it starts behind the start that all devices have."""
+    axis, six = MESH.digits("X"), lambda x, start: lax.dynamic_slice(x, (start,), (6,))
+    plan = planned(six, (LONG, END), (P(), P()), out_shardings=P("X"))
+    *before, reads, _ = plan.program.block.instructions
+    (result,), (made,) = plan.program.block.results, reads.results
+    own = replace(plan.program.locals[result], origin=plan.program.locals[made].origin)
+    part = replace(reads, attributes=p.Extract((3,), (), (("o0", axis),)), results=(result,))
+    block = replace(plan.program.block, instructions=(*before, part))
+    locals_ = (*plan.program.locals[:result], own, *plan.program.locals[result + 1 :])
+    refuted(plan, replace(plan.program, block=block, locals=locals_), LONG, END)
+
+
+def test_a_box_that_is_written_is_whole():
+    """Parts of it, each written by one device where the whole starts, are added up."""
+    axis, arguments = MESH.digits("X"), (LONG, -LONG[:6], END)
+    plan = planned(written, arguments, (P(), P("X"), P()), out_shardings=P())
+    program, (x, new, _) = plan.program, plan.program.block.arguments
+    *before, _, writes = program.block.instructions
+    (made,), count = writes.results, len(program.locals)
+    first = replace(program.locals[x], index=count, origin=None)
+    layout = replace(first.sharding, unreduced=axis)
+    parts = replace(program.locals[made], index=count + 1, origin=None, sharding=layout)
+    box = p.Insert((), (("v0", axis),))
+    operands, partial = (count, new, writes.operands[2]), (count + 1,)
+    steps = (
+        Instruction(p.FirstMember(axis, "pick"), (x,), (count,), writes.node),
+        replace(writes, attributes=box, operands=operands, results=partial),
+        Instruction(p.AllReduce(axis), partial, (made,), writes.node),
+    )
+    block = replace(program.block, instructions=(*before, *steps))
+    refuted(plan, replace(program, block=block, locals=(*program.locals, first, parts)), *arguments)

@@ -153,9 +153,11 @@ def _boxed(what: Applied[Extract | Insert]) -> Outcome:
         if index.loop is not None
     )
     ready = not any(held.awaits or held.viewed for held in what.operands)
+    uncut = not cut & unsupported_loops(rule)
+    words = f"a box in the blocks {places}, itself whole"
     stated: list[Stated] = [
         *_iterations(what),
-        ("emitted", Decided(f"a box in the blocks {places}", right and blocks and ready)),
+        ("emitted", Decided(words, right and blocks and ready and uncut)),
         *_operator(what, run, Emission()),
     ]
     contents, claims = _result(what, run, Emission(), 0, what.made[0])
