@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from shardalg.errors import TraceError
 from shardalg.graph.abstract import result_types
-from shardalg.graph.ir import Graph, Signature, ValueType
+from shardalg.graph.ir import Graph, Plain, Signature, ValueType
 from shardalg.ops.local_parameters import local_shape
 from shardalg.ops.rows import rules
 from shardalg.spmd.bound import bound, node_of
 from shardalg.spmd.instruction import Instruction
-from shardalg.spmd.instructions import Apply
+from shardalg.spmd.instructions import Apply, Fold
 from shardalg.spmd.local import Local
 from shardalg.verify.operators.local_rows import local_signature
 from shardalg.verify.report import Decided
@@ -27,6 +27,27 @@ def of_node(signature: Signature, read: list[Local], made: list[Local]) -> Decid
     wanted = [(t.dtype, t.shape) for t in signature.results]
     right = right and wanted == [(local.dtype, local.sharding.shape) for local in made]
     return Decided(f"{signature.primitive} reads and makes parts of what the node does", right)
+
+
+def unlike(signature: Signature, attributes: Apply | Fold) -> Iterator[Decided]:
+    """Of every parameter that equals a right one in another type: 1.0 and True are no 1 to JAX.
+
+    >>> x = ValueType((4,), "float32")
+    >>> node = Signature("reshape", (("new_sizes", (2, 2)), ("dimensions", None)), (x,), (x,))
+    >>> said = (1, 4), (1, 4.0), (True, 4)
+    >>> [[*unlike(node, Apply("reshape", (("new_sizes", sizes),)))] == [] for sizes in said]
+    [True, False, False]
+    """
+    own = dict(signature.params)
+    for name, value in attributes.params:
+        if not _leaf_types(value) <= _leaf_types(own.get(name)):
+            yield Decided(f"{name} is of the types that it has in the node: {value}", holds=False)
+
+
+def _leaf_types(value: Plain) -> set[type]:
+    if isinstance(value, tuple):
+        return set().union(*map(_leaf_types, value))
+    return {type(value)}
 
 
 def derived(

@@ -181,6 +181,7 @@ class Verifier:
         name = self.name(instruction)
         more = [self.own(instruction, held, values), *self.typed(instruction)]
         more += [self.judged("", "delivers", c) for c in counted(instruction.attributes)]
+        more += [self.judged("", "types", c) for c in self.unlike(instruction)]
         for claim in (*claims, *more, *self.in_region(instruction)):
             yield replace(claim, node=name)
 
@@ -208,6 +209,13 @@ class Verifier:
             yield self.judged("", "types", types.of_node(signature, read, made))
             if is_a(instruction, Apply):
                 yield self.judged("", "types", self.derived(instruction, read, made))
+
+    def unlike(self, instruction: Instruction) -> Iterator[Decided]:
+        """What equal parameters do not tell apart, and so no claim that is stated once."""
+        if is_a(instruction, Apply) or is_a(instruction, Fold):
+            yield from types.unlike(
+                node_of(self.graph, instruction).signature, instruction.attributes
+            )
 
     def derived(
         self, instruction: Instruction[Apply], read: list[Local], made: list[Local]

@@ -137,3 +137,30 @@ def test_of_elements_with_places_between_them_only_parts_are_taken(kind):
     check(program)
     assert not case.computes(program)
     assert case.verified(program).refuted
+
+
+def cut_and_summed(x, start):
+    """A slice, and a reduction by a function of the user."""
+
+    def add(a, b):
+        return a + b
+
+    return x[1:5], x.reshape(4, 2), lax.reduce(x, start, lambda a, b: add(a, b) * 1, (0,))
+
+
+@pytest.mark.parametrize("kind", [p.Apply, p.Fold])
+@pytest.mark.parametrize("other", [float, bool])
+def test_a_parameter_is_of_the_type_that_the_node_has(kind, other):
+    """1.0 and True equal 1, so claims that were stated once held: JAX refuses such a slice."""
+    case = Case(cut_and_summed, (numbers(8), np.float32(0)), (P("Y"), P()), P())
+    case.check()
+    program, tried = case.plan.program, 0
+    for at, number in places(program):
+        inside = isinstance(number, int) and number == other(number) and "params" in at.steps
+        if inside and at.owners[-1] == (kind, "params") and type(number) is int:
+            tampered = changed(program, at.steps, other(number))
+            check(tampered)
+            claims = [claim.claim for claim in case.verified(tampered).refuted]
+            assert claims == ["types"], at
+            tried += 1
+    assert tried
