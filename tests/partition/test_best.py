@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from shardalg.spmd.instructions import Mask
 from tests.partition.planned import checked, kinds, moves, numbers
 
 FUNCTIONS = (lax.argmax, lax.argmin)
@@ -46,6 +47,22 @@ def test_what_no_number_beats(function):
     ]
     check(function, np.array(rows, np.float32), P(None, "Y"))
     check(function, np.array(rows, np.float32)[:, :2], P(None, ("Y", "X")))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@pytest.mark.parametrize(("best", "extreme"), [(lax.argmax, jnp.max), (lax.argmin, jnp.min)])
+def test_a_place_and_its_value_share_the_mask(best, extreme, dtype):
+    """Both names of a mask fill with one number, whichever stands in front (Viterbi's last row)."""
+
+    def fn(x):
+        y = x * 2
+        return best(y, 0, np.int32), extreme(y)
+
+    x = numbers(7).astype(dtype)
+    for function in (fn, lambda x: fn(x)[::-1]):
+        plan = checked(function, (x,), (P("Y"),))
+        assert plan.verify().ok, plan.verify().refuted
+        assert [type(i.attributes) for i in plan.program.block.instructions].count(Mask) == 1
 
 
 def test_axes_in_any_order():

@@ -81,7 +81,8 @@ class _Masking:
         for result in instruction.results:
             local = result
             for mask, made in self.wanted(result):
-                local = self.masked(instruction, mask, local, made)
+                if not self.is_filled(local, mask):  # also by a mask of another name
+                    local = self.masked(instruction, mask, local, made)
             self.stand(result, local)
 
     def wanted(self, local: int) -> Iterator[tuple[Mask, int | None]]:
@@ -92,7 +93,7 @@ class _Masking:
                 continue  # whoever fuses with what makes it would read it from memory
             number = filled_by(mask, dtype)[1]
             fills.add(number)
-            if len(fills) == 1 and not math.isnan(number) and not self.is_filled(local, mask):
+            if len(fills) == 1 and not math.isnan(number):
                 yield mask, made
 
     def keep(self, instruction: Instruction) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from shardalg.algebra.digits import parts
 from shardalg.merge.proofs.integers import Number
 from shardalg.spmd.instructions import ArgReduce, ExclusiveScan, Fold, Join, Top, ValueAt
-from shardalg.verify.contents import partition_number, without
+from shardalg.verify.contents import fill_number, partition_number, without
 from shardalg.verify.move import (
     CheckedInstruction,
     Result,
@@ -73,7 +73,10 @@ def _value_at(step: CheckedInstruction[ValueAt]) -> Result:
     if isinstance(best, ArgReduce) and best.dim == a.dim:
         count = parts(best.digits) * best.block
         start = partition_number(best.digits) * best.block
-        masked = count == found.size or block.dims[a.dim].fill == best.combine
+        fill, lowest = (
+            fill_number(way, step.made.dtype) for way in (block.dims[a.dim].fill, best.combine)
+        )
+        masked = count == found.size or (fill is not None and fill == lowest)
         wanted = masked and (found.start, found.length) == (start, best.block)
     ready = finished(block) and not place.changes
     words = f"values are those of the blocks, padding masked, that {best} chooses from"
