@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+import shardalg as sa
 from shardalg.spmd.instructions import Mask
 from tests.partition.planned import checked, kinds, moves, numbers
 
@@ -63,6 +64,19 @@ def test_a_place_and_its_value_share_the_mask(best, extreme, dtype):
         plan = checked(function, (x,), (P("Y"),))
         assert plan.verify().ok, plan.verify().refuted
         assert [type(i.attributes) for i in plan.program.block.instructions].count(Mask) == 1
+
+
+def test_another_dimension_is_padded_between_a_place_and_its_value():
+    """Zeros stand where the padding of both dimensions meets: the mask of one is not left out."""
+
+    def fn(x):
+        y = jnp.exp(x)
+        return lax.argmin(y, 0, np.int32), jnp.min(y, 0)
+
+    out = (P(None), P(("Y", "X")))
+    mesh = sa.Mesh({"X": 2, "Y": 3})
+    plan = checked(fn, (numbers(5, 7),), (P("X"),), mesh=mesh, out_shardings=out)
+    assert plan.verify().ok, plan.verify().refuted
 
 
 def test_axes_in_any_order():

@@ -155,12 +155,13 @@ class Fills:
         """A whole dimension is padded with zeros."""
         a, (operand,) = instruction.attributes, instruction.operands
         local, known = self.locals[operand], self.of(operand)
-        size = local.shape[a.dim]
+        size, zero = local.shape[a.dim], identity("sum", local.dtype)
         found = known.fills.get(a.dim)
-        if a.size > size and size == local.sharding.shape[a.dim] and not local.sharding.dims[a.dim]:
-            found = ((), a.size, size), identity("sum", local.dtype)
-        elif a.size > size:
-            found = None
+        if a.size > size:
+            whole = size == local.sharding.shape[a.dim] and not local.sharding.dims[a.dim]
+            found = (((), a.size, size), zero) if whole else None
+            # where the padding of two dimensions meets, zeros stand
+            known = Known({dim: fill for dim, fill in known.fills.items() if fill[1] == zero})
         yield known.but(a.dim, found)
 
     def cut(self, instruction: Instruction[p.DynamicSlice]) -> Iterator[Known]:
