@@ -49,6 +49,13 @@ def permutes_in_a_row(x, w):
     return lax.psum(x @ w, "Y"), once + 3 * lax.ppermute(x, "X", [(0, 0)])
 
 
+def permutes_over_two_axes(x, w):
+    """Places are counted along the mesh, in whichever order its axes are named."""
+    turns = [(place, (place + 3) % 8) for place in range(6)]
+    both = lax.ppermute(x, ("Y", "X"), turns) - 2 * lax.ppermute(x, ("X", "Y"), turns[1:])
+    return lax.psum(x @ w, "Y"), both
+
+
 def on_its_own(x, w):
     """Loops and branches that every device takes its own way, and jitted calls."""
     place = lax.axis_index("Y")
@@ -78,6 +85,7 @@ def nested(x, w):
 CASES = {
     "collectives": region(every_collective),
     "permutes": region(permutes_in_a_row),
+    "permutes over two axes": region(permutes_over_two_axes),
     "own ways": region(on_its_own, check_vma=False),
     "gradient": jax.grad(losses, (0, 1)),
     "gradient without types": jax.grad(partial(losses, check_vma=False), (0, 1)),
@@ -90,7 +98,7 @@ CASES = {
 }  # fmt: skip
 
 
-LOWERED = ("collectives", "permutes", "own ways", "gradient")
+LOWERED = ("collectives", "permutes", "permutes over two axes", "own ways", "gradient")
 
 
 @pytest.mark.parametrize("name", CASES)
