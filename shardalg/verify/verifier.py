@@ -104,6 +104,7 @@ class Verifier:
     def run(self) -> Iterator[Claim]:
         """The claims of a program whose structure is sound."""
         program, graph = self.program, self.graph
+        yield from self.partly()
         held, known = self.constants(), {value for value, _ in graph.constants}
         for local, value in program.constants:
             yield self.named("border", local, value)
@@ -117,6 +118,15 @@ class Verifier:
         results = zip(program.block.results, graph.results, program.result_shardings, strict=True)
         for local, value, layout in results:
             yield from self.handed("border", held[local], value, layout)
+
+    def partly(self) -> Iterator[Claim]:
+        """Every local that is named for a value is a part of it: no shape of its own follows."""
+        for local in self.program.locals:
+            if local.origin is not None:
+                value = self.graph.values[local.origin]
+                if (local.sharding.shape, local.dtype) != (value.type.shape, value.type.dtype):
+                    words = f"{local.dtype}{[*local.sharding.shape]} is laid out as {value.type}"
+                    yield self.judged(value.name, "types", Decided(words, holds=False))
 
     def said(self, local: int) -> Contents:
         """What the program says that a local holds."""

@@ -125,3 +125,20 @@ def test_a_collective_of_the_user_is_no_operator_of_each_device():
                     for local in alone.locals)  # fmt: skip
     assert case.verified(case.plan.program).ok
     assert case.verified(replace(alone, locals=locals_)).refuted
+
+
+@pytest.mark.parametrize("sizes", [(3, 8), (24,), (2, 3, 4)])
+def test_what_is_named_for_a_value_has_its_dimensions(sizes):
+    """The same elements under other dimensions are another result, whatever the border says."""
+    case = Case(lambda x: x.reshape(6, 4), (np.ones((4, 6), np.float32),), (P(),), None)
+    case.check()
+    program = case.plan.program
+    (step,), (made,) = program.block.instructions, program.block.results
+    assert step.attributes.primitive == "reshape"
+    tampered = changed(program, step, replace(step, attributes=p.Regroup(((2, sizes),))))
+    layout = replace(program.result_shardings[0], shape=sizes, dims=((),) * len(sizes))
+    locals_ = list(program.locals)
+    locals_[made] = replace(locals_[made], shape=sizes, sharding=layout)
+    tampered = replace(tampered, locals=tuple(locals_), result_shardings=(layout,))
+    check(tampered)
+    assert {claim.claim for claim in case.verified(tampered).refuted} == {"types"}
