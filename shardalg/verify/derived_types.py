@@ -44,6 +44,16 @@ def unlike(signature: Signature, attributes: Apply | Fold) -> Iterator[Decided]:
             yield Decided(f"{name} is of the types that it has in the node: {value}", holds=False)
 
 
+def unfit(dtype: str, fill: complex | None) -> Iterator[Decided]:
+    """Of a number that is filled in, if no value of that type holds one of its kind.
+
+    >>> [[*unfit("float32", fill)] == [] for fill in (1, 1.0, 1 + 0j)]
+    [True, True, False]
+    """
+    if isinstance(fill, complex) and not dtype.startswith("complex"):
+        yield Decided(f"{fill} is filled into {dtype}", holds=False)
+
+
 def _leaf_types(value: Plain) -> set[type]:
     if isinstance(value, tuple):
         return set().union(*map(_leaf_types, value))

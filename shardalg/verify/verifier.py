@@ -22,6 +22,7 @@ from shardalg.spmd.instructions import (
     Apply,
     Fold,
     HaloExchange,
+    MaskIndexed,
     Regroup,
     Top,
 )
@@ -226,6 +227,9 @@ class Verifier:
             yield from types.unlike(
                 node_of(self.graph, instruction).signature, instruction.attributes
             )
+        elif is_a(instruction, MaskIndexed):
+            dtype = self.program.locals[instruction.results[0]].dtype
+            yield from types.unfit(dtype, instruction.attributes.fill)
 
     def derived(
         self, instruction: Instruction[Apply], read: list[Local], made: list[Local]

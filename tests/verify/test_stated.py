@@ -142,3 +142,19 @@ def test_what_is_named_for_a_value_has_its_dimensions(sizes):
     tampered = replace(tampered, locals=tuple(locals_), result_shardings=(layout,))
     check(tampered)
     assert {claim.claim for claim in case.verified(tampered).refuted} == {"types"}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.complex64])
+def test_what_is_filled_in_is_a_number_of_the_type(dtype):
+    """1 + 0j equals 1, so claims that were stated before hold: an array of floats takes none."""
+    case = Case(
+        lambda table, ids: jax.numpy.asarray(table).at[ids].get(mode="fill", fill_value=1),
+        (np.arange(22).reshape(11, 2).astype(dtype), np.array([[3, 9], [10, 40]], np.int32)),
+        (P("Y"), P()),
+        P(),
+    )
+    case.check()
+    tampered = case.mutated(p.MaskIndexed, lambda a: replace(a, fill=1 + 0j))
+    check(tampered)
+    real = dtype is not np.complex64
+    assert [claim.claim for claim in case.verified(tampered).refuted] == ["types"] * real
