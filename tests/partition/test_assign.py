@@ -98,7 +98,7 @@ DEMANDED = [
     (P("X"), P(), P(), 2, "completion gives the product X, and it is gathered behind it"),
     (P(), P(), P("X", "Y"), 8, "the result's axes slice the operands"),
     (P(None, "X"), P(("X", "Y")), P(("X", "Y")), 1, "X contracts, but not alike"),
-    (P(None, "X"), P("X"), P("X"), 2, "X contracts, and the result's X stands back"),
+    (P(None, "X"), P("X"), P("X"), 4, "X contracts, and half of Y takes the result's X"),
 ]
 
 
@@ -127,7 +127,7 @@ def taps(x, k):
 
 
 # einsum, shapes and specs of its operands, spec of the result; flops of a device and bytes that it
-# sends in what XLA's GSPMD makes of it (jax 0.10.2, mesh X=2, Y=2; Z=2, too, where it is last).
+# sends in what XLA's GSPMD makes of it (jax 0.10.2, mesh X=2, Y=2; last: Z=2, too, or size of Y).
 MATCHES = {
     "idle axis": ("bsh,hm->bsm", (4, 8, 32), (32, 16), P("X"), P("X"), P("X"), 8192, 2048),
     "axis of the other": (
@@ -147,6 +147,24 @@ MATCHES = {
     "idle axis for both": (
         "mk,kn->mn", (8, 32), (32, 32), P("Y", "X"), P("Y", "X"), P("Y", "X"), 2048, 1536, "Z",
     ),
+    "idle axis for the result": (
+        "mk,kn->mn", (32, 64), (64, 32), P(None, "X"), P("X"), P(None, "X"), 32768, 4096, "Z",
+    ),
+    "axis of the second": (
+        "sbm,smk->sbk", (16, 8, 8), (16, 8, 8), P("Z", None, "X"), P(("X", "Z"), "Y"),
+        P("Z", None, "X"), 2048, 2816, "Z",
+    ),
+    "more axes of the other": (
+        "mk,kn->mn", (16, 16), (16, 16), P(None, "Z"), P(("X", "Y"), "Z"), P(None, "Z"), 1024, 1024,
+        "Z",
+    ),
+    "larger idle axis": (
+        "mk,kn->mn", (16, 32), (32, 32), P(None, "X"), P(None, "X"), P(None, "X"), 4096, 2048, 4,
+    ),
+    "larger idle axis for the result": (
+        "bsm,mh->bsh", (4, 16, 16), (16, 32), P(None, None, "X"), P("X"), P(None, None, "X"),
+        16384, 8192, 4,
+    ),
 }  # fmt: skip
 
 
@@ -154,9 +172,10 @@ MATCHES = {
 def test_a_product_computes_and_sends_no_more_than_xlas(name):
     text, a, b, first, second, made, flops, sent, *third = MATCHES[name]
     types = [jax.ShapeDtypeStruct(shape, "float32") for shape in (a, b)]
+    sizes = {"X": 2, "Y": third[0]} if third == [4] else dict.fromkeys(("X", "Y", *third), 2)
     plan = sa.plan(
         lambda a, b: jnp.einsum(text, a, b), *types,
-        mesh=sa.Mesh(dict.fromkeys(("X", "Y", *third), 2)),
+        mesh=sa.Mesh(sizes),
         in_shardings=(first, second), out_shardings=made,
     )  # fmt: skip
     assert oracle_bytes.our_product_flops(plan.program, plan.graph) <= flops

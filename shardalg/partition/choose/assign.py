@@ -314,7 +314,8 @@ def _options(key: NodeKey, component: Component) -> Options:
     for digits in moved:
         _add_behind(options, component, digits)
     for name, digits in twins(key, component).items():
-        options[name].append(digits)
+        if name in options and digits not in options[name]:
+            options[name].append(digits)
     return options
 
 

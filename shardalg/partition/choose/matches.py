@@ -21,9 +21,11 @@ def required_devices(key: NodeKey, component: Component, assignments: list[Assig
     where all operands put the same (a window's other operand has no digits on its taps) or begin
     with it, and the result has it nowhere, or where one does and adding up the result sends less
     than gathering it. What matches splits the work as it lies; besides, the result's digits may.
-    The most devices of the assignments that use all matches and no digits of one operand alone:
-    so that less traffic never means more arithmetic than in XLA's partitioner, which groups
-    devices by the same matches (`dot_handler.cc`, PartitionDotGroupOn*).
+    The most devices of the assignments that use all matches and no digits of one operand alone,
+    times the parts of the result on digits that a contraction takes, where idle axes can be so many
+    (XLA splits the result along those and permutes it home): so that less traffic never means more
+    arithmetic than in XLA's partitioner, which groups devices by the same matches
+    (`dot_handler.cc`, PartitionDotGroupOn*).
     """
     if not (component.is_whole and contracts(key.signature)):
         return 1
@@ -33,27 +35,61 @@ def required_devices(key: NodeKey, component: Component, assignments: list[Assig
         count = devices_of(assigned)
         if count > most and _is_matched(assigned, matched, usable):
             most = count
-    return most
+    wanted = most * _displaced(key, component, matched)
+    return wanted if any(devices_of(a) >= wanted for a in assignments) else most
+
+
+def _displaced(key: NodeKey, component: Component, matched: Held) -> int:
+    """In how many parts idle axes split what the result has on digits that a contraction takes."""
+    contracted = set().union(*(matched.get(name, ()) for name in component.rule.reduced))
+    made = [t for t in component.tensors if t.operand is None]
+    count = _parts(contracted & {d for t in made for d in _digits(key, t)})
+    return count if _parts(set(_idle(key, component))) % count == 0 else 1
 
 
 def twins(key: NodeKey, component: Component) -> dict[str, Digits]:
     """Axes that no tensor lies on, as large as the digits of the operands on a contracted loop.
 
-    Where those digits split another loop, operands may be brought onto such an axis instead.
+    Where those digits split another loop, operands may be brought onto such an axis instead, or
+    onto all such axes where they are a multiple, as XLA does within a group of devices; and the
+    result onto one where its own digits are contracted.
     """
     if not (component.is_whole and contracts(key.signature)):
         return {}
-    lying = {digit for tensor in component.tensors for digit in _digits(key, tensor)}
-    mesh = key.value_shardings[0].mesh
-    axes = [mesh.digit(name) for name, size in mesh.axes if size > 1]
-    idle = [axis for axis in axes if not any(overlap(axis, digit) for digit in lying)]
+    idle = _idle(key, component)
     found: dict[str, Digits] = {}
     for name, sides in _contracted(key, component).items() if idle else ():
         split = [tuple(own) for _, own in sides if own]
         alike = [axis for axis in idle if split and all(axis.size == parts(own) for own in split)]
+        count, extent = parts(tuple(idle)), component.rule.extents[name]
         if alike:
             found[name] = (alike[0],)
+        elif split and extent % count == 0 and all(count % parts(own) == 0 for own in split):
+            found[name] = tuple(idle)
+    return found | _twins_of_result(key, component, idle)
+
+
+def _twins_of_result(key: NodeKey, component: Component, idle: list[Digit]) -> dict[str, Digits]:
+    """Idle axes as large as what the result has on digits that both operands are contracted by."""
+    contracted = _contracted(key, component).values() if idle else ()
+    taken = {d for sides in contracted for d in set.intersection(*(own for _, own in sides))}
+    found: dict[str, Digits] = {}
+    for tensor in component.tensors if taken else ():
+        if tensor.operand is None:
+            layout = available(key, tensor)[0]
+            for loops, own in zip(tensor.suggested, layout.dims, strict=True):
+                alike = [axis for axis in idle if axis.size == parts(own)]
+                if len(loops) == 1 and alike and taken.issuperset(own):
+                    found[loops[0][0]] = (alike[0],)
     return found
+
+
+def _idle(key: NodeKey, component: Component) -> list[Digit]:
+    """Axes that no tensor lies on."""
+    lying = {digit for tensor in component.tensors for digit in _digits(key, tensor)}
+    mesh = key.value_shardings[0].mesh
+    axes = [mesh.digit(name) for name, size in mesh.axes if size > 1]
+    return [axis for axis in axes if not any(overlap(axis, digit) for digit in lying)]
 
 
 def _is_matched(assigned: Assigned, matched: Held, usable: Held) -> bool:
@@ -90,7 +126,8 @@ def _aligned(key: NodeKey, component: Component, matched: Held) -> Held:
 
     Where both are, by as many, or where digits that the other has there split another loop already,
     one's take the place of the other's; else where nothing else is left to split, no axis is idle,
-    and the operand is larger than the result (`dot_handler.cc`, should_partition_contracting_dim).
+    and the other has to be moved anyway, as its digits there split another loop, or the operand is
+    larger than the result (`dot_handler.cc`, should_partition_contracting_dim).
     """
     used, found = set().union(*matched.values()), {}
     others = twins(key, component)
@@ -101,12 +138,14 @@ def _aligned(key: NodeKey, component: Component, matched: Held) -> Held:
             lying = dict(split)
         if len(sides) != 2 or not split:
             continue
-        operand, own = split[0]
-        ((other, taken),) = (side for side in sides if side[0] != operand)
-        swapped = _parts(own) == _parts(taken) and not own & _digits_of(key, component, other)
-        free = len(split) == 1 and _is_free(key, component, operand, (used, lying[operand]))
-        if swapped or (free and _outweighs(key, component, operand, matched)):
-            found[name] = own
+        for operand, own in split:
+            ((other, taken),) = (side for side in sides if side[0] != operand)
+            swapped = _parts(own) == _parts(taken) and not own & _digits_of(key, component, other)
+            free = len(split) == 1 and _is_free(key, component, operand, (used, lying[operand]))
+            displaced = taken & used
+            if swapped or (free and (displaced or _outweighs(key, component, operand, matched))):
+                found[name] = own
+                break
     return found
 
 
