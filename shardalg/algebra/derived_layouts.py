@@ -14,6 +14,18 @@ def whole(like: Sharding) -> Sharding:
     return interned(like.mesh, like.shape, ((),) * len(like.shape), ())
 
 
+def plain(like: Sharding) -> Sharding:
+    """The layout alone, without axes of size 1, which split nothing, and without open dimensions.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh = Mesh({"x": 2, "y": 1})
+    >>> plain(Sharding(mesh, (10, 3), (mesh.digits("xy"), mesh.digits("y")))).text()
+    '[x, None]'
+    """
+    dims = tuple([tuple([d for d in dim if d.size > 1]) for dim in like.dims])
+    return interned(like.mesh, like.shape, dims, ())
+
+
 def even_prefix(sharding: Sharding) -> Sharding:
     """`sharding` on the longest prefix of each dimension's axes that divides the dimension.
 

@@ -20,6 +20,9 @@ unit of the descent, whose options are layouts (`choose/regions.py`). What is ch
 loops and borders; programs come of them as always. Arguments, results and annotations stay as
 completed, and completion itself stands where its program is no slower. Memory is not limited.
 
+Unreached: A value that completion leaves replicated because nothing reaches it lies as it is made
+(`unreached.py`), by the paper's policy; by "gspmd" and "shardy" it lies as these have it.
+
 Deferred sums wait behind what keeps them right for every number of their type, which a row says
 (`Rule.passes`): additions, subtractions, negation, copies, layout, and products of whole numbers of
 one type (a ring). Products and quotients of floats do not (an infinity times a part that is 0;

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
 
-from shardalg.algebra.derived_layouts import interned, whole
+from shardalg.algebra.derived_layouts import interned, plain, whole
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.step_time import estimate
@@ -81,11 +81,7 @@ class CostProblem:
     @cached_property
     def value_shardings(self) -> tuple[Sharding, ...]:
         """The completed layouts alone, of axes that split something."""
-        found = []
-        for given in self.sharded.shardings:
-            dims = tuple(tuple(d for d in dim if d.size > 1) for dim in given.dims)
-            found.append(interned(given.mesh, given.shape, dims, ()))
-        return tuple(found)
+        return tuple(map(plain, self.sharded.shardings))
 
     @cached_property
     def places(self) -> tuple[tuple[Node, int], ...]:
@@ -178,8 +174,7 @@ class CostProblem:
         """What the function gives back, and what no tie says of what calls take and hand on."""
         graph = self.graph
         for value, given in zip(graph.results, self.sharded.results, strict=True):
-            dims = tuple(tuple(d for d in dim if d.size > 1) for dim in given.dims)
-            yield value, interned(given.mesh, given.shape, dims, ())
+            yield value, plain(given)
         said = {(one.call, v) for one, _ in self.region_arguments for v, _ in one.asks}
         for node in graph.walk():
             if node.bodies:

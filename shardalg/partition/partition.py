@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from itertools import takewhile
 from math import prod
 
-from shardalg.algebra.derived_layouts import even_prefix, interned, undivided, whole
+from shardalg.algebra.derived_layouts import even_prefix, interned, plain, undivided, whole
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.restate import in_order
@@ -145,8 +145,7 @@ class Partitioner(BodyPartitioner):
         seen: dict[int, Sharding] = {}
         for sharding in shardings:
             if id(sharding) not in seen:
-                dims = tuple([tuple([d for d in dim if d.size > 1]) for dim in sharding.dims])
-                seen[id(sharding)] = interned(sharding.mesh, sharding.shape, dims, ())
+                seen[id(sharding)] = plain(sharding)
         return tuple([seen[id(sharding)] for sharding in shardings])
 
     def _hand_out(self) -> None:

@@ -12,6 +12,7 @@ from shardalg.costs.traffic import Traffic
 from shardalg.graph.ir import Graph
 from shardalg.partition.by_cost import by_cost
 from shardalg.partition.partition import partition
+from shardalg.partition.unreached import settled
 from shardalg.pause import collection_paused
 from shardalg.planning.restated import restated
 from shardalg.planning.traced import Traced
@@ -108,13 +109,16 @@ def planned(traced: Traced, annotations: Annotations, options: Options) -> Stage
 
 
 def completed(graph: Graph, annotations: Annotations, options: Options) -> ShardedGraph:
-    """The completed graph; axes of a loop's stages are nothing else inside of it."""
+    """The completed graph; axes of a loop's stages are nothing else inside of it.
+
+    By the paper's policy what nothing reaches lies as it is made.
+    """
     sharded = propagate(graph, annotations, options)
     apart = apart_from_stages(sharded, meetings=options.way == "paper")
-    if not apart:
-        return sharded
-    more = replace(annotations, values=(*annotations.values, *apart))
-    return replace(propagate(graph, more, options), annotations=annotations)
+    if apart:
+        more = replace(annotations, values=(*annotations.values, *apart))
+        sharded = replace(propagate(graph, more, options), annotations=annotations)
+    return settled(sharded, options) if options.way == "paper" else sharded
 
 
 def planned_at(

@@ -183,6 +183,27 @@ def test_a_product_computes_and_sends_no_more_than_xlas(name):
     assert plan.verify().ok
 
 
+def test_what_nothing_reaches_lies_as_it_is_made():
+    def loss(x, k):
+        numbers = ("NWC", "WIO", "NWC")
+        made = jax.lax.conv_general_dilated(
+            x, k, (1,), [(2, 0)], dimension_numbers=numbers, feature_group_count=16
+        )
+        return jnp.sum(made**2)
+
+    types = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((4, 16, 16), (3, 1, 16))]
+    given = {"in_shardings": (P(None, None, "X"), P()), "mesh": sa.Mesh({"X": 8})}
+    wanted = (P(None, None, "X"), P(None, None, "X"))
+    plan = sa.plan(jax.grad(loss, (0, 1)), *types, **given, out_shardings=wanted)
+    assert len(plan.collectives()) == 0  # as in XLA's partition by Shardy
+    assert plan.verify().ok
+    made = plan.graph.nodes[0].results[0]
+    assert plan.sharded.shardings[made].text() == "[None, None, X]"
+    assert plan.sharded.why(made) == "nothing reaches it: as it is made of x"
+    xla = sa.plan(jax.grad(loss, (0, 1)), *types, **given, options=sa.Options(policy="gspmd"))
+    assert xla.sharded.why(made) == "nothing reaches it"
+
+
 def test_taps_of_a_window_are_gathered_rather_than_results_added_up():
     types = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((2, 32, 16), (4, 1, 16))]
     given = {"in_shardings": (P(None, "Y"), P("X")), "out_shardings": P(None, "Y")}

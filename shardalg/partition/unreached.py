@@ -1,0 +1,84 @@
+"""Values that completion says nothing of: each lies as it is made, for nobody wants it otherwise.
+
+A value that no annotation reaches is replicated where XLA's GSPMD partitions it: what was made in
+blocks is gathered at once, and every device then computes all that follows (the gradient of a
+depthwise convolution, whose groups GSPMD leaves alone). By the paper's policy such a value has the
+digits of the largest operand it is made of, where it has them all, in even blocks, one node after
+the other, as Shardy leaves it; who wants it whole gathers it then. What crosses the border of a
+loop, a branch or the function stays as completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from shardalg.algebra.derived_layouts import even_prefix, interned, plain
+from shardalg.algebra.digits import Digit
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.compute import operand_type
+from shardalg.costs.topology import machine
+from shardalg.graph.ir import Graph, Node
+from shardalg.ops.rows import rules
+from shardalg.partition.choose.key import NodeKey
+from shardalg.partition.choose.node_classes import KEPT
+from shardalg.partition.choose.node_plan import node_plan
+from shardalg.propagate.options import Options
+from shardalg.propagate.sharded import Reason, ShardedGraph
+
+
+def settled(sharded: ShardedGraph, options: Options) -> ShardedGraph:
+    """The completed graph, values that nothing reaches as they are made."""
+    graph, found = sharded.graph, list(sharded.shardings)
+    bound, made = _bound(graph) | sharded.fixed, []
+    for node in graph.walk():
+        if node.bodies or len(node.results) != 1 or node.signature.primitive in KEPT:
+            continue
+        (value,) = node.results
+        if value in bound or any(found[value].dims) or rules(node.signature) is None:
+            continue
+        largest = max(node.operands, key=lambda v: _weight(found[v]), default=None)
+        if largest is None or not any(found[largest].dims):
+            continue
+        layout = _as_made(node, found, options)
+        if _digits(plain(found[largest])) == _digits(layout) and even_prefix(layout) == layout:
+            found[value] = layout
+            made.append(Reason(value, layout, "as made", node.index, sources=(largest,)))
+    if not made:
+        return sharded
+    return replace(sharded, shardings=tuple(found), _history=lambda: (*sharded.history, *made))
+
+
+def _as_made(node: Node, homes: Sequence[Sharding], options: Options) -> Sharding:
+    """The layout in which the node makes its result where nobody asks for another."""
+    held = tuple([(plain(homes[v]),) for v in node.operands])
+    key = NodeKey(
+        node.signature,
+        tuple([node.operands.index(v) for v in node.operands]),
+        held,
+        (plain(homes[node.results[0]]),),
+        machine(options.hardware).chip.rates(operand_type(node.signature)),
+        unread=(0,),
+        padded=options.switches.pad_blocks,
+        finite=options.switches.finite_sums,
+    )
+    (layout,) = node_plan(key).choice.produced
+    return interned(layout.mesh, layout.shape, layout.dims, ())
+
+
+def _weight(layout: Sharding) -> tuple[int, bool]:
+    """By the larger tensor, of equal ones by the one that is cut."""
+    return prod(layout.shape), any(layout.dims)
+
+
+def _digits(layout: Sharding) -> set[Digit]:
+    """All that splits a value."""
+    return {digit for digits in layout.dims for digit in digits}
+
+
+def _bound(graph: Graph) -> frozenset[int]:
+    """Values that cross a border: of the function, of a loop, a branch or a region."""
+    given = [v for region in graph.regions for v in (*region.arguments, *region.results)]
+    calls = [v for node in graph.walk() if node.bodies for v in (*node.operands, *node.results)]
+    return frozenset([*graph.results, *given, *calls])
