@@ -236,6 +236,10 @@ FUNCTIONS = {
         lambda: sa.plan(reads, X, mesh=MESH),
         TraceError, r"io_callback at test_bad_input\.py:\d+", "an effect", r"jax\.pure_callback",
     ),
+    "numbers from a state of the device": (
+        lambda: sa.plan(lambda x: x + jax.lax.rng_uniform(0.0, 1.0, x.shape), X, mesh=MESH),
+        TraceError, r"rng_uniform at test_bad_input\.py:\d+", "copies would differ", r"jax\.random",
+    ),
     "a result that is no array": (
         lambda: sa.plan(lambda x: "text", X, mesh=MESH),
         TraceError, "<lambda> cannot be planned", "str", "arrays only",

@@ -19,6 +19,7 @@ REASONS = {
         dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd
         dot_product_attention_fwd_wrapper ffi_call relayout scaled_matmul scaled_matmul_wrapper""",
     "it computes or stores elsewhere than on the device": "compute_on with_memory_space_constraint",
+    "it draws from a state of the device, and is refused": "rng_uniform",
     "two values are to be laid out alike, which completion decides": "shard_alike",
     "sizes that are known at run time only have no shards": "dim_as_value dimension_size",
     "JAX's own, gone when a function is traced": """

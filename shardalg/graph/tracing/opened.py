@@ -25,6 +25,8 @@ from shardalg.graph.tracing.rematted import REMAT_HANDLERS
 READERS: dict[str, Placing] = {**HANDLERS, **MANUAL_HANDLERS, **REMAT_HANDLERS}
 """Primitive to what reads its equations; all others are one node each."""
 _OWN = ("jax._src.", "shardalg.")
+_STATEFUL = ("rng_uniform",)
+"""Primitives whose results depend on a state of the device, which JAX counts as no effect."""
 
 
 def reader(rows: Container[str], primitive: Any) -> Placing:
@@ -124,13 +126,20 @@ def _leaf(builder: Builder, equation: Any, operands: list[int], place: Scope) ->
     """One node; what has an effect and no result is left out, and noted.
 
     Raises:
-      TraceError: it has an effect and results, or the name of a primitive of JAX's.
+      TraceError: it has an effect and results, or a state of the device, or the name of a
+        primitive of JAX's.
     """
     if _is_namesake(equation.primitive):
         raise TraceError(
             f"{equation.primitive.name} at {place.source or 'an unknown line'} is no primitive of "
             "JAX's, but has the name of one, by which a plan would partition it. Rename it, or "
             "give it a body that JAX traces."
+        )
+    if equation.primitive.name in _STATEFUL:
+        raise TraceError(
+            f"{equation.primitive.name} at {place.source or 'an unknown line'} draws from a state "
+            "that each device has to itself: where several hold a copy of a value, copies "
+            "would differ. Draw with jax.random, from a key that the function is given."
         )
     effects = [e for e in equation.effects if getattr(e, "name", None) not in place.manual]
     if not effects:

@@ -15,7 +15,7 @@ cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product
 lu lu_pivots_to_permutation ormqr qr schur svd symmetric_product tridiagonal tridiagonal_solve
 """
 RANDOM = """
-from_edtype random_bits random_gamma random_seed rng_bit_generator rng_uniform to_edtype
+from_edtype random_bits random_gamma random_seed rng_bit_generator to_edtype
 """
 KEYS = "random_clone random_fold_in random_split random_unwrap random_wrap"
 EACH_ON_ITS_OWN = ("key<fry>", "key<rbg>")
