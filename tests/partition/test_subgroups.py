@@ -52,6 +52,16 @@ def nested(x, w):
     return by_hand(outer, (P("L"), P()), P("L"))(x, w)
 
 
+def numbers_alone(x):
+    """Literals among the results of a region, and among the operands of one in it."""
+
+    def inner(number, w):
+        return number * 2 + lax.psum(w, "Y"), lax.psum(1, "Y"), 2.5
+
+    specs = {"in_specs": (P(), P(None, "Y")), "out_specs": P(), "axis_names": {"Y"}}
+    return *jax.shard_map(inner, **specs)(3.0, lax.psum(x, "L")), lax.psum(2, "L"), True
+
+
 X, W = numbers(8, 16), numbers(16, 8, seed=1)
 HAND = by_hand(product, (P("L"), P()), (P("L"), P()))
 CASES = {
@@ -63,6 +73,7 @@ CASES = {
     "every collective": (by_hand(every_collective, P("L"), P("L")), (numbers(16, 8),), P("L", "Y")),
     "annotated": (by_hand(annotated, (P("L"), P()), P()), (X, W), (P("L"), P())),
     "nested": (nested, (X, W), (P("L"), P())),
+    "numbers alone": (by_hand(numbers_alone, P("L"), P()), (X,), (P("L"),)),
     "a loop": (
         by_hand(
             lambda x, w: lax.scan(

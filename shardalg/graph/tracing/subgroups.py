@@ -83,7 +83,12 @@ def evaluated(body: Any, *operands: Any) -> list[Any]:
     for equation in jaxpr.eqns:
         made = _applied(equation, [read(atom) for atom in equation.invars])
         known.update(zip(equation.outvars, made, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return _arrays([read(atom) for atom in jaxpr.outvars])
+
+
+def _arrays(values: Sequence[Any]) -> list[Any]:
+    """Numbers that a body has as literals as arrays of their item types."""
+    return [x if hasattr(x, "shape") else jnp.asarray(x) for x in values]
 
 
 def _applied(equation: Any, operands: list[Any]) -> Sequence[Any]:
@@ -92,7 +97,7 @@ def _applied(equation: Any, operands: list[Any]) -> Sequence[Any]:
     if primitive.name in _COPIES:
         return operands
     if primitive.name == "shard_map":
-        return _in_region(params, operands)
+        return _in_region(params, _arrays(operands))
     if primitive.name == "cond" and (sums := _sums_behind(params["branches"])):
         return _summed_behind(equation, sums, operands)
     info = equation.source_info
