@@ -19,8 +19,7 @@ def written(signature: Signature, mesh: Mesh) -> Attributes | None:
     """The instruction that a collective of the user's is; None of any other operator.
 
     A device's place in a group is its partition id along the collective's axes, in the order in
-    which they are named (`jax.lax.axis_index`); permutes alone count along the mesh, in whichever
-    order axes are named, as JAX lowers them. They leave zeros where nothing arrives.
+    which they are named (`jax.lax.axis_index`). Permutes leave zeros where nothing arrives.
 
     >>> from shardalg.graph.ir import ValueType
     >>> x, params = ValueType((4, 8), "float32"), (("axes", ("Y",)), ("axis_index_groups", None))
@@ -39,7 +38,7 @@ def _permute(signature: Signature, digits: Digits, mesh: Mesh) -> spmd.Collectiv
     perm = signature.param("perm")
     pairs = (
         (group[source], group[target])
-        for group in map(sorted, groups(digits, mesh.size))
+        for group in groups(digits, mesh.size)
         for source, target in perm
     )
     return spmd.CollectivePermute(digits, tuple(sorted(pairs)))

@@ -56,6 +56,15 @@ def permutes_over_two_axes(x, w):
     return lax.psum(x @ w, "Y"), both
 
 
+def meshes_of_both_orders(x, w):
+    """It is the region's own mesh that a permute counts along, whichever is planned on."""
+    swapped = sa.Mesh({"Y": 4, "X": 2}).to_jax()
+    (y, left), (z, right) = (
+        region(permutes_over_two_axes, mesh=mesh)(x, w) for mesh in (swapped, MESH.to_jax())
+    )
+    return y - z, left - 5 * right
+
+
 def on_its_own(x, w):
     """Loops and branches that every device takes its own way, and jitted calls."""
     place = lax.axis_index("Y")
@@ -86,6 +95,7 @@ CASES = {
     "collectives": region(every_collective),
     "permutes": region(permutes_in_a_row),
     "permutes over two axes": region(permutes_over_two_axes),
+    "meshes of both orders": meshes_of_both_orders,
     "own ways": region(on_its_own, check_vma=False),
     "gradient": jax.grad(losses, (0, 1)),
     "gradient without types": jax.grad(partial(losses, check_vma=False), (0, 1)),
@@ -98,7 +108,8 @@ CASES = {
 }  # fmt: skip
 
 
-LOWERED = ("collectives", "permutes", "permutes over two axes", "own ways", "gradient")
+PERMUTES = ("permutes", "permutes over two axes", "meshes of both orders")
+LOWERED = ("collectives", *PERMUTES, "own ways", "gradient")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -63,6 +63,7 @@ class Scope(NamedTuple):
       module: the named scopes around it, those of the calls that it is in first.
       manual: axes along which every device is on its own there.
       opened: primitives, with their operands' types, whose body it is in.
+      order: all axes of the mesh of the region that it is in, as that mesh orders them.
     """
 
     spans: tuple[_Span, ...]
@@ -71,6 +72,7 @@ class Scope(NamedTuple):
     module: str = ""
     manual: frozenset[str] = frozenset()
     opened: frozenset[object] = frozenset()
+    order: tuple[str, ...] = ()
 
 
 Placing = Callable[["Builder", Any, list[int], Scope], Sequence[int]]

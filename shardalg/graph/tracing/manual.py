@@ -38,7 +38,8 @@ def _region(builder: Builder, equation: Any, operands: list[int], place: Scope) 
             given = _laid_out(builder, operands, sides[0], place, is_open=True)
             made = builder.run(body, given, place)
             return _laid_out(builder, made, sides[1], place, is_open=True)
-    inner = place._replace(manual=place.manual | dict(axes).keys())
+    order = tuple(map(str, equation.params["mesh"].axis_names))
+    inner = place._replace(manual=place.manual | dict(axes).keys(), order=order)
     body = equation.params["jaxpr"]
     labels = [f"operand{i}" for i in range(len(operands))]
     given = _laid_out(builder, operands, sides[0], place)
@@ -166,6 +167,14 @@ def _collective(
     return results
 
 
+def _permute(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+    """JAX counts along the mesh of the region, however axes are named; nodes count as named."""
+    named = sorted(_axes(equation), key=lambda axis: (*place.order, axis).index(axis))
+    if len(named) > 1:
+        equation = equation.replace(params={**equation.params, "axis_name": tuple(named)})
+    return _collective(builder, equation, operands, place)
+
+
 def _axes(equation: Any) -> tuple[object, ...]:
     """Axes by name, and dimensions of the operand that `vmap` has put in the place of one."""
     axes = equation.params.get("axes", equation.params.get("axis_name"))
@@ -252,8 +261,9 @@ def _refused(builder: Builder, equation: Any, operands: list[int], place: Scope)
 
 
 PLANNED: dict[str, Placing] = {
-    **dict.fromkeys("all_to_all pmax pmin ppermute psum psum_invariant".split(), _collective),
+    **dict.fromkeys("all_to_all pmax pmin psum psum_invariant".split(), _collective),
     "axis_index": _axis_index,
+    "ppermute": _permute,
     **dict.fromkeys(("all_gather", "all_gather_invariant"), _all_gather),
     "reduce_scatter": _reduce_scatter,
 }
