@@ -159,6 +159,17 @@ def test_a_loaded_plan_and_another_order_of_devices(tmp_path):
     np.testing.assert_array_equal(moved[0], X @ W)
 
 
+@pytest.mark.parametrize("axes", [("X", "Y"), ("X",)])
+def test_dimensions_from_the_end_are_refused_as_jax_does_not_lower_them(axes):
+    def send(x):
+        return lax.all_to_all(x, "X", -1, 0, tiled=True)
+
+    specs = {"in_specs": P("X"), "out_specs": P("X"), "axis_names": {*axes}, "check_vma": False}
+    fn = jax.shard_map(send, mesh=MESH.to_jax(), **specs)
+    with pytest.raises(TraceError, match=r"all_to_all at .* has split_axis=-1, .* Count from 0"):
+        sa.plan(fn, X, mesh=MESH)
+
+
 def test_an_axis_of_one_device_sends_nothing():
     mesh = sa.Mesh({"X": 2, "Z": 1})
 

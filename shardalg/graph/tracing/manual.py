@@ -30,6 +30,7 @@ def _region(builder: Builder, equation: Any, operands: list[int], place: Scope) 
     """
     axes, sides = region_axes(equation.params, place.source)
     _check_permutations(equation, place)
+    _check_dimensions(equation, place)
     if not place.manual and (_leaves_axes(equation.params, axes) or _sums_in_groups(equation)):
         avals = [var.aval for var in equation.invars]
         body = mapped_over(equation.params["jaxpr"], avals, axes, sides)
@@ -67,6 +68,18 @@ def _check_permutations(equation: Any, place: Scope) -> None:
                 f"ppermute at {source} along {names} of {size} places has the pairs {pairs}: write "
                 f"each place from 0 to {size - 1} at most once as a sender, and once as a receiver."
             )
+
+
+def _check_dimensions(equation: Any, place: Scope) -> None:
+    """Raise where a dimension is counted from the end: JAX traces some, and lowers none."""
+    for inner in _equations(equation.params["jaxpr"]):
+        for name in ("split_axis", "concat_axis", "scatter_dimension"):
+            if inner.params.get(name, 0) < 0:
+                source = Sources().line(inner.source_info.traceback, place.source)
+                raise TraceError(
+                    f"{inner.primitive.name} at {source or 'an unknown line'} has {name}="
+                    f"{inner.params[name]}, which jax.jit does not lower. Count from 0."
+                )
 
 
 def _leaves_axes(params: Mapping[str, Any], axes: Axes) -> bool:
