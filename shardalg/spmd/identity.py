@@ -54,6 +54,19 @@ def identity(combine: str, dtype: str) -> int | float | bool:
     )
 
 
+def is_kept(combine: str, number: float, dtype: str) -> bool:
+    """Whether a number combined with copies of itself, however many, stays what it is.
+
+    >>> [is_kept(combine, 0.0, "float32") for combine in ("sum", "product", "max", "logsumexp")]
+    [True, True, True, False]
+    >>> is_kept("sum", 1.0, "float32"), is_kept("max", 1.0, "float32")
+    (False, True)
+    """
+    if combine in ("max", "min", "and", "or"):
+        return number == number
+    return number == identity(combine, dtype) or (combine == "product" and number == 0)
+
+
 def extreme(dtype: str, *, highest: bool) -> int | float | bool:
     """The largest, or smallest, number of an item type: no infinity where it has none.
 

@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.spmd.instructions import ReduceScatter
+from shardalg.spmd.instructions import Mask, ReduceScatter
 from shardalg.verify.verify import verify
-from tests.partition.planned import checked, moves, numbers
+from tests.partition.planned import checked, instructions, moves, numbers
 
 WHOLE = sa.Options(switches=sa.Switches(join_formatting=False))
 ROWS = P(("X", "Y"))
@@ -48,6 +48,19 @@ def test_only_the_blocks_are_combined(name):
     if left is not None:
         assert "reduce_scatter" in {kind for kind, _ in moves(plan)}
         assert wire_bytes(plan) == pytest.approx(left * wire_bytes(whole))
+
+
+@pytest.mark.parametrize("combine", ["prod", "max", "min"])
+def test_zeros_that_pad_it_are_zeros_after_it(combine):
+    """They stand for no element of what is contracted next, and are masked no more."""
+
+    def fn(x, w):
+        return getattr(x[:, :22], combine)(0) @ w
+
+    plan = checked(fn, (X, numbers(22, 6, seed=1)), (P("Y"), P("Y")), out_shardings=P())
+    assert [k for k, _ in moves(plan)] == ["reduce_scatter", "all_reduce"]
+    assert sum(isinstance(i.attributes, Mask) for i in instructions(plan.program.block)) == 1
+    assert plan.verify().ok
 
 
 def test_what_is_handed_out_whole_too_is_reduced():

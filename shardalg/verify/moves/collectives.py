@@ -11,9 +11,17 @@ from dataclasses import replace
 from shardalg.algebra.digits import Digits, parts
 from shardalg.merge.proofs.integers import Number, equal, implies, within
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER
+from shardalg.spmd.identity import is_kept
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, ReduceScatter
-from shardalg.verify.contents import Held, at_member, partition_number, without
+from shardalg.verify.contents import (
+    Fill,
+    Held,
+    at_member,
+    fill_number,
+    partition_number,
+    without,
+)
 from shardalg.verify.move import (
     MEMBER,
     CheckedInstruction,
@@ -21,7 +29,6 @@ from shardalg.verify.move import (
     Stated,
     X,
     bare,
-    filled_with,
     members_agree,
     moves,
     said_along,
@@ -81,9 +88,17 @@ def _summed(step: CheckedInstruction[AllReduce | ReduceScatter]) -> Result:
         bare(given),
         *members_agree(step, a.digits, ()),
     ]
-    way = SUM if a.combine == PICK else a.combine
-    neutral = filled_with(step, way)
-    return replace(neutral, unreduced=given.unreduced if rest is None else rest), stated
+    dims = tuple(replace(held, fill=_kept(step, held.fill)) for held in given.dims)
+    return replace(given, dims=dims, unreduced=given.unreduced if rest is None else rest), stated
+
+
+def _kept(step: CheckedInstruction[AllReduce | ReduceScatter], fill: Fill) -> Fill:
+    """What fills the padding of every member, where it stays that when these are combined."""
+    way, dtype = step.attributes.combine, step.made.dtype
+    number = fill_number(fill, dtype)
+    if number is None or way in _BY_OTHERS:
+        return None
+    return fill if is_kept(SUM if way == PICK else way, number, dtype) else None
 
 
 @moves(AllReduce)
