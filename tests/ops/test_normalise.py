@@ -11,6 +11,7 @@ import pytest
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph
 from shardalg.graph.tracing.trace import trace
+from shardalg.graph.well_formed import check
 from shardalg.models import training
 from shardalg.models.transformer import Config, init_params
 from shardalg.ops.canonicalize.fold import folded
@@ -49,7 +50,7 @@ def primitives(graph):
 def test_it_computes_the_same(fn):
     graph = trace(fn, X)
     clean = normalise(graph)
-    clean.check()
+    check(clean)
     for ours, theirs in zip(evaluate(clean, X), evaluate(graph, X), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 

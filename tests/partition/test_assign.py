@@ -183,6 +183,19 @@ def test_a_product_computes_and_sends_no_more_than_xlas(name):
     assert plan.verify().ok
 
 
+def test_an_idle_axis_does_not_take_what_is_contracted_as_it_lies():
+    """However large the batch: partial sums are added up along the axis that weights lie on."""
+    types = [
+        jax.ShapeDtypeStruct(n, "bfloat16") for n in ((692223, 4096), (4096, 16384), (16384, 4096))
+    ]
+    specs = (P(), P(None, "X"), P("X"))
+    plan = sa.plan(
+        lambda x, a, b: jnp.maximum(x @ a, 0) @ b, *types,
+        mesh=sa.Mesh({"X": 2, "Y": 4}), in_shardings=specs,
+    )  # fmt: skip
+    assert plan.collectives()[["kind", "axes"]].values.tolist() == [["all_reduce", "X"]]
+
+
 def test_what_nothing_reaches_lies_as_it_is_made():
     def loss(x, k):
         numbers = ("NWC", "WIO", "NWC")

@@ -62,11 +62,23 @@ def twins(key: NodeKey, component: Component) -> dict[str, Digits]:
         split = [tuple(own) for _, own in sides if own]
         alike = [axis for axis in idle if split and all(axis.size == parts(own) for own in split)]
         count, extent = parts(tuple(idle)), component.rule.extents[name]
+        taken = not _elsewhere(key, component, name).isdisjoint(d for own in split for d in own)
         if alike:
             found[name] = (alike[0],)
-        elif split and extent % count == 0 and all(count % parts(own) == 0 for own in split):
+        elif taken and extent % count == 0 and all(count % parts(own) == 0 for own in split):
             found[name] = tuple(idle)
     return found | _twins_of_result(key, component, idle)
+
+
+def _elsewhere(key: NodeKey, component: Component, name: str) -> set[Digit]:
+    """What splits dimensions that are not along a loop."""
+    return {
+        digit
+        for tensor in component.tensors
+        for loops, digits in zip(tensor.suggested, available(key, tensor)[0].dims, strict=True)
+        for digit in digits
+        if all(loop != name for loop, _ in loops)
+    }
 
 
 def _twins_of_result(key: NodeKey, component: Component, idle: list[Digit]) -> dict[str, Digits]:
