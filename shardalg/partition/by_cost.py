@@ -51,13 +51,13 @@ def by_cost(
         return estimate(program, graph.graph, chip, roles=roles).step_time_s, graph, program
 
     seconds = itemgetter(0)
-    faithful = list(map(timed, completed, options.completions))
-    _, start, _ = min(faithful, key=seconds)
+    weighed = [timed(graph, options) for graph in completed]
+    _, start, _ = min(weighed, key=seconds)
     problem = CostProblem(start, chip, finite=options.switches.finite_sums)
     more = STARTS if sum(map(len, problem.problem.units)) <= MOST_OPTIONS else 0
     found = problem.applied(best_of(problem.problem, problem.completed, more=more))
-    ways = (timed(found, options), timed(start, options), *faithful)
-    return min(ways, key=seconds)[1:]
+    faithful = map(timed, completed, options.completions)
+    return min((timed(found, options), *weighed, *faithful), key=seconds)[1:]
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,7 +116,7 @@ def test_sums_are_added_along_the_fast_axis_first():
 
 
 def test_plans_by_cost_heed_links(tmp_path):
-    """The gradient of replicated weights is added along both axes, most along the fast one."""
+    """The gradient of replicated weights is added along both axes, as is fast on their links."""
     slow, chips = CHIP.with_links({"ici": 1e9}), {}
     for chip in (CHIP, slow):
         chips[chip] = str(tmp_path / f"{len(chips)}.json")
@@ -131,15 +131,7 @@ def test_plans_by_cost_heed_links(tmp_path):
         )
         for path in chips.values()
     ]  # fmt: skip
-    sent = [
-        sum(
-            row["wire_bytes"]
-            for row in plan.collectives().to_dict("records")
-            if "ici" in row["axes"]
-        )
-        for plan in plans
-    ]
-    assert sent[1] < sent[0]
     assert plans[1].verify().ok
-    times = [plan.cost(slow).communication_s for plan in plans]
-    assert times[1] < times[0]
+    for chip, faster, slower in ((CHIP, *plans), (slow, *plans[::-1])):
+        assert faster.cost(chip).step_time_s <= slower.cost(chip).step_time_s
+    assert plans[1].cost(slow).communication_s < plans[0].cost(slow).communication_s

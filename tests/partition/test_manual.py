@@ -50,7 +50,7 @@ def permutes_in_a_row(x, w):
 
 
 def permutes_over_two_axes(x, w):
-    """Places are counted along the mesh, in whichever order its axes are named."""
+    """Which places are meant by the order in which axes are named is up to the version of JAX."""
     turns = [(place, (place + 3) % 8) for place in range(6)]
     both = lax.ppermute(x, ("Y", "X"), turns) - 2 * lax.ppermute(x, ("X", "Y"), turns[1:])
     return lax.psum(x @ w, "Y"), both
@@ -112,8 +112,20 @@ PERMUTES = ("permutes", "permutes over two axes", "meshes of both orders")
 LOWERED = ("collectives", *PERMUTES, "own ways", "gradient")
 
 
+@pytest.fixture
+def any_order():
+    """Permutes over axes in another order than the mesh's: newer versions of JAX ask about it."""
+    asked = "jax_raise_on_ppermute_sort_diff"
+    if not hasattr(jax.config, asked):
+        yield
+        return
+    jax.config.update(asked, False)
+    yield
+    jax.config.update(asked, True)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_regions_give_what_jax_gives(name):
+def test_regions_give_what_jax_gives(name, any_order):
     fn = CASES[name]
     plan = sa.plan(fn, X, W, mesh=MESH, in_shardings=(P("Y"), P(None, "X")))
     want = jax.tree.leaves(jax.jit(fn)(X, W))
@@ -166,6 +178,9 @@ def test_dimensions_from_the_end_are_refused_as_jax_does_not_lower_them(axes):
 
     specs = {"in_specs": P("X"), "out_specs": P("X"), "axis_names": {*axes}, "check_vma": False}
     fn = jax.shard_map(send, mesh=MESH.to_jax(), **specs)
+    if "split_axis=-1" not in str(jax.make_jaxpr(fn)(X)):  # newer versions of JAX count from 0
+        np.testing.assert_array_equal(sa.plan(fn, X, mesh=MESH).lower()(X), jax.jit(fn)(X))
+        return
     with pytest.raises(TraceError, match=r"all_to_all at .* has split_axis=-1, .* Count from 0"):
         sa.plan(fn, X, mesh=MESH)
 
