@@ -1,4 +1,4 @@
-"""What the installed jax partitions with."""
+"""What the installed jax partitions with, and how it counts."""
 
 from __future__ import annotations
 
@@ -15,3 +15,16 @@ def installed_partitioner() -> str:
     import jax
 
     return "shardy" if getattr(jax.config, SWITCH, True) else "gspmd"
+
+
+def sorts_permutes() -> bool:
+    """Whether `lax.ppermute` counts places along the mesh, in whichever order axes are named.
+
+    A jax that asks about another order counts as named, where that is allowed.
+
+    >>> sorts_permutes() in (True, False)
+    True
+    """
+    import jax
+
+    return not hasattr(jax.config, "jax_raise_on_ppermute_sort_diff")

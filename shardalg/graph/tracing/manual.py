@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from shardalg.errors import TraceError
 from shardalg.graph.ir import ValueType
 from shardalg.graph.source import Sources
+from shardalg.graph.tracing.installed import sorts_permutes
 from shardalg.graph.tracing.jaxpr import (
     Bodies,
     Builder,
@@ -188,7 +187,7 @@ def _permute(builder: Builder, equation: Any, operands: list[int], place: Scope)
     Newer versions of JAX, which ask about another order, count as named where it is allowed.
     """
     named = sorted(_axes(equation), key=lambda axis: (*place.order, axis).index(axis))
-    if len(named) > 1 and not hasattr(jax.config, _ASKS_ABOUT_ORDER):
+    if len(named) > 1 and sorts_permutes():
         equation = equation.replace(params={**equation.params, "axis_name": tuple(named)})
     return _collective(builder, equation, operands, place)
 
@@ -277,8 +276,6 @@ def _refused(builder: Builder, equation: Any, operands: list[int], place: Scope)
         f"shard_map these are planned: {', '.join(sorted(PLANNED))}. Write it with them."
     )
 
-
-_ASKS_ABOUT_ORDER = "jax_raise_on_ppermute_sort_diff"
 
 PLANNED: dict[str, Placing] = {
     **dict.fromkeys("all_to_all pmax pmin psum psum_invariant".split(), _collective),
