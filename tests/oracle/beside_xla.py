@@ -33,6 +33,8 @@ FACTS = corpus.HERE / "siblings.json"
 COMMAND = "make xla-bytes BYTES=record"
 RECORDED = (60, 0)
 """How many programs the suite knows, and their first seed."""
+KEPT = 25
+"""Programs after which compiled ones are forgotten."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +227,11 @@ def _recorded(told):
 def main(count, seed, path=None):
     """Compare; each program above is told as it is found, and all of them at the end."""
     answers, rows = Answers(path), []
-    for program in siblings.programs(count, seed, siblings.TEMPLATES | farther.TEMPLATES):
+    programs = siblings.programs(count, seed, siblings.TEMPLATES | farther.TEMPLATES)
+    for number, program in enumerate(programs):
         found = answers.better(program)
+        if number % KEPT == KEPT - 1:
+            jax.clear_caches()  # a system maps so many pieces of memory, and no more
         if found is not None:
             rows.append(row(program, found[1], found[0]))
             if is_above(rows[-1]):
