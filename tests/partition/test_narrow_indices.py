@@ -74,6 +74,34 @@ def test_places_of_the_best(dtype, axes):
     np.testing.assert_array_equal(simulate(plan.program, plan.graph, x)[0], want)
 
 
+def best_at(places, size=600):
+    """Zeros but for these: the best are at the first of them that are as good as the best."""
+    return np.array([dict(places).get(k, 0.0) for k in range(size)], np.float32)
+
+
+WRAPPED = {
+    # what is at a place that wraps around is not what the block's best is
+    "looked up elsewhere": best_at({280: 9, 24: -9, 599: 1}),
+    # and of equals the one whose wrapped number is lowest is first, to one device
+    "of equals, of 8 bits": best_at({500: 1, 520: 1}),
+    "of equals, of 7 bits and a sign": best_at({400: 1, 430: 1}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("name", WRAPPED)
+def test_places_of_the_best_that_wrap_around(dtype, name):
+    x = WRAPPED[name]
+
+    def fn(x):
+        return lax.argmax(x, 0, np.dtype(dtype)), lax.argmin(-x, 0, np.dtype(dtype))
+
+    plan = sa.plan(fn, x, mesh=sa.Mesh({"X": 2}), in_shardings=P("X"))
+    assert plan.verify().ok
+    for got, want in zip(simulate(plan.program, plan.graph, x), fn(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_bytes_of_a_text_in_a_table():
     """Embeddings by bytes, as users write them, with a table longer than 256 rows."""
     text = np.frombuffer(b"sharding", np.uint8)

@@ -8,6 +8,7 @@ from shardalg.graph.ir import Plain, Signature
 from shardalg.ops.families.building import (
     Builder,
     access,
+    counted,
     indices,
     letters,
     names,
@@ -15,6 +16,7 @@ from shardalg.ops.families.building import (
     rounds_whole,
     scaling,
 )
+from shardalg.ops.families.numbers import integers
 from shardalg.ops.rule import AND, ARGMAX, ARGMIN, MAX, MIN, OR, PRODUCT, SUM, USER, XOR, Rule
 
 REDUCTIONS = {
@@ -137,8 +139,16 @@ def reduction(signature: Signature) -> tuple[Rule, ...]:
 
 
 def arg(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, d1] -> [d0] argmax [d1]`: the point is value and position, ties to the lowest."""
-    return (_reduced(signature, signature.param("axes"), ARGS[signature.primitive]),)
+    """`[d0, d1] -> [d0] argmax [d1]`: the point is value and position, ties to the lowest.
+
+    Positions to which the type of the result does not count wrap around: of equals the lowest may
+    then be any, and the number of a block's best names another one of its places.
+    """
+    row = _reduced(signature, signature.param("axes"), ARGS[signature.primitive])
+    (value,), (place,) = signature.operands, signature.results
+    most = integers(place.dtype).stop or counted(place.dtype) or 0
+    counts = all(value.shape[axis] <= most for axis in signature.param("axes"))
+    return (replace(row, local=frozenset(() if counts else row.reduced)),)
 
 
 def reduce_by(signature: Signature) -> tuple[Rule, ...]:

@@ -110,7 +110,7 @@ def _told(result: Number, given: list[Number], dtype: str) -> Number | None:
         return bool(result)
     if dtype not in FLOATS:
         # of what is no whole number a range counts all of its own
-        return result if isinstance(result, int) and result in _integers(dtype) else None
+        return result if isinstance(result, int) and result in integers(dtype) else None
     plain = {0.0, 1.0, -1.0, *given, *(-number for number in given)}
     return float(result) if result in plain else None
 
@@ -124,8 +124,12 @@ def _converted(number: Number, dtype: str) -> Number | None:
     return bool(number) if dtype == "bool" else int(number)
 
 
-def _integers(dtype: str) -> range:
-    """Numbers of an integer type; of another type none."""
+def integers(dtype: str) -> range:
+    """Numbers of an integer type; of another type none.
+
+    >>> integers("int8"), integers("float32")
+    (range(-128, 128), range(0, 0))
+    """
     if not dtype.startswith(("int", "uint")):
         return range(0)
     bits = int(dtype.lstrip("uint"))
