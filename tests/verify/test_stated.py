@@ -6,14 +6,17 @@ import jax
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.spmd import instructions as p
 from shardalg.spmd.check import check
-from tests.partition.planned import MESH, instructions
+from shardalg.verify.verify import verify
+from tests.partition.planned import MESH, instructions, numbers, planned
 from tests.verify import test_indexed_mutations, test_moving_mutations, test_mutations
-from tests.verify.mutating import Case, changed
+from tests.verify.edited import tampered
+from tests.verify.mutating import Case, changed, refuted
 
 X, Y = MESH.digits("X"), MESH.digits("Y")
 GATHER = Case(
@@ -57,6 +60,31 @@ PARAMETERS = {
     "another item type": ("lookup", "dot_general", "preferred_element_type", "bfloat16"),
     "a parameter of another primitive": ("lookup", "dot_general", "mode", "CLIP"),
 }  # fmt: skip
+
+
+def _scaled(x, *, sizes):
+    """Another package's primitive, which nothing traces: no row says what its parameters do."""
+    return np.asarray(x) * np.float32(sizes[0])
+
+
+SCALED = Primitive("scaled_by_sizes")
+SCALED.def_impl(_scaled)
+SCALED.def_abstract_eval(lambda x, *, sizes: x)
+
+
+def test_nothing_is_restated_of_a_primitive_without_a_row():
+    x = numbers(8, 4)
+    plan = planned(lambda x: SCALED.bind(x + 1, sizes=(2,)), (x,), (P("X"),))
+
+    def stated(*sizes):
+        def restated(apply):
+            scales = apply.primitive == SCALED.name
+            return replace(apply, params=(("sizes", sizes),)) if scales else apply
+
+        return tampered(plan, p.Apply, restated)
+
+    refuted(plan, stated(3), x)
+    assert verify(plan.sharded, stated(2)).ok
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -113,9 +113,13 @@ def is_all(held: Contents) -> bool:
 
 
 def by_everyone(what: Applied[Apply], stated: list[Stated]) -> Outcome:
-    """A primitive without a row: every device computes the whole of it from whole operands."""
-    results = as_said(what)
+    """A primitive without a row: every device computes the whole of it from whole operands.
+
+    Without a row nothing is known of what a parameter does: each is as in the node.
+    """
+    results, own = as_said(what), dict(what.signature.params)
     whole = not what.apply.loops and all(map(is_all, (*what.operands, *results)))
+    whole = whole and all(own.get(name) == value for name, value in what.apply.params)
     words = f"every device computes the whole of {what.signature.primitive}"
     return results, [*stated, ("reads", Decided(words, whole))]
 
