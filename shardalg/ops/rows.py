@@ -16,8 +16,9 @@ from shardalg.ops.families import (
     pointwise,
     window,
 )
-from shardalg.ops.families.building import Builder
-from shardalg.ops.rule import Rule
+from shardalg.ops.families.building import Builder, has_zero
+from shardalg.ops.loops import moved
+from shardalg.ops.rule import PICK, SUM, Rule
 
 FAMILIES = (pointwise, contraction, data_formatting, indexing, joining, window, convolution, block)
 BUILDERS: dict[str, Builder] = {k: v for family in FAMILIES for k, v in family.ROWS.items()}
@@ -39,7 +40,7 @@ def rules(signature: Signature) -> tuple[Rule, ...] | None:
         return None
     rows = builder(signature)
     results = tuple(value.shape for value in signature.results)
-    return tuple(
+    shaped = tuple(
         replace(
             row,
             operand_shapes=tuple(value.shape for value in signature.operands),
@@ -47,3 +48,14 @@ def rules(signature: Signature) -> tuple[Rule, ...] | None:
         )
         for k, row in enumerate(rows)
     )
+    zeros = all(has_zero(value.dtype) for value in signature.operands)
+    return shaped if zeros else tuple(replace(r, local=r.local | _summed(r)) for r in shaped)
+
+
+def _summed(rule: Rule) -> frozenset[str]:
+    """Loops that take a zero to cut: their padding, and what others have, is left out of a sum."""
+    if rule.combine not in (SUM, PICK):
+        return frozenset()
+    carried = frozenset({rule.prefix[0]} if rule.prefix else ())
+    windows = moved(rule) if rule.reduced else frozenset()
+    return carried | windows | frozenset(rule.reduced)

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from shardalg.errors import ProgramError
+from shardalg.ops.families.building import has_zero
 
 _ZERO = ("sum", "or", "xor", "pick")
 _LOWEST = ("max", "argmax", "logsumexp", "top")
@@ -36,7 +37,7 @@ def identity(combine: str, dtype: str) -> int | float | bool:
     Raises:
       ProgramError: `combine` has no identity that a device could hold.
     """
-    if combine in _ZERO:
+    if combine in _ZERO and has_zero(dtype):
         return False if dtype == "bool" else 0
     if combine == "top" and is_float(dtype):
         return math.copysign(math.nan, -1)  # in total order below all numbers
@@ -52,6 +53,15 @@ def identity(combine: str, dtype: str) -> int | float | bool:
         f"{combine!r} of {dtype} has no identity; the known ways to combine are "
         f"{[*_ZERO, 'product', 'and', *_LOWEST, *_HIGHEST]}."
     )
+
+
+def identity_if_any(combine: str, dtype: str) -> int | float | bool | None:
+    """The same; None where the type lacks the zero that it would be.
+
+    >>> [identity_if_any("sum", dtype) for dtype in ("float8_e4m3fn", "float8_e8m0fnu")]
+    [0, None]
+    """
+    return None if combine in _ZERO and not has_zero(dtype) else identity(combine, dtype)
 
 
 def is_kept(combine: str, number: float, dtype: str) -> bool:

@@ -9,7 +9,7 @@ from shardalg.algebra.digits import Digit, Digits, canonical, overlap
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.proofs.integers import All, Formula, Number, PartitionId, number, within
 from shardalg.ops.rule import COMBINES, PICK, SUM, USER
-from shardalg.spmd.identity import identity
+from shardalg.spmd.identity import identity_if_any
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import FirstMember, MaskIndexed
 from shardalg.spmd.local import Start
@@ -25,7 +25,7 @@ def fill_number(fill: Fill, dtype: str) -> int | float | bool | None:
     (-inf, 1.0, None)
     """
     if fill in _NUMBERS:
-        return identity(fill, dtype)
+        return identity_if_any(fill, dtype)
     return None if isinstance(fill, str) else fill
 
 

@@ -123,3 +123,12 @@ def counted(dtype: str) -> int | None:
     if dtype in FLOATS:
         return 2 ** FLOATS[dtype][0]
     return None if dtype.startswith(("int", "uint")) else 0
+
+
+def has_zero(dtype: str) -> bool:
+    """Whether a type has a zero, which leaves its places out of a sum; the powers of two have none.
+
+    >>> has_zero("float8_e4m3fn"), has_zero("float8_e8m0fnu")
+    (True, False)
+    """
+    return dtype != "float8_e8m0fnu"

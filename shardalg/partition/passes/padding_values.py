@@ -18,7 +18,7 @@ from shardalg.ops.rows import rules
 from shardalg.ops.same_index import moves_none, number_along, operands_along, row_of
 from shardalg.partition.choose.key import LoopDigits
 from shardalg.spmd import instructions as p
-from shardalg.spmd.identity import identity
+from shardalg.spmd.identity import identity, identity_if_any
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.local import Local
 
@@ -145,7 +145,7 @@ class Fills:
         ):
             ((operand, dim),) = places
             read = self.locals[instruction.operands[operand]]
-            same = {places[0]: identity(mask.fill, read.dtype)}
+            same = {places[0]: identity_if_any(mask.fill, read.dtype)}
             numbers = {k: self.of(instruction.operands[k]).number for k in along}
             made = number_along(signature, along, numbers, same)
             if made == identity(mask.fill, signature.results[0].dtype):
@@ -155,11 +155,11 @@ class Fills:
         """A whole dimension is padded with zeros."""
         a, (operand,) = instruction.attributes, instruction.operands
         local, known = self.locals[operand], self.of(operand)
-        size, zero = local.shape[a.dim], identity("sum", local.dtype)
+        size, zero = local.shape[a.dim], identity_if_any("sum", local.dtype)
         found = known.fills.get(a.dim)
         if a.size > size:
             whole = size == local.sharding.shape[a.dim] and not local.sharding.dims[a.dim]
-            found = (((), a.size, size), zero) if whole else None
+            found = (((), a.size, size), zero) if whole and zero is not None else None
             # where the padding of two dimensions meets, zeros stand
             known = Known({dim: fill for dim, fill in known.fills.items() if fill[1] == zero})
         yield known.but(a.dim, found)
