@@ -197,6 +197,25 @@ def test_loops_whose_borders_move_are_right(name):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+def stacks_of_stacks(x):
+    def row(carry, r):
+        return carry + r, lax.scan(lambda c, q: (c + q, c * 2), carry, x)[1]
+
+    return lax.scan(row, x[0], x)
+
+
+def carried_through(x):
+    def summed(carry):
+        return lax.scan(lambda c, q: (c + q, None), carry, x)[0]
+
+    return lax.scan(lambda c, r: (lax.cond(r[0] > 0, summed, jnp.abs, c), None), x[0], x)[0]
+
+
+@pytest.mark.parametrize("fn", [stacks_of_stacks, carried_through])
+def test_what_one_call_hands_on_to_another_has_a_layout_in_each(fn):
+    assert checked(fn, (numbers(8, 4),), (P("Y", "X"),), options=COST).verify().ok
+
+
 def test_annotations_stay_and_what_was_chosen_says_so():
     plan = planned("all idle")
     assert [s.dims for s in plan.program.argument_shardings] == [((), ())] * 3

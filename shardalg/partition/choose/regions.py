@@ -123,6 +123,8 @@ class TiedArguments:
 def tied(graph: Graph) -> tuple[TiedArguments, ...]:
     """All of a graph but those of manual regions, whose specs say how values lie.
 
+    What one call hands on may be what another one takes: each has a layout of its own for it.
+
     >>> import jax, jax.numpy as jnp
     >>> from shardalg.graph.tracing.trace import trace
     >>> double = lambda x: jax.lax.scan(lambda c, _: (c * 2, None), x, length=3)[0]
@@ -130,7 +132,7 @@ def tied(graph: Graph) -> tuple[TiedArguments, ...]:
     >>> [(len(one.asks), len(one.makes)) for one in tied(graph)]
     [(2, 2)]
     """
-    classes: dict[int, list[RegionArgument]] = {}
+    classes: dict[tuple[int, int], list[RegionArgument]] = {}
     for tie in graph.region_arguments:
         if not tie.is_manual:
             near = {id(c): c for v in _joined(graph, tie) for c in [classes.get(v, [])]}
@@ -140,10 +142,14 @@ def tied(graph: Graph) -> tuple[TiedArguments, ...]:
     return tuple(_tied(graph, one) for one in {id(c): c for c in classes.values()}.values())
 
 
-def _joined(graph: Graph, tie: RegionArgument) -> tuple[int, ...]:
-    """The values of a tie that are inside of the call or its results: not what it is given."""
+def _joined(graph: Graph, tie: RegionArgument) -> tuple[tuple[int, int], ...]:
+    """The values of a tie that are inside of the call or its results: not what it is given.
+
+    Each with the call.
+    """
     given = tie.source in graph.nodes[tie.call].operands
-    return (tie.target,) if given else (tie.source, tie.target)
+    values = (tie.target,) if given else (tie.source, tie.target)
+    return tuple((tie.call, value) for value in values)
 
 
 def _tied(graph: Graph, region_arguments: list[RegionArgument]) -> TiedArguments:
