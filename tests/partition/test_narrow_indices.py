@@ -108,3 +108,28 @@ def test_bytes_of_a_text_in_a_table():
     plan = sa.plan(lambda x, i: x[i], X, text, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"), P()))
     np.testing.assert_array_equal(plan.lower()(X, text), X[text])
     assert plan.verify().ok
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("spec", [P("X"), P(None, "X")])
+def test_a_box(dtype, spec):
+    """Its starts, in the dimension that is cut and in the one that is not."""
+    x = np.arange(ROWS * 8, dtype=np.float32).reshape(ROWS, 8)
+    new, start = np.zeros((2, 3), np.float32), np.array([np.iinfo(dtype).max, 4], dtype)
+    first = int(start[0])
+
+    def boxes(x, new, start):
+        read = lax.dynamic_slice_p.bind(x, start[0], start[1], slice_sizes=(2, 3))
+        return read, lax.dynamic_update_slice_p.bind(x, new, start[0], start[1])
+
+    plan = sa.plan(
+        boxes, x, new, start, mesh=sa.Mesh({"X": 2}), in_shardings=(spec, P(), P()),
+        out_shardings=(P(), spec),
+    )  # fmt: skip
+    assert plan.verify().ok
+    want = x.copy()
+    first = min(first, ROWS - 2)
+    want[first : first + 2, 4:7] = 0
+    for found in (plan.lower()(x, new, start), simulate(plan.program, plan.graph, x, new, start)):
+        np.testing.assert_array_equal(found[0], x[first : first + 2, 4:7])
+        np.testing.assert_array_equal(found[1], want)

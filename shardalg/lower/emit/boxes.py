@@ -26,7 +26,7 @@ Ids = Callable[[Digits], Array]
 
 def extracted(a: Extract, ids: Ids, x: Array, starts: Sequence[Array]) -> Array:
     """What the block has of the box, 0 elsewhere."""
-    first = _starts(a.places, ids, x.shape, starts)
+    first = _starts(a.places, ids, (x.shape, a.sizes), starts)
     shape = _met(a.places, x.shape, a.sizes)
     result, at = _read(x, first, shape)
     for dim, _, _ in a.places:
@@ -36,7 +36,7 @@ def extracted(a: Extract, ids: Ids, x: Array, starts: Sequence[Array]) -> Array:
 
 def inserted(a: Insert, ids: Ids, x: Array, new: Array, starts: Sequence[Array]) -> Array:
     """The block with what it has of the box written over."""
-    first = _starts(a.places, ids, x.shape, starts)
+    first = _starts(a.places, ids, (x.shape, new.shape), starts)
     shape = _met(a.places, x.shape, new.shape)
     held, at = _read(x, first, shape)
     here = jnp.ones((), bool)
@@ -56,14 +56,24 @@ def _met(places: Places, block: Sequence[int], box: Sequence[int]) -> tuple[int,
     )
 
 
-def _starts(places: Places, ids: Ids, shape: Sequence[int], starts: Sequence[Array]) -> list[Array]:
-    """The first element of the box per dimension, counted in places of the block."""
-    found = list(starts)
-    for dim, digits, high in places:
-        start = jnp.asarray(starts[dim])
+def _starts(
+    places: Places, ids: Ids, shapes: tuple[Sequence[int], Sequence[int]], starts: Sequence[Array]
+) -> list[Array]:
+    """The first element of the box per dimension, counted in places of the block, in 32 bits.
+
+    Starts are clamped in their own type, which may not count to the end of a dimension.
+
+    Args:
+      shapes: of the block and of the box.
+    """
+    cut = {dim: (digits, high) for dim, digits, high in places}
+    found = []
+    for dim, (given, n, size) in enumerate(zip(starts, *shapes, strict=True)):
+        digits, high = cut.get(dim, ((), n - size))
+        start = jnp.asarray(given)
         top = min(high, int(jnp.iinfo(start.dtype).max))
         start = jnp.clip(start, 0, jnp.asarray(top, start.dtype)).astype(jnp.int32)
-        found[dim] = start - ids(digits) * shape[dim]
+        found.append(start - ids(digits) * n)
     return found
 
 
