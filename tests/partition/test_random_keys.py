@@ -36,6 +36,11 @@ CASES = {
     "in a loop": (
         lambda k: jax.lax.scan(lambda c, q: (q, uniform(c[None])), k[0], k), (SEVEN,), (X,)
     ),
+    "closed over": (lambda x: x + jax.random.normal(EIGHT[0], x.shape), (ROWS,), (X,)),
+    "closed over, many": (lambda x: (SEVEN[::-1], uniform(SEVEN, x)), (ROWS,), (X,)),
+    "closed over in a loop": (
+        lambda x: jax.lax.scan(lambda c, r: (c + uniform(WIDE).sum(), r * c), 0.0, x), (ROWS,), (X,)
+    ),
 }  # fmt: skip
 
 
@@ -97,3 +102,14 @@ def test_keys_are_one_devices(name, result):
     for way in ways:
         for got, want in zip(numbers(way), numbers(one), strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("policy", ["paper", "gspmd", "shardy", "jit", "cost"])
+def test_closed_over_keys_are_words_in_every_policy_and_in_a_file(policy, tmp_path):
+    fn, given, layouts = CASES["closed over, many"]
+    options = sa.Options(policy=policy)
+    plan = sa.plan(fn, *given, mesh=sa.Mesh({"X": 2}), in_shardings=layouts, options=options)
+    plan.save(tmp_path / "plan.json")
+    loaded = sa.load_plan(tmp_path / "plan.json")
+    assert loaded.program == plan.program
+    assert loaded.verify().ok

@@ -87,6 +87,7 @@ class Builder:
         "optimization_barrier"), for `Graph.bindings`.
       reader: of a primitive, what reads its equations.
       written_out: of an equation that hides what it computes, a body that says it, or None.
+      wrapped: of closed-over random keys, a body that makes them of their words; None of others.
       mesh_of: of a sharding, the mesh that the user gave it, as plain data.
 
     Attributes:
@@ -99,11 +100,13 @@ class Builder:
         reader: Callable[[Any], Placing],
         *,
         written_out: Callable[[Any], Any | None],
+        wrapped: Callable[[Any], Any | None],
         mesh_of: Callable[[Any], PlainMesh | None],
     ) -> None:
         self.primitives = primitives
         self.reader = reader
         self.written_out = written_out
+        self.wrapped = wrapped
         self.mesh_of = mesh_of
         self.parts = Parts()
         self.region_arguments: list[RegionArgument] = []
@@ -152,7 +155,8 @@ class Builder:
         jaxpr = getattr(body, "jaxpr", body)
         env = dict(zip(jaxpr.invars, arguments, strict=True))
         for var, array in zip(jaxpr.constvars, getattr(body, "consts", ()), strict=True):
-            env[var] = self.parts.constant(var.aval, array)
+            key = self.wrapped(array)
+            env[var] = self.run(key, (), place)[0] if key else self.parts.constant(var.aval, array)
         here = place
         for equation in jaxpr.eqns:
             operands = self._read(equation.invars, env)

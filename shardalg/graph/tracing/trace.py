@@ -10,6 +10,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh
 from jax.tree_util import (
     keystr,
@@ -21,7 +22,7 @@ from jax.tree_util import (
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import RoleError, StrategyError, TraceError
-from shardalg.graph.evaluate import find_primitive
+from shardalg.graph.evaluate import find_primitive, is_key
 from shardalg.graph.ir import Graph, PlainMesh
 from shardalg.graph.tracing import jaxpr as build
 from shardalg.graph.tracing.float0 import refuse_float0, without_float0
@@ -80,7 +81,8 @@ def trace(
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
     ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
     read, mesh_of = cache(partial(reader, rows)), partial(_brought, around)
-    made = partial(build.Builder, ours, written_out=written_out, mesh_of=mesh_of)
+    bodies = {"written_out": written_out, "wrapped": wrapped}
+    made = partial(build.Builder, ours, mesh_of=mesh_of, **bodies)
     builder = made(read)
     graph = builder.graph(closed, paths, result_paths)
     check(graph)
@@ -88,6 +90,20 @@ def trace(
         parts = closed, paths, result_paths
         graph = replace(graph, as_written=lambda: made(_whole(read)).graph(*parts))
     return replace(graph, trees=(tree, tree_structure(shapes)))
+
+
+def wrapped(array: Any) -> Any | None:
+    """Random keys as a closed jaxpr that makes them of their words; None of any other array.
+
+    Words are plain numbers: a plan file holds them, and a device takes its own block of them.
+
+    >>> print(wrapped(jax.random.key(3)).jaxpr)
+    { lambda a:u32[2]; . let b:key<fry>[] = random_wrap[impl=fry] a in (b,) }
+    """
+    if not is_key(array):
+        return None
+    words, kind = np.asarray(jax.random.key_data(array)), jax.random.key_impl(array)
+    return jax.make_jaxpr(lambda: jax.random.wrap_key_data(words, impl=kind))()
 
 
 def jaxpr_of(fn: Callable[..., Any], *args: Any) -> Any:
