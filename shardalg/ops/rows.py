@@ -48,7 +48,7 @@ def rules(signature: Signature) -> tuple[Rule, ...] | None:
         )
         for k, row in enumerate(rows)
     )
-    zeros = all(has_zero(value.dtype) for value in signature.operands)
+    zeros = all(has_zero(t.dtype) for t in (*signature.operands, *signature.results))
     return shaped if zeros else tuple(replace(r, local=r.local | _summed(r)) for r in shaped)
 
 

@@ -36,7 +36,7 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.verify.verify import verify
 from tests.verify.edited import Edited
-from tests.verify.mutating import refuted
+from tests.verify.mutating import lowered, refuted
 
 MESH = sa.Mesh({"X": 4})
 X = MESH.digits(("X",))
@@ -350,3 +350,17 @@ def test_padding_that_selects_no_case_is_not_told():
     edited.steps[place] = replace(less, operands=(*filled, *less.operands[1:]))
     edited.left_out(Mask)
     refuted(plan, edited.made, x)
+
+
+def test_what_is_added_up_has_a_zero():
+    """What other devices have of an element is 0, for which this type has another number."""
+    x = 2.0 ** np.arange(8, dtype=np.float32)
+
+    def taken(x):
+        return sa.plan(lambda x: x[5], x, mesh=MESH, in_shardings=P("X"))
+
+    narrow = np.asarray(jnp.asarray(x).astype("float8_e8m0fnu"))
+    plan, wide = taken(narrow), taken(x).program
+    assert {type(step.attributes) for step in wide.block.instructions} >= {OwnerSelect, AllReduce}
+    locals_ = tuple(replace(one, dtype="float8_e8m0fnu") for one in wide.locals)
+    refuted(plan, replace(wide, locals=locals_), narrow, run=lowered)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
+
+import ml_dtypes
+import numpy as np
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Plain, Signature
@@ -108,6 +112,17 @@ def rounds_whole(signature: Signature) -> bool:
     return whole and any(value.dtype.startswith(floats) for value in signature.operands)
 
 
+@lru_cache
+def has_zero(dtype: str) -> bool:
+    """Whether zero bits are the number 0: what a device without an element adds to a sum.
+
+    >>> has_zero("float8_e5m2"), has_zero("float8_e8m0fnu"), has_zero("key<fry>")
+    (True, False, True)
+    """
+    narrow = getattr(ml_dtypes, dtype, None)
+    return narrow is None or float(np.zeros((), narrow)) == 0
+
+
 def is_number(dtype: str) -> bool:
     """Whether sums of this type are sums: not bool, not a key."""
     return dtype in FLOATS or dtype.startswith(("int", "uint", "complex"))
@@ -123,12 +138,3 @@ def counted(dtype: str) -> int | None:
     if dtype in FLOATS:
         return 2 ** FLOATS[dtype][0]
     return None if dtype.startswith(("int", "uint")) else 0
-
-
-def has_zero(dtype: str) -> bool:
-    """Whether a type has a zero, which leaves its places out of a sum; the powers of two have none.
-
-    >>> has_zero("float8_e4m3fn"), has_zero("float8_e8m0fnu")
-    (True, False)
-    """
-    return dtype != "float8_e8m0fnu"

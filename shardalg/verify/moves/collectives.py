@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.merge.proofs.integers import Number, equal, implies, within
+from shardalg.ops.families.building import has_zero
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER
 from shardalg.spmd.identity import is_kept
 from shardalg.spmd.instruction import Collective
@@ -83,6 +84,8 @@ def _summed(step: CheckedInstruction[AllReduce | ReduceScatter]) -> Result:
     words = f"{a.combine} joins what is pending: {given.combine}"
     joins = a.combine == given.combine and a.combine not in _BY_OTHERS
     joins = joins or (a.combine, given.combine) == (SUM, PICK)
+    # members without an element add zero bits, of which a type may make another number
+    joins = joins and (has_zero(step.made.dtype) or a.combine not in (SUM, PICK))
     stated = [
         ("combine", Decided(words, rest is not None and joins)),
         bare(given),
