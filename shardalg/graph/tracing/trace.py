@@ -81,8 +81,7 @@ def trace(
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
     ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
     read, mesh_of = cache(partial(reader, rows)), partial(_brought, around)
-    bodies = {"written_out": written_out, "wrapped": wrapped}
-    made = partial(build.Builder, ours, mesh_of=mesh_of, **bodies)
+    made = partial(build.Builder, ours, written_out=written_out, wrapped=wrapped, mesh_of=mesh_of)
     builder = made(read)
     graph = builder.graph(closed, paths, result_paths)
     check(graph)
@@ -102,7 +101,8 @@ def wrapped(array: Any) -> Any | None:
     """
     if not is_key(array):
         return None
-    words, kind = np.asarray(jax.random.key_data(array)), jax.random.key_impl(array)
+    words: Any = np.asarray(jax.random.key_data(array))
+    kind = jax.random.key_impl(array)
     return jax.make_jaxpr(lambda: jax.random.wrap_key_data(words, impl=kind))()
 
 
