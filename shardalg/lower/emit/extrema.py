@@ -16,6 +16,8 @@ def extremum(x: Array, names: tuple[str, ...], combine: str) -> Array:
     0.10.2). So the collective is of integers in the order of the floats: their bits, those of
     negative numbers mirrored, and for a NaN the end of the integers that wins.
     """
+    if jnp.finfo(x.dtype).bits < 8:  # what a byte holds exactly
+        return extremum(x.astype("float8_e4m3fn"), names, combine).astype(x.dtype)
     collective, end = EXTREMA[combine]
     kind = jnp.iinfo(f"int{8 * x.dtype.itemsize}")
 

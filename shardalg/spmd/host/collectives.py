@@ -26,6 +26,8 @@ _UFUNCS = {
     "xor": np.bitwise_xor,
     "logsumexp": np.logaddexp,
 }
+_PARTS_OF_BYTES = ("int4", "uint4", "int2", "uint2")
+"""Integers of which numpy has no extrema."""
 
 
 def combined(blocks: Stack, combine: str) -> np.ndarray:
@@ -44,6 +46,8 @@ def _combined(array: np.ndarray, combine: str) -> np.ndarray:
         combine = "or"
     if array.dtype.itemsize == 2 and array.dtype.kind in "fV":
         return _UFUNCS[combine].reduce(array.astype(np.float32)).astype(array.dtype)
+    if array.dtype.name in _PARTS_OF_BYTES:
+        return _UFUNCS[combine].reduce(array.astype(np.int32)).astype(array.dtype)
     if array.dtype.kind == "c" and combine == "logsumexp":
         return _complex_logsumexp(array)
     return _UFUNCS[combine].reduce(array, dtype=array.dtype)
