@@ -268,6 +268,7 @@ SAME_MEANING = {
     "digits": "digits of a partition id; lemmas of them",
     "exchanges": "an exchange of intervals between blocks: as instructions; lemmas of it",
     "explore": "the exploration of a Transformer; its command",
+    "judged": "graphs from a file: held against JAX's rules; against rows",
     "lemmas": "the theorems that the library rests on: their table; its command",
     "manual": "a manual region (`shard_map`): traced; as instructions",
     "plan": "the Plan; the command that makes one",

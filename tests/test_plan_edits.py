@@ -2,9 +2,14 @@
 
 import json
 from collections import Counter
+from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import LoweringError, PlanFileError
@@ -103,8 +108,6 @@ def test_named_sizes_with_other_formulas_do_not_run_the_function(folder):
 
 
 def sa_type(shape):
-    import jax
-
     return jax.ShapeDtypeStruct(shape, "float32")
 
 
@@ -171,6 +174,92 @@ def test_blocks_of_a_region_are_what_its_specs_cut(name, folder):
 
     with pytest.raises(PlanFileError, match=message):
         sa.load_plan(written(folder, "manual", change))
+
+
+def pooled(x):
+    """By a function of the user, which a file lacks: JAX cannot be asked for what it makes."""
+    either = lambda a, b: jnp.maximum(a, b)  # noqa: E731
+    return lax.reduce_window(x, -jnp.inf, either, (2, 1), (1, 1), "VALID")
+
+
+def selected(x):
+    pooling = partial(lax.reduce_window, init_value=-jnp.inf, computation=lax.max,
+                      window_dimensions=(2, 2), window_strides=(2, 1), padding="VALID")  # fmt: skip
+    return jax.grad(lambda x: (pooling(x) ** 2).sum())(x)
+
+
+def convolved(x):
+    kernel, line = jnp.ones((4, 2, 3), x.dtype), x.reshape(2, 2, 8)
+    return lax.conv_general_dilated(line, kernel, (1,), "SAME")
+
+
+def told(name, first, value):
+    """A parameter, the first of it or all, is another one."""
+
+    def change(params):
+        if first is None:
+            params[name] = value
+        else:
+            params[name][0] = value
+
+    return change
+
+
+ROWS = {
+    "a dimension from the end": (
+        convolved, "conv_general_dilated",
+        lambda p: p["dimension_numbers"][0][1].__setitem__(2, -1), "has no row: KeyError: 2",
+    ),
+    "fewer dilations": (
+        convolved, "conv_general_dilated", told("rhs_dilation", None, []), "has no row: IndexError",
+    ),
+    "no such dimension": (
+        jnp.sort, "sort", told("dimension", None, 2), "has no row: IndexError",
+    ),
+    "numbers that are left out": (
+        lambda x: x[jnp.array([1, 0])], "gather",
+        lambda p: p["dimension_numbers"].pop(), "has no row: KeyError: 'start_indices_batching",
+    ),
+    "of code, no axes": (
+        lambda x: lax.reduce(x, 0.0, lambda a, b: a + 2 * b, (0,)), "reduce",
+        told("dimensions", None, None), "has no row: TypeError",
+    ),
+    "of code, fewer strides": (
+        pooled, "reduce_window", told("window_strides", None, [1]), "not make|has no row",
+    ),
+    "of code, dilated backwards": (
+        pooled, "reduce_window", told("window_dilation", 0, -1), "dilations of a window are 1 or",
+    ),
+    "windows without a source": (
+        selected, "select_and_scatter_add", told("window_strides", 0, 1), "does not make",
+    ),
+    "windows that stand still": (
+        selected, "select_and_scatter_add", told("window_strides", 0, 0), "ZeroDivisionError",
+    ),
+    "no mode": (
+        lambda x: x.at[0].set(1.0), "scatter", told("mode", None, None), "mode is None, no text",
+    ),
+    "a default": (
+        lambda x: x.at[0].add(1.0), "scatter-add", lambda p: p.pop("unique_indices"),
+        "not JAX's: KeyError: 'unique_indices'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_parameters_that_no_trace_leaves_are_refused(name, tmp_path):
+    function, primitive, change, message = ROWS[name]
+    specs = {"mesh": sa.Mesh({"X": 2}), "in_shardings": (P("X"),)}
+    path = tmp_path / "plan.json"
+    sa.plan(function, sa_type((8, 4)), **specs).save(path)
+    content = plan_file.read(path).content
+    (signature,) = (s for s in content["graph"]["signatures"] if s[0] == primitive)
+    params = dict(signature[1])
+    change(params)
+    signature[1] = [[name, params[name]] for name in sorted(params)]
+    plan_file.write(path, content)
+    with pytest.raises(PlanFileError, match=message):
+        plan_edits.restored(path)
 
 
 def test_priorities_are_kept(tmp_path):

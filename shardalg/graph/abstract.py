@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from shardalg.graph.evaluate import Binding, apply
 from shardalg.graph.ir import Params, ValueType
 
+Types = tuple[ValueType, ...]
 # JAX's kinds of random keys.
 _KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
 
@@ -57,3 +59,34 @@ def result_types(
         structs = [jax.ShapeDtypeStruct(t.shape, item_type(t.dtype)) for t in operands]
         made = jax.eval_shape(lambda *xs: apply(primitive, binding, params, xs), *structs)
     return tuple(ValueType(result.shape, str(result.dtype)) for result in made)
+
+
+def _has_a_source_per_window(
+    params: Mapping[str, Any], source: ValueType, windowed: ValueType
+) -> bool:
+    """One element that is scattered for each window of the other operand."""
+    taps, strides = params["window_dimensions"], params["window_strides"]
+    rows = zip(windowed.shape, taps, strides, params["padding"], strict=True)
+    windows = tuple((n + sum(pad) - k) // stride + 1 for n, k, stride, pad in rows)
+    return source.shape == windows
+
+
+def _keeps_elements(params: Mapping[str, Any], operands: Types, results: Types) -> bool:
+    """As many elements as are read, also where there are none."""
+    return math.prod(operands[0].shape) == math.prod(results[0].shape)
+
+
+def _one_shape(_: Mapping[str, Any], operands: Types, results: Types) -> bool:
+    """What is reduced together is of one shape; the numbers it starts from come last."""
+    return len({type_.shape for type_ in operands[: len(results)]}) <= 1
+
+
+LEFT_TO_THE_COMPILER: Mapping[str, Callable[[Mapping[str, Any], Types, Types], bool]] = {
+    "reduce": _one_shape,
+    "reduce_window": _one_shape,
+    "reshape": _keeps_elements,
+    "select_and_scatter_add": lambda p, o, _: _has_a_source_per_window(p, o[0], o[1]),
+    "select_and_scatter": lambda p, o, _: _has_a_source_per_window(p, o[1], o[0]),
+}
+"""Per primitive what JAX's abstract evaluation of it does not look at: a function of parameters,
+operands and results."""

@@ -135,8 +135,13 @@ def _convolved(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) 
 def _scatter(name: str, params: Params, operands: Sequence[Any]) -> Any:
     """By JAX's function, which makes the code that joins the updates again."""
     options = {key: jax_param(key, value, name) for key, value in params}
-    numbers = options.pop("dimension_numbers")
+    # None of them is left to its default: that would be another graph.
+    numbers, *others = (options.pop(key) for key in ("dimension_numbers", *_SCATTERED))
+    options |= dict(zip(_SCATTERED, others, strict=True))
     return getattr(lax, name.replace("-", "_"))(*operands, numbers, **options)
+
+
+_SCATTERED = ("indices_are_sorted", "mode", "unique_indices")
 
 
 def find_primitive(name: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from shardalg.errors import PlanFileError, TraceError
+from shardalg.graph.abstract import LEFT_TO_THE_COMPILER
 from shardalg.graph.evaluate import apply
 from shardalg.graph.ir import Graph, Signature, ValueType
 from shardalg.graph.loaded import item_type
@@ -52,16 +53,20 @@ def check_types(graph: Graph) -> None:
 def _faults(signature: Signature, available: Mapping[ValueType, Any]) -> Iterator[str]:
     name = signature.primitive
     operands = [available[kind] for kind in signature.operands if name not in _WITHOUT_OPERANDS]
+    left = LEFT_TO_THE_COMPILER.get(name)
     try:
+        fits = not left or left(dict(signature.params), signature.operands, signature.results)
         results = apply(name, None, signature.params, operands)
     except TraceError:  # JAX cannot be asked
-        return
+        results = None
     except Exception as error:  # JAX may raise anything at what it does not take
         reason = str(error).strip().split("\n")[0]
         yield f"is not JAX's: {type(error).__name__}: {reason:.160}"
         return
-    made = tuple(ValueType(tuple(r.shape), str(r.dtype)) for r in results)
-    if made != signature.results:
+    if not fits:
+        yield f"does not make {list(signature.results)} of {list(signature.operands)}"
+    made = tuple(ValueType(tuple(r.shape), str(r.dtype)) for r in results or ())
+    if results is not None and made != signature.results:
         yield f"makes {list(made)}, not {list(signature.results)}"
 
 

@@ -51,9 +51,12 @@ _COLLECTIVES: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("all_gather", "all_gather_invariant"), _GATHER),
 }
 # Parameters that no rule for types looks at.
-_UNSEEN = dict.fromkeys(
-    ("indices_are_sorted", "is_stable", "reverse", "tiled", "unique_indices"), bool
-)
+_UNSEEN: Mapping[str, Any] = {
+    **dict.fromkeys(
+        ("indices_are_sorted", "is_stable", "reverse", "tiled", "unique_indices"), bool
+    ),
+    "mode": str,
+}
 _COUNTS = {"scan": ("num_consts", "num_carry"), "while": ("cond_nconsts", "body_nconsts")}
 
 

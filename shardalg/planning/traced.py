@@ -15,6 +15,7 @@ from shardalg.graph.serial import from_json, graph_hash, to_json
 from shardalg.graph.tracing.trace import Explicit, trace
 from shardalg.io.records import read, values
 from shardalg.ops.canonicalize.normalise import normalise, unread
+from shardalg.ops.judged import check_rows
 from shardalg.ops.roles import roles
 from shardalg.ops.rows import BUILDERS
 from shardalg.planning.calls.call import Call, Given, result_paths
@@ -257,6 +258,7 @@ def read_traced(content: Mapping[str, Any]) -> Traced:
 
     graph, named = from_json(content["graph"]), content["symbols"]
     check_types(graph)
+    check_rows(graph)
     argument_roles = read(_Roles, content["argument_roles"], "argument_roles")
     donated = read(tuple[int, ...], content["donated"], "donated")
     if len(argument_roles) != len(graph.arguments) or len(set(donated)) != len(donated):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from shardalg.errors import TraceError
-from shardalg.graph.abstract import result_types
+from shardalg.graph.abstract import LEFT_TO_THE_COMPILER, result_types
 from shardalg.graph.ir import Graph, Plain, Signature, ValueType
 from shardalg.ops.local_parameters import local_shape
 from shardalg.ops.rows import rules
@@ -78,37 +76,6 @@ def derived(
     left = LEFT_TO_THE_COMPILER.get(signature.primitive)
     params = {**dict(signature.params), **dict(instruction.attributes.params)}
     return Decided(words, found == declared and (left is None or left(params, operands, found)))
-
-
-def _has_a_source_per_window(
-    params: Mapping[str, Any], source: ValueType, windowed: ValueType
-) -> bool:
-    """One element that is scattered for each window of the other operand."""
-    taps, strides = params["window_dimensions"], params["window_strides"]
-    rows = zip(windowed.shape, taps, strides, params["padding"], strict=True)
-    windows = tuple((n + sum(pad) - k) // stride + 1 for n, k, stride, pad in rows)
-    return source.shape == windows
-
-
-def _keeps_elements(params: Mapping[str, Any], operands: Types, results: Types) -> bool:
-    """As many elements as are read, also where there are none."""
-    return math.prod(operands[0].shape) == math.prod(results[0].shape)
-
-
-def _one_shape(_: Mapping[str, Any], operands: Types, results: Types) -> bool:
-    """What is reduced together is of one shape; the numbers it starts from come last."""
-    return len({type_.shape for type_ in operands[: len(results)]}) <= 1
-
-
-LEFT_TO_THE_COMPILER: Mapping[str, Callable[[Mapping[str, Any], Types, Types], bool]] = {
-    "reduce": _one_shape,
-    "reduce_window": _one_shape,
-    "reshape": _keeps_elements,
-    "select_and_scatter_add": lambda p, o, _: _has_a_source_per_window(p, o[0], o[1]),
-    "select_and_scatter": lambda p, o, _: _has_a_source_per_window(p, o[1], o[0]),
-}
-"""Per primitive what JAX's abstract evaluation of it does not look at: a function of parameters,
-operands and results."""
 
 
 def _derived(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shardalg.algebra.affine import Index
+from shardalg.errors import RuleError
 from shardalg.graph.ir import Signature
 from shardalg.ops.families.building import Builder, access, indices, is_number, moved_row, names
 from shardalg.ops.rule import LOGSUMEXP, MAX, MIN, PICK, PRODUCT, SUM, USER, Access, Rule
@@ -91,6 +92,9 @@ class Taps:
 
     `count` taps `dilation` apart, every `stride` positions of an operand that is padded by `low`
     in front and dilated by `base`.
+
+    Raises:
+      RuleError: a stride or a dilation below one, as JAX traces none.
     """
 
     count: int
@@ -98,6 +102,10 @@ class Taps:
     dilation: int
     low: int
     base: int
+
+    def __post_init__(self) -> None:
+        if min(self.stride, self.dilation, self.base) < 1:
+            raise RuleError(f"{self}: strides and dilations of a window are 1 or more.")
 
 
 def window_index(dim: int, taps: Taps) -> Index:
