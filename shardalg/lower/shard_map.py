@@ -189,8 +189,20 @@ class Lowered:
 
     @cached_property
     def compiled(self) -> Any:
-        """JAX's compiled program: `memory_analysis()`, `as_text()`."""
-        return self.stage.compile()
+        """JAX's compiled program: `memory_analysis()`, `as_text()`.
+
+        Raises:
+          LoweringError: XLA has no collective of a type on these devices, as of 2 bits on CPU.
+        """
+        try:
+            return self.stage.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if not str(error).startswith("UNIMPLEMENTED"):
+                raise
+            raise LoweringError(
+                f"XLA does not compile this for {self._platform} devices ({error}). Convert what "
+                "is moved or combined to a wider type inside the function, and plan it again."
+            ) from None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's results, on the user's mesh, uneven ones on their longest even prefix.

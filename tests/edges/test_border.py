@@ -218,3 +218,13 @@ def test_integers_of_four_bits_are_refused_where_jax_takes_none():
             np.testing.assert_array_equal(executable(narrow), narrow.astype(np.int32) * 2)
         except LoweringError as error:
             assert "Pass values of 8 bits" in str(error)  # noqa: PT017
+
+
+def test_what_xla_does_not_combine_is_refused():
+    """Two bits are no type of its all-reduce; the simulator has them."""
+    narrow = (np.arange(26) % 2 - 1).reshape(13, 2).astype(jnp.int2)
+    plan = sa.plan(lambda x: jnp.max(x, 0), narrow, mesh=sa.Mesh({"X": 4}), in_shardings=P("X"))
+    (got,) = simulate(plan.program, plan.graph, narrow)
+    np.testing.assert_array_equal(got.astype(int), narrow.astype(int).max(0))
+    with pytest.raises(LoweringError, match="'s2' is not supported.*wider type"):
+        plan.lower()(narrow)
