@@ -226,5 +226,5 @@ def test_what_xla_does_not_combine_is_refused():
     plan = sa.plan(lambda x: jnp.max(x, 0), narrow, mesh=sa.Mesh({"X": 4}), in_shardings=P("X"))
     (got,) = simulate(plan.program, plan.graph, narrow)
     np.testing.assert_array_equal(got.astype(int), narrow.astype(int).max(0))
-    with pytest.raises(LoweringError, match="'s2' is not supported.*wider type"):
+    with pytest.raises(LoweringError, match=r"'s2' is not supported.*wider type"):
         plan.lower()(narrow)
