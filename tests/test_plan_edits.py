@@ -225,16 +225,19 @@ ROWS = {
         told("dimensions", None, None), "has no row: TypeError",
     ),
     "of code, fewer strides": (
-        pooled, "reduce_window", told("window_strides", None, [1]), "not make|has no row",
+        pooled, "reduce_window", told("window_strides", None, [1]), "is not JAX's",
+    ),
+    "of code, padded at the end": (
+        pooled, "reduce_window", told("padding", 0, [0, 1]), "does not make",
     ),
     "of code, dilated backwards": (
-        pooled, "reduce_window", told("window_dilation", 0, -1), "dilations of a window are 1 or",
+        pooled, "reduce_window", told("window_dilation", 0, -1), "window_dilation=-1 in Window",
     ),
     "windows without a source": (
         selected, "select_and_scatter_add", told("window_strides", 0, 1), "does not make",
     ),
     "windows that stand still": (
-        selected, "select_and_scatter_add", told("window_strides", 0, 0), "ZeroDivisionError",
+        selected, "select_and_scatter_add", told("window_strides", 0, 0), "stride=0 in Window",
     ),
     "no mode": (
         lambda x: x.at[0].set(1.0), "scatter", told("mode", None, None), "mode is None, no text",

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardalg.algebra.halos.window import Window
 from shardalg.graph.evaluate import Binding, apply
 from shardalg.graph.ir import Params, ValueType
 
@@ -61,14 +62,33 @@ def result_types(
     return tuple(ValueType(result.shape, str(result.dtype)) for result in made)
 
 
+def _windows(params: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """How many windows there are of an operand of this shape, per dimension.
+
+    >>> params = {"window_dimensions": (3,), "window_strides": (2,), "padding": ((1, 0),)}
+    >>> _windows(params, (8,)), _windows({**params, "base_dilation": (2,)}, (8,))
+    ((4,), (7,))
+    """
+    ones = (1,) * len(shape)
+    spaced = [params.get(name, ones) for name in ("base_dilation", "window_dilation")]
+    given = (params["window_dimensions"], params["window_strides"], params["padding"], *spaced)
+    return tuple(
+        Window(taps, stride, *padding, *dilations).out_size(size)
+        for size, taps, stride, padding, *dilations in zip(shape, *given, strict=True)
+    )
+
+
 def _has_a_source_per_window(
     params: Mapping[str, Any], source: ValueType, windowed: ValueType
 ) -> bool:
     """One element that is scattered for each window of the other operand."""
-    taps, strides = params["window_dimensions"], params["window_strides"]
-    rows = zip(windowed.shape, taps, strides, params["padding"], strict=True)
-    windows = tuple((n + sum(pad) - k) // stride + 1 for n, k, stride, pad in rows)
-    return source.shape == windows
+    return source.shape == _windows(params, windowed.shape)
+
+
+def _has_all_windows(params: Mapping[str, Any], operands: Types, results: Types) -> bool:
+    """An element for each window; where the code of a user is missing JAX does not count them."""
+    made = {type_.shape for type_ in results}
+    return _one_shape(params, operands, results) and made == {_windows(params, operands[0].shape)}
 
 
 def _keeps_elements(params: Mapping[str, Any], operands: Types, results: Types) -> bool:
@@ -83,7 +103,7 @@ def _one_shape(_: Mapping[str, Any], operands: Types, results: Types) -> bool:
 
 LEFT_TO_THE_COMPILER: Mapping[str, Callable[[Mapping[str, Any], Types, Types], bool]] = {
     "reduce": _one_shape,
-    "reduce_window": _one_shape,
+    "reduce_window": _has_all_windows,
     "reshape": _keeps_elements,
     "select_and_scatter_add": lambda p, o, _: _has_a_source_per_window(p, o[0], o[1]),
     "select_and_scatter": lambda p, o, _: _has_a_source_per_window(p, o[1], o[0]),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -186,3 +187,20 @@ def test_what_is_filled_in_is_a_number_of_the_type(dtype):
     check(tampered)
     real = dtype is not np.complex64
     assert [claim.claim for claim in case.verified(tampered).refuted] == ["types"] * real
+
+
+def test_windows_of_code_that_a_file_lacks_are_counted(tmp_path):
+    """JAX cannot be asked for their number, and the row takes what the result has for it."""
+    x = np.ones((6, 8), np.float32)
+
+    def pooled(x):
+        either = lambda a, b: jnp.maximum(a, b)  # noqa: E731
+        return lax.reduce_window(x, -np.inf, either, (2, 1), (1, 1), "VALID")
+
+    sa.plan(pooled, x, mesh=MESH, in_shardings=P(None, "X")).save(tmp_path / "plan.json")
+    plan = sa.load_plan(tmp_path / "plan.json")
+    (step,) = instructions(plan.program.block)
+    padded = replace(step.attributes, params=(("padding", ((0, 3), (0, 0))),))
+    block = replace(plan.program.block, instructions=(replace(step, attributes=padded),))
+    assert plan.verify().ok
+    assert verify(plan.sharded, replace(plan.program, block=block)).refuted
