@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -123,4 +124,16 @@ def test_one_element_is_cut_along_one_axis_and_then_along_another():
         mesh=sa.Mesh({"X": 2, "Y": 2}),
         in_shardings=(P(None, ("X", "Y")), P(None, "X", "Y"), P()),
     )
+    assert plan.verify().ok
+
+
+def test_blocks_of_one_number_grow_by_a_piece_that_arrives():
+    """All elements are known to be 0; of the piece that a neighbour sends this is not kept."""
+
+    def fn(y):
+        zeros = sa.mesh_split(jnp.zeros((6, 4)), MESH, [0, 1])
+        return sa.mesh_split(zeros, MESH, [(0, 1), -1]) + y
+
+    plan = planned(fn, (numbers(6, 4),), (P(("X", "Y")),))
+    assert "concatenate" in str(plan.program)
     assert plan.verify().ok

@@ -24,16 +24,15 @@ REGISTERED = (collectives, indices, joins, masks, pads, permute, regroup, slices
 def moved(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[Stated]]:
     """What the results hold, and the claims on which that rests.
 
-    A local that a graph value is named for holds what its layout says; the claims show it.
+    A local that a graph value is named for holds what its layout says; the claims show it. What
+    number all elements are is not kept: a piece that arrives lies beside one that did not move.
     """
+    step = replace(step, operands=tuple(replace(held, number=None) for held in step.operands))
     found, stated = MOVES[type(step.attributes)](step)
     stated = [*stated, *_side_by_side(step)]
     if step.made.named:
         found = [_settled(step, *result) for result in found]
-    return tuple(replace(made, number=None) for made, _ in found), [
-        *stated,
-        *(s for _, more in found for s in more),
-    ]
+    return tuple(made for made, _ in found), [*stated, *(s for _, more in found for s in more)]
 
 
 def _side_by_side(step: CheckedInstruction) -> Iterator[Stated]:

@@ -82,7 +82,5 @@ def _owner_select(step: CheckedInstruction[OwnerSelect]) -> Result:
         *members_agree(step, a.digits, (a.dim,)),
     ]
     pending = as_set((*given.unreduced, *a.digits))
-    made = replace(
-        filled_with(step, 0), unreduced=pending, combine=PICK if alone else SUM, number=None
-    )
+    made = replace(filled_with(step, 0), unreduced=pending, combine=PICK if alone else SUM)
     return with_dim(made, a.dim, Held(Number.of(a.index), 1, held.size)), stated
