@@ -45,7 +45,7 @@ def loss(e, w, x):
 @pytest.mark.parametrize("is_gradient", [False, True])
 def test_only_the_stages_have_the_axis_inside(is_gradient):
     fn = jax.grad(loss, (0, 1)) if is_gradient else model
-    weights = 0.1 * numbers(STAGES, WIDTH, 16), 0.1 * numbers(STAGES, 16, WIDTH, seed=1)
+    weights = 0.125 * numbers(STAGES, WIDTH, 16), 0.125 * numbers(STAGES, 16, WIDTH, seed=1)
     values = numbers(16, WIDTH), weights, numbers(BATCH * STEPS, 16, seed=2)
     specs = (P(), (P("L", None, "Y"), P("L", "Y")), P("L"))
     options = sa.Options(switches=sa.Switches(defer_in_loops=True))
