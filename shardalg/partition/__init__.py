@@ -21,8 +21,7 @@ loops and borders; programs come of them as always. Arguments, results and annot
 completed, and completion itself stands where its program is no slower. Memory is not limited.
 
 Unreached: A value that completion leaves replicated because nothing reaches it lies as it is made
-(`unreached.py`), or in the blocks in which all its readers compute, by the paper's policy; by
-"gspmd" and "shardy" it lies as these have it.
+(`unreached.py`), by the paper's policy; by "gspmd" and "shardy" it lies as these have it.
 
 Deferred sums wait behind what keeps them right for every number of their type, which a row says
 (`Rule.passes`): additions, subtractions, negation, copies, layout, and products of whole numbers of

@@ -13,11 +13,11 @@ from shardalg.costs.hardware import Hardware
 from shardalg.costs.step_time import estimate
 from shardalg.costs.topology import Topology, machine
 from shardalg.graph.ir import Graph, Node
-from shardalg.ops.origins import remade_values
 from shardalg.ops.rows import rules
 from shardalg.partition.choose.choices import Candidate, candidates, move_s
 from shardalg.partition.choose.component import components
 from shardalg.partition.choose.key import LoopDigits
+from shardalg.partition.choose.node_classes import remade_values
 from shardalg.partition.choose.regions import TiedArguments, border, laid, layouts, tied
 from shardalg.partition.descent import Asked, Option, Problem, best_of
 from shardalg.partition.partition import partition

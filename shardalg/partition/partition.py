@@ -17,12 +17,11 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import contracts, operand_type
 from shardalg.costs.topology import Topology, machine
 from shardalg.graph.ir import Node
-from shardalg.ops.origins import KEPT, Origin, elementwise, formats, origins
 from shardalg.partition.bodies import BodyPartitioner
 from shardalg.partition.choose import gathers
 from shardalg.partition.choose.gathers import Copied, GatherChoice
-from shardalg.partition.choose.key import NodeKey, Smaller
-from shardalg.partition.choose.node_classes import kinds
+from shardalg.partition.choose.key import NodeKey
+from shardalg.partition.choose.node_classes import KEPT, elementwise, formats, kinds, repeats
 from shardalg.partition.choose.node_plan import NodePlan, node_plan
 from shardalg.partition.choose.sent import sent_bytes
 from shardalg.partition.emit.context import UNMADE, Cause, PartitionContext
@@ -56,7 +55,6 @@ class Partitioner(BodyPartitioner):
     Attributes:
       kinds: per node, the number of its kind, and of the loops that were chosen for it before.
       recipes: per kind, by what is at hand of the operands and the layouts of the results.
-      repeated: per kind, by the same and the layout that is wanted, how a result is made again.
     """
 
     def __init__(
@@ -69,8 +67,6 @@ class Partitioner(BodyPartitioner):
         self.alike = kinds(self.graph)
         self.kinds = self._kinds()
         self.recipes: list[dict[tuple[int | str, ...], Recipe]] = [{} for _ in set(self.kinds)]
-        self.made_of = origins(self.graph)
-        self.repeated: dict[tuple[object, ...], NodePlan | None] = {}
         self.options = options = replace(options, keep_gathers=options.keeping(roles))
         moving = tuple([MOVING.get(r, r) for r in roles])
         given = machine(options.hardware)
@@ -275,15 +271,9 @@ class Partitioner(BodyPartitioner):
         values, unread = self.alike.reads[number], self.alike.unread[number]
         how = options.switches.pad_blocks, options.switches.finite_sums, self._waits(node)
         shared = self.alike.shared[number] if options.keep_gathers is True else ()
-        made_of = self.alike.origins[node.index]
-        smaller = tuple([tuple(map(self._smaller, each)) for each in made_of])
-        also = (rates, loops, unread, *how, shared, smaller)
-        return NodeKey(node.signature, values, available, value_shardings, *also)
-
-    def _smaller(self, origin: Origin) -> Smaller:
-        """What an operand can be made of again, as the program stands."""
-        itemsize = self.graph.values[origin.value].type.itemsize
-        return Smaller(self.context.sources(origin.value), origin.dims, itemsize)
+        return NodeKey(
+            node.signature, values, available, value_shardings, rates, loops, unread, *how, shared
+        )
 
     def _waits(self, node: Node) -> bool:
         """Whether partial sums of a result may wait until a loop is over."""
@@ -297,25 +287,18 @@ class Partitioner(BodyPartitioner):
         return remake(self.context, node, self._planned(node, (layout,)), layout, cause)
 
     def _repeat(self, value: int, layout: Sharding, cause: Cause) -> int | None:
-        """A value made again of others, in a layout where that sends less than moving it."""
+        """A value that repeats a smaller one, again in a layout where that sends less."""
         producer, context = self.graph.producer[value], self.context
-        if producer is None or layout.unreduced or value not in self.made_of:
+        if producer is None or not repeats(self.graph.nodes[producer].signature):
             return None
-        kind, held = self.kinds[producer], self.alike.pick[producer](context.available)
         node = self.graph.nodes[producer]
-        known = kind, held, layout, self._waits(node)
-        if known not in self.repeated:
-            self.repeated[known] = self._cheaper(node, layout)
-        plan = self.repeated[known]
-        return None if plan is None else remake(context, node, plan, layout, cause)
-
-    def _cheaper(self, node: Node, layout: Sharding) -> NodePlan | None:
-        """How a node makes its result again in a layout, if that sends less than moving it."""
-        key, (value,) = self.key(node, (layout,)), node.results
+        key = self.key(node, (layout,))
         plan, price = node_plan(key), partial(reshard_price, padded=key.padded)
-        least = min([price(source, layout) for source in self.context.sources(value)])
+        least = min([price(source, layout) for source in context.sources(value)])
         moved = least * self.graph.values[value].type.itemsize
-        return plan if sent_bytes(key, plan.choice, price) < moved else None
+        if sent_bytes(key, plan.choice, price) < moved:
+            return remake(context, node, plan, layout, cause)
+        return None
 
 
 def _common(first: Digits, second: Digits) -> Digits:

@@ -1,19 +1,16 @@
-"""Values that completion says nothing of: each lies as it is made, or as all that read it want it.
+"""Values that completion says nothing of: each lies as it is made, for nobody wants it otherwise.
 
 A value that no annotation reaches is replicated where XLA's GSPMD partitions it: what was made in
 blocks is gathered at once, and every device then computes all that follows (the gradient of a
 depthwise convolution, whose groups GSPMD leaves alone). By the paper's policy such a value has the
 digits of the largest operand it is made of, where it has them all, in even blocks, one node after
-the other, as Shardy leaves it; who wants it whole gathers it then. One that is made whole even so
-has, from the last node to the first, the blocks in which all its readers compute: nobody reads more
-than its block, so that partial sums are sent as blocks and what comes before is computed in them.
-What crosses the border of a loop, a branch or the function stays as completed.
+the other, as Shardy leaves it; who wants it whole gathers it then. What crosses the border of a
+loop, a branch or the function stays as completed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -23,9 +20,9 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import operand_type
 from shardalg.costs.topology import machine
 from shardalg.graph.ir import Graph, Node
-from shardalg.ops.origins import KEPT, remade_values
 from shardalg.ops.rows import rules
 from shardalg.partition.choose.key import NodeKey
+from shardalg.partition.choose.node_classes import KEPT
 from shardalg.partition.choose.node_plan import node_plan
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import Reason, ShardedGraph
@@ -48,66 +45,24 @@ def settled(sharded: ShardedGraph, options: Options) -> ShardedGraph:
         if _digits(plain(found[largest])) == _digits(layout) and even_prefix(layout) == layout:
             found[value] = layout
             made.append(Reason(value, layout, "as made", node.index, sources=(largest,)))
-    made += _as_read(sharded, bound, found, options)
     if not made:
         return sharded
     return replace(sharded, shardings=tuple(found), _history=lambda: (*sharded.history, *made))
 
 
-def _as_read(
-    sharded: ShardedGraph, bound: AbstractSet[int], found: list[Sharding], options: Options
-) -> Iterator[Reason]:
-    """Values that lie whole still, in the blocks in which all their readers compute, last first."""
-    graph = sharded.graph
-    free = remade_values(graph) | bound
-    for node in reversed(list(graph.walk())):
-        value = node.results[0] if len(node.results) == 1 else None
-        if value is None or value in free or not found[value].dims or any(found[value].dims):
-            continue
-        if node.bodies or node.signature.primitive in KEPT:
-            continue
-        readers = [graph.nodes[user] for user in graph.users[value]]
-        split = any(any(found[v].dims) for r in readers for v in (*r.operands, *r.results))
-        if not split or any(rules(reader.signature) is None for reader in readers):
-            continue
-        layouts = {layout for reader in readers for layout in _read(reader, value, found, options)}
-        if len(layouts) == 1:
-            (layout,) = layouts
-            if any(layout.dims) and even_prefix(layout) == layout:
-                found[value] = layout
-                sources = tuple([v for reader in readers for v in reader.results])
-                yield Reason(value, layout, "as read", readers[0].index, sources=sources)
-
-
-def _read(
-    node: Node, value: int, homes: Sequence[Sharding], options: Options
-) -> Iterator[Sharding]:
-    """The layouts in which the node reads a value that lies whole."""
-    choice = node_plan(_key(node, homes, options)).choice
-    for operand, layout in zip(node.operands, choice.required_shardings, strict=True):
-        if operand == value:
-            yield layout
-
-
-def _key(
-    node: Node, homes: Sequence[Sharding], options: Options, unread: tuple[int, ...] = ()
-) -> NodeKey:
-    """What the choice at a node depends on where all values lie as completed."""
-    return NodeKey(
+def _as_made(node: Node, homes: Sequence[Sharding], options: Options) -> Sharding:
+    """The layout in which the node makes its result where nobody asks for another."""
+    held = tuple([(plain(homes[v]),) for v in node.operands])
+    key = NodeKey(
         node.signature,
         tuple([node.operands.index(v) for v in node.operands]),
-        tuple([(plain(homes[v]),) for v in node.operands]),
-        tuple([plain(homes[v]) for v in node.results]),
+        held,
+        (plain(homes[node.results[0]]),),
         machine(options.hardware).chip.rates(operand_type(node.signature)),
-        unread=unread,
+        unread=(0,),
         padded=options.switches.pad_blocks,
         finite=options.switches.finite_sums,
     )
-
-
-def _as_made(node: Node, homes: Sequence[Sharding], options: Options) -> Sharding:
-    """The layout in which the node makes its result where nobody asks for another."""
-    key = _key(node, homes, options, unread=(0,))
     (layout,) = node_plan(key).choice.produced
     return interned(layout.mesh, layout.shape, layout.dims, ())
 

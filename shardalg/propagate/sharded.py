@@ -21,9 +21,8 @@ class Reason(NamedTuple):
       value: the value; layout: what it became.
       kind: "annotated", "annotated operand" (of an annotation), "completed", "border" (uneven
         argument or result), "loop" (made equal to what the loop carries), "product" (made as its
-        operands are, and moved for its readers), "as made", "as read" (nothing else
-        reached it: as it is made, as all its readers need it), "chosen by cost", or "replicated"
-        (nothing reached it).
+        operands are, and moved for its readers), "as made" (nothing else reached it), "chosen by
+        cost", or "replicated" (nothing reached it).
       node: the node it came through (of a loop's border: the call), None without one.
       direction: "forward", "backward" or "".
       sources: the values whose layouts it took.
@@ -48,7 +47,6 @@ class Reason(NamedTuple):
                 "border": "uneven at the border: replicated",
                 "loop": f"as {names}, which the loop carries",
                 "as made": f"nothing reaches it: as it is made of {names}",
-                "as read": f"nothing reaches it: as all that read it compute {names}",
                 "product": f"as {names} have it, summed over the digits that readers want",
             }.get(self.kind, self.kind)
         through = "the program's border" if self.node is None else graph.nodes[self.node].primitive

@@ -84,59 +84,6 @@ def test_what_is_worked_out_of_what_every_device_has_is_not_gathered():
     assert plan.verify().ok
 
 
-def pairs(x, place=lambda y: y):
-    """What all pairs of rows are apart, summed over the second of each pair."""
-    return place(x[:, None] - x[None]).sum(1)
-
-
-def placed_pairs(x):
-    return pairs(x, lambda apart: lax.with_sharding_constraint(apart, P("Y")))
-
-
-def scaled(g, v):
-    """Rows times a number each, and more work element by element."""
-    return (g[:, None] * v + 1) * 2
-
-
-@pytest.mark.parametrize(
-    ("fn", "alone", "shapes", "specs", "result", "sent"),
-    [
-        # 1600 where the 16 by 16 pairs are moved: x is sent once for each side of a pair
-        (placed_pairs, pairs, [(16, 4)], (P("X", "Y"),), P("Y"), 320),
-        # 256 where what comes out is gathered: v is whole, so that g is all that is missing
-        (scaled, scaled, [(8,), (8, 16)], (P("X"), P()), P(), 16),
-    ],
-)
-def test_what_is_worked_out_element_by_element_is_made_again_of_less(
-    fn, alone, shapes, specs, result, sent
-):
-    arguments = [numbers(*shape, seed=k) for k, shape in enumerate(shapes)]
-    plan = planned(fn, arguments, specs, mesh=MESH, out_shardings=result)
-    check_equal(plan, alone, arguments)
-    assert plan.collectives()["wire_bytes"].sum() == sent
-    assert plan.verify().ok
-
-
-def test_a_value_that_nothing_reaches_lies_as_all_its_readers_compute():
-    """The products of rows are summed along X: a device sends those of its own matrices alone.
-
-    XLA's GSPMD (jax 0.10.2) sends all of them.
-    """
-
-    def fn(a, y):
-        both = jnp.abs(jnp.einsum("bij,bkj->bik", a, a))
-        return lax.linalg.triangular_solve(both + jnp.eye(4), y, left_side=True, lower=True)
-
-    arguments = numbers(4, 4, 8), numbers(4, 4, 4, seed=1)
-    specs = P(None, None, "X"), P("Y")
-    plan = planned(fn, arguments, specs, mesh=MESH, out_shardings=P("Y"))
-    check_equal(plan, fn, arguments)
-    assert moves(plan) == [("all_reduce", "X")]
-    assert plan.collectives()["wire_bytes"].sum() == 128
-    assert "as all that read it" in plan.sharded.why(plan.graph.nodes[0].results[0])
-    assert plan.verify().ok
-
-
 def test_what_nobody_reads_as_it_was_completed_is_not_brought_there():
     """Rows that are picked are completed along the indices; they are made, and read, along columns.
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from shardalg.algebra.derived_layouts import interned
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import signature_flops
@@ -18,24 +17,6 @@ from shardalg.sizes.points.lanes import Lanes
 
 LoopDigits = tuple[tuple[str, Digits], ...]
 """Sharded loops with their digits."""
-
-
-class Smaller(NamedTuple):
-    """A value that an operand can be made of again.
-
-    Attributes:
-      sources: the layouts in which it is at hand.
-      dims: per dimension of it, the dimension of the operand that it is; None for one that is not.
-    """
-
-    sources: tuple[Sharding, ...]
-    dims: tuple[int | None, ...]
-    itemsize: int
-
-    def required(self, layout: Sharding) -> Sharding:
-        """Its layout where the operand is made in this one."""
-        dims = tuple([() if dim is None else layout.dims[dim] for dim in self.dims])
-        return interned(layout.mesh, self.sources[0].shape, dims, ())
 
 
 class NodeKey(NamedTuple):
@@ -53,7 +34,6 @@ class NodeKey(NamedTuple):
       waits: whether partial sums of the result may wait until a loop is over: of two choices that
         cost the same, they do.
       shared: operands of a product that a later product reads too, and maybe the same copy.
-      origins: per operand, the smaller values that it can be made of again; () if none has any.
     """
 
     signature: Signature
@@ -67,7 +47,6 @@ class NodeKey(NamedTuple):
     finite: bool = False
     waits: bool = False
     shared: tuple[int, ...] = ()
-    origins: tuple[tuple[Smaller, ...], ...] = ()
 
     @property
     def lanes(self) -> Iterator[Lanes]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
-from shardalg.graph.ir import Graph, Node
+from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.graph.once import once_per_graph
-from shardalg.ops.origins import Origins, origins, remade_values
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import SUM, Rule
 from shardalg.spmd.manual import WRITTEN
 
+KEPT = ("annotate", "optimization_barrier")
+"""Identities that hold a value where it is."""
 Alike = tuple[int, ...] | bool
 """What two nodes of one kind have in common beside their signature."""
 
@@ -29,8 +32,7 @@ class Kinds:
       unread: per kind, results that nobody reads, and so nobody brings home.
       remade: per kind, whether its only result is made from numbers alone (`remade_values`).
       shared: per kind, operands of a product that a later product of the region reads too.
-      origins: per node, the origins of its operands (`origins`), none where no operand has any.
-      pick: per node, its values' entries in a list: operands, results, then origins.
+      pick: per node, its values' entries in a list: operands, then results.
     """
 
     deferrable: tuple[frozenset[int], frozenset[int]]
@@ -39,7 +41,6 @@ class Kinds:
     unread: tuple[tuple[int, ...], ...]
     remade: tuple[bool, ...]
     shared: tuple[tuple[int, ...], ...]
-    origins: tuple[tuple[Origins, ...], ...]
     pick: tuple[itemgetter, ...]
 
     def number(self, node: Node) -> int:
@@ -55,39 +56,22 @@ def kinds(graph: Graph) -> Kinds:
     inner = (v for region in graph.regions for v in region.results)
     outputs = frozenset([*graph.results, *inner])
     found: dict[tuple[Any, ...], int] = {}
-    again, later, smaller = remade_values(graph), _read_later(graph), origins(graph)
+    again, later = remade_values(graph), _read_later(graph)
     numbers: list[int | None] = []
-    made_of = [tuple([smaller.get(v, ()) for v in node.operands]) for node in graph.nodes]
-    made_of = [found if any(found) else () for found in made_of]
     for node in graph.nodes:
         if node.bodies or node.signature.primitive in WRITTEN:
             numbers.append(None)
         else:
             also = later.get(node.index, ())
             key = (node.signature, *_alike(graph, node, (outputs, again)), also)
-            if made_of[node.index]:
-                key = (*key, _pattern(graph, made_of[node.index]))
             numbers.append(found.setdefault(key, len(found)))
-    same = [key[1:5] for key in found]
-    reads, unread, remade, shared = list(zip(*same, strict=True)) or ((),) * 4
+    reads, unread, remade, shared = list(zip(*found, strict=True))[1:] or ((),) * 4
     once = [v for v, users in enumerate(graph.users) if len(users) == 1]
     linear = [(v, *read) for v in once if (read := _read(graph, v, outputs))]
     always = frozenset(v for v, rule, k in linear if k in rule.passes(finite=False))
     finite = frozenset(v for v, rule, k in linear if k in rule.passes(finite=True))
-    pick = tuple(map(_owner_select, graph.nodes, made_of))
-    classes = (reads, unread, remade, shared, tuple(made_of), pick)
-    return Kinds((always, finite), tuple(numbers), *classes)
-
-
-def _pattern(graph: Graph, found: tuple[Origins, ...]) -> tuple[Any, ...]:
-    """What nodes of one kind have in common in what their operands are made of."""
-    values = [origin.value for each in found for origin in each]
-    return tuple(
-        [
-            tuple([(values.index(o.value), graph.values[o.value].type, o.dims) for o in each])
-            for each in found
-        ]
-    )
+    pick = tuple(map(_owner_select, graph.nodes))
+    return Kinds((always, finite), tuple(numbers), reads, unread, remade, shared, pick)
 
 
 def _alike(
@@ -135,6 +119,63 @@ def _read(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rule, int]
     return (rows[0], positions[0]) if alone else None
 
 
-def _owner_select(node: Node, made_of: tuple[Origins, ...]) -> itemgetter:
-    values = [*node.operands, *node.results, *[o.value for each in made_of for o in each]]
+def _owner_select(node: Node) -> itemgetter:
+    values = node.operands + node.results
     return itemgetter(*values, values[-1])  # of one value alone it would give no tuple
+
+
+@lru_cache(maxsize=1 << 12)
+def repeats(signature: Signature) -> bool:
+    """Whether a node without arithmetic makes its only result of fewer elements.
+
+    >>> from shardalg.graph.ir import ValueType
+    >>> row, table = ValueType((8,), "float32"), ValueType((4, 8), "float32")
+    >>> how = (("shape", (4, 8)), ("broadcast_dimensions", (1,)), ("sharding", None))
+    >>> repeats(Signature("broadcast_in_dim", how, (row,), (table,)))
+    True
+    """
+    if not formats(signature):
+        return False
+    (read,), (made,) = signature.operands, signature.results
+    return math.prod(read.shape) < math.prod(made.shape)
+
+
+def formats(signature: Signature) -> bool:
+    """Whether a node makes its only result of the elements of one operand as they are."""
+    rows = rules(signature)
+    alone = len(signature.operands) == len(signature.results) == 1
+    one = alone and rows is not None and len(rows) == 1
+    return bool(one and rows and not rows[0].flops and not rows[0].reduced)
+
+
+@once_per_graph
+def remade_values(graph: Graph) -> frozenset[int]:
+    """Values that any layout can be made of again for nothing: of numbers and constants alone.
+
+    Zeros and an iota, and what is worked out of them element by element (a causal mask, positions).
+    """
+    known = {*graph.literals, *(value for value, _ in graph.constants)}
+    found = set()
+    for node in graph.walk():
+        if node.bodies or len(node.results) != 1 or not known.issuperset(node.operands):
+            continue
+        alone = graph.literals.issuperset(node.operands) and rules(node.signature) is not None
+        if alone or elementwise(node.signature):
+            known.add(node.results[0])
+            if node.signature.results[0].shape:
+                found.add(node.results[0])
+    return frozenset(found)
+
+
+@lru_cache(maxsize=1 << 12)
+def elementwise(signature: Signature) -> bool:
+    """Whether an element of the result is made of one element of each operand."""
+    rows = rules(signature) or ()
+    if len(rows) != 1 or signature.primitive in KEPT:
+        return False
+    row = rows[0]
+    indices = (index for tensor in row.tensors for index in row.indices(tensor))
+    loops = {name for name, _ in row.loops}
+    marked = row.guards or row.symbols or row.whole or row.local or row.prefix
+    plain = all(index.loop or not index.variables for index in indices)
+    return plain and not marked and row.result_loops == loops

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -16,24 +16,21 @@ from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
 from shardalg.ops.windows import windowed
 from shardalg.partition.choose import regroup
 from shardalg.partition.choose.component import reduced_digits
-from shardalg.partition.choose.key import Choice, NodeKey, Smaller
+from shardalg.partition.choose.key import Choice, NodeKey
 from shardalg.partition.choose.windows import elements, together, windows
 from shardalg.reshard.paths import usable
 from shardalg.sizes.amounts import quotient
 
-Price = Callable[[Sharding, Sharding], Any]
-"""Elements sent from one layout to another."""
 GATHERED = (ARGMAX, ARGMIN, TOP, USER)
 """Ways to combine whose partial results are sent whole."""
 
 
-def sent_bytes(key: NodeKey, choice: Choice, price: Price) -> Any:
+def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], Any]) -> Any:
     """Bytes that a device sends to bring operands in and results home.
 
     Sums that wait until a loop is over are sent once for all of its iterations: where they are made
     wider on the way they count as what they are made of. A copy that a later product may read too
-    counts a quarter less: the half that it would bear, if it wants the same copy, as one in two. An
-    operand that is worked out of others element by element counts as those, where they are less.
+    counts a quarter less: the half that it would bear, if it wants the same copy, as one in two.
 
     Args:
       price: elements sent from one layout to another.
@@ -42,9 +39,8 @@ def sent_bytes(key: NodeKey, choice: Choice, price: Price) -> Any:
     for number, required in dict.fromkeys(zip(key.values, choice.required_shardings, strict=True)):
         available = key.sources[number]
         if required not in available:
-            sent = _least(available, required, price) * signature.operands[number].itemsize
-            if sent and key.origins and key.origins[number] and not required.unreduced:
-                sent = min(sent, _made_again(key.origins[number], required, price))
+            least = min([price(source, required) for source in usable(available, required)])
+            sent = least * signature.operands[number].itemsize
             total += quotient(sent * 3, 4) if number in key.shared else sent
     total += _window_bytes(key, choice) + _joined_bytes(key, choice)
     if choice.regrouped:
@@ -57,17 +53,6 @@ def sent_bytes(key: NodeKey, choice: Choice, price: Price) -> Any:
             types = (*signature.operands, type_) if waits else (type_,)
             total += price(made, result_sharding) * min([each.itemsize for each in types])
     return total
-
-
-def _least(available: tuple[Sharding, ...], required: Sharding, price: Price) -> Any:
-    """Elements sent from the nearest layout at hand."""
-    return min([price(source, required) for source in usable(available, required)])
-
-
-def _made_again(origins: Sequence[Smaller], required: Sharding, price: Price) -> Any:
-    """Bytes sent to make an operand of smaller values, in the layout that is required."""
-    sent = [_least(one.sources, one.required(required), price) * one.itemsize for one in origins]
-    return sum(sent)
 
 
 def _joined_bytes(key: NodeKey, choice: Choice) -> Any:

@@ -8,7 +8,7 @@ from math import prod
 from shardalg.algebra.derived_layouts import interned, undivided
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node
-from shardalg.ops.origins import KEPT
+from shardalg.partition.choose.node_classes import KEPT
 from shardalg.partition.choose.node_plan import NodePlan
 from shardalg.partition.choose.regroup import moved, regrouped
 from shardalg.partition.choose.windows import Window, brought, together
