@@ -54,3 +54,17 @@ def test_a_type_of_powers_of_two_has_no_zero(name):
     got = simulate(plan.program, plan.graph, np.asarray(x))
     for one, want in zip(got, jax.tree.leaves(fn(x)), strict=True):
         np.testing.assert_array_equal(np.float32(one), np.float32(want))
+
+
+@pytest.mark.parametrize("combine", [jnp.max, jnp.min])
+def test_extremes_of_half_a_byte(combine):
+    """No integer of a device has as many bits: they are compared as numbers of a byte."""
+    x = np.float32([[-6, 0.5], [1.5, -2], [4, 6], [-0.5, 3], [2, -3]])
+
+    def fn(x):
+        return combine(x.astype("float4_e2m1fn"), 0).astype(jnp.float32)
+
+    plan = sa.plan(fn, x, mesh=sa.Mesh({"X": 4}), in_shardings=P("X"))
+    assert plan.verify().ok
+    np.testing.assert_array_equal(plan.lower()(x), combine(x, 0))
+    np.testing.assert_array_equal(simulate(plan.program, plan.graph, x)[0], combine(x, 0))
