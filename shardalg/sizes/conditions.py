@@ -33,12 +33,14 @@ def always(difference: Formula, *, shardings: Shardings = ()) -> bool:
 
 
 def _opened(formula: Formula, low: Callable[[Ceil, Formula], Formula], depth: int = 0) -> Formula:
-    """The formula with each ceiling in terms of a new size."""
+    """The formula with each ceiling in terms of a new size; one that divides is a size itself."""
     if not formula.atoms:
         return formula
     atoms = sorted(formula.atoms, key=str)
     fresh = {atom: symbol(f"ceil_{depth}_{i}") for i, atom in enumerate(atoms)}
-    opened = formula.replace(lambda f: low(f, fresh[f]) if f in fresh else symbol(f))
+    divide = {factor for monomial in formula.terms for factor, power in monomial if power < 0}
+    written = {a: size if a in divide else low(a, size) for a, size in fresh.items()}
+    opened = formula.replace(lambda f: written[f] if f in written else symbol(f))
     return _opened(opened, low, depth + 1)
 
 

@@ -51,6 +51,11 @@ RELATIONS = (POSITIVE, NONNEGATIVE, NONZERO)
         (tile(M, X) - 2, [], False),
         (X * tile(M, X) * tile(B, Y) * Y - M * B, [], True),
         (tile(tile(M, X) + 1, Y) - M / (X * Y), [], True),
+        # A ceiling that divides, as parts of a plan of uneven sizes do.
+        (tile(M, X) / tile(B, Y), [], True),
+        ((B * tile(M, X) - B * M / X) / tile(H, Y), [], True),
+        ((B * M / X - B * tile(M, X)) / tile(H, Y), [], False),
+        (tile(M, X) / tile(M, Y) - 1, [], False),
     ],
 )
 def test_what_holds_for_all_sizes(difference, shardings, expected):
@@ -61,7 +66,7 @@ terms = st.lists(
     st.tuples(
         st.dictionaries(st.sampled_from(NAMES), st.integers(-1, 2), max_size=3),
         st.integers(-4, 9),
-        st.booleans(),
+        st.sampled_from([0, 0, 1, -1]),
     ),
     min_size=1,
     max_size=4,
@@ -74,7 +79,7 @@ def formula_of(terms):
         product = Formula.of(coefficient)
         for name, exponent in powers.items():
             product = product * symbol(name) ** exponent
-        total += product * (tile(M, X) if uneven else 1)
+        total += product * tile(M, X) ** uneven
     return total
 
 
