@@ -229,6 +229,8 @@ def _errors(node):
         return node.of_corners()
     if node.name == "cumlogsumexp":
         return node.of_logs()
+    if node.name == "triangular_solve":
+        return node.of_a_solve()
     if node.name in POINTWISE:
         return node.of_complex()
     raise NotImplementedError(node.name)
@@ -277,13 +279,14 @@ class _Node:
             errors[0] = np.where(self._meets_padding(), np.inf, errors[0])
         if self.name not in PRODUCTS & REORDERED:
             return errors
-        # Of some of the factors: those above 1 alone, or those below.
-        ends = (
-            [limit(x.magnitude, 1) for x in self.operands] for limit in (np.maximum, np.minimum)
-        )
-        high, low = (self.applied(self._as_they_are(end))[0] for end in ends)
+        # Of some of the factors: those above 1 alone, or those below. One that is infinite makes of
+        # others that vanish together a NaN, of each alone an infinity.
+        factors = [np.where(np.isfinite(x.wide), x.magnitude, 1) for x in self.operands]
+        ends = [[limit(x, 1) for x in factors] for limit in (np.maximum, np.minimum)]
+        ends.append([np.float64(x != 0) for x in factors])
+        high, low, all_ = (self.applied(self._as_they_are(end))[0] for end in ends)
         info = jnp.finfo(self.made[0].dtype)
-        is_between = (high <= float(info.max)) & ((low >= float(info.tiny)) | (before[0] == 0))
+        is_between = (high <= float(info.max)) & ((low >= float(info.tiny)) | (all_ == 0))
         return [np.where(is_between, errors[0], np.inf)]
 
     def _meets_padding(self):
@@ -336,6 +339,19 @@ class _Node:
     def of_logs(self):
         (x,), (made,), param = self.operands, self.made, self.signature.param
         return [of_running_log((x.value, x.error), made, param("axis"), reverse=param("reverse"))]
+
+    def of_a_solve(self):
+        """Unbounded where a system has no finite solution: LAPACK's answer goes by its blocks.
+
+        Raises:
+          NotImplementedError: of numbers that are rounded already.
+        """
+        if any(x.error.any() for x in self.operands):
+            raise NotImplementedError(self.name)
+        matrix, right = (x.wide for x in self.operands)
+        is_plain = np.isfinite(matrix).all((-2, -1)) & np.isfinite(right).all((-2, -1))
+        is_plain &= (np.diagonal(matrix, axis1=-2, axis2=-1) != 0).all(-1)
+        return [np.where(is_plain[..., None, None], 0, np.full(right.shape, np.inf))]
 
     def of_complex(self):
         """Of exact numbers what elementary functions may be off; of others it is unbounded."""

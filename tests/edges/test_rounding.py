@@ -57,6 +57,28 @@ def test_a_scattered_extreme_is_off_by_what_its_numbers_are_off(way):
     assert not within(bound.value + np.float32(1e-6), bound).any()
 
 
+def test_a_product_that_may_vanish_beside_an_infinity_goes_by_its_order():
+    """Found by seed 70001 of operators: the two small ones first make 0, and 0 * inf is NaN."""
+    x = np.float32([[1e-30, np.inf, 1e-30], [1e-30, np.inf, 2], [0, np.inf, 1e-30], [3, 1, 2]])
+
+    def fn(x):
+        return lax.reduce(x, np.float32(1), lax.mul, (1,))
+
+    assert np.isinf(bound_of(fn, x).error).tolist() == [True, False, False, False]
+
+
+def test_a_system_without_a_finite_solution_goes_by_the_algorithm():
+    """-1 / -0 is an infinity, or NaN where LAPACK multiplies by more of the block at once."""
+    matrix = np.float32([[[2, 0], [1, 2]], [[0, 0], [1, 2]], [[2, 0], [np.inf, 2]]])
+
+    def fn(matrix):
+        return lax.linalg.triangular_solve(
+            matrix, -jnp.ones_like(matrix), left_side=True, lower=True
+        )
+
+    assert np.isinf(bound_of(fn, matrix).error).all((1, 2)).tolist() == [False, True, True]
+
+
 def test_a_product_in_f64_lies_within_and_one_that_lacks_an_addend_does_not():
     rng = np.random.default_rng(1)
     x, y = (rng.normal(size=(6, 6)).astype(np.float32) for _ in range(2))

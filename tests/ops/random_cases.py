@@ -105,9 +105,10 @@ def scatter(rng):
 
     updates = jax.eval_shape(taken, np.zeros(shape), indices).shape
     function = SCATTERS[rng.integers(len(SCATTERS))]
-    for f, u in ((function, rng.normal(size=updates)), (lax.scatter, np.full(updates, 3.0))):
+    for f, u in ((function, rng.normal(size=updates)), (lax.scatter, np.array(3.0))):
 
         def put(x, i, u, f=f):
+            u = jnp.broadcast_to(u, updates)
             return f(x, i, u, lax.ScatterDimensionNumbers(*numbers), mode=mode)
 
         yield put, (rng.normal(size=shape), indices, u)
