@@ -19,6 +19,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.step_time import timed
 from shardalg.errors import CheckpointError, LoweringError
 from shardalg.graph.ir import Graph
+from shardalg.graph.tracing.float0 import without_float0
 from shardalg.graph.tracing.opened import bodies
 from shardalg.lower.arrays import (
     ArrayBorder,
@@ -228,7 +229,7 @@ class Lowered:
 
     def strip(self, results: Any) -> Any:
         """Results of `padded` at their true sizes."""
-        return filled(self.graph, self.leave(jax.tree.leaves(results)))
+        return filled(self.graph, self.leave(jax.tree.leaves(without_float0(results))))
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
         """The executable's results at their true sizes."""

@@ -41,6 +41,18 @@ def test_the_derivative_by_an_integer_comes_back_as_jax_gives_it(out):
         assert by_index["index"].shape == (4,)
 
 
+def test_float0_among_padded_results_is_stripped():
+    def fn(x, k):
+        return jax.grad(lambda x, k: (x[k] ** 2).sum(), (0, 1), allow_int=True)(x, k)
+
+    x, k = numbers(7, 5), np.arange(4)
+    given = {"in_shardings": (P("Y", "X"), P()), "out_shardings": (P("Y", "X"), P())}
+    lowered = sa.plan(fn, x, k, mesh=sa.Mesh({"X": 2, "Y": 4}), **given).lower()
+    by_x, by_k = lowered.strip(lowered.padded(x, k))
+    np.testing.assert_allclose(by_x, fn(x, k)[0], rtol=1e-6)
+    assert (by_k.dtype, by_k.shape) == (FLOAT0, (4,))
+
+
 def test_float0_inside_a_function_and_as_its_argument():
     def tangent(x, k):
         return jax.jvp(lambda x, k: x * k, (x, k), (x, np.zeros(k.shape, FLOAT0)))[1]
