@@ -282,7 +282,8 @@ def _flips(fact: Fact, name: str, hints: Mapping[str, int]) -> tuple[int, ...]:
     def holds(size: int) -> bool:
         return fact.holds({**hints, name: size})
 
-    ends = (next((n for n in side if not holds(n)), None) for side in ((*below, 1), above))
+    outside = ((*(n for n in below if n >= 1), 1), above)
+    ends = (next((n for n in side if not holds(n)), None) for side in outside)
     return tuple(_turn(holds, hint, end) for end in ends if end is not None)
 
 
