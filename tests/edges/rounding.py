@@ -284,9 +284,9 @@ class _Node:
         factors = [np.where(np.isfinite(x.wide), x.magnitude, 1) for x in self.operands]
         ends = [[limit(x, 1) for x in factors] for limit in (np.maximum, np.minimum)]
         ends.append([np.float64(x != 0) for x in factors])
-        high, low, all_ = (self.applied(self._as_they_are(end))[0] for end in ends)
+        high, low, nonzero = (self.applied(self._as_they_are(end))[0] for end in ends)
         info = jnp.finfo(self.made[0].dtype)
-        is_between = (high <= float(info.max)) & ((low >= float(info.tiny)) | (all_ == 0))
+        is_between = (high <= float(info.max)) & ((low >= float(info.tiny)) | (nonzero == 0))
         return [np.where(is_between, errors[0], np.inf)]
 
     def _meets_padding(self):
